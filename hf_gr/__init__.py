@@ -1,0 +1,54 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""hf_gr: Hugging Face models as fast and correct generative recommenders.
+
+Importing this package loads neither torch nor transformers nor jax; every public name is resolved on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .catalogue import ConstraintIndex, SemanticIds
+    from .generation import (
+        AutoModelForGenerativeRetrieval,
+        ConstraintLogitsProcessor,
+        GRGenerationConfig,
+        GRGenerationMixin,
+        enable,
+    )
+
+__version__ = "0.1.0.dev0"
+
+_HOMES = {
+    "AutoModelForGenerativeRetrieval": "generation",
+    "ConstraintIndex": "catalogue",
+    "ConstraintLogitsProcessor": "generation",
+    "GRGenerationConfig": "generation",
+    "GRGenerationMixin": "generation",
+    "SemanticIds": "catalogue",
+    "enable": "generation",
+}
+
+__all__ = [
+    "AutoModelForGenerativeRetrieval",
+    "ConstraintIndex",
+    "ConstraintLogitsProcessor",
+    "GRGenerationConfig",
+    "GRGenerationMixin",
+    "SemanticIds",
+    "enable",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name's module when the name is first asked for (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it exports {', '.join(__all__)}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

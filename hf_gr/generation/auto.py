@@ -1,0 +1,113 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Models with the mixin: loaded with it, or given it afterwards. Knows no decoding."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
+
+from .configuration import GR_FIELDS, GRGenerationConfig
+from .mixin import GRGenerationMixin
+
+Model = TypeVar("Model")
+
+
+def enable(model: Model) -> Model:
+    """Give a loaded model `GRGenerationMixin`, in place.
+
+    Args:
+        model: any model of transformers with a language-modelling head, also one wrapped by PEFT. Enabling twice is harmless.
+
+    Returns:
+        The same object. It is saved under its own class name, so its checkpoints stay ordinary ones.
+
+    Raises:
+        ValueError: not such a model.
+
+    Example:
+        >>> from transformers import Qwen3Config, Qwen3ForCausalLM
+        >>> model = Qwen3ForCausalLM(Qwen3Config(vocab_size=8, hidden_size=8, num_hidden_layers=1, head_dim=8))
+        >>> isinstance(enable(model), GRGenerationMixin), type(model).__name__
+        (True, 'Qwen3ForCausalLM')
+    """
+    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore
+    if not isinstance(inner, PreTrainedModel) or not hasattr(inner, "generate"):
+        raise ValueError(
+            f"model is a {type(model).__name__}, expected a transformers model that can generate: load it with "
+            "AutoModelForGenerativeRetrieval, or add GRGenerationMixin to its class"
+        )
+    if not isinstance(inner, GRGenerationMixin):
+        inner.__class__ = _with_mixin(type(inner))
+    return model
+
+
+@cache
+def _with_mixin(base: type) -> type:
+    """The subclass of a model class that has the mixin, under the same name: checkpoints record that name."""
+
+    def reduce(self: Any, protocol: int) -> tuple[Any, ...]:
+        # Pickle finds classes by name, and this name belongs to the base.
+        return _new, (base,), self.__dict__
+
+    namespace = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    return type(base.__name__, (GRGenerationMixin, base), {**namespace, "__reduce_ex__": reduce})
+
+
+def _new(base: type) -> Any:
+    enabled = _with_mixin(base)
+    return enabled.__new__(enabled)
+
+
+class AutoModelForGenerativeRetrieval:
+    """Loads what `AutoModelForCausalLM` or `AutoModelForSeq2SeqLM` would, with `GRGenerationMixin` added."""
+
+    def __init__(self) -> None:
+        raise ValueError("AutoModelForGenerativeRetrieval is not instantiated: call from_pretrained or from_config")
+
+    @classmethod
+    def from_pretrained(
+        cls, repo_or_dir: str | Path, *args: Any, backend: Literal["auto", "torch", "flax"] = "auto", **kwargs: Any
+    ) -> Any:
+        """Load a checkpoint from a folder or the Hub.
+
+        Args:
+            repo_or_dir: folder or repository id of any decoder or encoder-decoder checkpoint.
+            args: as for transformers' auto classes.
+            backend: `"torch"`; `"auto"` chooses it, too.
+            kwargs: as for transformers' auto classes: `dtype`, `device_map`, `attn_implementation`, `revision`, ...
+
+        Returns:
+            The model, in evaluation mode, its `generation_config` a `GRGenerationConfig`.
+
+        Raises:
+            ValueError: an unknown or unavailable backend.
+        """
+        if backend not in ("auto", "torch"):
+            raise ValueError(f"backend={backend!r}, expected 'auto' or 'torch': this release has no other")
+        config = kwargs.get("config")
+        if not hasattr(config, "is_encoder_decoder"):
+            hub = ("revision", "token", "cache_dir", "local_files_only", "subfolder", "trust_remote_code", "force_download")
+            config = AutoConfig.from_pretrained(
+                config or repo_or_dir, **{name: kwargs[name] for name in hub if name in kwargs}
+            )
+        auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        return _finish(auto.from_pretrained(repo_or_dir, *args, **kwargs))
+
+    @classmethod
+    def from_config(cls, config: Any, **kwargs: Any) -> Any:
+        """A model with random weights, as of transformers' auto classes."""
+        auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        return _finish(auto.from_config(config, **kwargs))
+
+
+def _finish(model: Any) -> Any:
+    enable(model)
+    saved: GenerationConfig = model.generation_config
+    if not isinstance(saved, GRGenerationConfig):
+        fields = {name: getattr(saved, name) for name in GR_FIELDS if hasattr(saved, name)}
+        model.generation_config = GRGenerationConfig.from_dict({**saved.to_dict(), **fields})
+    return model

@@ -1,0 +1,71 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Beams folded into the query axis of cross-attention, so that an encoder's keys are stored and read once a request.
+
+Inside `fold_beams`, a decoder runs one row a beam (`[B * K, 1, H]`), while its cross-attention modules see `[B, K, H]` against
+the keys of B rows. Hooks do it; no model code is needed. Knows no beams' scores and no cache.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+# What the encoder-decoders of transformers call the module (T5 and its kin; BART, Marian, Pegasus, M2M, Whisper, ...).
+CROSS_ATTENTION_NAMES = ("EncDecAttention", "encoder_attn")
+FOLDING_IMPLEMENTATIONS = ("eager", "sdpa")
+
+
+class _Active(threading.local):
+    """Whether this thread is inside `fold_beams`: another thread may run the same model."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+
+
+_ACTIVE = _Active()
+
+
+def foldable_modules(model: Any) -> list[nn.Module]:
+    """The cross-attention modules, one a decoder layer; none unless all are known and take 4-D masks."""
+    config = model.config.get_text_config(decoder=True)
+    num_layers = getattr(config, "num_decoder_layers", None) or getattr(config, "decoder_layers", None)
+    modules = [module for name, module in model.named_modules() if name.rpartition(".")[2] in CROSS_ATTENTION_NAMES]
+    return modules if config._attn_implementation in FOLDING_IMPLEMENTATIONS and len(modules) == num_layers else []
+
+
+@contextmanager
+def fold_beams(modules: list[nn.Module]) -> Iterator[None]:
+    """Within this context, one-token steps of B * K rows attend to an encoder of B rows."""
+    handles: list[Any] = []
+    for module in modules:
+        handles.append(module.register_forward_pre_hook(_fold, with_kwargs=True))
+        handles.append(module.register_forward_hook(_unfold, with_kwargs=True))
+    _ACTIVE.depth += 1
+    try:
+        yield
+    finally:
+        _ACTIVE.depth -= 1
+        for handle in handles:
+            handle.remove()
+
+
+def _fold(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+    batch_size = kwargs["key_value_states"].shape[0]
+    if not _ACTIVE.depth or hidden.shape[0] == batch_size:
+        return None
+    folded = hidden.reshape(batch_size, -1, hidden.shape[-1])
+    if "hidden_states" in kwargs:
+        return args, {**kwargs, "hidden_states": folded}
+    return (folded, *args[1:]), kwargs
+
+
+def _unfold(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    if not _ACTIVE.depth or output[0].shape[1] == 1:
+        return None
+    return (output[0].reshape(-1, 1, output[0].shape[-1]), *output[1:])

@@ -1,0 +1,298 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which layout a model takes, and its scorer behind a finished prefill. Knows transformers' caches, masks and configs.
+
+Known families are listed, and every one is tested against transformers. Any other is tried once, on a few tokens, against its
+own plain forward: a model that fails both layouts is left to transformers' loop.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
+
+from ..torch.scorers import BatchScorer, Scorer, TreeScorer
+from .cross_attention import fold_beams, foldable_modules
+
+Layout = Literal["tree", "batch"]
+
+# tests/test_parity.py holds each of them to transformers' own results.
+TREE_FAMILIES = frozenset(
+    "cohere2 deepseek_v3 falcon gemma2 gemma3_text gpt2 gpt_neox gptj llama mistral olmo2 opt phi3 qwen2 qwen3 qwen3_moe "
+    "smollm3".split()
+)
+BATCH_FAMILIES = frozenset(["bart", "bloom", "t5"])
+# Largest difference of log-probabilities, relative to the largest logit, that rounding explains in a few layers.
+PROBE_TOL = {torch.float32: 1e-5, torch.float64: 1e-10, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+_PROBED: WeakKeyDictionary[Any, dict[tuple[Any, ...], Layout | None]] = WeakKeyDictionary()
+
+
+def choose_layout(model: Any, width: int) -> Layout | None:
+    """The layout for `width` paths a request; None for a model that takes neither.
+
+    A single path has nothing to share, so it takes the batch layout, which then is transformers' own.
+    """
+    config = model.config.get_text_config(decoder=True)
+    if not model._supports_default_dynamic_cache():
+        return None
+    wide = width > 1
+    if wide and _may_take_tree(model, config) and config.model_type in TREE_FAMILIES:
+        return "tree"
+    if config.model_type in BATCH_FAMILIES or (not wide and config.model_type in TREE_FAMILIES):
+        return "batch"
+    probed = _PROBED.setdefault(model, {})
+    key = (wide, config._attn_implementation, model.dtype)
+    if key not in probed:
+        candidates: list[Layout] = ["tree", "batch"] if wide and _may_take_tree(model, config) else ["batch"]
+        probed[key] = next((layout for layout in candidates if _agrees(model, layout)), None)
+    return probed[key]
+
+
+def make_scorer(model: Any, layout: Layout, outputs: Any, model_kwargs: dict[str, Any], batch_size: int) -> Scorer:
+    """The scorer that goes on where a prefill ended.
+
+    Args:
+        model: the model.
+        layout: what `choose_layout` said.
+        outputs: the prefill's outputs; its cache stays as it is.
+        model_kwargs: what the prefill was called with, prepared by transformers.
+        batch_size: B.
+    """
+    prompt_logits = outputs.logits[:, -1:]
+    if model.config.is_encoder_decoder:
+        return _encoder_decoder_scorer(model, prompt_logits, outputs, model_kwargs)
+    cache, device = outputs.past_key_values, prompt_logits.device
+    prompt_length = cache.get_seq_length()
+    prompt_mask = _prompt_mask(model_kwargs.get("attention_mask"), batch_size, prompt_length, device)
+    position_ids = model_kwargs.get("position_ids")
+    if position_ids is None:
+        next_position = prompt_mask.sum(-1, keepdim=True)
+    else:
+        next_position = position_ids[..., -1:].to(device) + 1
+        next_position = next_position.expand(*next_position.shape[:-2], batch_size, 1)
+    if layout == "tree":
+        return TreeScorer(
+            model,
+            prompt_logits,
+            _plain_cache(cache),
+            prompt_mask=prompt_mask,
+            next_position=next_position,
+            windows=_windows(model.config.get_text_config(decoder=True), cache, prompt_length),
+            mask_dtype=_mask_dtype(model),
+        )
+    is_padded = model_kwargs.get("attention_mask") is not None
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+
+    def arguments(num_beams: int, tokens: Tensor, depth: int) -> dict[str, Any]:
+        given: dict[str, Any] = {"input_ids": tokens, "past_key_values": own, "use_cache": True, "return_dict": True}
+        if is_padded:
+            mask = prompt_mask.repeat_interleave(num_beams, dim=0)
+            given["attention_mask"] = torch.nn.functional.pad(mask.long(), (0, depth + 1), value=1)
+        if takes_positions:
+            given["position_ids"] = (next_position + depth).repeat_interleave(num_beams, dim=-2)
+        return given
+
+    own = copy_cache(cache)
+    return BatchScorer(
+        model, prompt_logits, own, arguments=arguments, suffix_start=prompt_length if _is_plain(cache) else None
+    )
+
+
+def copy_cache(cache: Any) -> Any:
+    """A cache of the same tensors: appending to it, repeating or reordering it leaves the original as it is."""
+    if isinstance(cache, EncoderDecoderCache):
+        twin = copy.copy(cache)
+        twin.self_attention_cache = copy_cache(cache.self_attention_cache)
+        twin.cross_attention_cache = copy_cache(cache.cross_attention_cache)
+        twin.is_updated = dict(cache.is_updated)
+        return twin
+    twin = copy.copy(cache)
+    twin.layers = [copy.copy(layer) for layer in cache.layers]
+    return twin
+
+
+def check_cache(cache: Any, batch_size: int) -> None:
+    """Refuse a user's `past_key_values` that cannot be shared by the beams of a request."""
+    inner = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+    if not isinstance(inner, DynamicCache):
+        raise ValueError(
+            f"past_key_values is a {type(cache).__name__}, expected a DynamicCache: beams append keys to the prompt's"
+        )
+    for layer in inner.layers:
+        keys = getattr(layer, "keys", None)
+        if keys is not None and keys.numel() and keys.shape[0] != batch_size:
+            raise ValueError(
+                f"past_key_values holds {keys.shape[0]} rows, expected {batch_size}: prefill every prompt once, not once a beam"
+            )
+
+
+def _may_take_tree(model: Any, config: Any) -> bool:
+    """Whether nothing in a model's signature or config rules the tree layout out."""
+    return (
+        not model.config.is_encoder_decoder
+        and "position_ids" in inspect.signature(model.forward).parameters
+        and config._attn_implementation in ("eager", "sdpa")
+        and not getattr(config, "alibi", False)
+        and set(_layer_types(config)) <= {"full_attention", "sliding_attention"}
+        # GPT-Neo's local layers count keys, not positions.
+        and "local" not in (getattr(config, "attention_layers", None) or ())
+    )
+
+
+def _layer_types(config: Any) -> list[str]:
+    """The kind of every layer, by the rules by which transformers builds a cache."""
+    if getattr(config, "layer_types", None) is not None:
+        return list(config.layer_types)
+    kind = "full_attention"
+    if getattr(config, "sliding_window", None) is not None:
+        kind = "sliding_attention"
+    elif getattr(config, "attention_chunk_size", None) is not None:
+        kind = "chunked_attention"
+    return [kind] * config.num_hidden_layers
+
+
+def _windows(config: Any, cache: Cache, prompt_length: int) -> dict[str | None, tuple[int | None, int]]:
+    """How far each kind of layer sees, and how many of the prompt's keys its cache holds (`TreeScorer.windows`)."""
+    kinds: dict[str | None, tuple[int | None, int]] = {}
+    for kind, layer in zip(_layer_types(config), cache.layers, strict=False):
+        if not layer.is_initialized:
+            continue
+        window = config.sliding_window if kind == "sliding_attention" else None
+        kinds.setdefault(kind, (window, layer.keys.shape[-2] if window is not None else prompt_length))
+    return kinds if len(kinds) > 1 else {None: next(iter(kinds.values()))}
+
+
+def _mask_dtype(model: Any) -> torch.dtype | None:
+    """The type of an additive mask, None where the attention takes a boolean one (eager adds whatever it is given)."""
+    return None if model.config.get_text_config(decoder=True)._attn_implementation == "sdpa" else model.dtype
+
+
+def _prompt_mask(mask: Tensor | None, batch_size: int, prompt_length: int, device: torch.device) -> Tensor:
+    """Real tokens among the keys of the prompt; keys in front of the mask (a learned prefix) are real."""
+    if mask is None:
+        return torch.ones((batch_size, prompt_length), dtype=torch.bool, device=device)
+    ahead = prompt_length - mask.shape[-1]
+    return torch.nn.functional.pad(mask.to(device).bool(), (ahead, 0), value=True)
+
+
+def _is_plain(cache: Cache) -> bool:
+    return all(type(layer) is DynamicLayer for layer in cache.layers)
+
+
+def _plain_cache(cache: Cache) -> DynamicCache:
+    """The same keys in layers that drop none: what a sliding layer's next token sees, its later tokens' masks take care of."""
+    plain = DynamicCache()
+    for layer in cache.layers:
+        assert type(layer) in (DynamicLayer, DynamicSlidingWindowLayer), type(layer)
+        twin = DynamicLayer()
+        if layer.is_initialized:
+            twin.lazy_initialization(layer.keys, layer.values)
+            twin.keys, twin.values = layer.keys, layer.values
+        plain.layers.append(twin)
+    return plain
+
+
+def _encoder_decoder_scorer(model: Any, prompt_logits: Tensor, outputs: Any, model_kwargs: dict[str, Any]) -> Scorer:
+    """One row a beam in the decoder; the encoder's keys once a request, if the cross-attention can be folded."""
+    own = copy_cache(outputs.past_key_values)
+    encoder_outputs, mask = model_kwargs["encoder_outputs"], model_kwargs.get("attention_mask")
+    decoder_mask = model_kwargs.get("decoder_attention_mask")
+    modules = foldable_modules(model)
+    folds = bool(modules)
+    folded_mask = None
+    if folds and mask is not None:
+        folded_mask = mask[:, None, None].bool()
+        if (mask_dtype := _mask_dtype(model)) is not None:
+            zeros = torch.zeros(folded_mask.shape, dtype=mask_dtype, device=mask.device)
+            folded_mask = zeros.masked_fill(~folded_mask, torch.finfo(mask_dtype).min)
+
+    def arguments(num_beams: int, tokens: Tensor, depth: int) -> dict[str, Any]:
+        given: dict[str, Any] = {
+            "decoder_input_ids": tokens,
+            "past_key_values": own,
+            "use_cache": True,
+            "return_dict": True,
+            "encoder_outputs": encoder_outputs,
+            "attention_mask": folded_mask if folds else mask,
+        }
+        if decoder_mask is not None:
+            rows = decoder_mask.repeat_interleave(num_beams, dim=0)
+            given["decoder_attention_mask"] = torch.nn.functional.pad(rows, (0, depth + 1), value=1)
+        if not folds and num_beams > 1:
+            hidden = encoder_outputs[0].repeat_interleave(num_beams, dim=0)
+            given["encoder_outputs"] = type(encoder_outputs)(last_hidden_state=hidden)
+            given["attention_mask"] = None if mask is None else mask.repeat_interleave(num_beams, dim=0)
+            if depth == 0:
+                own.cross_attention_cache.batch_repeat_interleave(num_beams)
+        return given
+
+    def call(**given: Any) -> Any:
+        with fold_beams(modules):
+            return model(**given)
+
+    cache = own.self_attention_cache
+    suffix_start = cache.get_seq_length() if _is_plain(cache) else None
+    return BatchScorer(call, prompt_logits, cache, arguments=arguments, suffix_start=suffix_start)
+
+
+@contextmanager
+def _evaluation(model: Any) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+@torch.no_grad()
+def _agrees(model: Any, layout: Layout) -> bool:
+    """Whether a model's scores in a layout are those of its plain forward, on a small tree over two short prompts."""
+    num_beams, prompt_length = 3, 6
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    tokens = (7 * torch.arange(2 * (prompt_length + 2 * num_beams), device=model.device) + 3) % vocabulary
+    prompt, first, second = tokens.view(2, -1).split([prompt_length, num_beams, num_beams], dim=1)
+    parents = torch.tensor([[2, 0, 0], [1, 1, 2]], device=model.device)
+    mask = torch.ones_like(prompt)
+    mask[1, :2] = 0
+    rows = torch.arange(2, device=model.device)[:, None].expand(-1, num_beams).flatten()
+    path = torch.stack([first.gather(1, parents), second], dim=-1).flatten(0, 1)
+    try:
+        with _evaluation(model):
+            if model.config.is_encoder_decoder:
+                encoder_outputs = model.get_encoder()(input_ids=prompt, attention_mask=mask, return_dict=True)
+                start = torch.full_like(prompt[:, :1], 1)
+                kwargs = {"attention_mask": mask, "encoder_outputs": encoder_outputs}
+                outputs = model(decoder_input_ids=start, use_cache=True, **kwargs)
+                decoder_input_ids = torch.cat([start[rows], path], dim=1)
+                plain = model(
+                    input_ids=prompt[rows], attention_mask=mask[rows], decoder_input_ids=decoder_input_ids, use_cache=False
+                )
+            else:
+                positions = (mask.cumsum(-1) - 1).clamp(min=0)
+                kwargs = {"attention_mask": mask}
+                longer = {"attention_mask": torch.nn.functional.pad(mask[rows], (0, 2), value=1)}
+                if "position_ids" in inspect.signature(model.forward).parameters:
+                    kwargs["position_ids"] = positions
+                    steps = torch.tensor([1, 2], device=model.device)
+                    longer["position_ids"] = torch.cat([positions[rows], positions[rows, -1:] + steps], dim=1)
+                cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+                outputs = model(input_ids=prompt, past_key_values=cache, use_cache=True, **kwargs)
+                plain = model(input_ids=torch.cat([prompt[rows], path], dim=1), use_cache=False, **longer)
+            scorer = make_scorer(model, layout, outputs, kwargs, batch_size=2)
+            scorer.score(first, torch.zeros_like(first))
+            ours = scorer.score(second, parents).flatten(0, 1).double().log_softmax(-1)
+    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError, AssertionError):
+        return False
+    expected = plain.logits[:, -1]
+    tolerance = PROBE_TOL.get(model.dtype, max(PROBE_TOL.values())) * max(float(expected.abs().max()), 1.0)
+    return bool((ours - expected.double().log_softmax(-1)).abs().max() <= tolerance)

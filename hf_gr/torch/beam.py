@@ -1,0 +1,250 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Candidates to beams: selection, and the pool of finished sequences. Knows no model.
+
+Meaning and order are those of transformers' beam search (`GenerationMixin._beam_search`), so results equal its own; `-inf`, not
+a large negative number, stands for "no such beam", so a dead beam stays dead.
+
+Axes: B batch, K beams, C children, M candidates kept (at least K), T tokens generated so far, L tokens of the longest sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from .transition import Children
+
+DEAD = -torch.inf
+
+
+@dataclass(frozen=True)
+class Beams:
+    """Prefixes with their scores.
+
+    Attributes:
+        sequences: generated tokens.
+        beam_indices: which beam of the row each token was appended to: transformers' field, without the batch offset.
+        scores: sum of log-probabilities; `-inf` for a beam that does not exist.
+        states: trie nodes.
+    """
+
+    sequences: Int[Tensor, "batch beams length"]
+    beam_indices: Int[Tensor, "batch beams length"]
+    scores: Float[Tensor, "batch beams"]
+    states: Int[Tensor, "batch beams"]
+
+    @classmethod
+    def start(cls, batch_size: int, width: int, device: torch.device, *, independent: bool = False) -> Beams:
+        """Empty prefixes at the root: one alive, so that equal beams do not compete; all of them if `independent`."""
+        nothing = torch.zeros((batch_size, width, 0), dtype=torch.long, device=device)
+        scores = torch.zeros((batch_size, width), device=device)
+        if not independent:
+            scores[:, 1:] = DEAD
+        states = torch.zeros((batch_size, width), dtype=torch.long, device=device)
+        return cls(nothing, nothing, scores, states)
+
+    @property
+    def tokens(self) -> Int[Tensor, "batch beams"]:
+        """The token that each beam ends with."""
+        return self.sequences[..., -1]
+
+    @property
+    def parents(self) -> Int[Tensor, "batch beams"]:
+        """The beam that each beam was before its last token."""
+        return self.beam_indices[..., -1]
+
+    def take(self, positions: Int[Tensor, "batch selected"]) -> Beams:
+        """These beams of every row, in this order."""
+        along = positions[..., None].expand(-1, -1, self.sequences.shape[-1])
+        return Beams(
+            sequences=self.sequences.gather(1, along),
+            beam_indices=self.beam_indices.gather(1, along),
+            scores=self.scores.gather(1, positions),
+            states=self.states.gather(1, positions),
+        )
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The complete sequences of every row so far; for beams the best, best first; else one for each path.
+
+    Attributes:
+        sequences: tokens; anything behind the end.
+        beam_indices: as in `Beams`, -1 behind the end.
+        scores: divided by length to the power `length_penalty`; `-inf` where there is no sequence yet.
+        may_improve: whether the row's running beams may still beat its finished ones.
+    """
+
+    sequences: Int[Tensor, "batch beams max_length"]
+    beam_indices: Int[Tensor, "batch beams max_length"]
+    scores: Float[Tensor, "batch beams"]
+    may_improve: Bool[Tensor, "batch 1"]
+
+    @classmethod
+    def none_yet(cls, batch_size: int, num_beams: int, max_length: int, device: torch.device) -> Finished:
+        """An empty pool."""
+        shape = (batch_size, num_beams, max_length)
+        return cls(
+            sequences=torch.zeros(shape, dtype=torch.long, device=device),
+            beam_indices=torch.full(shape, -1, dtype=torch.long, device=device),
+            scores=torch.full(shape[:2], DEAD, device=device),
+            may_improve=torch.ones((batch_size, 1), dtype=torch.bool, device=device),
+        )
+
+    @property
+    def is_full(self) -> Bool[Tensor, "batch 1"]:
+        """Whether a row has as many sequences as beams."""
+        return (self.scores > DEAD).all(dim=-1, keepdim=True)
+
+
+def select(
+    beams: Beams,
+    candidates: Children,
+    scores: Float[Tensor, "batch beams children"],
+    *,
+    num_kept: int,
+    dead_state: int,
+    do_sample: bool = False,
+) -> Beams:
+    """Extend every beam by every legal child and keep the M best, or M drawn without replacement.
+
+    Args:
+        beams: the prefixes.
+        candidates: their children.
+        scores: cumulative score of each child, `-inf` where there is none.
+        num_kept: M.
+        dead_state: the state of a kept beam that does not exist.
+        do_sample: draw with probability proportional to `exp(score)` (the Gumbel top-k trick) instead.
+    """
+    num_beams, num_children = scores.shape[1:]
+    flat = scores.flatten(1)
+    flat = F.pad(flat, (0, max(num_kept - flat.shape[-1], 0)), value=DEAD)
+    keys = flat + gumbel_like(flat) if do_sample else flat
+    chosen = keys.topk(num_kept).indices
+    kept_scores = flat.gather(1, chosen)
+    # Padding lies behind the last child; it is dead, so any position within range will do.
+    chosen = chosen.clamp(max=num_beams * num_children - 1)
+    return _extend(beams, candidates, kept_scores, chosen // num_children, chosen, dead_state)
+
+
+def choose(
+    beams: Beams,
+    candidates: Children,
+    scores: Float[Tensor, "batch beams children"],
+    *,
+    dead_state: int,
+    do_sample: bool = False,
+) -> Beams:
+    """Extend every beam by its own best child, or by one drawn from its own children: beams do not compete."""
+    keys = scores + gumbel_like(scores) if do_sample else scores
+    best = keys.argmax(dim=-1, keepdim=True)
+    parents = torch.arange(scores.shape[1], device=scores.device).expand(scores.shape[0], -1)
+    positions = parents * scores.shape[-1] + best[..., 0]
+    return _extend(beams, candidates, scores.gather(-1, best)[..., 0], parents, positions, dead_state)
+
+
+def _extend(
+    beams: Beams,
+    candidates: Children,
+    scores: Float[Tensor, "batch kept"],
+    parents: Int[Tensor, "batch kept"],
+    positions: Int[Tensor, "batch kept"],
+    dead_state: int,
+) -> Beams:
+    """Beams `parents`, each followed by the child at one of the flattened `positions`."""
+    before = beams.take(parents)
+    tokens = candidates.tokens.flatten(1).gather(1, positions)
+    states = candidates.states.flatten(1).gather(1, positions)
+    return Beams(
+        sequences=torch.cat([before.sequences, tokens[..., None]], dim=-1),
+        beam_indices=torch.cat([before.beam_indices, parents[..., None]], dim=-1),
+        scores=scores,
+        states=torch.where(scores > DEAD, states, dead_state),
+    )
+
+
+def retire(
+    kept: Beams,
+    finished: Finished,
+    ends: Bool[Tensor, "batch kept"],
+    *,
+    length_penalty: float,
+    early_stopping: bool | str,
+) -> tuple[Beams, Finished]:
+    """Move the candidates that end, and are among the K best, into the pool; the K best of the others go on.
+
+    Args:
+        kept: M candidates of one length, best first.
+        finished: the pool of K.
+        ends: which candidates are complete.
+        length_penalty: as in transformers: scores are divided by `length ** length_penalty`.
+        early_stopping: as in transformers: True closes a row as soon as its pool is full.
+    """
+    num_beams, length = finished.scores.shape[1], kept.sequences.shape[-1]
+    closed = ~finished.may_improve
+    if early_stopping is True:
+        closed = closed | finished.is_full
+    among_best = torch.arange(ends.shape[1], device=ends.device) < num_beams
+    scores = (kept.scores / length**length_penalty).masked_fill(~(ends & among_best) | closed, DEAD)
+    sequences, beam_indices = _to_length(kept, finished.sequences.shape[-1])
+
+    best_scores, best = torch.cat([finished.scores, scores], dim=1).topk(num_beams)
+    along = best[..., None].expand(-1, -1, sequences.shape[-1])
+    pool = Finished(
+        sequences=torch.cat([finished.sequences, sequences], dim=1).gather(1, along),
+        beam_indices=torch.cat([finished.beam_indices, beam_indices], dim=1).gather(1, along),
+        scores=best_scores,
+        may_improve=finished.may_improve,
+    )
+    return keep_best(_stop(kept, ends), num_beams), pool
+
+
+def retire_in_place(kept: Beams, finished: Finished, ends: Bool[Tensor, "batch beams"]) -> tuple[Beams, Finished]:
+    """Move the paths that end to their own places in the pool; they do not go on."""
+    ends = ends & (kept.scores > DEAD)
+    sequences, beam_indices = _to_length(kept, finished.sequences.shape[-1])
+    pool = Finished(
+        sequences=torch.where(ends[..., None], sequences, finished.sequences),
+        beam_indices=torch.where(ends[..., None], beam_indices, finished.beam_indices),
+        scores=torch.where(ends, kept.scores, finished.scores),
+        may_improve=finished.may_improve,
+    )
+    return _stop(kept, ends), pool
+
+
+def keep_best(beams: Beams, num_beams: int) -> Beams:
+    """The K best beams, best first."""
+    return beams.take(beams.scores.topk(num_beams).indices)
+
+
+def update_may_improve(
+    beams: Beams, finished: Finished, *, length_penalty: float, early_stopping: bool | str, max_new_tokens: int
+) -> Finished:
+    """Close the rows whose best running beam cannot beat the worst finished one: transformers' heuristic, to the letter."""
+    reaches_end = early_stopping == "never" and length_penalty > 0.0
+    length = max_new_tokens if reaches_end else beams.sequences.shape[-1]
+    best_possible = beams.scores[:, :1] / length**length_penalty
+    worst = finished.scores.min(dim=-1, keepdim=True).values
+    return replace(finished, may_improve=finished.may_improve & (best_possible > worst))
+
+
+def gumbel_like(scores: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Gumbel noise: the k largest of `scores + noise` are k draws without replacement from `softmax(scores)`."""
+    # An exponential draw of exactly 0 would give `inf`, and NaN on a dead candidate.
+    return -torch.empty_like(scores).exponential_().clamp_min(torch.finfo(scores.dtype).tiny).log()
+
+
+def _stop(beams: Beams, ends: Bool[Tensor, "batch beams"]) -> Beams:
+    return replace(beams, scores=beams.scores.masked_fill(ends, DEAD))
+
+
+def _to_length(
+    beams: Beams, max_length: int
+) -> tuple[Int[Tensor, "batch beams max_length"], Int[Tensor, "batch beams max_length"]]:
+    behind = max_length - beams.sequences.shape[-1]
+    return F.pad(beams.sequences, (0, behind)), F.pad(beams.beam_indices, (0, behind), value=-1)

@@ -1,0 +1,256 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The one loop: score, then accept, level by level. Knows no model beyond its scorer.
+
+Fixed-length catalogues run it without a single host synchronisation. Ragged ones and a user's stopping criteria ask the device
+once a level whether anything is left to do.
+
+Axes: B batch, K beams, C children, V vocabulary, P prompt, T generated tokens, R returned sequences a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from . import beam
+from .beam import Beams, Finished
+from .scorers import Scorer
+from .transition import Children, DeviceTrie, children, is_leaf, mask_illegal
+
+# (sequences [rows, P + T], scores [rows, V]) -> scores
+Processor = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class DecodePlan:
+    """What one call asks for; names and meanings are transformers'.
+
+    Attributes:
+        prompt: the prompt's tokens, for processors and stopping criteria.
+        num_beams: K; 1 decodes every path for itself (greedy, or sampling).
+        num_return_sequences: R.
+        num_kept: candidates kept a level: K and some to go on with when the best ones end.
+        do_sample: sample instead of taking the best.
+        length_penalty: exponent of the length that scores are divided by.
+        early_stopping: when a row with K complete sequences is done.
+        max_new_tokens: the longest sequence that the heuristic of `early_stopping="never"` reckons with.
+        fill_token_id: what follows the end of a sequence.
+        processors: logits processors that come before the constraint and after it; None if there are none, which saves all work
+            as wide as the vocabulary but the normalisation.
+        stopping_criteria: the user's own; sequences that meet them are complete.
+        output_scores: keep the processed scores of every level.
+        output_logits: keep the logits of every level.
+        exit_early: leave the loop once nothing can change; off where several processes must run equally many forwards.
+    """
+
+    prompt: Int[Tensor, "batch prompt"]
+    num_beams: int
+    num_return_sequences: int
+    num_kept: int
+    do_sample: bool
+    length_penalty: float
+    early_stopping: bool | str
+    max_new_tokens: int
+    fill_token_id: int
+    processors: tuple[Processor, Processor] | None = None
+    stopping_criteria: Callable[[Tensor], Tensor] | None = None
+    output_scores: bool = False
+    output_logits: bool = False
+    exit_early: bool = True
+
+    @property
+    def is_beam_search(self) -> bool:
+        """Whether the paths of a row compete."""
+        return self.num_beams > 1
+
+    @property
+    def width(self) -> int:
+        """Paths a row."""
+        return max(self.num_beams, self.num_return_sequences)
+
+    @property
+    def whole_vocabulary(self) -> bool:
+        """Whether scores are needed for more than the legal tokens."""
+        return self.processors is not None or self.output_scores
+
+    def full_sequences(self, sequences: Int[Tensor, "batch beams length"]) -> Int[Tensor, "rows full_length"]:
+        """Prompt and generated tokens, one row a path."""
+        prompt = self.prompt[:, None].expand(-1, sequences.shape[1], -1)
+        return torch.cat([prompt, sequences], dim=-1).flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What came out: transformers' fields, generated part only.
+
+    Attributes:
+        sequences: tokens, `fill_token_id` behind the end; a row of it where there was no further legal sequence.
+        scores: `-inf` for such a row.
+        beam_indices: with the batch offset, -1 behind the end.
+        step_scores: one entry a level, if asked for.
+        step_logits: one entry a level, if asked for.
+    """
+
+    sequences: Int[Tensor, "rows length"]
+    scores: Float[Tensor, " rows"]
+    beam_indices: Int[Tensor, "rows length"]
+    step_scores: tuple[Float[Tensor, "paths vocab"], ...] | None
+    step_logits: tuple[Float[Tensor, "paths vocab"], ...] | None
+
+
+def decode(scorer: Scorer, trie: DeviceTrie, plan: DecodePlan) -> Decoded:
+    """Decode the best legal sequences of a batch.
+
+    Source: STATIC, algorithm 1, with candidates scored before any truncation.
+    """
+    batch_size, device = scorer.prompt_logits.shape[0], scorer.prompt_logits.device
+    width = plan.width if plan.whole_vocabulary or not plan.is_beam_search else 1
+    beams = Beams.start(batch_size, width, device, independent=not plan.is_beam_search)
+    finished = Finished.none_yet(batch_size, plan.width, trie.max_length, device)
+    step_scores: list[Tensor] = []
+    step_logits: list[Tensor] = []
+
+    for level in range(trie.max_length):
+        if level == 0:
+            logits = scorer.prompt_logits.expand(-1, width, -1)
+        else:
+            logits = scorer.score(beams.tokens, beams.parents)
+        legal = children(beams.states, trie, level=level)
+        if plan.whole_vocabulary:
+            vocabulary_scores = process_scores(logits, legal, beams, plan)
+            scores = child_scores(vocabulary_scores, legal, beams, normalize=False)
+            step_scores.append(vocabulary_scores)
+        else:
+            scores = child_scores(logits, legal, beams, normalize=True)
+        if plan.output_logits:
+            step_logits.append(logits)
+        beams, finished = accept(beams, finished, legal, scores, trie, plan, level=level)
+        if level + 1 < trie.max_length and _nothing_left(beams, finished, trie, plan):
+            break
+
+    return Decoded(
+        *_best(finished, plan, crop=trie.is_ragged or plan.stopping_criteria is not None),
+        step_scores=_per_path(step_scores, plan) if plan.output_scores else None,
+        step_logits=_per_path(step_logits, plan) if plan.output_logits else None,
+    )
+
+
+def child_scores(
+    logits: Float[Tensor, "batch beams vocab"], legal: Children, beams: Beams, *, normalize: bool
+) -> Float[Tensor, "batch beams children"]:
+    """Cumulative scores of the legal children: log-softmax over the *full* vocabulary, invalid tokens then dropped.
+
+    Args:
+        logits: logits, or scores that are final already.
+        legal: the children of every beam.
+        beams: the prefixes.
+        normalize: take the log-softmax; its sum over the vocabulary is the only work that wide.
+    """
+    logits = logits.float()
+    scores = logits.gather(-1, legal.tokens)
+    if normalize:
+        scores = scores - logits.logsumexp(dim=-1, keepdim=True)
+    return (beams.scores[..., None] + scores).masked_fill(~legal.legal, beam.DEAD)
+
+
+def process_scores(
+    logits: Float[Tensor, "batch beams vocab"], legal: Children, beams: Beams, plan: DecodePlan
+) -> Float[Tensor, "batch beams vocab"]:
+    """Scores over the vocabulary as transformers has them: processors before the constraint, constraint, processors after.
+
+    Beam methods process log-probabilities, the others logits, as in transformers.
+    """
+    scores = logits.float()
+    if plan.is_beam_search:
+        scores = scores.log_softmax(dim=-1)
+    if plan.processors is None:
+        return mask_illegal(scores, legal)
+    before, after = plan.processors
+    sequences = plan.full_sequences(beams.sequences)
+    scores = before(sequences, scores.flatten(0, 1)).unflatten(0, logits.shape[:2])
+    return after(sequences, mask_illegal(scores, legal).flatten(0, 1)).unflatten(0, logits.shape[:2])
+
+
+def accept(
+    beams: Beams,
+    finished: Finished,
+    legal: Children,
+    scores: Float[Tensor, "batch beams children"],
+    trie: DeviceTrie,
+    plan: DecodePlan,
+    *,
+    level: int,
+) -> tuple[Beams, Finished]:
+    """Decide one level: extend the beams, and move what is complete to the finished."""
+    may_end = trie.has_leaves[level] or plan.stopping_criteria is not None
+    if not plan.is_beam_search:
+        kept = beam.choose(beams, legal, scores, dead_state=trie.dead_state, do_sample=plan.do_sample)
+        return beam.retire_in_place(kept, finished, _ends(kept, trie, plan)) if may_end else (kept, finished)
+
+    num_kept = plan.num_kept if may_end or plan.do_sample else plan.num_beams
+    kept = beam.select(
+        beams, legal, scores, num_kept=num_kept, dead_state=trie.dead_state, do_sample=plan.do_sample
+    )
+    if may_end:
+        beams, finished = beam.retire(
+            kept,
+            finished,
+            _ends(kept, trie, plan),
+            length_penalty=plan.length_penalty,
+            early_stopping=plan.early_stopping,
+        )
+    else:
+        beams = beam.keep_best(kept, plan.num_beams) if plan.do_sample else kept
+    if plan.stopping_criteria is not None or any(trie.has_leaves[: level + 1]):
+        finished = beam.update_may_improve(
+            beams,
+            finished,
+            length_penalty=plan.length_penalty,
+            early_stopping=plan.early_stopping,
+            max_new_tokens=plan.max_new_tokens,
+        )
+    return beams, finished
+
+
+def _ends(kept: Beams, trie: DeviceTrie, plan: DecodePlan) -> Bool[Tensor, "batch kept"]:
+    ends = is_leaf(kept.states, trie)
+    if plan.stopping_criteria is None:
+        return ends
+    stopped = plan.stopping_criteria(plan.full_sequences(kept.sequences))
+    return ends | stopped.unflatten(0, ends.shape)
+
+
+def _nothing_left(beams: Beams, finished: Finished, trie: DeviceTrie, plan: DecodePlan) -> bool:
+    """Whether no row can change any more; asks the device, and only where sequences can end early."""
+    if not plan.exit_early or not (trie.is_ragged or plan.stopping_criteria is not None):
+        return False
+    open_rows = (beams.scores > beam.DEAD).any(dim=-1, keepdim=True)
+    if plan.is_beam_search:
+        open_rows = open_rows & finished.may_improve
+        if plan.early_stopping is True:
+            open_rows = open_rows & ~finished.is_full
+    return not bool(open_rows.any())
+
+
+def _best(
+    finished: Finished, plan: DecodePlan, *, crop: bool
+) -> tuple[Int[Tensor, "rows length"], Float[Tensor, " rows"], Int[Tensor, "rows length"]]:
+    """The R best of every row, one row each."""
+    beam_indices = finished.beam_indices[:, : plan.num_return_sequences]
+    there = beam_indices >= 0
+    first_path = torch.arange(len(there), device=there.device)[:, None, None] * plan.width
+    beam_indices = torch.where(there, beam_indices + first_path, -1).flatten(0, 1)
+    sequences = finished.sequences[:, : plan.num_return_sequences].masked_fill(~there, plan.fill_token_id)
+    length = int(there.sum(-1).max()) if crop else there.shape[-1]
+    scores = finished.scores[:, : plan.num_return_sequences].flatten()
+    return sequences.flatten(0, 1)[:, :length], scores, beam_indices[:, :length]
+
+
+def _per_path(steps: list[Tensor], plan: DecodePlan) -> tuple[Tensor, ...]:
+    """One row a path for every level; the first one of a plain beam search is the same for all."""
+    return tuple(step.expand(-1, plan.width, -1).flatten(0, 1) for step in steps)
