@@ -1,0 +1,68 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What every benchmark prints: a plain table, and one JSON line that says where and with what it was measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = ("torch", "transformers", "numpy")
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Columns as wide as their widest cell: the first two to the left, numbers to the right."""
+    widths = [max(len(line[column]) for line in (header, *rows)) for column in range(len(header))]
+    for line in (header, ["-" * width for width in widths], *rows):
+        cells = [cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))]
+        print("  ".join(cells).rstrip(), flush=True)
+
+
+def print_json_line(benchmark: str, device: torch.device, results: dict[str, Any]) -> None:
+    """Results with versions, commit and hardware, as the last line of the output."""
+    print(json.dumps({"benchmark": benchmark, **results, **environment(device)}), flush=True)
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions, commit and hardware of this run."""
+    return {
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "commit": commit(),
+        "hardware": {
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+            "cpu": cpu_name(),
+            "cpus": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "load": [round(load, 2) for load in os.getloadavg()],
+        },
+    }
+
+
+def commit() -> str:
+    """The commit of the checkout, marked where files of the library differ from it; "unknown" outside of one."""
+    root = Path(__file__).resolve().parents[2]
+    try:
+        name = _git(root, "rev-parse", "--short=12", "HEAD")
+        return f"{name}-dirty" if _git(root, "status", "--porcelain", "--", "hf_gr", "examples") else name
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _git(root: Path, *arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def cpu_name() -> str:
+    """The processor's name, as far as the system tells it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

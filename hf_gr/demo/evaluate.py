@@ -1,0 +1,211 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the demo shows of a recommender: its films, its hits, its invalid items without a constraint, its speed.
+
+Axes: U users, K beams, L tokens of a film. Prompts are the latest films of a history, as tokens.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..catalogue import ConstraintIndex
+
+SCORE_TOL = 1e-4  # fp32: sums of L log-probabilities that two programs add up in different orders
+
+
+def item_tokens_of(index: ConstraintIndex) -> np.ndarray:
+    """`[N, L]` tokens of every film, read back from a catalogue whose item ids are the film numbers."""
+    sequences = np.array(list(index))
+    tokens = np.empty((index.num_items, sequences.shape[1]), dtype=np.int64)
+    for sequence, films in zip(sequences, index.items(sequences), strict=True):
+        tokens[films] = sequence
+    return tokens
+
+
+def make_prompts(
+    histories: Sequence[np.ndarray], item_tokens: np.ndarray, *, num_films: int, pad_token_id: int, device: Any = "cpu"
+) -> dict[str, Tensor]:
+    """The latest `num_films` films of every history as left-padded `input_ids` and `attention_mask`."""
+    rows = [item_tokens[history[-num_films:]].ravel() for history in histories]
+    longest = max(len(row) for row in rows)
+    input_ids = torch.full((len(rows), longest), pad_token_id)
+    for number, row in enumerate(rows):
+        input_ids[number, longest - len(row) :] = torch.from_numpy(row)
+    prompts = {"input_ids": input_ids, "attention_mask": (input_ids != pad_token_id).long()}
+    return {name: values.to(device) for name, values in prompts.items()}
+
+
+def take_rows(prompts: dict[str, Tensor], rows: slice) -> dict[str, Tensor]:
+    """Some rows of a batch."""
+    return {name: values[rows] for name, values in prompts.items()}
+
+
+def recommend(
+    model: Any,
+    index: ConstraintIndex,
+    prompts: dict[str, Tensor],
+    *,
+    num_beams: int,
+    batch_size: int = 64,
+    on_progress: Callable[[int], None] = lambda users: None,
+) -> list[list[int]]:
+    """The films of K beams for every prompt, best first."""
+    recommended: list[list[int]] = []
+    for start in range(0, len(prompts["input_ids"]), batch_size):
+        batch = take_rows(prompts, slice(start, start + batch_size))
+        sequences = model.generate(
+            **batch, constraint_index=index, num_beams=num_beams, num_return_sequences=num_beams
+        )
+        films = [film for row in index.items(sequences[:, batch["input_ids"].shape[1] :]) for film in row]
+        users = len(batch["input_ids"])
+        recommended += np.reshape(films, (users, num_beams)).tolist()
+        on_progress(users)
+    return recommended
+
+
+def best_unseen(ranking: Sequence[int], history: np.ndarray, count: int) -> list[int]:
+    """The first `count` films of a ranking that the history does not have. The one rule for every recommender here."""
+    seen = set(history.tolist())
+    return [film for film in ranking if film not in seen][:count]
+
+
+def count_hits(lists: Sequence[Sequence[int]], targets: np.ndarray) -> int:
+    """Users whose held-out film is in their list."""
+    return sum(target in films for films, target in zip(lists, targets.tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class InvalidShares:
+    """Of `total` generated sequences, how many name no film."""
+
+    unconstrained: int
+    constrained: int
+    total: int
+
+
+def invalid_shares(model: Any, index: ConstraintIndex, prompts: dict[str, Tensor], *, num_beams: int) -> InvalidShares:
+    """Generate with and without the constraint, everything else equal, and look the results up in the catalogue."""
+    settings = {"num_beams": num_beams, "num_return_sequences": num_beams}
+    free = model.generate(**prompts, **settings, max_new_tokens=index.max_length, do_sample=False)
+    bound = model.generate(**prompts, **settings, constraint_index=index)
+    prompt_length = prompts["input_ids"].shape[1]
+    free_items, bound_items = (index.items(sequences[:, prompt_length:]) for sequences in (free, bound))
+    return InvalidShares(
+        unconstrained=sum(not items for items in free_items),
+        constrained=sum(not items for items in bound_items),
+        total=len(free_items),
+    )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The same call by transformers' `prefix_allowed_tokens_fn` and by hf_gr.
+
+    Attributes:
+        transformers_seconds: Median of the runs.
+        hf_gr_seconds: Median of the runs.
+        num_runs: Runs of each, in turn.
+        batch_size: Prompts of the call.
+        prompt_length: Tokens of a prompt.
+        num_beams: Beams of the call.
+    """
+
+    transformers_seconds: float
+    hf_gr_seconds: float
+    num_runs: int
+    batch_size: int
+    prompt_length: int
+    num_beams: int
+
+    @property
+    def ratio(self) -> float:
+        """How many times faster hf_gr is."""
+        return self.transformers_seconds / self.hf_gr_seconds
+
+
+def compare_with_transformers(
+    model: Any,
+    index: ConstraintIndex,
+    item_tokens: np.ndarray,
+    prompts: dict[str, Tensor],
+    *,
+    num_beams: int,
+    num_runs: int = 3,
+) -> Comparison:
+    """Time both ways to generate from the catalogue: same model, same prompts, same beams, run in turn.
+
+    transformers gets the fastest function we know for it: one look-up in a dict from prefixes to token lists, which is
+    built before the clock starts. The answers are compared first, in a pair of runs that also warms both up.
+
+    Raises:
+        RuntimeError: The two answer differently, so that their times mean nothing.
+    """
+    batch_size, prompt_length = prompts["input_ids"].shape
+    allowed = _allowed_by_prefix(item_tokens)
+    constraints: dict[str, dict[str, Any]] = {
+        "transformers": {
+            "prefix_allowed_tokens_fn": lambda row, tokens: allowed[tuple(tokens[prompt_length:].tolist())],
+            "max_new_tokens": index.max_length,
+        },
+        "hf_gr": {"constraint_index": index},
+    }
+
+    def call(name: str, **settings: Any) -> Any:
+        width = {"num_beams": num_beams, "num_return_sequences": num_beams}
+        return model.generate(**prompts, **width, **constraints[name], **settings)
+
+    answers = [call(name, return_dict_in_generate=True, output_scores=True) for name in constraints]
+    if not same_answers(*answers, num_beams=num_beams):
+        raise RuntimeError("hf_gr and transformers' prefix_allowed_tokens_fn give different answers: please report it")
+    seconds: dict[str, list[float]] = {name: [] for name in constraints}
+    for _ in range(num_runs):
+        for name in constraints:
+            start = time.perf_counter()
+            call(name)
+            seconds[name].append(time.perf_counter() - start)
+    medians = {name: statistics.median(runs) for name, runs in seconds.items()}
+    return Comparison(
+        transformers_seconds=medians["transformers"],
+        hf_gr_seconds=medians["hf_gr"],
+        num_runs=num_runs,
+        batch_size=batch_size,
+        prompt_length=prompt_length,
+        num_beams=num_beams,
+    )
+
+
+def same_answers(expected: Any, actual: Any, *, num_beams: int) -> bool:
+    """Whether two beam searches agree: scores within `SCORE_TOL`, sequences equal wherever scores tell them apart."""
+    scores = expected.sequences_scores.view(-1, num_beams)
+    if not torch.allclose(scores, actual.sequences_scores.view(-1, num_beams), atol=SCORE_TOL, rtol=0):
+        return False
+    for row, row_scores in enumerate(scores.tolist()):
+        rows = slice(row * num_beams, (row + 1) * num_beams)
+        ours, theirs = actual.sequences[rows].tolist(), expected.sequences[rows].tolist()
+        start = 0
+        for end in range(1, num_beams + 1):
+            if end == num_beams:
+                break  # what ties with the last beam may have lost its place to a sequence that is not listed
+            if row_scores[end - 1] - row_scores[end] > SCORE_TOL:
+                if sorted(ours[start:end]) != sorted(theirs[start:end]):
+                    return False
+                start = end
+    return True
+
+
+def _allowed_by_prefix(item_tokens: np.ndarray) -> dict[tuple[int, ...], list[int]]:
+    """Token prefixes of films -> the tokens that may follow."""
+    allowed: dict[tuple[int, ...], set[int]] = {}
+    for row in item_tokens.tolist():
+        for length, token in enumerate(row):
+            allowed.setdefault(tuple(row[:length]), set()).add(token)
+    return {prefix: sorted(tokens) for prefix, tokens in allowed.items()}

@@ -1,0 +1,232 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The demo from beginning to end: prepare, train or load, recommend, measure. Printing is `show`'s."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from ..catalogue import ConstraintIndex, SemanticIds
+from ..generation import AutoModelForGenerativeRetrieval
+from . import evaluate, show
+from .cache import cache_key, default_folder, replace_folder
+from .data import MovieLens, Split, keep_most_rated, leave_one_out, load_movielens, popularity_order
+from .semantic_ids import film_features, residual_kmeans
+from .train import TrainSettings, train_model
+
+CACHE_VERSION = 1  # raised whenever a change of the code changes what is trained
+LIST_LENGTH = 10  # the 10 of HR@10
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """What a run of the demo does.
+
+    Attributes:
+        num_shown: Users whose recommendations are printed.
+        num_beams: Beams, from which the films that a user has seen are dropped.
+        num_levels: Residual levels of the semantic ids; one more code tells apart films that collide.
+        num_codes: Codes of a level.
+        num_compared: Users of the timed comparison with transformers' own generation, in one batch.
+        num_films: Keep only that many films, the most often rated ones; None keeps all.
+        train: Size and schedule of the model.
+        seed: Seed of the semantic ids, of the training, and of the choice of users that are printed.
+    """
+
+    num_shown: int = 5
+    num_beams: int = 50
+    num_levels: int = 3
+    num_codes: int = 128
+    num_compared: int = 4
+    num_films: int | None = None
+    train: TrainSettings = field(default_factory=TrainSettings)
+    seed: int = 0
+
+    @classmethod
+    def fast(cls, **changes: Any) -> DemoSettings:
+        """A run of seconds: 500 films, a tiny model, hardly any training. It shows the way, not the quality."""
+        train = TrainSettings(
+            hidden_size=32, intermediate_size=64, num_layers=1, num_heads=2, window=8, batch_size=64, num_steps=100
+        )
+        return cls(num_beams=30, num_codes=16, num_compared=2, num_films=500, train=train, **changes)
+
+    @property
+    def key(self) -> str:
+        """Names the cached recommender: everything that its training depends on, and nothing else."""
+        return cache_key(
+            version=CACHE_VERSION,
+            levels=self.num_levels,
+            codes=self.num_codes,
+            films=self.num_films,
+            train=asdict(self.train),
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True)
+class DemoReport:
+    """What a run of the demo measured. No list contains a film that its user has rated before.
+
+    Attributes:
+        folder: The folder with the model and its catalogue.
+        trained_seconds: Seconds of training; None if the model came from the cache.
+        model_hits: Users whose last film is among the 10 that the model recommends.
+        popular_hits: Users whose last film is among the 10 most popular ones.
+        num_users: All users.
+        recommend_seconds: Seconds in which the model made the lists of all users.
+        invalid: Generated sequences that name no film.
+        comparison: The time against transformers' own constrained generation.
+    """
+
+    folder: Path
+    trained_seconds: float | None
+    model_hits: int
+    popular_hits: int
+    num_users: int
+    recommend_seconds: float
+    invalid: evaluate.InvalidShares
+    comparison: evaluate.Comparison
+
+
+def run_demo(
+    settings: DemoSettings | None = None,
+    *,
+    output_dir: Path | None = None,
+    retrain: bool = False,
+    console: Console | None = None,
+) -> DemoReport:
+    """Run the demo and print what it finds.
+
+    Args:
+        settings: What to do; the whole demo by default.
+        output_dir: Where trained recommenders are kept; `cache.default_folder()` by default.
+        retrain: Train anew, and replace what the cache has.
+        console: Where to print; the terminal by default.
+
+    Returns:
+        The measurements that were printed.
+
+    Raises:
+        RuntimeError: The cached recommender cannot be read, or hf_gr and transformers disagree on an answer.
+    """
+    settings = settings or DemoSettings()
+    console = console or Console()
+    films = load_movielens()
+    if settings.num_films is not None:
+        films = keep_most_rated(films, settings.num_films)
+    split = leave_one_out(films.histories)
+    show.print_data(console, films)
+
+    folder = (output_dir or default_folder()) / settings.key
+    trained_seconds = None
+    if retrain or not folder.exists():
+        trained_seconds = train_and_save(films, split, settings, folder, console)
+    model, index = load_recommender(folder)
+    show.print_recommender(console, model, index, folder, trained_seconds)
+
+    item_tokens = evaluate.item_tokens_of(index)
+    prompts = evaluate.make_prompts(
+        split.train,
+        item_tokens,
+        num_films=settings.train.window - 1,
+        pad_token_id=model.config.pad_token_id,
+        device=model.device,
+    )
+    start = time.perf_counter()
+    with show.progress_bar(console, "recommending", total=len(split.train)) as advance:
+        ranked = evaluate.recommend(model, index, prompts, num_beams=settings.num_beams, on_progress=advance)
+    recommend_seconds = time.perf_counter() - start
+    lists = _unseen(ranked, split)
+    popular = popularity_order(split.train, len(films)).tolist()
+    show.print_users(console, films, split, lists, num_users=settings.num_shown, seed=settings.seed)
+
+    with console.status("comparing with transformers' own generation"):
+        invalid = evaluate.invalid_shares(
+            model, index, evaluate.take_rows(prompts, slice(64)), num_beams=LIST_LENGTH
+        )
+        comparison = evaluate.compare_with_transformers(
+            model,
+            index,
+            item_tokens,
+            evaluate.take_rows(prompts, slice(settings.num_compared)),
+            num_beams=settings.num_beams,
+        )
+    report = DemoReport(
+        folder=folder,
+        trained_seconds=trained_seconds,
+        model_hits=evaluate.count_hits(lists, split.targets),
+        popular_hits=evaluate.count_hits(_unseen([popular] * len(lists), split), split.targets),
+        num_users=len(lists),
+        recommend_seconds=recommend_seconds,
+        invalid=invalid,
+        comparison=comparison,
+    )
+    show.print_report(console, report, list_length=LIST_LENGTH)
+    return report
+
+
+def train_and_save(
+    films: MovieLens, split: Split, settings: DemoSettings, folder: Path, console: Console
+) -> float:
+    """Make semantic ids, train a recommender on them, and save it with its catalogue; returns the seconds of training."""
+    with console.status("semantic ids: residual k-means on film features"):
+        features = film_features(films, split.train, seed=settings.seed)
+        codes = residual_kmeans(
+            features, num_levels=settings.num_levels, num_codes=settings.num_codes, seed=settings.seed
+        )
+    semantic_ids = SemanticIds(codes)
+    show.print_semantic_ids(console, semantic_ids)
+
+    start = time.perf_counter()
+    with show.training_bar(console) as on_progress, _quiet_trainer():
+        model = train_model(
+            split.train, semantic_ids.token_sequences(), settings.train, seed=settings.seed, on_progress=on_progress
+        )
+    seconds = time.perf_counter() - start
+    with replace_folder(folder) as unfinished:
+        model.save_pretrained(unfinished)
+        semantic_ids.constraint_index().save_pretrained(unfinished)
+    return seconds
+
+
+def load_recommender(folder: Path) -> tuple[Any, ConstraintIndex]:
+    """The saved model and its catalogue, as any user of hf_gr loads them.
+
+    Raises:
+        RuntimeError: The folder cannot be read.
+    """
+    try:
+        index = ConstraintIndex.from_pretrained(folder)
+        model = AutoModelForGenerativeRetrieval.from_pretrained(folder)
+    except Exception as error:  # a damaged file raises whatever its reader raises
+        raise RuntimeError(
+            f"the cached recommender in {folder} cannot be read ({error}): run again with --retrain to replace it"
+        ) from error
+    return model.to("cuda" if torch.cuda.is_available() else "cpu"), index
+
+
+@contextmanager
+def _quiet_trainer() -> Iterator[None]:
+    """Keep transformers' notes on the model's special tokens out of the progress bar."""
+    from transformers.utils import logging as transformers_logging
+
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+
+
+def _unseen(rankings: Sequence[Sequence[int]], split: Split) -> list[list[int]]:
+    """Every user's first 10 films that the user has not rated before."""
+    pairs = zip(rankings, split.train, strict=True)
+    return [evaluate.best_unseen(ranking, history, LIST_LENGTH) for ranking, history in pairs]

@@ -1,0 +1,141 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the demo prints, and its progress bars. Measures nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from .data import MovieLens, Split
+
+if TYPE_CHECKING:
+    from ..catalogue import ConstraintIndex, SemanticIds
+    from .run import DemoReport
+
+SHOWN_FILMS = 5  # films of a history and of a list
+
+
+@contextmanager
+def progress_bar(console: Console, title: str, *, total: float) -> Iterator[Callable[[float], None]]:
+    """A bar; call what it gives with the amount that was done since the last call."""
+    with _bar(console) as bar:
+        task = bar.add_task(title, total=total, note="")
+        yield lambda amount: bar.advance(task, amount)
+
+
+@contextmanager
+def training_bar(console: Console) -> Iterator[Callable[[float, float], None]]:
+    """A bar; call what it gives with the share that is done and the loss."""
+    with _bar(console) as bar:
+        task = bar.add_task("training", total=1.0, note="")
+
+        def update(fraction: float, loss: float) -> None:
+            bar.update(task, completed=fraction, note="" if math.isnan(loss) else f"loss {loss:.3f}")
+
+        yield update
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("elapsed,"),
+        TimeRemainingColumn(),
+        TextColumn("left  {task.fields[note]}"),
+        console=console,
+    )
+
+
+def print_data(console: Console, films: MovieLens) -> None:
+    """What the data is, and how it is used."""
+    ratings = sum(len(history) for history in films.histories)
+    console.print(
+        f"[bold]Data[/]: MovieLens-latest-small, {len(films):,} films, {len(films.histories):,} users, {ratings:,} ratings. "
+        "Every user's last film is held out; ratings with equal timestamps are in a random order that is always the same."
+    )
+
+
+def print_semantic_ids(console: Console, semantic_ids: SemanticIds) -> None:
+    """How films became tokens."""
+    shared = int((semantic_ids.codes[:, -1] > 0).sum())
+    console.print(
+        f"[bold]Semantic ids[/]: {semantic_ids.num_levels} tokens a film, codes a level {semantic_ids.level_sizes}; the last "
+        f"one tells {shared:,} films from others with the same first {semantic_ids.num_levels - 1}."
+    )
+
+
+def print_recommender(
+    console: Console, model: Any, index: ConstraintIndex, folder: Path, trained_seconds: float | None
+) -> None:
+    """What recommends, and where it is."""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    origin = "from an earlier run" if trained_seconds is None else f"trained in {trained_seconds:.0f} s"
+    console.print(f"[bold]Model[/]: {type(model).__name__}, {parameters:,} parameters, {origin}.")
+    console.print(f"[bold]Catalogue[/]: {escape(repr(index))}")
+    console.print(f"Both are loaded from {escape(str(folder))}", soft_wrap=True)
+
+
+def print_users(
+    console: Console, films: MovieLens, split: Split, lists: Sequence[Sequence[int]], *, num_users: int, seed: int
+) -> None:
+    """Some users, drawn at random: what they watched, what is recommended, and what they watched next."""
+    chosen = np.random.default_rng(seed).permutation(len(lists))[:num_users]
+    for user in sorted(chosen.tolist()):
+        target = int(split.targets[user])
+        table = Table(title=f"user {films.user_ids[user]}", title_justify="left", expand=True)
+        table.add_column("watched, latest last", ratio=1)
+        table.add_column("recommended, best first", ratio=1)
+        history = split.train[user][-SHOWN_FILMS:].tolist()
+        recommended = list(lists[user][:SHOWN_FILMS])
+        for row in range(max(len(history), len(recommended))):
+            watched = escape(films.titles[history[row]]) if row < len(history) else ""
+            title = escape(films.titles[recommended[row]]) if row < len(recommended) else ""
+            hit = row < len(recommended) and recommended[row] == target
+            table.add_row(watched, f"[bold green]{title} (watched next)[/]" if hit else title)
+        console.print(table)
+        place = lists[user].index(target) + 1 if target in lists[user] else None
+        outcome = "not in the list" if place is None else f"[bold green]number {place} of the list[/]"
+        console.print(f"  held out, watched next: {escape(films.titles[target])}: {outcome}\n")
+
+
+def print_report(console: Console, report: DemoReport, *, list_length: int) -> None:
+    """The measurements."""
+    users, invalid, comparison = report.num_users, report.invalid, report.comparison
+    table = Table(title="What was measured", title_justify="left", show_header=False, show_lines=True, expand=True)
+    table.add_column(ratio=3)
+    table.add_column(ratio=4)
+    table.add_row(
+        f"HR@{list_length} on the last film of all {users:,} users\n(no list has films that its user rated before)",
+        f"model         {_share(report.model_hits, users)}\nmost popular  {_share(report.popular_hits, users)}",
+    )
+    table.add_row(
+        f"generated sequences that are no film\n({list_length} beams, {invalid.total // list_length} users)",
+        f"without the catalogue  {_share(invalid.unconstrained, invalid.total)}\n"
+        f"with the catalogue     {_share(invalid.constrained, invalid.total)}",
+    )
+    table.add_row(
+        f"time of one call: {comparison.batch_size} users, prompts of {comparison.prompt_length} tokens, "
+        f"{comparison.num_beams} beams\n(median of {comparison.num_runs} runs in turn, answers compared)",
+        f"transformers, prefix_allowed_tokens_fn  {comparison.transformers_seconds:.3f} s\n"
+        f"hf_gr, constraint_index                 {comparison.hf_gr_seconds:.3f} s: {comparison.ratio:.1f} times as fast",
+    )
+    table.add_row(
+        f"time of the recommendations for all {users:,} users", f"{report.recommend_seconds:.1f} s"
+    )
+    console.print(table)
+
+
+def _share(count: int, total: int) -> str:
+    return f"{count / total:6.1%}  ({count:,} of {total:,})"

@@ -1,0 +1,98 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tiny random models of every family that is held to transformers' own results.
+
+Weights are scaled up: with the usual initialisation logits are flat, scores are alike, and errors hide.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+VOCABULARY = 64
+PAD, EOS = 1, 2
+SPECIAL = {"eos_token_id": None, "pad_token_id": PAD, "bos_token_id": None}
+LLAMA = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+}
+GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "n_inner": 48}
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+# One sliding layer and one full one, and a window shorter than the prompts and than the sequences behind them.
+MIXED = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
+SEQ2SEQ = {"decoder_start_token_id": PAD}
+
+DECODERS: dict[str, dict[str, Any]] = {
+    "cohere2": LLAMA | MIXED,
+    "deepseek_v3": {k: v for k, v in LLAMA.items() if k != "head_dim"}
+    | {"num_key_value_heads": 4, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4}
+    | {"v_head_dim": 8, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2}
+    | {"moe_intermediate_size": 16, "first_k_dense_replace": 1, "n_shared_experts": 1},
+    "falcon": {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": False},
+    "gemma2": LLAMA | MIXED | {"query_pre_attn_scalar": 8},
+    "gemma3_text": LLAMA | MIXED | {"query_pre_attn_scalar": 8},
+    "gpt2": GPT2,
+    "gpt_neox": {k: v for k, v in LLAMA.items() if k not in ("head_dim", "num_key_value_heads")},
+    "gptj": GPT2 | {"rotary_dim": 4},
+    "llama": LLAMA,
+    "mistral": LLAMA | {"sliding_window": 3},
+    "olmo2": {k: v for k, v in LLAMA.items() if k != "head_dim"},
+    "opt": {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 48}
+    | {"max_position_embeddings": 128, "word_embed_proj_dim": 32},
+    "phi3": {k: v for k, v in LLAMA.items() if k != "head_dim"},
+    "qwen2": {k: v for k, v in LLAMA.items() if k != "head_dim"},
+    "qwen3": LLAMA,
+    "qwen3_moe": LLAMA | MOE,
+    "smollm3": {k: v for k, v in LLAMA.items() if k != "head_dim"} | {"no_rope_layers": [1, 0]},
+}
+BATCH_DECODERS: dict[str, dict[str, Any]] = {
+    "bloom": {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4},
+}
+ENCODER_DECODERS: dict[str, dict[str, Any]] = {
+    "bart": {"vocab_size": VOCABULARY, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "max_position_embeddings": 64}
+    | {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+    | {"forced_eos_token_id": None}
+    | SEQ2SEQ,
+    "t5": {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4} | SEQ2SEQ,
+}
+FAMILIES = DECODERS | BATCH_DECODERS | ENCODER_DECODERS
+
+
+def build(family: str, *, seed: int = 0, config: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+    """A new tiny model; `config` overrides fields, keywords go to transformers (`attn_implementation`, `dtype`)."""
+    fields = {**SPECIAL, **FAMILIES.get(family, {}), **(config or {})}
+    torch.manual_seed(seed)
+    made = AutoConfig.for_model(family, **fields)
+    auto = AutoModelForSeq2SeqLM if made.is_encoder_decoder else AutoModelForCausalLM
+    model = auto.from_config(made, **kwargs).eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.25)
+    return model
+
+
+@cache
+def shared(family: str) -> Any:
+    """One model of a family for all tests that only read it."""
+    return build(family)
+
+
+def prompts(batch_size: int, length: int, *, padded: bool = False, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Random prompts with their mask; padded ones have padding on the left, of different widths."""
+    generator = torch.Generator().manual_seed(seed)
+    input_ids = torch.randint(3, VOCABULARY, (batch_size, length), generator=generator)
+    mask = torch.ones_like(input_ids)
+    if padded:
+        for row in range(batch_size - 1):
+            mask[row, : 2 * row + 3] = 0
+    return {"input_ids": input_ids.masked_fill(mask == 0, PAD), "attention_mask": mask}

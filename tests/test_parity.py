@@ -1,0 +1,198 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Ours against transformers' own `generate(prefix_allowed_tokens_fn=...)`: sequences, order, scores."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import BATCH_DECODERS, DECODERS, ENCODER_DECODERS, EOS, FAMILIES, PAD, build, prompts, shared
+from transformers import GenerationMixin
+
+from hf_gr import ConstraintIndex, enable
+from hf_gr.generation import layouts
+from hf_gr.torch import beam, tree
+
+SCORE_TOL = 1e-4  # fp32 sums of at most 6 log-probabilities, whose forwards differ in the order of additions
+GARBAGE = -1e8  # transformers' score of what is no sequence of the catalogue
+
+
+@cache
+def catalogue(*, ragged: bool, seed: int = 0) -> ConstraintIndex:
+    """Some hundred sequences of 4 tokens, or of 1 to 5 with an end token; some are prefixes of others, some occur twice."""
+    rng = np.random.default_rng(seed)
+    if not ragged:
+        return ConstraintIndex.from_sequences(rng.integers(3, 24, size=(400, 4)))
+    rows = [rng.integers(3, 24, size=rng.integers(1, 6)).tolist() for _ in range(900)]
+    return ConstraintIndex.from_sequences(rows, eos_token_id=EOS)
+
+
+@cache
+def allowed_tokens(index: ConstraintIndex) -> dict[tuple[int, ...], list[int]]:
+    """The catalogue as a dictionary: transformers' side of the comparison shares no code with ours."""
+    allowed: dict[tuple[int, ...], set[int]] = {}
+    for sequence in index:
+        for length, token in enumerate(sequence):
+            allowed.setdefault(tuple(sequence[:length]), set()).add(token)
+    return {prefix: sorted(tokens) for prefix, tokens in allowed.items()}
+
+
+def both(model: Any, index: ConstraintIndex, inputs: dict[str, torch.Tensor], **kwargs: Any) -> tuple[Any, Any]:
+    """Transformers' result and ours for the same arguments."""
+    prompt_length = 1 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
+    legal = allowed_tokens(index)
+
+    def allowed(batch: int, tokens: torch.Tensor) -> list[int]:
+        # transformers asks on behalf of finished beams, too, and refuses an empty answer.
+        return legal.get(tuple(tokens[prompt_length:].tolist()), [EOS])
+
+    kwargs = {"pad_token_id": PAD, "return_dict_in_generate": True, "output_scores": True, **kwargs}
+    kwargs["eos_token_id"] = index.eos_token_id
+    theirs = GenerationMixin.generate(
+        model, **inputs, prefix_allowed_tokens_fn=allowed, **{"max_new_tokens": index.max_length} | kwargs
+    )
+    ours = enable(model).generate(**inputs, constraint_index=index, **kwargs)
+    return theirs, ours
+
+
+def assert_same(theirs: Any, ours: Any, num_return_sequences: int) -> int:
+    """Compare row by row and return how many requests could be compared.
+
+    Where transformers ran out of legal beams it fills up with sequences that are none; such requests have no right answer there.
+    """
+    length = min(theirs.sequences.shape[1], ours.sequences.shape[1])
+    if num_return_sequences == 1 and getattr(theirs, "sequences_scores", None) is None:
+        torch.testing.assert_close(ours.sequences, theirs.sequences)
+        return len(theirs.sequences)
+    compared = 0
+    for first in range(0, len(theirs.sequences), num_return_sequences):
+        rows = slice(first, first + num_return_sequences)
+        if (theirs.sequences_scores[rows] < GARBAGE).any():
+            continue
+        compared += 1
+        torch.testing.assert_close(ours.sequences_scores[rows], theirs.sequences_scores[rows], atol=SCORE_TOL, rtol=0)
+        assert ours.sequences[rows, :length].tolist() == theirs.sequences[rows, :length].tolist()
+        steps = theirs.beam_indices.shape[1]
+        assert ours.beam_indices[rows, :steps].tolist() == theirs.beam_indices[rows].tolist()
+    return compared
+
+
+@pytest.mark.parametrize("ragged", [False, True], ids=["fixed", "ragged"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_beam_search_equals_transformers(family: str, ragged: bool) -> None:
+    model, index = shared(family), catalogue(ragged=ragged)
+    compared = 0
+    for batch_size, padded in ((1, False), (3, False), (3, True)):
+        inputs = prompts(batch_size, 9, padded=padded, seed=batch_size)
+        theirs, ours = both(model, index, inputs, num_beams=6, num_return_sequences=6)
+        compared += assert_same(theirs, ours, 6)
+    assert compared >= 6  # of 7 requests
+
+
+def test_listed_families_are_the_tested_ones() -> None:
+    assert set(DECODERS) == layouts.TREE_FAMILIES
+    assert set(BATCH_DECODERS) | set(ENCODER_DECODERS) == layouts.BATCH_FAMILIES
+
+
+@pytest.mark.parametrize("family", ["qwen3", "bloom", "t5"])
+@pytest.mark.parametrize("ragged", [False, True], ids=["fixed", "ragged"])
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"length_penalty": 0.0},
+        {"length_penalty": -1.0},
+        {"length_penalty": 2.0, "early_stopping": "never"},
+        {"length_penalty": 0.5, "early_stopping": True},
+        {"num_return_sequences": 2},
+        {"num_beams": 1, "num_return_sequences": 1},
+        {"num_beams": 20, "num_return_sequences": 20},
+        {"renormalize_logits": True},
+        {"repetition_penalty": 1.7},
+        {"bad_words_ids": [[5], [7, 9]], "no_repeat_ngram_size": 2},
+        {"min_new_tokens": 3},
+        {"num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 0.6},
+        {"max_new_tokens": 12, "early_stopping": "never"},
+        {"eos_token_id": [2, 50, 51]},
+    ],
+    ids=str,
+)
+def test_options_equal_transformers(family: str, ragged: bool, kwargs: dict[str, Any]) -> None:
+    if "max_new_tokens" in kwargs and not ragged:
+        pytest.skip("transformers raises behind the end of a catalogue without an end token")
+    model, index = shared(family), catalogue(ragged=ragged)
+    kwargs = {"num_beams": 6, "num_return_sequences": 6, **kwargs}
+    compared = 0
+    for batch_size, padded in ((1, False), (3, True)):
+        inputs = prompts(batch_size, 9, padded=padded, seed=7)
+        theirs, ours = both(model, index, inputs, **kwargs)
+        compared += assert_same(theirs, ours, kwargs["num_return_sequences"])
+        shapes = [(step.shape, other.shape) for step, other in zip(theirs.scores, ours.scores, strict=False)]
+        assert all(shape == other for shape, other in shapes)
+    assert compared >= 1  # of 4 requests
+
+
+@pytest.mark.parametrize("family", ["qwen3", "t5"])
+def test_step_scores_logits_and_transition_scores_equal_transformers(family: str) -> None:
+    model, index = shared(family), catalogue(ragged=False)
+    theirs, ours = both(model, index, prompts(2, 9), num_beams=4, num_return_sequences=4, output_logits=True)
+    for step in range(index.max_length):
+        # Only the first of the equal beams counts at the first step.
+        torch.testing.assert_close(ours.scores[step], theirs.scores[step], atol=SCORE_TOL, rtol=0)
+        torch.testing.assert_close(ours.logits[step], theirs.logits[step], atol=SCORE_TOL, rtol=1e-4)
+    mine = model.compute_transition_scores(ours.sequences, ours.scores, ours.beam_indices)
+    other = model.compute_transition_scores(theirs.sequences, theirs.scores, theirs.beam_indices)
+    torch.testing.assert_close(mine, other, atol=SCORE_TOL, rtol=0)
+    torch.testing.assert_close(mine.sum(1) / index.max_length, ours.sequences_scores, atol=SCORE_TOL, rtol=0)
+
+
+@pytest.mark.parametrize("family", [*DECODERS, "bloom", "bart", "t5"])
+def test_eager_attention_equals_transformers(family: str) -> None:
+    model = build(family, attn_implementation="eager")
+    inputs = prompts(3, 9, padded=True)
+    theirs, ours = both(model, catalogue(ragged=False), inputs, num_beams=5, num_return_sequences=5)
+    assert assert_same(theirs, ours, 5) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", ["qwen3", "t5"])
+def test_half_precision_scores_are_those_of_the_sequences(family: str, attention: str, dtype: torch.dtype) -> None:
+    # Near ties may fall either way in half precision; the best score and every returned score may not.
+    model = build(family, attn_implementation=attention).to(dtype)
+    theirs, ours = both(model, catalogue(ragged=False), prompts(2, 9), num_beams=8, num_return_sequences=8)
+    tolerance = 0.15 if dtype is torch.bfloat16 else 0.02  # a few units in the last place of logits around 10
+    torch.testing.assert_close(ours.sequences_scores, theirs.sequences_scores, atol=tolerance, rtol=0)
+    assert ours.sequences_scores.dtype == torch.float32
+
+
+def test_the_prompts_of_a_window_and_the_tree_slide_alike() -> None:
+    model, index = shared("mistral"), catalogue(ragged=True)
+    for length in (1, 2, 3, 4, 17):
+        theirs, ours = both(model, index, prompts(2, length, seed=length), num_beams=4, num_return_sequences=4)
+        assert assert_same(theirs, ours, 4)
+
+
+PLANTED = {
+    "beams see other beams": (tree.Tree, "attention_mask", lambda wrong: wrong | True),
+    "the prompt is hidden": (tree.Tree, "attention_mask", lambda wrong: wrong & (torch.arange(wrong.shape[-1]) > 4)),
+    "parents are forgotten": (tree.Tree, "grow", lambda grown: tree.Tree(grown.ancestry.roll(1, 1), grown.num_slots)),
+    "scores are not passed on": (
+        beam,
+        "select",
+        lambda kept: beam.Beams(kept.sequences, kept.beam_indices, kept.scores * 0.5, kept.states),
+    ),
+}
+
+
+@pytest.mark.parametrize("error", PLANTED)
+def test_a_planted_error_is_seen(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, name, spoil = PLANTED[error]
+    right = getattr(home, name)
+    monkeypatch.setattr(home, name, lambda *args, **kwargs: spoil(right(*args, **kwargs)))
+    theirs, ours = both(build("qwen3"), catalogue(ragged=False), prompts(2, 9), num_beams=5, num_return_sequences=5)
+    with pytest.raises(AssertionError):
+        assert_same(theirs, ours, 5)
