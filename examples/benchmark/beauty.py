@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every recommendation is a real item: all 3,553 test users of the Amazon Beauty catalogue, 50 beams each.
 
-The model is a small random one: validity must not depend on what it has learned. Users are batched by the length of their
-history and padded on the left. Sequences are judged by the rows of `items.tsv`, not by the index that constrained them.
+The model is a small random one: validity must not depend on what it has learned. Users are batched by the length of
+their history and padded on the left. Sequences are judged by the rows of `items.tsv`, not by the index that
+constrained them.
 
     python examples/benchmark/beauty.py           # all test users
     python examples/benchmark/beauty.py --fast    # 64 of them
@@ -111,10 +112,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, default=DEFAULT_DATA, help=f"folder with {' and '.join(FILES)}")
     parser.add_argument("--num-beams", type=int, default=50)
     parser.add_argument("--batch-size", type=int, default=32, help="users a call")
-    parser.add_argument("--max-items", type=int, default=50, help="items of a history that the model sees, the last ones")
+    parser.add_argument("--max-items", type=int, default=50, help="items of a history to use, the last ones")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--fast", action="store_true", help=f"{FAST_USERS} users, for CI; nothing to do without the data")
+    parser.add_argument("--fast", action="store_true", help=f"{FAST_USERS} users; skipped without the data")
     return parser.parse_args(arguments)
 
 

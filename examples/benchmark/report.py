@@ -22,8 +22,8 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Columns as wide as their widest cell: the first two to the left, numbers to the right."""
     widths = [max(len(line[column]) for line in (header, *rows)) for column in range(len(header))]
     for line in (header, ["-" * width for width in widths], *rows):
-        cells = [cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))]
-        print("  ".join(cells).rstrip(), flush=True)
+        padded = [f"{cell:{'<' if i < 2 else '>'}{widths[i]}}" for i, cell in enumerate(line)]
+        print("  ".join(padded).rstrip(), flush=True)
 
 
 def print_json_line(benchmark: str, device: torch.device, results: dict[str, Any]) -> None:

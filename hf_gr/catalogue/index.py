@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ConstraintIndex`: the catalogue as a compiled trie, with the items at the end of its paths. Knows no framework.
 
-Axes: N rows as given, S distinct sequences in lexicographic order, T tokens of a generated row.
+Axes: N rows as given, S distinct sequences in lexicographic order, R generated rows of T tokens.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from . import storage
+from .item_ids import ItemId, ItemIds, group_items, read_item_ids
+from .sequences import read_catalogue, read_eos_token_id, read_rows
 from .trie import PADDING, Array, Trie, build_trie, smallest_dtype
-
-ItemId = int | str
-LARGEST_TOKEN = 2**31 - 1
 
 
 class ConstraintIndex:
     """The set of token sequences that may be generated, and the items that they stand for.
 
-    Build one with `from_sequences`, load one with `from_pretrained`, and pass it to `generate(constraint_index=index)`. An
-    index is immutable: one instance serves any number of models, calls and threads.
+    Build one with `from_sequences`, load one with `from_pretrained`, and pass it to
+    `generate(constraint_index=index)`. An index is immutable: one instance serves any number of models, calls and
+    threads.
 
     Example:
         >>> index = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]], item_ids=["ham", "jam", "yam"])
@@ -40,7 +40,7 @@ class ConstraintIndex:
     Source: STATIC, section 4 (the trie in compressed sparse rows); see `hf_gr.catalogue.trie` for what differs.
     """
 
-    def __init__(self, trie: Trie, item_ids: Array | list[str], item_offsets: Array, eos_token_id: int | None) -> None:
+    def __init__(self, trie: Trie, item_ids: ItemIds, item_offsets: Array, eos_token_id: int | None) -> None:
         """Wrap compiled parts; use `from_sequences` instead.
 
         Args:
@@ -59,14 +59,14 @@ class ConstraintIndex:
         cls,
         sequences: npt.ArrayLike | Iterable[Sequence[int]],
         *,
-        item_ids: Iterable[ItemId] | None = None,
+        item_ids: npt.ArrayLike | Iterable[ItemId] | None = None,
         eos_token_id: int | None = None,
     ) -> ConstraintIndex:
         """Compile a catalogue.
 
         Args:
-            sequences: `[N, L]` integers (NumPy, torch on any device, nested lists), or a ragged list of N token lists, in any
-                order. Equal sequences are one path with several items.
+            sequences: `[N, L]` integers (NumPy, torch on any device, nested lists), or a ragged list of N token
+                lists, in any order. Equal sequences are one path with several items.
             item_ids: N item ids, all integers or all strings; the row numbers by default.
             eos_token_id: the end-of-sequence token, appended to every sequence that does not end with it. Ragged
                 sequences need it: it is what tells a sequence from a longer one that begins alike.
@@ -75,13 +75,16 @@ class ConstraintIndex:
             The index.
 
         Raises:
-            ValueError: no sequence at all, an empty one, tokens that are no integers from 0 to 2**31 - 1, ragged rows without
-                `eos_token_id`, an `eos_token_id` inside a sequence, or item ids of another number or of mixed types.
+            ValueError: no sequence at all, an empty one, tokens that are no integers from 0 to 2**31 - 1, ragged rows
+                without `eos_token_id`, an `eos_token_id` inside a sequence, or item ids of another number or of mixed
+                types.
         """
-        rows = _as_rows(sequences, eos_token_id)
+        eos_token_id = read_eos_token_id(eos_token_id)
+        rows = read_catalogue(sequences, eos_token_id)
+        ids = read_item_ids(item_ids, len(rows))
         trie, order, is_first = build_trie(rows)
-        ids, offsets = _group_items(_as_item_ids(item_ids, len(rows)), order, is_first)
-        return cls(trie, ids, offsets, eos_token_id)
+        ids, offsets = group_items(ids, order, is_first)
+        return cls(trie, ItemIds.pack(ids), offsets, eos_token_id)
 
     def __len__(self) -> int:
         """The number of distinct sequences."""
@@ -89,21 +92,19 @@ class ConstraintIndex:
 
     def __contains__(self, sequence: object) -> bool:
         """Whether one sequence, with or without its end token, is in the catalogue."""
-        tokens = np.asarray(_to_host(sequence))
-        if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind not in "iu":
+        try:
+            rows, _ = read_rows(sequence, one_is_enough=True)
+        except ValueError:
             return False
-        states, lengths = self._walk(tokens[None].astype(np.int64))
-        return bool(states[0] >= 0) and int(lengths[0]) == len(tokens)
+        if rows.shape[0] != 1 or PADDING in rows:
+            return False
+        states, lengths = self._walk(rows)
+        return bool(states[0] >= 0) and int(lengths[0]) == rows.shape[1]
 
     def __iter__(self) -> Iterator[list[int]]:
         """Every distinct sequence, in lexicographic order, with its end token if the catalogue has one."""
-        stack = [(0, ())]
-        while stack:
-            state, prefix = stack.pop()
-            first, last = (int(bound) for bound in self.trie.children(np.array(state)))
-            if first == last:
-                yield list(prefix)
-            stack.extend((child, (*prefix, int(self.trie.tokens[child]))) for child in range(last - 1, first - 1, -1))
+        for row in self.trie.sequences():
+            yield [token for token in row.tolist() if token != PADDING]
 
     def __repr__(self) -> str:
         return (
@@ -135,34 +136,40 @@ class ConstraintIndex:
         """The items that generated sequences stand for.
 
         Args:
-            sequences: `[R, T]` tokens or R token lists, the prompt cut off. What follows a complete sequence is taken for padding.
+            sequences: `[R, T]` tokens (NumPy, torch on any device) or R token lists, the prompt cut off; or one
+                sequence. What follows a complete sequence is taken for padding. So is everything from a negative
+                token (-1, -100) on.
 
         Returns:
-            R lists of item ids, in the order in which the items were given; empty for a row that is no item (a padding row).
+            R lists of item ids, in the order in which the items were given; empty for a row that is no item (a
+            padding row).
+
+        Raises:
+            ValueError: tokens that are no integers, or more than two axes.
 
         Example:
             >>> ConstraintIndex.from_sequences([[5, 7], [5, 7]]).items([[5, 7, 0], [0, 0, 0]])
             [[0, 1], []]
         """
-        rows = _pad(_to_host(sequences))
-        if not len(rows):
-            return []
+        rows = read_rows(sequences, one_is_enough=True)[0][:, : self.max_length]
+        rows = np.where(np.logical_or.accumulate(rows < 0, axis=1), PADDING, rows)
         states, _ = self._walk(rows)
-        sequence_of = self._sequence_numbers
-        return [self._items_of(int(sequence_of(state))) if state >= 0 else [] for state in states]
+        is_item = states >= 0
+        numbers = self._sequence_numbers(np.where(is_item, states, self.trie.level_starts[-2]))
+        first, last = self._item_offsets[numbers], self._item_offsets[numbers + 1]
+        return self._item_ids.between(first, np.where(is_item, last, first))
 
-    def allowed_next_tokens(self, prefix: Sequence[int]) -> list[int]:
+    def allowed_next_tokens(self, prefix: npt.ArrayLike | Sequence[int]) -> list[int]:
         """The tokens that may follow a prefix, ascending; empty after a complete sequence or an unknown prefix.
 
         For people and tests, and for transformers' `prefix_allowed_tokens_fn`; `generate` never calls it.
         """
-        state = np.zeros((), dtype=np.int64)
-        for token in _to_host(prefix):
-            state = self.trie.advance(state, np.asarray(int(token)))
-        if state < 0:
-            return []
-        first, last = self.trie.children(state)
-        return [int(token) for token in self.trie.tokens[int(first) : int(last)]]
+        rows, _ = read_rows(prefix, one_is_enough=True)
+        if rows.shape[0] > 1:
+            raise ValueError(f"prefix has shape {list(rows.shape)}, expected one sequence: call it once for each")
+        state = self.trie.find(rows.reshape(-1).tolist())
+        first, last = self.trie.child_range(state) if state >= 0 else (0, 0)
+        return self.trie.tokens[first:last].tolist()
 
     def save_pretrained(self, save_directory: str | Path) -> None:
         """Write `constraint_index.json`, `constraint_index.safetensors` and, where there is none yet, a model card.
@@ -170,26 +177,11 @@ class ConstraintIndex:
         A save that is interrupted leaves the previous index readable.
 
         Args:
-            save_directory: a folder, made if need be; it may be that of a model, so that a checkpoint carries its catalogue.
+            save_directory: a folder, made if need be; it may be that of a model, so that a checkpoint carries its
+                catalogue.
         """
-        from ..cards import write_index_card
-
         directory = Path(save_directory)
-        if directory.is_file():
-            raise ValueError(f"save_directory={str(directory)!r} is a file, expected a folder: name another one")
-        directory.mkdir(parents=True, exist_ok=True)
-        description: dict[str, Any] = {
-            "num_sequences": len(self),
-            "num_items": self.num_items,
-            "max_length": self.max_length,
-            "eos_token_id": self.eos_token_id,
-            "item_id_type": self._item_id_type,
-            "level_starts": list(self.trie.level_starts),
-            "branching": list(self.trie.branching),
-            "has_leaves": list(self.trie.has_leaves),
-        }
-        storage.save(directory, description, self._arrays())
-        write_index_card(self, directory)
+        self._save(directory, name=directory.resolve().name)
 
     @classmethod
     def from_pretrained(
@@ -213,9 +205,10 @@ class ConstraintIndex:
             subfolder: folder inside `repo_or_dir`.
 
         Raises:
-            ValueError: a file that is missing, cut short, altered, of a newer format, or no safetensors file (never unpickled).
+            ValueError: a file that is missing, cut short, altered, of a newer format, or no safetensors file (never
+                unpickled).
         """
-        from ..hub import resolve_folder
+        from hf_gr.hub import resolve_folder
 
         folder = resolve_folder(
             repo_or_dir,
@@ -227,18 +220,19 @@ class ConstraintIndex:
             subfolder=subfolder,
         )
         description, arrays = storage.load(folder)
-        trie = Trie(
-            tokens=arrays["tokens"],
-            child_offsets=arrays["child_offsets"],
-            level_starts=tuple(description["level_starts"]),
-            branching=tuple(description["branching"]),
-            has_leaves=tuple(description["has_leaves"]),
-        )
-        item_ids: Array | list[str] = arrays["item_ids"]
-        if description["item_id_type"] == "string":
-            text, bounds = arrays["item_ids"].tobytes(), arrays["item_id_bounds"].tolist()
-            item_ids = [text[start:end].decode() for start, end in zip(bounds, bounds[1:], strict=False)]
-        return cls(trie, item_ids, arrays["item_offsets"], description["eos_token_id"])
+        try:
+            trie = Trie.from_arrays(arrays["tokens"], arrays["child_offsets"])
+            item_ids = ItemIds(arrays["item_ids"], arrays.get("item_id_bounds"))
+            offsets = arrays["item_offsets"]
+            if len(offsets) != trie.num_sequences + 1 or not _bounds(offsets, len(item_ids), at_least=1):
+                raise ValueError("item_offsets do not give every sequence its items")
+            if item_ids.bounds is not None and not _bounds(item_ids.bounds, len(item_ids.values), at_least=0):
+                raise ValueError("item_id_bounds do not divide the text of the item ids")
+            return cls(trie, item_ids, offsets, description["eos_token_id"])
+        except (ValueError, KeyError, IndexError) as error:
+            raise ValueError(
+                f"{folder / storage.ARRAYS_FILE} holds no constraint index ({error}): download it or save it again"
+            ) from error
 
     def push_to_hub(
         self,
@@ -255,10 +249,10 @@ class ConstraintIndex:
         Returns:
             The commit's address.
         """
-        from ..hub import push_folder
+        from hf_gr.hub import push_folder
 
         return push_folder(
-            self.save_pretrained,
+            lambda folder, name: self._save(folder, name=name),
             repo_id,
             private=private,
             token=token,
@@ -267,9 +261,24 @@ class ConstraintIndex:
             create_pr=create_pr,
         )
 
-    @property
-    def _item_id_type(self) -> Literal["integer", "string"]:
-        return "string" if isinstance(self._item_ids, list) else "integer"
+    def _save(self, directory: Path, *, name: str) -> None:
+        """Save under the name by which the card tells users to load it."""
+        from hf_gr.cards import index_card
+
+        if directory.exists() and not directory.is_dir():
+            raise ValueError(f"save_directory={str(directory)!r} is a file, expected a folder: name another one")
+        directory.mkdir(parents=True, exist_ok=True)
+        starts = self.trie.level_starts
+        description: dict[str, Any] = {
+            "num_sequences": len(self),
+            "num_items": self.num_items,
+            "max_length": self.max_length,
+            "eos_token_id": self.eos_token_id,
+            "item_id_type": "string" if self._item_ids.are_strings else "integer",
+            "level_sizes": [end - start for start, end in zip(starts[1:], starts[2:], strict=False)],
+            "branching": list(self.trie.branching),
+        }
+        storage.save(directory, description, self._arrays(), card=index_card(self, name))
 
     def _arrays(self) -> dict[str, Array]:
         """Everything that is stored, by its name in the file."""
@@ -277,16 +286,9 @@ class ConstraintIndex:
             "tokens": self.trie.tokens,
             "child_offsets": self.trie.child_offsets,
             "item_offsets": self._item_offsets,
+            "item_ids": self._item_ids.values,
         }
-        if not isinstance(self._item_ids, list):
-            return arrays | {"item_ids": self._item_ids}
-        encoded = [item_id.encode() for item_id in self._item_ids]
-        bounds = np.cumsum([0, *map(len, encoded)])
-        return arrays | {"item_ids": np.frombuffer(b"".join(encoded), dtype=np.uint8), "item_id_bounds": bounds}
-
-    def _items_of(self, sequence: int) -> list[ItemId]:
-        found = self._item_ids[int(self._item_offsets[sequence]) : int(self._item_offsets[sequence + 1])]
-        return list(found) if isinstance(found, list) else [int(item_id) for item_id in found]
+        return arrays if self._item_ids.bounds is None else arrays | {"item_id_bounds": self._item_ids.bounds}
 
     def _walk(self, rows: npt.NDArray[np.int64]) -> tuple[Array, Array]:
         """Follow `[R, T]` tokens to `[R]` leaves (-1: none) and the number of tokens that each took."""
@@ -305,133 +307,18 @@ class ConstraintIndex:
         first, last = self.trie.children(np.maximum(states, 0))
         return np.where(first == last, states, -1), lengths
 
+    def _sequence_numbers(self, leaves: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The number of every leaf's sequence, in lexicographic order."""
+        if any(self.trie.has_leaves[:-1]):
+            return self._number_of_node[leaves].astype(np.int64)
+        return leaves - self.trie.level_starts[-2]
+
     @cached_property
-    def _sequence_numbers(self) -> Any:
-        """The function from a leaf to its sequence's number in lexicographic order."""
-        starts = self.trie.level_starts
-        if not any(self.trie.has_leaves[:-1]):
-            return lambda leaf: leaf - starts[-2]
-        # Ragged: count the leaves under every node from the last level up, then hand numbers down to the children.
-        num_leaves = np.ones(starts[-1], dtype=np.int64)
-        number = np.zeros(starts[-1], dtype=np.int64)
-        levels = [np.arange(start, end) for start, end in zip(starts[:-2], starts[1:-1], strict=True)]
-        for nodes in reversed(levels):
-            first, last = self.trie.children(nodes)
-            running = np.concatenate(([0], np.cumsum(num_leaves[first[0] : last[-1]])))
-            below = running[last - first[0]] - running[first - first[0]]
-            num_leaves[nodes] = np.where(first == last, 1, below)
-        for nodes in levels:
-            first, last = self.trie.children(nodes)
-            children = np.arange(first[0], last[-1])
-            before = np.cumsum(num_leaves[children]) - num_leaves[children]
-            parents = np.repeat(np.arange(len(nodes)), last - first)
-            number[children] = number[nodes][parents] + before - before[(first - first[0])[parents]]
-        return number.__getitem__
+    def _number_of_node(self) -> Array:
+        """Where sequences differ in length: the number of the first sequence below every node."""
+        return self.trie.first_sequences().astype(smallest_dtype(len(self)))
 
 
-def _to_host(values: Any) -> Any:
-    """Torch tensors of any device as NumPy arrays, everything else as it is, without importing torch."""
-    if hasattr(values, "detach"):
-        return values.detach().cpu().numpy()
-    return values if isinstance(values, (np.ndarray, list, tuple)) else list(values)
-
-
-def _pad(sequences: Any) -> npt.NDArray[np.int64]:
-    """Token lists of any lengths as one `[R, T]` array, filled up with PADDING."""
-    if isinstance(sequences, np.ndarray):
-        return np.atleast_2d(sequences).astype(np.int64)
-    rows = [np.atleast_1d(np.asarray(_to_host(row))) for row in sequences]
-    padded = np.full((len(rows), max(map(len, rows), default=0)), PADDING, dtype=np.int64)
-    for number, row in enumerate(rows):
-        padded[number, : len(row)] = row
-    return padded
-
-
-def _as_rows(sequences: Any, eos_token_id: int | None) -> npt.NDArray[np.int64]:
-    """Check sequences and bring them to `[N, L]`, ends filled with PADDING, the end token appended."""
-    sequences = _to_host(sequences)
-    if not isinstance(sequences, np.ndarray):
-        sequences = [np.asarray(_to_host(row)) for row in sequences]
-    if len(sequences) == 0:
-        raise ValueError("sequences is empty, expected at least one token sequence: a catalogue needs an item")
-    if isinstance(sequences, np.ndarray) and sequences.ndim != 2:
-        raise ValueError(f"sequences has shape {list(sequences.shape)}, expected [N, L] or a list of N token lists")
-    for number, row in enumerate(sequences if isinstance(sequences, list) else sequences[:1]):
-        if row.ndim != 1 or not len(row):
-            raise ValueError(f"sequence {number} has shape {list(row.shape)}, expected [L] with L >= 1: drop it")
-        if row.dtype.kind not in "iu":
-            raise ValueError(f"sequence {number} has dtype {row.dtype}, expected integers: pass token ids, not text")
-    lengths = {len(row) for row in sequences} if isinstance(sequences, list) else {sequences.shape[1]}
-    if len(lengths) > 1 and eos_token_id is None:
-        raise ValueError(
-            f"sequences have {min(lengths)} to {max(lengths)} tokens and eos_token_id=None, expected one length or an end "
-            "token: pass eos_token_id= (usually model.generation_config.eos_token_id)"
-        )
-    real = _pad(sequences)
-    bad = ((real < 0) | (real > LARGEST_TOKEN)) & (np.arange(real.shape[1]) < _row_lengths(sequences)[:, None])
-    if bad.any():
-        row, column = (int(axis[0]) for axis in np.nonzero(bad))
-        raise ValueError(
-            f"sequence {row} has token {real[row, column]} at position {column}, expected 0 to {LARGEST_TOKEN}: "
-            "remove padding such as -1 or -100 and pass ragged lists instead"
-        )
-    return real if eos_token_id is None else _end_rows(real, eos_token_id)
-
-
-def _row_lengths(sequences: Any) -> npt.NDArray[np.int64]:
-    if isinstance(sequences, np.ndarray):
-        return np.full(len(sequences), sequences.shape[1])
-    return np.fromiter(map(len, sequences), dtype=np.int64, count=len(sequences))
-
-
-def _end_rows(rows: npt.NDArray[np.int64], eos_token_id: int) -> npt.NDArray[np.int64]:
-    """Append the end token to every row that does not end with it, and refuse it anywhere else."""
-    if isinstance(eos_token_id, bool) or not isinstance(eos_token_id, int) or not 0 <= eos_token_id <= LARGEST_TOKEN:
-        raise ValueError(f"eos_token_id={eos_token_id!r}, expected one token id: choose one where a model has several")
-    rows = np.pad(rows, ((0, 0), (0, 1)), constant_values=PADDING)
-    lengths = (rows != PADDING).sum(axis=1)
-    lengths -= rows[np.arange(len(rows)), lengths - 1] == eos_token_id
-    inside = (rows == eos_token_id) & (np.arange(rows.shape[1]) < lengths[:, None])
-    if inside.any() or not lengths.all():
-        row = int(np.argmax(inside.any(axis=1) | (lengths == 0)))
-        raise ValueError(
-            f"sequence {row} is {rows[row, : lengths[row] + 1].tolist()}, expected eos_token_id={eos_token_id} at its end "
-            "only, after at least one other token: is it the right end token?"
-        )
-    rows[np.arange(len(rows)), lengths] = eos_token_id
-    return rows[:, : int(lengths.max()) + 1]
-
-
-def _as_item_ids(item_ids: Iterable[ItemId] | None, num_rows: int) -> Array | list[str]:
-    if item_ids is None:
-        return np.arange(num_rows, dtype=smallest_dtype(num_rows))
-    ids = _to_host(item_ids)
-    ids = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
-    if len(ids) != num_rows:
-        raise ValueError(f"item_ids has {len(ids)} entries, expected {num_rows}: one for each sequence, in the same order")
-    if all(isinstance(item_id, str) for item_id in ids):
-        return ids
-    for number, item_id in enumerate(ids):
-        if isinstance(item_id, bool) or not isinstance(item_id, (int, np.integer)):
-            raise ValueError(f"item_ids[{number}]={item_id!r}, expected all integers or all strings: convert them first")
-    try:
-        return np.array(ids, dtype=np.int64)
-    except OverflowError:
-        raise ValueError("item_ids has an integer beyond 64 bits, expected less: pass such ids as strings") from None
-
-
-def _group_items(
-    ids: Array | list[str], order: Array, is_first: npt.NDArray[np.bool_]
-) -> tuple[Array | list[str], Array]:
-    """Item ids in sequence order with `[S + 1]` bounds; an item given twice on one sequence counts once."""
-    sequence = np.cumsum(is_first) - 1
-    ids = [ids[row] for row in order] if isinstance(ids, list) else ids[order]
-    if not is_first.all():
-        seen: set[tuple[int, ItemId]] = set()
-        keys = zip(sequence.tolist(), ids if isinstance(ids, list) else ids.tolist(), strict=True)
-        fresh = np.array([key not in seen and not seen.add(key) for key in keys])
-        sequence = sequence[fresh]
-        ids = [ids[row] for row in np.flatnonzero(fresh)] if isinstance(ids, list) else ids[fresh]
-    counts = np.bincount(sequence)
-    offsets = np.concatenate(([0], np.cumsum(counts)))
-    return ids, offsets.astype(smallest_dtype(int(offsets[-1])))
+def _bounds(offsets: Array, total: int, *, at_least: int) -> bool:
+    """Whether offsets divide `total` things into parts of a smallest size."""
+    return bool(offsets[0] == 0 and offsets[-1] == total and (np.diff(offsets.astype(np.int64)) >= at_least).all())

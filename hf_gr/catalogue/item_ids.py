@@ -35,7 +35,7 @@ class ItemIds:
     @classmethod
     def pack(cls, ids: Array | list[str]) -> ItemIds:
         """Pack checked ids (see `read_item_ids`)."""
-        if not isinstance(ids, list):
+        if isinstance(ids, np.ndarray):
             return cls(ids)
         encoded = [item_id.encode() for item_id in ids]
         bounds = np.concatenate(([0], np.cumsum([len(text) for text in encoded], dtype=np.int64)))
@@ -62,24 +62,29 @@ class ItemIds:
         return self.values[self.bounds[item] : self.bounds[item + 1]].tobytes().decode()
 
 
-def read_item_ids(item_ids: Iterable[ItemId] | npt.NDArray[Any] | None, num_rows: int) -> Array | list[str]:
+def read_item_ids(item_ids: npt.ArrayLike | Iterable[ItemId] | None, num_rows: int) -> Array | list[str]:
     """Check item ids: an integer array or a list of strings; the row numbers for None.
 
     Raises:
-        ValueError: another number of them than rows, mixed or other types, integers beyond 64 bits, text that is no Unicode.
+        ValueError: another number of them than rows, mixed or other types, integers beyond 64 bits, text that is no
+            Unicode.
     """
     if item_ids is None:
         return np.arange(num_rows, dtype=smallest_dtype(num_rows))
     host: Any = to_host(item_ids)
-    ids = cast("list[Any]", host.tolist() if isinstance(host, np.ndarray) and host.ndim else list(item_ids))
+    ids = cast("list[Any]", host.tolist() if isinstance(host, np.ndarray) and host.ndim else list(host))
     if len(ids) != num_rows:
         raise ValueError(f"item_ids has {len(ids)} entries, expected {num_rows}: one for each row, in the same order")
     kinds = set(map(type, ids))
     if all(issubclass(kind, str) for kind in kinds):
         return [_check_text(str(item_id), number) for number, item_id in enumerate(ids)]
     if any(kind is bool or not issubclass(kind, (int, np.integer)) for kind in kinds):
-        of_type = is_integer if is_integer(ids[0]) else lambda value: isinstance(value, str)
-        number = next(number for number, item_id in enumerate(ids) if not of_type(item_id))
+        integers = is_integer(ids[0])
+        number = next(
+            number
+            for number, item_id in enumerate(ids)
+            if not (is_integer(item_id) if integers else isinstance(item_id, str))
+        )
         raise ValueError(
             f"item_ids[{number}]={ids[number]!r}, expected all integers or all strings: convert them first"
         )
@@ -101,14 +106,13 @@ def group_items(
         is_first: in sorted order, whether a row is the first of its sequence.
     """
     sequence = np.cumsum(is_first) - 1
-    order = np.asarray(order)
     shared = np.flatnonzero(np.bincount(sequence)[sequence] > 1)
     if len(shared):
         numbers: dict[str, int] = {}
         codes: Array = (
-            np.array([numbers.setdefault(ids[row], len(numbers)) for row in order[shared].tolist()])
-            if isinstance(ids, list)
-            else ids[order[shared]]
+            ids[order[shared]]
+            if isinstance(ids, np.ndarray)
+            else np.array([numbers.setdefault(ids[int(row)], len(numbers)) for row in order[shared]])
         )
         by_item = np.lexsort([codes, sequence[shared]])  # stable: of equal ones the first given comes first
         codes, of = codes[by_item], sequence[shared][by_item]
@@ -117,7 +121,7 @@ def group_items(
         kept[shared[by_item[1:][repeated]]] = False
         order, sequence = order[kept], sequence[kept]
     offsets = np.concatenate(([0], np.cumsum(np.bincount(sequence))))
-    sorted_ids = [ids[row] for row in order.tolist()] if isinstance(ids, list) else ids[order]
+    sorted_ids = ids[order] if isinstance(ids, np.ndarray) else [ids[int(row)] for row in order]
     return sorted_ids, offsets.astype(smallest_dtype(int(offsets[-1])))
 
 
@@ -127,6 +131,7 @@ def _check_text(item_id: str, number: int) -> str:
             item_id.encode()
         except UnicodeEncodeError:
             raise ValueError(
-                f"item_ids[{number}]={item_id!r} has a lone surrogate, expected Unicode text: decode it with its own encoding"
+                f"item_ids[{number}]={item_id!r} has a lone surrogate, expected Unicode text: "
+                "decode it with its own encoding"
             ) from None
     return item_id

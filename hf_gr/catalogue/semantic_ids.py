@@ -8,12 +8,15 @@ Axes: N items, L levels.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .index import ConstraintIndex, ItemId
+from .index import ConstraintIndex
+from .item_ids import ItemId, read_item_ids
+from .sequences import read_rows, to_host
 
 LEVEL_NAMES = "abcdefghijklmnopqrstuvwxyz"
 
@@ -21,8 +24,8 @@ LEVEL_NAMES = "abcdefghijklmnopqrstuvwxyz"
 class SemanticIds:
     """The semantic IDs of a set of items, and the tokens that a model knows them by.
 
-    Code `c` of level `l` is a token of its own: by default `offset + level_sizes[0] + ... + level_sizes[l - 1] + c`, which suits
-    a model trained from scratch; with `from_tokenizer` the tokenizer's own added token, such as `<a_47>`.
+    Code `c` of level `l` is a token of its own: by default `offset + level_sizes[0] + ... + level_sizes[l - 1] + c`,
+    which suits a model trained from scratch; with `from_tokenizer` the tokenizer's own added token, such as `<a_47>`.
 
     Example:
         >>> ids = SemanticIds([[0, 1], [2, 0]], item_ids=["ham", "jam"], offset=3)
@@ -38,7 +41,7 @@ class SemanticIds:
         self,
         codes: npt.ArrayLike,
         *,
-        item_ids: Iterable[ItemId] | None = None,
+        item_ids: npt.ArrayLike | Iterable[ItemId] | None = None,
         level_sizes: Sequence[int] | None = None,
         offset: int = 0,
     ) -> None:
@@ -53,7 +56,7 @@ class SemanticIds:
         Raises:
             ValueError: codes of another shape, type or range, or item ids that are not N distinct ones.
         """
-        array = np.asarray(codes)
+        array = _rectangular(codes)
         if array.ndim != 2 or not array.size or array.dtype.kind not in "iu":
             raise ValueError(f"codes has shape {list(array.shape)} and dtype {array.dtype}, expected [N, L] integers")
         largest = array.max(axis=0)
@@ -71,15 +74,17 @@ class SemanticIds:
             raise ValueError(f"offset={offset}, expected 0 or more: the number of tokens before the first code")
         self.codes: npt.NDArray[np.int64] = array.astype(np.int64)
         self.level_sizes = sizes
-        self.item_ids: list[ItemId] = list(range(len(array))) if item_ids is None else list(item_ids)
-        if len(self.item_ids) != len(array) or len(set(self.item_ids)) != len(array):
+        ids = read_item_ids(item_ids, len(array))
+        self.item_ids: list[ItemId] = [*ids] if isinstance(ids, list) else ids.tolist()
+        if len(set(self.item_ids)) != len(array):
             raise ValueError(
-                f"item_ids has {len(self.item_ids)} entries, {len(set(self.item_ids))} distinct, expected {len(array)} "
-                "distinct ones: one for each row of codes"
+                f"item_ids has {len(array)} entries, {len(set(self.item_ids))} of them distinct, expected all: "
+                "an item has one semantic ID"
             )
         starts = offset + np.concatenate(([0], np.cumsum(sizes)))
-        self._tokens = [np.arange(start, end) for start, end in zip(starts, starts[1:], strict=False)]
-        self._bind()
+        self._tokens: list[npt.NDArray[np.int64]] = [
+            np.arange(start, end, dtype=np.int64) for start, end in zip(starts, starts[1:], strict=False)
+        ]
 
     @classmethod
     def from_tokenizer(
@@ -87,7 +92,7 @@ class SemanticIds:
         codes: npt.ArrayLike,
         tokenizer: Any,
         *,
-        item_ids: Iterable[ItemId] | None = None,
+        item_ids: npt.ArrayLike | Iterable[ItemId] | None = None,
         level_sizes: Sequence[int] | None = None,
         template: str = "<{level}_{code}>",
         model: Any = None,
@@ -100,34 +105,29 @@ class SemanticIds:
             item_ids: as in the constructor.
             level_sizes: as in the constructor.
             template: a token's text, with `{level}` (a, b, c, ...) and `{code}`.
-            model: a model whose embeddings are resized where tokens were added; needed only then.
+            model: a model whose embeddings are resized where they do not hold the tokens; needed where tokens are
+                missing.
 
         Raises:
-            ValueError: tokens are missing and would not fit the model's embeddings, because no model was given; nothing is
-                added in that case. Or a template that does not tell levels and codes apart.
+            ValueError: tokens are missing and no model was given; nothing is added in that case. Or a template that
+                does not tell levels and codes apart, or more levels than letters.
         """
         ids = cls(codes, item_ids=item_ids, level_sizes=level_sizes)
-        texts = [
-            [template.format(level=LEVEL_NAMES[level], code=code) for code in range(size)]
-            for level, size in enumerate(ids.level_sizes)
-        ]
+        texts = _token_texts(template, ids.level_sizes)
         flat = [text for level in texts for text in level]
-        if len(set(flat)) != len(flat):
-            raise ValueError(f"template={template!r} gives one text to several codes: use both {{level}} and {{code}}")
-        vocabulary = tokenizer.get_vocab()
+        vocabulary: dict[str, int] = tokenizer.get_vocab()
         missing = [text for text in flat if text not in vocabulary]
         if missing and model is None:
             raise ValueError(
-                f"the tokenizer lacks {len(missing)} of {len(flat)} code tokens, such as {missing[0]!r}, and model=None: "
-                "pass model=, so that they are added and its embeddings resized"
+                f"the tokenizer lacks {len(missing)} of {len(flat)} code tokens, such as {missing[0]!r}, and "
+                "model=None: pass model=, so that they are added and its embeddings resized"
             )
         if missing:
             tokenizer.add_tokens(missing)
-            if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
-                model.resize_token_embeddings(len(tokenizer))
             vocabulary = tokenizer.get_vocab()
         ids._tokens = [np.array([vocabulary[text] for text in level], dtype=np.int64) for level in texts]
-        ids._bind()
+        if model is not None and ids.vocab_size > model.get_input_embeddings().weight.shape[0]:
+            model.resize_token_embeddings(max(ids.vocab_size, len(tokenizer)))
         return ids
 
     def __len__(self) -> int:
@@ -160,34 +160,77 @@ class SemanticIds:
         Raises:
             ValueError: an item that has no semantic ID, by name.
         """
-        rows: list[int] = []
-        for item_id in item_ids:
-            if item_id not in self._row_of:
-                raise ValueError(f"item {item_id!r} has no semantic ID, expected one of {len(self)} known items")
-            rows.append(self._row_of[item_id])
-        return self._sequences[rows].reshape(-1).tolist()
+        return self._sequences[[self._row(item_id) for item_id in item_ids]].reshape(-1).tolist()
 
-    def decode(self, token_ids: Sequence[int]) -> list[list[ItemId]]:
+    def decode(self, token_ids: npt.ArrayLike | Sequence[int]) -> list[list[ItemId]]:
         """The items of every L tokens, empty where those are no item's.
 
         Raises:
             ValueError: a number of tokens that is no multiple of L.
         """
-        tokens = np.asarray(token_ids, dtype=np.int64)
-        if tokens.ndim != 1 or len(tokens) % self.num_levels:
-            raise ValueError(f"token_ids has shape {list(tokens.shape)}, expected a multiple of {self.num_levels} tokens")
-        return [list(self._items_of.get(tuple(row), [])) for row in tokens.reshape(-1, self.num_levels).tolist()]
+        rows, _ = read_rows(token_ids, one_is_enough=True)
+        if len(rows) > 1 or rows.size % self.num_levels:
+            raise ValueError(
+                f"token_ids has shape {list(rows.shape)}, expected one list of a multiple of {self.num_levels} "
+                "tokens: cut the prompt and the end token off, and decode one row at a time"
+            )
+        return [list(self._items_of.get(tuple(row), [])) for row in rows.reshape(-1, self.num_levels).tolist()]
 
     def codes_of(self, item_id: ItemId) -> tuple[int, ...]:
-        """The code tuple of an item."""
-        if item_id not in self._row_of:
-            raise ValueError(f"item {item_id!r} has no semantic ID, expected one of {len(self)} known items")
-        return tuple(self.codes[self._row_of[item_id]].tolist())
+        """The code tuple of an item.
 
-    def _bind(self) -> None:
-        """Look-ups that follow from codes and tokens."""
-        self._sequences = self.token_sequences()
-        self._row_of = {item_id: row for row, item_id in enumerate(self.item_ids)}
-        self._items_of: dict[tuple[int, ...], list[ItemId]] = {}
+        Raises:
+            ValueError: an item that has no semantic ID.
+        """
+        return tuple(self.codes[self._row(item_id)].tolist())
+
+    def _row(self, item_id: ItemId) -> int:
+        if item_id not in self._row_of:
+            raise ValueError(
+                f"item {item_id!r} has no semantic ID, expected one of the {len(self)} known items: leave it away"
+            )
+        return self._row_of[item_id]
+
+    @cached_property
+    def _sequences(self) -> npt.NDArray[np.int64]:
+        return self.token_sequences()
+
+    @cached_property
+    def _row_of(self) -> dict[ItemId, int]:
+        return {item_id: row for row, item_id in enumerate(self.item_ids)}
+
+    @cached_property
+    def _items_of(self) -> dict[tuple[int, ...], list[ItemId]]:
+        items: dict[tuple[int, ...], list[ItemId]] = {}
         for item_id, row in zip(self.item_ids, self._sequences.tolist(), strict=True):
-            self._items_of.setdefault(tuple(row), []).append(item_id)
+            items.setdefault(tuple(row), []).append(item_id)
+        return items
+
+
+def _rectangular(codes: Any) -> npt.NDArray[Any]:
+    host = to_host(codes)
+    try:
+        return np.asarray(host)
+    except ValueError as error:
+        raise ValueError(f"codes has rows of several lengths, expected [N, L] integers: {error}") from error
+
+
+def _token_texts(template: str, level_sizes: tuple[int, ...]) -> list[list[str]]:
+    """The text of every code's token, by level."""
+    if len(level_sizes) > len(LEVEL_NAMES):
+        raise ValueError(
+            f"codes has {len(level_sizes)} levels, expected at most {len(LEVEL_NAMES)}: levels are named by letters"
+        )
+    try:
+        texts = [
+            [template.format(level=LEVEL_NAMES[level], code=code) for code in range(size)]
+            for level, size in enumerate(level_sizes)
+        ]
+    except (LookupError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"template={template!r} fails with {error!r}, expected {{level}} and {{code}} only, "
+            "such as '<{level}_{code}>'"
+        ) from error
+    if len({text for level in texts for text in level}) != sum(level_sizes):
+        raise ValueError(f"template={template!r} gives one text to several codes: use both {{level}} and {{code}}")
+    return texts

@@ -21,7 +21,7 @@ Rows = npt.NDArray[np.int64]
 
 
 def to_host(values: Any) -> Any:
-    """Torch tensors of any device and other arrays as NumPy arrays, everything else as it is, without importing torch."""
+    """Tensors of any device and other arrays as NumPy arrays, everything else as it is, without importing torch."""
     if hasattr(values, "detach"):
         return values.detach().cpu().numpy()
     return np.asarray(values) if hasattr(values, "__array__") else values
@@ -32,19 +32,29 @@ def is_integer(value: object) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def read_rows(sequences: Any) -> tuple[Rows, Rows]:
-    """Sequences as one `[N, T]` array, filled up with `PADDING`, and their `[N]` lengths. One flat sequence is one row.
+def read_rows(sequences: Any, *, one_is_enough: bool = False) -> tuple[Rows, Rows]:
+    """Sequences as one `[N, T]` array, filled up with `PADDING`, and their `[N]` lengths.
+
+    Args:
+        sequences: integers with two axes, or N sequences of integers.
+        one_is_enough: take integers with one axis for one sequence.
 
     Raises:
-        ValueError: something that is no integer, or more than 64 bits, by sequence and position; or more than two axes.
+        ValueError: something that is no integer or takes more than 64 bits, by sequence and position; or other axes.
     """
     host = to_host(sequences)
-    if isinstance(host, np.ndarray) and host.dtype.kind != "O":
-        return _read_array(cast("npt.NDArray[Any]", host))
-    rows: list[Any] = [] if host is None or isinstance(host, str) else list(host)
-    if rows and is_integer(rows[0]):
+    if isinstance(host, np.ndarray):
+        array = cast("npt.NDArray[Any]", host)
+        if array.dtype.kind != "O":
+            return _read_array(array, one_is_enough)
+    if not isinstance(host, Iterable) or isinstance(host, (str, bytes)):
+        raise ValueError(f"sequences is {host!r}, expected [N, T] integers or a list of N token lists")
+    rows: list[Any] = list(cast("Iterable[Any]", host))
+    if one_is_enough and rows and not isinstance(rows[0], Iterable):
         rows = [rows]
-    lists = [row if isinstance(row, (list, tuple)) else _read_row(row, number) for number, row in enumerate(rows)]
+    lists: list[Any] = [
+        row if isinstance(row, (list, tuple)) else _read_row(row, number) for number, row in enumerate(rows)
+    ]
     lengths = np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
     tokens = list(chain.from_iterable(lists))
     try:
@@ -57,7 +67,7 @@ def read_rows(sequences: Any) -> tuple[Rows, Rows]:
     if len(flat) == len(lists) * longest:
         return flat.reshape(len(lists), longest), lengths
     padded = np.full((len(lists), longest), PADDING, dtype=np.int64)
-    padded[np.arange(longest) < lengths[:, None]] = flat
+    padded[_before(lengths, longest)] = flat
     return padded, lengths
 
 
@@ -68,7 +78,7 @@ def read_catalogue(sequences: Any, eos_token_id: int | None) -> Rows:
         raise ValueError("sequences is empty, expected at least one token sequence: a catalogue needs an item")
     if not lengths.all():
         raise ValueError(f"sequence {int(np.argmin(lengths))} is empty, expected at least one token: leave it away")
-    bad = ((rows < 0) | (rows > LARGEST_TOKEN)) & (np.arange(rows.shape[1]) < lengths[:, None])
+    bad = ((rows < 0) | (rows > LARGEST_TOKEN)) & _before(lengths, rows.shape[1])
     if bad.any():
         row, position = divmod(int(np.argmax(bad)), rows.shape[1])
         raise _range_error(row, position, rows[row, position])
@@ -76,8 +86,8 @@ def read_catalogue(sequences: Any, eos_token_id: int | None) -> Rows:
         return _end_rows(rows, lengths, eos_token_id)
     if lengths.min() < lengths.max():
         raise ValueError(
-            f"sequences have {lengths.min()} to {lengths.max()} tokens and eos_token_id=None, expected one length or an end "
-            "token: pass eos_token_id= (usually model.generation_config.eos_token_id)"
+            f"sequences have {lengths.min()} to {lengths.max()} tokens and eos_token_id=None, expected one length or "
+            "an end token: pass eos_token_id= (usually model.generation_config.eos_token_id)"
         )
     return rows
 
@@ -91,17 +101,24 @@ def read_eos_token_id(eos_token_id: object) -> int | None:
     return int(cast(int, eos_token_id))
 
 
-def _read_array(array: npt.NDArray[Any]) -> tuple[Rows, Rows]:
-    if array.ndim not in (1, 2):
+def _read_array(array: npt.NDArray[Any], one_is_enough: bool) -> tuple[Rows, Rows]:
+    if array.ndim == 1 and one_is_enough:
+        array = array[None]
+    if array.ndim != 2 and array.shape != (0,):
         raise ValueError(f"sequences has shape {list(array.shape)}, expected [N, T] or a list of N token lists")
     if array.dtype.kind not in "iu" and array.size:
         raise ValueError(f"sequences has dtype {array.dtype}, expected integers: pass token ids, not text or scores")
-    array = array[None] if array.ndim == 1 and array.size else array.reshape(len(array), -1 if array.size else 0)
+    array = array.reshape(len(array), array.shape[-1])
     too_large = array > np.iinfo(np.int64).max if array.dtype == np.uint64 else np.zeros(0, dtype=bool)
     if too_large.any():
         row, position = divmod(int(np.argmax(too_large)), array.shape[1])
         raise _range_error(row, position, array[row, position])
     return array.astype(np.int64), np.full(len(array), array.shape[1], dtype=np.int64)
+
+
+def _before(lengths: Rows, width: int) -> npt.NDArray[np.bool_]:
+    """`[N, width]`: whether a position is before the end of its row."""
+    return np.arange(width, dtype=np.int64) < lengths[:, None]
 
 
 def _read_row(row: Any, number: int) -> list[Any]:
@@ -118,7 +135,8 @@ def _first_error(rows: list[Any]) -> ValueError:
         for position, token in enumerate(row):
             if not is_integer(token):
                 return ValueError(
-                    f"sequence {number} has {token!r} at position {position}, expected an integer: pass token ids, not text"
+                    f"sequence {number} has {token!r} at position {position}, expected an integer: "
+                    "pass token ids, not text"
                 )
             if not -(2**63) <= token < 2**63:
                 return _range_error(number, position, token)
@@ -135,7 +153,7 @@ def _end_rows(rows: Rows, lengths: Rows, eos_token_id: int) -> Rows:
     rows = np.pad(rows, ((0, 0), (0, 1)), constant_values=PADDING)
     numbers = np.arange(len(rows))
     lengths = lengths - (rows[numbers, lengths - 1] == eos_token_id)
-    inside = (rows == eos_token_id) & (np.arange(rows.shape[1]) < lengths[:, None])
+    inside = (rows == eos_token_id) & _before(lengths, rows.shape[1])
     bad = inside.any(axis=1) | (lengths == 0)
     if bad.any():
         row = int(np.argmax(bad))

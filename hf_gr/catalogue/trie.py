@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sequences to a compiled trie: flat arrays, built once. Knows no items and no framework.
 
-Source: STATIC ("Vectorizing the Trie"), section 4, with one change: nodes are numbered level by level in lexicographic order, so the
-children of a node are contiguous and a child's number is its position. STATIC's "next state" column is not stored.
+Source: STATIC ("Vectorizing the Trie"), section 4, with one change: nodes are numbered level by level in
+lexicographic order, so the children of a node are contiguous and a child's number is its position. STATIC's "next
+state" column is not stored.
 
-Axes: N rows, S distinct sequences, L levels; level 0 is the root (node 0), level l holds the distinct prefixes of l tokens.
+Axes: N rows, S distinct sequences, L levels; level 0 is the root (node 0), level l holds the distinct prefixes of l
+    tokens.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ class Trie:
 
     Attributes:
         tokens: `[nodes]`, the token on the edge into each node; the root's entry is 0 and means nothing.
-        child_offsets: `[internal + 2]`, where `internal` counts the nodes above the last level. The children of node `v`
-            are `child_offsets[v] .. child_offsets[v + 1]`; the last two entries are equal, so that `internal` itself is a
-            state without children, to which every node of the last level may be clamped.
+        child_offsets: `[internal + 2]`, where `internal` counts the nodes above the last level. The children of node
+            `v` are `child_offsets[v] .. child_offsets[v + 1]`; the last two entries are equal, so that `internal`
+            itself is a state without children, to which every node of the last level may be clamped.
         level_starts: `L + 2` numbers: the first node of every level, then the number of nodes.
         branching: `L` numbers: the most children that one node of level `l` has: the static shape of a step.
         has_leaves: `L` flags: whether a sequence can end with its token number `l + 1`.
@@ -53,12 +55,12 @@ class Trie:
         num_nodes, num_internal = len(tokens), len(child_offsets) - 2
         num_children = np.diff(child_offsets.astype(np.int64))
         _require(num_internal >= 1 and child_offsets[0] == 1, "the root's children follow the root")
-        _require(bool((num_children >= 0).all()), "children are in the order of their parents")
+        _require((num_children >= 0).all(), "children are in the order of their parents")
         _require(num_children[-1] == 0 and child_offsets[-1] == num_nodes, "the last child is the last node")
         is_first = np.zeros(num_nodes + 1, dtype=bool)
         is_first[child_offsets] = True
         rising = is_first[2:-1] | (tokens[2:] > tokens[1:-1])
-        _require(bool((tokens >= 0).all() and rising.all()), "the tokens of a node's children rise")
+        _require((tokens >= 0).all() and rising.all(), "the tokens of a node's children rise")
 
         starts = [0, 1]
         while starts[-1] < num_internal:
@@ -123,18 +125,20 @@ class Trie:
         return int(self.child_offsets[state]), int(self.child_offsets[state + 1])
 
     def first_sequences(self) -> npt.NDArray[np.int64]:
-        """`[nodes]`: the number, in lexicographic order, of the first sequence below every node; a leaf's is its own."""
+        """`[nodes]`: the number, in lexicographic order, of the first sequence below every node."""
         number, _ = self._sequence_ranges()
         return number
 
     def sequences(self) -> Array:
-        """`[S, L]` distinct sequences in lexicographic order, shorter ones filled up with `PADDING`: what was compiled."""
+        """`[S, L]` distinct sequences in lexicographic order, shorter ones filled up: what was compiled."""
         number, num_leaves = self._sequence_ranges()
         rows = np.full((self.num_sequences, self.max_length), PADDING, dtype=self.tokens.dtype)
         for level, (start, end) in enumerate(zip(self.level_starts[1:], self.level_starts[2:], strict=False)):
             repeats = num_leaves[start:end]
             offsets = number[start:end] - (np.cumsum(repeats) - repeats)
-            rows[np.repeat(offsets, repeats) + np.arange(repeats.sum()), level] = np.repeat(self.tokens[start:end], repeats)
+            rows[np.repeat(offsets, repeats) + np.arange(repeats.sum()), level] = np.repeat(
+                self.tokens[start:end], repeats
+            )
         return rows
 
     def _sequence_ranges(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -161,12 +165,12 @@ def build_trie(rows: Array) -> tuple[Trie, Array, npt.NDArray[np.bool_]]:
     """Compile rows of tokens into a trie.
 
     Args:
-        rows: `[N, L]` tokens in any order, duplicates allowed; `PADDING` fills the tail of shorter rows. No row is a proper
-            prefix of another (an end token sees to that).
+        rows: `[N, L]` tokens in any order, duplicates allowed; `PADDING` fills the tail of shorter rows. No row is a
+            proper prefix of another (an end token sees to that).
 
     Returns:
-        The trie; the `[N]` permutation that sorts the rows (equal rows keep their order); and `[N]` flags, in sorted order,
-        of the first row of every distinct sequence.
+        The trie; the `[N]` permutation that sorts the rows (equal rows keep their order); and `[N]` flags, in sorted
+        order, of the first row of every distinct sequence.
     """
     order = lexicographic_order(rows)
     is_new = np.zeros(len(rows), dtype=bool)  # the prefix up to this level differs from that of the previous row
@@ -221,6 +225,6 @@ def lexicographic_order(rows: Array) -> Array:
     return order
 
 
-def _require(condition: bool, fact: str) -> None:
+def _require(condition: bool | np.bool_, fact: str) -> None:
     if not condition:
         raise ValueError(f"tokens and child_offsets are no trie, expected that {fact}: build the index again")

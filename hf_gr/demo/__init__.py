@@ -1,8 +1,7 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`hf-gr demo`: a generative recommender of films, trained and used on this machine. An example of the library, not a part.
+"""`hf-gr demo`: a generative recommender of films, trained and used on this machine, with hf_gr's public names only.
 
-The way of the data: `data` (films and histories) -> `semantic_ids` (films as codes) -> `train` (a small Qwen3) -> `cache` (both
-on disk) -> `evaluate` (recommend and measure) -> `show` (print). `run` goes that way. `defaults` of the training are tuned for
-two CPU cores and at most four minutes.
+The way of the data, which `run` goes: `data` (films and histories) -> `semantic_ids` (films as codes) -> `train` (a
+small Qwen3) -> `cache` (both on disk) -> `evaluate` (recommend and measure) -> `show` (print).
 """

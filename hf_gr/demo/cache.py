@@ -28,8 +28,8 @@ def cache_key(**what: Any) -> str:
 def replace_folder(target: Path) -> Iterator[Path]:
     """A new folder to write into, which takes the place of `target` when the block ends without an error.
 
-    An interrupted block leaves `target` as it was. Whoever reads `target` finds the old folder, the new one or none, and
-    never half of one.
+    An interrupted block leaves `target` as it was. Whoever reads `target` finds the old folder, the new one or none,
+    and never half of one.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=target.parent) as workspace:

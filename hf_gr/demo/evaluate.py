@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..catalogue import ConstraintIndex
+from hf_gr.catalogue import ConstraintIndex
 
 SCORE_TOL = 1e-4  # fp32: sums of L log-probabilities that two programs add up in different orders
 
@@ -27,7 +27,7 @@ def item_tokens_of(index: ConstraintIndex) -> np.ndarray:
     sequences = np.array(list(index))
     tokens = np.empty((index.num_items, sequences.shape[1]), dtype=np.int64)
     for sequence, films in zip(sequences, index.items(sequences), strict=True):
-        tokens[films] = sequence
+        tokens[np.array(films)] = sequence
     return tokens
 
 
@@ -90,6 +90,7 @@ class InvalidShares:
     unconstrained: int
     constrained: int
     total: int
+    num_beams: int
 
 
 def invalid_shares(model: Any, index: ConstraintIndex, prompts: dict[str, Tensor], *, num_beams: int) -> InvalidShares:
@@ -103,6 +104,7 @@ def invalid_shares(model: Any, index: ConstraintIndex, prompts: dict[str, Tensor
         unconstrained=sum(not items for items in free_items),
         constrained=sum(not items for items in bound_items),
         total=len(free_items),
+        num_beams=num_beams,
     )
 
 

@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from transformers.utils import logging as transformers_logging
 
-from ..catalogue import ConstraintIndex, SemanticIds
-from ..generation import AutoModelForGenerativeRetrieval
+from hf_gr.catalogue import ConstraintIndex, SemanticIds
+from hf_gr.generation import AutoModelForGenerativeRetrieval
+
 from . import evaluate, show
 from .cache import cache_key, default_folder, replace_folder
 from .data import MovieLens, Split, keep_most_rated, leave_one_out, load_movielens, popularity_order
@@ -81,6 +83,7 @@ class DemoReport:
         model_hits: Users whose last film is among the 10 that the model recommends.
         popular_hits: Users whose last film is among the 10 most popular ones.
         num_users: All users.
+        num_beams: Beams of the lists.
         recommend_seconds: Seconds in which the model made the lists of all users.
         invalid: Generated sequences that name no film.
         comparison: The time against transformers' own constrained generation.
@@ -91,6 +94,7 @@ class DemoReport:
     model_hits: int
     popular_hits: int
     num_users: int
+    num_beams: int
     recommend_seconds: float
     invalid: evaluate.InvalidShares
     comparison: evaluate.Comparison
@@ -117,15 +121,18 @@ def run_demo(
     Raises:
         RuntimeError: The cached recommender cannot be read, or hf_gr and transformers disagree on an answer.
     """
-    settings = settings or DemoSettings()
-    console = console or Console()
+    with _quiet_transformers():
+        return _run(settings or DemoSettings(), output_dir or default_folder(), retrain, console or Console())
+
+
+def _run(settings: DemoSettings, output_dir: Path, retrain: bool, console: Console) -> DemoReport:
     films = load_movielens()
     if settings.num_films is not None:
         films = keep_most_rated(films, settings.num_films)
     split = leave_one_out(films.histories)
     show.print_data(console, films)
 
-    folder = (output_dir or default_folder()) / settings.key
+    folder = output_dir / settings.key
     trained_seconds = None
     if retrain or not folder.exists():
         trained_seconds = train_and_save(films, split, settings, folder, console)
@@ -150,7 +157,7 @@ def run_demo(
 
     with console.status("comparing with transformers' own generation"):
         invalid = evaluate.invalid_shares(
-            model, index, evaluate.take_rows(prompts, slice(64)), num_beams=LIST_LENGTH
+            model, index, evaluate.take_rows(prompts, slice(32)), num_beams=settings.num_beams
         )
         comparison = evaluate.compare_with_transformers(
             model,
@@ -165,6 +172,7 @@ def run_demo(
         model_hits=evaluate.count_hits(lists, split.targets),
         popular_hits=evaluate.count_hits(_unseen([popular] * len(lists), split), split.targets),
         num_users=len(lists),
+        num_beams=settings.num_beams,
         recommend_seconds=recommend_seconds,
         invalid=invalid,
         comparison=comparison,
@@ -173,10 +181,8 @@ def run_demo(
     return report
 
 
-def train_and_save(
-    films: MovieLens, split: Split, settings: DemoSettings, folder: Path, console: Console
-) -> float:
-    """Make semantic ids, train a recommender on them, and save it with its catalogue; returns the seconds of training."""
+def train_and_save(films: MovieLens, split: Split, settings: DemoSettings, folder: Path, console: Console) -> float:
+    """Make semantic ids, train on them, and save the model with its catalogue; returns the seconds of training."""
     with console.status("semantic ids: residual k-means on film features"):
         features = film_features(films, split.train, seed=settings.seed)
         codes = residual_kmeans(
@@ -186,7 +192,7 @@ def train_and_save(
     show.print_semantic_ids(console, semantic_ids)
 
     start = time.perf_counter()
-    with show.training_bar(console) as on_progress, _quiet_trainer():
+    with show.training_bar(console) as on_progress:
         model = train_model(
             split.train, semantic_ids.token_sequences(), settings.train, seed=settings.seed, on_progress=on_progress
         )
@@ -214,16 +220,17 @@ def load_recommender(folder: Path) -> tuple[Any, ConstraintIndex]:
 
 
 @contextmanager
-def _quiet_trainer() -> Iterator[None]:
-    """Keep transformers' notes on the model's special tokens out of the progress bar."""
-    from transformers.utils import logging as transformers_logging
-
-    verbosity = transformers_logging.get_verbosity()
+def _quiet_transformers() -> Iterator[None]:
+    """Keep transformers' notes and its bars for loading and saving out of what the demo prints."""
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
         transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
 
 
 def _unseen(rankings: Sequence[Sequence[int]], split: Split) -> list[list[int]]:

@@ -9,6 +9,7 @@ Axes: N films, D features, L codes (the residual levels and the last code, which
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -34,9 +35,10 @@ def film_features(
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.preprocessing import MultiLabelBinarizer
 
-    genres = MultiLabelBinarizer().fit_transform(films.genres).astype(float)
+    genres: Any = MultiLabelBinarizer().fit_transform(films.genres).astype(float)
     years = np.nan_to_num(films.years, nan=np.nanmedian(films.years))
-    words = TfidfVectorizer(stop_words="english", min_df=2, token_pattern=r"[A-Za-z]{3,}").fit_transform(films.titles)
+    vectorizer = TfidfVectorizer(stop_words="english", min_df=2, token_pattern=r"[A-Za-z]{3,}")
+    words: Any = vectorizer.fit_transform(films.titles)
     words = TruncatedSVD(min(16, words.shape[1] - 1), random_state=seed).fit_transform(words)
     behaviour = neighbour_factors(train, len(films), num_factors=num_factors, window=window, seed=seed)
     blocks = ((genres, 0.5), (years[:, None] / 10, 0.5), (words, 0.1), (behaviour, 2.0))
@@ -80,7 +82,8 @@ def residual_kmeans(features: np.ndarray, *, num_levels: int, num_codes: int, se
     residual = np.array(features, dtype=np.float64)
     codes = np.zeros((len(residual), num_levels + 1), dtype=np.int64)
     for level in range(num_levels):
-        kmeans = KMeans(min(num_codes, len(residual)), n_init=1, max_iter=50, random_state=seed + level).fit(residual)
+        kmeans: Any = KMeans(min(num_codes, len(residual)), max_iter=50, random_state=seed + level)
+        kmeans.fit(residual)
         codes[:, level] = kmeans.labels_
         residual -= kmeans.cluster_centers_[kmeans.labels_]
     codes[:, -1] = _occurrence_number(codes[:, :-1])

@@ -19,7 +19,8 @@ from rich.table import Table
 from .data import MovieLens, Split
 
 if TYPE_CHECKING:
-    from ..catalogue import ConstraintIndex, SemanticIds
+    from hf_gr.catalogue import ConstraintIndex, SemanticIds
+
     from .run import DemoReport
 
 SHOWN_FILMS = 5  # films of a history and of a list
@@ -62,8 +63,9 @@ def print_data(console: Console, films: MovieLens) -> None:
     """What the data is, and how it is used."""
     ratings = sum(len(history) for history in films.histories)
     console.print(
-        f"[bold]Data[/]: MovieLens-latest-small, {len(films):,} films, {len(films.histories):,} users, {ratings:,} ratings. "
-        "Every user's last film is held out; ratings with equal timestamps are in a random order that is always the same."
+        f"[bold]Data[/]: MovieLens-latest-small, {len(films):,} films, {len(films.histories):,} users, "
+        f"{ratings:,} ratings. Every user's last film is held out. Ratings with equal timestamps are in a random "
+        "order, the same in every run."
     )
 
 
@@ -71,8 +73,9 @@ def print_semantic_ids(console: Console, semantic_ids: SemanticIds) -> None:
     """How films became tokens."""
     shared = int((semantic_ids.codes[:, -1] > 0).sum())
     console.print(
-        f"[bold]Semantic ids[/]: {semantic_ids.num_levels} tokens a film, codes a level {semantic_ids.level_sizes}; the last "
-        f"one tells {shared:,} films from others with the same first {semantic_ids.num_levels - 1}."
+        f"[bold]Semantic ids[/]: {semantic_ids.num_levels} tokens a film, codes of the levels "
+        f"{semantic_ids.level_sizes}; the last one tells {shared:,} films from others with the same first "
+        f"{semantic_ids.num_levels - 1}."
     )
 
 
@@ -113,29 +116,44 @@ def print_users(
 def print_report(console: Console, report: DemoReport, *, list_length: int) -> None:
     """The measurements."""
     users, invalid, comparison = report.num_users, report.invalid, report.comparison
-    table = Table(title="What was measured", title_justify="left", show_header=False, show_lines=True, expand=True)
-    table.add_column(ratio=3)
-    table.add_column(ratio=4)
+    table = Table(title="What was measured", title_justify="left", show_header=False, expand=True)
+    table.add_column(ratio=5)
+    table.add_column(ratio=5)
+    table.add_column(no_wrap=True)
+    table.add_row(f"HR@{list_length}: last film of all {users:,} users", "the model", _share(report.model_hits, users))
+    table.add_row("(no list has films rated before)", "the most popular films", _share(report.popular_hits, users))
+    table.add_section()
     table.add_row(
-        f"HR@{list_length} on the last film of all {users:,} users\n(no list has films that its user rated before)",
-        f"model         {_share(report.model_hits, users)}\nmost popular  {_share(report.popular_hits, users)}",
+        "generated sequences that are no film",
+        "without the catalogue",
+        _share(invalid.unconstrained, invalid.total),
     )
     table.add_row(
-        f"generated sequences that are no film\n({list_length} beams, {invalid.total // list_length} users)",
-        f"without the catalogue  {_share(invalid.unconstrained, invalid.total)}\n"
-        f"with the catalogue     {_share(invalid.constrained, invalid.total)}",
+        f"{invalid.total // invalid.num_beams} users, {invalid.num_beams} beams",
+        "with the catalogue",
+        _share(invalid.constrained, invalid.total),
+    )
+    table.add_section()
+    table.add_row(
+        f"one call: {comparison.batch_size} users, {comparison.prompt_length} tokens, {comparison.num_beams} beams",
+        "transformers, prefix_allowed_tokens_fn",
+        f"{comparison.transformers_seconds:.3f} s",
     )
     table.add_row(
-        f"time of one call: {comparison.batch_size} users, prompts of {comparison.prompt_length} tokens, "
-        f"{comparison.num_beams} beams\n(median of {comparison.num_runs} runs in turn, answers compared)",
-        f"transformers, prefix_allowed_tokens_fn  {comparison.transformers_seconds:.3f} s\n"
-        f"hf_gr, constraint_index                 {comparison.hf_gr_seconds:.3f} s: {comparison.ratio:.1f} times as fast",
+        f"same answers; median of {comparison.num_runs} paired runs",
+        "hf_gr, constraint_index",
+        f"{comparison.hf_gr_seconds:.3f} s: [bold]{comparison.ratio:.1f}x[/] as fast",
     )
+    table.add_section()
     table.add_row(
-        f"time of the recommendations for all {users:,} users", f"{report.recommend_seconds:.1f} s"
+        f"lists of all {users:,} users", f"hf_gr, {report.num_beams} beams", f"{report.recommend_seconds:.1f} s"
     )
     console.print(table)
+    console.print(
+        f"A list is the first {list_length} films, of the beams or of the training data's most often rated, that the "
+        "user has not rated before. Model, semantic ids and counts know all ratings but the last one of every user."
+    )
 
 
 def _share(count: int, total: int) -> str:
-    return f"{count / total:6.1%}  ({count:,} of {total:,})"
+    return f"[bold]{count / total:.1%}[/]  ({count:,} of {total:,})"

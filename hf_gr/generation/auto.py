@@ -23,7 +23,8 @@ def enable(model: Model) -> Model:
         model: any model of transformers with a language-modelling head, also one wrapped by PEFT. Enabling twice is harmless.
 
     Returns:
-        The same object. It is saved under its own class name, so its checkpoints stay ordinary ones.
+        The same object, its `generation_config` a `GRGenerationConfig`. It is saved under its own class name, so its
+        checkpoints stay ordinary ones.
 
     Raises:
         ValueError: not such a model.
@@ -42,6 +43,8 @@ def enable(model: Model) -> Model:
         )
     if not isinstance(inner, GRGenerationMixin):
         inner.__class__ = _with_mixin(type(inner))
+    if not isinstance(inner.generation_config, GRGenerationConfig):
+        inner.generation_config = _extend(inner.generation_config)
     return model
 
 
@@ -95,19 +98,19 @@ class AutoModelForGenerativeRetrieval:
                 config or repo_or_dir, **{name: kwargs[name] for name in hub if name in kwargs}
             )
         auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-        return _finish(auto.from_pretrained(repo_or_dir, *args, **kwargs))
+        return enable(auto.from_pretrained(repo_or_dir, *args, **kwargs))
 
     @classmethod
     def from_config(cls, config: Any, **kwargs: Any) -> Any:
         """A model with random weights, as of transformers' auto classes."""
         auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-        return _finish(auto.from_config(config, **kwargs))
+        return enable(auto.from_config(config, **kwargs))
 
 
-def _finish(model: Any) -> Any:
-    enable(model)
-    saved: GenerationConfig = model.generation_config
-    if not isinstance(saved, GRGenerationConfig):
-        fields = {name: getattr(saved, name) for name in GR_FIELDS if hasattr(saved, name)}
-        model.generation_config = GRGenerationConfig.from_dict({**saved.to_dict(), **fields})
-    return model
+def _extend(config: GenerationConfig) -> GRGenerationConfig:
+    """The same configuration with our fields, those of its file included."""
+    fields = {name: getattr(config, name) for name in GR_FIELDS if hasattr(config, name)}
+    fields |= config.to_dict()
+    # transformers reads no fields but its own from a file that it takes for a copy of a model's config.
+    fields.pop("_from_model_config", None)
+    return GRGenerationConfig.from_dict(fields)

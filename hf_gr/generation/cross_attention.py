@@ -30,12 +30,11 @@ class _Active(threading.local):
 _ACTIVE = _Active()
 
 
-def foldable_modules(model: Any) -> list[nn.Module]:
-    """The cross-attention modules, one a decoder layer; none unless all are known and take 4-D masks."""
-    config = model.config.get_text_config(decoder=True)
-    num_layers = getattr(config, "num_decoder_layers", None) or getattr(config, "decoder_layers", None)
+def foldable_modules(model: Any, num_layers: int) -> list[nn.Module]:
+    """The cross-attention modules of so many decoder layers; none unless all are known and take 4-D masks."""
     modules = [module for name, module in model.named_modules() if name.rpartition(".")[2] in CROSS_ATTENTION_NAMES]
-    return modules if config._attn_implementation in FOLDING_IMPLEMENTATIONS and len(modules) == num_layers else []
+    takes_masks = model.config._attn_implementation in FOLDING_IMPLEMENTATIONS
+    return modules if takes_masks and len(modules) == num_layers else []
 
 
 @contextmanager

@@ -36,29 +36,31 @@ PROBE_TOL = {torch.float32: 1e-5, torch.float64: 1e-10, torch.float16: 1e-2, tor
 _PROBED: WeakKeyDictionary[Any, dict[tuple[Any, ...], Layout | None]] = WeakKeyDictionary()
 
 
-def choose_layout(model: Any, width: int) -> Layout | None:
-    """The layout for `width` paths a request; None for a model that takes neither.
-
-    A single path has nothing to share, so it takes the batch layout, which then is transformers' own.
-    """
+def choose_layout(model: Any) -> Layout | None:
+    """The layout that a model takes; None if it takes neither."""
     config = model.config.get_text_config(decoder=True)
     if not model._supports_default_dynamic_cache():
         return None
-    wide = width > 1
-    if wide and _may_take_tree(model, config) and config.model_type in TREE_FAMILIES:
+    may_take_tree = _may_take_tree(model, config)
+    if may_take_tree and config.model_type in TREE_FAMILIES:
         return "tree"
-    if config.model_type in BATCH_FAMILIES or (not wide and config.model_type in TREE_FAMILIES):
+    if config.model_type in BATCH_FAMILIES:
         return "batch"
     probed = _PROBED.setdefault(model, {})
-    key = (wide, config._attn_implementation, model.dtype)
+    key = (config._attn_implementation, model.dtype)
     if key not in probed:
-        candidates: list[Layout] = ["tree", "batch"] if wide and _may_take_tree(model, config) else ["batch"]
+        candidates: list[Layout] = ["tree", "batch"] if may_take_tree else ["batch"]
         probed[key] = next((layout for layout in candidates if _agrees(model, layout)), None)
     return probed[key]
 
 
-def make_scorer(model: Any, layout: Layout, outputs: Any, model_kwargs: dict[str, Any], batch_size: int) -> Scorer:
+def make_scorer(
+    model: Any, layout: Layout, outputs: Any, model_kwargs: dict[str, Any], *, batch_size: int, width: int
+) -> Scorer:
     """The scorer that goes on where a prefill ended.
+
+    A single path over unpadded prompts has nothing to share and nothing to mask: it takes the batch layout, which then is
+    transformers' own.
 
     Args:
         model: the model.
@@ -66,6 +68,7 @@ def make_scorer(model: Any, layout: Layout, outputs: Any, model_kwargs: dict[str
         outputs: the prefill's outputs; its cache stays as it is.
         model_kwargs: what the prefill was called with, prepared by transformers.
         batch_size: B.
+        width: paths a request.
     """
     prompt_logits = outputs.logits[:, -1:]
     if model.config.is_encoder_decoder:
@@ -79,7 +82,8 @@ def make_scorer(model: Any, layout: Layout, outputs: Any, model_kwargs: dict[str
     else:
         next_position = position_ids[..., -1:].to(device) + 1
         next_position = next_position.expand(*next_position.shape[:-2], batch_size, 1)
-    if layout == "tree":
+    is_padded = model_kwargs.get("attention_mask") is not None
+    if layout == "tree" and (width > 1 or is_padded):
         return TreeScorer(
             model,
             prompt_logits,
@@ -89,7 +93,6 @@ def make_scorer(model: Any, layout: Layout, outputs: Any, model_kwargs: dict[str
             windows=_windows(model.config.get_text_config(decoder=True), cache, prompt_length),
             mask_dtype=_mask_dtype(model),
         )
-    is_padded = model_kwargs.get("attention_mask") is not None
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
 
     def arguments(num_beams: int, tokens: Tensor, depth: int) -> dict[str, Any]:
@@ -206,7 +209,7 @@ def _encoder_decoder_scorer(model: Any, prompt_logits: Tensor, outputs: Any, mod
     own = copy_cache(outputs.past_key_values)
     encoder_outputs, mask = model_kwargs["encoder_outputs"], model_kwargs.get("attention_mask")
     decoder_mask = model_kwargs.get("decoder_attention_mask")
-    modules = foldable_modules(model)
+    modules = foldable_modules(model, num_layers=len(own.cross_attention_cache.layers))
     folds = bool(modules)
     folded_mask = None
     if folds and mask is not None:
@@ -288,7 +291,7 @@ def _agrees(model: Any, layout: Layout) -> bool:
                 cache = DynamicCache(config=model.config.get_text_config(decoder=True))
                 outputs = model(input_ids=prompt, past_key_values=cache, use_cache=True, **kwargs)
                 plain = model(input_ids=torch.cat([prompt[rows], path], dim=1), use_cache=False, **longer)
-            scorer = make_scorer(model, layout, outputs, kwargs, batch_size=2)
+            scorer = make_scorer(model, layout, outputs, kwargs, batch_size=2, width=num_beams)
             scorer.score(first, torch.zeros_like(first))
             ours = scorer.score(second, parents).flatten(0, 1).double().log_softmax(-1)
     except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError, AssertionError):

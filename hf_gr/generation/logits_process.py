@@ -53,8 +53,8 @@ class ConstraintLogitsProcessor(LogitsProcessor):
         trie = device_trie(self.index, scores.device)
         generated = generated[:, : trie.max_length]
         states = torch.zeros((len(generated), 1), dtype=torch.long, device=scores.device)
-        for level, tokens in enumerate(generated.to(scores.device).split(1, dim=1)):
-            states = advance(states, tokens, trie, level=level)
+        for level, tokens in enumerate(generated.to(scores.device).T):
+            states = advance(states, tokens[:, None], trie, level=level)
         level = generated.shape[1]
         final = self.index.eos_token_id or 0
         over = torch.full_like(scores, -torch.inf)

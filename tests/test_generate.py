@@ -1,0 +1,638 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The surface: what `generate` takes, refuses and returns, and how models get it."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import logging
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import EOS, PAD, VOCABULARY, build, prompts, shared
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    DynamicCache,
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessor,
+    MaxLengthCriteria,
+    StaticCache,
+    StoppingCriteria,
+    T5ForConditionalGeneration,
+)
+
+from hf_gr import (
+    AutoModelForGenerativeRetrieval,
+    ConstraintIndex,
+    ConstraintLogitsProcessor,
+    GRGenerationConfig,
+    GRGenerationMixin,
+    enable,
+)
+from hf_gr.generation import layouts, mixin
+from hf_gr.reference import reference_beam_search
+
+SCORE_TOL = 1e-4  # fp32 sums of at most 5 log-probabilities
+SMALL = [[5, 9, 4], [5, 9, 6], [5, 3, 3], [7, 8, 9], [7, 8, 10]]
+ROWS = np.random.default_rng(0).integers(3, 24, size=(300, 4))
+INDEX = ConstraintIndex.from_sequences(ROWS)
+RAGGED = ConstraintIndex.from_sequences([row[: 1 + i % 4].tolist() for i, row in enumerate(ROWS)], eos_token_id=EOS)
+DETAILS = {"return_dict_in_generate": True, "output_scores": True}
+
+
+def enabled(family: str = "qwen3") -> Any:
+    return enable(shared(family))
+
+
+def generated(out: Any, inputs: dict[str, Any]) -> torch.Tensor:
+    sequences = out if isinstance(out, torch.Tensor) else out.sequences
+    return sequences[:, inputs["input_ids"].shape[1] :]
+
+
+# What comes out
+
+
+@pytest.mark.parametrize("index", [INDEX, RAGGED], ids=["fixed", "ragged"])
+def test_beams_equal_the_slow_reference(index: ConstraintIndex) -> None:
+    model, inputs = enabled(), prompts(1, 7)
+
+    def next_log_probs(prefix: tuple[int, ...]) -> np.ndarray:
+        tokens = torch.cat([inputs["input_ids"], torch.tensor([prefix], dtype=torch.long)], dim=1)
+        with torch.no_grad():
+            return model(input_ids=tokens, use_cache=False).logits[0, -1].log_softmax(-1).numpy()
+
+    expected = reference_beam_search(next_log_probs, list(index), num_beams=6)
+    out = model.generate(
+        **inputs, constraint_index=index, num_beams=6, num_return_sequences=6, early_stopping="never", **DETAILS
+    )
+    rows = [[token for token in row if token != PAD] for row in generated(out, inputs).tolist()]
+    assert rows == [list(sequence) for sequence, _ in expected]
+    scores = torch.tensor([score for _, score in expected])
+    torch.testing.assert_close(out.sequences_scores, scores, atol=SCORE_TOL, rtol=0, check_dtype=False)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "bloom", "t5", "mamba"])
+@pytest.mark.parametrize("ragged", [False, True], ids=["fixed", "ragged"])
+def test_fewer_sequences_than_beams_are_followed_by_padding(family: str, ragged: bool) -> None:
+    config = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
+    model = enable(build(family, config=config) if family == "mamba" else shared(family))
+    rows = [row[: 1 + i % 3] for i, row in enumerate(SMALL)] if ragged else SMALL
+    index = ConstraintIndex.from_sequences(rows, eos_token_id=EOS if ragged else None)
+    inputs = prompts(2, 6)
+    out = model.generate(
+        **inputs, constraint_index=index, num_beams=9, num_return_sequences=9, pad_token_id=PAD, **DETAILS
+    )
+    prompt_length = 1 if model.config.is_encoder_decoder else 6
+    for request in range(2):
+        rows_ = slice(9 * request, 9 * request + 9)
+        items = index.items(out.sequences[rows_, prompt_length:])
+        scores = out.sequences_scores[rows_]
+        assert sorted(itertools.chain(*items[: len(index)])) == list(range(5))
+        assert not any(items[len(index) :])
+        assert (out.sequences[rows_, prompt_length:][len(index) :] == PAD).all()
+        assert scores[: len(index)].isfinite().all() and (scores[len(index) :] == -torch.inf).all()
+        assert (scores[: len(index)].diff() <= 0).all()
+
+
+def test_without_a_padding_token_missing_rows_are_no_token() -> None:
+    inputs = prompts(1, 5)
+    model = enable(build("qwen3", config={"pad_token_id": None}))
+    index = ConstraintIndex.from_sequences(SMALL)
+    out = model.generate(**inputs, constraint_index=index, num_beams=7, num_return_sequences=7)
+    assert generated(out, inputs)[5:].unique().tolist() == [-1]
+    assert index.items(generated(out, inputs))[5:] == [[], []]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "bloom", "t5"])
+@pytest.mark.parametrize("kwargs", [{"num_beams": 1}, {"num_beams": 5}, {"num_beams": 1, "num_return_sequences": 4}], ids=str)
+@pytest.mark.parametrize("index", [INDEX, RAGGED], ids=["fixed", "ragged"])
+def test_sampling_gives_items_only_and_follows_the_seed(family: str, kwargs: dict, index: ConstraintIndex) -> None:
+    model, inputs = enabled(family), prompts(3, 8, padded=True)
+    options = {"do_sample": True, "temperature": 3.0, "top_k": 20, "top_p": 0.95, "num_return_sequences": 1, **kwargs}
+    results = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        results.append(model.generate(**inputs, constraint_index=index, **options))
+    length = 1 if model.config.is_encoder_decoder else 8
+    assert all(index.items(results[0][:, length:]))
+    assert results[0].tolist() == results[1].tolist()
+    assert results[0].shape != results[2].shape or not torch.equal(results[0], results[2])
+
+
+def test_sampling_follows_the_constrained_distribution() -> None:
+    # 5 sequences, 4,000 independent draws: each frequency lies within 4 standard deviations of its probability.
+    model, inputs = enabled(), prompts(1, 5)
+    index, draws = ConstraintIndex.from_sequences(SMALL), 4000
+    probability = {}
+    for sequence in index:
+        tokens, log_prob = inputs["input_ids"], 0.0
+        for position, token in enumerate(sequence):
+            legal = index.allowed_next_tokens(sequence[:position])
+            with torch.no_grad():
+                logits = model(input_ids=tokens).logits[0, -1] / 2.0
+            log_prob += float(logits[token] - logits[legal].logsumexp(-1))
+            tokens = torch.cat([tokens, torch.tensor([[token]])], dim=1)
+        probability[tuple(sequence)] = np.exp(log_prob)
+    assert sum(probability.values()) == pytest.approx(1, abs=1e-5)
+    torch.manual_seed(0)
+    out = model.generate(
+        **inputs, constraint_index=index, do_sample=True, num_return_sequences=draws, temperature=2.0, top_k=0
+    )
+    counts = {sequence: 0 for sequence in probability}
+    for row in generated(out, inputs).tolist():
+        counts[tuple(row)] += 1
+    for sequence, p in probability.items():
+        assert abs(counts[sequence] - draws * p) <= 4 * np.sqrt(draws * p * (1 - p)) + 1, sequence
+
+
+def test_beam_sampling_draws_without_replacement() -> None:
+    model, inputs = enabled(), prompts(2, 5)
+    out = model.generate(
+        **inputs, constraint_index=INDEX, do_sample=True, num_beams=6, num_return_sequences=6, top_k=0, **DETAILS
+    )
+    rows = generated(out, inputs).view(2, 6, -1).tolist()
+    assert all(len({tuple(row) for row in request}) == 6 for request in rows)
+    assert (out.sequences_scores.view(2, 6).diff() <= 0).all()
+
+
+def test_scores_are_given_as_asked_for() -> None:
+    model, inputs = enabled(), prompts(1, 5)
+    plain = model.generate(**inputs, constraint_index=INDEX, num_beams=4)
+    bare = model.generate(**inputs, constraint_index=INDEX, num_beams=4, return_dict_in_generate=True)
+    scored = model.generate(**inputs, constraint_index=INDEX, num_beams=4, **DETAILS)
+    assert plain.tolist() == bare.sequences.tolist() == scored.sequences.tolist()
+    assert bare.scores is None and bare.sequences_scores is None and bare.logits is None
+    assert [tuple(step.shape) for step in scored.scores] == [(4, VOCABULARY)] * 4
+
+
+def test_without_a_catalogue_it_is_transformers_generate() -> None:
+    model, inputs = enabled(), prompts(2, 5)
+    for kwargs in ({"num_beams": 3}, {"num_beams": 1}, {"num_beams": 3, "num_return_sequences": 2}):
+        theirs = GenerationMixin.generate(model, **inputs, max_new_tokens=6, **kwargs)
+        assert model.generate(**inputs, max_new_tokens=6, **kwargs).tolist() == theirs.tolist()
+
+
+# What goes in
+
+
+class _Favour(LogitsProcessor):
+    """Lifts one token, and notes what it was shown."""
+
+    def __init__(self, token: int) -> None:
+        self.token, self.seen = token, []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.seen.append((tuple(input_ids.shape), int(scores.isfinite().sum(-1).max())))
+        scores = scores.clone()
+        scores[:, self.token] += 50
+        return scores
+
+
+class _StopBehind(StoppingCriteria):
+    def __init__(self, token: int) -> None:
+        self.token = token
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return input_ids[:, -1] == self.token
+
+
+@pytest.mark.parametrize("num_beams", [1, 5])
+def test_a_users_logits_processor_sees_the_constraint_applied(num_beams: int) -> None:
+    model, inputs, token = enabled(), prompts(2, 5), int(ROWS[17, 1])
+    ours, theirs = _Favour(token), _Favour(token)
+    common = {**inputs, "num_beams": num_beams, "num_return_sequences": num_beams}
+    out = model.generate(**common, constraint_index=INDEX, logits_processor=[ours])
+    expected = GenerationMixin.generate(
+        model, **common, max_new_tokens=4, logits_processor=[theirs],
+        prefix_allowed_tokens_fn=lambda _, tokens: INDEX.allowed_next_tokens(tokens[5:].tolist()),
+    )  # fmt: skip
+    assert out.tolist() == expected.tolist()
+    assert ours.seen == theirs.seen
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_a_users_stopping_criterion_ends_sequences_as_in_transformers(num_beams: int) -> None:
+    model, inputs = enabled(), prompts(2, 5)
+    free = model.generate(**inputs, constraint_index=INDEX, num_beams=num_beams)
+    token = int(free[0, 6])
+    common = {**inputs, "num_beams": num_beams, "stopping_criteria": [_StopBehind(token)], "pad_token_id": PAD}
+    if num_beams == 1:
+        # transformers fills finished greedy rows only if there is an end token.
+        common["eos_token_id"] = EOS
+    out = model.generate(**common, constraint_index=INDEX)
+    expected = GenerationMixin.generate(
+        model, **common, max_new_tokens=4,
+        prefix_allowed_tokens_fn=lambda _, tokens: INDEX.allowed_next_tokens(tokens[5:].tolist()) or [EOS],
+    )  # fmt: skip
+    assert token in out[0].tolist()
+    assert out.tolist() == expected.tolist()
+
+
+def test_a_users_prefix_function_narrows_the_catalogue() -> None:
+    model, inputs = enabled(), prompts(1, 5)
+    allowed = [int(token) for token in np.unique(ROWS)][::2]
+    narrow = ConstraintIndex.from_sequences([row for row in ROWS if set(row.tolist()) <= set(allowed)])
+    common = {**inputs, "num_beams": 4, "num_return_sequences": 4, **DETAILS}
+    out = model.generate(**common, constraint_index=INDEX, prefix_allowed_tokens_fn=lambda *_: allowed)
+    expected = model.generate(**common, constraint_index=narrow)
+    best = out.sequences_scores.isfinite()
+    assert best.any()
+    assert all(row in narrow for row in generated(out, inputs)[best].tolist())
+    torch.testing.assert_close(out.sequences_scores[0], expected.sequences_scores[0], atol=SCORE_TOL, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma3_text", "bloom"])
+@pytest.mark.parametrize("cut", [4, 8])
+def test_a_prefilled_prompt_is_used_and_left_as_it_is(family: str, cut: int) -> None:
+    model, inputs = enabled(family), prompts(2, 9, padded=True)
+    cache = DynamicCache(config=model.config)
+    head = {name: value[:, :cut] for name, value in inputs.items()}
+    positions = (head["attention_mask"].cumsum(-1) - 1).clamp(min=0)
+    extra = {} if family == "bloom" else {"position_ids": positions}
+    with torch.no_grad():
+        model(**head, **extra, past_key_values=cache, use_cache=True)
+    before = [layer.keys.clone() for layer in cache.layers]
+    common = {**inputs, "constraint_index": INDEX, "num_beams": 5, "num_return_sequences": 5, **DETAILS}
+    expected = model.generate(**common)
+    for _ in range(2):
+        out = model.generate(**common, past_key_values=cache)
+        assert out.sequences.tolist() == expected.sequences.tolist()
+        torch.testing.assert_close(out.sequences_scores, expected.sequences_scores, atol=SCORE_TOL, rtol=0)
+    assert cache.get_seq_length() == cut
+    assert all(torch.equal(layer.keys, keys) for layer, keys in zip(cache.layers, before, strict=True))
+
+
+def test_the_returned_cache_is_the_prompts() -> None:
+    model, inputs = enabled(), prompts(1, 6)
+    out = model.generate(**inputs, constraint_index=INDEX, num_beams=5, return_dict_in_generate=True)
+    assert out.past_key_values.get_seq_length() == 6
+    assert out.past_key_values.layers[0].keys.shape[0] == 1
+
+
+@pytest.mark.parametrize("family", ["qwen3", "t5"])
+def test_embeddings_may_take_the_place_of_tokens(family: str) -> None:
+    model, inputs = enabled(family), prompts(2, 7)
+    embeds = {"inputs_embeds": model.get_input_embeddings()(inputs["input_ids"]), "attention_mask": inputs["attention_mask"]}
+    expected = model.generate(**inputs, constraint_index=INDEX, num_beams=4, num_return_sequences=4)
+    out = model.generate(**embeds, constraint_index=INDEX, num_beams=4, num_return_sequences=4)
+    assert out[:, -4:].tolist() == expected[:, -4:].tolist()
+
+
+def test_chunked_prefill_changes_nothing() -> None:
+    model, inputs = enabled(), prompts(1, 20)
+    expected = model.generate(**inputs, constraint_index=INDEX, num_beams=4)
+    assert model.generate(**inputs, constraint_index=INDEX, num_beams=4, prefill_chunk_size=8).tolist() == expected.tolist()
+
+
+def test_a_training_model_decodes_and_goes_on_training() -> None:
+    model = enable(build("gemma", config={"hidden_size": 32, "num_hidden_layers": 1, "head_dim": 8, "vocab_size": VOCABULARY}))
+    model.train()
+    model.generate(**prompts(1, 5), constraint_index=INDEX, num_beams=4)
+    assert model.training
+
+
+def test_the_random_state_is_not_touched_by_greedy_calls() -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    enabled("bloom").generate(**prompts(1, 5), constraint_index=INDEX, num_beams=4)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+# Which way it goes
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [("qwen3", "tree"), ("bloom", "batch"), ("t5", "batch"), ("gpt_bigcode", "tree"), ("gpt_neo", "batch")],
+)
+def test_layouts(family: str, layout: str) -> None:
+    configs = {
+        "gpt_bigcode": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY},
+        "gpt_neo": {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "vocab_size": VOCABULARY, "window_size": 3}
+        | {"attention_types": [[["global", "local"], 1]]},
+    }
+    assert layouts.choose_layout(build(family, config=configs.get(family))) == layout
+
+
+def test_alibi_is_no_tree_whatever_the_family() -> None:
+    assert layouts.choose_layout(build("falcon", config={"alibi": True})) == "batch"
+
+
+def test_an_unknown_family_that_breaks_the_tree_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layouts, "TREE_FAMILIES", frozenset())
+    monkeypatch.setattr(layouts, "BATCH_FAMILIES", frozenset())
+    model = build("qwen3")
+    assert layouts.choose_layout(model) == "tree"
+    ignores_positions = build("qwen3")
+    forward = ignores_positions.forward
+
+    def count_keys(input_ids=None, position_ids=None, past_key_values=None, **kwargs):  # noqa: ANN202
+        past = past_key_values.get_seq_length() if past_key_values is not None else 0
+        positions = torch.arange(past, past + input_ids.shape[1])[None]
+        return forward(input_ids=input_ids, position_ids=positions, past_key_values=past_key_values, **kwargs)
+
+    ignores_positions.forward = count_keys
+    assert layouts.choose_layout(ignores_positions) != "tree"
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_cross_attention_keys_are_stored_once_a_request(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    caches = []
+    build_scorer = layouts.BatchScorer
+
+    def spy(model: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(**given: Any) -> Any:
+            caches.append(given["past_key_values"])
+            return model(**given)
+
+        return build_scorer(call, *args, **kwargs)
+
+    monkeypatch.setattr(layouts, "BatchScorer", spy)
+    model, inputs = enabled(family), prompts(2, 9, padded=True)
+    folded = model.generate(**inputs, constraint_index=INDEX, num_beams=5, num_return_sequences=5, **DETAILS)
+    assert {layer.keys.shape[0] for layer in caches[0].cross_attention_cache.layers} == {2}
+    assert {layer.keys.shape[0] for layer in caches[0].self_attention_cache.layers} == {10}
+    monkeypatch.setattr(layouts, "foldable_modules", lambda *args, **kwargs: [])
+    repeated = model.generate(**inputs, constraint_index=INDEX, num_beams=5, num_return_sequences=5, **DETAILS)
+    assert folded.sequences.tolist() == repeated.sequences.tolist()
+    torch.testing.assert_close(folded.sequences_scores, repeated.sequences_scores, atol=SCORE_TOL, rtol=0)
+
+
+def test_prompt_keys_are_stored_once_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    scorers = []
+    build_scorer = layouts.TreeScorer
+    monkeypatch.setattr(layouts, "TreeScorer", lambda *args, **kw: scorers.append(build_scorer(*args, **kw)) or scorers[0])
+    enabled().generate(**prompts(2, 9), constraint_index=INDEX, num_beams=5)
+    assert scorers[0].cache.layers[0].keys.shape[:3] == (2, 2, 9 + 3 * 5)
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize("kwargs", [{"output_hidden_states": True}, {"use_cache": False}, {"output_attentions": True}], ids=str)
+def test_what_no_layout_offers_goes_through_the_processor(
+    kwargs: dict, num_beams: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mixin, "_SAID", set())
+    model, inputs = enable(build("qwen3", attn_implementation="eager")), prompts(2, 6, padded=True)
+    common = {**inputs, "constraint_index": INDEX, "num_beams": num_beams, **DETAILS}
+    expected = model.generate(**common)
+    with caplog.at_level(logging.WARNING, logger="hf_gr.generation.mixin"):
+        for _ in range(2):
+            out = model.generate(**common, **kwargs)
+            assert out.sequences.tolist() == expected.sequences.tolist()
+    assert len([record for record in caplog.records if record.name == "hf_gr.generation.mixin"]) == 1
+    if kwargs.get("output_hidden_states"):
+        assert out.hidden_states is not None
+
+
+def test_a_checkpoint_saved_without_cache_still_decodes_in_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = enable(build("qwen3"))
+    model.generation_config.use_cache = False
+    monkeypatch.setattr(mixin.GRGenerationMixin, "_generate_by_processor", None)
+    model.generate(**prompts(1, 5), constraint_index=INDEX, num_beams=3)
+
+
+def test_the_processor_serves_transformers_own_loops() -> None:
+    model, inputs = build("qwen3"), prompts(2, 6, padded=True)
+    processor = ConstraintLogitsProcessor(INDEX)
+    for kwargs in ({"num_beams": 5, "num_return_sequences": 5}, {"num_beams": 1}):
+        expected = enabled().generate(**inputs, constraint_index=INDEX, **kwargs)
+        out = model.generate(**inputs, logits_processor=[processor], max_new_tokens=4, **kwargs)
+        assert out.tolist() == expected.tolist()
+    torch.manual_seed(0)
+    ragged = ConstraintLogitsProcessor(RAGGED, prompt_length=6)
+    out = model.generate(
+        **inputs, logits_processor=[ragged], max_new_tokens=5, do_sample=True, num_return_sequences=20, eos_token_id=EOS
+    )
+    assert all(RAGGED.items(out[:, 6:]))
+    with pytest.raises(ValueError, match="expected a ConstraintIndex"):
+        ConstraintLogitsProcessor([[1, 2]])  # pyright: ignore
+
+
+# How models get it
+
+
+@pytest.mark.parametrize("family", ["qwen3", "t5"])
+def test_models_come_with_it_and_are_saved_as_ordinary_ones(family: str, tmp_path: Path) -> None:
+    enable(build(family)).save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).architectures == [type(build(family)).__name__]
+    INDEX.save_pretrained(tmp_path)
+    model = AutoModelForGenerativeRetrieval.from_pretrained(tmp_path)
+    assert isinstance(model, GRGenerationMixin) and isinstance(model, type(build(family)))
+    assert isinstance(model.generation_config, GRGenerationConfig)
+    inputs = prompts(2, 6)
+    expected = enabled(family).generate(**inputs, constraint_index=INDEX, num_beams=4)
+    assert model.generate(**inputs, constraint_index=INDEX, num_beams=4).tolist() == expected.tolist()
+
+    model.generation_config.constraint_index = "."
+    model.generation_config.num_beams = 4
+    model.save_pretrained(tmp_path)
+    again = AutoModelForGenerativeRetrieval.from_pretrained(tmp_path)
+    assert again.generation_config.constraint_index == "."
+    assert again.generate(**inputs).tolist() == expected.tolist()
+    if family == "qwen3":
+        plain = AutoModelForCausalLM.from_pretrained(tmp_path)
+        assert plain.generate(**inputs, max_new_tokens=2).shape[1] == 8
+        assert enable(plain).generate(**inputs).tolist() == expected.tolist()
+
+
+def test_an_index_may_be_named(tmp_path: Path) -> None:
+    INDEX.save_pretrained(tmp_path / "catalogue")
+    model, inputs = enable(build("qwen3")), prompts(1, 5)
+    name = str(tmp_path / "catalogue")
+    expected = model.generate(**inputs, constraint_index=INDEX, num_beams=4).tolist()
+    assert model.generate(**inputs, constraint_index=name, num_beams=4).tolist() == expected
+    config = GRGenerationConfig(constraint_index=name, num_beams=4)
+    assert model.generate(**inputs, generation_config=config).tolist() == expected
+    assert model.generate(**inputs, generation_config=config, constraint_index=RAGGED).tolist() != expected
+
+
+def test_a_class_of_ones_own_takes_the_mixin() -> None:
+    class Recommender(GRGenerationMixin, T5ForConditionalGeneration):
+        pass
+
+    model = Recommender(build("t5").config).eval()
+    assert INDEX.items(model.generate(**prompts(1, 5), constraint_index=INDEX, num_beams=3)[:, 1:])[0]
+    assert enable(model) is model and type(model) is Recommender
+
+
+def test_enabled_models_are_copied_and_pickled() -> None:
+    model, inputs = enable(build("qwen3")), prompts(1, 5)
+    expected = model.generate(**inputs, constraint_index=INDEX, num_beams=3).tolist()
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert type(twin) is type(model)
+        assert twin.generate(**inputs, constraint_index=INDEX, num_beams=3).tolist() == expected
+    assert type(enable(build("qwen3"))) is type(model)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # inside PEFT
+def test_a_peft_model_is_enabled_inside() -> None:
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    lora = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    model = peft.get_peft_model(build("qwen3"), lora).eval()
+    assert enable(model) is model
+    inputs = prompts(2, 6, padded=True)
+    out = model.generate(**inputs, constraint_index=INDEX, num_beams=5, num_return_sequences=5)
+    assert all(INDEX.items(out[:, 6:]))
+    merged = enable(copy.deepcopy(model).merge_and_unload())
+    assert merged.generate(**inputs, constraint_index=INDEX, num_beams=5, num_return_sequences=5).tolist() == out.tolist()
+    base = enabled().generate(**inputs, constraint_index=INDEX, num_beams=5, num_return_sequences=5)
+    assert base.tolist() != out.tolist()
+
+
+def test_a_model_spread_over_devices_by_accelerate(tmp_path: Path) -> None:
+    build("qwen3").save_pretrained(tmp_path)
+    device_map = {"model.embed_tokens": "cpu", "model.layers.0": "disk", "model.layers.1": "cpu", "model.norm": "cpu"}
+    model = AutoModelForGenerativeRetrieval.from_pretrained(
+        tmp_path,
+        device_map={**device_map, "lm_head": "cpu", "model.rotary_emb": "cpu"},
+        offload_folder=str(tmp_path / "offload"),
+    )
+    inputs = prompts(2, 6, padded=True)
+    expected = enabled().generate(**inputs, constraint_index=INDEX, num_beams=5)
+    assert model.generate(**inputs, constraint_index=INDEX, num_beams=5).tolist() == expected.tolist()
+    auto = AutoModelForGenerativeRetrieval.from_pretrained(tmp_path, device_map="auto")
+    assert auto.generate(**inputs, constraint_index=INDEX, num_beams=5).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("thing", [None, torch.nn.Linear(2, 2), "qwen3"], ids=["None", "module", "text"])
+def test_enable_refuses_what_cannot_generate(thing: Any) -> None:
+    with pytest.raises(ValueError, match="expected a transformers model"):
+        enable(thing)
+
+
+def test_auto_refuses_other_backends(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="backend='flax', expected"):
+        AutoModelForGenerativeRetrieval.from_pretrained(tmp_path, backend="flax")  # pyright: ignore
+    with pytest.raises(ValueError, match="from_pretrained"):
+        AutoModelForGenerativeRetrieval()
+
+
+def test_the_config_round_trips_and_checks_itself(tmp_path: Path) -> None:
+    config = GRGenerationConfig(constraint_index="me/catalogue", num_beams=7, num_return_sequences=7)
+    config.save_pretrained(tmp_path)
+    assert GRGenerationConfig.from_pretrained(tmp_path).to_dict() == config.to_dict()
+    assert GenerationConfig.from_pretrained(tmp_path).num_beams == 7
+    for wrong in ({"drafting": "magic"}, {"verification": "lax"}, {"num_draft_beams": 0}, {"constraint_index": INDEX}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            GRGenerationConfig(**wrong)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"max_new_tokens": 3}, "max_new_tokens=3 leaves 3 new tokens, expected at least 4"),
+        ({"max_length": 8}, "max_length=8 leaves 2 new tokens"),
+        ({"stopping_criteria": [MaxLengthCriteria(8)]}, "max_length=8 leaves 2"),
+        ({"constraint_index": ConstraintIndex.from_sequences([[5, VOCABULARY]])}, "token 64, expected less than"),
+        ({"constraint_index": [[3, 4]]}, "constraint_index is a list"),
+        ({"constraint_index": 7}, "constraint_index is a int"),
+        ({"constraint_index": "."}, "not loaded from one"),
+        ({"constraint_index": "no/such/folder/here"}, "is no folder here"),
+        ({"drafting": "trie"}, "drafting='trie', expected None"),
+        ({"assistant_model": "draft"}, "assistant_model"),
+        ({"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5}, "generation mode"),
+        ({"past_key_values": StaticCache(config=shared("qwen3").config, max_cache_len=32)}, "expected a DynamicCache"),
+        ({"num_beams": 3, "num_return_sequences": 4}, "num_return_sequences"),
+        ({"unknown_argument": 4}, "unknown_argument"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_bad_arguments_are_refused_before_any_work(
+    kwargs: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = enabled()
+    forward = functools.wraps(type(model).forward)(lambda *args, **kwargs: pytest.fail("work was done"))
+    monkeypatch.setattr(type(model), "forward", forward)
+    with pytest.raises(ValueError, match=message):
+        model.generate(**prompts(2, 6), **{"constraint_index": INDEX, "num_beams": 4, **kwargs})
+
+
+def test_right_padded_prompts_are_refused() -> None:
+    inputs = prompts(2, 6)
+    inputs["attention_mask"][1, -2:] = 0
+    with pytest.raises(ValueError, match="prompt 1 ends with padding, expected padding on the left"):
+        enabled().generate(**inputs, constraint_index=INDEX)
+    inputs["input_ids"][1, -2:] = PAD
+    with pytest.raises(ValueError, match="padding_side='left'"):
+        enabled().generate(inputs["input_ids"], constraint_index=INDEX, pad_token_id=PAD)
+    ok = prompts(2, 6)["input_ids"]
+    ok[:, -1] = PAD  # a token like any other where it is the end token, too
+    enabled().generate(ok, constraint_index=INDEX, pad_token_id=PAD, eos_token_id=PAD)
+
+
+def test_a_cache_of_one_row_a_beam_is_refused() -> None:
+    model, inputs = enabled(), prompts(2, 6)
+    cache = DynamicCache()
+    rows = inputs["input_ids"].repeat_interleave(3, 0)
+    model(rows[:, :4], past_key_values=cache)
+    with pytest.raises(ValueError, match="past_key_values holds 6 rows, expected 2"):
+        model.generate(**inputs, constraint_index=INDEX, num_beams=3, past_key_values=cache)
+
+
+def test_options_of_ours_without_a_catalogue_are_refused() -> None:
+    with pytest.raises(ValueError, match="drafting given without constraint_index"):
+        enabled().generate(**prompts(1, 5), drafting="trie", max_new_tokens=2)
+
+
+def test_a_checkpoints_old_length_does_not_matter() -> None:
+    model, inputs = enable(build("qwen3")), prompts(1, 30)
+    model.generation_config.max_length = 20
+    assert INDEX.items(model.generate(**inputs, constraint_index=INDEX, num_beams=3)[:, 30:])[0]
+
+
+# Host and device
+
+
+class _NoSync(TorchDispatchMode):
+    """Fails on every operator that brings a value of the device to the host."""
+
+    FORBIDDEN = ("aten._local_scalar_dense", "aten.nonzero", "aten.equal", "aten.is_nonzero", "aten.masked_select", "aten.unique")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert not str(func).startswith(self.FORBIDDEN), f"{func} waits for the device"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{"num_beams": 8, "num_return_sequences": 8}, {"num_beams": 1}, {"num_beams": 4, "renormalize_logits": True}], ids=str
+)
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "gpt2", "bloom", "t5"])
+def test_no_host_synchronisation_between_prefill_and_result(
+    family: str, kwargs: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def guarded(*args: Any, **options: Any) -> Any:
+        with _NoSync():
+            calls.append(1)
+            return decode(*args, **options)
+
+    decode = mixin.decode
+    monkeypatch.setattr(mixin, "decode", guarded)
+    model, inputs = enabled(family), prompts(2, 6, padded=True)
+    model.generate(**inputs, constraint_index=INDEX, **kwargs, **DETAILS)
+    assert calls
+    with pytest.raises(AssertionError, match="waits for the device"):
+        model.generate(**inputs, constraint_index=RAGGED, **kwargs)
+
+
+def test_every_sequence_of_a_catalogue_can_be_reached() -> None:
+    index = ConstraintIndex.from_sequences(ROWS[:60])
+    inputs = prompts(2, 5)
+    out = enabled().generate(**inputs, constraint_index=index, num_beams=80, num_return_sequences=80, pad_token_id=PAD)
+    for request in generated(out, inputs).view(2, 80, -1):
+        items = index.items(request)
+        assert sorted(itertools.chain(*items)) == list(range(60))

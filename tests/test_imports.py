@@ -1,0 +1,46 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What importing hf_gr costs, and what it offers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import hf_gr
+
+HEAVY = ("torch", "transformers", "jax", "flax", "accelerate", "pandas", "sklearn")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import hf_gr; dir(hf_gr)",
+        "from hf_gr import ConstraintIndex, SemanticIds",
+        "from hf_gr import ConstraintIndex; ConstraintIndex.from_sequences([[5, 7]]).items([[5, 7]])",
+        "import hf_gr.hub, hf_gr.cards, hf_gr.reference",
+        "import tempfile; from hf_gr import ConstraintIndex as C; d = tempfile.mkdtemp();"
+        "C.from_sequences([[5, 7]]).save_pretrained(d); C.from_pretrained(d)",
+    ],
+)
+def test_the_catalogue_loads_no_framework(statement: str) -> None:
+    code = f"import sys; {statement}; print(*[name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
+
+
+def test_every_public_name_resolves() -> None:
+    for name in hf_gr.__all__:
+        assert getattr(hf_gr, name).__name__ == name
+    assert hf_gr.__all__ == sorted(hf_gr.__all__)
+    assert set(hf_gr.__all__) <= set(dir(hf_gr))
+    assert len(hf_gr.__all__) <= 20
+
+
+def test_an_unknown_name_says_what_there_is() -> None:
+    with pytest.raises(
+        AttributeError, match=r"'hf_gr' has no attribute 'ConstraintIndx'; it exports .*ConstraintIndex"
+    ):
+        _ = hf_gr.ConstraintIndx
