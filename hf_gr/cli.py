@@ -75,7 +75,9 @@ def demo(
     make_settings = DemoSettings.fast if fast else DemoSettings
     try:
         run_demo(make_settings(num_shown=users, seed=seed), output_dir=output_dir, retrain=retrain)
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
+        _fail(f"hf-gr demo: {error}. It writes to one folder: choose another with --output-dir.")
+    except RuntimeError as error:
         _fail(f"hf-gr demo: {error}")
 
 

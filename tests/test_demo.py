@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hf_gr import SemanticIds, cli
-from hf_gr.demo import evaluate
+from hf_gr.demo import evaluate, run
 from hf_gr.demo.cache import default_folder, replace_folder
 from hf_gr.demo.data import keep_most_rated, leave_one_out, load_movielens, popularity_order
 from hf_gr.demo.run import DemoSettings, load_recommender, run_demo
@@ -245,6 +245,15 @@ def test_output_dir_that_is_a_file_is_refused(tmp_path):
     file.write_text("")
     result = CliRunner().invoke(cli.build_app(), ["demo", "--output-dir", str(file)])
     assert result.exit_code == 2
+
+
+def test_folder_that_cannot_be_written_is_refused_before_the_training(tmp_path, monkeypatch):
+    (tmp_path / "demo").write_text("a file, not a folder")
+    monkeypatch.setenv("HF_GR_CACHE", str(tmp_path))
+    monkeypatch.setattr(run, "train_model", lambda *args, **kwargs: pytest.fail("trained in vain"))
+    result = CliRunner().invoke(cli.build_app(), ["demo", "--fast"])
+    assert result.exit_code == 1
+    assert "--output-dir" in result.stderr
 
 
 def test_missing_package_names_the_extra(monkeypatch, capsys):

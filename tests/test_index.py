@@ -212,6 +212,8 @@ def test_an_item_on_several_sequences_and_several_items_on_one() -> None:
         ([[[5, 7]]], {}, r"sequence 0 has \[5, 7\] at position 0, expected an integer"),
         (ROWS, {"item_ids": [1, 2, 3]}, "item_ids has 3 entries, expected 4: one for each row"),
         (ROWS, {"item_ids": []}, "item_ids has 0 entries, expected 4"),
+        (ROWS, {"item_ids": "abcd"}, "item_ids is 'abcd', expected a list of 4 ids"),
+        (ROWS, {"item_ids": np.array(4)}, "item_ids is 4, expected a list of 4 ids"),
         (ROWS, {"item_ids": ["a", "b", 3, "d"]}, r"item_ids\[2\]=3, expected all integers or all strings: convert"),
         (ROWS, {"item_ids": [1, "b", 3, 4]}, r"item_ids\[1\]='b', expected all integers or all strings"),
         (ROWS, {"item_ids": [1, 2, True, 4]}, r"item_ids\[2\]=True, expected all integers or all strings"),

@@ -72,7 +72,12 @@ def read_item_ids(item_ids: npt.ArrayLike | Iterable[ItemId] | None, num_rows: i
     if item_ids is None:
         return np.arange(num_rows, dtype=smallest_dtype(num_rows))
     host: Any = to_host(item_ids)
-    ids = cast("list[Any]", host.tolist() if isinstance(host, np.ndarray) and host.ndim else list(host))
+    values: Any = host.tolist() if isinstance(host, np.ndarray) else host
+    if not isinstance(values, Iterable) or isinstance(values, (str, bytes)):
+        raise ValueError(
+            f"item_ids is {values!r}, expected a list of {num_rows} ids: one for each row, in the same order"
+        )
+    ids = list(cast("Iterable[Any]", values))
     if len(ids) != num_rows:
         raise ValueError(f"item_ids has {len(ids)} entries, expected {num_rows}: one for each row, in the same order")
     kinds = set(map(type, ids))

@@ -183,6 +183,16 @@ def _run(settings: DemoSettings, output_dir: Path, retrain: bool, console: Conso
 
 def train_and_save(films: MovieLens, split: Split, settings: DemoSettings, folder: Path, console: Console) -> float:
     """Make semantic ids, train on them, and save the model with its catalogue; returns the seconds of training."""
+    # The new folder comes first: one that cannot be written fails here, not after minutes of training.
+    with replace_folder(folder) as unfinished:
+        model, semantic_ids, seconds = _train(films, split, settings, console)
+        model.save_pretrained(unfinished)
+        semantic_ids.constraint_index().save_pretrained(unfinished)
+    return seconds
+
+
+def _train(films: MovieLens, split: Split, settings: DemoSettings, console: Console) -> tuple[Any, SemanticIds, float]:
+    """The trained model, the semantic ids it knows, and the seconds of training."""
     with console.status("semantic ids: residual k-means on film features"):
         features = film_features(films, split.train, seed=settings.seed)
         codes = residual_kmeans(
@@ -196,11 +206,7 @@ def train_and_save(films: MovieLens, split: Split, settings: DemoSettings, folde
         model = train_model(
             split.train, semantic_ids.token_sequences(), settings.train, seed=settings.seed, on_progress=on_progress
         )
-    seconds = time.perf_counter() - start
-    with replace_folder(folder) as unfinished:
-        model.save_pretrained(unfinished)
-        semantic_ids.constraint_index().save_pretrained(unfinished)
-    return seconds
+    return model, semantic_ids, time.perf_counter() - start
 
 
 def load_recommender(folder: Path) -> tuple[Any, ConstraintIndex]:

@@ -1,0 +1,110 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Selection and the pool of finished sequences, on small tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hf_gr.torch.beam import DEAD, Beams, Finished, choose, gumbel_like, retire, retire_in_place, select, update_may_improve
+from hf_gr.torch.transition import Children
+
+CPU = torch.device("cpu")
+
+
+def candidates(batch_size: int, num_beams: int, num_children: int) -> Children:
+    """Children with tokens 10, 11, ... and states 100, 101, ..., all of them legal."""
+    shape = (batch_size, num_beams, num_children)
+    numbers = torch.arange(num_beams * num_children).view(1, num_beams, num_children).expand(shape)
+    return Children(tokens=numbers + 10, states=numbers + 100, legal=torch.ones(shape, dtype=torch.bool))
+
+
+def beams(scores: list[list[float]], length: int = 2) -> Beams:
+    """Beams whose tokens are their own numbers."""
+    values = torch.tensor(scores)
+    own = torch.arange(values.shape[1]).expand(values.shape)[..., None].expand(-1, -1, length)
+    return Beams(sequences=own, beam_indices=own, scores=values, states=own[..., 0])
+
+
+def test_the_best_children_over_all_beams_are_kept_in_order() -> None:
+    scores = torch.tensor([[[-1.0, -9.0, DEAD], [-4.0, -2.0, -3.0]]])
+    kept = select(beams([[0.0, 0.0]]), candidates(1, 2, 3), scores, num_kept=3, dead_state=7)
+    assert kept.scores.tolist() == [[-1.0, -2.0, -3.0]]
+    assert kept.parents.tolist() == [[0, 1, 1]]
+    assert kept.tokens.tolist() == [[10, 14, 15]]
+    assert kept.sequences[0].tolist() == [[0, 0, 10], [1, 1, 14], [1, 1, 15]]
+    assert kept.states.tolist() == [[100, 104, 105]]
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_missing_candidates_are_dead_and_stay_dead(do_sample: bool) -> None:
+    scores = torch.full((2, 1, 3), DEAD)
+    scores[0, 0, 1] = -1.0
+    kept = select(beams([[0.0], [DEAD]]), candidates(2, 1, 3), scores, num_kept=5, dead_state=7, do_sample=do_sample)
+    assert kept.scores.tolist() == [[-1.0, DEAD, DEAD, DEAD, DEAD], [DEAD] * 5]
+    assert kept.states.tolist() == [[101, 7, 7, 7, 7], [7] * 5]
+    assert not kept.scores.isnan().any()
+    chosen = choose(beams([[0.0], [DEAD]]), candidates(2, 1, 3), scores, dead_state=7, do_sample=do_sample)
+    assert chosen.scores.tolist() == [[-1.0], [DEAD]] and chosen.states.tolist() == [[101], [7]]
+
+
+def test_paths_choose_for_themselves() -> None:
+    scores = torch.tensor([[[-5.0, -6.0], [-1.0, -0.5]]])
+    chosen = choose(beams([[0.0, 0.0]]), candidates(1, 2, 2), scores, dead_state=7)
+    assert chosen.tokens.tolist() == [[10, 13]] and chosen.parents.tolist() == [[0, 1]]
+
+
+def test_gumbel_draws_follow_the_softmax() -> None:
+    torch.manual_seed(0)
+    scores = torch.tensor([0.0, 1.0, 2.0, DEAD])
+    draws = (scores + gumbel_like(scores.expand(20_000, -1))).argmax(-1).bincount(minlength=4) / 20_000
+    torch.testing.assert_close(draws, scores.softmax(-1), atol=0.015, rtol=0)  # 4 standard deviations
+
+
+def test_only_the_k_best_may_finish() -> None:
+    kept = beams([[-1.0, -2.0, -3.0, -4.0]])
+    ends = torch.tensor([[False, True, True, False]])
+    running, pool = retire(kept, Finished.none_yet(1, 2, 4, CPU), ends, length_penalty=1.0, early_stopping=False)
+    assert pool.scores.tolist() == [[-1.0, DEAD]]  # the second best, by its length of 2; the third is beyond K = 2
+    assert pool.sequences[0, 0, :2].tolist() == [1, 1] and pool.beam_indices[0, 0].tolist() == [1, 1, -1, -1]
+    assert running.scores.tolist() == [[-1.0, -4.0]]
+
+
+def test_a_full_or_closed_row_takes_no_more() -> None:
+    pool = Finished.none_yet(1, 1, 4, CPU)
+    _, pool = retire(beams([[-2.0]]), pool, torch.tensor([[True]]), length_penalty=0.0, early_stopping=True)
+    assert bool(pool.is_full)
+    for early_stopping, score in ((True, -2.0), (False, -1.0)):
+        _, later = retire(beams([[-1.0]]), pool, torch.tensor([[True]]), length_penalty=0.0, early_stopping=early_stopping)
+        assert later.scores.tolist() == [[score]]
+    closed = update_may_improve(
+        beams([[-3.0]]), pool, length_penalty=0.0, early_stopping=False, max_new_tokens=4
+    )
+    assert closed.may_improve.tolist() == [[False]]
+    _, later = retire(beams([[-1.0]]), closed, torch.tensor([[True]]), length_penalty=0.0, early_stopping=False)
+    assert later.scores.tolist() == [[-2.0]]
+
+
+@pytest.mark.parametrize(
+    ("early_stopping", "length_penalty", "may_improve"),
+    [(False, 1.0, False), ("never", 1.0, True), ("never", 0.0, False), (True, 1.0, False)],
+)
+def test_never_reckons_with_the_longest_sequence(early_stopping, length_penalty: float, may_improve: bool) -> None:
+    pool = Finished.none_yet(1, 1, 8, CPU)
+    _, pool = retire(
+        beams([[-2.0]]), pool, torch.tensor([[True]]), length_penalty=length_penalty, early_stopping=False
+    )
+    pool = update_may_improve(
+        beams([[-3.0]]), pool, length_penalty=length_penalty, early_stopping=early_stopping, max_new_tokens=8
+    )
+    assert pool.may_improve.tolist() == [[may_improve]]
+
+
+def test_paths_finish_in_their_own_places() -> None:
+    kept = beams([[-1.0, DEAD, -3.0]])
+    ends = torch.tensor([[False, True, True]])
+    running, pool = retire_in_place(kept, Finished.none_yet(1, 3, 4, CPU), ends)
+    assert pool.scores.tolist() == [[DEAD, DEAD, -3.0]]
+    assert pool.beam_indices[0].tolist() == [[-1] * 4, [-1] * 4, [2, 2, -1, -1]]
+    assert running.scores.tolist() == [[-1.0, DEAD, DEAD]]

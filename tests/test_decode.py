@@ -1,0 +1,164 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The loop without a model: scores come from a table, results from the slow beam search."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_gr import ConstraintIndex
+from hf_gr.reference import reference_beam_search
+from hf_gr.torch import beam, decode, transition
+from hf_gr.torch.beam import Beams, Finished
+from hf_gr.torch.decode import DecodePlan
+
+CPU = torch.device("cpu")
+VOCABULARY, EOS = 10, 0
+SCORE_TOL = 1e-5  # fp32, at most 5 additions
+
+
+class TableScorer:
+    """Logits that depend on the whole prefix, and on nothing else."""
+
+    def __init__(self, seed: int, batch_size: int) -> None:
+        self.seeds = [seed + row for row in range(batch_size)]
+        self.paths: torch.Tensor | None = None
+        self.num_forwards = 0
+        self.prompt_logits = torch.stack([self.logits(row, ())[None] for row in range(batch_size)])
+
+    def logits(self, row: int, prefix: tuple[int, ...]) -> torch.Tensor:
+        rng = np.random.default_rng([self.seeds[row], *prefix])
+        return torch.tensor(rng.normal(scale=2.0, size=VOCABULARY), dtype=torch.float32)
+
+    def score(self, tokens: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
+        self.num_forwards += 1
+        before = torch.zeros((*tokens.shape, 0), dtype=torch.long) if self.paths is None else self.paths
+        before = before.gather(1, parents[..., None].expand(-1, -1, before.shape[-1]))
+        self.paths = torch.cat([before, tokens[..., None]], dim=-1)
+        rows = [[self.logits(row, tuple(path)) for path in paths] for row, paths in enumerate(self.paths.tolist())]
+        return torch.stack([torch.stack(row) for row in rows])
+
+
+def make_plan(batch_size: int, num_beams: int, **kwargs: Any) -> DecodePlan:
+    """A plan with transformers' defaults."""
+    defaults = {"num_return_sequences": num_beams, "num_kept": 2 * num_beams, "do_sample": False, "length_penalty": 1.0}
+    defaults |= {"early_stopping": "never", "max_new_tokens": 9, "fill_token_id": 9}
+    return DecodePlan(prompt=torch.ones((batch_size, 2), dtype=torch.long), num_beams=num_beams, **(defaults | kwargs))
+
+
+def check(sequences: list[list[int]], num_beams: int, *, ragged: bool, length_penalty: float = 1.0, **kwargs: Any) -> None:
+    """Decode two rows and compare each with the slow beam search."""
+    index = ConstraintIndex.from_sequences(sequences, eos_token_id=EOS if ragged else None)
+    scorer = TableScorer(seed=len(sequences), batch_size=2)
+    trie = transition.device_trie(index, CPU)
+    plan = make_plan(2, num_beams, length_penalty=length_penalty, max_new_tokens=index.max_length, **kwargs)
+    decoded = decode.decode(scorer, trie, plan)
+    for row in range(2):
+        expected = reference_beam_search(
+            lambda prefix, row=row: scorer.logits(row, prefix).log_softmax(-1).numpy(),
+            list(index),
+            num_beams,
+            length_penalty=length_penalty,
+        )
+        rows = slice(row * num_beams, row * num_beams + len(expected))
+        found = [[token for token in path if token != 9] for path in decoded.sequences[rows].tolist()]
+        assert found == [list(sequence) for sequence, _ in expected]
+        scores = torch.tensor([score for _, score in expected], dtype=torch.float32)
+        torch.testing.assert_close(decoded.scores[rows], scores, atol=SCORE_TOL, rtol=0)
+        rest = slice(row * num_beams + len(expected), (row + 1) * num_beams)
+        assert (decoded.sequences[rest] == 9).all() and (decoded.scores[rest] == beam.DEAD).all()
+
+
+tokens = st.integers(1, 6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.lists(tokens, min_size=3, max_size=3), min_size=1, max_size=40), st.integers(2, 9))
+def test_fixed_catalogues_equal_the_slow_search(sequences: list[list[int]], num_beams: int) -> None:
+    check(sequences, num_beams, ragged=False)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.lists(tokens, min_size=1, max_size=4), min_size=1, max_size=40),
+    st.integers(2, 9),
+    st.sampled_from([1.0, 0.0, 2.0]),
+)
+def test_ragged_catalogues_equal_the_slow_search(
+    sequences: list[list[int]], num_beams: int, length_penalty: float
+) -> None:
+    check(sequences, num_beams, ragged=True, length_penalty=length_penalty)
+
+
+def test_the_vocabulary_wide_path_gives_the_same() -> None:
+    sequences = np.random.default_rng(0).integers(1, 7, size=(40, 3)).tolist()
+    check(sequences, 5, ragged=False, output_scores=True)
+    check(sequences, 5, ragged=False, processors=(lambda ids, scores: scores, lambda ids, scores: scores))
+
+
+@pytest.mark.parametrize(
+    ("home", "name", "spoil"),
+    [
+        (decode, "child_scores", lambda scores: -scores),
+        (beam, "_extend", lambda kept: Beams(kept.sequences, kept.beam_indices.roll(1, 1), kept.scores, kept.states)),
+        (beam, "keep_best", lambda kept: kept.take(torch.arange(kept.scores.shape[1]).flip(0).expand(kept.scores.shape))),
+        (decode, "is_leaf", lambda leaf: leaf & (torch.arange(leaf.shape[1]) > 0)),
+    ],
+)
+def test_a_planted_error_is_seen(home: Any, name: str, spoil: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = getattr(home, name)
+    monkeypatch.setattr(home, name, lambda *args, **kwargs: spoil(right(*args, **kwargs)))
+    rng = np.random.default_rng(1)
+    sequences = [rng.integers(1, 7, size=rng.integers(1, 5)).tolist() for _ in range(60)]
+    with pytest.raises((AssertionError, RuntimeError)):
+        check(sequences, 5, ragged=True)
+
+
+def test_one_forward_a_level_behind_the_prefill() -> None:
+    index = ConstraintIndex.from_sequences(np.random.default_rng(0).integers(1, 7, size=(40, 4)))
+    scorer = TableScorer(seed=0, batch_size=1)
+    decode.decode(scorer, transition.device_trie(index, CPU), make_plan(1, 3))
+    assert scorer.num_forwards == 3
+
+
+def test_a_closed_ragged_search_stops_early_unless_processes_must_agree() -> None:
+    index = ConstraintIndex.from_sequences([[1], [2], [3, 4, 5, 6, 6, 6]], eos_token_id=EOS)
+    trie = transition.device_trie(index, CPU)
+    forwards = {}
+    for exit_early in (True, False):
+        scorer = TableScorer(seed=0, batch_size=1)
+        scorer.prompt_logits[0, 0, 3] = -50.0
+        plan = make_plan(1, 2, early_stopping=True, exit_early=exit_early)
+        decoded = decode.decode(scorer, trie, plan)
+        assert sorted(decoded.sequences[:, 0].tolist()) == [1, 2]
+        forwards[exit_early] = scorer.num_forwards
+    assert forwards[True] < forwards[False] == 6
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_step_compiles_into_one_graph(ragged: bool) -> None:
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(1, 7, size=1 + i % 3 if ragged else 3).tolist() for i in range(50)]
+    index = ConstraintIndex.from_sequences(rows, eos_token_id=EOS if ragged else None)
+    trie = transition.device_trie(index, CPU)
+    plan = make_plan(2, 4)
+
+    def step(logits: torch.Tensor, beams: Beams, finished: Finished, level: int) -> tuple[Beams, Finished]:
+        legal = transition.children(beams.states, trie, level=level)
+        scores = decode.child_scores(logits, legal, beams, normalize=True)
+        return decode.accept(beams, finished, legal, scores, trie, plan, level=level)
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager", dynamic=False)
+    ours = theirs = (Beams.start(2, 4, CPU), Finished.none_yet(2, 4, trie.max_length, CPU))
+    for level in range(trie.max_length):
+        logits = torch.tensor(rng.normal(size=(2, 4, VOCABULARY)), dtype=torch.float32)
+        ours, theirs = compiled(logits, *ours, level), step(logits, *theirs, level)
+        for mine, other in zip(ours, theirs, strict=True):
+            for name in mine.__dataclass_fields__:
+                assert torch.equal(getattr(mine, name), getattr(other, name)), (level, name)

@@ -1,0 +1,68 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Ancestry and masks, against lists of parents."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hf_gr.torch.tree import Tree
+
+
+def slow_mask(parents: list[list[int]], prompt: list[bool], window: int | None) -> list[list[bool]]:
+    """Who sees whom, for the last level, by walking up the parents one by one and comparing distances."""
+    width, num_beams = len(prompt), len(parents[-1])
+    rows = []
+    for beam in range(num_beams):
+        row = [False] * (width + num_beams * len(parents))
+        depth = len(parents)
+        node, level = beam, depth - 1
+        while level >= 0:
+            distance = depth - 1 - level
+            row[width + level * num_beams + node] = window is None or distance < window
+            node, level = parents[level][node], level - 1
+        for column in range(width):
+            distance = depth - 1 + width - column
+            row[column] = prompt[column] and (window is None or distance < window)
+        rows.append(row)
+    return rows
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 3, 5, 50])
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_masks_equal_a_walk_up_the_tree(depth: int, window: int | None) -> None:
+    generator = torch.Generator().manual_seed(depth)
+    parents = torch.randint(0, 3, (depth, 2, 3), generator=generator)
+    prompt = torch.tensor([[True] * 4, [False, False, True, True]])
+    tree = Tree.over_prompt(2, 3, torch.device("cpu"))
+    for level in range(depth):
+        tree = tree.grow(parents[level])
+    mask = tree.attention_mask(prompt, window)
+    assert mask.shape == (2, 1, 3, 4 + 3 * depth)
+    for row in range(2):
+        expected = slow_mask([level[row].tolist() for level in parents], prompt[row].tolist(), window)
+        assert mask[row, 0].tolist() == expected
+
+
+def test_a_layer_that_dropped_keys_sees_the_ones_it_kept() -> None:
+    # A window of 3 keeps 2 keys of a prompt: the first token behind it sees both, the second one, the third none.
+    tree = Tree.over_prompt(1, 1, torch.device("cpu"))
+    for kept in ([True, True], [False, True], [False, False]):
+        tree = tree.grow(torch.zeros((1, 1), dtype=torch.long))
+        assert tree.attention_mask(torch.ones((1, 2), dtype=torch.bool), window=3)[0, 0, 0, :2].tolist() == kept
+
+
+def test_levels_of_different_width() -> None:
+    tree = Tree.over_prompt(1, 1, torch.device("cpu")).grow(torch.tensor([[0, 0]])).grow(torch.tensor([[1, 1, 0]]))
+    assert tree.ancestry.tolist() == [[[1, 2], [1, 3], [0, 4]]]
+    assert tree.num_slots == 5
+
+
+def test_growing_compiles_into_one_graph() -> None:
+    def step(ancestry: torch.Tensor, parents: torch.Tensor, prompt: torch.Tensor) -> torch.Tensor:
+        return Tree(ancestry, 4).grow(parents).attention_mask(prompt)
+
+    arguments = torch.tensor([[[0], [1], [2], [3]]]), torch.tensor([[3, 1, 1, 0]]), torch.ones((1, 5), dtype=torch.bool)
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*arguments), step(*arguments))
