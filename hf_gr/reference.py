@@ -117,8 +117,8 @@ def reference_beam_search(
     What it does, level by level, starting from the empty prefix with score 0:
 
     1. every live beam is extended by every legal token: the beam's score plus `score_fn(beam)[token]`;
-    2. a candidate that is a complete sequence is set aside as finished if it is among the `num_beams` best of its level, and
-       dropped otherwise;
+    2. a candidate that is a complete sequence is set aside as finished if it is among the `num_beams` best of its
+       level, and dropped otherwise;
     3. the `num_beams` best of the others are the live beams of the next level.
 
     It ends when no beam is left: there is no early stop. Finished sequences are ranked by `score /

@@ -38,7 +38,13 @@ DECODERS: dict[str, dict[str, Any]] = {
     | {"num_key_value_heads": 4, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4}
     | {"v_head_dim": 8, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2}
     | {"moe_intermediate_size": 16, "first_k_dense_replace": 1, "n_shared_experts": 1},
-    "falcon": {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": False},
+    "falcon": {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "alibi": False,
+    },
     "gemma2": LLAMA | MIXED | {"query_pre_attn_scalar": 8},
     "gemma3_text": LLAMA | MIXED | {"query_pre_attn_scalar": 8},
     "gpt2": GPT2,
@@ -47,7 +53,13 @@ DECODERS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "mistral": LLAMA | {"sliding_window": 3},
     "olmo2": {k: v for k, v in LLAMA.items() if k != "head_dim"},
-    "opt": {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 48}
+    "opt": {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "ffn_dim": 48,
+    }
     | {"max_position_embeddings": 128, "word_embed_proj_dim": 32},
     "phi3": {k: v for k, v in LLAMA.items() if k != "head_dim"},
     "qwen2": {k: v for k, v in LLAMA.items() if k != "head_dim"},
@@ -59,7 +71,13 @@ BATCH_DECODERS: dict[str, dict[str, Any]] = {
     "bloom": {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4},
 }
 ENCODER_DECODERS: dict[str, dict[str, Any]] = {
-    "bart": {"vocab_size": VOCABULARY, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "max_position_embeddings": 64}
+    "bart": {
+        "vocab_size": VOCABULARY,
+        "d_model": 32,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "max_position_embeddings": 64,
+    }
     | {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
     | {"forced_eos_token_id": None}
     | SEQ2SEQ,

@@ -7,7 +7,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_gr.torch.beam import DEAD, Beams, Finished, choose, gumbel_like, retire, retire_in_place, select, update_may_improve
+from hf_gr.torch.beam import (
+    DEAD,
+    Beams,
+    Finished,
+    choose,
+    gumbel_like,
+    retire,
+    retire_in_place,
+    select,
+    update_may_improve,
+)
 from hf_gr.torch.transition import Children
 
 CPU = torch.device("cpu")
@@ -76,11 +86,11 @@ def test_a_full_or_closed_row_takes_no_more() -> None:
     _, pool = retire(beams([[-2.0]]), pool, torch.tensor([[True]]), length_penalty=0.0, early_stopping=True)
     assert bool(pool.is_full)
     for early_stopping, score in ((True, -2.0), (False, -1.0)):
-        _, later = retire(beams([[-1.0]]), pool, torch.tensor([[True]]), length_penalty=0.0, early_stopping=early_stopping)
+        _, later = retire(
+            beams([[-1.0]]), pool, torch.tensor([[True]]), length_penalty=0.0, early_stopping=early_stopping
+        )
         assert later.scores.tolist() == [[score]]
-    closed = update_may_improve(
-        beams([[-3.0]]), pool, length_penalty=0.0, early_stopping=False, max_new_tokens=4
-    )
+    closed = update_may_improve(beams([[-3.0]]), pool, length_penalty=0.0, early_stopping=False, max_new_tokens=4)
     assert closed.may_improve.tolist() == [[False]]
     _, later = retire(beams([[-1.0]]), closed, torch.tensor([[True]]), length_penalty=0.0, early_stopping=False)
     assert later.scores.tolist() == [[-2.0]]

@@ -47,12 +47,19 @@ class TableScorer:
 
 def make_plan(batch_size: int, num_beams: int, **kwargs: Any) -> DecodePlan:
     """A plan with transformers' defaults."""
-    defaults = {"num_return_sequences": num_beams, "num_kept": 2 * num_beams, "do_sample": False, "length_penalty": 1.0}
+    defaults = {
+        "num_return_sequences": num_beams,
+        "num_kept": 2 * num_beams,
+        "do_sample": False,
+        "length_penalty": 1.0,
+    }
     defaults |= {"early_stopping": "never", "max_new_tokens": 9, "fill_token_id": 9}
     return DecodePlan(prompt=torch.ones((batch_size, 2), dtype=torch.long), num_beams=num_beams, **(defaults | kwargs))
 
 
-def check(sequences: list[list[int]], num_beams: int, *, ragged: bool, length_penalty: float = 1.0, **kwargs: Any) -> None:
+def check(
+    sequences: list[list[int]], num_beams: int, *, ragged: bool, length_penalty: float = 1.0, **kwargs: Any
+) -> None:
     """Decode two rows and compare each with the slow beam search."""
     index = ConstraintIndex.from_sequences(sequences, eos_token_id=EOS if ragged else None)
     scorer = TableScorer(seed=len(sequences), batch_size=2)
@@ -107,7 +114,11 @@ def test_the_vocabulary_wide_path_gives_the_same() -> None:
     [
         (decode, "child_scores", lambda scores: -scores),
         (beam, "_extend", lambda kept: Beams(kept.sequences, kept.beam_indices.roll(1, 1), kept.scores, kept.states)),
-        (beam, "keep_best", lambda kept: kept.take(torch.arange(kept.scores.shape[1]).flip(0).expand(kept.scores.shape))),
+        (
+            beam,
+            "keep_best",
+            lambda kept: kept.take(torch.arange(kept.scores.shape[1]).flip(0).expand(kept.scores.shape)),
+        ),
         (decode, "is_leaf", lambda leaf: leaf & (torch.arange(leaf.shape[1]) > 0)),
     ],
 )

@@ -113,7 +113,9 @@ def test_without_a_padding_token_missing_rows_are_no_token() -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "bloom", "t5"])
-@pytest.mark.parametrize("kwargs", [{"num_beams": 1}, {"num_beams": 5}, {"num_beams": 1, "num_return_sequences": 4}], ids=str)
+@pytest.mark.parametrize(
+    "kwargs", [{"num_beams": 1}, {"num_beams": 5}, {"num_beams": 1, "num_return_sequences": 4}], ids=str
+)
 @pytest.mark.parametrize("index", [INDEX, RAGGED], ids=["fixed", "ragged"])
 def test_sampling_gives_items_only_and_follows_the_seed(family: str, kwargs: dict, index: ConstraintIndex) -> None:
     model, inputs = enabled(family), prompts(3, 8, padded=True)
@@ -281,7 +283,10 @@ def test_the_returned_cache_is_the_prompts() -> None:
 @pytest.mark.parametrize("family", ["qwen3", "t5"])
 def test_embeddings_may_take_the_place_of_tokens(family: str) -> None:
     model, inputs = enabled(family), prompts(2, 7)
-    embeds = {"inputs_embeds": model.get_input_embeddings()(inputs["input_ids"]), "attention_mask": inputs["attention_mask"]}
+    embeds = {
+        "inputs_embeds": model.get_input_embeddings()(inputs["input_ids"]),
+        "attention_mask": inputs["attention_mask"],
+    }
     expected = model.generate(**inputs, constraint_index=INDEX, num_beams=4, num_return_sequences=4)
     out = model.generate(**embeds, constraint_index=INDEX, num_beams=4, num_return_sequences=4)
     assert out[:, -4:].tolist() == expected[:, -4:].tolist()
@@ -290,11 +295,16 @@ def test_embeddings_may_take_the_place_of_tokens(family: str) -> None:
 def test_chunked_prefill_changes_nothing() -> None:
     model, inputs = enabled(), prompts(1, 20)
     expected = model.generate(**inputs, constraint_index=INDEX, num_beams=4)
-    assert model.generate(**inputs, constraint_index=INDEX, num_beams=4, prefill_chunk_size=8).tolist() == expected.tolist()
+    assert (
+        model.generate(**inputs, constraint_index=INDEX, num_beams=4, prefill_chunk_size=8).tolist()
+        == expected.tolist()
+    )
 
 
 def test_a_training_model_decodes_and_goes_on_training() -> None:
-    model = enable(build("gemma", config={"hidden_size": 32, "num_hidden_layers": 1, "head_dim": 8, "vocab_size": VOCABULARY}))
+    model = enable(
+        build("gemma", config={"hidden_size": 32, "num_hidden_layers": 1, "head_dim": 8, "vocab_size": VOCABULARY})
+    )
     model.train()
     model.generate(**prompts(1, 5), constraint_index=INDEX, num_beams=4)
     assert model.training
@@ -370,13 +380,17 @@ def test_cross_attention_keys_are_stored_once_a_request(family: str, monkeypatch
 def test_prompt_keys_are_stored_once_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     scorers = []
     build_scorer = layouts.TreeScorer
-    monkeypatch.setattr(layouts, "TreeScorer", lambda *args, **kw: scorers.append(build_scorer(*args, **kw)) or scorers[0])
+    monkeypatch.setattr(
+        layouts, "TreeScorer", lambda *args, **kw: scorers.append(build_scorer(*args, **kw)) or scorers[0]
+    )
     enabled().generate(**prompts(2, 9), constraint_index=INDEX, num_beams=5)
     assert scorers[0].cache.layers[0].keys.shape[:3] == (2, 2, 9 + 3 * 5)
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
-@pytest.mark.parametrize("kwargs", [{"output_hidden_states": True}, {"use_cache": False}, {"output_attentions": True}], ids=str)
+@pytest.mark.parametrize(
+    "kwargs", [{"output_hidden_states": True}, {"use_cache": False}, {"output_attentions": True}], ids=str
+)
 def test_what_no_layout_offers_goes_through_the_processor(
     kwargs: dict, num_beams: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -410,7 +424,12 @@ def test_the_processor_serves_transformers_own_loops() -> None:
     torch.manual_seed(0)
     ragged = ConstraintLogitsProcessor(RAGGED, prompt_length=6)
     out = model.generate(
-        **inputs, logits_processor=[ragged], max_new_tokens=5, do_sample=True, num_return_sequences=20, eos_token_id=EOS
+        **inputs,
+        logits_processor=[ragged],
+        max_new_tokens=5,
+        do_sample=True,
+        num_return_sequences=20,
+        eos_token_id=EOS,
     )
     assert all(RAGGED.items(out[:, 6:]))
     with pytest.raises(ValueError, match="expected a ConstraintIndex"):
@@ -484,7 +503,9 @@ def test_a_peft_model_is_enabled_inside() -> None:
     out = model.generate(**inputs, constraint_index=INDEX, num_beams=5, num_return_sequences=5)
     assert all(INDEX.items(out[:, 6:]))
     merged = enable(copy.deepcopy(model).merge_and_unload())
-    assert merged.generate(**inputs, constraint_index=INDEX, num_beams=5, num_return_sequences=5).tolist() == out.tolist()
+    assert (
+        merged.generate(**inputs, constraint_index=INDEX, num_beams=5, num_return_sequences=5).tolist() == out.tolist()
+    )
     base = enabled().generate(**inputs, constraint_index=INDEX, num_beams=5, num_return_sequences=5)
     assert base.tolist() != out.tolist()
 
@@ -599,7 +620,14 @@ def test_a_checkpoints_old_length_does_not_matter() -> None:
 class _NoSync(TorchDispatchMode):
     """Fails on every operator that brings a value of the device to the host."""
 
-    FORBIDDEN = ("aten._local_scalar_dense", "aten.nonzero", "aten.equal", "aten.is_nonzero", "aten.masked_select", "aten.unique")
+    FORBIDDEN = (
+        "aten._local_scalar_dense",
+        "aten.nonzero",
+        "aten.equal",
+        "aten.is_nonzero",
+        "aten.masked_select",
+        "aten.unique",
+    )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         assert not str(func).startswith(self.FORBIDDEN), f"{func} waits for the device"
@@ -607,7 +635,9 @@ class _NoSync(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    "kwargs", [{"num_beams": 8, "num_return_sequences": 8}, {"num_beams": 1}, {"num_beams": 4, "renormalize_logits": True}], ids=str
+    "kwargs",
+    [{"num_beams": 8, "num_return_sequences": 8}, {"num_beams": 1}, {"num_beams": 4, "renormalize_logits": True}],
+    ids=str,
 )
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "gpt2", "bloom", "t5"])
 def test_no_host_synchronisation_between_prefill_and_result(

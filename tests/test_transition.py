@@ -77,7 +77,9 @@ def test_a_trie_is_moved_once() -> None:
     index = ConstraintIndex.from_sequences([[5, 7]])
     device = torch.device("cpu")
     assert transition.device_trie(index, device) is transition.device_trie(index, device)
-    assert transition.device_trie(ConstraintIndex.from_sequences([[5, 7]]), device) is not transition.device_trie(index, device)
+    assert transition.device_trie(ConstraintIndex.from_sequences([[5, 7]]), device) is not transition.device_trie(
+        index, device
+    )
 
 
 def test_a_step_compiles_into_one_graph() -> None:

@@ -63,6 +63,10 @@ def test_growing_compiles_into_one_graph() -> None:
     def step(ancestry: torch.Tensor, parents: torch.Tensor, prompt: torch.Tensor) -> torch.Tensor:
         return Tree(ancestry, 4).grow(parents).attention_mask(prompt)
 
-    arguments = torch.tensor([[[0], [1], [2], [3]]]), torch.tensor([[3, 1, 1, 0]]), torch.ones((1, 5), dtype=torch.bool)
+    arguments = (
+        torch.tensor([[[0], [1], [2], [3]]]),
+        torch.tensor([[3, 1, 1, 0]]),
+        torch.ones((1, 5), dtype=torch.bool),
+    )
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(*arguments), step(*arguments))

@@ -20,7 +20,8 @@ def enable(model: Model) -> Model:
     """Give a loaded model `GRGenerationMixin`, in place.
 
     Args:
-        model: any model of transformers with a language-modelling head, also one wrapped by PEFT. Enabling twice is harmless.
+        model: any model of transformers with a language-modelling head, also one wrapped by PEFT. Enabling twice is
+            harmless.
 
     Returns:
         The same object, its `generation_config` a `GRGenerationConfig`. It is saved under its own class name, so its
@@ -93,7 +94,15 @@ class AutoModelForGenerativeRetrieval:
             raise ValueError(f"backend={backend!r}, expected 'auto' or 'torch': this release has no other")
         config = kwargs.get("config")
         if not hasattr(config, "is_encoder_decoder"):
-            hub = ("revision", "token", "cache_dir", "local_files_only", "subfolder", "trust_remote_code", "force_download")
+            hub = (
+                "revision",
+                "token",
+                "cache_dir",
+                "local_files_only",
+                "subfolder",
+                "trust_remote_code",
+                "force_download",
+            )
             config = AutoConfig.from_pretrained(
                 config or repo_or_dir, **{name: kwargs[name] for name in hub if name in kwargs}
             )

@@ -26,9 +26,10 @@ class GRGenerationConfig(GenerationConfig):
     It is saved as `generation_config.json` like any other, and a checkpoint with it still loads in plain transformers.
 
     Args:
-        constraint_index: repository id or folder of the checkpoint's `ConstraintIndex`; `"."` is the checkpoint itself.
-        drafting: who proposes tokens ahead: nobody (None), the catalogue (`"trie"`), a draft model (`"assistant"`), or the
-            checkpoint's draft head (`"head"`). This release decodes with None; `generate` refuses the others.
+        constraint_index: repository id or folder of the checkpoint's `ConstraintIndex`; `"."` is the checkpoint
+            itself.
+        drafting: who proposes tokens ahead: nobody (None), the catalogue (`"trie"`), a draft model (`"assistant"`),
+            or the checkpoint's draft head (`"head"`). This release decodes with None; `generate` refuses the others.
         verification: how proposals are accepted: `"strict"`, `"relaxed"` or `"catalogue"`.
         num_draft_beams: beams of a draft.
         draft_token_budget: the most tokens that are proposed at once.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Beams folded into the query axis of cross-attention, so that an encoder's keys are stored and read once a request.
 
-Inside `fold_beams`, a decoder runs one row a beam (`[B * K, 1, H]`), while its cross-attention modules see `[B, K, H]` against
-the keys of B rows. Hooks do it; no model code is needed. Knows no beams' scores and no cache.
+Inside `fold_beams`, a decoder runs one row a beam (`[B * K, 1, H]`), while its cross-attention modules see `[B, K,
+H]` against the keys of B rows. Hooks do it; no model code is needed. Knows no beams' scores and no cache.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def fold_beams(modules: list[nn.Module]) -> Iterator[None]:
             handle.remove()
 
 
-def _fold(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+def _fold(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
     batch_size = kwargs["key_value_states"].shape[0]
     if not _ACTIVE.depth or hidden.shape[0] == batch_size:

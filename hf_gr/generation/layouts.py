@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which layout a model takes, and its scorer behind a finished prefill. Knows transformers' caches, masks and configs.
 
-Known families are listed, and every one is tested against transformers. Any other is tried once, on a few tokens, against its
-own plain forward: a model that fails both layouts is left to transformers' loop.
+Known families are listed, and every one is tested against transformers. Any other is tried once, on a few tokens,
+against its own plain forward: a model that fails both layouts is left to transformers' loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
-from ..torch.scorers import BatchScorer, Scorer, TreeScorer
+from hf_gr.torch.scorers import BatchScorer, Scorer, TreeScorer
+
 from .cross_attention import fold_beams, foldable_modules
 
 Layout = Literal["tree", "batch"]
@@ -278,7 +279,10 @@ def _agrees(model: Any, layout: Layout) -> bool:
                 outputs = model(decoder_input_ids=start, use_cache=True, **kwargs)
                 decoder_input_ids = torch.cat([start[rows], path], dim=1)
                 plain = model(
-                    input_ids=prompt[rows], attention_mask=mask[rows], decoder_input_ids=decoder_input_ids, use_cache=False
+                    input_ids=prompt[rows],
+                    attention_mask=mask[rows],
+                    decoder_input_ids=decoder_input_ids,
+                    use_cache=False,
                 )
             else:
                 positions = (mask.cumsum(-1) - 1).clamp(min=0)

@@ -8,21 +8,21 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from ..catalogue import ConstraintIndex
-from ..torch.transition import advance, children, device_trie, mask_illegal
+from hf_gr.catalogue import ConstraintIndex
+from hf_gr.torch.transition import advance, children, device_trie, mask_illegal
 
 
 class ConstraintLogitsProcessor(LogitsProcessor):
     """Keeps the tokens that continue a sequence of the catalogue, and drops all others to `-inf`.
 
-    `generate(constraint_index=...)` is faster and needs no processor; this one is for models and loops that it cannot take.
-    A row that is complete, or that is no prefix of the catalogue, is left one token: the end token (token 0 without one), with
-    the lowest finite score, so that samplers still find a distribution and beams never prefer it.
+    `generate(constraint_index=...)` is faster and needs no processor; this one is for models and loops that it cannot
+    take. A row that is complete, or that is no prefix of the catalogue, is left one token: the end token (token 0
+    without one), with the lowest finite score, so that samplers still find a distribution and beams never prefer it.
 
     Args:
         index: the catalogue.
-        prompt_length: tokens before the generated ones. By default that of the first call; a call that is not longer than
-            the one before begins a new generation, so one instance may serve many.
+        prompt_length: tokens before the generated ones. By default that of the first call; a call that is not longer
+            than the one before begins a new generation, so one instance may serve many.
 
     Example:
         >>> index = ConstraintIndex.from_sequences([[5, 7], [6, 7]])

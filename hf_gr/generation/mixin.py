@@ -1,8 +1,10 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`GRGenerationMixin`: `generate` with a catalogue. Checks, prepares with transformers' own code, and hands over to `decode`.
+"""`GRGenerationMixin`: `generate` with a catalogue. Checks, prepares with transformers' own code, and hands over to
+`decode`.
 
-The way of a call: `generate` -> `_decode_prepared` (transformers has prepared the inputs) -> `hf_gr.torch.decode.decode`.
+The way of a call: `generate` -> `_decode_prepared` (transformers has prepared the inputs) ->
+`hf_gr.torch.decode.decode`.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, StoppingCriteriaList
-from transformers.cache_utils import EncoderDecoderCache
 from transformers.generation import (
     EosTokenCriteria,
     GenerateBeamDecoderOnlyOutput,
@@ -29,9 +30,10 @@ from transformers.generation import (
 )
 from transformers.generation.configuration_utils import GenerationMode
 
-from ..catalogue import ConstraintIndex
-from ..torch.decode import Decoded, DecodePlan, decode
-from ..torch.transition import device_trie
+from hf_gr.catalogue import ConstraintIndex
+from hf_gr.torch.decode import Decoded, DecodePlan, decode
+from hf_gr.torch.transition import device_trie
+
 from .configuration import GR_FIELDS, check_fields
 from .layouts import Layout, check_cache, choose_layout, copy_cache, make_scorer
 from .logits_process import ConstraintLogitsProcessor
@@ -56,10 +58,9 @@ class _Call:
     synced_gpus: bool
 
 
-
-
 class GRGenerationMixin(GenerationMixin):
-    """Adds `constraint_index` to `generate`: only sequences of a catalogue, the prompt computed once whatever the beams.
+    """Adds `constraint_index` to `generate`: only sequences of a catalogue, the prompt computed once whatever the
+    beams.
 
     Put it in front of a model class, or give it to a loaded model with `hf_gr.enable`:
 
@@ -79,22 +80,25 @@ class GRGenerationMixin(GenerationMixin):
         constraint_index: ConstraintIndex | str | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Generate sequences, from a catalogue if one is given; without one this is transformers' `generate`, untouched.
+        """Generate sequences, from a catalogue if one is given; without one this is transformers' `generate`,
+        untouched.
 
         Args:
             constraint_index: the catalogue; by default the one that `generation_config.constraint_index` names.
             all others: transformers' own, with its meanings. Decoding modes are greedy, sampling, beam search and beam
-                sampling. With a catalogue the length need not be given, `past_key_values` holds one row a prompt (it is left as
-                it is), and `sequences_scores` sums log-probabilities over the full vocabulary, unless
+                sampling. With a catalogue the length need not be given, `past_key_values` holds one row a prompt (it
+                is left as it is), and `sequences_scores` sums log-probabilities over the full vocabulary, unless
                 `renormalize_logits=True` has the legal tokens of each step renormalised.
 
         Returns:
             What transformers returns: a tensor, or with `return_dict_in_generate` an output object. Where fewer legal
-            sequences exist than are asked for, the rest are rows of `pad_token_id` (behind the prompt) with score `-inf`.
+            sequences exist than are asked for, the rest are rows of `pad_token_id` (behind the prompt) with score
+            `-inf`.
 
         Raises:
-            ValueError: before any work, for arguments that cannot lead to the catalogue's sequences: a vocabulary that lacks
-                its tokens, too small a length, right-padded prompts, a cache of another batch size, an unsupported mode.
+            ValueError: before any work, for arguments that cannot lead to the catalogue's sequences: a vocabulary
+                that lacks its tokens, too small a length, right-padded prompts, a cache of another batch size, an
+                unsupported mode.
 
         Example:
             >>> from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -102,8 +106,8 @@ class GRGenerationMixin(GenerationMixin):
             >>> config = Qwen3Config(vocab_size=16, hidden_size=8, num_hidden_layers=1, head_dim=8, eos_token_id=None)
             >>> model = enable(Qwen3ForCausalLM(config)).eval()
             >>> index = ConstraintIndex.from_sequences([[3, 4], [3, 5], [6, 7]], item_ids=["ham", "jam", "yam"])
-            >>> out = model.generate(torch.tensor([[1, 2]]), constraint_index=index, num_beams=3, num_return_sequences=3)
-            >>> sorted(index.items(out[:, 2:]))
+            >>> out = model.generate(torch.tensor([[1, 2]]), constraint_index=index, num_beams=3,
+            num_return_sequences=3) >>> sorted(index.items(out[:, 2:]))
             [['ham'], ['jam'], ['yam']]
 
         Source: STATIC, algorithm 1; xGR, sections 4 and 5.
@@ -115,8 +119,11 @@ class GRGenerationMixin(GenerationMixin):
             "prefix_allowed_tokens_fn": prefix_allowed_tokens_fn,
             "synced_gpus": synced_gpus,
         }
-        named = [config.constraint_index for config in (generation_config, self.generation_config)
-                 if getattr(config, "constraint_index", None) is not None]
+        named = [
+            config.constraint_index
+            for config in (generation_config, self.generation_config)
+            if getattr(config, "constraint_index", None) is not None
+        ]
         if constraint_index is None and not named:
             _refuse_alone(ours, kwargs)
             return super().generate(
@@ -125,10 +132,15 @@ class GRGenerationMixin(GenerationMixin):
             )  # fmt: skip
         index = self._resolve_index(named[0] if constraint_index is None else constraint_index)
         if args or kwargs.get("assistant_model") is not None:
-            raise ValueError("assistant_model is given, expected None: with constraint_index this release decodes without a draft")
+            raise ValueError(
+                "assistant_model is given, expected None: with constraint_index this release decodes without a draft"
+            )
         kwargs = {name: value for name, value in kwargs.items() if value is not None}
-        # Of the call itself: a checkpoint's default length is older than its catalogue, and its use_cache=False is from training.
-        asked = {name: kwargs.get(name, getattr(generation_config, name, None)) for name in ("max_length", "use_cache")}
+        # Of the call itself: a checkpoint's default length is older than its catalogue, and its use_cache=False is
+        # from training.
+        asked = {
+            name: kwargs.get(name, getattr(generation_config, name, None)) for name in ("max_length", "use_cache")
+        }
 
         config, model_kwargs = self._prepare_generation_config(generation_config, **kwargs)
         for name, value in ours.items():
@@ -145,7 +157,9 @@ class GRGenerationMixin(GenerationMixin):
         if layout is None:
             return self._generate_by_processor(index, config, inputs, passed_on, model_kwargs)
         if config.cache_implementation is not None:
-            _say_once(f"cache_implementation={config.cache_implementation!r} is not used: beams share one dynamic cache")
+            _say_once(
+                f"cache_implementation={config.cache_implementation!r} is not used: beams share one dynamic cache"
+            )
             config.cache_implementation = None
         cache = model_kwargs.get("past_key_values")
         if cache is not None:
@@ -168,7 +182,11 @@ class GRGenerationMixin(GenerationMixin):
         return super()._expand_inputs_for_generation(1 if _ONE_ROW_PER_REQUEST.get() else expand_size, **kwargs)
 
     def _get_logits_processor(
-        self: Any, generation_config: GenerationConfig, *args: Any, model_kwargs: dict[str, Any] | None = None, **kwargs: Any
+        self: Any,
+        generation_config: GenerationConfig,
+        *args: Any,
+        model_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,
     ) -> LogitsProcessorList:
         """transformers' own; processors that keep a mask get it with one row a beam, as they will see the scores."""
         if _ONE_ROW_PER_REQUEST.get() and model_kwargs is not None:
@@ -191,7 +209,9 @@ class GRGenerationMixin(GenerationMixin):
         if name == ".":
             name = self.config._name_or_path
             if not name:
-                raise ValueError('constraint_index="." means the checkpoint itself, but this model was not loaded from one')
+                raise ValueError(
+                    'constraint_index="." means the checkpoint itself, but this model was not loaded from one'
+                )
         loaded: dict[str, ConstraintIndex] = self.__dict__.setdefault("_loaded_indexes", {})
         if name not in loaded:
             loaded[name] = ConstraintIndex.from_pretrained(name)
@@ -220,7 +240,9 @@ class GRGenerationMixin(GenerationMixin):
             raise ValueError(f"drafting={config.drafting!r}, expected None: this release decodes without a draft")
         mode = config.get_generation_mode(None)
         if mode not in MODES:
-            raise ValueError(f"generation mode {mode.value!r}, expected one of {[str(m.value) for m in MODES]} with a catalogue")
+            raise ValueError(
+                f"generation mode {mode.value!r}, expected one of {[str(m.value) for m in MODES]} with a catalogue"
+            )
         head = self.get_output_embeddings()
         vocabulary = self.config.get_text_config(decoder=True).vocab_size if head is None else head.weight.shape[0]
         if index.max_token_id >= vocabulary:
@@ -245,7 +267,9 @@ class GRGenerationMixin(GenerationMixin):
                 )
         self._check_prompt(config, inputs, model_kwargs)
 
-    def _check_prompt(self: Any, config: GenerationConfig, inputs: Tensor | None, model_kwargs: dict[str, Any]) -> None:
+    def _check_prompt(
+        self: Any, config: GenerationConfig, inputs: Tensor | None, model_kwargs: dict[str, Any]
+    ) -> None:
         """Refuse right-padded prompts, empty ones, and a cache that does not fit them."""
         input_ids = inputs if inputs is not None else model_kwargs.get("input_ids")
         embeds = model_kwargs.get("inputs_embeds")
@@ -271,7 +295,9 @@ class GRGenerationMixin(GenerationMixin):
         asked += ["streamer"] if model_kwargs.get("streamer") is not None else []
         asked += [] if config.use_cache else ["use_cache=False"]
         if asked:
-            _say_once(f"{', '.join(asked)}: decoding in transformers' own loop, with a logits processor for the catalogue")
+            _say_once(
+                f"{', '.join(asked)}: decoding in transformers' own loop, with a logits processor for the catalogue"
+            )
             return None
         layout = choose_layout(self)
         if layout is None:
@@ -300,7 +326,9 @@ class GRGenerationMixin(GenerationMixin):
 
         prompt_length = self._prompt_length(inputs, model_kwargs)
         scores = getattr(out, "sequences_scores", None)
-        wrong = torch.tensor([not items for items in index.items(out.sequences[:, prompt_length:])], device=self.device)
+        wrong = torch.tensor(
+            [not items for items in index.items(out.sequences[:, prompt_length:])], device=self.device
+        )
         if scores is not None:
             wrong |= scores < DEAD_IN_TRANSFORMERS
         requests = wrong.view(-1, config.num_return_sequences).int()
@@ -332,9 +360,7 @@ def _decode_prepared(
     """Prefill by transformers' own code, then decode; called by transformers' `generate` once inputs are prepared."""
     outputs = model._prefill(input_ids, generation_config, model_kwargs)
     plan = _make_plan(input_ids, logits_processor, stopping_criteria, generation_config, call)
-    scorer = make_scorer(
-        model, call.layout, outputs, model_kwargs, batch_size=input_ids.shape[0], width=plan.width
-    )
+    scorer = make_scorer(model, call.layout, outputs, model_kwargs, batch_size=input_ids.shape[0], width=plan.width)
     del outputs.logits
     decoded = decode(scorer, device_trie(call.index, scorer.prompt_logits.device), plan)
     return _as_output(model, input_ids, decoded, generation_config, outputs.past_key_values, model_kwargs)
@@ -352,7 +378,9 @@ def _make_plan(
     after = LogitsProcessorList(logits_processor[position + (not call.has_prefix_fn) :])
     # Length and end token are the catalogue's business; what else there is comes from the user.
     criteria = StoppingCriteriaList(
-        criterion for criterion in stopping_criteria if not isinstance(criterion, (MaxLengthCriteria, EosTokenCriteria))
+        criterion
+        for criterion in stopping_criteria
+        if not isinstance(criterion, (MaxLengthCriteria, EosTokenCriteria))
     )
     eos = config._eos_token_tensor
     num_ends = 0 if eos is None else eos.shape[0]

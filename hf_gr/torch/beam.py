@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Candidates to beams: selection, and the pool of finished sequences. Knows no model.
 
-Meaning and order are those of transformers' beam search (`GenerationMixin._beam_search`), so results equal its own; `-inf`, not
-a large negative number, stands for "no such beam", so a dead beam stays dead.
+Meaning and order are those of transformers' beam search (`GenerationMixin._beam_search`), so results equal its own;
+`-inf`, not a large negative number, stands for "no such beam", so a dead beam stays dead.
 
-Axes: B batch, K beams, C children, M candidates kept (at least K), T tokens generated so far, L tokens of the longest sequence.
+Axes: B batch, K beams, C children, M candidates kept (at least K), T tokens generated so far, L tokens of the longest
+    sequence.
 """
 
 from __future__ import annotations

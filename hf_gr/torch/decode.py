@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one loop: score, then accept, level by level. Knows no model beyond its scorer.
 
-Fixed-length catalogues run it without a single host synchronisation. Ragged ones and a user's stopping criteria ask the device
-once a level whether anything is left to do.
+Fixed-length catalogues run it without a single host synchronisation. Ragged ones and a user's stopping criteria ask
+the device once a level whether anything is left to do.
 
 Axes: B batch, K beams, C children, V vocabulary, P prompt, T generated tokens, R returned sequences a row.
 """
@@ -40,8 +40,8 @@ class DecodePlan:
         early_stopping: when a row with K complete sequences is done.
         max_new_tokens: the longest sequence that the heuristic of `early_stopping="never"` reckons with.
         fill_token_id: what follows the end of a sequence.
-        processors: logits processors that come before the constraint and after it; None if there are none, which saves all work
-            as wide as the vocabulary but the normalisation.
+        processors: logits processors that come before the constraint and after it; None if there are none, which
+            saves all work as wide as the vocabulary but the normalisation.
         stopping_criteria: the user's own; sequences that meet them are complete.
         output_scores: keep the processed scores of every level.
         output_logits: keep the logits of every level.
@@ -161,7 +161,8 @@ def child_scores(
 def process_scores(
     logits: Float[Tensor, "batch beams vocab"], legal: Children, beams: Beams, plan: DecodePlan
 ) -> Float[Tensor, "batch beams vocab"]:
-    """Scores over the vocabulary as transformers has them: processors before the constraint, constraint, processors after.
+    """Scores over the vocabulary as transformers has them: processors before the constraint, constraint, processors
+    after.
 
     Beam methods process log-probabilities, the others logits, as in transformers.
     """
@@ -193,9 +194,7 @@ def accept(
         return beam.retire_in_place(kept, finished, _ends(kept, trie, plan)) if may_end else (kept, finished)
 
     num_kept = plan.num_kept if may_end or plan.do_sample else plan.num_beams
-    kept = beam.select(
-        beams, legal, scores, num_kept=num_kept, dead_state=trie.dead_state, do_sample=plan.do_sample
-    )
+    kept = beam.select(beams, legal, scores, num_kept=num_kept, dead_state=trie.dead_state, do_sample=plan.do_sample)
     if may_end:
         beams, finished = beam.retire(
             kept,

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who scores tree nodes: a model, in one of two layouts. Knows no trie and no selection.
 
-`TreeScorer` puts the nodes of a request on the sequence axis, over one prompt. `BatchScorer` gives every beam a row of its own,
-for models whose positions follow from the mask or the length. Both compute the prompt once.
+`TreeScorer` puts the nodes of a request on the sequence axis, over one prompt. `BatchScorer` gives every beam a row
+of its own, for models whose positions follow from the mask or the length. Both compute the prompt once.
 
 Axes: B batch, K beams, V vocabulary, P prompt.
 """
@@ -11,7 +11,7 @@ Axes: B batch, K beams, V vocabulary, P prompt.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,6 +20,7 @@ from torch import Tensor
 from .tree import Tree
 
 
+@runtime_checkable
 class Scorer(Protocol):
     """Scores the children of a prompt, then of its tree nodes, level by level."""
 
@@ -46,9 +47,10 @@ class TreeScorer:
         cache: the prompt's keys and values, which the model appends to.
         prompt_mask: real tokens of the prompt.
         next_position: `[..., B, 1]`, the position behind the prompt.
-        windows: for every kind of layer how far back it sees and how many of the prompt's keys its cache holds; one entry under
-            the key None for a model that takes a single mask.
-        mask_dtype: the model's type where masks are added to attention scores (eager), None where they are boolean (sdpa).
+        windows: for every kind of layer how far back it sees and how many of the prompt's keys its cache holds; one
+            entry under the key None for a model that takes a single mask.
+        mask_dtype: the model's type where masks are added to attention scores (eager), None where they are boolean
+            (sdpa).
     """
 
     def __init__(
@@ -107,8 +109,8 @@ class BatchScorer:
         prompt_logits: logits behind the prompt.
         cache: the prompt's cache, for B rows; it offers `batch_repeat_interleave`, `reorder_cache` and `layers`.
         arguments: from the number of rows, the rows' tokens `[B * K, 1]` and their depth to the model's arguments.
-        suffix_start: the number of keys of the prompt, which all beams of a request share, so that only what follows is
-            reordered; None where a layer keeps anything but plain keys and values, which is reordered as a whole.
+        suffix_start: the number of keys of the prompt, which all beams of a request share, so that only what follows
+            is reordered; None where a layer keeps anything but plain keys and values, which is reordered as a whole.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..catalogue import ConstraintIndex
+from hf_gr.catalogue import ConstraintIndex
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Beams as a tree of tokens over one shared prompt: ancestry and attention masks. Knows no trie and no model.
 
-Every token that is scored gets a *slot* behind the prompt's keys, once and for all: nothing is moved when beams are selected,
-only the small table of ancestors is. Source: xGR, section 5 (separated shared and unshared cache), with an ancestry table in
-place of its in-place reordering, which needs sorted parents.
+Every token that is scored gets a *slot* behind the prompt's keys, once and for all: nothing is moved when beams are
+selected, only the small table of ancestors is. Source: xGR, section 5 (separated shared and unshared cache), with an
+ancestry table in place of its in-place reordering, which needs sorted parents.
 
 Axes: B batch, N nodes scored together, D depth (tokens from the prompt to a node, itself included), P prompt.
 """
@@ -54,7 +54,8 @@ class Tree:
         """Who sees whom: a node sees the prompt's real tokens, its ancestors and itself.
 
         Args:
-            prompt_mask: real tokens of the prompt whose keys are in the cache: the last ones where a layer dropped others.
+            prompt_mask: real tokens of the prompt whose keys are in the cache: the last ones where a layer dropped
+                others.
             window: how far back a sliding layer sees, the node itself included; None for everything.
         """
         seen = self.ancestry if window is None else self.ancestry[..., -window:]
