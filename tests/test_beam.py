@@ -56,13 +56,15 @@ def test_missing_candidates_are_dead_and_stay_dead(do_sample: bool) -> None:
     assert kept.states.tolist() == [[101, 7, 7, 7, 7], [7] * 5]
     assert not kept.scores.isnan().any()
     chosen = choose(beams([[0.0], [DEAD]]), candidates(2, 1, 3), scores, dead_state=7, do_sample=do_sample)
-    assert chosen.scores.tolist() == [[-1.0], [DEAD]] and chosen.states.tolist() == [[101], [7]]
+    assert chosen.scores.tolist() == [[-1.0], [DEAD]]
+    assert chosen.states.tolist() == [[101], [7]]
 
 
 def test_paths_choose_for_themselves() -> None:
     scores = torch.tensor([[[-5.0, -6.0], [-1.0, -0.5]]])
     chosen = choose(beams([[0.0, 0.0]]), candidates(1, 2, 2), scores, dead_state=7)
-    assert chosen.tokens.tolist() == [[10, 13]] and chosen.parents.tolist() == [[0, 1]]
+    assert chosen.tokens.tolist() == [[10, 13]]
+    assert chosen.parents.tolist() == [[0, 1]]
 
 
 def test_gumbel_draws_follow_the_softmax() -> None:
@@ -77,7 +79,8 @@ def test_only_the_k_best_may_finish() -> None:
     ends = torch.tensor([[False, True, True, False]])
     running, pool = retire(kept, Finished.none_yet(1, 2, 4, CPU), ends, length_penalty=1.0, early_stopping=False)
     assert pool.scores.tolist() == [[-1.0, DEAD]]  # the second best, by its length of 2; the third is beyond K = 2
-    assert pool.sequences[0, 0, :2].tolist() == [1, 1] and pool.beam_indices[0, 0].tolist() == [1, 1, -1, -1]
+    assert pool.sequences[0, 0, :2].tolist() == [1, 1]
+    assert pool.beam_indices[0, 0].tolist() == [1, 1, -1, -1]
     assert running.scores.tolist() == [[-1.0, -4.0]]
 
 

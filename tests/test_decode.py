@@ -79,7 +79,8 @@ def check(
         scores = torch.tensor([score for _, score in expected], dtype=torch.float32)
         torch.testing.assert_close(decoded.scores[rows], scores, atol=SCORE_TOL, rtol=0)
         rest = slice(row * num_beams + len(expected), (row + 1) * num_beams)
-        assert (decoded.sequences[rest] == 9).all() and (decoded.scores[rest] == beam.DEAD).all()
+        assert (decoded.sequences[rest] == 9).all()
+        assert (decoded.scores[rest] == beam.DEAD).all()
 
 
 tokens = st.integers(1, 6)

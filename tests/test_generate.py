@@ -99,7 +99,8 @@ def test_fewer_sequences_than_beams_are_followed_by_padding(family: str, ragged:
         assert sorted(itertools.chain(*items[: len(index)])) == list(range(5))
         assert not any(items[len(index) :])
         assert (out.sequences[rows_, prompt_length:][len(index) :] == PAD).all()
-        assert scores[: len(index)].isfinite().all() and (scores[len(index) :] == -torch.inf).all()
+        assert scores[: len(index)].isfinite().all()
+        assert (scores[len(index) :] == -torch.inf).all()
         assert (scores[: len(index)].diff() <= 0).all()
 
 
@@ -172,7 +173,9 @@ def test_scores_are_given_as_asked_for() -> None:
     bare = model.generate(**inputs, constraint_index=INDEX, num_beams=4, return_dict_in_generate=True)
     scored = model.generate(**inputs, constraint_index=INDEX, num_beams=4, **DETAILS)
     assert plain.tolist() == bare.sequences.tolist() == scored.sequences.tolist()
-    assert bare.scores is None and bare.sequences_scores is None and bare.logits is None
+    assert bare.scores is None
+    assert bare.sequences_scores is None
+    assert bare.logits is None
     assert [tuple(step.shape) for step in scored.scores] == [(4, VOCABULARY)] * 4
 
 
@@ -445,7 +448,8 @@ def test_models_come_with_it_and_are_saved_as_ordinary_ones(family: str, tmp_pat
     assert AutoConfig.from_pretrained(tmp_path).architectures == [type(build(family)).__name__]
     INDEX.save_pretrained(tmp_path)
     model = AutoModelForGenerativeRetrieval.from_pretrained(tmp_path)
-    assert isinstance(model, GRGenerationMixin) and isinstance(model, type(build(family)))
+    assert isinstance(model, GRGenerationMixin)
+    assert isinstance(model, type(build(family)))
     assert isinstance(model.generation_config, GRGenerationConfig)
     inputs = prompts(2, 6)
     expected = enabled(family).generate(**inputs, constraint_index=INDEX, num_beams=4)
@@ -480,7 +484,8 @@ def test_a_class_of_ones_own_takes_the_mixin() -> None:
 
     model = Recommender(build("t5").config).eval()
     assert INDEX.items(model.generate(**prompts(1, 5), constraint_index=INDEX, num_beams=3)[:, 1:])[0]
-    assert enable(model) is model and type(model) is Recommender
+    assert enable(model) is model
+    assert type(model) is Recommender
 
 
 def test_enabled_models_are_copied_and_pickled() -> None:

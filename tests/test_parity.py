@@ -23,7 +23,7 @@ GARBAGE = -1e8  # transformers' score of what is no sequence of the catalogue
 
 @cache
 def catalogue(*, ragged: bool, seed: int = 0) -> ConstraintIndex:
-    """Some hundred sequences of 4 tokens, or of 1 to 5 with an end token; some are prefixes of others, some occur twice."""
+    """Some hundred sequences of 4 tokens, or of 1 to 5 with an end token, of which some are prefixes of others."""
     rng = np.random.default_rng(seed)
     if not ragged:
         return ConstraintIndex.from_sequences(rng.integers(3, 24, size=(400, 4)))
@@ -62,7 +62,7 @@ def both(model: Any, index: ConstraintIndex, inputs: dict[str, torch.Tensor], **
 def assert_same(theirs: Any, ours: Any, num_return_sequences: int) -> int:
     """Compare row by row and return how many requests could be compared.
 
-    Where transformers ran out of legal beams it fills up with sequences that are none; such requests have no right answer there.
+    Where transformers ran out of legal beams it fills up with sequences that are none: there is no right answer then.
     """
     length = min(theirs.sequences.shape[1], ours.sequences.shape[1])
     if num_return_sequences == 1 and getattr(theirs, "sequences_scores", None) is None:

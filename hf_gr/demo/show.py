@@ -153,6 +153,11 @@ def print_report(console: Console, report: DemoReport, *, list_length: int) -> N
         f"A list is the first {list_length} films, of the beams or of the training data's most often rated, that the "
         "user has not rated before. Model, semantic ids and counts know all ratings but the last one of every user."
     )
+    if report.model_hits <= report.popular_hits:
+        console.print(
+            "[yellow]This model recommends no better than popularity: it was trained too little (--fast, or a machine too "
+            "busy to train in the time it has). Run without --fast, or with --retrain."
+        )
 
 
 def _share(count: int, total: int) -> str:

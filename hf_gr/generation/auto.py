@@ -62,7 +62,7 @@ def _with_mixin(base: type) -> type:
 
 
 def _new(base: type) -> Any:
-    enabled = _with_mixin(base)
+    enabled: Any = _with_mixin(base)
     return enabled.__new__(enabled)
 
 
@@ -92,7 +92,7 @@ class AutoModelForGenerativeRetrieval:
         """
         if backend not in ("auto", "torch"):
             raise ValueError(f"backend={backend!r}, expected 'auto' or 'torch': this release has no other")
-        config = kwargs.get("config")
+        config: Any = kwargs.get("config")
         if not hasattr(config, "is_encoder_decoder"):
             hub = (
                 "revision",
@@ -116,7 +116,7 @@ class AutoModelForGenerativeRetrieval:
         return enable(auto.from_config(config, **kwargs))
 
 
-def _extend(config: GenerationConfig) -> GRGenerationConfig:
+def _extend(config: GenerationConfig) -> GenerationConfig:
     """The same configuration with our fields, those of its file included."""
     fields = {name: getattr(config, name) for name in GR_FIELDS if hasattr(config, name)}
     fields |= config.to_dict()

@@ -27,8 +27,8 @@ Layout = Literal["tree", "batch"]
 
 # tests/test_parity.py holds each of them to transformers' own results.
 TREE_FAMILIES = frozenset(
-    "cohere2 deepseek_v3 falcon gemma2 gemma3_text gpt2 gpt_neox gptj llama mistral olmo2 opt phi3 qwen2 qwen3 qwen3_moe "
-    "smollm3".split()
+    "cohere2 deepseek_v3 falcon gemma2 gemma3_text gpt2 gpt_neox gptj llama mistral olmo2 opt phi3 qwen2 qwen3 "
+    "qwen3_moe smollm3".split()
 )
 BATCH_FAMILIES = frozenset(["bart", "bloom", "t5"])
 # Largest difference of log-probabilities, relative to the largest logit, that rounding explains in a few layers.
@@ -60,8 +60,8 @@ def make_scorer(
 ) -> Scorer:
     """The scorer that goes on where a prefill ended.
 
-    A single path over unpadded prompts has nothing to share and nothing to mask: it takes the batch layout, which then is
-    transformers' own.
+    A single path over unpadded prompts has nothing to share and nothing to mask: it takes the batch layout, which then
+    is transformers' own.
 
     Args:
         model: the model.
@@ -135,7 +135,8 @@ def check_cache(cache: Any, batch_size: int) -> None:
         keys = getattr(layer, "keys", None)
         if keys is not None and keys.numel() and keys.shape[0] != batch_size:
             raise ValueError(
-                f"past_key_values holds {keys.shape[0]} rows, expected {batch_size}: prefill every prompt once, not once a beam"
+                f"past_key_values holds {keys.shape[0]} rows, expected {batch_size}: "
+                "prefill every prompt once, not once a beam"
             )
 
 
@@ -164,7 +165,7 @@ def _layer_types(config: Any) -> list[str]:
     return [kind] * config.num_hidden_layers
 
 
-def _windows(config: Any, cache: Cache, prompt_length: int) -> dict[str | None, tuple[int | None, int]]:
+def _windows(config: Any, cache: Any, prompt_length: int) -> dict[str | None, tuple[int | None, int]]:
     """How far each kind of layer sees, and how many of the prompt's keys its cache holds (`TreeScorer.windows`)."""
     kinds: dict[str | None, tuple[int | None, int]] = {}
     for kind, layer in zip(_layer_types(config), cache.layers, strict=False):
@@ -192,8 +193,8 @@ def _is_plain(cache: Cache) -> bool:
     return all(type(layer) is DynamicLayer for layer in cache.layers)
 
 
-def _plain_cache(cache: Cache) -> DynamicCache:
-    """The same keys in layers that drop none: what a sliding layer's next token sees, its later tokens' masks take care of."""
+def _plain_cache(cache: Any) -> DynamicCache:
+    """The same keys in layers that drop none: masks take care of what a sliding layer may see."""
     plain = DynamicCache()
     for layer in cache.layers:
         assert type(layer) in (DynamicLayer, DynamicSlidingWindowLayer), type(layer)

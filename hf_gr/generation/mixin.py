@@ -1,7 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`GRGenerationMixin`: `generate` with a catalogue. Checks, prepares with transformers' own code, and hands over to
-`decode`.
+"""`GRGenerationMixin`: `generate` with a catalogue. Checks, lets transformers prepare, and hands over to `decode`.
 
 The way of a call: `generate` -> `_decode_prepared` (transformers has prepared the inputs) ->
 `hf_gr.torch.decode.decode`.
@@ -59,8 +58,7 @@ class _Call:
 
 
 class GRGenerationMixin(GenerationMixin):
-    """Adds `constraint_index` to `generate`: only sequences of a catalogue, the prompt computed once whatever the
-    beams.
+    """Adds `constraint_index` to `generate`: only sequences of a catalogue, and the prompt computed once.
 
     Put it in front of a model class, or give it to a loaded model with `hf_gr.enable`:
 
@@ -80,8 +78,7 @@ class GRGenerationMixin(GenerationMixin):
         constraint_index: ConstraintIndex | str | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Generate sequences, from a catalogue if one is given; without one this is transformers' `generate`,
-        untouched.
+        """Generate sequences of a catalogue; without one this is transformers' `generate`, untouched.
 
         Args:
             constraint_index: the catalogue; by default the one that `generation_config.constraint_index` names.
@@ -106,12 +103,14 @@ class GRGenerationMixin(GenerationMixin):
             >>> config = Qwen3Config(vocab_size=16, hidden_size=8, num_hidden_layers=1, head_dim=8, eos_token_id=None)
             >>> model = enable(Qwen3ForCausalLM(config)).eval()
             >>> index = ConstraintIndex.from_sequences([[3, 4], [3, 5], [6, 7]], item_ids=["ham", "jam", "yam"])
-            >>> out = model.generate(torch.tensor([[1, 2]]), constraint_index=index, num_beams=3,
-            num_return_sequences=3) >>> sorted(index.items(out[:, 2:]))
+            >>> prompt = torch.tensor([[1, 2]])
+            >>> out = model.generate(prompt, constraint_index=index, num_beams=3, num_return_sequences=3)
+            >>> sorted(index.items(out[:, 2:]))
             [['ham'], ['jam'], ['yam']]
 
         Source: STATIC, algorithm 1; xGR, sections 4 and 5.
         """
+        super_: Any = super()
         ours = {name: kwargs.pop(name) for name in GR_FIELDS if name in kwargs}
         passed_on = {
             "logits_processor": logits_processor,
@@ -119,14 +118,12 @@ class GRGenerationMixin(GenerationMixin):
             "prefix_allowed_tokens_fn": prefix_allowed_tokens_fn,
             "synced_gpus": synced_gpus,
         }
-        named = [
-            config.constraint_index
-            for config in (generation_config, self.generation_config)
-            if getattr(config, "constraint_index", None) is not None
-        ]
+        configs = (generation_config, self.generation_config)
+        named = [getattr(config, "constraint_index", None) for config in configs]
+        named = [name for name in named if name is not None]
         if constraint_index is None and not named:
             _refuse_alone(ours, kwargs)
-            return super().generate(
+            return super_.generate(
                 inputs, generation_config, logits_processor, stopping_criteria, prefix_allowed_tokens_fn, synced_gpus,
                 *args, **kwargs,
             )  # fmt: skip
@@ -173,13 +170,14 @@ class GRGenerationMixin(GenerationMixin):
         passed_on["prefix_allowed_tokens_fn"] = prefix_allowed_tokens_fn or _no_constraint
         token = _ONE_ROW_PER_REQUEST.set(True)
         try:
-            return super().generate(inputs, config, custom_generate=decode_prepared, **passed_on, **model_kwargs)
+            return super_.generate(inputs, config, custom_generate=decode_prepared, **passed_on, **model_kwargs)
         finally:
             _ONE_ROW_PER_REQUEST.reset(token)
 
     def _expand_inputs_for_generation(self: Any, expand_size: int = 1, **kwargs: Any) -> Any:
         """transformers' own, but beams of ours share one row."""
-        return super()._expand_inputs_for_generation(1 if _ONE_ROW_PER_REQUEST.get() else expand_size, **kwargs)
+        super_: Any = super()
+        return super_._expand_inputs_for_generation(1 if _ONE_ROW_PER_REQUEST.get() else expand_size, **kwargs)
 
     def _get_logits_processor(
         self: Any,
@@ -189,12 +187,13 @@ class GRGenerationMixin(GenerationMixin):
         **kwargs: Any,
     ) -> LogitsProcessorList:
         """transformers' own; processors that keep a mask get it with one row a beam, as they will see the scores."""
+        super_: Any = super()
         if _ONE_ROW_PER_REQUEST.get() and model_kwargs is not None:
             width = max(generation_config.num_beams, generation_config.num_return_sequences)
             masks = {name: model_kwargs.get(name) for name in ("attention_mask", "decoder_attention_mask")}
             repeated = {name: mask.repeat_interleave(width, dim=0) for name, mask in masks.items() if mask is not None}
             model_kwargs = {**model_kwargs, **repeated}
-        return super()._get_logits_processor(generation_config, *args, model_kwargs=model_kwargs, **kwargs)
+        return super_._get_logits_processor(generation_config, *args, model_kwargs=model_kwargs, **kwargs)
 
     def _resolve_index(self: Any, index: Any) -> ConstraintIndex:
         """An index object as it is, a name loaded once; `"."` is the checkpoint that the model came from."""
@@ -228,7 +227,7 @@ class GRGenerationMixin(GenerationMixin):
     def _check_call(
         self: Any,
         index: ConstraintIndex,
-        config: GenerationConfig,
+        config: Any,
         asked: dict[str, Any],
         inputs: Tensor | None,
         model_kwargs: dict[str, Any],
@@ -247,7 +246,7 @@ class GRGenerationMixin(GenerationMixin):
         vocabulary = self.config.get_text_config(decoder=True).vocab_size if head is None else head.weight.shape[0]
         if index.max_token_id >= vocabulary:
             raise ValueError(
-                f"constraint_index has token {index.max_token_id}, expected less than the model's vocabulary of {vocabulary}: "
+                f"constraint_index has token {index.max_token_id}, expected less than the vocabulary, {vocabulary}: "
                 "is it another model's catalogue, or were the embeddings not resized?"
             )
         prompt_length = self._prompt_length(inputs, model_kwargs)
@@ -262,7 +261,7 @@ class GRGenerationMixin(GenerationMixin):
         for name, room in lengths:
             if room is not None and room < index.max_length:
                 raise ValueError(
-                    f"{name} leaves {room} new tokens, expected at least {index.max_length}, the catalogue's longest sequence: "
+                    f"{name} leaves {room} new tokens, expected at least {index.max_length} for the longest sequence: "
                     "leave the length away, the catalogue gives it"
                 )
         self._check_prompt(config, inputs, model_kwargs)
@@ -302,7 +301,7 @@ class GRGenerationMixin(GenerationMixin):
         layout = choose_layout(self)
         if layout is None:
             _say_once(
-                f"{type(self).__name__} takes neither the tree nor the batch layout: decoding in transformers' own loop, "
+                f"{type(self).__name__} takes neither the tree nor the batch layout: decoding in transformers' loop, "
                 "with a logits processor for the catalogue; it is slower"
             )
         return layout
@@ -316,13 +315,14 @@ class GRGenerationMixin(GenerationMixin):
         model_kwargs: dict[str, Any],
     ) -> Any:
         """transformers' own loop under `ConstraintLogitsProcessor`; what is no item afterwards becomes padding."""
+        super_: Any = super()
         user = list(passed_on["logits_processor"] or ())
         passed_on = {**passed_on, "logits_processor": LogitsProcessorList([ConstraintLogitsProcessor(index), *user])}
         as_tensor, with_scores = not config.return_dict_in_generate, config.output_scores
         config.return_dict_in_generate = config.output_scores = True
         if index.eos_token_id is not None:
             config.eos_token_id = index.eos_token_id
-        out = super().generate(inputs, config, **passed_on, **model_kwargs)
+        out = super_.generate(inputs, config, **passed_on, **model_kwargs)
 
         prompt_length = self._prompt_length(inputs, model_kwargs)
         scores = getattr(out, "sequences_scores", None)
@@ -370,7 +370,7 @@ def _make_plan(
     input_ids: Tensor,
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
-    config: GenerationConfig,
+    config: Any,
     call: _Call,
 ) -> DecodePlan:
     position = next(i for i, p in enumerate(logits_processor) if isinstance(p, PrefixConstrainedLogitsProcessor))
@@ -382,6 +382,7 @@ def _make_plan(
         for criterion in stopping_criteria
         if not isinstance(criterion, (MaxLengthCriteria, EosTokenCriteria))
     )
+    stop: Any = criteria
     eos = config._eos_token_tensor
     num_ends = 0 if eos is None else eos.shape[0]
     return DecodePlan(
@@ -395,7 +396,7 @@ def _make_plan(
         max_new_tokens=config.max_new_tokens,
         fill_token_id=_fill_token(config),
         processors=(before, after) if len(before) or len(after) else None,
-        stopping_criteria=(lambda sequences: criteria(sequences, None)) if len(criteria) else None,
+        stopping_criteria=(lambda sequences: stop(sequences, None)) if len(criteria) else None,
         output_scores=bool(config.return_dict_in_generate and config.output_scores),
         output_logits=bool(config.return_dict_in_generate and config.output_logits),
         exit_early=not call.synced_gpus,
@@ -436,7 +437,7 @@ def _fill_token(config: GenerationConfig) -> int:
 
 
 def _refuse_alone(ours: dict[str, Any], kwargs: dict[str, Any]) -> None:
-    """Our options without a catalogue mean nothing; `exclude_items` and the like would be refused by transformers anyway."""
+    """Our options mean nothing without a catalogue."""
     given = [name for name, value in ours.items() if value is not None and name != "verification"]
     if given:
         raise ValueError(f"{', '.join(given)} given without constraint_index, expected both: pass constraint_index=")

@@ -226,7 +226,7 @@ def keep_best(beams: Beams, num_beams: int) -> Beams:
 def update_may_improve(
     beams: Beams, finished: Finished, *, length_penalty: float, early_stopping: bool | str, max_new_tokens: int
 ) -> Finished:
-    """Close the rows whose best running beam cannot beat the worst finished one: transformers' heuristic, to the letter."""
+    """Close the rows whose best running beam cannot beat the worst finished one, by transformers' own heuristic."""
     reaches_end = early_stopping == "never" and length_penalty > 0.0
     length = max_new_tokens if reaches_end else beams.sequences.shape[-1]
     best_possible = beams.scores[:, :1] / length**length_penalty

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -23,7 +24,7 @@ from .scorers import Scorer
 from .transition import Children, DeviceTrie, children, is_leaf, mask_illegal
 
 # (sequences [rows, P + T], scores [rows, V]) -> scores
-Processor = Callable[[Tensor, Tensor], Tensor]
+Processor = Callable[[Any, Any], Tensor]
 
 
 @dataclass(frozen=True)
@@ -161,8 +162,7 @@ def child_scores(
 def process_scores(
     logits: Float[Tensor, "batch beams vocab"], legal: Children, beams: Beams, plan: DecodePlan
 ) -> Float[Tensor, "batch beams vocab"]:
-    """Scores over the vocabulary as transformers has them: processors before the constraint, constraint, processors
-    after.
+    """Scores over the vocabulary: processors before the constraint, the constraint, processors after it.
 
     Beam methods process log-probabilities, the others logits, as in transformers.
     """

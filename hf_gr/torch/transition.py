@@ -112,7 +112,7 @@ def mask_illegal(scores: Float[Tensor, "batch beams vocab"], legal: Children) ->
 def advance(
     states: Int[Tensor, "batch beams"], tokens: Int[Tensor, "batch beams"], trie: DeviceTrie, *, level: int
 ) -> Int[Tensor, "batch beams"]:
-    """Follow one token from every state; a complete sequence stays where it is, an illegal token leads to the dead state."""
+    """Follow one token from every state: a leaf stays where it is, an illegal token leads to the dead state."""
     below = children(states, trie, level=level)
     hit = below.legal & (below.tokens == tokens[..., None])
     moved = torch.where(hit.any(-1), (below.states * hit).sum(-1), trie.dead_state)
