@@ -325,11 +325,12 @@ def test_the_random_state_is_not_touched_by_greedy_calls() -> None:
 
 @pytest.mark.parametrize(
     ("family", "layout"),
-    [("qwen3", "tree"), ("bloom", "batch"), ("t5", "batch"), ("gpt_bigcode", "tree"), ("gpt_neo", "batch")],
+    [("qwen3", "tree"), ("bloom", "batch"), ("t5", "batch"), ("stablelm", "tree"), ("gpt_neo", "batch")],
 )
 def test_layouts(family: str, layout: str) -> None:
     configs = {
-        "gpt_bigcode": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY},
+        "stablelm": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCABULARY}
+        | {"num_key_value_heads": 2, "intermediate_size": 48},
         "gpt_neo": {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "vocab_size": VOCABULARY, "window_size": 3}
         | {"attention_types": [[["global", "local"], 1]]},
     }

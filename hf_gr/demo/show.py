@@ -155,8 +155,8 @@ def print_report(console: Console, report: DemoReport, *, list_length: int) -> N
     )
     if report.model_hits <= report.popular_hits:
         console.print(
-            "[yellow]This model recommends no better than popularity: it was trained too little (--fast, or a machine too "
-            "busy to train in the time it has). Run without --fast, or with --retrain."
+            "[yellow]This model recommends no better than popularity: it was trained too little (--fast, or a machine "
+            "too busy to train in the time it has). Run without --fast, or with --retrain."
         )
 
 

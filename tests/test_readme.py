@@ -1,0 +1,39 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The README is run: its Python blocks in their order, in one namespace, in an empty folder."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_python_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": "readme"}
+    assert len(BLOCKS) >= 4
+    for number, block in enumerate(BLOCKS):
+        printed_before = capsys.readouterr().out
+        exec(compile(block, f"README.md block {number}", "exec"), namespace)
+        printed = capsys.readouterr().out
+        assert printed_before == "" or number
+        # A comment `# -> text` behind a print says what it prints.
+        expected = re.findall(r"^print\(.*# -> (.*)$", block, flags=re.MULTILINE)
+        assert [line for line in printed.splitlines() if line in expected] == expected
+
+
+def test_the_two_commands_are_there() -> None:
+    assert 'pip install -c constraints.txt -e ".[demo]" && hf-gr demo' in README
+    assert 'pip install -c constraints.txt -e ".[dev]" && pytest' in README
+
+
+def test_links_lead_to_files() -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / target).exists(), target
