@@ -163,7 +163,8 @@ def test_a_step_compiles_into_one_graph(ragged: bool) -> None:
 
     def step(logits: torch.Tensor, beams: Beams, finished: Finished, level: int) -> tuple[Beams, Finished]:
         legal = transition.children(beams.states, trie, level=level)
-        scores = decode.child_scores(logits, legal, beams, normalize=True)
+        scores = beams.scores[..., None] + decode.child_scores(logits, legal, beams, plan)
+        scores = scores.masked_fill(~legal.legal, beam.DEAD)
         return decode.accept(beams, finished, legal, scores, trie, plan, level=level)
 
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager", dynamic=False)

@@ -570,6 +570,8 @@ def test_the_config_round_trips_and_checks_itself(tmp_path: Path) -> None:
         ({"constraint_index": "no/such/folder/here"}, "is no folder here"),
         ({"drafting": "trie"}, "drafting='trie', expected None"),
         ({"assistant_model": "draft"}, "assistant_model"),
+        ({"custom_generate": "me/loop"}, "custom_generate"),
+        ({"constraint_index": [INDEX, INDEX]}, "constraint_index is a list"),
         ({"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5}, "generation mode"),
         ({"past_key_values": StaticCache(config=shared("qwen3").config, max_cache_len=32)}, "expected a DynamicCache"),
         ({"num_beams": 3, "num_return_sequences": 4}, "num_return_sequences"),

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -34,11 +35,19 @@ BATCH_FAMILIES = frozenset(["bart", "bloom", "t5"])
 # Largest difference of log-probabilities, relative to the largest logit, that rounding explains in a few layers.
 PROBE_TOL = {torch.float32: 1e-5, torch.float64: 1e-10, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
-_PROBED: WeakKeyDictionary[Any, dict[tuple[Any, ...], Layout | None]] = WeakKeyDictionary()
+_CHOSEN: WeakKeyDictionary[Any, dict[tuple[Any, ...], Layout | None]] = WeakKeyDictionary()
 
 
 def choose_layout(model: Any) -> Layout | None:
     """The layout that a model takes; None if it takes neither."""
+    chosen = _CHOSEN.setdefault(model, {})
+    key = (model.config._attn_implementation, model.dtype)
+    if key not in chosen:
+        chosen[key] = _find_layout(model)
+    return chosen[key]
+
+
+def _find_layout(model: Any) -> Layout | None:
     config = model.config.get_text_config(decoder=True)
     if not model._supports_default_dynamic_cache():
         return None
@@ -47,12 +56,13 @@ def choose_layout(model: Any) -> Layout | None:
         return "tree"
     if config.model_type in BATCH_FAMILIES:
         return "batch"
-    probed = _PROBED.setdefault(model, {})
-    key = (config._attn_implementation, model.dtype)
-    if key not in probed:
-        candidates: list[Layout] = ["tree", "batch"] if may_take_tree else ["batch"]
-        probed[key] = next((layout for layout in candidates if _agrees(model, layout)), None)
-    return probed[key]
+    candidates: list[Layout] = ["tree", "batch"] if may_take_tree else ["batch"]
+    return next((layout for layout in candidates if _agrees(model, layout)), None)
+
+
+@cache
+def _takes_positions(forward: Callable[..., Any]) -> bool:
+    return "position_ids" in inspect.signature(forward).parameters
 
 
 def make_scorer(
@@ -94,7 +104,7 @@ def make_scorer(
             windows=_windows(model.config.get_text_config(decoder=True), cache, prompt_length),
             mask_dtype=_mask_dtype(model),
         )
-    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+    takes_positions = _takes_positions(type(model).forward)
 
     def arguments(num_beams: int, tokens: Tensor, depth: int) -> dict[str, Any]:
         given: dict[str, Any] = {"input_ids": tokens, "past_key_values": own, "use_cache": True, "return_dict": True}
@@ -144,7 +154,7 @@ def _may_take_tree(model: Any, config: Any) -> bool:
     """Whether nothing in a model's signature or config rules the tree layout out."""
     return (
         not model.config.is_encoder_decoder
-        and "position_ids" in inspect.signature(model.forward).parameters
+        and _takes_positions(type(model).forward)
         and config._attn_implementation in ("eager", "sdpa")
         and not getattr(config, "alibi", False)
         and set(_layer_types(config)) <= {"full_attention", "sliding_attention"}
@@ -289,12 +299,12 @@ def _agrees(model: Any, layout: Layout) -> bool:
                 positions = (mask.cumsum(-1) - 1).clamp(min=0)
                 kwargs = {"attention_mask": mask}
                 longer = {"attention_mask": torch.nn.functional.pad(mask[rows], (0, 2), value=1)}
-                if "position_ids" in inspect.signature(model.forward).parameters:
+                if _takes_positions(type(model).forward):
                     kwargs["position_ids"] = positions
                     steps = torch.tensor([1, 2], device=model.device)
                     longer["position_ids"] = torch.cat([positions[rows], positions[rows, -1:] + steps], dim=1)
-                cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-                outputs = model(input_ids=prompt, past_key_values=cache, use_cache=True, **kwargs)
+                empty = DynamicCache(config=model.config.get_text_config(decoder=True))
+                outputs = model(input_ids=prompt, past_key_values=empty, use_cache=True, **kwargs)
                 plain = model(input_ids=torch.cat([prompt[rows], path], dim=1), use_cache=False, **longer)
             scorer = make_scorer(model, layout, outputs, kwargs, batch_size=2, width=num_beams)
             scorer.score(first, torch.zeros_like(first))

@@ -128,6 +128,8 @@ class GRGenerationMixin(GenerationMixin):
                 *args, **kwargs,
             )  # fmt: skip
         index = self._resolve_index(named[0] if constraint_index is None else constraint_index)
+        if kwargs.get("custom_generate") is not None:
+            raise ValueError("custom_generate is given, expected None: with constraint_index hf_gr decodes")
         if args or kwargs.get("assistant_model") is not None:
             raise ValueError(
                 "assistant_model is given, expected None: with constraint_index this release decodes without a draft"
@@ -173,6 +175,15 @@ class GRGenerationMixin(GenerationMixin):
             return super_.generate(inputs, config, custom_generate=decode_prepared, **passed_on, **model_kwargs)
         finally:
             _ONE_ROW_PER_REQUEST.reset(token)
+
+    def _prepare_generation_config(
+        self: Any, generation_config: GenerationConfig | None, *args: Any, **kwargs: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        """transformers' own, once: what a call of ours has prepared passes through."""
+        if _ONE_ROW_PER_REQUEST.get():
+            return generation_config, kwargs
+        super_: Any = super()
+        return super_._prepare_generation_config(generation_config, *args, **kwargs)
 
     def _expand_inputs_for_generation(self: Any, expand_size: int = 1, **kwargs: Any) -> Any:
         """transformers' own, but beams of ours share one row."""
@@ -292,6 +303,7 @@ class GRGenerationMixin(GenerationMixin):
         """The layout of this call, None for transformers' own loop, which is said once."""
         asked = [name for name in ("output_attentions", "output_hidden_states") if getattr(config, name)]
         asked += ["streamer"] if model_kwargs.get("streamer") is not None else []
+        asked += ["stop_strings"] if config.stop_strings is not None else []  # transformers hands us no tokenizer
         asked += [] if config.use_cache else ["use_cache=False"]
         if asked:
             _say_once(

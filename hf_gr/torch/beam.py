@@ -130,7 +130,9 @@ def select(
     kept_scores = flat.gather(1, chosen)
     # Padding lies behind the last child; it is dead, so any position within range will do.
     chosen = chosen.clamp(max=num_beams * num_children - 1)
-    return _extend(beams, candidates, kept_scores, chosen // num_children, chosen, dead_state)
+    parents = chosen // num_children
+    tokens, states = (values.flatten(1).gather(1, chosen) for values in (candidates.tokens, candidates.states))
+    return _extend(beams.take(parents), parents, tokens, states, kept_scores, dead_state)
 
 
 def choose(
@@ -145,25 +147,24 @@ def choose(
     keys = scores + gumbel_like(scores) if do_sample else scores
     best = keys.argmax(dim=-1, keepdim=True)
     parents = torch.arange(scores.shape[1], device=scores.device).expand(scores.shape[0], -1)
-    positions = parents * scores.shape[-1] + best[..., 0]
-    return _extend(beams, candidates, scores.gather(-1, best)[..., 0], parents, positions, dead_state)
+    tokens, states, scores = (
+        values.gather(-1, best)[..., 0] for values in (candidates.tokens, candidates.states, scores)
+    )
+    return _extend(beams, parents, tokens, states, scores, dead_state)
 
 
 def _extend(
-    beams: Beams,
-    candidates: Children,
-    scores: Float[Tensor, "batch kept"],
+    prefixes: Beams,
     parents: Int[Tensor, "batch kept"],
-    positions: Int[Tensor, "batch kept"],
+    tokens: Int[Tensor, "batch kept"],
+    states: Int[Tensor, "batch kept"],
+    scores: Float[Tensor, "batch kept"],
     dead_state: int,
 ) -> Beams:
-    """Beams `parents`, each followed by the child at one of the flattened `positions`."""
-    before = beams.take(parents)
-    tokens = candidates.tokens.flatten(1).gather(1, positions)
-    states = candidates.states.flatten(1).gather(1, positions)
+    """Each prefix, which was beam `parents`, with one more token."""
     return Beams(
-        sequences=torch.cat([before.sequences, tokens[..., None]], dim=-1),
-        beam_indices=torch.cat([before.beam_indices, parents[..., None]], dim=-1),
+        sequences=torch.cat([prefixes.sequences, tokens[..., None]], dim=-1),
+        beam_indices=torch.cat([prefixes.beam_indices, parents[..., None]], dim=-1),
         scores=scores,
         states=torch.where(scores > DEAD, states, dead_state),
     )

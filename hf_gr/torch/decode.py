@@ -21,7 +21,9 @@ from torch import Tensor
 from . import beam
 from .beam import Beams, Finished
 from .scorers import Scorer
-from .transition import Children, DeviceTrie, children, is_leaf, mask_illegal
+from .transition import Children, DeviceTrie, children, is_leaf, mask_illegal, over_vocabulary
+
+BEAMS_AT_ONCE = 64  # rows whose softmax is taken together: a temporary of 64 times the vocabulary
 
 # (sequences [rows, P + T], scores [rows, V]) -> scores
 Processor = Callable[[Any, Any], Tensor]
@@ -74,11 +76,6 @@ class DecodePlan:
         """Paths a row."""
         return max(self.num_beams, self.num_return_sequences)
 
-    @property
-    def whole_vocabulary(self) -> bool:
-        """Whether scores are needed for more than the legal tokens."""
-        return self.processors is not None or self.output_scores
-
     def full_sequences(self, sequences: Int[Tensor, "batch beams length"]) -> Int[Tensor, "rows full_length"]:
         """Prompt and generated tokens, one row a path."""
         prompt = self.prompt[:, None].expand(-1, sequences.shape[1], -1)
@@ -110,7 +107,8 @@ def decode(scorer: Scorer, trie: DeviceTrie, plan: DecodePlan) -> Decoded:
     Source: STATIC, algorithm 1, with candidates scored before any truncation.
     """
     batch_size, device = scorer.prompt_logits.shape[0], scorer.prompt_logits.device
-    width = plan.width if plan.whole_vocabulary or not plan.is_beam_search else 1
+    # Equal beams need not be scored K times over, unless a processor counts on K rows.
+    width = plan.width if plan.processors is not None or not plan.is_beam_search else 1
     beams = Beams.start(batch_size, width, device, independent=not plan.is_beam_search)
     finished = Finished.none_yet(batch_size, plan.width, trie.max_length, device)
     step_scores: list[Tensor] = []
@@ -122,14 +120,13 @@ def decode(scorer: Scorer, trie: DeviceTrie, plan: DecodePlan) -> Decoded:
         else:
             logits = scorer.score(beams.tokens, beams.parents)
         legal = children(beams.states, trie, level=level)
-        if plan.whole_vocabulary:
-            vocabulary_scores = process_scores(logits, legal, beams, plan)
-            scores = child_scores(vocabulary_scores, legal, beams, normalize=False)
-            step_scores.append(vocabulary_scores)
-        else:
-            scores = child_scores(logits, legal, beams, normalize=True)
+        scores = child_scores(logits, legal, beams, plan)
+        if plan.output_scores:
+            step_scores.append(over_vocabulary(scores, legal, logits.shape[-1]))
         if plan.output_logits:
             step_logits.append(logits)
+        del logits  # as wide as the vocabulary, and another one is about to be made
+        scores = (beams.scores[..., None] + scores).masked_fill(~legal.legal, beam.DEAD)
         beams, finished = accept(beams, finished, legal, scores, trie, plan, level=level)
         if level + 1 < trie.max_length and _nothing_left(beams, finished, trie, plan):
             break
@@ -142,36 +139,29 @@ def decode(scorer: Scorer, trie: DeviceTrie, plan: DecodePlan) -> Decoded:
 
 
 def child_scores(
-    logits: Float[Tensor, "batch beams vocab"], legal: Children, beams: Beams, *, normalize: bool
+    logits: Float[Tensor, "batch beams vocab"], legal: Children, beams: Beams, plan: DecodePlan
 ) -> Float[Tensor, "batch beams children"]:
-    """Cumulative scores of the legal children: log-softmax over the *full* vocabulary, invalid tokens then dropped.
+    """The scores of one step for the children of every beam; what stands at illegal ones means nothing.
 
-    Args:
-        logits: logits, or scores that are final already.
-        legal: the children of every beam.
-        beams: the prefixes.
-        normalize: take the log-softmax; its sum over the vocabulary is the only work that wide.
+    Beam methods add up log-softmax values over the *full* vocabulary, invalid tokens then dropped; independent paths
+    compare logits: transformers' meanings. Processors see what they would see there.
     """
-    logits = logits.float()
-    scores = logits.gather(-1, legal.tokens)
-    if normalize:
-        scores = scores - logits.logsumexp(dim=-1, keepdim=True)
-    return (beams.scores[..., None] + scores).masked_fill(~legal.legal, beam.DEAD)
+    if plan.processors is not None:
+        return process_scores(logits, legal, beams, plan).gather(-1, legal.tokens)
+    if not plan.is_beam_search:
+        return logits.gather(-1, legal.tokens).float()
+    # In pieces, because nothing else here is as large as beams times vocabulary.
+    pieces = zip(logits.split(BEAMS_AT_ONCE, dim=1), legal.tokens.split(BEAMS_AT_ONCE, dim=1), strict=True)
+    return torch.cat([piece.float().log_softmax(-1).gather(-1, tokens) for piece, tokens in pieces], dim=1)
 
 
 def process_scores(
     logits: Float[Tensor, "batch beams vocab"], legal: Children, beams: Beams, plan: DecodePlan
 ) -> Float[Tensor, "batch beams vocab"]:
-    """Scores over the vocabulary: processors before the constraint, the constraint, processors after it.
-
-    Beam methods process log-probabilities, the others logits, as in transformers.
-    """
-    scores = logits.float()
-    if plan.is_beam_search:
-        scores = scores.log_softmax(dim=-1)
-    if plan.processors is None:
-        return mask_illegal(scores, legal)
+    """Scores over the vocabulary: processors before the constraint, the constraint, processors after it."""
+    assert plan.processors is not None
     before, after = plan.processors
+    scores = logits.float().log_softmax(dim=-1) if plan.is_beam_search else logits.float()
     sequences = plan.full_sequences(beams.sequences)
     scores = before(sequences, scores.flatten(0, 1)).unflatten(0, logits.shape[:2])
     return after(sequences, mask_illegal(scores, legal).flatten(0, 1)).unflatten(0, logits.shape[:2])

@@ -100,13 +100,19 @@ def is_leaf(states: Int[Tensor, "*shape"], trie: DeviceTrie) -> Bool[Tensor, "*s
     return first == last
 
 
+def over_vocabulary(
+    scores: Float[Tensor, "batch beams children"], legal: Children, vocab_size: int
+) -> Float[Tensor, "batch beams vocab"]:
+    """The scores of legal children in their tokens' places, `-inf` everywhere else."""
+    # An illegal entry repeats some other node's token: point it at an extra column that is cut off again.
+    tokens = torch.where(legal.legal, legal.tokens, vocab_size)
+    nothing = torch.full((*scores.shape[:-1], vocab_size + 1), -torch.inf, dtype=scores.dtype, device=scores.device)
+    return nothing.scatter(-1, tokens, scores)[..., :-1]
+
+
 def mask_illegal(scores: Float[Tensor, "batch beams vocab"], legal: Children) -> Float[Tensor, "batch beams vocab"]:
     """The scores of legal tokens, `-inf` for all others: the constraint over a whole vocabulary."""
-    # An illegal entry repeats some other node's token: point it at an extra column that is cut off again.
-    tokens = torch.where(legal.legal, legal.tokens, scores.shape[-1])
-    allowed = torch.zeros((*scores.shape[:-1], scores.shape[-1] + 1), dtype=torch.bool, device=scores.device)
-    allowed = allowed.scatter(-1, tokens, True)[..., :-1]
-    return scores.masked_fill(~allowed, -torch.inf)
+    return over_vocabulary(scores.gather(-1, legal.tokens), legal, scores.shape[-1])
 
 
 def advance(
