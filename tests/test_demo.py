@@ -202,8 +202,9 @@ def test_tiny_run_trains_caches_and_reports(tiny, tmp_path):
     report = run_demo(tiny, output_dir=tmp_path, console=Console(file=printed, width=100))
     assert report.trained_seconds is not None
     assert report.num_users > 600
-    assert report.invalid.constrained == 0
-    assert report.invalid.unconstrained > 0
+    assert report.invalid_beams.constrained == report.invalid_samples.constrained == 0
+    assert report.invalid_beams.unconstrained > 0
+    assert report.invalid_samples.unconstrained > 0
     assert printed.getvalue().count("held out, watched next") == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == [tiny.key]
 
@@ -275,5 +276,6 @@ def test_the_real_demo_beats_popularity(tmp_path):
     assert report.trained_seconds < 240
     assert report.num_users == 671
     assert report.model_hits > 1.3 * report.popular_hits
-    assert report.invalid.constrained == 0
+    assert report.invalid_beams.constrained == report.invalid_samples.constrained == 0
+    assert report.invalid_samples.unconstrained > 0
     assert report.comparison.ratio > 1

@@ -85,26 +85,49 @@ def count_hits(lists: Sequence[Sequence[int]], targets: np.ndarray) -> int:
 
 @dataclass(frozen=True)
 class InvalidShares:
-    """Of `total` generated sequences, how many name no film."""
+    """Of `total` generated sequences, `total / num_users` a user, how many name no film."""
 
     unconstrained: int
     constrained: int
     total: int
-    num_beams: int
+    num_users: int
 
 
-def invalid_shares(model: Any, index: ConstraintIndex, prompts: dict[str, Tensor], *, num_beams: int) -> InvalidShares:
-    """Generate with and without the constraint, everything else equal, and look the results up in the catalogue."""
-    settings = {"num_beams": num_beams, "num_return_sequences": num_beams}
-    free = model.generate(**prompts, **settings, max_new_tokens=index.max_length, do_sample=False)
-    bound = model.generate(**prompts, **settings, constraint_index=index)
-    prompt_length = prompts["input_ids"].shape[1]
+def invalid_shares(
+    model: Any,
+    index: ConstraintIndex,
+    prompts: dict[str, Tensor],
+    *,
+    num_sequences: int,
+    do_sample: bool,
+    seed: int = 0,
+) -> InvalidShares:
+    """Generate with and without the constraint, everything else equal, and look the results up in the catalogue.
+
+    Beams and samples differ a lot here. A wide beam search keeps the likeliest sequences of all, which a well-trained
+    model has learnt to be films; a sample is whatever the model says, its mistakes included.
+
+    Args:
+        model: The recommender.
+        index: Its catalogue.
+        prompts: Prompts of some users.
+        num_sequences: Beams or samples of a user.
+        do_sample: Sample from the whole distribution; beam search otherwise.
+        seed: Seed of the samples.
+    """
+    settings: dict[str, Any] = {"num_return_sequences": num_sequences, "do_sample": do_sample}
+    settings |= {"top_k": 0, "top_p": 1.0} if do_sample else {"num_beams": num_sequences}
+    num_users, prompt_length = prompts["input_ids"].shape
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        free = model.generate(**prompts, **settings, max_new_tokens=index.max_length)
+        bound = model.generate(**prompts, **settings, constraint_index=index)
     free_items, bound_items = (index.items(sequences[:, prompt_length:]) for sequences in (free, bound))
     return InvalidShares(
         unconstrained=sum(not items for items in free_items),
         constrained=sum(not items for items in bound_items),
         total=len(free_items),
-        num_beams=num_beams,
+        num_users=num_users,
     )
 
 

@@ -85,7 +85,8 @@ class DemoReport:
         num_users: All users.
         num_beams: Beams of the lists.
         recommend_seconds: Seconds in which the model made the lists of all users.
-        invalid: Generated sequences that name no film.
+        invalid_beams: Sequences of beam search that name no film.
+        invalid_samples: Sampled sequences that name no film.
         comparison: The time against transformers' own constrained generation.
     """
 
@@ -96,7 +97,8 @@ class DemoReport:
     num_users: int
     num_beams: int
     recommend_seconds: float
-    invalid: evaluate.InvalidShares
+    invalid_beams: evaluate.InvalidShares
+    invalid_samples: evaluate.InvalidShares
     comparison: evaluate.Comparison
 
 
@@ -156,8 +158,11 @@ def _run(settings: DemoSettings, output_dir: Path, retrain: bool, console: Conso
     show.print_users(console, films, split, lists, num_users=settings.num_shown, seed=settings.seed)
 
     with console.status("comparing with transformers' own generation"):
-        invalid = evaluate.invalid_shares(
-            model, index, evaluate.take_rows(prompts, slice(32)), num_beams=settings.num_beams
+        some = evaluate.take_rows(prompts, slice(32))
+        count = settings.num_beams
+        invalid_beams = evaluate.invalid_shares(model, index, some, num_sequences=count, do_sample=False)
+        invalid_samples = evaluate.invalid_shares(
+            model, index, some, num_sequences=count, do_sample=True, seed=settings.seed
         )
         comparison = evaluate.compare_with_transformers(
             model,
@@ -174,7 +179,8 @@ def _run(settings: DemoSettings, output_dir: Path, retrain: bool, console: Conso
         num_users=len(lists),
         num_beams=settings.num_beams,
         recommend_seconds=recommend_seconds,
-        invalid=invalid,
+        invalid_beams=invalid_beams,
+        invalid_samples=invalid_samples,
         comparison=comparison,
     )
     show.print_report(console, report, list_length=LIST_LENGTH)

@@ -115,7 +115,7 @@ def print_users(
 
 def print_report(console: Console, report: DemoReport, *, list_length: int) -> None:
     """The measurements."""
-    users, invalid, comparison = report.num_users, report.invalid, report.comparison
+    users, comparison = report.num_users, report.comparison
     table = Table(title="What was measured", title_justify="left", show_header=False, expand=True)
     table.add_column(ratio=5)
     table.add_column(ratio=5)
@@ -123,16 +123,17 @@ def print_report(console: Console, report: DemoReport, *, list_length: int) -> N
     table.add_row(f"HR@{list_length}: last film of all {users:,} users", "the model", _share(report.model_hits, users))
     table.add_row("(no list has films rated before)", "the most popular films", _share(report.popular_hits, users))
     table.add_section()
-    table.add_row(
-        "generated sequences that are no film",
-        "without the catalogue",
-        _share(invalid.unconstrained, invalid.total),
-    )
-    table.add_row(
-        f"{invalid.total // invalid.num_beams} users, {invalid.num_beams} beams",
-        "with the catalogue",
-        _share(invalid.constrained, invalid.total),
-    )
+    for name, invalid in (("beams", report.invalid_beams), ("samples", report.invalid_samples)):
+        table.add_row(
+            f"{name} that are no film",
+            "without the catalogue",
+            _share(invalid.unconstrained, invalid.total),
+        )
+        table.add_row(
+            f"({invalid.num_users} users, {invalid.total // invalid.num_users} {name} each)",
+            "with the catalogue",
+            _share(invalid.constrained, invalid.total),
+        )
     table.add_section()
     table.add_row(
         f"one call: {comparison.batch_size} users, {comparison.prompt_length} tokens, {comparison.num_beams} beams",
