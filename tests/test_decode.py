@@ -53,7 +53,7 @@ def make_plan(batch_size: int, num_beams: int, **kwargs: Any) -> DecodePlan:
         "do_sample": False,
         "length_penalty": 1.0,
     }
-    defaults |= {"early_stopping": "never", "max_new_tokens": 9, "fill_token_id": 9}
+    defaults |= {"early_stopping": "never", "max_new_tokens": 9, "fill_token_id": 9, "missing_token_id": 9}
     return DecodePlan(prompt=torch.ones((batch_size, 2), dtype=torch.long), num_beams=num_beams, **(defaults | kwargs))
 
 

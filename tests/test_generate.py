@@ -9,6 +9,8 @@ import functools
 import itertools
 import logging
 import pickle
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,12 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     DynamicCache,
+    EosTokenCriteria,
     GenerationConfig,
     GenerationMixin,
     LogitsProcessor,
     MaxLengthCriteria,
+    PrefixConstrainedLogitsProcessor,
     StaticCache,
     StoppingCriteria,
     T5ForConditionalGeneration,
@@ -414,7 +418,7 @@ def test_what_no_layout_offers_goes_through_the_processor(
 def test_a_checkpoint_saved_without_cache_still_decodes_in_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     model = enable(build("qwen3"))
     model.generation_config.use_cache = False
-    monkeypatch.setattr(mixin.GRGenerationMixin, "_generate_by_processor", None)
+    monkeypatch.setattr(mixin, "generate_by_processor", None)
     model.generate(**prompts(1, 5), constraint_index=INDEX, num_beams=3)
 
 
@@ -438,6 +442,159 @@ def test_the_processor_serves_transformers_own_loops() -> None:
     assert all(RAGGED.items(out[:, 6:]))
     with pytest.raises(ValueError, match="expected a ConstraintIndex"):
         ConstraintLogitsProcessor([[1, 2]])  # pyright: ignore
+
+
+def test_an_explicit_none_switches_off_what_the_checkpoint_sets() -> None:
+    model, inputs = enable(build("qwen3")), prompts(1, 5)
+    model.generation_config.update(do_sample=True, top_k=1)
+    torch.manual_seed(0)
+    options = {"constraint_index": INDEX, "num_return_sequences": 20, "temperature": 5.0}
+    rows = model.generate(**inputs, **options, top_k=None)
+    assert len(set(map(tuple, rows.tolist()))) > 1
+    assert len(set(map(tuple, model.generate(**inputs, **options).tolist()))) == 1
+
+
+def test_a_catalogue_that_a_checkpoint_names_can_be_switched_off(tmp_path: Path) -> None:
+    INDEX.save_pretrained(tmp_path)
+    model, inputs = enable(build("qwen3")), prompts(1, 5)
+    expected = model.generate(**inputs, max_new_tokens=7)
+    model.generation_config.constraint_index = str(tmp_path)
+    assert model.generate(**inputs, constraint_index=False, max_new_tokens=7).tolist() == expected.tolist()
+
+
+def test_a_named_catalogue_is_read_again_when_it_changes(tmp_path: Path) -> None:
+    model, inputs = enable(build("qwen3")), prompts(1, 5)
+    for row in ([5, 6], [7, 8]):
+        ConstraintIndex.from_sequences([row]).save_pretrained(tmp_path)
+        out = model.generate(**inputs, constraint_index=str(tmp_path), num_beams=2)
+        assert generated(out, inputs).tolist() == [row]
+
+
+def test_a_checkpoint_in_a_subfolder_finds_its_catalogue(tmp_path: Path) -> None:
+    build("qwen3").save_pretrained(tmp_path / "sub")
+    INDEX.save_pretrained(tmp_path / "sub")
+    model = AutoModelForGenerativeRetrieval.from_pretrained(tmp_path, subfolder="sub")
+    assert INDEX.items(model.generate(**prompts(1, 5), constraint_index=".", num_beams=2)[:, 5:])[0]
+
+
+def test_forced_tokens_of_a_checkpoint_do_not_matter() -> None:
+    model = enable(build("bart", config={"forced_eos_token_id": 2, "forced_bos_token_id": 0}))
+    model.generation_config.update(forced_eos_token_id=2, forced_bos_token_id=0)
+    out = model.generate(**prompts(2, 6), constraint_index=INDEX, num_beams=3)
+    assert all(INDEX.items(out[:, 1:]))
+
+
+def test_a_padding_row_is_no_item_even_if_padding_is_a_code() -> None:
+    index = ConstraintIndex.from_sequences([[PAD, PAD], [5, PAD], [5, 6]])
+    inputs = prompts(1, 5)
+    out = enabled().generate(**inputs, constraint_index=index, num_beams=5, num_return_sequences=5, pad_token_id=PAD)
+    assert sorted(index.items(generated(out, inputs))) == [[], [], [0], [1], [2]]
+
+
+def test_arguments_that_no_layout_continues_go_through_the_processor() -> None:
+    model, inputs = enabled("gpt2"), prompts(1, 6)
+    options = {"token_type_ids": torch.ones_like(inputs["input_ids"]), "num_beams": 4, "num_return_sequences": 4}
+    out = model.generate(**inputs, **options, constraint_index=INDEX, **DETAILS)
+    expected = GenerationMixin.generate(
+        model, **inputs, **options, **DETAILS, max_new_tokens=4,
+        prefix_allowed_tokens_fn=lambda _, tokens: INDEX.allowed_next_tokens(tokens[6:].tolist()),
+    )  # fmt: skip
+    assert out.sequences.tolist() == expected.sequences.tolist()
+    torch.testing.assert_close(out.sequences_scores, expected.sequences_scores, atol=SCORE_TOL, rtol=0)
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_the_processor_path_means_the_same(num_beams: int) -> None:
+    # One prompt: without an end token transformers' greedy search goes on with a row until all rows are finished.
+    model, inputs = enabled(), prompts(1, 6)
+    token = int(model.generate(**inputs, constraint_index=INDEX, num_beams=num_beams)[0, 7])
+    fixed = ConstraintIndex.from_sequences(np.random.default_rng(3).integers(0, 9, size=(100, 4)))
+    for options in (
+        {"constraint_index": INDEX, "stopping_criteria": [_StopBehind(token)]},
+        {"constraint_index": fixed, "eos_token_id": 2},
+    ):
+        common = {**inputs, **options, "num_beams": num_beams, "pad_token_id": PAD}
+        expected = model.generate(**common).tolist()
+        assert model.generate(**common, output_hidden_states=True).tolist() == expected
+
+
+def test_the_processor_path_leaves_a_prefilled_prompt_as_it_is() -> None:
+    model, inputs = enabled(), prompts(2, 6)
+    cache = DynamicCache(config=model.config)
+    model(inputs["input_ids"][:, :4], past_key_values=cache)
+    common = {**inputs, "constraint_index": INDEX, "past_key_values": cache, "output_hidden_states": True}
+    assert model.generate(**common).tolist() == model.generate(**inputs, constraint_index=INDEX).tolist()
+    assert cache.get_seq_length() == 4
+    with pytest.raises(ValueError, match="past_key_values is given for several paths"):
+        model.generate(**common, num_beams=3)
+
+
+def test_a_decoder_prompt_may_lack_its_start_token() -> None:
+    model, inputs = enabled("t5"), prompts(1, 6)
+    start = torch.tensor([[5]])
+    for extra in ({}, {"use_cache": False}):
+        out = model.generate(**inputs, decoder_input_ids=start, constraint_index=INDEX, num_beams=3, **extra)
+        assert out[0, :2].tolist() == [PAD, 5]
+        assert INDEX.items(out[:, 2:])[0]
+    with pytest.raises(ValueError, match="leaves 3 new tokens"):
+        model.generate(**inputs, decoder_input_ids=start, constraint_index=INDEX, max_length=5)
+
+
+def test_prefix_functions_and_end_criteria_may_come_as_processors_and_criteria() -> None:
+    model, inputs = enabled(), prompts(1, 6)
+    odd = [int(token) for token in np.unique(ROWS) if token % 2]
+    by_argument = model.generate(
+        **inputs, constraint_index=INDEX, num_beams=3, prefix_allowed_tokens_fn=lambda *_: odd
+    )
+    processor = PrefixConstrainedLogitsProcessor(lambda *_: odd, 3)
+    by_processor = model.generate(**inputs, constraint_index=INDEX, num_beams=3, logits_processor=[processor])
+    assert by_argument.tolist() == by_processor.tolist()
+    token = int(model.generate(**inputs, constraint_index=INDEX, num_beams=3)[0, 7])
+    stopped = model.generate(
+        **inputs, constraint_index=INDEX, num_beams=3, stopping_criteria=[EosTokenCriteria(token)], pad_token_id=PAD
+    )
+    same = model.generate(
+        **inputs, constraint_index=INDEX, num_beams=3, stopping_criteria=[_StopBehind(token)], pad_token_id=PAD
+    )
+    assert stopped.tolist() == same.tolist()
+
+
+def test_a_processor_may_generate_itself() -> None:
+    model, inputs = enabled(), prompts(1, 6)
+
+    class Asks(LogitsProcessor):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            answer = model.generate(**prompts(1, 4), max_new_tokens=2, num_beams=2)
+            assert answer.shape[1] <= 6
+            return scores
+
+    expected = model.generate(**inputs, constraint_index=INDEX, num_beams=3)
+    asked = model.generate(**inputs, constraint_index=INDEX, num_beams=3, logits_processor=[Asks()])
+    assert asked.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("family", ["qwen3", "t5"])
+def test_threads_share_a_model(family: str) -> None:
+    model = enabled(family)
+    jobs = [prompts(2, 5 + length, seed=length) for length in range(12)]
+    options = {"constraint_index": INDEX, "num_beams": 5, "num_return_sequences": 5}
+    expected = [model.generate(**job, **options).tolist() for job in jobs]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda job: model.generate(**job, **options).tolist(), jobs))
+    finally:
+        sys.setswitchinterval(interval)
+    assert found == expected
+
+
+def test_the_processor_serves_prompts_of_other_lengths() -> None:
+    model, processor = build("qwen3"), ConstraintLogitsProcessor(INDEX)
+    for length in (5, 20, 8, 3):
+        inputs = prompts(1, length)
+        out = model.generate(**inputs, logits_processor=[processor], max_new_tokens=4)
+        assert INDEX.items(out[:, length:])[0]
 
 
 # How models get it
@@ -576,6 +733,15 @@ def test_the_config_round_trips_and_checks_itself(tmp_path: Path) -> None:
         ({"past_key_values": StaticCache(config=shared("qwen3").config, max_cache_len=32)}, "expected a DynamicCache"),
         ({"num_beams": 3, "num_return_sequences": 4}, "num_return_sequences"),
         ({"unknown_argument": 4}, "unknown_argument"),
+        ({"num_beams": 0}, "num_beams=0, expected 1 or more"),
+        ({"constraint_index": ""}, "constraint_index is '', expected"),
+        ({"verification": "lax"}, "verification='lax', expected one of"),
+        ({"attention_mask": torch.ones(1, 6)}, "with a row for every prompt"),
+        ({"attention_mask": torch.ones(2, 1, 6, 6)}, r"attention_mask is \[2, 1, 6, 6\]"),
+        ({"attention_mask": torch.tensor([[1] * 6, [0] * 6])}, "prompt 1 is all padding"),
+        ({"input_ids": torch.ones(6, dtype=torch.long), "attention_mask": None}, r"the prompt is \[6\]"),
+        ({"input_ids": [[5, 6]], "attention_mask": None}, "the prompt is list"),
+        ({"input_ids": torch.ones(2, 0, dtype=torch.long), "attention_mask": None}, "the prompt has no token"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -586,7 +752,7 @@ def test_bad_arguments_are_refused_before_any_work(
     forward = functools.wraps(type(model).forward)(lambda *args, **kwargs: pytest.fail("work was done"))
     monkeypatch.setattr(type(model), "forward", forward)
     with pytest.raises(ValueError, match=message):
-        model.generate(**prompts(2, 6), **{"constraint_index": INDEX, "num_beams": 4, **kwargs})
+        model.generate(**{**prompts(2, 6), "constraint_index": INDEX, "num_beams": 4, **kwargs})
 
 
 def test_right_padded_prompts_are_refused() -> None:
@@ -611,14 +777,27 @@ def test_a_cache_of_one_row_a_beam_is_refused() -> None:
         model.generate(**inputs, constraint_index=INDEX, num_beams=3, past_key_values=cache)
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # inside PEFT
+def test_a_learned_prefix_is_refused() -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    model = peft.get_peft_model(build("qwen3"), config)
+    with pytest.raises(ValueError, match="has a PREFIX_TUNING adapter, expected one of weights such as LoRA"):
+        enable(model)
+    late = peft.get_peft_model(enable(build("qwen3")), config)
+    with pytest.raises(ValueError, match="keys for 6 tokens"):
+        late.generate(**prompts(2, 6), constraint_index=INDEX, num_beams=3)
+
+
 def test_options_of_ours_without_a_catalogue_are_refused() -> None:
     with pytest.raises(ValueError, match="drafting given without constraint_index"):
         enabled().generate(**prompts(1, 5), drafting="trie", max_new_tokens=2)
 
 
-def test_a_checkpoints_old_length_does_not_matter() -> None:
+@pytest.mark.parametrize("length", [{"max_length": 20}, {"max_new_tokens": 2}], ids=str)
+def test_a_checkpoints_old_length_does_not_matter(length: dict[str, int]) -> None:
     model, inputs = enable(build("qwen3")), prompts(1, 30)
-    model.generation_config.max_length = 20
+    model.generation_config.update(**length)
     assert INDEX.items(model.generate(**inputs, constraint_index=INDEX, num_beams=3)[:, 30:])[0]
 
 

@@ -68,6 +68,8 @@ def assert_same(theirs: Any, ours: Any, num_return_sequences: int) -> int:
     if num_return_sequences == 1 and getattr(theirs, "sequences_scores", None) is None:
         torch.testing.assert_close(ours.sequences, theirs.sequences)
         return len(theirs.sequences)
+    if not (theirs.sequences_scores < GARBAGE).any():
+        assert ours.sequences.shape == theirs.sequences.shape
     compared = 0
     for first in range(0, len(theirs.sequences), num_return_sequences):
         rows = slice(first, first + num_return_sequences)

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from .configuration import GR_FIELDS, GRGenerationConfig
 from .mixin import GRGenerationMixin
+from .naming import remember_source
 
 Model = TypeVar("Model")
 
@@ -37,10 +38,16 @@ def enable(model: Model) -> Model:
         (True, 'Qwen3ForCausalLM')
     """
     inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore
+    adapter: Any = getattr(model, "active_peft_config", None)
+    if getattr(adapter, "is_prompt_learning", False) and not inner.config.is_encoder_decoder:
+        raise ValueError(
+            f"model has a {adapter.peft_type.value} adapter, expected one of weights such as LoRA: on decoders a "
+            "learned prefix is not supported; use ConstraintLogitsProcessor in transformers' own loop"
+        )
     if not isinstance(inner, PreTrainedModel) or not hasattr(inner, "generate"):
         raise ValueError(
             f"model is a {type(model).__name__}, expected a transformers model that can generate: load it with "
-            "AutoModelForGenerativeRetrieval, or add GRGenerationMixin to its class"
+            "AutoModelForGenerativeRetrieval, or add GRGenerationMixin to its class; enable it before compiling it"
         )
     if not isinstance(inner, GRGenerationMixin):
         inner.__class__ = _with_mixin(type(inner))
@@ -107,7 +114,9 @@ class AutoModelForGenerativeRetrieval:
                 config or repo_or_dir, **{name: kwargs[name] for name in hub if name in kwargs}
             )
         auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-        return enable(auto.from_pretrained(repo_or_dir, *args, **kwargs))
+        model = enable(auto.from_pretrained(repo_or_dir, *args, **kwargs))
+        remember_source(model, **kwargs)
+        return model
 
     @classmethod
     def from_config(cls, config: Any, **kwargs: Any) -> Any:

@@ -65,7 +65,7 @@ def check_fields(fields: dict[str, Any]) -> None:
         )
     if fields.get("drafting") not in DRAFTING:
         raise ValueError(f"drafting={fields['drafting']!r}, expected one of {DRAFTING}")
-    if fields.get("verification", "strict") not in VERIFICATION:
+    if fields.get("verification") not in (None, *VERIFICATION):
         raise ValueError(f"verification={fields['verification']!r}, expected one of {VERIFICATION}")
     for name in ("num_draft_beams", "draft_token_budget"):
         value = fields.get(name)

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 from torch import nn
 
@@ -23,11 +24,12 @@ FOLDING_IMPLEMENTATIONS = ("eager", "sdpa")
 class _Active(threading.local):
     """Whether this thread is inside `fold_beams`: another thread may run the same model."""
 
-    def __init__(self) -> None:
-        self.depth = 0
+    depth = 0
 
 
 _ACTIVE = _Active()
+_HOOKED: WeakSet[nn.Module] = WeakSet()
+_HOOKING = threading.Lock()
 
 
 def foldable_modules(model: Any, num_layers: int) -> list[nn.Module]:
@@ -39,18 +41,21 @@ def foldable_modules(model: Any, num_layers: int) -> list[nn.Module]:
 
 @contextmanager
 def fold_beams(modules: list[nn.Module]) -> Iterator[None]:
-    """Within this context, one-token steps of B * K rows attend to an encoder of B rows."""
-    handles: list[Any] = []
-    for module in modules:
-        handles.append(module.register_forward_pre_hook(_fold, with_kwargs=True))
-        handles.append(module.register_forward_hook(_unfold, with_kwargs=True))
-    _ACTIVE.depth += 1
+    """Within this context, and in this thread, one-token steps of B * K rows attend to an encoder of B rows.
+
+    A module gets its hooks once and keeps them: outside of the context they do nothing.
+    """
+    with _HOOKING:
+        for module in modules:
+            if module not in _HOOKED:
+                module.register_forward_pre_hook(_fold, with_kwargs=True)
+                module.register_forward_hook(_unfold, with_kwargs=True)
+                _HOOKED.add(module)
+    _ACTIVE.depth += bool(modules)
     try:
         yield
     finally:
-        _ACTIVE.depth -= 1
-        for handle in handles:
-            handle.remove()
+        _ACTIVE.depth -= bool(modules)
 
 
 def _fold(

@@ -86,6 +86,7 @@ def make_scorer(
         return _encoder_decoder_scorer(model, prompt_logits, outputs, model_kwargs)
     cache, device = outputs.past_key_values, prompt_logits.device
     prompt_length = cache.get_seq_length()
+    _check_prefix(prompt_length, model_kwargs)
     prompt_mask = _prompt_mask(model_kwargs.get("attention_mask"), batch_size, prompt_length, device)
     position_ids = model_kwargs.get("position_ids")
     if position_ids is None:
@@ -122,7 +123,10 @@ def make_scorer(
 
 
 def copy_cache(cache: Any) -> Any:
-    """A cache of the same tensors: appending to it, repeating or reordering it leaves the original as it is."""
+    """A cache of the same tensors: appending to it, repeating or reordering it leaves the original as it is.
+
+    Layers that write in place are copied with their tensors.
+    """
     if isinstance(cache, EncoderDecoderCache):
         twin = copy.copy(cache)
         twin.self_attention_cache = copy_cache(cache.self_attention_cache)
@@ -130,7 +134,8 @@ def copy_cache(cache: Any) -> Any:
         twin.is_updated = dict(cache.is_updated)
         return twin
     twin = copy.copy(cache)
-    twin.layers = [copy.copy(layer) for layer in cache.layers]
+    appends = (DynamicLayer, DynamicSlidingWindowLayer)
+    twin.layers = [copy.copy(layer) if type(layer) in appends else copy.deepcopy(layer) for layer in cache.layers]
     return twin
 
 
@@ -192,11 +197,21 @@ def _mask_dtype(model: Any) -> torch.dtype | None:
 
 
 def _prompt_mask(mask: Tensor | None, batch_size: int, prompt_length: int, device: torch.device) -> Tensor:
-    """Real tokens among the keys of the prompt; keys in front of the mask (a learned prefix) are real."""
+    """Real tokens among the keys of the prompt."""
     if mask is None:
         return torch.ones((batch_size, prompt_length), dtype=torch.bool, device=device)
-    ahead = prompt_length - mask.shape[-1]
-    return torch.nn.functional.pad(mask.to(device).bool(), (ahead, 0), value=True)
+    return mask.to(device).bool()
+
+
+def _check_prefix(prompt_length: int, model_kwargs: dict[str, Any]) -> None:
+    """Refuse keys in front of the prompt that no argument tells of: a learned prefix, whose positions are its own."""
+    mask, position_ids = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
+    known = next((known.shape[-1] for known in (mask, position_ids) if known is not None), prompt_length)
+    if known != prompt_length:
+        raise ValueError(
+            f"the prompt has {prompt_length} keys for {known} tokens, expected as many: prefix, prompt and p-tuning "
+            "are not supported on decoders; use ConstraintLogitsProcessor in transformers' own loop"
+        )
 
 
 def _is_plain(cache: Cache) -> bool:

@@ -21,8 +21,9 @@ class ConstraintLogitsProcessor(LogitsProcessor):
 
     Args:
         index: the catalogue.
-        prompt_length: tokens before the generated ones. By default that of the first call; a call that is not longer
-            than the one before begins a new generation, so one instance may serve many.
+        prompt_length: tokens before the generated ones. By default that of the first call; a call that is not one
+            token longer than the one before begins a new generation, so one instance may serve many, one after the
+            other.
 
     Example:
         >>> index = ConstraintIndex.from_sequences([[5, 7], [6, 7]])
@@ -41,14 +42,14 @@ class ConstraintLogitsProcessor(LogitsProcessor):
         self.index = index
         self.prompt_length = prompt_length
         self._start = 0
-        self._last_length: int | None = None
+        self._seen: tuple[int, int] | None = None  # rows and tokens of the last call
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Mask `[rows, vocab]` scores by the `[rows, length]` tokens before them."""
         length = input_ids.shape[1]
-        if self._last_length is None or length <= self._last_length:
+        if self._seen != (input_ids.shape[0], length - 1):
             self._start = length
-        self._last_length = length
+        self._seen = (input_ids.shape[0], length)
         generated = input_ids[:, self._start if self.prompt_length is None else self.prompt_length :]
         trie = device_trie(self.index, scores.device)
         generated = generated[:, : trie.max_length]

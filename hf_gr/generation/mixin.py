@@ -12,8 +12,7 @@ import logging
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -27,21 +26,27 @@ from transformers.generation import (
     MaxLengthCriteria,
     PrefixConstrainedLogitsProcessor,
 )
-from transformers.generation.configuration_utils import GenerationMode
+from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.torch.decode import Decoded, DecodePlan, decode
 from hf_gr.torch.transition import device_trie
 
+from .checks import check_call, describe_prompt
 from .configuration import GR_FIELDS, check_fields
-from .layouts import Layout, check_cache, choose_layout, copy_cache, make_scorer
-from .logits_process import ConstraintLogitsProcessor
+from .layouts import Layout, choose_layout, copy_cache, make_scorer
+from .naming import resolve_index
+from .processor_loop import generate_by_processor
 
 logger = logging.getLogger(__name__)
 
-MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
-# Below this transformers' score of a beam is its mark for "no such beam", -1e9, divided by a length.
-DEAD_IN_TRANSFORMERS = -1e6
+# What the model is called with again at every step, or needs at the prefill alone.
+CONTINUED_ARGUMENTS = frozenset(
+    "attention_mask decoder_attention_mask decoder_input_ids encoder_outputs input_ids inputs_embeds logits_to_keep "
+    "past_key_values position_ids tokenizer".split()
+) | frozenset(MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL)
+# A call that is prepared already: transformers takes its config as it is.
+_IS_PREPARED: ContextVar[bool] = ContextVar("is_prepared", default=False)
 # True while transformers prepares a call of ours: the prompt is not repeated for every beam.
 _ONE_ROW_PER_REQUEST: ContextVar[bool] = ContextVar("one_row_per_request", default=False)
 _SAID: set[str] = set()
@@ -53,7 +58,7 @@ class _Call:
 
     index: ConstraintIndex
     layout: Layout
-    has_prefix_fn: bool
+    user_criteria: tuple[Any, ...]
     synced_gpus: bool
 
 
@@ -75,13 +80,14 @@ class GRGenerationMixin(GenerationMixin):
         prefix_allowed_tokens_fn: Callable[[int, Tensor], list[int]] | None = None,
         synced_gpus: bool | None = None,
         *args: Any,
-        constraint_index: ConstraintIndex | str | None = None,
+        constraint_index: ConstraintIndex | str | Literal[False] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Generate sequences of a catalogue; without one this is transformers' `generate`, untouched.
 
         Args:
-            constraint_index: the catalogue; by default the one that `generation_config.constraint_index` names.
+            constraint_index: the catalogue, or the name of one; by default the one that
+                `generation_config.constraint_index` names, which `constraint_index=False` switches off.
             all others: transformers' own, with its meanings. Decoding modes are greedy, sampling, beam search and beam
                 sampling. With a catalogue the length need not be given, `past_key_values` holds one row a prompt (it
                 is left as it is), and `sequences_scores` sums log-probabilities over the full vocabulary, unless
@@ -119,68 +125,84 @@ class GRGenerationMixin(GenerationMixin):
             "synced_gpus": synced_gpus,
         }
         configs = (generation_config, self.generation_config)
-        named = [getattr(config, "constraint_index", None) for config in configs]
-        named = [name for name in named if name is not None]
-        if constraint_index is None and not named:
-            _refuse_alone(ours, kwargs)
+        names = [getattr(config, "constraint_index", None) for config in configs]
+        named = next((name for name in names if name is not None), None)
+        if constraint_index is False or (constraint_index is None and named is None):
+            _refuse_alone(ours)
             return super_.generate(
                 inputs, generation_config, logits_processor, stopping_criteria, prefix_allowed_tokens_fn, synced_gpus,
                 *args, **kwargs,
             )  # fmt: skip
-        index = self._resolve_index(named[0] if constraint_index is None else constraint_index)
-        if kwargs.get("custom_generate") is not None:
-            raise ValueError("custom_generate is given, expected None: with constraint_index hf_gr decodes")
-        if args or kwargs.get("assistant_model") is not None:
-            raise ValueError(
-                "assistant_model is given, expected None: with constraint_index this release decodes without a draft"
-            )
-        kwargs = {name: value for name, value in kwargs.items() if value is not None}
-        # Of the call itself: a checkpoint's default length is older than its catalogue, and its use_cache=False is
-        # from training.
-        asked = {
-            name: kwargs.get(name, getattr(generation_config, name, None)) for name in ("max_length", "use_cache")
-        }
-
+        index = resolve_index(self, named if constraint_index is None else constraint_index)
+        for name in ("custom_generate", "assistant_model"):
+            if kwargs.pop(name, None) is not None or args:
+                raise ValueError(
+                    f"{name} is given, expected None: with constraint_index this release decodes by its own loop alone"
+                )
+        # Of the call itself: a checkpoint's lengths are older than its catalogue, its use_cache=False is training's.
+        max_new_tokens, max_length, use_cache = (
+            kwargs.get(name, getattr(generation_config, name, None))
+            for name in ("max_new_tokens", "max_length", "use_cache")
+        )
         config, model_kwargs = self._prepare_generation_config(generation_config, **kwargs)
         for name, value in ours.items():
             setattr(config, name, value)
-        self._check_call(index, config, asked, inputs, model_kwargs, stopping_criteria)
-        if config.max_new_tokens is None:
-            config.max_new_tokens = index.max_length
-            if asked["max_length"] is not None:
-                config.max_new_tokens = asked["max_length"] - self._prompt_length(inputs, model_kwargs)
-        config.max_length = None
-        config.use_cache = asked["use_cache"] is not False
-
-        layout = self._layout(config, model_kwargs)
-        if layout is None:
-            return self._generate_by_processor(index, config, inputs, passed_on, model_kwargs)
-        if config.cache_implementation is not None:
-            _say_once(
-                f"cache_implementation={config.cache_implementation!r} is not used: beams share one dynamic cache"
-            )
-            config.cache_implementation = None
+        prompt = describe_prompt(self, inputs, config, model_kwargs)
         cache = model_kwargs.get("past_key_values")
-        if cache is not None:
-            model_kwargs["past_key_values"] = copy_cache(cache)
-        call = _Call(index, layout, prefix_allowed_tokens_fn is not None, bool(synced_gpus))
+        check_call(
+            self,
+            index,
+            config,
+            prompt,
+            max_new_tokens=max_new_tokens,
+            max_length=max_length,
+            stopping_criteria=stopping_criteria,
+            past_key_values=cache,
+        )
+        if max_new_tokens is None:
+            max_new_tokens = index.max_length if max_length is None else max_length - prompt.length
+        config.max_new_tokens, config.max_length = max_new_tokens, None
+        config.use_cache = use_cache is not False
+        # Both name tokens that no catalogue without them could begin or end with.
+        config.forced_bos_token_id = config.forced_eos_token_id = None
 
-        def decode_prepared(model: Any, input_ids: Tensor, **prepared: Any) -> Any:
-            return _decode_prepared(model, input_ids, call=call, **prepared)
-
-        # The position of this processor among the others is where transformers applies constraints.
-        passed_on["prefix_allowed_tokens_fn"] = prefix_allowed_tokens_fn or _no_constraint
-        token = _ONE_ROW_PER_REQUEST.set(True)
+        layout = self._choose_layout(config, model_kwargs)
+        prepared = _IS_PREPARED.set(True)
         try:
-            return super_.generate(inputs, config, custom_generate=decode_prepared, **passed_on, **model_kwargs)
+            if layout is None:
+                fill = _fill_token(config)
+                return generate_by_processor(
+                    super_.generate, index, config, inputs, passed_on, model_kwargs, fill_token_id=fill
+                )
+            if config.cache_implementation is not None:
+                _say_once(
+                    f"cache_implementation={config.cache_implementation!r} is not used: beams share a dynamic one"
+                )
+                config.cache_implementation = None
+            if cache is not None:
+                model_kwargs["past_key_values"] = copy_cache(cache)
+            call = _Call(index, layout, tuple(stopping_criteria or ()), bool(synced_gpus))
+
+            def decode_prepared(model: Any, input_ids: Tensor, **arguments: Any) -> Any:
+                return _decode_prepared(model, input_ids, call=call, **arguments)
+
+            # The position of this processor among the others is where transformers applies constraints.
+            passed_on["prefix_allowed_tokens_fn"] = prefix_allowed_tokens_fn or _no_constraint
+            one_row = _ONE_ROW_PER_REQUEST.set(True)
+            try:
+                return super_.generate(inputs, config, custom_generate=decode_prepared, **passed_on, **model_kwargs)
+            finally:
+                _ONE_ROW_PER_REQUEST.reset(one_row)
         finally:
-            _ONE_ROW_PER_REQUEST.reset(token)
+            _IS_PREPARED.reset(prepared)
 
     def _prepare_generation_config(
         self: Any, generation_config: GenerationConfig | None, *args: Any, **kwargs: Any
     ) -> tuple[Any, dict[str, Any]]:
         """transformers' own, once: what a call of ours has prepared passes through."""
-        if _ONE_ROW_PER_REQUEST.get():
+        if _IS_PREPARED.get():
+            # From here on processors and criteria of the user run, which may call `generate` themselves.
+            _IS_PREPARED.set(False)
             return generation_config, kwargs
         super_: Any = super()
         return super_._prepare_generation_config(generation_config, *args, **kwargs)
@@ -206,103 +228,12 @@ class GRGenerationMixin(GenerationMixin):
             model_kwargs = {**model_kwargs, **repeated}
         return super_._get_logits_processor(generation_config, *args, model_kwargs=model_kwargs, **kwargs)
 
-    def _resolve_index(self: Any, index: Any) -> ConstraintIndex:
-        """An index object as it is, a name loaded once; `"."` is the checkpoint that the model came from."""
-        if isinstance(index, ConstraintIndex):
-            return index
-        if not isinstance(index, (str, Path)):
-            raise ValueError(
-                f"constraint_index is a {type(index).__name__}, expected a ConstraintIndex or the name of one: "
-                "ConstraintIndex.from_sequences(...) makes it"
-            )
-        name = str(index)
-        if name == ".":
-            name = self.config._name_or_path
-            if not name:
-                raise ValueError(
-                    'constraint_index="." means the checkpoint itself, but this model was not loaded from one'
-                )
-        loaded: dict[str, ConstraintIndex] = self.__dict__.setdefault("_loaded_indexes", {})
-        if name not in loaded:
-            loaded[name] = ConstraintIndex.from_pretrained(name)
-        return loaded[name]
-
-    def _prompt_length(self: Any, inputs: Tensor | None, model_kwargs: dict[str, Any]) -> int:
-        """Tokens in front of the generated ones, by which `max_length` counts."""
-        if self.config.is_encoder_decoder:
-            start = model_kwargs.get("decoder_input_ids")
-            return 1 if start is None else start.shape[1]
-        prompt = inputs if inputs is not None else model_kwargs.get("input_ids")
-        return 0 if prompt is None else prompt.shape[1]
-
-    def _check_call(
-        self: Any,
-        index: ConstraintIndex,
-        config: Any,
-        asked: dict[str, Any],
-        inputs: Tensor | None,
-        model_kwargs: dict[str, Any],
-        stopping_criteria: StoppingCriteriaList | None,
-    ) -> None:
-        """Refuse what cannot lead to the catalogue's sequences."""
-        check_fields({name: getattr(config, name, default) for name, default in GR_FIELDS.items()})
-        if getattr(config, "drafting", None) is not None:
-            raise ValueError(f"drafting={config.drafting!r}, expected None: this release decodes without a draft")
-        mode = config.get_generation_mode(None)
-        if mode not in MODES:
-            raise ValueError(
-                f"generation mode {mode.value!r}, expected one of {[str(m.value) for m in MODES]} with a catalogue"
-            )
-        head = self.get_output_embeddings()
-        vocabulary = self.config.get_text_config(decoder=True).vocab_size if head is None else head.weight.shape[0]
-        if index.max_token_id >= vocabulary:
-            raise ValueError(
-                f"constraint_index has token {index.max_token_id}, expected less than the vocabulary, {vocabulary}: "
-                "is it another model's catalogue, or were the embeddings not resized?"
-            )
-        prompt_length = self._prompt_length(inputs, model_kwargs)
-        lengths = [(f"max_new_tokens={config.max_new_tokens}", config.max_new_tokens)]
-        if config.max_new_tokens is None and asked["max_length"] is not None:
-            lengths.append((f"max_length={asked['max_length']}", asked["max_length"] - prompt_length))
-        lengths += [
-            (f"stopping criterion of max_length={criterion.max_length}", criterion.max_length - prompt_length)
-            for criterion in stopping_criteria or ()
-            if isinstance(criterion, MaxLengthCriteria)
-        ]
-        for name, room in lengths:
-            if room is not None and room < index.max_length:
-                raise ValueError(
-                    f"{name} leaves {room} new tokens, expected at least {index.max_length} for the longest sequence: "
-                    "leave the length away, the catalogue gives it"
-                )
-        self._check_prompt(config, inputs, model_kwargs)
-
-    def _check_prompt(
-        self: Any, config: GenerationConfig, inputs: Tensor | None, model_kwargs: dict[str, Any]
-    ) -> None:
-        """Refuse right-padded prompts, empty ones, and a cache that does not fit them."""
-        input_ids = inputs if inputs is not None else model_kwargs.get("input_ids")
-        embeds = model_kwargs.get("inputs_embeds")
-        prompt = embeds if embeds is not None else input_ids
-        if prompt is not None and model_kwargs.get("past_key_values") is not None:
-            check_cache(model_kwargs["past_key_values"], prompt.shape[0])
-        if self.config.is_encoder_decoder:
-            return
-        mask = model_kwargs.get("attention_mask")
-        if mask is None and input_ids is not None and config.pad_token_id is not None and prompt is input_ids:
-            eos = config.eos_token_id
-            is_eos = config.pad_token_id in (eos if isinstance(eos, list) else [eos])
-            mask = None if is_eos else input_ids != config.pad_token_id
-        if mask is not None and mask.ndim == 2 and mask.shape[1] and not bool(mask[:, -1].all()):
-            row = int((mask[:, -1] == 0).nonzero()[0])
-            raise ValueError(
-                f"prompt {row} ends with padding, expected padding on the left: set tokenizer.padding_side='left'"
-            )
-
-    def _layout(self: Any, config: GenerationConfig, model_kwargs: dict[str, Any]) -> Layout | None:
+    def _choose_layout(self: Any, config: GenerationConfig, model_kwargs: dict[str, Any]) -> Layout | None:
         """The layout of this call, None for transformers' own loop, which is said once."""
         asked = [name for name in ("output_attentions", "output_hidden_states") if getattr(config, name)]
-        asked += ["streamer"] if model_kwargs.get("streamer") is not None else []
+        asked += [
+            name for name, value in model_kwargs.items() if value is not None and name not in CONTINUED_ARGUMENTS
+        ]
         asked += ["stop_strings"] if config.stop_strings is not None else []  # transformers hands us no tokenizer
         asked += [] if config.use_cache else ["use_cache=False"]
         if asked:
@@ -318,46 +249,6 @@ class GRGenerationMixin(GenerationMixin):
             )
         return layout
 
-    def _generate_by_processor(
-        self: Any,
-        index: ConstraintIndex,
-        config: GenerationConfig,
-        inputs: Tensor | None,
-        passed_on: dict[str, Any],
-        model_kwargs: dict[str, Any],
-    ) -> Any:
-        """transformers' own loop under `ConstraintLogitsProcessor`; what is no item afterwards becomes padding."""
-        super_: Any = super()
-        user = list(passed_on["logits_processor"] or ())
-        passed_on = {**passed_on, "logits_processor": LogitsProcessorList([ConstraintLogitsProcessor(index), *user])}
-        as_tensor, with_scores = not config.return_dict_in_generate, config.output_scores
-        config.return_dict_in_generate = config.output_scores = True
-        if index.eos_token_id is not None:
-            config.eos_token_id = index.eos_token_id
-        out = super_.generate(inputs, config, **passed_on, **model_kwargs)
-
-        prompt_length = self._prompt_length(inputs, model_kwargs)
-        scores = getattr(out, "sequences_scores", None)
-        wrong = torch.tensor(
-            [not items for items in index.items(out.sequences[:, prompt_length:])], device=self.device
-        )
-        if scores is not None:
-            wrong |= scores < DEAD_IN_TRANSFORMERS
-        requests = wrong.view(-1, config.num_return_sequences).int()
-        order = requests.argsort(dim=1, stable=True)
-        order = (order + torch.arange(len(order), device=order.device)[:, None] * requests.shape[1]).flatten()
-        sequences = out.sequences.clone()
-        sequences[wrong, prompt_length:] = _fill_token(config)
-        out.sequences = sequences[order]
-        if as_tensor:
-            return out.sequences
-        if scores is not None:
-            out.sequences_scores = scores.masked_fill(wrong, -torch.inf)[order] if with_scores else None
-            out.beam_indices = out.beam_indices.masked_fill(wrong[:, None], -1)[order]
-        if not with_scores:
-            out.scores = None
-        return out
-
 
 def _decode_prepared(
     model: Any,
@@ -370,6 +261,7 @@ def _decode_prepared(
     **model_kwargs: Any,
 ) -> Any:
     """Prefill by transformers' own code, then decode; called by transformers' `generate` once inputs are prepared."""
+    _ONE_ROW_PER_REQUEST.set(False)
     outputs = model._prefill(input_ids, generation_config, model_kwargs)
     plan = _make_plan(input_ids, logits_processor, stopping_criteria, generation_config, call)
     scorer = make_scorer(model, call.layout, outputs, model_kwargs, batch_size=input_ids.shape[0], width=plan.width)
@@ -386,17 +278,22 @@ def _make_plan(
     call: _Call,
 ) -> DecodePlan:
     position = next(i for i, p in enumerate(logits_processor) if isinstance(p, PrefixConstrainedLogitsProcessor))
+    # A prefix function of the user's own has the place instead, and narrows the catalogue.
+    is_ours = logits_processor[position]._prefix_allowed_tokens_fn is _no_constraint
     before = LogitsProcessorList(logits_processor[:position])
-    after = LogitsProcessorList(logits_processor[position + (not call.has_prefix_fn) :])
-    # Length and end token are the catalogue's business; what else there is comes from the user.
+    after = LogitsProcessorList(logits_processor[position + is_ours :])
+    # Length and end token are the catalogue's business, unless the user says otherwise.
     criteria = StoppingCriteriaList(
         criterion
         for criterion in stopping_criteria
-        if not isinstance(criterion, (MaxLengthCriteria, EosTokenCriteria))
+        if not isinstance(criterion, MaxLengthCriteria)
+        and (not isinstance(criterion, EosTokenCriteria) or any(criterion is own for own in call.user_criteria))
     )
     stop: Any = criteria
     eos = config._eos_token_tensor
     num_ends = 0 if eos is None else eos.shape[0]
+    fill = _fill_token(config)
+    is_item = fill >= 0 and [fill] * call.index.max_length in call.index
     return DecodePlan(
         prompt=input_ids,
         num_beams=config.num_beams,
@@ -406,7 +303,8 @@ def _make_plan(
         length_penalty=config.length_penalty,
         early_stopping=config.early_stopping,
         max_new_tokens=config.max_new_tokens,
-        fill_token_id=_fill_token(config),
+        fill_token_id=fill,
+        missing_token_id=-1 if is_item else fill,
         processors=(before, after) if len(before) or len(after) else None,
         stopping_criteria=(lambda sequences: stop(sequences, None)) if len(criteria) else None,
         output_scores=bool(config.return_dict_in_generate and config.output_scores),
@@ -448,9 +346,10 @@ def _fill_token(config: GenerationConfig) -> int:
     return next((token for token in (config.pad_token_id, eos) if token is not None), -1)
 
 
-def _refuse_alone(ours: dict[str, Any], kwargs: dict[str, Any]) -> None:
+def _refuse_alone(ours: dict[str, Any]) -> None:
     """Our options mean nothing without a catalogue."""
-    given = [name for name, value in ours.items() if value is not None and name != "verification"]
+    check_fields(ours)
+    given = [name for name, value in ours.items() if value is not None]
     if given:
         raise ValueError(f"{', '.join(given)} given without constraint_index, expected both: pass constraint_index=")
 

@@ -43,6 +43,8 @@ class DecodePlan:
         early_stopping: when a row with K complete sequences is done.
         max_new_tokens: the longest sequence that the heuristic of `early_stopping="never"` reckons with.
         fill_token_id: what follows the end of a sequence.
+        missing_token_id: what a row consists of where there is no further sequence; not `fill_token_id` if such a row
+            would be a sequence of the catalogue.
         processors: logits processors that come before the constraint and after it; None if there are none, which
             saves all work as wide as the vocabulary but the normalisation.
         stopping_criteria: the user's own; sequences that meet them are complete.
@@ -60,6 +62,7 @@ class DecodePlan:
     early_stopping: bool | str
     max_new_tokens: int
     fill_token_id: int
+    missing_token_id: int
     processors: tuple[Processor, Processor] | None = None
     stopping_criteria: Callable[[Tensor], Tensor] | None = None
     output_scores: bool = False
@@ -87,7 +90,7 @@ class Decoded:
     """What came out: transformers' fields, generated part only.
 
     Attributes:
-        sequences: tokens, `fill_token_id` behind the end; a row of it where there was no further legal sequence.
+        sequences: tokens, `fill_token_id` behind the end; a row of `missing_token_id` where there was no further one.
         scores: `-inf` for such a row.
         beam_indices: with the batch offset, -1 behind the end.
         step_scores: one entry a level, if asked for.
@@ -124,7 +127,7 @@ def decode(scorer: Scorer, trie: DeviceTrie, plan: DecodePlan) -> Decoded:
         if plan.output_scores:
             step_scores.append(over_vocabulary(scores, legal, logits.shape[-1]))
         if plan.output_logits:
-            step_logits.append(logits)
+            step_logits.append(logits.float())
         del logits  # as wide as the vocabulary, and another one is about to be made
         scores = (beams.scores[..., None] + scores).masked_fill(~legal.legal, beam.DEAD)
         beams, finished = accept(beams, finished, legal, scores, trie, plan, level=level)
@@ -236,6 +239,7 @@ def _best(
     first_path = torch.arange(len(there), device=there.device)[:, None, None] * plan.width
     beam_indices = torch.where(there, beam_indices + first_path, -1).flatten(0, 1)
     sequences = finished.sequences[:, : plan.num_return_sequences].masked_fill(~there, plan.fill_token_id)
+    sequences = sequences.masked_fill(scores[..., None] == beam.DEAD, plan.missing_token_id)
     length = max(int(there.sum(-1).max()), 1) if crop else there.shape[-1]
     return sequences.flatten(0, 1)[:, :length], scores.flatten(), beam_indices[:, :length]
 

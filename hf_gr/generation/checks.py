@@ -1,0 +1,147 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What is refused before any work. Reads a call's arguments; changes none and decodes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from transformers import MaxLengthCriteria
+from transformers.generation.configuration_utils import GenerationMode
+
+from hf_gr.catalogue import ConstraintIndex
+
+from .configuration import GR_FIELDS, check_fields
+from .layouts import check_cache
+
+MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The prompt of a call as its arguments give it.
+
+    Attributes:
+        inputs: `[B, P]` tokens, `[B, P, H]` embeddings, or an encoder's input; None if the model makes up its own.
+        mask: the attention mask, given or to be inferred from padding; None for no padding.
+        length: tokens in front of the generated ones, by which `max_length` counts.
+    """
+
+    inputs: Tensor | None
+    mask: Tensor | None
+    length: int
+
+
+def describe_prompt(model: Any, inputs: Any, config: Any, model_kwargs: dict[str, Any]) -> Prompt:
+    """Find the prompt among the arguments of a call, by the rules by which transformers will prepare it.
+
+    Raises:
+        ValueError: tokens or a mask of another rank, type or number of rows.
+    """
+    input_ids = inputs if inputs is not None else model_kwargs.get("input_ids")
+    embeds = model_kwargs.get("inputs_embeds")
+    prompt = embeds if embeds is not None else input_ids
+    is_text = embeds is None and model.main_input_name == "input_ids"
+    if prompt is not None and (not isinstance(prompt, Tensor) or (is_text and prompt.ndim != 2)):
+        shape = list(prompt.shape) if isinstance(prompt, Tensor) else type(prompt).__name__
+        raise ValueError(f"the prompt is {shape}, expected a tensor [batch, length]: pad, stack and unsqueeze first")
+    mask = model_kwargs.get("attention_mask")
+    if mask is not None and (
+        not isinstance(mask, Tensor) or mask.ndim != 2 or (prompt is not None and len(mask) != len(prompt))
+    ):
+        shape = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(f"attention_mask is {shape}, expected a tensor [batch, length] with a row for every prompt")
+    if model.config.is_encoder_decoder:
+        return Prompt(prompt, None, _decoder_prompt_length(model, config, model_kwargs.get("decoder_input_ids")))
+    if mask is None and is_text and prompt is not None and config.pad_token_id is not None:
+        eos = config.eos_token_id
+        is_eos = config.pad_token_id in (eos if isinstance(eos, list) else [eos])
+        mask = None if is_eos else prompt != config.pad_token_id
+    return Prompt(prompt, mask, 0 if prompt is None else prompt.shape[1])
+
+
+def check_call(
+    model: Any,
+    index: ConstraintIndex,
+    config: Any,
+    prompt: Prompt,
+    *,
+    max_new_tokens: int | None,
+    max_length: int | None,
+    stopping_criteria: Iterable[Any] | None,
+    past_key_values: Any,
+) -> None:
+    """Refuse what cannot lead to the catalogue's sequences.
+
+    Args:
+        model: the model.
+        index: the catalogue.
+        config: the prepared generation config.
+        prompt: the described prompt.
+        max_new_tokens: as the call itself gives it.
+        max_length: as the call itself gives it; `max_new_tokens` goes before.
+        stopping_criteria: the user's own.
+        past_key_values: the user's own.
+
+    Raises:
+        ValueError: names the argument, its value, what is expected, and the fix.
+    """
+    check_fields({name: getattr(config, name, default) for name, default in GR_FIELDS.items()})
+    if getattr(config, "drafting", None) is not None:
+        raise ValueError(f"drafting={config.drafting!r}, expected None: this release decodes without a draft")
+    for name in ("num_beams", "num_return_sequences"):
+        if not isinstance(getattr(config, name), int) or getattr(config, name) < 1:
+            raise ValueError(f"{name}={getattr(config, name)!r}, expected 1 or more")
+    mode = config.get_generation_mode(None)
+    if mode not in MODES:
+        expected = [str(supported.value) for supported in MODES]
+        raise ValueError(f"generation mode {mode.value!r}, expected one of {expected} with a catalogue")
+    head = model.get_output_embeddings()
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size if head is None else head.weight.shape[0]
+    if index.max_token_id >= vocabulary:
+        raise ValueError(
+            f"constraint_index has token {index.max_token_id}, expected less than the vocabulary, {vocabulary}: "
+            "is it another model's catalogue, or were the embeddings not resized?"
+        )
+    rooms = {f"max_new_tokens={max_new_tokens}": max_new_tokens}
+    if max_new_tokens is None and max_length is not None:
+        rooms[f"max_length={max_length}"] = max_length - prompt.length
+    for criterion in stopping_criteria or ():
+        if isinstance(criterion, MaxLengthCriteria):
+            name = f"stopping criterion of max_length={criterion.max_length}"
+            rooms[name] = criterion.max_length - prompt.length
+    for name, room in rooms.items():
+        if room is not None and room < index.max_length:
+            raise ValueError(
+                f"{name} leaves {room} new tokens, expected at least {index.max_length} for the longest sequence: "
+                "leave the length away, the catalogue gives it"
+            )
+    _check_prompt(prompt)
+    if prompt.inputs is not None and past_key_values is not None:
+        check_cache(past_key_values, prompt.inputs.shape[0])
+
+
+def _check_prompt(prompt: Prompt) -> None:
+    """Refuse empty and right-padded prompts."""
+    if prompt.inputs is not None and prompt.length == 0:
+        raise ValueError("the prompt has no token, expected at least one: begin it with bos_token_id")
+    if prompt.mask is None or not prompt.mask.shape[1] or bool(prompt.mask[:, -1].all()):
+        return
+    row = int((prompt.mask[:, -1] == 0).nonzero()[0])
+    if not bool(prompt.mask[row].any()):
+        raise ValueError(f"prompt {row} is all padding, expected at least one token: begin it with bos_token_id")
+    raise ValueError(
+        f"prompt {row} ends with padding, expected padding on the left: set tokenizer.padding_side='left'"
+    )
+
+
+def _decoder_prompt_length(model: Any, config: Any, decoder_input_ids: Tensor | None) -> int:
+    """Tokens that a decoder starts with; transformers puts the start token in front where it is missing."""
+    if decoder_input_ids is None:
+        return 1
+    start = config.decoder_start_token_id if config.decoder_start_token_id is not None else config.bos_token_id
+    starts = start is None or bool((decoder_input_ids[:, 0] == start).all())
+    return decoder_input_ids.shape[1] + (not starts)

@@ -1,0 +1,98 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""transformers' own loop under a logits processor, for what neither layout offers. Mends what that loop leaves behind.
+
+Where legal beams run out transformers goes on with illegal ones; they become padding, behind the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList
+
+from hf_gr.catalogue import ConstraintIndex
+
+from .layouts import copy_cache
+from .logits_process import ConstraintLogitsProcessor
+
+# Below this transformers' score of a beam is its mark for "no such beam", -1e9, divided by a length.
+DEAD_IN_TRANSFORMERS = -1e6
+
+
+def generate_by_processor(
+    generate: Callable[..., Any],
+    index: ConstraintIndex,
+    config: Any,
+    inputs: Tensor | None,
+    passed_on: dict[str, Any],
+    model_kwargs: dict[str, Any],
+    *,
+    fill_token_id: int,
+) -> Any:
+    """Call transformers' `generate` and return what it would for a constrained model.
+
+    Args:
+        generate: transformers' own, bound to the model.
+        index: the catalogue.
+        config: the prepared generation config, which is changed.
+        inputs: as of `generate`.
+        passed_on: processors, criteria and the like, as of `generate`.
+        model_kwargs: the other arguments; a cache among them is copied.
+        fill_token_id: what stands behind the end of a sequence.
+
+    Raises:
+        ValueError: `past_key_values` together with several paths a prompt, which this loop cannot share.
+    """
+    cache = model_kwargs.get("past_key_values")
+    if cache is not None:
+        if max(config.num_beams, config.num_return_sequences) > 1:
+            raise ValueError(
+                "past_key_values is given for several paths a prompt, expected None: this model or these options "
+                "decode in transformers' own loop, which needs a row a beam"
+            )
+        model_kwargs = {**model_kwargs, "past_key_values": copy_cache(cache)}
+    processors = [ConstraintLogitsProcessor(index), *(passed_on["logits_processor"] or ())]
+    passed_on = {**passed_on, "logits_processor": LogitsProcessorList(processors)}
+    as_tensor, with_scores = not config.return_dict_in_generate, config.output_scores
+    config.return_dict_in_generate = config.output_scores = True
+    config.eos_token_id = index.eos_token_id  # any other token that ends a sequence is a code like all others here
+    out = generate(inputs, config, **passed_on, **model_kwargs)
+
+    out.sequences = out.sequences.masked_fill(out.sequences < 0, fill_token_id)  # its own filling without an end token
+    scores: Any = getattr(out, "sequences_scores", None)
+    beam_indices: Any = getattr(out, "beam_indices", None)
+    num_steps = len(out.scores) if beam_indices is None else beam_indices.shape[1]
+    prompt_length = out.sequences.shape[1] - num_steps
+    may_stop = bool(passed_on["stopping_criteria"]) or config.stop_strings is not None
+    rows = out.sequences[:, prompt_length:].tolist()
+    wrong = torch.tensor([not _is_legal(index, row, fill_token_id, may_stop) for row in rows])
+    wrong = wrong.to(out.sequences.device)
+    if scores is not None:
+        wrong |= scores < DEAD_IN_TRANSFORMERS
+    requests = wrong.view(-1, config.num_return_sequences).int()
+    order = requests.argsort(dim=1, stable=True)
+    order = (order + torch.arange(len(order), device=order.device)[:, None] * requests.shape[1]).flatten()
+    sequences = out.sequences.clone()
+    sequences[wrong, prompt_length:] = fill_token_id
+    out.sequences = sequences[order]
+    if as_tensor:
+        return out.sequences
+    if scores is not None and beam_indices is not None:
+        out.sequences_scores = scores.masked_fill(wrong, -torch.inf)[order] if with_scores else None
+        out.beam_indices = beam_indices.masked_fill(wrong[:, None], -1)[order]
+    if not with_scores:
+        out.scores = None
+    return out
+
+
+def _is_legal(index: ConstraintIndex, row: list[int], fill_token_id: int, may_stop: bool) -> bool:
+    """Whether a generated row is an item, or the beginning of one that the user's own criterion stopped."""
+    if index.items([row])[0]:
+        return True
+    while row and row[-1] == fill_token_id:
+        row = row[:-1]
+    return may_stop and bool(row) and bool(index.allowed_next_tokens(row))
