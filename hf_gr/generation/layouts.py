@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
 from hf_gr.torch.scorers import BatchScorer, Scorer, TreeScorer
+from hf_gr.torch.tree import to_additive
 
 from .cross_attention import fold_beams, foldable_modules
 
@@ -242,8 +243,7 @@ def _encoder_decoder_scorer(model: Any, prompt_logits: Tensor, outputs: Any, mod
     if folds and mask is not None:
         folded_mask = mask[:, None, None].bool()
         if (mask_dtype := _mask_dtype(model)) is not None:
-            zeros = torch.zeros(folded_mask.shape, dtype=mask_dtype, device=mask.device)
-            folded_mask = zeros.masked_fill(~folded_mask, torch.finfo(mask_dtype).min)
+            folded_mask = to_additive(folded_mask, mask_dtype)
 
     def arguments(num_beams: int, tokens: Tensor, depth: int) -> dict[str, Any]:
         given: dict[str, Any] = {

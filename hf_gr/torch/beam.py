@@ -143,7 +143,10 @@ def choose(
     dead_state: int,
     do_sample: bool = False,
 ) -> Beams:
-    """Extend every beam by its own best child, or by one drawn from its own children: beams do not compete."""
+    """Extend every beam by its own best child, or by one drawn from its own children: beams do not compete.
+
+    The arguments are those of `select`, and so is the meaning of a score of `-inf`.
+    """
     keys = scores + gumbel_like(scores) if do_sample else scores
     best = keys.argmax(dim=-1, keepdim=True)
     parents = torch.arange(scores.shape[1], device=scores.device).expand(scores.shape[0], -1)
@@ -186,6 +189,9 @@ def retire(
         ends: which candidates are complete.
         length_penalty: as in transformers: scores are divided by `length ** length_penalty`.
         early_stopping: as in transformers: True closes a row as soon as its pool is full.
+
+    Returns:
+        The K beams that go on, best first, and the new pool.
     """
     num_beams, length = finished.scores.shape[1], kept.sequences.shape[-1]
     closed = ~finished.may_improve

@@ -107,6 +107,14 @@ class Decoded:
 def decode(scorer: Scorer, trie: DeviceTrie, plan: DecodePlan) -> Decoded:
     """Decode the best legal sequences of a batch.
 
+    Args:
+        scorer: a prompt that is prefilled; used up by this call.
+        trie: the catalogue, on the scorer's device.
+        plan: what is asked for.
+
+    Returns:
+        R rows a request: the best first, then rows of padding where there are no more.
+
     Source: STATIC, algorithm 1, with candidates scored before any truncation.
     """
     batch_size, device = scorer.prompt_logits.shape[0], scorer.prompt_logits.device

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .tree import Tree
+from .tree import Tree, to_additive
 
 
 @runtime_checkable
@@ -40,6 +40,8 @@ class Scorer(Protocol):
 
 class TreeScorer:
     """Beams on the sequence axis: one forward of `[B, K]` tokens over `P + slots` keys, nothing ever reordered.
+
+    Serves one call: its tree and its cache grow with every level.
 
     Args:
         model: called with `input_ids`, `position_ids`, `attention_mask` and `past_key_values`.
@@ -95,14 +97,13 @@ class TreeScorer:
     def _mask(self, window: int | None, width: int) -> Tensor:
         assert self.tree is not None
         seen = self.tree.attention_mask(self.prompt_mask[:, self.prompt_mask.shape[-1] - width :], window)
-        if self.mask_dtype is None:
-            return seen
-        hidden = torch.finfo(self.mask_dtype).min
-        return torch.zeros(seen.shape, dtype=self.mask_dtype, device=seen.device).masked_fill(~seen, hidden)
+        return seen if self.mask_dtype is None else to_additive(seen, self.mask_dtype)
 
 
 class BatchScorer:
     """One row a beam: the prompt's cache is repeated after the prefill, and rows are reordered as beams are.
+
+    Serves one call: its cache grows with every level.
 
     Args:
         model: called with one token a row.

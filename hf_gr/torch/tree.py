@@ -14,8 +14,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+
+def to_additive(mask: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
+    """A mask for attention that adds it to its scores: 0 where `mask` is true, the lowest number elsewhere."""
+    zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    return zeros.masked_fill(~mask, torch.finfo(dtype).min)
 
 
 @dataclass(frozen=True)
