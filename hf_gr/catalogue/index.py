@@ -127,7 +127,7 @@ class ConstraintIndex:
         """Bytes of all arrays, item ids included."""
         return sum(array.nbytes for array in self._arrays().values())
 
-    @property
+    @cached_property
     def max_token_id(self) -> int:
         """The largest token of any sequence; a model needs a vocabulary beyond it."""
         return int(self.trie.tokens.max())

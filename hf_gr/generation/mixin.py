@@ -293,7 +293,7 @@ def _make_plan(
     eos = config._eos_token_tensor
     num_ends = 0 if eos is None else eos.shape[0]
     fill = _fill_token(config)
-    is_item = fill >= 0 and [fill] * call.index.max_length in call.index
+    is_item = call.index.trie.find([fill] * call.index.max_length) >= 0
     return DecodePlan(
         prompt=input_ids,
         num_beams=config.num_beams,

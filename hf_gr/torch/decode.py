@@ -137,7 +137,7 @@ def decode(scorer: Scorer, trie: DeviceTrie, plan: DecodePlan) -> Decoded:
         if plan.output_logits:
             step_logits.append(logits.float())
         del logits  # as wide as the vocabulary, and another one is about to be made
-        scores = (beams.scores[..., None] + scores).masked_fill(~legal.legal, beam.DEAD)
+        scores = torch.where(legal.legal, beams.scores[..., None] + scores, beam.DEAD)
         beams, finished = accept(beams, finished, legal, scores, trie, plan, level=level)
         if level + 1 < trie.max_length and _nothing_left(beams, finished, trie, plan):
             break
