@@ -33,9 +33,10 @@ def build_app() -> typer.Typer:
         no_args_is_help=True,
         rich_markup_mode="markdown",
         add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
         pretty_exceptions_enable=False,
     )
-    app.callback()(_version)
+    app.callback(invoke_without_command=True)(_version)
     app.command("demo")(demo)
     return app
 
@@ -82,6 +83,7 @@ def demo(
 
 
 def _version(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
     """Hugging Face models as generative recommenders."""
@@ -90,6 +92,8 @@ def _version(
 
         typer.echo(f"hf-gr {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 def _require(what: str, extra: str, packages: dict[str, str]) -> None:

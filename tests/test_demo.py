@@ -279,3 +279,11 @@ def test_the_real_demo_beats_popularity(tmp_path):
     assert report.invalid_beams.constrained == report.invalid_samples.constrained == 0
     assert report.invalid_samples.unconstrained > 0
     assert report.comparison.ratio > 1
+
+
+def test_the_version_is_printed() -> None:
+    from hf_gr import __version__
+
+    result = CliRunner().invoke(cli.build_app(), ["--version"])
+    assert result.exit_code == 0
+    assert result.stdout == f"hf-gr {__version__}\n"

@@ -442,6 +442,8 @@ def test_the_processor_serves_transformers_own_loops() -> None:
     assert all(RAGGED.items(out[:, 6:]))
     with pytest.raises(ValueError, match="expected a ConstraintIndex"):
         ConstraintLogitsProcessor([[1, 2]])  # pyright: ignore
+    with pytest.raises(ValueError, match="index has token 99, expected less than the vocabulary, 64"):
+        ConstraintLogitsProcessor(ConstraintIndex.from_sequences([[99]]))(inputs["input_ids"], torch.zeros(2, 64))
 
 
 def test_an_explicit_none_switches_off_what_the_checkpoint_sets() -> None:
@@ -733,6 +735,9 @@ def test_the_config_round_trips_and_checks_itself(tmp_path: Path) -> None:
         ({"past_key_values": StaticCache(config=shared("qwen3").config, max_cache_len=32)}, "expected a DynamicCache"),
         ({"num_beams": 3, "num_return_sequences": 4}, "num_return_sequences"),
         ({"unknown_argument": 4}, "unknown_argument"),
+        ({"input_ids": torch.tensor([[5, -100]] * 2), "attention_mask": None}, "the prompt has token -100"),
+        ({"input_ids": torch.tensor([[5, 64]] * 2), "attention_mask": None}, "the prompt has token 64, expected 0"),
+        ({"generation_config": INDEX}, "pass it as constraint_index="),
         ({"num_beams": 0}, "num_beams=0, expected 1 or more"),
         ({"constraint_index": ""}, "constraint_index is '', expected"),
         ({"verification": "lax"}, "verification='lax', expected one of"),

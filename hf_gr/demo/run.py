@@ -228,6 +228,8 @@ def load_recommender(folder: Path) -> tuple[Any, ConstraintIndex]:
         raise RuntimeError(
             f"the cached recommender in {folder} cannot be read ({error}): run again with --retrain to replace it"
         ) from error
+    # A model this small gains nothing from a second thread, and two that wait for a busy core lose a lot.
+    torch.set_num_threads(1)
     return model.to("cuda" if torch.cuda.is_available() else "cpu"), index
 
 

@@ -109,7 +109,11 @@ def print_users(
             table.add_row(watched, f"[bold green]{title} (watched next)[/]" if hit else title)
         console.print(table)
         place = lists[user].index(target) + 1 if target in lists[user] else None
-        outcome = "not in the list" if place is None else f"[bold green]number {place} of the list[/]"
+        outcome = (
+            f"not among the {len(lists[user])}"
+            if place is None
+            else f"[bold green]number {place} of the {len(lists[user])}[/]"
+        )
         console.print(f"  held out, watched next: {escape(films.titles[target])}: {outcome}\n")
 
 

@@ -106,6 +106,7 @@ def check_call(
             f"constraint_index has token {index.max_token_id}, expected less than the vocabulary, {vocabulary}: "
             "is it another model's catalogue, or were the embeddings not resized?"
         )
+    _check_tokens(model, prompt)
     rooms = {f"max_new_tokens={max_new_tokens}": max_new_tokens}
     if max_new_tokens is None and max_length is not None:
         rooms[f"max_length={max_length}"] = max_length - prompt.length
@@ -122,6 +123,19 @@ def check_call(
     _check_prompt(prompt)
     if prompt.inputs is not None and past_key_values is not None:
         check_cache(past_key_values, prompt.inputs.shape[0])
+
+
+def _check_tokens(model: Any, prompt: Prompt) -> None:
+    """Refuse prompts with tokens that the model has no embedding for."""
+    if prompt.inputs is None or prompt.inputs.ndim != 2 or prompt.inputs.is_floating_point() or not prompt.length:
+        return
+    size = getattr(getattr(model.get_input_embeddings(), "weight", None), "shape", (None,))[0]
+    least, most = (int(bound) for bound in prompt.inputs.aminmax())
+    if least < 0 or (size is not None and most >= size):
+        raise ValueError(
+            f"the prompt has token {least if least < 0 else most}, expected 0 to less than {size}: "
+            "is it another model's prompt, or a label such as -100?"
+        )
 
 
 def _check_prompt(prompt: Prompt) -> None:

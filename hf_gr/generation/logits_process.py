@@ -46,6 +46,11 @@ class ConstraintLogitsProcessor(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Mask `[rows, vocab]` scores by the `[rows, length]` tokens before them."""
+        if self.index.max_token_id >= scores.shape[-1]:
+            raise ValueError(
+                f"index has token {self.index.max_token_id}, expected less than the vocabulary, {scores.shape[-1]}: "
+                "is it another model's catalogue, or were the embeddings not resized?"
+            )
         length = input_ids.shape[1]
         if self._seen != (input_ids.shape[0], length - 1):
             self._start = length

@@ -117,6 +117,8 @@ class GRGenerationMixin(GenerationMixin):
         Source: STATIC, algorithm 1; xGR, sections 4 and 5.
         """
         super_: Any = super()
+        if isinstance(generation_config, ConstraintIndex):
+            raise ValueError("generation_config is a ConstraintIndex, expected a config: pass it as constraint_index=")
         ours = {name: kwargs.pop(name) for name in GR_FIELDS if name in kwargs}
         passed_on = {
             "logits_processor": logits_processor,
@@ -238,7 +240,8 @@ class GRGenerationMixin(GenerationMixin):
         asked += [] if config.use_cache else ["use_cache=False"]
         if asked:
             _say_once(
-                f"{', '.join(asked)}: decoding in transformers' own loop, with a logits processor for the catalogue"
+                f"{', '.join(dict.fromkeys(asked))}: decoding in transformers' own loop, "
+                "with a logits processor for the catalogue"
             )
             return None
         layout = choose_layout(self)
