@@ -172,9 +172,9 @@ class GRGenerationMixin(GenerationMixin):
         prepared = _IS_PREPARED.set(True)
         try:
             if layout is None:
-                fill = _fill_token(config)
+                fill_token_id = _fill_token(config)
                 return generate_by_processor(
-                    super_.generate, index, config, inputs, passed_on, model_kwargs, fill_token_id=fill
+                    super_.generate, index, config, inputs, passed_on, model_kwargs, fill_token_id=fill_token_id
                 )
             if config.cache_implementation is not None:
                 _say_once(
@@ -270,7 +270,7 @@ def _decode_prepared(
     scorer = make_scorer(model, call.layout, outputs, model_kwargs, batch_size=input_ids.shape[0], width=plan.width)
     del outputs.logits
     decoded = decode(scorer, device_trie(call.index, scorer.prompt_logits.device), plan)
-    return _as_output(model, input_ids, decoded, generation_config, outputs.past_key_values, model_kwargs)
+    return _as_output(model, input_ids, decoded, generation_config, outputs.past_key_values)
 
 
 def _make_plan(
@@ -322,7 +322,6 @@ def _as_output(
     decoded: Decoded,
     config: GenerationConfig,
     cache: Any,
-    model_kwargs: dict[str, Any],
 ) -> Any:
     """Transformers' output for what was decoded; `past_key_values` is the prompt's cache, ready for another call."""
     prompts = input_ids.repeat_interleave(config.num_return_sequences, dim=0)
