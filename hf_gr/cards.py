@@ -7,6 +7,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from .catalogue.summary import summarise
+
 if TYPE_CHECKING:
     from .catalogue import ConstraintIndex
 
@@ -51,11 +53,9 @@ def index_card(index: ConstraintIndex, name: str) -> str:
         index: its subject.
         name: what users load it by, such as its repository id.
     """
-    starts = index.trie.level_starts
-    sizes = [end - start for start, end in zip(starts, starts[1:], strict=False)]
     levels = [
-        f"| {level + 1} | {sizes[level + 1]:,} | {sizes[level + 1] / sizes[level]:.2f} | {most:,} |"
-        for level, most in enumerate(index.trie.branching)
+        f"| {level.level} | {level.nodes:,} | {level.mean_children:.2f} | {level.largest_branching:,} |"
+        for level in summarise(index.snapshot).levels
     ]
     return _INDEX_CARD.format(
         num_sequences=len(index),

@@ -12,10 +12,12 @@ from hf_gr.torch.beam import (
     Beams,
     Finished,
     choose,
+    finish,
     gumbel_like,
     retire,
     retire_in_place,
     select,
+    top_places,
     update_may_improve,
 )
 from hf_gr.torch.transition import Children
@@ -27,7 +29,7 @@ def candidates(batch_size: int, num_beams: int, num_children: int) -> Children:
     """Children with tokens 10, 11, ... and states 100, 101, ..., all of them legal."""
     shape = (batch_size, num_beams, num_children)
     numbers = torch.arange(num_beams * num_children).view(1, num_beams, num_children).expand(shape)
-    return Children(tokens=numbers + 10, states=numbers + 100, legal=torch.ones(shape, dtype=torch.bool))
+    return Children(tokens=numbers + 10, legal=torch.ones(shape, dtype=torch.bool), first=numbers[..., 0] + 100)
 
 
 def beams(scores: list[list[float]], length: int = 2) -> Beams:
@@ -58,6 +60,29 @@ def test_missing_candidates_are_dead_and_stay_dead(do_sample: bool) -> None:
     chosen = choose(beams([[0.0], [DEAD]]), candidates(2, 1, 3), scores, dead_state=7, do_sample=do_sample)
     assert chosen.scores.tolist() == [[-1.0], [DEAD]]
     assert chosen.states.tolist() == [[101], [7]]
+
+
+@pytest.mark.parametrize("number", [1, 7, 200])
+@pytest.mark.parametrize("width", [29_999, 30_000, 40_001])
+def test_blocks_of_many_candidates_give_the_best(width: int, number: int) -> None:
+    keys = torch.randn(3, width, generator=torch.Generator().manual_seed(number))
+    keys[0] = DEAD
+    keys[1, 5:] = DEAD
+    keys[2, ::3] = keys[2, 0]  # many that are equal
+    places = top_places(keys, number)
+    assert torch.equal(keys.gather(1, places), keys.topk(number).values)
+    assert all(len(set(row.tolist())) == number for row in places[1:])
+
+
+def test_a_pool_that_is_finished_at_once_is_the_one_that_is_retired_into() -> None:
+    kept = beams([[-1.0, -2.0, -4.0, DEAD]])
+    at_once = finish(kept, length_penalty=0.7)
+    ends = torch.ones((1, 4), dtype=torch.bool)
+    pool = Finished.none_yet(1, 4, 2, CPU)
+    retired = retire(kept, pool, ends, length_penalty=0.7, early_stopping=False)[1]
+    assert torch.equal(at_once.scores, retired.scores)
+    assert torch.equal(at_once.sequences[:, :3], retired.sequences[:, :3])
+    assert torch.equal(at_once.beam_indices[:, :3], retired.beam_indices[:, :3])
 
 
 def test_paths_choose_for_themselves() -> None:

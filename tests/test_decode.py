@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_gr import ConstraintIndex
+from hf_gr.catalogue.snapshot import combine_rules
 from hf_gr.reference import reference_beam_search
 from hf_gr.torch import beam, decode, transition
 from hf_gr.torch.beam import Beams, Finished
@@ -45,6 +46,10 @@ class TableScorer:
         return torch.stack([torch.stack(row) for row in rows])
 
 
+def catalogue_of(index: ConstraintIndex) -> transition.DeviceCatalogue:
+    return transition.device_catalogue(combine_rules([index.snapshot]), CPU)
+
+
 def make_plan(batch_size: int, num_beams: int, **kwargs: Any) -> DecodePlan:
     """A plan with transformers' defaults."""
     defaults = {
@@ -63,7 +68,7 @@ def check(
     """Decode two rows and compare each with the slow beam search."""
     index = ConstraintIndex.from_sequences(sequences, eos_token_id=EOS if ragged else None)
     scorer = TableScorer(seed=len(sequences), batch_size=2)
-    trie = transition.device_trie(index, CPU)
+    trie = catalogue_of(index)
     plan = make_plan(2, num_beams, length_penalty=length_penalty, max_new_tokens=index.max_length, **kwargs)
     decoded = decode.decode(scorer, trie, plan)
     for row in range(2):
@@ -135,13 +140,13 @@ def test_a_planted_error_is_seen(home: Any, name: str, spoil: Any, monkeypatch: 
 def test_one_forward_a_level_behind_the_prefill() -> None:
     index = ConstraintIndex.from_sequences(np.random.default_rng(0).integers(1, 7, size=(40, 4)))
     scorer = TableScorer(seed=0, batch_size=1)
-    decode.decode(scorer, transition.device_trie(index, CPU), make_plan(1, 3))
+    decode.decode(scorer, catalogue_of(index), make_plan(1, 3))
     assert scorer.num_forwards == 3
 
 
 def test_a_closed_ragged_search_stops_early_unless_processes_must_agree() -> None:
     index = ConstraintIndex.from_sequences([[1], [2], [3, 4, 5, 6, 6, 6]], eos_token_id=EOS)
-    trie = transition.device_trie(index, CPU)
+    trie = catalogue_of(index)
     forwards = {}
     for exit_early in (True, False):
         scorer = TableScorer(seed=0, batch_size=1)
@@ -158,7 +163,7 @@ def test_a_step_compiles_into_one_graph(ragged: bool) -> None:
     rng = np.random.default_rng(0)
     rows = [rng.integers(1, 7, size=1 + i % 3 if ragged else 3).tolist() for i in range(50)]
     index = ConstraintIndex.from_sequences(rows, eos_token_id=EOS if ragged else None)
-    trie = transition.device_trie(index, CPU)
+    trie = catalogue_of(index)
     plan = make_plan(2, 4)
 
     def step(logits: torch.Tensor, beams: Beams, finished: Finished, level: int) -> tuple[Beams, Finished]:

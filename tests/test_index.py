@@ -9,9 +9,12 @@ import errno
 import json
 import os
 import pickle
+import re
+import shutil
 import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,12 +35,16 @@ from huggingface_hub.errors import (
 
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue import storage
+from hf_gr.catalogue.segment import Segment
 
 EOS = 2
 ROWS = [[5, 7], [5, 8], [6, 7], [5, 8]]
 RAGGED = [[9], [5, 7, 7], [5], [5, 8], [5]]
 JSON_FILE, ARRAYS_FILE = storage.FILES
-GOLDEN = Path(__file__).parent / "golden" / "index_v1"
+GOLDEN_1 = Path(__file__).parent / "golden" / "index_v1"
+GOLDEN_2 = Path(__file__).parent / "golden" / "index_v2"
+# Most nodes have one child and most sequences one item, so that only exceptions are stored, several of each kind.
+SPARSE = [[70_000 + number, 7, *[5, 300] * (number % 5 > 0)] for number in range(20)] + [[70_011, 7, 5, 299]] * 3
 
 
 def golden_indexes() -> dict[str, ConstraintIndex]:
@@ -51,28 +58,39 @@ def golden_indexes() -> dict[str, ConstraintIndex]:
             item_ids=["ham", "crème brûlée", "", "寿司", "jam"],
             eos_token_id=1,
         ),
+        "sparse": ConstraintIndex.from_sequences(SPARSE, eos_token_id=1),
+        "shared": ConstraintIndex.from_sequences(
+            [[5, 7], [5, 7], [5, 8], [5, 8], [6, 7]], item_ids=[-4, 10, 300, 301, 70_000]
+        ),
     }
 
 
 def write_golden_files() -> None:
-    """Write tests/golden/index_v1: `python -c "import test_index; test_index.write_golden_files()"` in tests/.
+    """Write tests/golden/index_v2: `python -c "import test_index; test_index.write_golden_files()"` in tests/.
 
-    Done once, when format version 1 was fixed. What is there is what users have on their disks: if a test of it fails,
-    the code is wrong, or the format has changed and needs version 2, with golden files of its own beside these.
+    Done once, when format version 2 was fixed; index_v1 was written by the code of its time. What is there is what
+    users have on their disks: if a test of it fails, the code is wrong, or the format has changed and needs version 3,
+    with golden files of its own beside these.
     """
     for name, index in golden_indexes().items():
-        index.save_pretrained(GOLDEN / name)
-        (GOLDEN / name / "README.md").unlink()
+        index.save_pretrained(GOLDEN_2 / name)
+        (GOLDEN_2 / name / "README.md").unlink()
+
+
+def segment_of(index: ConstraintIndex) -> Segment:
+    assert index.snapshot.is_compact
+    return index.snapshot.base.segment
 
 
 def same(one: ConstraintIndex, two: ConstraintIndex) -> bool:
     """Whether two indexes are equal to the bit."""
-    arrays, others = one._arrays(), two._arrays()
+    segment, other = segment_of(one), segment_of(two)
+    arrays, others = segment.arrays(), other.arrays()
     return (
         one.eos_token_id == two.eos_token_id
-        and one.trie.level_starts == two.trie.level_starts
-        and one.trie.branching == two.trie.branching
-        and one.trie.has_leaves == two.trie.has_leaves
+        and storage.describe_segment(segment) == storage.describe_segment(other)
+        and segment.trie.level_starts == other.trie.level_starts
+        and segment.trie.has_leaves == other.trie.has_leaves
         and arrays.keys() == others.keys()
         and all(arrays[name].dtype == others[name].dtype for name in arrays)
         and all(arrays[name].tobytes() == others[name].tobytes() for name in arrays)
@@ -341,14 +359,16 @@ def test_allowed_next_tokens() -> None:
 def test_repr_and_sizes_say_what_is_there() -> None:
     index = ConstraintIndex.from_sequences(ROWS)
     assert repr(index) == "ConstraintIndex(3 sequences, 4 items, max_length=2, eos_token_id=None, 0.0 MB)"
-    assert index.nbytes == sum(array.nbytes for array in index._arrays().values())
+    assert index.nbytes == sum(array.nbytes for array in segment_of(index).arrays().values())
     assert (index.max_length, index.max_token_id) == (2, 8)
+    view = index.where([True, False, True, True])
+    assert view.nbytes == index.nbytes + 1 + 1 + 1  # a bit for each node of a level and each item
 
 
 # Copies and threads
 
 
-@pytest.mark.parametrize("name", ["integers", "strings"])
+@pytest.mark.parametrize("name", ["integers", "strings", "sparse", "shared"])
 def test_copies_answer_alike(name: str) -> None:
     index = golden_indexes()[name]
     rows = list(index)
@@ -358,14 +378,63 @@ def test_copies_answer_alike(name: str) -> None:
             assert twin.items(rows) == index.items(rows)
 
 
+@pytest.mark.parametrize("copied", [lambda index: pickle.loads(pickle.dumps(index)), copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("name", ["integers", "strings", "sparse", "shared"])
+def test_copies_of_an_updated_index_answer_alike_and_go_their_own_ways(name: str, copied: Any, tmp_path: Path) -> None:
+    golden_indexes()[name].save_pretrained(tmp_path)
+    for index in (golden_indexes()[name], ConstraintIndex.from_pretrained(tmp_path)):
+        rows, ids = list(index), list(index.item_ids)
+        new: Any = "new" if isinstance(ids[0], str) else 999
+        row = [*rows[0][:-2], 77, rows[0][-1]]
+        index.remove(ids[1:2])
+        index.add([row, rows[-1]], [new, ids[1]])
+        view = index.where([*ids[2:], new])
+        for one in (index, view):
+            twin = copied(one)
+            assert list(twin) == list(one)
+            assert twin.items([*rows, row]) == one.items([*rows, row])
+            assert list(twin.item_ids) == list(one.item_ids)
+            assert (twin.num_items, twin.nbytes, repr(twin)) == (one.num_items, one.nbytes, repr(one))
+        twin.remove([new])
+        assert view.items([row]) == [[new]] != twin.items([row])
+        view.remove(ids[2:3])
+        assert twin.has_items(ids[2:3]).all()
+        index.compact()
+        index.save_pretrained(tmp_path / "saved")
+        assert same(ConstraintIndex.from_pretrained(tmp_path / "saved"), copied(index))
+
+
 @pytest.mark.filterwarnings("error")
-def test_torch_may_share_the_arrays_of_a_loaded_index(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["integers", "strings", "sparse", "shared"])
+def test_torch_may_share_the_arrays_of_a_loaded_index(name: str, tmp_path: Path) -> None:
     """torch.from_numpy warns of arrays that cannot be written to."""
-    ConstraintIndex.from_sequences(ROWS).save_pretrained(tmp_path)
+    golden_indexes()[name].save_pretrained(tmp_path)
     loaded = ConstraintIndex.from_pretrained(tmp_path)
-    for index in (loaded, pickle.loads(pickle.dumps(loaded)), ConstraintIndex.from_sequences(ROWS)):
-        torch.from_numpy(index.trie.tokens)
-        torch.from_numpy(index.trie.child_offsets)
+    for index in (loaded, pickle.loads(pickle.dumps(loaded)), golden_indexes()[name]):
+        for array in segment_of(index).arrays().values():
+            torch.from_numpy(array)
+
+
+def test_writing_to_a_loaded_index_leaves_the_file_alone(tmp_path: Path) -> None:
+    golden_indexes()["strings"].save_pretrained(tmp_path)
+    before = contents(tmp_path)
+    loaded = ConstraintIndex.from_pretrained(tmp_path)
+    for array in segment_of(loaded).arrays().values():
+        torch.from_numpy(array).zero_()
+        assert not array.any()
+    assert contents(tmp_path) == before
+    assert same(ConstraintIndex.from_pretrained(tmp_path), golden_indexes()["strings"])
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows keeps files that are mapped")
+def test_a_loaded_index_outlives_its_file(tmp_path: Path) -> None:
+    golden_indexes()["strings"].save_pretrained(tmp_path)
+    loaded = ConstraintIndex.from_pretrained(tmp_path)
+    golden_indexes()["integers"].save_pretrained(tmp_path)
+    assert same(loaded, golden_indexes()["strings"])
+    for path in tmp_path.iterdir():
+        path.unlink()
+    assert same(loaded, golden_indexes()["strings"])
 
 
 def test_threads_share_an_index() -> None:
@@ -382,7 +451,7 @@ def test_threads_share_an_index() -> None:
 # Files
 
 
-@pytest.mark.parametrize("name", ["integers", "strings"])
+@pytest.mark.parametrize("name", ["integers", "strings", "sparse", "shared"])
 def test_a_saved_index_comes_back_to_the_bit(name: str, tmp_path: Path) -> None:
     index = golden_indexes()[name]
     index.save_pretrained(tmp_path / "new" / "folder")
@@ -398,22 +467,131 @@ def test_a_saved_index_comes_back_to_the_bit(name: str, tmp_path: Path) -> None:
     assert same(ConstraintIndex.from_pretrained(tmp_path, subfolder="new/folder"), index)
 
 
-@pytest.mark.parametrize("name", ["integers", "strings"])
-def test_golden_files_of_format_version_1(name: str, tmp_path: Path) -> None:
-    index, loaded = golden_indexes()[name], ConstraintIndex.from_pretrained(GOLDEN / name)
+@pytest.mark.parametrize("name", ["integers", "strings", "sparse", "shared"])
+def test_golden_files_of_format_version_2(name: str, tmp_path: Path) -> None:
+    index, loaded = golden_indexes()[name], ConstraintIndex.from_pretrained(GOLDEN_2 / name)
     assert same(loaded, index)
     assert loaded.items(list(index)) == index.items(list(index))
     loaded.save_pretrained(tmp_path / "loaded")
     index.save_pretrained(tmp_path / "compiled")
     for folder in ("loaded", "compiled"):
         for file in storage.FILES:
-            assert (tmp_path / folder / file).read_bytes() == (GOLDEN / name / file).read_bytes()
+            assert (tmp_path / folder / file).read_bytes() == (GOLDEN_2 / name / file).read_bytes()
+
+
+def test_the_golden_files_hold_every_kind_of_array() -> None:
+    arrays = {name: segment_of(index).arrays() for name, index in golden_indexes().items()}
+    kinds = {re.sub(r"\d", "N", name) for name in chain(*arrays.values())}
+    assert kinds == {
+        "tokens",
+        "children.N.offsets",
+        "children.N.exceptions",
+        "items.offsets",
+        "items.exceptions",
+        "items.numbers",
+        "items.positions",
+        "item_ids.values",
+        "item_ids.bounds",
+        "item_ids.order",
+    }
+    assert arrays["shared"]["items.offsets"].tolist() == [0, 2, 4, 5]
+    assert "items.exceptions" not in arrays["shared"]
+    assert "item_ids.order" not in arrays["shared"]
+    assert not [name for name in arrays["sparse"] if name.startswith("item_ids")]
+    assert arrays["sparse"]["children.3.exceptions"].tolist() == [0, 5, 10, 11, 15]
+    assert arrays["sparse"]["children.3.offsets"].tolist() == [0, -1, -2, -3, -2, -3]
+    assert arrays["sparse"]["children.2.exceptions"].tolist() == []
+    assert arrays["sparse"]["children.2.offsets"].tolist() == [0]
+    assert arrays["sparse"]["items.exceptions"].tolist() == [12]
+    assert arrays["sparse"]["items.offsets"].tolist() == [0, 2]
+    assert segment_of(golden_indexes()["sparse"]).trie.token_bases == (70_019, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("name", ["integers", "strings"])
+def test_golden_files_of_format_version_1_hold_the_same(name: str, tmp_path: Path) -> None:
+    index, loaded = golden_indexes()[name], ConstraintIndex.from_pretrained(GOLDEN_1 / name)
+    assert list(loaded) == list(index)
+    assert loaded.items(list(index)) == index.items(list(index))
+    assert sorted(loaded.item_ids) == sorted(index.item_ids)
+    assert loaded.has_items(index.item_ids).all()
+    assert (len(loaded), loaded.num_items, loaded.max_length) == (len(index), index.num_items, index.max_length)
+    assert (loaded.eos_token_id, loaded.max_token_id) == (index.eos_token_id, index.max_token_id)
+    loaded.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / JSON_FILE).read_text(encoding="utf-8"))["format_version"] == 2
+    assert same(ConstraintIndex.from_pretrained(tmp_path), loaded)
+    assert same(ConstraintIndex.from_pretrained(GOLDEN_1 / name, verify=True), loaded)
+    assert same(ConstraintIndex.from_pretrained(GOLDEN_1 / name, verify=False), loaded)
+
+
+def test_a_catalogue_of_version_1_comes_back_whatever_it_is(tmp_path: Path) -> None:
+    """Written here as version 1 wrote it, by plain loops."""
+    rng = np.random.default_rng(0)
+    for seed in range(20):
+        ragged = seed % 2 == 0
+        rows = [rng.integers(3, 6, rng.integers(1, 5) if ragged else 3).tolist() for _ in range(20)]
+        index = ConstraintIndex.from_sequences(rows, eos_token_id=EOS if ragged else None)
+        save_version_1(tmp_path, list(index), index.items(list(index)), eos_token_id=index.eos_token_id)
+        loaded = ConstraintIndex.from_pretrained(tmp_path)
+        assert list(loaded) == list(index)
+        assert loaded.items(list(index)) == index.items(list(index))
+
+
+def save_version_1(
+    folder: Path, sequences: list[list[int]], items: list[list[Any]], *, eos_token_id: int | None, **planted: Any
+) -> None:
+    """Distinct sequences in lexicographic order, and the integer or string ids of each, as version 1 stored them."""
+    longest = max(map(len, sequences))
+    levels = [sorted({tuple(row[:end]) for row in sequences if len(row) >= end}) for end in range(longest + 1)]
+    nodes = [prefix for level in levels for prefix in level]
+    internal = nodes[: len(nodes) - len(levels[-1])]
+    counts = [sum(node[:-1] == parent and len(node) > 0 for node in nodes) for parent in internal]
+    ids = [item for row in items for item in row]
+    arrays = {
+        "tokens": [node[-1] if node else 0 for node in nodes],
+        "child_offsets": [1, *(1 + np.cumsum(counts)), len(nodes)],
+        "item_offsets": [0, *np.cumsum([len(row) for row in items])],
+        "item_ids": ids,
+    }
+    if isinstance(ids[0], str):
+        text = [item.encode() for item in ids]
+        arrays["item_ids"] = np.frombuffer(b"".join(text), dtype=np.uint8)
+        arrays["item_id_bounds"] = [0, *np.cumsum([len(item) for item in text])]
+    arrays = {name: np.array(array) for name, array in (arrays | planted).items() if array is not None}
+    storage.save(folder, {"format_version": 1, "eos_token_id": eos_token_id}, arrays, card="")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("child_offsets", [1, 3, 9, 9, 9]),
+        ("child_offsets", [1, 3, 2, 6, 6]),
+        ("child_offsets", [0, 3, 5, 6, 6]),
+        ("child_offsets", None),
+        ("tokens", [0, 5, 6, 7, -8, 7]),
+        ("tokens", [0, 5]),
+        ("item_offsets", [0, 1, 3]),
+        ("item_offsets", [0, 3, 1, 4]),
+        ("item_offsets", [0, 1, 3, 9]),
+        ("item_offsets", None),
+        ("item_id_bounds", [0, 1, 2, 3, 9]),
+        ("item_id_bounds", [0, 2, 1, 3, 4]),
+        ("item_id_bounds", [0, 1, 3]),
+        ("item_ids", np.frombuffer(b"a\xffcd", dtype=np.uint8)),
+    ],
+)
+def test_a_well_formed_file_of_version_1_that_is_no_trie_is_refused(name: str, value: Any, tmp_path: Path) -> None:
+    sequences, items = [[5, 7], [5, 8], [6, 7]], [["a"], ["b", "d"], ["c"]]
+    save_version_1(tmp_path, sequences, items, eos_token_id=None)
+    assert ConstraintIndex.from_pretrained(tmp_path).items(sequences) == items
+    save_version_1(tmp_path, sequences, items, eos_token_id=None, **{name: value})
+    with pytest.raises(ValueError, match="holds no constraint index"):
+        ConstraintIndex.from_pretrained(tmp_path)
 
 
 def test_the_json_tells_people_what_is_inside() -> None:
-    described = json.loads((GOLDEN / "strings" / JSON_FILE).read_text(encoding="utf-8"))
+    described = json.loads((GOLDEN_2 / "strings" / JSON_FILE).read_text(encoding="utf-8"))
     assert {name: value for name, value in described.items() if "sha256" not in name} == {
-        "format_version": 1,
+        "format_version": 2,
         "num_sequences": 4,
         "num_items": 5,
         "max_length": 4,
@@ -421,6 +599,9 @@ def test_the_json_tells_people_what_is_inside() -> None:
         "item_id_type": "string",
         "level_sizes": [2, 3, 2, 1],
         "branching": [2, 2, 2, 1],
+        "childless": [0, 0, 2, 1],
+        "token_bases": [0, 0, 0, 0],
+        "items_of_a_sequence": 2,
     }
 
 
@@ -477,10 +658,11 @@ DAMAGES = [
     pytest.param(JSON_FILE, edit(sha256="0" * 64), "was altered after it was saved", id="digest"),
     pytest.param(JSON_FILE, edit(arrays_sha256="0" * 64), "was altered after it was saved", id="digest of arrays"),
     pytest.param(JSON_FILE, edit(format_version="1"), "was altered after it was saved", id="version of text"),
+    pytest.param(JSON_FILE, edit(format_version=1), "was altered after it was saved", id="version 1"),
     pytest.param(JSON_FILE, edit(format_version=0), "was altered after it was saved", id="version 0"),
     pytest.param(JSON_FILE, edit(extra=1), "was altered after it was saved", id="extra field"),
     pytest.param(
-        JSON_FILE, edit(format_version=2), "has format_version 2, expected at most 1: .*pip install", id="newer"
+        JSON_FILE, edit(format_version=3), "has format_version 3, expected at most 2: .*pip install", id="newer"
     ),
 ]
 
@@ -502,6 +684,16 @@ def test_damaged_files_are_refused(file: str, damage: Callable[[bytes], bytes], 
 @pytest.mark.parametrize("bit", [0, 5])
 def test_any_flipped_bit_is_refused(file: str, bit: int, tmp_path: Path) -> None:
     golden_indexes()["strings"].save_pretrained(tmp_path)
+    check_flipped_bits(file, bit, tmp_path)
+
+
+@pytest.mark.parametrize("file", storage.FILES)
+def test_any_flipped_bit_of_version_1_is_refused(file: str, tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN_1 / "strings", tmp_path, dirs_exist_ok=True)
+    check_flipped_bits(file, 0, tmp_path)
+
+
+def check_flipped_bits(file: str, bit: int, tmp_path: Path) -> None:
     data = (tmp_path / file).read_bytes()
     for position in range(len(data)):
         flipped = bytearray(data)
@@ -519,7 +711,7 @@ def test_a_safetensors_of_a_newer_format_is_refused(tmp_path: Path, monkeypatch:
     index.save_pretrained(tmp_path)
     monkeypatch.undo()
     for _ in range(2):  # the second time with the JSON that an interrupted save leaves
-        with pytest.raises(ValueError, match=r"has format_version 3, expected at most 1: a newer hf_gr wrote it"):
+        with pytest.raises(ValueError, match=r"has format_version 3, expected at most 2: a newer hf_gr wrote it"):
             ConstraintIndex.from_pretrained(tmp_path)
         (tmp_path / JSON_FILE).write_bytes(old_json)
 
@@ -547,26 +739,196 @@ def test_a_missing_file_is_named(file: str, tmp_path: Path) -> None:
         ConstraintIndex.from_pretrained(tmp_path)
 
 
+def plant_in(index: ConstraintIndex, folder: Path, name: str, value: Any) -> None:
+    """Save an index with one array or field replaced, or left away for None, and with digests that fit."""
+    segment = segment_of(index)
+    fields = {"num_items": index.num_items, "eos_token_id": index.eos_token_id, **storage.describe_segment(segment)}
+    arrays: dict[str, Any] = segment.arrays()
+    changed: Any = arrays if name in arrays or "." in name else fields
+    changed[name] = value(changed[name]) if callable(value) else value
+    if value is None:
+        del changed[name]
+    storage.save(folder, fields, arrays, card="")
+
+
+@pytest.mark.parametrize("verify", [None, False])
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("child_offsets", [1, 2, 9, 9]),
-        ("child_offsets", None),
-        ("tokens", [0, 9, 5, 7, 8, 7]),
-        ("item_offsets", [0, 1, 3]),
-        ("item_offsets", [0, 3, 1, 4]),
-        ("item_offsets", [0, 1, 3, 9]),
-        ("item_id_bounds", [0, 1, 2, 3, 9]),
+        *[
+            (name, value)
+            for name in (
+                "tokens",
+                "children.0.offsets",
+                "children.3.offsets",
+                "items.offsets",
+                "items.numbers",
+                "items.positions",
+                "item_ids.bounds",
+                "item_ids.order",
+            )
+            for value in (None, lambda a: a[:-1], lambda a: np.append(a, a[-1:]), lambda a: a[:, None])
+        ],
+        *[(name, lambda a: a[:, None]) for name in ("children.3.exceptions", "items.exceptions", "item_ids.values")],
+        *[(name, lambda a: a[:0]) for name in ("children.3.exceptions", "items.exceptions")],
+        ("children.3.exceptions", None),
+        ("items.exceptions", None),
+        ("items.exceptions", lambda a: a.astype(np.float32)),
+        ("tokens", lambda a: a.astype(np.float64)),
+        *[
+            (name, value)
+            for name in ("level_sizes", "branching", "childless", "token_bases")
+            for value in (
+                None,
+                lambda sizes: sizes[:-1],
+                lambda sizes: [*sizes, 1],
+                lambda sizes: [float(size) for size in sizes],
+                lambda sizes: [str(size) for size in sizes],
+                lambda sizes: [-1, *sizes[1:]],
+                lambda _: 5,
+                lambda _: None,
+            )
+        ],
+        ("level_sizes", lambda sizes: [21, *sizes[1:]]),
+        ("level_sizes", lambda _: []),
+        ("token_bases", lambda _: [2**31, 0, 0, 0, 0]),
+        ("items_of_a_sequence", None),
+        ("items_of_a_sequence", 2.5),
+        ("item_id_type", "integer"),
+        ("item_id_type", None),
+        ("num_items", 9),
+        ("num_items", None),
+        ("eos_token_id", None),
     ],
 )
-def test_a_well_formed_file_that_is_no_trie_is_refused(name: str, value: Any, tmp_path: Path) -> None:
-    """What is downloaded may be made by anybody: no digest tells that."""
+def test_a_well_formed_file_whose_sizes_do_not_fit_is_refused(
+    name: str, value: Any, verify: bool | None, tmp_path: Path
+) -> None:
+    """What is downloaded may be made by anybody: no digest tells that. Sizes are compared even in large files."""
+    index = ConstraintIndex.from_sequences(SPARSE, item_ids=[f"n{number}" for number in range(23)], eos_token_id=EOS)
+    plant_in(index, tmp_path, "num_items", 23)
+    assert same(ConstraintIndex.from_pretrained(tmp_path), index)
+    plant_in(index, tmp_path, name, value)
+    with pytest.raises(ValueError, match=r"holds no constraint index|no safetensors file"):
+        ConstraintIndex.from_pretrained(tmp_path, verify=verify)
+
+
+@pytest.mark.parametrize("verify", [None, True])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tokens", np.array([0, 6, 5, 7, 8, 7, 0, 0], dtype=np.int16)),
+        ("tokens", np.array([0, 5, 6, 7, 8, -7, 0, 0], dtype=np.int16)),
+        ("children.1.offsets", np.array([0, 9, 3], dtype=np.int16)),
+        ("items.numbers", np.array([0, 1, 3, 3], dtype=np.int16)),
+        ("item_ids.bounds", np.array([0, 1, 2, 3, 9], dtype=np.int16)),
+        ("item_ids.bounds", np.array([0, 2, 1, 3, 4], dtype=np.uint8)),
+        ("item_ids.values", np.frombuffer(b"a\xffcd", dtype=np.uint8)),
+        ("token_bases", [2**31 - 6, 0]),
+        ("branching", [2, 3]),
+        ("childless", [0, 1]),
+        ("items_of_a_sequence", 3),
+    ],
+)
+def test_a_well_formed_file_that_is_no_trie_is_refused(
+    name: str, value: Any, verify: bool | None, tmp_path: Path
+) -> None:
     index = ConstraintIndex.from_sequences(ROWS, item_ids=["a", "b", "c", "d"])
-    arrays = index._arrays()
-    arrays = {**arrays, name: np.array(value)} if value else {key: arrays[key] for key in arrays if key != name}
-    storage.save(tmp_path, {"eos_token_id": None}, arrays, card="")
+    plant_in(index, tmp_path, name, value)
     with pytest.raises(ValueError, match="holds no constraint index"):
+        ConstraintIndex.from_pretrained(tmp_path, verify=verify)
+
+
+# Files that are too large to be read at every load
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An index that counts as large, and loads without being read."""
+    monkeypatch.setattr(storage, "VERIFIED_BYTES", 0)
+    golden_indexes()["sparse"].save_pretrained(tmp_path)
+    return tmp_path
+
+
+def flip_last_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_flipped_bit_of_a_large_file_is_found_if_asked_for(large: Path) -> None:
+    assert same(ConstraintIndex.from_pretrained(large, verify=True), golden_indexes()["sparse"])
+    flip_last_bit(large / ARRAYS_FILE)
+    for verify in (None, False):
+        assert not same(ConstraintIndex.from_pretrained(large, verify=verify), golden_indexes()["sparse"])
+    with pytest.raises(ValueError, match="was altered after it was saved"):
+        ConstraintIndex.from_pretrained(large, verify=True)
+
+
+def test_a_small_file_is_read_unless_not_wanted(tmp_path: Path) -> None:
+    golden_indexes()["sparse"].save_pretrained(tmp_path)
+    flip_last_bit(tmp_path / ARRAYS_FILE)
+    for verify in (None, True):
+        with pytest.raises(ValueError, match="was altered after it was saved"):
+            ConstraintIndex.from_pretrained(tmp_path, verify=verify)
+    assert not same(ConstraintIndex.from_pretrained(tmp_path, verify=False), golden_indexes()["sparse"])
+
+
+@pytest.mark.parametrize(("verify", "reads"), [(None, 0), (False, 0), (True, 1)])
+def test_a_large_file_is_not_read_by_default(
+    verify: bool | None, reads: int, large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    for owner, name in ((storage, "_arrays_digest"), (Segment, "check")):
+        right = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args, n=name, right=right: calls.append(n) or right(*args))
+    loaded = ConstraintIndex.from_pretrained(large, verify=verify)
+    assert calls == ["_arrays_digest", "check"] * reads
+    assert loaded.allowed_next_tokens([70_011, 7, 5]) == [299, 300]
+
+
+def test_the_limit_counts_the_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = golden_indexes()["sparse"]
+    index.save_pretrained(tmp_path)
+    flip_last_bit(tmp_path / ARRAYS_FILE)
+    monkeypatch.setattr(storage, "VERIFIED_BYTES", index.nbytes - 1)
+    ConstraintIndex.from_pretrained(tmp_path)
+    monkeypatch.setattr(storage, "VERIFIED_BYTES", index.nbytes)
+    with pytest.raises(ValueError, match="was altered after it was saved"):
         ConstraintIndex.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("verify", [None, False, True])
+def test_a_large_file_that_is_cut_short_is_always_found(verify: bool | None, large: Path) -> None:
+    data = (large / ARRAYS_FILE).read_bytes()
+    for size in {*range(0, len(data), 7), len(data) - 1, len(data) - 2}:
+        (large / ARRAYS_FILE).write_bytes(data[:size])
+        with pytest.raises(ValueError, match="is cut short"):
+            ConstraintIndex.from_pretrained(large, verify=verify)
+
+
+@pytest.mark.parametrize("file", storage.FILES)
+def test_a_flipped_bit_of_a_large_files_description_is_always_found(file: str, large: Path) -> None:
+    data = (large / file).read_bytes()
+    end = len(data) if file == JSON_FILE else data.rindex(b"arrays_sha256")
+    for position in range(data.index(b"format_version"), end, 3):
+        flipped = bytearray(data)
+        flipped[position] ^= 1
+        (large / file).write_bytes(flipped)
+        with pytest.raises(ValueError, match="download it or save it again|pip install"):
+            ConstraintIndex.from_pretrained(large)
+
+
+def test_arrays_of_a_file_may_lie_at_odd_places(tmp_path: Path) -> None:
+    """safetensors aligns them; nobody else needs to."""
+    index = golden_indexes()["strings"]
+    index.save_pretrained(tmp_path)
+    data = (tmp_path / ARRAYS_FILE).read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    for spaces in range(8):
+        padded = (length + spaces).to_bytes(8, "little") + data[8 : 8 + length] + b" " * spaces + data[8 + length :]
+        (tmp_path / ARRAYS_FILE).write_bytes(padded)
+        assert same(ConstraintIndex.from_pretrained(tmp_path), index)
 
 
 class Interrupted(BaseException):
@@ -649,7 +1011,7 @@ def test_a_crash_between_the_two_files_leaves_an_index(order: tuple[str, str], t
 
 def write_in_place(directory: Path, description: Any, arrays: Any, *, card: str) -> None:
     """`storage.save` as one would first write it."""
-    fields = {"format_version": 1, **description, "arrays_sha256": storage._arrays_digest(arrays)}
+    fields = {"format_version": 2, **description, "arrays_sha256": storage._arrays_digest(arrays)}
     text = json.dumps({**fields, "sha256": storage._description_digest(fields)})
     (directory / ARRAYS_FILE).write_bytes(b"")
     safetensors.numpy.save_file(arrays, directory / ARRAYS_FILE, metadata={"constraint_index": text})

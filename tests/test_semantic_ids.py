@@ -1,11 +1,14 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`SemanticIds`: items, codes and tokens, with numbers alone and with a tokenizer and a model of transformers."""
+"""`SemanticIds`: items, codes and tokens, with numbers alone, with a tokenizer and a model, from recipes' files."""
 
 from __future__ import annotations
 
 import copy
+import json
 import pickle
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,9 @@ from hf_gr import SemanticIds
 
 CODES = [[0, 1, 3], [2, 0, 0], [0, 1, 3]]
 NAMES = ["ham", "jam", "yam"]
+RAGGED = [[0, 1], [2, 0], [2, 0, 1], [1]]
+RAGGED_NAMES = [*NAMES, "ram"]
+BEAUTY = Path(__file__).resolve().parents[2] / "shared" / "data" / "beauty" / "items.tsv"
 
 
 def small_tokenizer(*words: str) -> PreTrainedTokenizerFast:
@@ -120,12 +126,19 @@ def test_copies_are_equal() -> None:
         ([], {}, r"codes has shape \[0\]"),
         ([[]], {}, r"codes has shape \[1, 0\]"),
         ([0, 1], {}, r"codes has shape \[2\]"),
-        ([[0], [0, 1]], {}, "codes has rows of several lengths"),
+        ([[], []], {}, r"codes has shape \[2, 0\]"),
+        ([[0], 1], {}, "codes is no list of rows of integers"),
+        ([[0], ["a", "b"]], {}, "expected .* integers"),
         ([[0.5]], {}, "dtype float64"),
         ([[True]], {}, "dtype bool"),
         ([["a"]], {}, "expected .* integers"),
-        ([[0, -1]], {}, "item 0 has code -1 at level 1, expected 0 to"),
-        ([[0, 1], [0, 4]], {"level_sizes": [1, 4]}, "item 1 has code 4 at level 1, expected 0 to 3"),
+        ([[0, -2]], {}, "item 0 has code -2 at level 1, expected 0 to 0: only the end of a row may be -1"),
+        ([[0, 1], [-1, 1]], {}, "item 1 has code -1 at level 0, expected 0 to 0: only the end"),
+        ([[0, 1, 0], [0, -1, 1]], {"item_ids": ["a", "b"]}, "item 'b' has code -1 at level 1, expected 0 to 1"),
+        ([[0], []], {}, "item 1 has code -1 at level 0"),
+        ([[0, 1], [0, 4]], {"level_sizes": [1, 4]}, "item 1 has code 4 at level 1, expected 0 to 3: was the level"),
+        ([[0, -1]], {"level_sizes": [1, 0]}, "level_sizes has 0 at level 1, expected 1 or more"),
+        ([[0, 2**31]], {}, "give tokens beyond 2147483647, expected codes of a codebook"),
         (CODES, {"level_sizes": [4, 4]}, "level_sizes has 2 entries, expected 3"),
         (CODES, {"offset": -1}, "offset=-1, expected 0 or more"),
         (CODES, {"item_ids": NAMES[:2]}, "item_ids has 2 entries, expected 3"),
@@ -197,9 +210,23 @@ def test_a_model_too_small_for_known_tokens_is_resized() -> None:
 
 def test_without_a_model_nothing_is_added() -> None:
     tokenizer = small_tokenizer("<a_0>")
-    with pytest.raises(ValueError, match="lacks 8 of 9 code tokens, such as '<a_1>', and model=None: pass model="):
+    with pytest.raises(ValueError, match="lacks 5 of 6 code tokens, such as '<a_2>', and model=None: pass model="):
         SemanticIds.from_tokenizer(CODES, tokenizer)
     assert len(tokenizer) == 6
+
+
+def test_codes_of_no_item_need_no_token() -> None:
+    tokenizer, model = small_tokenizer("<a_2>", "<a_0>", "<b_0>", "<b_1>", "<c_3>", "<c_0>"), small_model(11)
+    for ids in (
+        SemanticIds.from_tokenizer(CODES, tokenizer),
+        SemanticIds.from_tokenizer(CODES, tokenizer, model=model),
+    ):
+        assert len(tokenizer) == num_embeddings(model) == ids.vocab_size == 11
+        assert ids.encode([1]) == [5, 7, 10]
+        assert ids.decode([5, 7, 10]) == [[1]]
+    ragged = SemanticIds.from_tokenizer([[2], [2, 0]], tokenizer)
+    with pytest.raises(ValueError, match="token_ids has 0 at position 1, expected code tokens only"):
+        ragged.decode([5, 0])
 
 
 @pytest.mark.parametrize(
@@ -232,7 +259,240 @@ def test_levels_beyond_the_alphabet_need_no_tokenizer() -> None:
     codes = np.zeros((1, 27), dtype=int)
     assert SemanticIds(codes).encode([0]) == list(range(27))
     tokenizer = small_tokenizer()
-    with pytest.raises(ValueError, match="codes has 27 levels, expected at most 26"):
+    with pytest.raises(ValueError, match="level 26 has no name, expected at most 26 levels"):
         SemanticIds.from_tokenizer(codes, tokenizer, model=small_model(5))
     assert len(tokenizer) == 5
     assert SemanticIds.from_tokenizer(codes[:, :26], tokenizer, model=small_model(5)).num_levels == 26
+
+
+def test_semantic_ids_of_several_lengths() -> None:
+    ids = SemanticIds(RAGGED, item_ids=RAGGED_NAMES, offset=10)
+    assert (ids.num_levels, ids.level_sizes, ids.vocab_size) == (3, (3, 2, 2), 17)
+    assert ids.codes.tolist() == [[0, 1, -1], [2, 0, -1], [2, 0, 1], [1, -1, -1]]
+    assert ids.token_sequences().tolist() == [[10, 14, -1], [12, 13, -1], [12, 13, 16], [11, -1, -1]]
+    assert [ids.codes_of(name) for name in RAGGED_NAMES] == [tuple(row) for row in RAGGED]
+    assert ids.encode(["yam", "ram", "ham", "jam"]) == [12, 13, 16, 11, 10, 14, 12, 13]
+    assert ids.decode([12, 13, 16, 11, 10, 14, 12, 13]) == [["yam"], ["ram"], ["ham"], ["jam"]]
+    assert ids.encode([]) == ids.decode([]) == []
+
+
+def test_tokens_of_several_lengths_that_are_no_items() -> None:
+    ids = SemanticIds(RAGGED, item_ids=RAGGED_NAMES)
+    assert ids.decode([0, 3, 3, 6, 5, 2, 6, 1, 1]) == [[], [], [], [], [], ["ram"], ["ram"]]
+    with pytest.raises(ValueError, match="token_ids has 7 at position 2, expected code tokens only: cut the prompt"):
+        ids.decode([0, 4, 7])
+    with pytest.raises(ValueError, match=r"token_ids has shape \[2, 2\], expected one list of tokens"):
+        ids.decode([[0, 4], [0, 4]])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor, lambda codes: np.array([*map(list, RAGGED)], dtype=object)])
+def test_codes_of_several_lengths_of_any_type(kind: Callable[[Any], Any]) -> None:
+    ids = SemanticIds(RAGGED)
+    assert SemanticIds(kind(ids.codes)).codes.tolist() == ids.codes.tolist()
+    part = SemanticIds(ids.codes[:2], level_sizes=ids.level_sizes)
+    assert part.encode([0, 1]) == ids.encode([0, 1])
+
+
+def test_a_catalogue_of_several_lengths_needs_an_end_token() -> None:
+    ids = SemanticIds(RAGGED, item_ids=RAGGED_NAMES, offset=3)
+    with pytest.raises(ValueError, match="differ in length and eos_token_id=None, .*: pass eos_token_id="):
+        ids.constraint_index()
+    index = ids.constraint_index(eos_token_id=2)
+    assert index.items([[5, 6, 2, 0], [5, 6, 9, 2], [4, 2, 0, 0]]) == [["jam"], ["yam"], ["ram"]]
+    assert index.items(ids.token_sequences()) == [[name] for name in RAGGED_NAMES]
+    assert index.allowed_next_tokens([5, 6]) == [2, 9]
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=1, max_size=20),
+    st.integers(0, 50),
+    st.randoms(use_true_random=False),
+)
+def test_encode_and_decode_are_inverse_for_any_lengths(codes: list[list[int]], offset: int, random: Any) -> None:
+    ids = SemanticIds(codes, offset=offset)
+    history = random.choices(range(len(codes)), k=10)
+    tokens = ids.encode(history)
+    assert len(tokens) == sum(len(codes[item]) for item in history)
+    twins = [[other for other, twin in enumerate(codes) if twin == codes[item]] for item in history]
+    assert ids.decode(tokens) == twins
+    index = ids.constraint_index(eos_token_id=ids.vocab_size)
+    assert index.items([ids.encode([item]) for item in history]) == twins
+
+
+def test_a_tokenizer_gets_tokens_for_the_longest() -> None:
+    tokenizer, model = small_tokenizer(), small_model(5)
+    ids = SemanticIds.from_tokenizer(RAGGED, tokenizer, item_ids=RAGGED_NAMES, model=model)
+    assert len(tokenizer) == num_embeddings(model) == 5 + 3 + 2 + 2
+    assert tokenizer.convert_ids_to_tokens(ids.encode(["yam", "ram"])) == ["<a_2>", "<b_0>", "<c_1>", "<a_1>"]
+    assert ids.decode(tokenizer("<a_2><b_0><c_1><a_1>").input_ids) == [["yam"], ["ram"]]
+    assert ids.codes_of("jam") == (2, 0)
+
+
+def write_texts(codes: list[int], template: str = "<{}_{}>") -> list[str]:
+    """As LC-Rec, LETTER and MiniOneRec write them."""
+    return [template.format("abcdefgh"[level], code) for level, code in enumerate(codes)]
+
+
+@pytest.mark.parametrize("as_path", [str, Path])
+def test_the_file_of_lc_rec(tmp_path: Path, as_path: Callable[[Path], Any]) -> None:
+    path = tmp_path / "Beauty.index.json"
+    path.write_text(
+        '{"0": ["<a_0>", "<b_1>", "<c_3>"], "1": ["<a_2>", "<b_0>", "<c_0>"], "2": ["<a_0>", "<b_1>", "<c_3>"]}'
+    )
+    ids = SemanticIds.from_json(as_path(path), offset=10)
+    assert (ids.item_ids, ids.codes.tolist()) == ([0, 1, 2], CODES)
+    assert ids.encode([1]) == [12, 13, 15]
+    assert SemanticIds.from_json(as_path(path), level_sizes=[256] * 3).level_sizes == (256, 256, 256)
+
+
+def test_the_file_of_minionerec_with_numbered_collisions() -> None:
+    source = {
+        "0": write_texts([1, 2, 1], "<|{}_{}|>"),
+        "1": write_texts([1, 2, 2], "<|{}_{}|>"),
+        "2": ["<|a_3|>", "<|b_1|>"],
+    }
+    ids = SemanticIds.from_json(source, template="<|{level}_{code}|>")
+    assert ids.codes.tolist() == [[1, 2, 1], [1, 2, 2], [3, 1, -1]]
+    with pytest.raises(ValueError, match=r"item '0' has '<\|a_1\|>' at level 0, .*template='<\|{level}_{code}\|>'\?"):
+        SemanticIds.from_json(source)
+
+
+@pytest.mark.parametrize(
+    "strings",
+    [
+        ["0-2", "2-3", "1-0", "2-3-1", "2-3-2"],
+        ["0/2", "2/3", "1/0", "2/3/1", "2/3/2"],
+        ["<a_0><b_2>", "<a_2><b_3>", "<a_1><b_0>", "<a_2><b_3>-1", "<a_2><b_3>-2"],
+        [[0, 2], [2, 3], [1, 0], [2, 3, 1], (2, 3, 2)],
+    ],
+)
+def test_what_the_package_semantic_id_returns(strings: list[Any]) -> None:
+    ids = SemanticIds.from_json(strings)
+    assert ids.item_ids == [0, 1, 2, 3, 4]
+    assert ids.codes.tolist() == [[0, 2, -1], [2, 3, -1], [1, 0, -1], [2, 3, 1], [2, 3, 2]]
+    by_item = SemanticIds.from_json(dict(zip("hijkl", strings, strict=True)))
+    assert (by_item.item_ids, by_item.codes_of("k")) == ([*"hijkl"], (2, 3, 1))
+
+
+@given(st.lists(st.lists(st.integers(0, 10**6), min_size=1, max_size=5), min_size=1, max_size=10))
+def test_every_way_to_write_codes_is_read_back(codes: list[list[int]]) -> None:
+    ways: list[list[Any]] = [
+        codes,
+        [write_texts(row) for row in codes],
+        ["".join(write_texts(row)) for row in codes],
+        ["".join(write_texts(row[:-1])) + f"-{row[-1]}" if len(row) > 1 else str(row[0]) for row in codes],
+        ["-".join(map(str, row)) for row in codes],
+    ]
+    for way in ways:
+        ids = SemanticIds.from_json(json.loads(json.dumps(dict(enumerate(way)))))
+        assert [list(ids.codes_of(item)) for item in range(len(codes))] == codes
+
+
+@pytest.mark.parametrize(
+    ("keys", "item_ids"),
+    [
+        (["0", "17"], [0, 17]),
+        (["17", "B001"], ["17", "B001"]),
+        (["17", "007"], ["17", "007"]),
+        (["17", "-1"], ["17", "-1"]),
+        (["17", "\u0663"], ["17", "\u0663"]),
+        (["1" * 18, "2"], [int("1" * 18), 2]),
+        (["1" * 19, "2"], ["1" * 19, "2"]),
+        ([17, 3], [17, 3]),
+    ],
+)
+def test_item_ids_become_integers_together_or_not_at_all(keys: list[Any], item_ids: list[Any]) -> None:
+    assert SemanticIds.from_json({key: [row] for row, key in enumerate(keys)}).item_ids == item_ids
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"0": ["<a_1>", "<b_', "index.json is no JSON file or is cut short .*: download it or write it again"),
+        (b"", "index.json is no JSON file or is cut short"),
+        (b"\x93NUMPY\x01\x00\xff", "index.json is no JSON file or is cut short"),
+        (b"[" * 100_000, "index.json is no JSON file or is cut short"),
+        (None, "index.json is no JSON file or is cut short .*No such file"),
+        (b"{}", "index.json holds '{}', expected the semantic ID of every item"),
+        (b"[]", "index.json holds '\\[\\]', expected"),
+        (b"3", "index.json holds '3', expected the semantic ID of every item, such as"),
+    ],
+)
+def test_files_that_hold_no_semantic_ids_are_refused(tmp_path: Path, content: bytes | None, message: str) -> None:
+    path = tmp_path / "index.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        SemanticIds.from_json(path)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([], "item 'jam' has \\[\\], expected its codes, such as"),
+        (None, "item 'jam' has None, expected its codes"),
+        ({"sid": "1-2"}, "item 'jam' has {'sid': '1-2'}, expected its codes"),
+        ("", "item 'jam' has '', expected"),
+        (
+            ["<a_1>", "<c_2>"],
+            "item 'jam' has '<c_2>' at level 1, expected an integer or a text such as '<b_0>': levels",
+        ),
+        (["[a1]"], r"item 'jam' has '\[a1\]' at level 0, .*: pass template='\[{level}{code}\]'\?"),
+        (["<a_01>"], "item 'jam' has '<a_01>' at level 0, .*: levels are named a, b, c, ... in turn; pass template="),
+        (["<a_1>", 0.5], "item 'jam' has 0.5 at level 1"),
+        ([True], "item 'jam' has True at level 0"),
+        ([[1]], r"item 'jam' has \[1\] at level 0"),
+        ("<a_1><c_2>", "item 'jam' has '<c_2>' at level 1"),
+        ("<a_01><b_2>", "item 'jam' has '<a_01>' at level 0"),
+        ("<a_1>-SKU7", "item 'jam' has '-SKU7' at level 1"),
+        ("3-9-SKU7", "item 'jam' has '3-9-SKU7' at level 0, .* collisions end with a number, not"),
+        ([1] * 26 + [0.5], "level 26 has no name, expected at most 26 levels"),
+        ("-3", "item 'jam' has '-3' at level 0"),
+        ("3-9/1", "item 'jam' has '3-9/1' at level 0"),
+        ([1, -1, 2], "item 'jam' has code -1 at level 1"),
+    ],
+)
+def test_semantic_ids_that_cannot_be_read_are_refused_and_add_nothing(value: Any, message: str) -> None:
+    tokenizer, model = small_tokenizer(), small_model(5)
+    with pytest.raises(ValueError, match=message):
+        SemanticIds.from_json({"ham": ["<a_1>", "<b_1>", "<c_1>"], "jam": value}, tokenizer=tokenizer, model=model)
+    assert len(tokenizer) == num_embeddings(model) == 5
+
+
+def test_a_file_with_a_tokenizer() -> None:
+    source = {name: write_texts(row) for name, row in zip(RAGGED_NAMES, RAGGED, strict=True)}
+    tokenizer, model = small_tokenizer(), small_model(5)
+    with pytest.raises(ValueError, match="the tokenizer lacks 6 of 6 code tokens, such as '<a_0>', and model=None"):
+        SemanticIds.from_json(source, tokenizer=tokenizer)
+    with pytest.raises(ValueError, match="offset=3 and a tokenizer, expected one of them"):
+        SemanticIds.from_json(source, tokenizer=tokenizer, model=model, offset=3)
+    with pytest.raises(ValueError, match="model is given and tokenizer=None, expected both"):
+        SemanticIds.from_json(source, model=model)
+    assert len(tokenizer) == num_embeddings(model) == 5
+    ids = SemanticIds.from_json(source, tokenizer=tokenizer, model=model)
+    assert tokenizer.convert_ids_to_tokens(ids.encode(["yam", "ram"])) == ["<a_2>", "<b_0>", "<c_1>", "<a_1>"]
+
+
+def test_a_file_with_a_template() -> None:
+    ids = SemanticIds.from_json([["[a002]", "[b010]"], "[a000][b001]"], template="[{level}{code:03}]")
+    assert ids.codes.tolist() == [[2, 10], [0, 1]]
+    with pytest.raises(ValueError, match="template='<{level}>' writes no codes, expected {code} in it"):
+        SemanticIds.from_json([["<a>"]], template="<{level}>")
+    with pytest.raises(ValueError, match="template='<{lvl}_{code}>' fails with KeyError"):
+        SemanticIds.from_json([["<a_1>"]], template="<{lvl}_{code}>")
+
+
+@pytest.mark.skipif(not BEAUTY.is_file(), reason=f"no Beauty data at {BEAUTY}")
+def test_a_real_catalogue_as_lc_rec_writes_it(tmp_path: Path) -> None:
+    rows = np.loadtxt(BEAUTY, dtype=np.int64, skiprows=1, max_rows=2000)
+    path = tmp_path / "Beauty.index.json"
+    path.write_text(json.dumps({item: write_texts(codes) for item, *codes in rows.tolist()}))
+    ids = SemanticIds.from_json(path, level_sizes=[256] * 4, offset=1)
+    assert ids.item_ids == rows[:, 0].tolist()
+    assert ids.codes.tolist() == rows[:, 1:].tolist()
+    index = ids.constraint_index()
+    assert index.num_items == 2000
+    history = ids.item_ids[::7]
+    found = ids.decode(ids.encode(history))
+    assert all(item in items for item, items in zip(history, found, strict=True))
+    assert index.items(np.reshape(ids.encode(history), (-1, 4))) == found

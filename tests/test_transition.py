@@ -4,28 +4,48 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hf_gr import ConstraintIndex
+from hf_gr.catalogue.fanout import Fanout
+from hf_gr.catalogue.snapshot import combine_rules
 from hf_gr.reference import ReferenceTrie
 from hf_gr.torch import transition
 
+CPU = torch.device("cpu")
 rows = st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=30)
+# Most nodes have one child, some have several or, their end token aside, none: exceptions are listed.
+SPARSE = [[1 + number // 6, 1 + number % 6, *[2, 3, 4] * (number % 9 > 0)] for number in range(36)] + [[1, 2, 2, 5]]
+
+
+def catalogue_of(index: ConstraintIndex) -> transition.DeviceCatalogue:
+    return transition.device_catalogue(combine_rules([index.snapshot]), CPU)
+
+
+def states_of(below: transition.Children) -> torch.Tensor:
+    """The state of every child of every beam."""
+    shape = below.tokens.shape
+    beams = torch.arange(shape[1])[None, :, None].expand(shape).flatten(1)
+    children = torch.arange(shape[2]).expand(shape).flatten(1)
+    return below.states(beams, children).view(shape)
 
 
 def check(sequences: list[list[int]]) -> None:
     """Walk every prefix of a catalogue and compare children, masks, leaves and single steps with the dictionary's."""
     index = ConstraintIndex.from_sequences(sequences, eos_token_id=0)
     reference = ReferenceTrie.from_sequences(sequences, eos_token_id=0)
-    trie = transition.device_trie(index, torch.device("cpu"))
+    trie = catalogue_of(index)
     level_prefixes: list[tuple[int, ...]] = [()]
     states = torch.zeros((1, 1), dtype=torch.long)
     for level in range(trie.max_length):
         below = transition.children(states, trie, level=level)
+        found = states_of(below)
         masked = transition.mask_illegal(torch.zeros((*states.shape, 8)), below)
         next_prefixes, next_states = [], []
         for position, prefix in enumerate(level_prefixes):
@@ -33,60 +53,140 @@ def check(sequences: list[list[int]]) -> None:
             tokens = below.tokens[0, position][legal].tolist()
             assert tokens == reference.allowed(prefix)
             assert masked[0, position].isfinite().nonzero()[:, 0].tolist() == tokens
-            assert bool(transition.is_leaf(states[:, position], trie)) == (not tokens)
+            assert bool(transition.is_leaf(states[:, position, None], trie, level=level)) == (not tokens)
             for token in range(8):
                 step = transition.advance(states[:, position, None], torch.tensor([[token]]), trie, level=level)
                 if token in tokens:
-                    assert int(step) == int(below.states[0, position][legal][tokens.index(token)])
+                    assert int(step) == int(found[0, position][legal][tokens.index(token)])
                 else:
                     assert int(step) == (int(states[0, position]) if not tokens else trie.dead_state)
             next_prefixes += [(*prefix, token) for token in tokens]
-            next_states += below.states[0, position][legal].tolist()
+            next_states += found[0, position][legal].tolist()
         level_prefixes, states = next_prefixes, torch.tensor([next_states])
-    assert bool(transition.is_leaf(states, trie).all())
+    assert bool(transition.is_leaf(states, trie, level=trie.max_length).all())
 
 
 @settings(max_examples=40, deadline=None)
 @given(rows)
+@example(SPARSE)
 def test_steps_equal_the_dictionary(sequences: list[list[int]]) -> None:
     check(sequences)
+
+
+def test_steps_from_listed_exceptions_and_from_large_tokens_equal_the_dictionary() -> None:
+    trie = catalogue_of(ConstraintIndex.from_sequences(SPARSE, eos_token_id=0)).base.trie
+    assert [exceptions is None for exceptions in trie.exceptions[:2]] == [True, True]
+    assert all(exceptions is not None for exceptions in trie.exceptions[2:])
+    index = ConstraintIndex.from_sequences(np.array(SPARSE[1:9]) + 2**31 - 7)
+    below = transition.children(torch.zeros((1, 1), dtype=torch.long), catalogue_of(index), level=0)
+    assert index.snapshot.base.segment.trie.tokens.dtype == np.int16
+    assert below.tokens[0, 0].tolist() == index.allowed_next_tokens([])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from([0, 1, 1, 1, 1, 2, 5]), min_size=1, max_size=40).filter(any))
+def test_both_forms_of_a_fanout_give_the_same_children(counts: list[int]) -> None:
+    dense = Fanout.from_offsets(np.append(0, np.cumsum(counts)))
+    listed = np.flatnonzero(np.array(counts) != 1)
+    shifts = np.append(0, np.cumsum(np.array(counts)[listed] - 1))
+    sparse = replace(dense, offsets=shifts.astype(np.int16), exceptions=listed.astype(np.int16))
+    nodes = torch.arange(-2, 1 + len(counts) + sum(counts) + 3)[None]
+    found = []
+    for fanout in (dense, sparse):
+        assert fanout.check() is None
+        trie = transition.DeviceTrie(
+            tokens=torch.zeros(1 + len(counts) + sum(counts), dtype=torch.int16),
+            offsets=(torch.zeros(2, dtype=torch.int16), torch.from_numpy(fanout.offsets)),
+            exceptions=(None, None if fanout.exceptions is None else torch.from_numpy(fanout.exceptions)),
+            token_bases=(0, 0),
+            level_starts=(0, 1, 1 + len(counts), 1 + len(counts) + sum(counts)),
+            branching=(len(counts), fanout.largest),
+            has_leaves=(0 in counts, True),
+        )
+        found.append([side[0].tolist() for side in transition._child_range(nodes, trie, 1)])
+    start, end = 1 + len(counts), 1 + len(counts) + sum(counts)
+    for first, number in found:
+        assert first[3 : start + 2] == [start + sum(counts[:parent]) for parent in range(len(counts))]
+        assert number == [0, 0, 0, *counts, *[0] * (sum(counts) + 3)]
+        assert all(start <= node <= end for node in first)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.sampled_from([1, 2, 30_000, 40_000, 100_000, 100_001, 165_534]), min_size=1, max_size=4),
+        min_size=1,
+        max_size=30,
+    )
+)
+@example([[5, 1, 100_000], [5, 2, 100_000], [5, 3, 165_535], [6, 1, 100_000]])
+@example([[5, 100_000, 30_000], [5, 100_001, 30_000], [5, 165_535, 30_000], [6, 100_000, 30_000]])
+def test_what_stands_at_illegal_places_is_some_token(sequences: list[list[int]]) -> None:
+    """It is looked up among the scores of the vocabulary like any other."""
+    index = ConstraintIndex.from_sequences(sequences, eos_token_id=0)
+    catalogue = catalogue_of(index)
+    states = torch.arange(-1, catalogue.dead_state + 2)[None]
+    for level in range(catalogue.max_length):
+        below = transition.children(states, catalogue, level=level)
+        assert 0 <= below.tokens.min() <= below.tokens.max() <= index.max_token_id
+        assert set(below.tokens[below.legal].tolist()) == {row[level] for row in index if len(row) > level}
 
 
 @pytest.mark.parametrize(
     ("name", "spoil"),
     [
-        ("child_range", lambda bounds: (bounds[0], bounds[1] + 1)),
-        ("child_range", lambda bounds: (bounds[0] + 1, bounds[1])),
+        ("_child_range", lambda bounds: (bounds[0], bounds[1] + 1)),
+        ("_child_range", lambda bounds: (bounds[0], bounds[1].clamp(max=1))),
+        ("_child_range", lambda bounds: (bounds[0] + 1, bounds[1])),
         ("is_leaf", lambda leaf: ~leaf),
+        ("is_leaf", torch.zeros_like),
     ],
 )
 def test_a_planted_error_is_seen(name: str, spoil, monkeypatch: pytest.MonkeyPatch) -> None:
     right = getattr(transition, name)
-    monkeypatch.setattr(transition, name, lambda *args: spoil(right(*args)))
+    monkeypatch.setattr(transition, name, lambda *args, **kwargs: spoil(right(*args, **kwargs)))
     with pytest.raises((AssertionError, IndexError, RuntimeError)):
         check([[1, 2], [1, 3, 4], [2]])
 
 
 def test_the_dead_state_has_no_children() -> None:
-    trie = transition.device_trie(ConstraintIndex.from_sequences([[5, 7], [6, 7]]), torch.device("cpu"))
-    for state in (trie.dead_state, len(trie.tokens) - 1):
-        assert not transition.children(torch.tensor([[state]]), trie, level=1).legal.any()
+    trie = catalogue_of(ConstraintIndex.from_sequences([[5, 7], [6, 7]]))
+    for level in (0, 1):
+        for state in (-1, trie.dead_state, trie.dead_state + 1, *(range(3, 5) if level else range(1, 5))):
+            assert not transition.children(torch.tensor([[state]]), trie, level=level).legal.any()
+
+
+def test_the_dead_state_and_leaves_of_upper_levels_count_as_leaves() -> None:
+    trie = catalogue_of(ConstraintIndex.from_sequences([[5], [6, 7], [6, 8, 9]], eos_token_id=0))
+    for level in range(trie.max_length + 1):
+        assert transition.is_leaf(torch.tensor([[trie.dead_state]]), trie, level=level).all()
+    first_end = states_of(transition.children(torch.tensor([[1]]), trie, level=1))[..., 0]
+    assert transition.children(torch.tensor([[1]]), trie, level=1).tokens[0, 0, 0] == 0
+    for level in range(2, trie.max_length + 1):
+        assert transition.is_leaf(first_end, trie, level=level).all()
 
 
 def test_a_trie_is_moved_once() -> None:
-    index = ConstraintIndex.from_sequences([[5, 7]])
-    device = torch.device("cpu")
-    assert transition.device_trie(index, device) is transition.device_trie(index, device)
-    assert transition.device_trie(ConstraintIndex.from_sequences([[5, 7]]), device) is not transition.device_trie(
-        index, device
-    )
+    index = ConstraintIndex.from_sequences([[5, 7], [6, 7]])
+    assert catalogue_of(index).base.trie is catalogue_of(index).base.trie
+    assert catalogue_of(index.where([True, False])).base.trie is catalogue_of(index).base.trie
+    other = ConstraintIndex.from_sequences([[5, 7], [6, 7]])
+    assert catalogue_of(other).base.trie is not catalogue_of(index).base.trie
+
+
+def test_the_bits_of_a_rule_are_moved_once() -> None:
+    view = ConstraintIndex.from_sequences([[5, 7], [6, 7]]).where([True, False])
+    ours, theirs = catalogue_of(view).base.alive, catalogue_of(view).base.alive
+    assert ours is not None
+    assert theirs is not None
+    assert [bits.data_ptr() for bits in ours] == [bits.data_ptr() for bits in theirs]
 
 
 def test_a_step_compiles_into_one_graph() -> None:
     index = ConstraintIndex.from_sequences(np.random.default_rng(0).integers(0, 9, size=(50, 3)))
-    trie = transition.device_trie(index, torch.device("cpu"))
+    trie = catalogue_of(index)
     states = torch.arange(1, 7)[None]
     compiled = torch.compile(transition.children, fullgraph=True, backend="aot_eager")
     ours, theirs = compiled(states, trie, level=1), transition.children(states, trie, level=1)
-    for name in ("tokens", "states", "legal"):
+    for name in ("tokens", "first", "legal"):
         assert torch.equal(getattr(ours, name), getattr(theirs, name))

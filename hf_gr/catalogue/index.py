@@ -1,32 +1,36 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`ConstraintIndex`: the catalogue as a compiled trie, with the items at the end of its paths. Knows no framework.
+"""`ConstraintIndex`: the catalogue that `generate` is given. Checks, files and locks; what it knows is a `Snapshot`.
 
-Axes: N rows as given, S distinct sequences in lexicographic order, R generated rows of T tokens.
+Axes: N rows as given, I living items, R generated rows of T tokens, Q item ids.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from . import storage
-from .item_ids import ItemId, ItemIds, group_items, read_item_ids
+from .fanout import Bools
+from .item_ids import ItemId, read_item_ids
+from .segment import build_segment
 from .sequences import read_catalogue, read_eos_token_id, read_rows
-from .trie import PADDING, Array, Trie, build_trie, smallest_dtype
+from .snapshot import Part, Snapshot
+from .trie import PADDING
 
 
 class ConstraintIndex:
     """The set of token sequences that may be generated, and the items that they stand for.
 
     Build one with `from_sequences`, load one with `from_pretrained`, and pass it to
-    `generate(constraint_index=index)`. An index is immutable: one instance serves any number of models, calls and
-    threads.
+    `generate(constraint_index=index)`. One instance serves any number of models, calls and threads, and may change
+    meanwhile: `add` and `remove` are seen by the next call, `where` gives a filtered view. A call sees the catalogue
+    as it is when the call begins.
 
     Example:
         >>> index = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]], item_ids=["ham", "jam", "yam"])
@@ -36,23 +40,18 @@ class ConstraintIndex:
         [['yam'], ['ham']]
         >>> index.allowed_next_tokens([5])
         [7, 8]
+        >>> index.remove(["jam"])
+        >>> index.allowed_next_tokens([5])
+        [7]
 
-    Source: STATIC, section 4 (the trie in compressed sparse rows); see `hf_gr.catalogue.trie` for what differs.
+    Source: STATIC, section 4 (the trie in compressed sparse rows); see `hf_gr.catalogue.trie` for what differs, and
+    `hf_gr.catalogue.segment` for what lets it change.
     """
 
-    def __init__(self, trie: Trie, item_ids: ItemIds, item_offsets: Array, eos_token_id: int | None) -> None:
-        """Wrap compiled parts; use `from_sequences` instead.
-
-        Args:
-            trie: the compiled trie over S distinct sequences.
-            item_ids: item ids in the lexicographic order of their sequences.
-            item_offsets: `[S + 1]`; sequence `s` stands for `item_ids[item_offsets[s] : item_offsets[s + 1]]`.
-            eos_token_id: the token that ends every sequence, or None where all have one length.
-        """
-        self.trie = trie
-        self.eos_token_id = eos_token_id
-        self._item_ids = item_ids
-        self._item_offsets = item_offsets
+    def __init__(self, snapshot: Snapshot) -> None:
+        """Wrap a compiled catalogue; use `from_sequences` instead."""
+        self._snapshot = snapshot
+        self._updates = Lock()  # held by one update at a time; whoever reads takes `snapshot` once and needs none
 
     @classmethod
     def from_sequences(
@@ -66,13 +65,14 @@ class ConstraintIndex:
 
         Args:
             sequences: `[N, L]` integers (NumPy, torch on any device, nested lists), or a ragged list of N token
-                lists, in any order. Equal sequences are one path with several items.
+                lists, in any order. Equal sequences are one path with several items. In an array, -1 may fill the
+                tails of shorter rows, if there is an end token.
             item_ids: N item ids, all integers or all strings; the row numbers by default.
             eos_token_id: the end-of-sequence token, appended to every sequence that does not end with it. Ragged
                 sequences need it: it is what tells a sequence from a longer one that begins alike.
 
         Returns:
-            The index.
+            The index. 20 million rows of 8 tokens take some 6 seconds and 21 bytes each (README, Performance).
 
         Raises:
             ValueError: no sequence at all, an empty one, tokens that are no integers from 0 to 2**31 - 1, ragged rows
@@ -81,14 +81,79 @@ class ConstraintIndex:
         """
         eos_token_id = read_eos_token_id(eos_token_id)
         rows = read_catalogue(sequences, eos_token_id)
-        ids = read_item_ids(item_ids, len(rows))
-        trie, order, is_first = build_trie(rows)
-        ids, offsets = group_items(ids, order, is_first)
-        return cls(trie, ItemIds.pack(ids), offsets, eos_token_id)
+        segment = build_segment(rows, read_item_ids(item_ids, len(rows)))
+        return cls(Snapshot(Part(segment), eos_token_id))
+
+    @classmethod
+    def from_parquet(
+        cls,
+        path: str | Path | Sequence[str | Path],
+        *,
+        sequence: str | Sequence[str] = "sequence",
+        item_id: str | None = "item_id",
+        eos_token_id: int | None = None,
+        progress: bool = True,
+    ) -> ConstraintIndex:
+        """Compile a catalogue from Parquet files, read in pieces.
+
+        Args:
+            path: a file, a folder of part files, or a list of files.
+            sequence: the column that holds lists of tokens, or several columns with one token each.
+            item_id: the column of item ids; None for the row numbers.
+            eos_token_id: as in `from_sequences`.
+            progress: show a progress bar, if stderr is a terminal.
+
+        Raises:
+            ValueError: as `from_sequences`; and a missing file or column, or a value of another type, by its row.
+            ImportError: pyarrow is missing: `pip install "hf-gr[tables]"`.
+        """
+        return cls._from_table("parquet", path, sequence, item_id, eos_token_id, progress)
+
+    @classmethod
+    def from_csv(
+        cls,
+        path: str | Path | Sequence[str | Path],
+        *,
+        sequence: str | Sequence[str] = "sequence",
+        item_id: str | None = "item_id",
+        eos_token_id: int | None = None,
+        delimiter: str | None = None,
+        progress: bool = True,
+    ) -> ConstraintIndex:
+        """Compile a catalogue from CSV files with a header.
+
+        A single `sequence` column holds text such as `"5 7 9"`; of several columns, those behind the end are empty.
+        `delimiter` is a comma by default, and a tab for `.tsv` files; all else is as in `from_parquet`.
+        """
+        return cls._from_table("csv", path, sequence, item_id, eos_token_id, progress, delimiter)
+
+    @classmethod
+    def from_jsonl(
+        cls,
+        path: str | Path | Sequence[str | Path],
+        *,
+        sequence: str | Sequence[str] = "sequence",
+        item_id: str | None = "item_id",
+        eos_token_id: int | None = None,
+        progress: bool = True,
+    ) -> ConstraintIndex:
+        """Compile a catalogue from JSON-lines files, such as `{"item_id": 7, "sequence": [5, 7]}`.
+
+        Arguments and errors are those of `from_parquet`.
+        """
+        return cls._from_table("jsonl", path, sequence, item_id, eos_token_id, progress)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The catalogue as it is now, which never changes; what a call of `generate` works with."""
+        return self._snapshot
+
+    def __reduce__(self) -> tuple[type[ConstraintIndex], tuple[Snapshot]]:
+        return ConstraintIndex, (self._snapshot,)  # a lock is of one process
 
     def __len__(self) -> int:
         """The number of distinct sequences."""
-        return len(self._item_offsets) - 1
+        return self._snapshot.num_sequences
 
     def __contains__(self, sequence: object) -> bool:
         """Whether one sequence, with or without its end token, is in the catalogue."""
@@ -96,14 +161,11 @@ class ConstraintIndex:
             rows, _ = read_rows(sequence, one_is_enough=True)
         except ValueError:
             return False
-        if rows.shape[0] != 1 or PADDING in rows:
-            return False
-        states, lengths = self._walk(rows)
-        return bool(states[0] >= 0) and int(lengths[0]) == rows.shape[1]
+        return rows.shape[0] == 1 and PADDING not in rows and self._snapshot.contains(rows[0])
 
     def __iter__(self) -> Iterator[list[int]]:
         """Every distinct sequence, in lexicographic order, with its end token if the catalogue has one."""
-        for row in self.trie.sequences():
+        for row in self._snapshot.rows():
             yield [token for token in row.tolist() if token != PADDING]
 
     def __repr__(self) -> str:
@@ -113,32 +175,54 @@ class ConstraintIndex:
         )
 
     @property
+    def eos_token_id(self) -> int | None:
+        """The token that ends every sequence, or None where all have one length."""
+        return self._snapshot.eos_token_id
+
+    @property
     def max_length(self) -> int:
         """Tokens of the longest sequence, its end token included: what `generate` must be able to produce."""
-        return self.trie.max_length
+        return self._snapshot.max_length
 
     @property
     def num_items(self) -> int:
         """The number of items; larger than `len(index)` where several items share a sequence."""
-        return len(self._item_ids)
+        return self._snapshot.num_items
+
+    @property
+    def item_ids(self) -> npt.NDArray[np.integer] | list[str]:
+        """The ids of all items, in the order in which they were given; an item given twice is listed once."""
+        return self._snapshot.item_ids()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays, item ids included."""
-        return sum(array.nbytes for array in self._arrays().values())
+        """Bytes of all arrays, item ids and rules included; views of one index share most of theirs."""
+        parts = self._snapshot.parts
+        return sum(part.segment.nbytes + (0 if part.alive is None else part.alive.nbytes) for part in parts)
 
-    @cached_property
+    @property
     def max_token_id(self) -> int:
         """The largest token of any sequence; a model needs a vocabulary beyond it."""
-        return int(self.trie.tokens.max())
+        return self._snapshot.max_token_id
 
-    def items(self, sequences: npt.ArrayLike | Iterable[Sequence[int]]) -> list[list[ItemId]]:
+    def has_items(self, item_ids: npt.ArrayLike | Iterable[ItemId]) -> Bools:
+        """`[Q]` flags: which of these ids the catalogue has an item for."""
+        return self._snapshot.has_items(item_ids)
+
+    def items(
+        self,
+        sequences: npt.ArrayLike | Iterable[Sequence[int]],
+        *,
+        exclude_items: Sequence[Iterable[ItemId]] | None = None,
+    ) -> list[list[ItemId]]:
         """The items that generated sequences stand for.
 
         Args:
             sequences: `[R, T]` tokens (NumPy, torch on any device) or R token lists, the prompt cut off; or one
                 sequence. What follows a complete sequence is taken for padding. So is everything from a negative
                 token (-1, -100) on.
+            exclude_items: as in `generate`: B lists of item ids, each for R / B rows. It matters only where items
+                share a sequence, which is generated as long as one of them is wanted.
 
         Returns:
             R lists of item ids, in the order in which the items were given; empty for a row that is no item (a
@@ -153,11 +237,16 @@ class ConstraintIndex:
         """
         rows = read_rows(sequences, one_is_enough=True)[0][:, : self.max_length]
         rows = np.where(np.logical_or.accumulate(rows < 0, axis=1), PADDING, rows)
-        states, _ = self._walk(rows)
-        is_item = states >= 0
-        numbers = self._sequence_numbers(np.where(is_item, states, self.trie.level_starts[-2]))
-        first, last = self._item_offsets[numbers], self._item_offsets[numbers + 1]
-        return self._item_ids.between(first, np.where(is_item, last, first))
+        found = self._snapshot.items(rows)
+        if exclude_items is None:
+            return found
+        excluded = [set(row) for row in exclude_items]
+        if not excluded or len(rows) % len(excluded):
+            raise ValueError(
+                f"exclude_items has {len(excluded)} rows for {len(rows)} sequences, expected one for each request"
+            )
+        each = len(rows) // len(excluded)
+        return [[item for item in items if item not in excluded[row // each]] for row, items in enumerate(found)]
 
     def allowed_next_tokens(self, prefix: npt.ArrayLike | Sequence[int]) -> list[int]:
         """The tokens that may follow a prefix, ascending; empty after a complete sequence or an unknown prefix.
@@ -167,18 +256,87 @@ class ConstraintIndex:
         rows, _ = read_rows(prefix, one_is_enough=True)
         if rows.shape[0] > 1:
             raise ValueError(f"prefix has shape {list(rows.shape)}, expected one sequence: call it once for each")
-        state = self.trie.find(rows.reshape(-1).tolist())
-        first, last = self.trie.child_range(state) if state >= 0 else (0, 0)
-        return self.trie.tokens[first:last].tolist()
+        return self._snapshot.next_tokens(rows.reshape(-1).tolist())
+
+    def where(self, mask_or_item_ids: npt.ArrayLike | Iterable[ItemId]) -> ConstraintIndex:
+        """A view of some items: a region, what is in stock, what is new. It shares the arrays.
+
+        Results equal those of an index built from these items alone; no beam is spent on a prefix without any. Views
+        of one index may be mixed in a batch: `generate(constraint_index=[view, other, index])`. Later updates of the
+        index do not reach its views: take them again.
+
+        Args:
+            mask_or_item_ids: `[I]` truth values, one for each of `item_ids`, in that order; or the ids of items.
+
+        Returns:
+            An index of its own, which may be updated, saved and filtered again. All items may be filtered away: such
+            an index generates nothing but padding.
+
+        Raises:
+            ValueError: a mask of another length, or an id that is not in the catalogue.
+
+        Example:
+            >>> index = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]], item_ids=["ham", "jam", "yam"])
+            >>> list(index.where(["ham", "yam"])), list(index.where([False, True, False]))
+            ([[5, 7], [6, 7]], [[5, 8]])
+
+        Source: none of the papers has it; STATIC, section 7, names updates as future work.
+        """
+        return ConstraintIndex(self._snapshot.where(mask_or_item_ids))
+
+    def remove(self, item_ids: npt.ArrayLike | Iterable[ItemId]) -> None:
+        """Take items out; the next call of `generate` no longer sees them.
+
+        It costs time in proportion to the number of items taken out, and a copy of one bit for every node.
+
+        Raises:
+            ValueError: an id that is not in the catalogue; nothing is taken out then.
+        """
+        with self._updates:
+            self._snapshot = self._snapshot.remove(item_ids)
+
+    def add(
+        self, sequences: npt.ArrayLike | Iterable[Sequence[int]], item_ids: npt.ArrayLike | Iterable[ItemId]
+    ) -> None:
+        """Put items in; the next call of `generate` sees them.
+
+        What was added since the index was built is compiled anew each time: `compact` after some hundred thousand.
+
+        Args:
+            sequences: as in `from_sequences`; of the catalogue's length where it has no end token.
+            item_ids: one id each, of the catalogue's type. An id that is there already gets a second sequence; remove
+                it first to give it another one.
+
+        Raises:
+            ValueError: as `from_sequences`; nothing is added then.
+        """
+        with self._updates:
+            self._snapshot = self._snapshot.add(sequences, item_ids)
+
+    def compact(self) -> None:
+        """Fold all updates into arrays built anew, as fast as an index that never changed.
+
+        It takes as long as building the index. Calls of `generate` go on meanwhile; other updates wait.
+
+        Raises:
+            ValueError: no item is left.
+        """
+        with self._updates:
+            self._snapshot = self._snapshot.compact()
 
     def save_pretrained(self, save_directory: str | Path) -> None:
         """Write `constraint_index.json`, `constraint_index.safetensors` and, where there is none yet, a model card.
 
-        A save that is interrupted leaves the previous index readable.
+        What is saved is what is served: an index that was updated or filtered is compacted on the way, itself
+        unchanged. A save that is interrupted leaves the previous index readable.
 
         Args:
             save_directory: a folder, made if need be; it may be that of a model, so that a checkpoint carries its
                 catalogue.
+
+        Raises:
+            ValueError: a file in the folder's place, or no item is left.
+            OSError: the disk is full or read-only; the previous index is still readable.
         """
         directory = Path(save_directory)
         self._save(directory, name=directory.resolve().name)
@@ -193,8 +351,9 @@ class ConstraintIndex:
         cache_dir: str | Path | None = None,
         local_files_only: bool = False,
         subfolder: str = "",
+        verify: bool | None = None,
     ) -> ConstraintIndex:
-        """Load an index from a folder or from a repository of the Hub.
+        """Load an index from a folder or from a repository of the Hub, mapped into memory and read when it is used.
 
         Args:
             repo_or_dir: a folder with the two files, or a repository id such as `"me/catalogue"`.
@@ -203,6 +362,8 @@ class ConstraintIndex:
             cache_dir: where downloads are kept; the Hub's own cache by default.
             local_files_only: use only what is cached.
             subfolder: folder inside `repo_or_dir`.
+            verify: read all of it once to compare digests. By default only up to 64 MB, which takes no time;
+                `hf-gr index check` does it for any index. Sizes, types and format are always checked.
 
         Raises:
             ValueError: a file that is missing, cut short, altered, of a newer format, or no safetensors file (never
@@ -219,17 +380,15 @@ class ConstraintIndex:
             local_files_only=local_files_only,
             subfolder=subfolder,
         )
-        description, arrays = storage.load(folder)
+        description, arrays = storage.load(folder, verify=verify)
         try:
-            trie = Trie.from_arrays(arrays["tokens"], arrays["child_offsets"])
-            item_ids = ItemIds(arrays["item_ids"], arrays.get("item_id_bounds"))
-            offsets = arrays["item_offsets"]
-            if len(offsets) != trie.num_sequences + 1 or not _bounds(offsets, len(item_ids), at_least=1):
-                raise ValueError("item_offsets do not give every sequence its items")
-            if item_ids.bounds is not None and not _bounds(item_ids.bounds, len(item_ids.values), at_least=0):
-                raise ValueError("item_id_bounds do not divide the text of the item ids")
-            return cls(trie, item_ids, offsets, description["eos_token_id"])
-        except (ValueError, KeyError, IndexError) as error:
+            eos_token_id = read_eos_token_id(description["eos_token_id"])
+            if description["format_version"] == 1:
+                sequences, item_ids = storage.read_version_1(arrays)
+                return cls.from_sequences(sequences, item_ids=item_ids, eos_token_id=eos_token_id)
+            segment = storage.read_segment(description, arrays, verify=verify)
+            return cls(Snapshot(Part(segment), eos_token_id))
+        except (ValueError, KeyError, IndexError, TypeError) as error:
             raise ValueError(
                 f"{folder / storage.ARRAYS_FILE} holds no constraint index ({error}): download it or save it again"
             ) from error
@@ -267,58 +426,32 @@ class ConstraintIndex:
 
         if directory.exists() and not directory.is_dir():
             raise ValueError(f"save_directory={str(directory)!r} is a file, expected a folder: name another one")
+        index = ConstraintIndex(self._snapshot.compact())
         directory.mkdir(parents=True, exist_ok=True)
-        starts = self.trie.level_starts
-        description: dict[str, Any] = {
-            "num_sequences": len(self),
-            "num_items": self.num_items,
-            "max_length": self.max_length,
-            "eos_token_id": self.eos_token_id,
-            "item_id_type": "string" if self._item_ids.are_strings else "integer",
-            "level_sizes": [end - start for start, end in zip(starts[1:], starts[2:], strict=False)],
-            "branching": list(self.trie.branching),
+        segment = index.snapshot.base.segment
+        description = {
+            "num_sequences": len(index),
+            "num_items": index.num_items,
+            "max_length": index.max_length,
+            "eos_token_id": index.eos_token_id,
+            **storage.describe_segment(segment),
         }
-        storage.save(directory, description, self._arrays(), card=index_card(self, name))
+        storage.save(directory, description, segment.arrays(), card=index_card(index, name))
 
-    def _arrays(self) -> dict[str, Array]:
-        """Everything that is stored, by its name in the file."""
-        arrays = {
-            "tokens": self.trie.tokens,
-            "child_offsets": self.trie.child_offsets,
-            "item_offsets": self._item_offsets,
-            "item_ids": self._item_ids.values,
-        }
-        return arrays if self._item_ids.bounds is None else arrays | {"item_id_bounds": self._item_ids.bounds}
+    @classmethod
+    def _from_table(
+        cls,
+        format: Literal["parquet", "csv", "jsonl"],
+        path: str | Path | Sequence[str | Path],
+        sequence: str | Sequence[str],
+        item_id: str | None,
+        eos_token_id: int | None,
+        progress: bool,
+        delimiter: str | None = None,
+    ) -> ConstraintIndex:
+        from hf_gr.tables import read_table
 
-    def _walk(self, rows: npt.NDArray[np.int64]) -> tuple[Array, Array]:
-        """Follow `[R, T]` tokens to `[R]` leaves (-1: none) and the number of tokens that each took."""
-        states = np.zeros(len(rows), dtype=np.int64)
-        lengths = np.zeros(len(rows), dtype=np.int64)
-        for column in rows.T:
-            first, last = self.trie.children(np.maximum(states, 0))
-            walking = (states >= 0) & (first < last)
-            # A row of the token lists may have ended without its end token: PADDING leaves its state as it is.
-            walking &= column != PADDING
-            states = np.where(walking, self.trie.advance(states, column), states)
-            lengths += walking & (states >= 0)
-        if self.eos_token_id is not None:
-            ended = self.trie.advance(states, np.full_like(states, self.eos_token_id))
-            states = np.where(ended >= 0, ended, states)
-        first, last = self.trie.children(np.maximum(states, 0))
-        return np.where(first == last, states, -1), lengths
-
-    def _sequence_numbers(self, leaves: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The number of every leaf's sequence, in lexicographic order."""
-        if any(self.trie.has_leaves[:-1]):
-            return self._number_of_node[leaves].astype(np.int64)
-        return leaves - self.trie.level_starts[-2]
-
-    @cached_property
-    def _number_of_node(self) -> Array:
-        """Where sequences differ in length: the number of the first sequence below every node."""
-        return self.trie.first_sequences().astype(smallest_dtype(len(self)))
-
-
-def _bounds(offsets: Array, total: int, *, at_least: int) -> bool:
-    """Whether offsets divide `total` things into parts of a smallest size."""
-    return bool(offsets[0] == 0 and offsets[-1] == total and (np.diff(offsets.astype(np.int64)) >= at_least).all())
+        table = read_table(
+            path, format=format, sequence=sequence, item_id=item_id, delimiter=delimiter, progress=progress
+        )
+        return cls.from_sequences(table.sequences, item_ids=table.item_ids, eos_token_id=eos_token_id)

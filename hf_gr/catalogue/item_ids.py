@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Item ids, all integers or all strings, in flat arrays. Knows no tokens.
 
-Axes: I items.
+Axes: I items, Q ids that are looked up.
 """
 
 from __future__ import annotations
@@ -14,33 +14,39 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from .fanout import Array, Bools, Longs, require, smallest_dtype, spans
 from .sequences import is_integer, to_host
-from .trie import Array, smallest_dtype
 
 ItemId = int | str
+HASH_BASIS, HASH_FACTOR = np.int64(0xCBF29CE484222325 - 2**64), np.int64(1_099_511_628_211)  # FNV's, in 64 bits
 
 
 @dataclass(frozen=True, eq=False)
 class ItemIds:
-    """Packed item ids.
+    """Packed item ids, found again by binary search.
 
     Attributes:
         values: `[I]` integers, or the UTF-8 text of all strings, one after the other.
         bounds: `[I + 1]`, for strings: id `i` is `values[bounds[i] : bounds[i + 1]]`; None for integers.
+        order: `[I]` permutation that sorts integers, or the hashes of strings; None where integers ascend as they are.
     """
 
     values: npt.NDArray[np.integer]
     bounds: Array | None = None
+    order: Array | None = None
 
     @classmethod
     def pack(cls, ids: Array | list[str]) -> ItemIds:
         """Pack checked ids (see `read_item_ids`)."""
         if isinstance(ids, np.ndarray):
-            return cls(ids)
+            ascend = bool((ids[1:] > ids[:-1]).all())
+            return cls(ids, order=None if ascend else np.argsort(ids, kind="stable").astype(smallest_dtype(len(ids))))
         encoded = [item_id.encode() for item_id in ids]
         bounds = np.concatenate(([0], np.cumsum([len(text) for text in encoded], dtype=np.int64)))
         values = np.array(np.frombuffer(b"".join(encoded), dtype=np.uint8))
-        return cls(values, bounds.astype(smallest_dtype(len(values))))
+        unsorted = cls(values, bounds.astype(smallest_dtype(len(values))))
+        order = np.argsort(unsorted._hashes(np.arange(len(ids))), kind="stable")
+        return cls(values, unsorted.bounds, order.astype(smallest_dtype(len(ids))))
 
     def __len__(self) -> int:
         return len(self.values if self.bounds is None else self.bounds[1:])
@@ -50,38 +56,125 @@ class ItemIds:
         """Whether the ids are strings."""
         return self.bounds is not None
 
-    def between(self, first: Array, last: Array) -> list[list[ItemId]]:
-        """`[R]` lists of the ids `first[r] .. last[r]`, as Python's integers or strings."""
-        ranges = zip(first.tolist(), last.tolist(), strict=True)
-        if self.bounds is None:
-            return [self.values[start:end].tolist() for start, end in ranges]
-        return [[self._text(item) for item in range(start, end)] for start, end in ranges]
+    def take(self, items: Array) -> list[ItemId]:
+        """The ids of these items, as Python's integers or strings."""
+        return self.values[items].tolist() if self.bounds is None else [self._text(int(item)) for item in items]
+
+    def select(self, items: Array) -> Array | list[str]:
+        """The ids of these items, as `pack` takes them."""
+        return self.values[items] if self.bounds is None else cast("list[str]", self.take(items))
+
+    def find(self, ids: Array | list[str]) -> tuple[Longs, Longs]:
+        """The items that have these ids: `[Q]` counts, and the items of all Q ids, one after the other."""
+        if isinstance(ids, np.ndarray):
+            # Of one type with the ids: NumPy would copy them all otherwise.
+            held = np.iinfo(self.values.dtype)
+            may_be = (ids >= held.min) & (ids <= held.max)
+            sought = ids.astype(self.values.dtype)
+            first = np.searchsorted(self.values, sought, sorter=self.order)
+            last = np.where(may_be, np.searchsorted(self.values, sought, side="right", sorter=self.order), first)
+            items = spans(first, last)
+            return last - first, items if self.order is None else self.order[items].astype(np.int64)
+        sought = ItemIds._of_texts(ids)
+        hashes = sought._hashes(np.arange(len(ids)))
+        first, last = self._search(hashes, after=False), self._search(hashes, after=True)
+        assert self.order is not None
+        items, of = self.order[spans(first, last)].astype(np.int64), np.repeat(np.arange(len(ids)), last - first)
+        same = np.array([self._text(int(item)) == ids[int(q)] for item, q in zip(items, of, strict=True)], dtype=bool)
+        return np.bincount(of[same], minlength=len(ids)), items[same]
+
+    def check(self) -> None:
+        """Make sure that the arrays are those of item ids.
+
+        Raises:
+            ValueError: names what does not hold.
+        """
+        items = np.arange(len(self)) if self.order is None else self.order
+        require((np.sort(items) == np.arange(len(self))).all(), "the order of the item ids names each of them once")
+        self.check_text()
+        keys = self.values[items] if self.bounds is None else self._hashes(items)
+        require((keys[1:] >= keys[:-1]).all(), "the item ids are in the order in which they are looked up")
+
+    def check_text(self) -> None:
+        """Make sure that strings are Unicode text, all of it and in their order; see `check`."""
+        if self.bounds is not None:
+            bounds = self.bounds.astype(np.int64)
+            inside = bounds[0] == 0 and bounds[-1] == len(self.values)
+            require(inside and (np.diff(bounds) >= 0).all(), "the text of the item ids is divided among them")
+            self.values.tobytes().decode()
+            starts = self.values[bounds[bounds < len(self.values)]]
+            require((starts & 0xC0 != 0x80).all(), "no item id begins inside a character")
+
+    @classmethod
+    def _of_texts(cls, ids: list[str]) -> ItemIds:
+        encoded = [item_id.encode() for item_id in ids]
+        bounds = np.concatenate(([0], np.cumsum([len(text) for text in encoded], dtype=np.int64)))
+        return cls(np.frombuffer(b"".join(encoded), dtype=np.uint8), bounds)
+
+    def _search(self, hashes: Longs, *, after: bool) -> Longs:
+        """`np.searchsorted` over the hashes in sorted order, which are made as they are met and stored nowhere."""
+        assert self.order is not None
+        low, high = np.zeros(len(hashes), dtype=np.int64), np.full(len(hashes), len(self), dtype=np.int64)
+        for _ in range(len(self).bit_length()):
+            middle = np.minimum((low + high) // 2, len(self) - 1)
+            met = self._hashes(self.order[middle])
+            right = (low < high) & ((met <= hashes) if after else (met < hashes))
+            low, high = np.where(right, middle + 1, low), np.where(right | (low >= high), high, middle)
+        return low
+
+    def _hashes(self, items: Array) -> Longs:
+        """One integer for each text: FNV-1a over its bytes, all texts at once."""
+        assert self.bounds is not None
+        first, last = self.bounds[items].astype(np.int64), self.bounds[items + 1].astype(np.int64)
+        hashes = np.full(len(items), HASH_BASIS)
+        rows = np.arange(len(items))
+        for position in range(int((last - first).max(initial=0))):
+            rows = rows[first[rows] + position < last[rows]]
+            hashes[rows] = (hashes[rows] ^ self.values[first[rows] + position]) * HASH_FACTOR
+        return hashes
 
     def _text(self, item: int) -> str:
         assert self.bounds is not None
         return self.values[self.bounds[item] : self.bounds[item + 1]].tobytes().decode()
 
 
-def read_item_ids(item_ids: npt.ArrayLike | Iterable[ItemId] | None, num_rows: int) -> Array | list[str]:
-    """Check item ids: an integer array or a list of strings; the row numbers for None.
+def read_item_ids(item_ids: npt.ArrayLike | Iterable[ItemId] | None, num_rows: int) -> Array | list[str] | None:
+    """Check one item id for every row: an integer array or a list of strings; None stays None.
 
     Raises:
         ValueError: another number of them than rows, mixed or other types, integers beyond 64 bits, text that is no
             Unicode.
     """
     if item_ids is None:
-        return np.arange(num_rows, dtype=smallest_dtype(num_rows))
+        return None
     host: Any = to_host(item_ids)
-    values: Any = host.tolist() if isinstance(host, np.ndarray) else host
-    if not isinstance(values, Iterable) or isinstance(values, (str, bytes)):
+    if isinstance(host, np.ndarray) and cast("npt.NDArray[Any]", host).ndim == 0:
+        host = cast("npt.NDArray[Any]", host).item()
+    if not isinstance(host, Iterable) or isinstance(host, (str, bytes)):
         raise ValueError(
-            f"item_ids is {values!r}, expected a list of {num_rows} ids: one for each row, in the same order"
+            f"item_ids is {host!r}, expected a list of {num_rows} ids: one for each row, in the same order"
         )
-    ids = list(cast("Iterable[Any]", values))
+    ids: Any = cast(Any, host) if isinstance(host, np.ndarray) else list(cast("Iterable[Any]", host))
     if len(ids) != num_rows:
         raise ValueError(f"item_ids has {len(ids)} entries, expected {num_rows}: one for each row, in the same order")
+    return check_item_ids(ids)
+
+
+def check_item_ids(item_ids: Any) -> Array | list[str]:
+    """Check the types of item ids: an integer array of the smallest type, or a list of strings."""
+    host: Any = to_host(item_ids)
+    if isinstance(host, np.ndarray):
+        array = cast("npt.NDArray[Any]", host)
+        if array.dtype.kind in "iu" and array.ndim == 1:
+            if array.dtype == np.uint64 and array.max(initial=0) > np.iinfo(np.int64).max:
+                raise _beyond_64_bits()
+            return array.astype(_dtype_of(array))
+        host = array.tolist()
+    if not isinstance(host, Iterable) or isinstance(host, (str, bytes)):
+        raise ValueError(f"item_ids is {host!r}, expected a list of item ids")
+    ids = list(cast("Iterable[Any]", host))
     kinds = set(map(type, ids))
-    if all(issubclass(kind, str) for kind in kinds):
+    if ids and all(issubclass(kind, str) for kind in kinds):
         return [_check_text(str(item_id), number) for number, item_id in enumerate(ids)]
     if any(kind is bool or not issubclass(kind, (int, np.integer)) for kind in kinds):
         integers = is_integer(ids[0])
@@ -96,38 +189,44 @@ def read_item_ids(item_ids: npt.ArrayLike | Iterable[ItemId] | None, num_rows: i
     try:
         array = np.array(ids, dtype=np.int64)
     except OverflowError:
-        raise ValueError("item_ids has an integer beyond 64 bits, expected less: pass such ids as strings") from None
-    return array.astype(smallest_dtype(max(int(array.max()), -int(array.min()) - 1)))
+        raise _beyond_64_bits() from None
+    return array.astype(_dtype_of(array))
 
 
-def group_items(
-    ids: Array | list[str], order: Array, is_first: npt.NDArray[np.bool_]
-) -> tuple[Array | list[str], Array]:
-    """Item ids in sequence order with `[S + 1]` offsets; an item given twice on one sequence counts once.
+def drop_repeated(ids: Array | list[str], order: Array, is_first: Bools) -> Bools:
+    """`[N]` flags, in sequence order, of what is kept: an item given twice on one sequence counts once.
 
     Args:
         ids: item ids in the order of the rows.
-        order: the permutation that sorts the rows, stable.
-        is_first: in sorted order, whether a row is the first of its sequence.
+        order: the permutation that brings the rows into the order of their sequences, stable.
+        is_first: in that order, whether a row is the first of its sequence.
     """
-    sequence = np.cumsum(is_first) - 1
-    shared = np.flatnonzero(np.bincount(sequence)[sequence] > 1)
+    kept = np.ones(len(order), dtype=bool)
+    is_last = np.append(is_first[1:], True)
+    shared = np.flatnonzero(~(is_first & is_last))
     if len(shared):
+        sequence = np.cumsum(is_first)[shared]
         numbers: dict[str, int] = {}
         codes: Array = (
             ids[order[shared]]
             if isinstance(ids, np.ndarray)
             else np.array([numbers.setdefault(ids[int(row)], len(numbers)) for row in order[shared]])
         )
-        by_item = np.lexsort([codes, sequence[shared]])  # stable: of equal ones the first given comes first
-        codes, of = codes[by_item], sequence[shared][by_item]
-        repeated = (codes[1:] == codes[:-1]) & (of[1:] == of[:-1])
-        kept = np.ones(len(order), dtype=bool)
+        by_item = np.lexsort([codes, sequence])  # stable: of equal ones the first given comes first
+        codes, sequence = codes[by_item], sequence[by_item]
+        repeated = (codes[1:] == codes[:-1]) & (sequence[1:] == sequence[:-1])
         kept[shared[by_item[1:][repeated]]] = False
-        order, sequence = order[kept], sequence[kept]
-    offsets = np.concatenate(([0], np.cumsum(np.bincount(sequence))))
-    sorted_ids = ids[order] if isinstance(ids, np.ndarray) else [ids[int(row)] for row in order]
-    return sorted_ids, offsets.astype(smallest_dtype(int(offsets[-1])))
+    return kept
+
+
+def _dtype_of(array: npt.NDArray[Any]) -> np.dtype[np.signedinteger]:
+    if not len(array):
+        return np.dtype(np.int64)
+    return smallest_dtype(max(int(array.max()), -int(array.min()) - 1))
+
+
+def _beyond_64_bits() -> ValueError:
+    return ValueError("item_ids has an integer beyond 64 bits, expected less: pass such ids as strings")
 
 
 def _check_text(item_id: str, number: int) -> str:

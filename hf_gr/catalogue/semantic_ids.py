@@ -2,23 +2,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Items <-> code tuples <-> token ids. NumPy only: tokenizers and models are used by their methods, never imported.
 
-Axes: N items, L levels.
+Axes: N items, L levels of the longest semantic ID.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from itertools import zip_longest
+from os import PathLike
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from .index import ConstraintIndex
 from .item_ids import ItemId, read_item_ids
-from .sequences import read_rows, to_host
-
-LEVEL_NAMES = "abcdefghijklmnopqrstuvwxyz"
+from .recipes import TEMPLATE, read_recipe, token_texts
+from .sequences import LARGEST_TOKEN, read_rows, to_host
+from .trie import PADDING
 
 
 class SemanticIds:
@@ -27,14 +29,21 @@ class SemanticIds:
     Code `c` of level `l` is a token of its own: by default `offset + level_sizes[0] + ... + level_sizes[l - 1] + c`,
     which suits a model trained from scratch; with `from_tokenizer` the tokenizer's own added token, such as `<a_47>`.
 
+    Semantic IDs may differ in length: some recipes tell items of equal codes apart by one more.
+
+    Attributes:
+        codes: `[N, L]` integers; -1 fills up the rows of shorter semantic IDs.
+        level_sizes: L codebook sizes.
+        item_ids: N item ids.
+
     Example:
-        >>> ids = SemanticIds([[0, 1], [2, 0]], item_ids=["ham", "jam"], offset=3)
+        >>> ids = SemanticIds([[0, 1], [2, 0], [2, 0, 1]], item_ids=["ham", "jam", "yam"], offset=3)
         >>> ids.level_sizes, ids.vocab_size
-        ((3, 2), 8)
-        >>> ids.encode(["jam", "ham"])
-        [5, 6, 3, 7]
-        >>> ids.decode([3, 7, 5, 6])
-        [['ham'], ['jam']]
+        ((3, 2, 2), 10)
+        >>> ids.encode(["jam", "yam", "ham"])
+        [5, 6, 5, 6, 9, 3, 7]
+        >>> ids.decode([5, 6, 9, 5, 6])
+        [['yam'], ['jam']]
     """
 
     def __init__(
@@ -48,7 +57,8 @@ class SemanticIds:
         """Give every level its own range of tokens.
 
         Args:
-            codes: `[N, L]` integers from 0, one row an item. Several items may have one code tuple.
+            codes: integers from 0, one row an item: `[N, L]`, shorter rows filled up with -1, or N lists of several
+                lengths. Several items may have one code tuple.
             item_ids: N distinct item ids, all integers or all strings; the row numbers by default.
             level_sizes: L codebook sizes; the largest code of each level plus one by default.
             offset: the first token of the first level: the number of tokens that are something else.
@@ -56,35 +66,86 @@ class SemanticIds:
         Raises:
             ValueError: codes of another shape, type or range, or item ids that are not N distinct ones.
         """
-        array = _rectangular(codes)
+        array = _fill_up(codes)
         if array.ndim != 2 or not array.size or array.dtype.kind not in "iu":
             raise ValueError(f"codes has shape {list(array.shape)} and dtype {array.dtype}, expected [N, L] integers")
-        largest = array.max(axis=0)
-        sizes = tuple(int(size) for size in (largest + 1 if level_sizes is None else level_sizes))
-        if len(sizes) != array.shape[1]:
-            raise ValueError(f"level_sizes has {len(sizes)} entries, expected {array.shape[1]}: one for each level")
-        for level, size in enumerate(sizes):
-            if array[:, level].min() < 0 or largest[level] >= size:
-                item = int(np.argmax((array[:, level] < 0) | (array[:, level] >= size)))
-                raise ValueError(
-                    f"item {item} has code {array[item, level]} at level {level}, expected 0 to {size - 1}: "
-                    "was the level offset added already?"
-                )
-        if offset < 0:
-            raise ValueError(f"offset={offset}, expected 0 or more: the number of tokens before the first code")
         self.codes: npt.NDArray[np.int64] = array.astype(np.int64)
-        self.level_sizes = sizes
         ids = read_item_ids(item_ids, len(array))
-        self.item_ids: list[ItemId] = [*ids] if isinstance(ids, list) else ids.tolist()
+        ids = ids.tolist() if isinstance(ids, np.ndarray) else ids
+        self.item_ids: list[ItemId] = [*(range(len(array)) if ids is None else ids)]
         if len(set(self.item_ids)) != len(array):
             raise ValueError(
                 f"item_ids has {len(array)} entries, {len(set(self.item_ids))} of them distinct, expected all: "
                 "an item has one semantic ID"
             )
-        starts = offset + np.concatenate(([0], np.cumsum(sizes)))
-        self._tokens: list[npt.NDArray[np.int64]] = [
-            np.arange(start, end, dtype=np.int64) for start, end in zip(starts, starts[1:], strict=False)
-        ]
+        largest: list[int] = self.codes.max(axis=0).tolist()
+        self.level_sizes: tuple[int, ...] = tuple(
+            (max(code, 0) + 1 for code in largest) if level_sizes is None else map(int, level_sizes)
+        )
+        self._check_codes()
+        if offset < 0:
+            raise ValueError(f"offset={offset}, expected 0 or more: the number of tokens before the first code")
+        if offset + sum(self.level_sizes) > LARGEST_TOKEN:
+            raise ValueError(
+                f"offset={offset} and level_sizes={self.level_sizes} give tokens beyond {LARGEST_TOKEN}, expected "
+                "codes of a codebook: are these item ids?"
+            )
+        # By code, for each level. The last entry stands for code -1, and is no token either.
+        self._tokens: list[npt.NDArray[np.int64]] = []
+        for size in self.level_sizes:
+            self._tokens.append(np.append(np.arange(offset, offset + size, dtype=np.int64), PADDING))
+            offset += size
+
+    @classmethod
+    def from_json(
+        cls,
+        source: str | PathLike[str] | Mapping[Any, Any] | Sequence[Any],
+        *,
+        level_sizes: Sequence[int] | None = None,
+        offset: int = 0,
+        tokenizer: Any = None,
+        model: Any = None,
+        template: str = TEMPLATE,
+    ) -> SemanticIds:
+        """Read the semantic IDs that public recipes write.
+
+        An item's semantic ID may be
+
+        - a list of token texts, `["<a_47>", "<b_103>", "<c_8>"]`: `*.index.json` of LC-Rec, LETTER and MiniOneRec
+          (with `template="<|{level}_{code}|>"` where `rqkmeans_constrained.py` wrote `"<|a_47|>"`);
+        - a list of integers, `[47, 103, 8]`;
+        - a string of the package semantic-id, `"47-103-8"` or `"<a_47><b_103><c_8>"`. The number that it appends to
+          collisions, `"47-103-8-1"`, is one more code; an item id that it appends (its `item_ids=`) is none.
+
+        Args:
+            source: a JSON file, or what one holds: item -> semantic ID, or a list of semantic IDs, whose items are
+                the row numbers. Item ids such as `"17"` become integers, as the recipes' histories have them; where
+                one is no such number (`"B001"`, `"007"`), all stay strings.
+            level_sizes: as in the constructor.
+            offset: as in the constructor; without a tokenizer only.
+            tokenizer: as in `from_tokenizer`; the constructor's tokens by default.
+            model: as in `from_tokenizer`.
+            template: a token's text, in `source` as in the tokenizer.
+
+        Raises:
+            ValueError: a file that is no JSON or is cut short, an item whose semantic ID cannot be read, or what the
+                constructor and `from_tokenizer` refuse. Nothing is added to the tokenizer in that case.
+
+        Example:
+            >>> ids = SemanticIds.from_json({"17": ["<a_0>", "<b_1>"], "23": "2-0-1"})
+            >>> ids.item_ids, ids.codes.tolist()
+            ([17, 23], [[0, 1, -1], [2, 0, 1]])
+        """
+        if tokenizer is None and model is not None:
+            raise ValueError("model is given and tokenizer=None, expected both: pass tokenizer= too")
+        if tokenizer is not None and offset:
+            raise ValueError(f"offset={offset} and a tokenizer, expected one of them: its tokens have their own ids")
+        codes, item_ids = read_recipe(source, template)
+        if tokenizer is None:
+            return cls(codes, item_ids=item_ids, level_sizes=level_sizes, offset=offset)
+        return cls.from_tokenizer(
+            codes, tokenizer, item_ids=item_ids, level_sizes=level_sizes, template=template, model=model
+        )
 
     @classmethod
     def from_tokenizer(
@@ -94,10 +155,12 @@ class SemanticIds:
         *,
         item_ids: npt.ArrayLike | Iterable[ItemId] | None = None,
         level_sizes: Sequence[int] | None = None,
-        template: str = "<{level}_{code}>",
+        template: str = TEMPLATE,
         model: Any = None,
     ) -> SemanticIds:
         """Use a tokenizer's own tokens, one for every code of every level, and add those that it lacks.
+
+        A code that no item has may lack its token: recipes add those of their items alone.
 
         Args:
             codes: as in the constructor.
@@ -109,23 +172,26 @@ class SemanticIds:
                 missing.
 
         Raises:
-            ValueError: tokens are missing and no model was given; nothing is added in that case. Or a template that
-                does not tell levels and codes apart, or more levels than letters.
+            ValueError: tokens of items are missing and no model was given; nothing is added in that case. Or a
+                template that does not tell levels and codes apart, or more levels than letters.
         """
         ids = cls(codes, item_ids=item_ids, level_sizes=level_sizes)
-        texts = _token_texts(template, ids.level_sizes)
-        flat = [text for level in texts for text in level]
+        texts = token_texts(template, ids.level_sizes)
+        used = [level[code] for level, column in zip(texts, ids.codes.T, strict=True) for code in _distinct(column)]
         vocabulary: dict[str, int] = tokenizer.get_vocab()
-        missing = [text for text in flat if text not in vocabulary]
+        missing = [text for text in used if text not in vocabulary]
         if missing and model is None:
             raise ValueError(
-                f"the tokenizer lacks {len(missing)} of {len(flat)} code tokens, such as {missing[0]!r}, and "
-                "model=None: pass model=, so that they are added and its embeddings resized"
+                f"the tokenizer lacks {len(missing)} of {len(used)} code tokens, such as {missing[0]!r}, and "
+                "model=None: pass model=, so that they are added and its embeddings resized, or template=, where the "
+                "tokenizer writes them otherwise"
             )
         if missing:
-            tokenizer.add_tokens(missing)
+            tokenizer.add_tokens([text for level in texts for text in level if text not in vocabulary])
             vocabulary = tokenizer.get_vocab()
-        ids._tokens = [np.array([vocabulary[text] for text in level], dtype=np.int64) for level in texts]
+        ids._tokens = [
+            np.array([*(vocabulary.get(text, PADDING) for text in level), PADDING], dtype=np.int64) for level in texts
+        ]
         if model is not None and ids.vocab_size > model.get_input_embeddings().weight.shape[0]:
             model.resize_token_embeddings(max(ids.vocab_size, len(tokenizer)))
         return ids
@@ -136,7 +202,7 @@ class SemanticIds:
 
     @property
     def num_levels(self) -> int:
-        """Tokens of one item."""
+        """Tokens of one item, the longest."""
         return len(self.level_sizes)
 
     @property
@@ -145,36 +211,53 @@ class SemanticIds:
         return max(int(tokens.max()) for tokens in self._tokens) + 1
 
     def token_sequences(self) -> npt.NDArray[np.int64]:
-        """The `[N, L]` tokens of every item, for `ConstraintIndex.from_sequences`."""
+        """The `[N, L]` tokens of every item; -1 fills up shorter rows."""
         return np.stack([tokens[self.codes[:, level]] for level, tokens in enumerate(self._tokens)], axis=1)
 
     def constraint_index(self, *, eos_token_id: int | None = None) -> ConstraintIndex:
-        """Compile the catalogue of these items."""
+        """Compile the catalogue of these items.
+
+        Args:
+            eos_token_id: the token that ends an item; needed where semantic IDs differ in length.
+
+        Raises:
+            ValueError: semantic IDs of several lengths and no end token.
+        """
+        if self._is_ragged and eos_token_id is None:
+            raise ValueError(
+                "semantic IDs differ in length and eos_token_id=None, expected an end token, which tells an item from "
+                "a longer one: pass eos_token_id= (usually model.generation_config.eos_token_id)"
+            )
         return ConstraintIndex.from_sequences(
             self.token_sequences(), item_ids=self.item_ids, eos_token_id=eos_token_id
         )
 
     def encode(self, item_ids: Iterable[ItemId]) -> list[int]:
-        """A history as one list of tokens: L of them an item.
+        """A history as one list of tokens: as many an item as it has codes.
 
         Raises:
             ValueError: an item that has no semantic ID, by name.
         """
-        return self._sequences[[self._row(item_id) for item_id in item_ids]].reshape(-1).tolist()
+        tokens = self._sequences[[self._row(item_id) for item_id in item_ids]]
+        return tokens[tokens != PADDING].tolist()
 
     def decode(self, token_ids: npt.ArrayLike | Sequence[int]) -> list[list[ItemId]]:
-        """The items of every L tokens, empty where those are no item's.
+        """The items of a list of tokens, one after the other; empty where tokens are no item's.
+
+        L tokens are an item; where semantic IDs differ in length, as many as follow each other level by level.
 
         Raises:
-            ValueError: a number of tokens that is no multiple of L.
+            ValueError: several rows, a number of tokens that is no multiple of L, or, where semantic IDs differ in
+                length, a token that is no code's.
         """
         rows, _ = read_rows(token_ids, one_is_enough=True)
-        if len(rows) > 1 or rows.size % self.num_levels:
+        if len(rows) > 1 or not self._is_ragged and rows.size % self.num_levels:
+            number = "" if self._is_ragged else f"a multiple of {self.num_levels} "
             raise ValueError(
-                f"token_ids has shape {list(rows.shape)}, expected one list of a multiple of {self.num_levels} "
+                f"token_ids has shape {list(rows.shape)}, expected one list of {number}"
                 "tokens: cut the prompt and the end token off, and decode one row at a time"
             )
-        return [list(self._items_of.get(tuple(row), [])) for row in rows.reshape(-1, self.num_levels).tolist()]
+        return [list(self._items_of.get(tuple(part), [])) for part in self._split(rows.reshape(-1))]
 
     def codes_of(self, item_id: ItemId) -> tuple[int, ...]:
         """The code tuple of an item.
@@ -182,7 +265,49 @@ class SemanticIds:
         Raises:
             ValueError: an item that has no semantic ID.
         """
-        return tuple(self.codes[self._row(item_id)].tolist())
+        codes = self.codes[self._row(item_id)]
+        return tuple(codes[codes != PADDING].tolist())
+
+    def _check_codes(self) -> None:
+        """Every code is one of its level, and -1 stands behind the last code of a row only."""
+        num_levels = self.codes.shape[1]
+        if len(self.level_sizes) != num_levels:
+            raise ValueError(
+                f"level_sizes has {len(self.level_sizes)} entries, expected {num_levels}: one for each level"
+            )
+        is_filling = np.ones(len(self), dtype=np.bool_)
+        for level in reversed(range(num_levels)):
+            column, size = self.codes[:, level], self.level_sizes[level]
+            if size < 1:
+                raise ValueError(f"level_sizes has {size} at level {level}, expected 1 or more")
+            is_filling &= (column == PADDING) & (level > 0)  # an item has one code at least
+            bad = ~is_filling & ((column < 0) | (column >= size))
+            if bad.any():
+                row = int(np.argmax(bad))
+                fix = "was the level offset added already?" if column[row] > 0 else "only the end of a row may be -1"
+                raise ValueError(
+                    f"item {self.item_ids[row]!r} has code {column[row]} at level {level}, "
+                    f"expected 0 to {size - 1}: {fix}"
+                )
+
+    def _split(self, tokens: npt.NDArray[np.int64]) -> list[list[int]]:
+        """The tokens of each item; of several lengths, cut before any token that is not of the next level."""
+        if not self._is_ragged:
+            return tokens.reshape(-1, self.num_levels).tolist()
+        parts: list[list[int]] = []
+        next_level = 0
+        for position, token in enumerate(tokens.tolist()):
+            level = self._level_of.get(token)
+            if level is None:
+                raise ValueError(
+                    f"token_ids has {token} at position {position}, expected code tokens only: "
+                    "cut the prompt and the end token off"
+                )
+            if level == 0 or level != next_level:
+                parts.append([])
+            parts[-1].append(token)
+            next_level = level + 1
+        return parts
 
     def _row(self, item_id: ItemId) -> int:
         if item_id not in self._row_of:
@@ -190,6 +315,10 @@ class SemanticIds:
                 f"item {item_id!r} has no semantic ID, expected one of the {len(self)} known items: leave it away"
             )
         return self._row_of[item_id]
+
+    @cached_property
+    def _is_ragged(self) -> bool:
+        return bool((self.codes[:, -1] == PADDING).any())
 
     @cached_property
     def _sequences(self) -> npt.NDArray[np.int64]:
@@ -200,37 +329,34 @@ class SemanticIds:
         return {item_id: row for row, item_id in enumerate(self.item_ids)}
 
     @cached_property
+    def _level_of(self) -> dict[int, int]:
+        return {token: level for level, tokens in enumerate(self._tokens) for token in tokens.tolist() if token >= 0}
+
+    @cached_property
     def _items_of(self) -> dict[tuple[int, ...], list[ItemId]]:
         items: dict[tuple[int, ...], list[ItemId]] = {}
-        for item_id, row in zip(self.item_ids, self._sequences.tolist(), strict=True):
-            items.setdefault(tuple(row), []).append(item_id)
+        lengths: list[int] = (self.codes != PADDING).sum(axis=1).tolist()
+        for item_id, row, length in zip(self.item_ids, self._sequences.tolist(), lengths, strict=True):
+            items.setdefault(tuple(row[:length]), []).append(item_id)
         return items
 
 
-def _rectangular(codes: Any) -> npt.NDArray[Any]:
+def _fill_up(codes: Any) -> npt.NDArray[Any]:
+    """Codes as one array, shorter rows filled up."""
     host = to_host(codes)
+    if isinstance(host, np.ndarray):
+        array = cast("npt.NDArray[Any]", host)
+        host = array.tolist() if array.dtype.kind == "O" else array
     try:
         return np.asarray(host)
-    except ValueError as error:
-        raise ValueError(f"codes has rows of several lengths, expected [N, L] integers: {error}") from error
-
-
-def _token_texts(template: str, level_sizes: tuple[int, ...]) -> list[list[str]]:
-    """The text of every code's token, by level."""
-    if len(level_sizes) > len(LEVEL_NAMES):
-        raise ValueError(
-            f"codes has {len(level_sizes)} levels, expected at most {len(LEVEL_NAMES)}: levels are named by letters"
-        )
+    except ValueError:  # rows of several lengths
+        pass
     try:
-        texts = [
-            [template.format(level=LEVEL_NAMES[level], code=code) for code in range(size)]
-            for level, size in enumerate(level_sizes)
-        ]
-    except (LookupError, ValueError, AttributeError) as error:
-        raise ValueError(
-            f"template={template!r} fails with {error!r}, expected {{level}} and {{code}} only, "
-            "such as '<{level}_{code}>'"
-        ) from error
-    if len({text for level in texts for text in level}) != sum(level_sizes):
-        raise ValueError(f"template={template!r} gives one text to several codes: use both {{level}} and {{code}}")
-    return texts
+        return np.asarray(list(zip_longest(*host, fillvalue=PADDING))).T
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"codes is no list of rows of integers ({error}), expected [N, L] or N code lists") from error
+
+
+def _distinct(column: npt.NDArray[np.int64]) -> list[int]:
+    """The codes that items have at a level."""
+    return np.unique(column[column != PADDING]).tolist()

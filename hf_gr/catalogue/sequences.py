@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from .fanout import Array, smallest_dtype
 from .trie import PADDING
 
 LARGEST_TOKEN = 2**31 - 1
@@ -71,20 +72,36 @@ def read_rows(sequences: Any, *, one_is_enough: bool = False) -> tuple[Rows, Row
     return padded, lengths
 
 
-def read_catalogue(sequences: Any, eos_token_id: int | None) -> Rows:
-    """Check a catalogue's sequences and bring them to `[N, T]`, the end token appended where there is one."""
-    rows, lengths = read_rows(sequences)
+def read_catalogue(sequences: Any, eos_token_id: int | None) -> Array:
+    """Check a catalogue's sequences and bring them to `[N, T]`, the end token appended where there is one.
+
+    The rows are of the smallest type that holds the tokens: a catalogue may be large.
+    """
+    host: Any = to_host(sequences)
+    rows: npt.NDArray[Any] = host
+    lengths: Rows | None = None
+    if not isinstance(host, np.ndarray) or rows.dtype.kind not in "iu" or rows.ndim != 2:
+        rows, lengths = read_rows(host)
+        lengths = None if len(rows) and lengths.min() == rows.shape[1] else lengths
     if not len(rows):
         raise ValueError("sequences is empty, expected at least one token sequence: a catalogue needs an item")
-    if not lengths.all():
-        raise ValueError(f"sequence {int(np.argmin(lengths))} is empty, expected at least one token: leave it away")
-    bad = ((rows < 0) | (rows > LARGEST_TOKEN)) & _before(lengths, rows.shape[1])
-    if bad.any():
-        row, position = divmod(int(np.argmax(bad)), rows.shape[1])
-        raise _range_error(row, position, rows[row, position])
+    if not rows.shape[1] or (lengths is not None and not lengths.all()):
+        number = 0 if lengths is None else int(np.argmin(lengths))
+        raise ValueError(f"sequence {number} is empty, expected at least one token: leave it away")
+    least, largest = int(rows.min()), int(rows.max())
+    if lengths is None and least == PADDING and eos_token_id is not None:
+        lengths = (rows != PADDING).sum(axis=1)  # right where all of them are behind the end, and checked below
+    if least < 0 or largest > LARGEST_TOKEN:
+        bad = rows < 0 if largest <= LARGEST_TOKEN else (rows < 0) | (rows > LARGEST_TOKEN)
+        if lengths is not None:
+            bad &= _before(lengths, rows.shape[1])
+        if bad.any():
+            row, position = divmod(int(np.argmax(bad)), rows.shape[1])
+            raise _range_error(row, position, rows[row, position])
+    rows = rows.astype(smallest_dtype(max(largest, eos_token_id or 0)), copy=False)
     if eos_token_id is not None:
         return _end_rows(rows, lengths, eos_token_id)
-    if lengths.min() < lengths.max():
+    if lengths is not None:
         raise ValueError(
             f"sequences have {lengths.min()} to {lengths.max()} tokens and eos_token_id=None, expected one length or "
             "an end token: pass eos_token_id= (usually model.generation_config.eos_token_id)"
@@ -148,18 +165,24 @@ def _range_error(row: int, position: int, token: Any) -> ValueError:
     return ValueError(f"sequence {row} has token {token} at position {position}, expected 0 to {LARGEST_TOKEN}: {fix}")
 
 
-def _end_rows(rows: Rows, lengths: Rows, eos_token_id: int) -> Rows:
+def _end_rows(rows: Array, lengths: Rows | None, eos_token_id: int) -> Array:
     """Append the end token to every row that does not end with it, and refuse it anywhere else."""
-    rows = np.pad(rows, ((0, 0), (0, 1)), constant_values=PADDING)
+    width = rows.shape[1]
     numbers = np.arange(len(rows))
-    lengths = lengths - (rows[numbers, lengths - 1] == eos_token_id)
-    inside = (rows == eos_token_id) & _before(lengths, rows.shape[1])
-    bad = inside.any(axis=1) | (lengths == 0)
+    given = np.full(len(rows), width, dtype=np.int64) if lengths is None else lengths
+    ends = given - (rows[numbers, given - 1] == eos_token_id)  # where the end token stands, or is to stand
+    is_end = rows == eos_token_id
+    bad = ends == 0
+    if is_end.any():
+        bad |= (is_end & _before(ends, width)).any(axis=1)
     if bad.any():
         row = int(np.argmax(bad))
         raise ValueError(
             f"sequence {row} is {[token for token in rows[row].tolist() if token != PADDING]}, expected "
             f"eos_token_id={eos_token_id} at its end only, after at least one other token: is it the right end token?"
         )
-    rows[numbers, lengths] = eos_token_id
-    return rows[:, : int(lengths.max()) + 1]
+    ended = np.full((len(rows), int(ends.max()) + 1), PADDING, dtype=rows.dtype)
+    kept = min(width, ended.shape[1])
+    ended[:, :kept] = rows[:, :kept]
+    ended[numbers, ends] = eos_token_id
+    return ended

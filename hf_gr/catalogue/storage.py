@@ -1,19 +1,23 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The two files of an index: a JSON that people read and a safetensors that holds everything. Knows no trie.
+"""The two files of an index: a JSON that people read and a safetensors that holds everything.
 
 The safetensors carries the JSON's text in its own header, so it alone is a complete index. Each file is replaced in
 one step; whatever is interrupted, the safetensors is the old index or the new one. The text carries digests of itself
 and of the arrays: a file that was altered is told from one that an interrupted save left behind.
+
+Arrays are mapped into memory, not read: an index of 20 million items is there at once, and several processes share it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,11 +25,20 @@ import numpy as np
 import numpy.typing as npt
 import safetensors.numpy
 
-FORMAT_VERSION = 1
+from .fanout import Fanout, require
+from .item_ids import ItemId, ItemIds
+from .segment import Items, Segment
+from .sequences import LARGEST_TOKEN, is_integer
+from .trie import Trie
+
+FORMAT_VERSION = 2
 JSON_FILE = "constraint_index.json"
 ARRAYS_FILE = "constraint_index.safetensors"
 CARD_FILE = "README.md"
 FILES = (JSON_FILE, ARRAYS_FILE)
+VERIFIED_BYTES = 64 * 2**20  # what is verified at every load: less than a tenth of a second
+DTYPES = {"U8": np.uint8, "I16": np.int16, "I32": np.int32, "I64": np.int64}
+HEADER_BYTES = 100 * 2**20  # safetensors' own limit
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -53,8 +66,12 @@ def save(directory: Path, description: Mapping[str, Any], arrays: Arrays, *, car
             (work / name).replace(directory / name)
 
 
-def load(directory: Path) -> tuple[dict[str, Any], Arrays]:
-    """Read both files, checked against their digests.
+def load(directory: Path, *, verify: bool | None = None) -> tuple[dict[str, Any], Arrays]:
+    """Read the description and map the arrays.
+
+    Args:
+        directory: where the files are.
+        verify: compare the arrays with their digest; by default if there are at most 64 MB of them.
 
     Raises:
         ValueError: a file that is missing, cut short, altered, of a newer format, or not safetensors.
@@ -67,10 +84,8 @@ def load(directory: Path) -> tuple[dict[str, Any], Arrays]:
     _read_description((directory / JSON_FILE).read_bytes(), directory / JSON_FILE)
     path = directory / ARRAYS_FILE
     try:
-        with cast(Any, safetensors).safe_open(path, framework="numpy") as file:
-            metadata: dict[str, str] = file.metadata() or {}
-            arrays: Arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except Exception as error:  # whatever the parser says about bytes that are no safetensors
+        metadata, arrays = _map_arrays(path)
+    except Exception as error:  # whatever is wrong with bytes that are no safetensors
         raise ValueError(
             f"{path} is no safetensors file or is cut short ({error}); hf_gr never unpickles: "
             "download it or save it again"
@@ -81,9 +96,123 @@ def load(directory: Path) -> tuple[dict[str, Any], Arrays]:
         )
     # Where the two differ, a save was interrupted between the files: the one that came with the arrays holds.
     description = _read_description(metadata["constraint_index"].encode(), path)
-    if description.get("arrays_sha256") != _arrays_digest(arrays):
+    if should_verify(arrays, verify) and description.get("arrays_sha256") != _arrays_digest(arrays):
         raise _altered(path)
     return description, arrays
+
+
+def should_verify(arrays: Arrays, verify: bool | None) -> bool:
+    """Whether all of the arrays is to be read at once: by default if that takes no time."""
+    return sum(array.nbytes for array in arrays.values()) <= VERIFIED_BYTES if verify is None else verify
+
+
+def describe_segment(segment: Segment) -> dict[str, Any]:
+    """What the arrays alone do not tell, or only after all of them are read."""
+    fanouts = segment.trie.fanouts
+    return {
+        "item_id_type": "string" if segment.items.ids is not None and segment.items.ids.are_strings else "integer",
+        "level_sizes": [fanout.num_children for fanout in fanouts],
+        "branching": [fanout.largest for fanout in fanouts],
+        "childless": [fanout.num_childless for fanout in fanouts],
+        "token_bases": list(segment.trie.token_bases),
+        "items_of_a_sequence": segment.items.at_leaf.largest,
+    }
+
+
+def read_segment(description: Mapping[str, Any], arrays: Arrays, *, verify: bool | None = None) -> Segment:
+    """The segment of a description and its arrays; `verify` as in `load`.
+
+    Raises:
+        ValueError: sizes that do not fit each other, or contents that are no trie.
+        KeyError: something is missing.
+    """
+    sizes, branching, childless, token_bases = (
+        cast("list[int]", description[name]) for name in ("level_sizes", "branching", "childless", "token_bases")
+    )
+    numbers = (*sizes, *branching, *childless, *token_bases, description["items_of_a_sequence"])
+    require(all(is_integer(number) and number >= 0 for number in numbers), "sizes and token_bases are integers")
+    require(max(token_bases, default=0) <= LARGEST_TOKEN, f"token_bases are at most {LARGEST_TOKEN}")
+    levels = zip((1, *sizes[:-1]), sizes, branching, childless, strict=True)
+    fanouts = tuple(
+        _read_fanout(f"children.{level}", arrays, Fanout(*numbers, offsets=np.zeros(0, np.int16)))
+        for level, numbers in enumerate(levels)
+    )
+    trie = Trie(arrays["tokens"], tuple(token_bases), fanouts)
+    num_items = len(arrays["items.numbers"])
+    at_leaf = Fanout(trie.num_sequences, num_items, description["items_of_a_sequence"], 0, np.zeros(0, np.int16))
+    ids = None
+    if "item_ids.values" in arrays:
+        bounds, order = arrays.get("item_ids.bounds"), arrays.get("item_ids.order")
+        ids = ItemIds(arrays["item_ids.values"], bounds, order)
+        require(order is None or len(order) == num_items, f"item_ids.order has {num_items} entries")
+        require(len(ids) == num_items, f"there are {num_items} item_ids")
+        require(bounds is None or order is not None, "strings have an item_ids.order")
+        require(ids.are_strings == (description["item_id_type"] == "string"), "item_ids are of item_id_type")
+    items = Items(arrays["items.numbers"], arrays["items.positions"], _read_fanout("items", arrays, at_leaf), ids)
+    num_tokens = trie.level_starts[-1] + max(trie.branching)
+    require(len(trie.tokens) == num_tokens, f"there are {num_tokens} tokens")
+    require(len(trie.token_bases) == len(fanouts) > 0, f"there are {len(fanouts)} token_bases")
+    require(len(items.positions) == num_items == description["num_items"], f"there are {num_items} items.positions")
+    segment = Segment(trie, items)
+    if should_verify(arrays, verify):
+        segment.check()
+    return segment
+
+
+def read_version_1(arrays: Arrays) -> tuple[list[list[int]], list[ItemId]]:
+    """The rows of an index of format version 1, and their item ids: one pair for every item."""
+    tokens, offsets, first_item = arrays["tokens"], arrays["child_offsets"], arrays["item_offsets"]
+    require((np.diff(offsets.astype(np.int64)) >= 0).all(), "children are in the order of their parents")
+    ids = ItemIds(arrays["item_ids"], arrays.get("item_id_bounds"))
+    ids.check_text()
+    sequences: list[list[int]] = []
+    leaves = 0
+    unseen: list[tuple[int, list[int]]] = [(0, [])]  # depth first: items are in the lexicographic order of sequences
+    while unseen:
+        node, prefix = unseen.pop()
+        parent = min(node, len(offsets) - 2)
+        children = range(int(offsets[parent]), int(offsets[parent + 1]))
+        require(not children or children.start > node, "children follow their parents")
+        unseen += [(child, [*prefix, int(tokens[child])]) for child in reversed(children)]
+        if not children:
+            sequences += [prefix] * int(first_item[leaves + 1] - first_item[leaves])
+            leaves += 1
+    return sequences, ids.take(np.arange(len(ids)))
+
+
+def _map_arrays(path: Path) -> tuple[dict[str, str], Arrays]:
+    """The metadata and the arrays of a safetensors file, mapped into memory, pages copied where they are written."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        require(length <= min(path.stat().st_size - 8, HEADER_BYTES), f"the header has {length} bytes")
+        header: dict[str, Any] = json.loads(file.read(length))
+    metadata = cast("dict[str, str]", header.pop("__metadata__", {}))
+    if "constraint_index" not in metadata:
+        return metadata, {}  # somebody else's, of whatever types
+    end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    require(path.stat().st_size == 8 + length + end, f"the file has {8 + length + end} bytes")
+    data = np.memmap(path, dtype=np.uint8, mode="c", offset=8 + length) if end else np.zeros(0, dtype=np.uint8)
+    arrays: Arrays = {}
+    for name, entry in header.items():
+        start, stop = entry["data_offsets"]
+        dtype = np.dtype(DTYPES[entry["dtype"]])
+        size = dtype.itemsize * math.prod(entry["shape"])
+        require(0 <= start <= stop <= end and stop - start == size, f"{name} has {size} bytes")
+        require(len(entry["shape"]) == 1, f"{name} has one axis")
+        flat = np.asarray(data[start:stop])
+        aligned = flat if flat.ctypes.data % dtype.itemsize == 0 else flat.copy()
+        arrays[name] = aligned.view(dtype).reshape(entry["shape"])
+    return metadata, arrays
+
+
+def _read_fanout(name: str, arrays: Arrays, described: Fanout) -> Fanout:
+    """The fanout that was described, with its arrays."""
+    offsets, exceptions = arrays[f"{name}.offsets"], arrays.get(f"{name}.exceptions")
+    parents = described.num_parents if exceptions is None else len(exceptions)
+    require(len(offsets) == parents + 1, f"{name}.offsets has {parents + 1} entries")
+    fits = exceptions is None or np.iinfo(exceptions.dtype).max >= described.num_parents
+    require(fits, f"{name}.exceptions are of a type that holds {described.num_parents}")
+    return replace(described, offsets=offsets, exceptions=exceptions)
 
 
 def _read_description(text: bytes, path: Path) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sequences to a compiled trie: flat arrays, built once. Knows no items and no framework.
 
-Source: STATIC ("Vectorizing the Trie"), section 4, with one change: nodes are numbered level by level in
-lexicographic order, so the children of a node are contiguous and a child's number is its position. STATIC's "next
-state" column is not stored.
+Source: STATIC ("Vectorizing the Trie"), section 4, with two changes. Nodes are numbered level by level in
+lexicographic order, so the children of a node are contiguous, a child's number is its position, and STATIC's "next
+state" column is not stored. And where nearly every node has one child, its offsets are not stored either (`fanout`).
 
 Axes: N rows, S distinct sequences, L levels; level 0 is the root (node 0), level l holds the distinct prefixes of l
     tokens.
@@ -12,156 +12,179 @@ Axes: N rows, S distinct sequences, L levels; level 0 is the root (node 0), leve
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[np.integer]
+from .fanout import Array, Bools, Fanout, Longs, smallest_dtype
 
 PADDING = -1  # fills the tail of a ragged row; a token is never negative
 KEY_BITS = 63  # a sort key is one non-negative int64
+SHORT = 2**15  # 16 bits hold the numbers from -SHORT to SHORT - 1
 
 
 @dataclass(frozen=True, eq=False)
 class Trie:
-    """A compiled trie; `from_arrays` makes one, and everything that follows from its two arrays.
+    """A compiled trie.
 
     Attributes:
-        tokens: `[nodes]`, the token on the edge into each node; the root's entry is 0 and means nothing.
-        child_offsets: `[internal + 2]`, where `internal` counts the nodes above the last level. The children of node
-            `v` are `child_offsets[v] .. child_offsets[v + 1]`; the last two entries are equal, so that `internal`
-            itself is a state without children, to which every node of the last level may be clamped.
-        level_starts: `L + 2` numbers: the first node of every level, then the number of nodes.
-        branching: `L` numbers: the most children that one node of level `l` has: the static shape of a step.
-        has_leaves: `L` flags: whether a sequence can end with its token number `l + 1`.
+        tokens: `[nodes + padding]`, the token on the edge into each node, less its level's base; the root's means
+            nothing. Behind the last are as many entries as the largest branching, so that as many may be read from
+            any node on.
+        token_bases: `L` numbers: what to add to the tokens of level `l + 1`; it makes most catalogues fit 16 bits.
+        fanouts: `L` of them: the children of level `l`, both numbered from 0 within their levels.
     """
 
     tokens: Array
-    child_offsets: Array
-    level_starts: tuple[int, ...]
-    branching: tuple[int, ...]
-    has_leaves: tuple[bool, ...]
+    token_bases: tuple[int, ...]
+    fanouts: tuple[Fanout, ...]
 
-    @classmethod
-    def from_arrays(cls, tokens: Array, child_offsets: Array) -> Trie:
-        """Wrap the two arrays.
+    @cached_property
+    def level_starts(self) -> tuple[int, ...]:
+        """`L + 2` numbers: the first node of every level, then the number of nodes."""
+        return tuple(accumulate((1, *(fanout.num_children for fanout in self.fanouts)), initial=0))
 
-        Raises:
-            ValueError: the arrays are no trie: a child out of range or out of order, a level without nodes.
-        """
-        num_nodes, num_internal = len(tokens), len(child_offsets) - 2
-        num_children = np.diff(child_offsets.astype(np.int64))
-        _require(num_internal >= 1 and child_offsets[0] == 1, "the root's children follow the root")
-        _require((num_children >= 0).all(), "children are in the order of their parents")
-        _require(num_children[-1] == 0 and child_offsets[-1] == num_nodes, "the last child is the last node")
-        is_first = np.zeros(num_nodes + 1, dtype=bool)
-        is_first[child_offsets] = True
-        rising = is_first[2:-1] | (tokens[2:] > tokens[1:-1])
-        _require((tokens >= 0).all() and rising.all(), "the tokens of a node's children rise")
+    @cached_property
+    def leaf_starts(self) -> tuple[int, ...]:
+        """`L + 1` numbers: the leaves above level `l + 1`, then all; leaves are numbered level by level, too."""
+        childless = [fanout.num_childless for fanout in self.fanouts[1:]]
+        return tuple(accumulate((*childless, self.fanouts[-1].num_children), initial=0))
 
-        starts = [0, 1]
-        while starts[-1] < num_internal:
-            starts.append(int(child_offsets[starts[-1]]))
-            _require(starts[-1] > starts[-2], "every level has nodes")
-        _require(starts[-1] == num_internal < num_nodes, "the nodes of the last level have no children")
-        levels = [num_children[start:end] for start, end in zip(starts, starts[1:], strict=False)]
-        return cls(
-            tokens=tokens,
-            child_offsets=child_offsets,
-            level_starts=(*starts, num_nodes),
-            branching=tuple(int(level.max()) for level in levels),
-            has_leaves=(*(not level.all() for level in levels[1:]), True),
-        )
+    @cached_property
+    def branching(self) -> tuple[int, ...]:
+        """`L` numbers: the most children that one node of level `l` has: the static shape of a step."""
+        return tuple(fanout.largest for fanout in self.fanouts)
+
+    @cached_property
+    def has_leaves(self) -> tuple[bool, ...]:
+        """`L` flags: whether a sequence can end with its token number `l + 1`."""
+        return tuple(end > start for start, end in zip(self.leaf_starts, self.leaf_starts[1:], strict=False))
 
     @property
     def max_length(self) -> int:
         """The number of levels, which is the longest sequence."""
-        return len(self.branching)
-
-    @property
-    def dead_state(self) -> int:
-        """A state without children that stands for "no prefix of the catalogue"."""
-        return len(self.child_offsets) - 2
+        return len(self.fanouts)
 
     @property
     def num_sequences(self) -> int:
-        """The number of leaves: the last level's nodes, and those above it that have no children."""
-        internal = self.child_offsets[:-1]
-        return self.level_starts[-1] - self.level_starts[-2] + int((internal[1:] == internal[:-1]).sum())
+        """The number of leaves."""
+        return self.leaf_starts[-1]
 
-    def children(self, states: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """First and one past the last child of every state, both shaped like `states`."""
-        states = np.minimum(states, self.dead_state)
-        # 64 bits, because sums of two of them are taken: 16-bit ones overflow beyond 16,383 nodes.
-        return self.child_offsets[states].astype(np.int64), self.child_offsets[states + 1].astype(np.int64)
+    @cached_property
+    def max_token_id(self) -> int:
+        """The largest token."""
+        levels = zip(self.level_starts[1:], self.level_starts[2:], self.token_bases, strict=False)
+        return max(int(self.tokens[start:end].max()) + base for start, end, base in levels)
 
-    def advance(self, states: Array, tokens: Array) -> npt.NDArray[np.int64]:
-        """Follow one token from every state by binary search; -1 where there is no such child or the state is -1."""
-        low, end = self.children(np.where(states < 0, self.dead_state, states))
-        high = end
-        for _ in range(max(self.branching).bit_length()):
-            middle = (low + high) // 2
-            before = (low < high) & (self.tokens[np.minimum(middle, len(self.tokens) - 1)] < tokens)
+    def token(self, nodes: Array, level: int) -> Longs:
+        """The tokens on the edges into nodes of one level."""
+        return self.tokens[nodes].astype(np.int64) + self.token_bases[level - 1]
+
+    def children(self, nodes: Array, level: int) -> tuple[Longs, Longs]:
+        """First and one past the last child of every node of a level; equal for what is no node of this level."""
+        start, end = self._level(level)
+        is_here = (nodes >= start) & (nodes < end)
+        first, last = self.fanouts[level].ranges(np.where(is_here, nodes - start, 0))
+        return first + end, np.where(is_here, last, first) + end
+
+    def advance(self, nodes: Array, tokens: Array, level: int) -> Longs:
+        """Follow one token from every node of a level by binary search; -1 where there is no such child."""
+        low, end = self.children(nodes, level)
+        high, is_node = end, low < end
+        for _ in range(self.branching[level].bit_length()):
+            middle = np.minimum((low + high) // 2, len(self.tokens) - 1)
+            before = (low < high) & (self.token(middle, level + 1) < tokens)
             low, high = np.where(before, middle + 1, low), np.where(before | (low >= high), high, middle)
-        found = (low < end) & (self.tokens[np.minimum(low, len(self.tokens) - 1)] == tokens)
+        found = is_node & (low < end)
+        found &= self.token(np.where(found, low, 0), level + 1) == tokens
         return np.where(found, low, -1)
 
     def find(self, prefix: Iterable[int]) -> int:
-        """The node of one prefix, -1 if there is none; `advance` for a single row, without its set-up costs."""
-        state = 0
-        for token in prefix:
-            first, end = self.child_range(state)
-            state = bisect_left(self.tokens, token, first, end)  # type: ignore[type-var]
-            if state == end or self.tokens[state] != token:
+        """The node of one prefix, -1 if there is none."""
+        node = 0
+        for level, token in enumerate(prefix):
+            if level == self.max_length:
                 return -1
-        return state
+            node = int(self.advance(np.array([node]), np.array([token]), level)[0])
+            if node < 0:
+                break
+        return node
 
-    def child_range(self, state: int) -> tuple[int, int]:
-        """First and one past the last child of one state."""
-        state = min(state, self.dead_state)
-        return int(self.child_offsets[state]), int(self.child_offsets[state + 1])
+    def walk(self, rows: Longs, eos_token_id: int | None) -> tuple[Longs, Longs]:
+        """Follow `[R, T]` tokens, with or without their end token, to `[R]` leaf numbers; what comes after is ignored.
 
-    def first_sequences(self) -> npt.NDArray[np.int64]:
-        """`[nodes]`: the number, in lexicographic order, of the first sequence below every node."""
-        number, _ = self._sequence_ranges()
-        return number
+        Returns:
+            Leaf numbers, -1 for none; and how many tokens of each row were followed.
+        """
+        nodes = np.zeros(len(rows), dtype=np.int64)
+        lengths = np.zeros(len(rows), dtype=np.int64)
+        for level, column in enumerate(rows.T[: self.max_length]):
+            first, last = self.children(nodes, level)
+            walking = (first < last) & (column != PADDING)  # a row may have ended without its end token
+            nodes = np.where(walking, self.advance(nodes, column, level), nodes)
+            lengths += walking & (nodes >= 0)
+        if eos_token_id is not None:
+            for level in range(min(int(lengths.max(initial=0)), self.max_length - 1) + 1):
+                ended = self.advance(np.where(lengths == level, nodes, -1), np.array(eos_token_id), level)
+                nodes = np.where(ended >= 0, ended, nodes)
+        return self.leaves(nodes), lengths
 
-    def sequences(self) -> Array:
-        """`[S, L]` distinct sequences in lexicographic order, shorter ones filled up: what was compiled."""
-        number, num_leaves = self._sequence_ranges()
-        rows = np.full((self.num_sequences, self.max_length), PADDING, dtype=self.tokens.dtype)
-        for level, (start, end) in enumerate(zip(self.level_starts[1:], self.level_starts[2:], strict=False)):
-            repeats = num_leaves[start:end]
-            offsets = number[start:end] - (np.cumsum(repeats) - repeats)
-            rows[np.repeat(offsets, repeats) + np.arange(repeats.sum()), level] = np.repeat(
-                self.tokens[start:end], repeats
-            )
+    def leaves(self, nodes: Longs) -> Longs:
+        """The leaf numbers of nodes that are leaves, of any level; -1 for all others."""
+        numbers = np.full(nodes.shape, -1, dtype=np.int64)
+        for level in range(1, self.max_length + 1):
+            if not self.has_leaves[level - 1]:
+                continue
+            start, end = self._level(level)
+            here = np.flatnonzero((nodes >= start) & (nodes < end))
+            local = nodes.flat[here] - start
+            if level < self.max_length:
+                childless = self._childless[level]
+                rank = np.searchsorted(childless, local.astype(childless.dtype))
+                is_leaf = childless[np.minimum(rank, len(childless) - 1)] == local
+                here, local = here[is_leaf], rank[is_leaf]
+            numbers.flat[here] = self.leaf_starts[level - 1] + local
+        return numbers
+
+    def leaf_nodes(self, level: int, leaves: Array) -> Longs:
+        """The numbers within a level, from 1, of leaves of that level."""
+        ranks = leaves - self.leaf_starts[level - 1]
+        return ranks.astype(np.int64) if level == self.max_length else self._childless[level][ranks].astype(np.int64)
+
+    def sequences(self, leaves: Array) -> Array:
+        """`[len(leaves), L]` tokens of the sequences that end in these leaves, filled up: what was compiled."""
+        largest = max(base + int(np.iinfo(self.tokens.dtype).max) for base in self.token_bases)
+        rows = np.full((len(leaves), self.max_length), PADDING, dtype=smallest_dtype(largest))
+        levels = np.searchsorted(self.leaf_starts, leaves, side="right")
+        nodes = np.zeros(len(leaves), dtype=np.int64)
+        for level in range(self.max_length, 0, -1):
+            if self.has_leaves[level - 1]:
+                ends = slice(None) if level == self.max_length == levels.min(initial=level) else levels == level
+                nodes[ends] = self.leaf_nodes(level, leaves[ends])
+            on = slice(None) if level <= levels.min(initial=level) else levels >= level
+            rows[on, level - 1] = self.token(nodes[on] + self.level_starts[level], level)
+            nodes[on] = self.fanouts[level - 1].parents(nodes[on])
         return rows
 
-    def _sequence_ranges(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """`[nodes]` first sequence below every node and how many there are: counted upwards, handed out downwards."""
-        starts = self.level_starts
-        num_leaves = np.ones(starts[-1], dtype=np.int64)
-        number = np.zeros(starts[-1], dtype=np.int64)
-        levels = [np.arange(start, end) for start, end in zip(starts[:-2], starts[1:-1], strict=True)]
-        for nodes in reversed(levels):
-            first, last = self.children(nodes)
-            running = np.concatenate(([0], np.cumsum(num_leaves[first[0] : last[-1]])))
-            below = running[last - first[0]] - running[first - first[0]]
-            num_leaves[nodes] = np.where(first == last, 1, below)
-        for nodes in levels:
-            first, last = self.children(nodes)
-            counts = num_leaves[first[0] : last[-1]]
-            before = np.cumsum(counts) - counts
-            parents = np.repeat(np.arange(len(nodes)), last - first)
-            number[first[0] : last[-1]] = number[nodes][parents] + before - before[(first - first[0])[parents]]
-        return number, num_leaves
+    def _level(self, level: int) -> tuple[int, int]:
+        """First and one past the last node of a level."""
+        return self.level_starts[level], self.level_starts[level + 1]
+
+    @cached_property
+    def _childless(self) -> tuple[Array, ...]:
+        """By level: its leaves, numbered within the level; the last level, where all are, is left away."""
+        return tuple(
+            fanout.childless().astype(smallest_dtype(fanout.num_parents))
+            if fanout.num_childless
+            else np.zeros(0, np.int16)
+            for fanout in self.fanouts
+        )
 
 
-def build_trie(rows: Array) -> tuple[Trie, Array, npt.NDArray[np.bool_]]:
+def build_trie(rows: Array) -> tuple[Trie, Array, Bools]:
     """Compile rows of tokens into a trie.
 
     Args:
@@ -169,62 +192,89 @@ def build_trie(rows: Array) -> tuple[Trie, Array, npt.NDArray[np.bool_]]:
             proper prefix of another (an end token sees to that).
 
     Returns:
-        The trie; the `[N]` permutation that sorts the rows (equal rows keep their order); and `[N]` flags, in sorted
-        order, of the first row of every distinct sequence.
+        The trie; the `[N]` permutation that brings the rows into the order of their leaves (equal rows keep their
+        order); and `[N]` flags, in that order, of the first row of every distinct sequence.
     """
+    while (rows[:, -1] == PADDING).all():  # the longest rows were removed
+        rows = rows[:, :-1]
     order = lexicographic_order(rows)
+    columns = np.ascontiguousarray(take_rows(rows, order).T)  # each is read several times
+    is_ragged = bool((columns[-1] == PADDING).any())
+    bases = [_token_base(column) for column in columns]
+    largest = max(int(column.max()) - base for column, base in zip(columns, bases, strict=True))
+    dtype = smallest_dtype(largest)
+
     is_new = np.zeros(len(rows), dtype=bool)  # the prefix up to this level differs from that of the previous row
     is_new[0] = True
-    tokens: list[Array] = [np.zeros(1, dtype=np.int64)]
-    offsets: list[Array] = []
-    parents = np.zeros(len(rows), dtype=np.int64)  # of every row: its node within the level above
-    num_parents = num_nodes = 1
-    for column in rows.T:
-        column = column[order]
+    parents = is_new.copy()  # a node of the level above begins here
+    tokens: list[Array] = [np.zeros(1, dtype=dtype)]
+    fanouts: list[Fanout] = []
+    for column, base in zip(columns, bases, strict=True):
         is_new[1:] |= column[1:] != column[:-1]
-        starts = is_new & (column != PADDING)
-        num_children = np.bincount(parents[starts], minlength=num_parents)
-        offsets.append(num_nodes + np.cumsum(num_children) - num_children)
-        tokens.append(column[starts])
-        parents = np.cumsum(starts) - 1
-        num_parents = len(tokens[-1])
-        num_nodes += num_parents
-    trie = Trie.from_arrays(
-        np.concatenate(tokens).astype(smallest_dtype(int(rows.max()))),
-        np.concatenate([*offsets, [num_nodes, num_nodes]]).astype(smallest_dtype(num_nodes)),
-    )
+        children = is_new & (column != PADDING) if is_ragged else is_new.copy()
+        fanouts.append(Fanout.from_starts(parents, children))
+        tokens.append((column[children] - base).astype(dtype) if base else column[children].astype(dtype))
+        parents = children
+    tokens.append(np.zeros(max(fanout.largest for fanout in fanouts), dtype=dtype))
+    trie = Trie(np.concatenate(tokens), tuple(bases), tuple(fanouts))
+    if is_ragged:
+        lengths = (columns != PADDING).sum(axis=0, dtype=np.int16)  # NumPy counts 16 bits instead of comparing them
+        by_length = np.argsort(lengths, kind="stable")
+        order, is_new = order[by_length], is_new[by_length]
     return trie, order, is_new
 
 
-def smallest_dtype(largest: int) -> np.dtype[np.signedinteger]:
-    """The smallest signed integer type, of 16 bits or more, that holds `largest`."""
-    return next(np.dtype(t) for t in (np.int16, np.int32, np.int64) if largest <= np.iinfo(t).max)
+def _token_base(column: Array) -> int:
+    """What to take off a level's tokens: nothing where they fit 16 bits, or would not fit them all the same."""
+    largest = int(column.max())
+    if largest < SHORT:
+        return 0
+    least = int(np.min(column, where=column != PADDING, initial=largest))
+    # At most a token: what the type of the rows holds.
+    return min(least + SHORT, largest) if largest - least < 2 * SHORT else 0
+
+
+def take_rows(rows: Array, order: Array) -> Array:
+    """`rows[order]`, one whole row at a time, which reads memory once and not once a column."""
+    rows = np.ascontiguousarray(rows)
+    whole = rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1])))[:, 0]
+    return whole[order].view(rows.dtype).reshape(len(order), -1)
 
 
 def lexicographic_order(rows: Array) -> Array:
-    """Stable permutation that sorts rows, by packing as many levels as fit into each 63-bit key."""
-    keys: list[npt.NDArray[np.int64]] = []
-    room = 0
-    for column in rows.T:
-        column = column.astype(np.int64) - PADDING
-        bits = int(column.max()).bit_length()
-        if bits > room:
-            keys.append(np.zeros(len(rows), dtype=np.int64))
-            room = KEY_BITS
-        keys[-1] = (keys[-1] << bits) | column
-        room -= bits
-    order = np.argsort(keys[0], kind="stable")
-    if len(keys) == 1:
-        return order
-    # The first key tells most rows apart: only those that tie in it are sorted again, by all keys.
-    first = keys[0][order]
-    ties = first[1:] == first[:-1]
-    tied = np.flatnonzero(np.append(ties, False) | np.append(False, ties))
-    rows_of_ties = order[tied]
-    order[tied] = rows_of_ties[np.lexsort([key[rows_of_ties] for key in reversed(keys)])]
+    """Stable permutation that sorts rows: a radix sort whose digits are what fits into a 64-bit key.
+
+    A key holds as many leading bits of a row as there is room for, and the row's number, so that one sort of plain
+    integers (seven times faster than an argsort) brings the order along. Rows that tie go into another round.
+    """
+    columns = [rows[:, level] for level in range(rows.shape[1])]
+    least = [int(low) for low in rows.min(axis=0)]
+    bits = [(int(high) - low).bit_length() for high, low in zip(rows.max(axis=0), least, strict=True)]
+
+    order = np.arange(len(rows), dtype=smallest_dtype(len(rows)))
+    places = np.arange(len(rows)) if sum(bits) else np.zeros(0, dtype=np.int64)  # in `order`, of rows that tie
+    groups = np.zeros(len(places), dtype=np.int64)  # rows of one group are equal so far
+    done = 0  # bits of every row that are sorted by
+    while len(places) and done < sum(bits):
+        tied, is_first_round = order[places], not done
+        number_bits = (len(tied) - 1).bit_length()
+        keys, room = groups, KEY_BITS - number_bits - int(groups[-1]).bit_length()
+        start = 0
+        for column, low, width in zip(columns, least, bits, strict=True):
+            taken = min(room, start + width - max(done, start))
+            if taken > 0:
+                values = (column if is_first_round else column[tied]).astype(np.int64) - low
+                left = start + width - max(done, start) - taken  # bits of this column that the next round takes
+                keys = keys << taken | values >> left & (1 << taken) - 1
+                room -= taken
+                done += taken
+            start += width
+        keys = keys << number_bits | np.arange(len(keys))
+        keys.sort()
+        order[places] = tied[keys & (1 << number_bits) - 1]
+        keys >>= number_bits
+        same = keys[1:] == keys[:-1]
+        ties = np.append(same, False) | np.append(False, same)
+        begins = np.append(True, ~same)[ties]
+        places, groups = places[ties], np.cumsum(begins) - 1
     return order
-
-
-def _require(condition: bool | np.bool_, fact: str) -> None:
-    if not condition:
-        raise ValueError(f"tokens and child_offsets are no trie, expected that {fact}: build the index again")

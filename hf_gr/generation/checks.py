@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import MaxLengthCriteria
 from transformers.generation.configuration_utils import GenerationMode
 
-from hf_gr.catalogue import ConstraintIndex
+from hf_gr.catalogue.snapshot import Snapshot
 
 from .configuration import GR_FIELDS, check_fields
 from .layouts import check_cache
@@ -65,7 +65,7 @@ def describe_prompt(model: Any, inputs: Any, config: Any, model_kwargs: dict[str
 
 def check_call(
     model: Any,
-    index: ConstraintIndex,
+    catalogue: Snapshot,
     config: Any,
     prompt: Prompt,
     *,
@@ -78,7 +78,7 @@ def check_call(
 
     Args:
         model: the model.
-        index: the catalogue.
+        catalogue: the catalogue of any row; what is checked is the same for all.
         config: the prepared generation config.
         prompt: the described prompt.
         max_new_tokens: as the call itself gives it.
@@ -101,9 +101,9 @@ def check_call(
         raise ValueError(f"generation mode {mode.value!r}, expected one of {expected} with a catalogue")
     head = model.get_output_embeddings()
     vocabulary = model.config.get_text_config(decoder=True).vocab_size if head is None else head.weight.shape[0]
-    if index.max_token_id >= vocabulary:
+    if catalogue.max_token_id >= vocabulary:
         raise ValueError(
-            f"constraint_index has token {index.max_token_id}, expected less than the vocabulary, {vocabulary}: "
+            f"constraint_index has token {catalogue.max_token_id}, expected less than the vocabulary, {vocabulary}: "
             "is it another model's catalogue, or were the embeddings not resized?"
         )
     _check_tokens(model, prompt)
@@ -115,9 +115,9 @@ def check_call(
             name = f"stopping criterion of max_length={criterion.max_length}"
             rooms[name] = criterion.max_length - prompt.length
     for name, room in rooms.items():
-        if room is not None and room < index.max_length:
+        if room is not None and room < catalogue.max_length:
             raise ValueError(
-                f"{name} leaves {room} new tokens, expected at least {index.max_length} for the longest sequence: "
+                f"{name} leaves {room} new tokens, expected at least {catalogue.max_length} for the longest sequence: "
                 "leave the length away, the catalogue gives it"
             )
     _check_prompt(prompt)

@@ -4,12 +4,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
 from hf_gr.catalogue import ConstraintIndex
-from hf_gr.torch.transition import advance, children, device_trie, mask_illegal
+from hf_gr.catalogue.item_ids import ItemId
+from hf_gr.catalogue.snapshot import BatchRules
+from hf_gr.torch.transition import advance, children, device_catalogue, mask_illegal
+
+from .naming import batch_rules
 
 
 class ConstraintLogitsProcessor(LogitsProcessor):
@@ -20,10 +26,15 @@ class ConstraintLogitsProcessor(LogitsProcessor):
     without one), with the lowest finite score, so that samplers still find a distribution and beams never prefer it.
 
     Args:
-        index: the catalogue.
+        index: the catalogue as it is now, or a list of one for each prompt (views of one index); rows are taken for as
+            many paths of each prompt as there are.
         prompt_length: tokens before the generated ones. By default that of the first call; a call that is not one
             token longer than the one before begins a new generation, so one instance may serve many, one after the
             other.
+        exclude_items: item ids for each prompt, as in `generate`.
+
+    Raises:
+        ValueError: as `generate` for `constraint_index` and `exclude_items`.
 
     Example:
         >>> index = ConstraintIndex.from_sequences([[5, 7], [6, 7]])
@@ -34,39 +45,59 @@ class ConstraintLogitsProcessor(LogitsProcessor):
     Source: STATIC, section 4.
     """
 
-    def __init__(self, index: ConstraintIndex, prompt_length: int | None = None) -> None:
-        if not isinstance(index, ConstraintIndex):
-            raise ValueError(f"index is a {type(index).__name__}, expected a ConstraintIndex")
+    def __init__(
+        self,
+        index: ConstraintIndex | Sequence[ConstraintIndex],
+        prompt_length: int | None = None,
+        *,
+        exclude_items: Sequence[Iterable[ItemId]] | None = None,
+    ) -> None:
+        for one in index if isinstance(index, (list, tuple)) else [index]:
+            if not isinstance(one, ConstraintIndex):
+                raise ValueError(f"index is a {type(one).__name__}, expected a ConstraintIndex")
         if prompt_length is not None and prompt_length < 0:
             raise ValueError(f"prompt_length={prompt_length}, expected 0 or more tokens")
-        self.index = index
+        self.rules = batch_rules(index, exclude_items)
         self.prompt_length = prompt_length
         self._start = 0
         self._seen: tuple[int, int] | None = None  # rows and tokens of the last call
 
+    @classmethod
+    def _of_rules(cls, rules: BatchRules) -> ConstraintLogitsProcessor:
+        processor = cls.__new__(cls)
+        processor.rules, processor.prompt_length = rules, None
+        processor._start, processor._seen = 0, None
+        return processor
+
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Mask `[rows, vocab]` scores by the `[rows, length]` tokens before them."""
-        if self.index.max_token_id >= scores.shape[-1]:
+        snapshot = self.rules.any
+        if snapshot.max_token_id >= scores.shape[-1]:
             raise ValueError(
-                f"index has token {self.index.max_token_id}, expected less than the vocabulary, {scores.shape[-1]}: "
+                f"index has token {snapshot.max_token_id}, expected less than the vocabulary, {scores.shape[-1]}: "
                 "is it another model's catalogue, or were the embeddings not resized?"
             )
-        length = input_ids.shape[1]
-        if self._seen != (input_ids.shape[0], length - 1):
+        num_rows, length = input_ids.shape
+        num_prompts = self.rules.num_rows or num_rows
+        if num_rows % num_prompts:
+            raise ValueError(
+                f"scores have {num_rows} rows for {num_prompts} rules, expected one path or more for each prompt"
+            )
+        if self._seen != (num_rows, length - 1):
             self._start = length
-        self._seen = (input_ids.shape[0], length)
+        self._seen = (num_rows, length)
         generated = input_ids[:, self._start if self.prompt_length is None else self.prompt_length :]
-        trie = device_trie(self.index, scores.device)
-        generated = generated[:, : trie.max_length]
-        states = torch.zeros((len(generated), 1), dtype=torch.long, device=scores.device)
-        for level, tokens in enumerate(generated.to(scores.device).T):
-            states = advance(states, tokens[:, None], trie, level=level)
+        catalogue = device_catalogue(self.rules, scores.device)
+        generated = generated[:, : catalogue.max_length].to(scores.device)
+        states = torch.zeros((num_prompts, num_rows // num_prompts), dtype=torch.long, device=scores.device)
+        for level, tokens in enumerate(generated.T):
+            states = advance(states, tokens.reshape(states.shape), catalogue, level=level)
         level = generated.shape[1]
-        final = self.index.eos_token_id or 0
+        final = snapshot.eos_token_id or 0
         over = torch.full_like(scores, -torch.inf)
         over[:, final] = torch.finfo(scores.dtype).min
-        if level == trie.max_length:
+        if level == catalogue.max_length:
             return over
-        legal = children(states, trie, level=level)
-        masked = mask_illegal(scores[:, None], legal)[:, 0]
-        return torch.where(legal.legal.any(dim=-1), masked, over)
+        legal = children(states, catalogue, level=level)
+        masked = mask_illegal(scores.view(*states.shape, -1), legal).flatten(0, 1)
+        return torch.where(legal.legal.any(dim=-1).flatten()[:, None], masked, over)

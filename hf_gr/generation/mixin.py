@@ -9,7 +9,7 @@ The way of a call: `generate` -> `_decode_prepared` (transformers has prepared t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -29,13 +29,15 @@ from transformers.generation import (
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 from hf_gr.catalogue import ConstraintIndex
+from hf_gr.catalogue.item_ids import ItemId
+from hf_gr.catalogue.snapshot import BatchRules
 from hf_gr.torch.decode import Decoded, DecodePlan, decode
-from hf_gr.torch.transition import device_trie
+from hf_gr.torch.transition import device_catalogue
 
 from .checks import check_call, describe_prompt
 from .configuration import GR_FIELDS, check_fields
 from .layouts import Layout, choose_layout, copy_cache, make_scorer
-from .naming import resolve_index
+from .naming import batch_rules, resolve_indexes
 from .processor_loop import generate_by_processor
 
 logger = logging.getLogger(__name__)
@@ -56,7 +58,7 @@ _SAID: set[str] = set()
 class _Call:
     """What a call carries past transformers' preparation."""
 
-    index: ConstraintIndex
+    rules: BatchRules
     layout: Layout
     user_criteria: tuple[Any, ...]
     synced_gpus: bool
@@ -80,14 +82,18 @@ class GRGenerationMixin(GenerationMixin):
         prefix_allowed_tokens_fn: Callable[[int, Tensor], list[int]] | None = None,
         synced_gpus: bool | None = None,
         *args: Any,
-        constraint_index: ConstraintIndex | str | Literal[False] | None = None,
+        constraint_index: ConstraintIndex | str | Sequence[ConstraintIndex | str] | Literal[False] | None = None,
+        exclude_items: Sequence[Iterable[ItemId]] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Generate sequences of a catalogue; without one this is transformers' `generate`, untouched.
 
         Args:
             constraint_index: the catalogue, or the name of one; by default the one that
-                `generation_config.constraint_index` names, which `constraint_index=False` switches off.
+                `generation_config.constraint_index` names, which `constraint_index=False` switches off. A list gives
+                every prompt its own: views of one index (`index.where(...)`), or that index itself.
+            exclude_items: for every prompt the ids of items that it must not be answered with, such as those that the
+                user has. Where items share a sequence, all of them must be excluded for it to go.
             all others: transformers' own, with its meanings. Decoding modes are greedy, sampling, beam search and beam
                 sampling. With a catalogue the length need not be given, `past_key_values` holds one row a prompt (it
                 is left as it is), and `sequences_scores` sums log-probabilities over the full vocabulary, unless
@@ -101,7 +107,7 @@ class GRGenerationMixin(GenerationMixin):
         Raises:
             ValueError: before any work, for arguments that cannot lead to the catalogue's sequences: a vocabulary
                 that lacks its tokens, too small a length, right-padded prompts, a cache of another batch size, an
-                unsupported mode.
+                unsupported mode, views of different indexes in one batch, excluded ids that no item has.
 
         Example:
             >>> from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -130,12 +136,12 @@ class GRGenerationMixin(GenerationMixin):
         names = [getattr(config, "constraint_index", None) for config in configs]
         named = next((name for name in names if name is not None), None)
         if constraint_index is False or (constraint_index is None and named is None):
-            _refuse_alone(ours)
+            _refuse_alone(ours | {"exclude_items": exclude_items})
             return super_.generate(
                 inputs, generation_config, logits_processor, stopping_criteria, prefix_allowed_tokens_fn, synced_gpus,
                 *args, **kwargs,
             )  # fmt: skip
-        index = resolve_index(self, named if constraint_index is None else constraint_index)
+        indexes = resolve_indexes(self, named if constraint_index is None else constraint_index)
         for name in ("custom_generate", "assistant_model"):
             if kwargs.pop(name, None) is not None or args:
                 raise ValueError(
@@ -150,10 +156,11 @@ class GRGenerationMixin(GenerationMixin):
         for name, value in ours.items():
             setattr(config, name, value)
         prompt = describe_prompt(self, inputs, config, model_kwargs)
+        rules = batch_rules(indexes, exclude_items, num_prompts=1 if prompt.inputs is None else prompt.inputs.shape[0])
         cache = model_kwargs.get("past_key_values")
         check_call(
             self,
-            index,
+            rules.any,
             config,
             prompt,
             max_new_tokens=max_new_tokens,
@@ -162,7 +169,7 @@ class GRGenerationMixin(GenerationMixin):
             past_key_values=cache,
         )
         if max_new_tokens is None:
-            max_new_tokens = index.max_length if max_length is None else max_length - prompt.length
+            max_new_tokens = rules.any.max_length if max_length is None else max_length - prompt.length
         config.max_new_tokens, config.max_length = max_new_tokens, None
         config.use_cache = use_cache is not False
         # Both name tokens that no catalogue without them could begin or end with.
@@ -174,7 +181,7 @@ class GRGenerationMixin(GenerationMixin):
             if layout is None:
                 fill_token_id = _fill_token(config)
                 return generate_by_processor(
-                    super_.generate, index, config, inputs, passed_on, model_kwargs, fill_token_id=fill_token_id
+                    super_.generate, rules, config, inputs, passed_on, model_kwargs, fill_token_id=fill_token_id
                 )
             if config.cache_implementation is not None:
                 _say_once(
@@ -183,7 +190,7 @@ class GRGenerationMixin(GenerationMixin):
                 config.cache_implementation = None
             if cache is not None:
                 model_kwargs["past_key_values"] = copy_cache(cache)
-            call = _Call(index, layout, tuple(stopping_criteria or ()), bool(synced_gpus))
+            call = _Call(rules, layout, tuple(stopping_criteria or ()), bool(synced_gpus))
 
             def decode_prepared(model: Any, input_ids: Tensor, **arguments: Any) -> Any:
                 return _decode_prepared(model, input_ids, call=call, **arguments)
@@ -269,7 +276,7 @@ def _decode_prepared(
     plan = _make_plan(input_ids, logits_processor, stopping_criteria, generation_config, call)
     scorer = make_scorer(model, call.layout, outputs, model_kwargs, batch_size=input_ids.shape[0], width=plan.width)
     del outputs.logits
-    decoded = decode(scorer, device_trie(call.index, scorer.prompt_logits.device), plan)
+    decoded = decode(scorer, device_catalogue(call.rules, scorer.prompt_logits.device), plan)
     return _as_output(model, input_ids, decoded, generation_config, outputs.past_key_values)
 
 
@@ -296,7 +303,8 @@ def _make_plan(
     eos = config._eos_token_tensor
     num_ends = 0 if eos is None else eos.shape[0]
     fill = _fill_token(config)
-    is_item = call.index.trie.find([fill] * call.index.max_length) >= 0
+    catalogue = call.rules.any
+    is_item = any(part.segment.trie.find([fill] * catalogue.max_length) >= 0 for part in catalogue.parts)
     return DecodePlan(
         prompt=input_ids,
         num_beams=config.num_beams,

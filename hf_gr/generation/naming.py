@@ -1,14 +1,16 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The catalogue that a call or a checkpoint names. Loads each once, and again when its folder has changed."""
+"""The catalogues that a call or a checkpoint names. Loads each once, and again when its folder has changed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from hf_gr.catalogue import ConstraintIndex
+from hf_gr.catalogue.snapshot import BatchRules, combine_rules
 from hf_gr.catalogue.storage import ARRAYS_FILE
 
 # By model: a checkpoint's catalogue lives as long as the checkpoint.
@@ -22,6 +24,39 @@ SOURCE_ARGUMENTS = ("revision", "token", "cache_dir", "local_files_only", "subfo
 def remember_source(model: Any, **arguments: Any) -> None:
     """Note where on the Hub a model came from, so that `"."` finds its catalogue there."""
     _SOURCES[model] = {name: arguments[name] for name in SOURCE_ARGUMENTS if arguments.get(name) is not None}
+
+
+def resolve_indexes(model: Any, indexes: Any) -> list[ConstraintIndex] | ConstraintIndex:
+    """One index, or a list with one for each prompt; see `resolve_index`."""
+    if isinstance(indexes, (list, tuple)):
+        return [resolve_index(model, index) for index in indexes]
+    return resolve_index(model, indexes)
+
+
+def batch_rules(
+    indexes: Sequence[ConstraintIndex] | ConstraintIndex, exclude_items: Any, *, num_prompts: int | None = None
+) -> BatchRules:
+    """The catalogue of every prompt, as it is now.
+
+    Args:
+        indexes: one for all prompts, or one for each.
+        exclude_items: ids for each prompt, or None.
+        num_prompts: the number of prompts, if it is known already.
+
+    Raises:
+        ValueError: another number of indexes or exclusions than prompts, indexes that share no arrays, unknown ids.
+    """
+    given = {"exclude_items": exclude_items}
+    if not isinstance(indexes, ConstraintIndex):
+        given["constraint_index"] = indexes
+    for name, rows in given.items():
+        is_list = hasattr(rows, "__len__") and not isinstance(rows, str)
+        if num_prompts is not None and is_list and len(rows) != num_prompts:
+            raise ValueError(f"{name} has {len(rows)} entries, expected {num_prompts}: one for each prompt")
+    every = [indexes] if isinstance(indexes, ConstraintIndex) else indexes
+    # An index in several places is one rule, whatever happens to it while this runs.
+    snapshots = {id(index): index.snapshot for index in every}
+    return combine_rules([snapshots[id(index)] for index in every], exclude_items)
 
 
 def resolve_index(model: Any, index: Any) -> ConstraintIndex:

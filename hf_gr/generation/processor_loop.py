@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
 
-from hf_gr.catalogue import ConstraintIndex
+from hf_gr.catalogue.snapshot import BatchRules
 
 from .layouts import copy_cache
 from .logits_process import ConstraintLogitsProcessor
@@ -25,7 +25,7 @@ DEAD_IN_TRANSFORMERS = -1e6
 
 def generate_by_processor(
     generate: Callable[..., Any],
-    index: ConstraintIndex,
+    rules: BatchRules,
     config: Any,
     inputs: Tensor | None,
     passed_on: dict[str, Any],
@@ -37,7 +37,7 @@ def generate_by_processor(
 
     Args:
         generate: transformers' own, bound to the model.
-        index: the catalogue.
+        rules: the catalogue of every prompt.
         config: the prepared generation config, which is changed.
         inputs: as of `generate`.
         passed_on: processors, criteria and the like, as of `generate`.
@@ -55,11 +55,11 @@ def generate_by_processor(
                 "decode in transformers' own loop, which needs a row a beam"
             )
         model_kwargs = {**model_kwargs, "past_key_values": copy_cache(cache)}
-    processors = [ConstraintLogitsProcessor(index), *(passed_on["logits_processor"] or ())]
+    processors = [ConstraintLogitsProcessor._of_rules(rules), *(passed_on["logits_processor"] or ())]
     passed_on = {**passed_on, "logits_processor": LogitsProcessorList(processors)}
     as_tensor, with_scores = not config.return_dict_in_generate, config.output_scores
     config.return_dict_in_generate = config.output_scores = True
-    config.eos_token_id = index.eos_token_id  # any other token that ends a sequence is a code like all others here
+    config.eos_token_id = rules.any.eos_token_id  # any other token that ends a sequence is a code like all others here
     out = generate(inputs, config, **passed_on, **model_kwargs)
 
     out.sequences = out.sequences.masked_fill(out.sequences < 0, fill_token_id)  # its own filling without an end token
@@ -69,7 +69,12 @@ def generate_by_processor(
     prompt_length = out.sequences.shape[1] - num_steps
     may_stop = bool(passed_on["stopping_criteria"]) or config.stop_strings is not None
     rows = out.sequences[:, prompt_length:].tolist()
-    wrong = torch.tensor([not _is_legal(index, row, fill_token_id, may_stop) for row in rows])
+    wrong = torch.tensor(
+        [
+            not _is_legal(rules, number // config.num_return_sequences, row, fill_token_id, may_stop)
+            for number, row in enumerate(rows)
+        ]
+    )
     wrong = wrong.to(out.sequences.device)
     if scores is not None:
         wrong |= scores < DEAD_IN_TRANSFORMERS
@@ -89,10 +94,10 @@ def generate_by_processor(
     return out
 
 
-def _is_legal(index: ConstraintIndex, row: list[int], fill_token_id: int, may_stop: bool) -> bool:
+def _is_legal(rules: BatchRules, prompt: int, row: list[int], fill_token_id: int, may_stop: bool) -> bool:
     """Whether a generated row is an item, or the beginning of one that the user's own criterion stopped."""
-    if index.items([row])[0]:
+    if rules.items(prompt, row):
         return True
     while row and row[-1] == fill_token_id:
         row = row[:-1]
-    return may_stop and bool(row) and bool(index.allowed_next_tokens(row))
+    return may_stop and bool(row) and bool(rules.of_row(prompt).next_tokens(row))

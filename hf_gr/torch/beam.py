@@ -21,6 +21,8 @@ from torch import Tensor
 from .transition import Children
 
 DEAD = -torch.inf
+BLOCK = 64  # candidates that are looked at as one
+BLOCKS_FROM = 30_000  # candidates of a row; below, one top-k over all is faster (measured on a CPU)
 
 
 @dataclass(frozen=True)
@@ -124,15 +126,35 @@ def select(
     """
     num_beams, num_children = scores.shape[1:]
     flat = scores.flatten(1)
-    flat = F.pad(flat, (0, max(num_kept - flat.shape[-1], 0)), value=DEAD)
+    missing = num_kept - flat.shape[-1]
+    flat = F.pad(flat, (0, missing), value=DEAD) if missing > 0 else flat
     keys = flat + gumbel_like(flat) if do_sample else flat
-    chosen = keys.topk(num_kept).indices
+    chosen = top_places(keys, num_kept)
     kept_scores = flat.gather(1, chosen)
     # Padding lies behind the last child; it is dead, so any position within range will do.
-    chosen = chosen.clamp(max=num_beams * num_children - 1)
+    chosen = chosen.clamp(max=num_beams * num_children - 1) if missing > 0 else chosen
     parents = chosen // num_children
-    tokens, states = (values.flatten(1).gather(1, chosen) for values in (candidates.tokens, candidates.states))
-    return _extend(beams.take(parents), parents, tokens, states, kept_scores, dead_state)
+    tokens = candidates.tokens.flatten(1).gather(1, chosen)
+    states = candidates.states(parents, chosen - parents * num_children)
+    return _extend(beams, parents, tokens, states, kept_scores, dead_state)
+
+
+def top_places(keys: Float[Tensor, "batch candidates"], number: int) -> Int[Tensor, "batch number"]:
+    """Where the largest keys of every row are, best first.
+
+    Of many candidates first the blocks with the largest maxima are taken, as many as keys are wanted: all others hold
+    only smaller ones. It reads the candidates once, and sorts few of them.
+
+    Source: xGR, section 5 (early termination of beam selection), in a form without branches.
+    """
+    num_candidates = keys.shape[1]
+    if num_candidates < BLOCKS_FROM or number * BLOCK * 2 > num_candidates:
+        return keys.topk(number).indices
+    keys = F.pad(keys, (0, -num_candidates % BLOCK), value=DEAD)
+    blocks = keys.unflatten(1, (-1, BLOCK))
+    best = blocks.amax(-1).topk(number).indices
+    among = blocks.gather(1, best[..., None].expand(-1, -1, BLOCK)).flatten(1).topk(number).indices
+    return best.gather(1, among // BLOCK) * BLOCK + among % BLOCK
 
 
 def choose(
@@ -150,9 +172,8 @@ def choose(
     keys = scores + gumbel_like(scores) if do_sample else scores
     best = keys.argmax(dim=-1, keepdim=True)
     parents = torch.arange(scores.shape[1], device=scores.device).expand(scores.shape[0], -1)
-    tokens, states, scores = (
-        values.gather(-1, best)[..., 0] for values in (candidates.tokens, candidates.states, scores)
-    )
+    tokens, scores = (values.gather(-1, best)[..., 0] for values in (candidates.tokens, scores))
+    states = candidates.states(parents, best[..., 0])
     return _extend(beams, parents, tokens, states, scores, dead_state)
 
 
@@ -164,10 +185,11 @@ def _extend(
     scores: Float[Tensor, "batch kept"],
     dead_state: int,
 ) -> Beams:
-    """Each prefix, which was beam `parents`, with one more token."""
+    """The prefixes `parents`, each with one more token."""
+    along = parents[..., None].expand(-1, -1, prefixes.sequences.shape[-1])
     return Beams(
-        sequences=torch.cat([prefixes.sequences, tokens[..., None]], dim=-1),
-        beam_indices=torch.cat([prefixes.beam_indices, parents[..., None]], dim=-1),
+        sequences=torch.cat([prefixes.sequences.gather(1, along), tokens[..., None]], dim=-1),
+        beam_indices=torch.cat([prefixes.beam_indices.gather(1, along), parents[..., None]], dim=-1),
         scores=scores,
         states=torch.where(scores > DEAD, states, dead_state),
     )
@@ -210,6 +232,17 @@ def retire(
         may_improve=finished.may_improve,
     )
     return keep_best(_stop(kept, ends), num_beams), pool
+
+
+def finish(kept: Beams, *, length_penalty: float) -> Finished:
+    """The pool of K beams, best first, that all end with their last token: what `retire` would make of them."""
+    length = kept.sequences.shape[-1]
+    return Finished(
+        sequences=kept.sequences,
+        beam_indices=kept.beam_indices,
+        scores=kept.scores / length**length_penalty,
+        may_improve=torch.ones_like(kept.scores[:, :1], dtype=torch.bool),
+    )
 
 
 def retire_in_place(kept: Beams, finished: Finished, ends: Bool[Tensor, "batch beams"]) -> tuple[Beams, Finished]:

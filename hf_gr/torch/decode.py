@@ -21,9 +21,9 @@ from torch import Tensor
 from . import beam
 from .beam import Beams, Finished
 from .scorers import Scorer
-from .transition import Children, DeviceTrie, children, is_leaf, mask_illegal, over_vocabulary
+from .transition import Children, DeviceCatalogue, children, is_leaf, mask_illegal, over_vocabulary
 
-BEAMS_AT_ONCE = 64  # rows whose softmax is taken together: a temporary of 64 times the vocabulary
+SCORES_AT_ONCE = 2**21  # log-probabilities that are made together: a temporary of 8 MB
 
 # (sequences [rows, P + T], scores [rows, V]) -> scores
 Processor = Callable[[Any, Any], Tensor]
@@ -104,12 +104,12 @@ class Decoded:
     step_logits: tuple[Float[Tensor, "paths vocab"], ...] | None
 
 
-def decode(scorer: Scorer, trie: DeviceTrie, plan: DecodePlan) -> Decoded:
+def decode(scorer: Scorer, catalogue: DeviceCatalogue, plan: DecodePlan) -> Decoded:
     """Decode the best legal sequences of a batch.
 
     Args:
         scorer: a prompt that is prefilled; used up by this call.
-        trie: the catalogue, on the scorer's device.
+        catalogue: what each row may be answered with, on the scorer's device.
         plan: what is asked for.
 
     Returns:
@@ -121,29 +121,30 @@ def decode(scorer: Scorer, trie: DeviceTrie, plan: DecodePlan) -> Decoded:
     # Equal beams need not be scored K times over, unless a processor counts on K rows.
     width = plan.width if plan.processors is not None or not plan.is_beam_search else 1
     beams = Beams.start(batch_size, width, device, independent=not plan.is_beam_search)
-    finished = Finished.none_yet(batch_size, plan.width, trie.max_length, device)
+    finished = Finished.none_yet(batch_size, plan.width, catalogue.max_length, device)
+    dead = torch.tensor(beam.DEAD, device=device)  # a plain number would be turned into one at every level
     step_scores: list[Tensor] = []
     step_logits: list[Tensor] = []
 
-    for level in range(trie.max_length):
+    for level in range(catalogue.max_length):
         if level == 0:
             logits = scorer.prompt_logits.expand(-1, width, -1)
         else:
             logits = scorer.score(beams.tokens, beams.parents)
-        legal = children(beams.states, trie, level=level)
+        legal = children(beams.states, catalogue, level=level)
         scores = child_scores(logits, legal, beams, plan)
         if plan.output_scores:
             step_scores.append(over_vocabulary(scores, legal, logits.shape[-1]))
         if plan.output_logits:
             step_logits.append(logits.float())
         del logits  # as wide as the vocabulary, and another one is about to be made
-        scores = torch.where(legal.legal, beams.scores[..., None] + scores, beam.DEAD)
-        beams, finished = accept(beams, finished, legal, scores, trie, plan, level=level)
-        if level + 1 < trie.max_length and _nothing_left(beams, finished, trie, plan):
+        scores = torch.where(legal.legal, beams.scores[..., None] + scores, dead)
+        beams, finished = accept(beams, finished, legal, scores, catalogue, plan, level=level)
+        if level + 1 < catalogue.max_length and _nothing_left(beams, finished, catalogue, plan):
             break
 
     return Decoded(
-        *_best(finished, plan, crop=trie.is_ragged or plan.stopping_criteria is not None),
+        *_best(finished, plan, crop=catalogue.is_ragged or plan.stopping_criteria is not None),
         step_scores=_per_path(step_scores, plan) if plan.output_scores else None,
         step_logits=_per_path(step_logits, plan) if plan.output_logits else None,
     )
@@ -161,9 +162,14 @@ def child_scores(
         return process_scores(logits, legal, beams, plan).gather(-1, legal.tokens)
     if not plan.is_beam_search:
         return logits.gather(-1, legal.tokens).float()
-    # In pieces, because nothing else here is as large as beams times vocabulary.
-    pieces = zip(logits.split(BEAMS_AT_ONCE, dim=1), legal.tokens.split(BEAMS_AT_ONCE, dim=1), strict=True)
-    return torch.cat([piece.float().log_softmax(-1).gather(-1, tokens) for piece, tokens in pieces], dim=1)
+    # In pieces, if need be, because nothing else here is as large as beams times vocabulary.
+    rows, tokens = logits.flatten(0, 1), legal.tokens.flatten(0, 1)
+    at_once = max(SCORES_AT_ONCE // logits.shape[-1], 1)
+    if len(rows) <= at_once:
+        return rows.float().log_softmax(-1).gather(-1, tokens).view(legal.tokens.shape)
+    pieces = zip(rows.split(at_once), tokens.split(at_once), strict=True)
+    scores = [piece.float().log_softmax(-1).gather(-1, tokens) for piece, tokens in pieces]
+    return torch.cat(scores).view(legal.tokens.shape)
 
 
 def process_scores(
@@ -183,30 +189,40 @@ def accept(
     finished: Finished,
     legal: Children,
     scores: Float[Tensor, "batch beams children"],
-    trie: DeviceTrie,
+    catalogue: DeviceCatalogue,
     plan: DecodePlan,
     *,
     level: int,
 ) -> tuple[Beams, Finished]:
     """Decide one level: extend the beams, and move what is complete to the finished."""
-    may_end = trie.has_leaves[level] or plan.stopping_criteria is not None
+    may_end = catalogue.has_leaves[level] or plan.stopping_criteria is not None
     if not plan.is_beam_search:
-        kept = beam.choose(beams, legal, scores, dead_state=trie.dead_state, do_sample=plan.do_sample)
-        return beam.retire_in_place(kept, finished, _ends(kept, trie, plan)) if may_end else (kept, finished)
+        kept = beam.choose(beams, legal, scores, dead_state=catalogue.dead_state, do_sample=plan.do_sample)
+        return (
+            beam.retire_in_place(kept, finished, _ends(kept, catalogue, plan, level=level))
+            if may_end
+            else (kept, finished)
+        )
 
-    num_kept = plan.num_kept if may_end or plan.do_sample else plan.num_beams
-    kept = beam.select(beams, legal, scores, num_kept=num_kept, dead_state=trie.dead_state, do_sample=plan.do_sample)
+    is_ragged = catalogue.is_ragged or plan.stopping_criteria is not None
+    all_end = level + 1 == catalogue.max_length and not is_ragged and not plan.do_sample
+    num_kept = plan.num_kept if (may_end and not all_end) or plan.do_sample else plan.num_beams
+    kept = beam.select(
+        beams, legal, scores, num_kept=num_kept, dead_state=catalogue.dead_state, do_sample=plan.do_sample
+    )
+    if all_end:
+        return kept, beam.finish(kept, length_penalty=plan.length_penalty)
     if may_end:
         beams, finished = beam.retire(
             kept,
             finished,
-            _ends(kept, trie, plan),
+            _ends(kept, catalogue, plan, level=level),
             length_penalty=plan.length_penalty,
             early_stopping=plan.early_stopping,
         )
     else:
         beams = beam.keep_best(kept, plan.num_beams) if plan.do_sample else kept
-    if plan.stopping_criteria is not None or any(trie.has_leaves[: level + 1]):
+    if plan.stopping_criteria is not None or any(catalogue.has_leaves[: level + 1]):
         finished = beam.update_may_improve(
             beams,
             finished,
@@ -217,17 +233,17 @@ def accept(
     return beams, finished
 
 
-def _ends(kept: Beams, trie: DeviceTrie, plan: DecodePlan) -> Bool[Tensor, "batch kept"]:
-    ends = is_leaf(kept.states, trie)
+def _ends(kept: Beams, catalogue: DeviceCatalogue, plan: DecodePlan, *, level: int) -> Bool[Tensor, "batch kept"]:
+    ends = is_leaf(kept.states, catalogue, level=level + 1)
     if plan.stopping_criteria is None:
         return ends
     stopped = plan.stopping_criteria(plan.full_sequences(kept.sequences))
     return ends | stopped.unflatten(0, ends.shape)
 
 
-def _nothing_left(beams: Beams, finished: Finished, trie: DeviceTrie, plan: DecodePlan) -> bool:
+def _nothing_left(beams: Beams, finished: Finished, catalogue: DeviceCatalogue, plan: DecodePlan) -> bool:
     """Whether no row can change any more; asks the device, and only where sequences can end early."""
-    if not plan.exit_early or not (trie.is_ragged or plan.stopping_criteria is not None):
+    if not plan.exit_early or not (catalogue.is_ragged or plan.stopping_criteria is not None):
         return False
     open_rows = (beams.scores > beam.DEAD).any(dim=-1, keepdim=True)
     if plan.is_beam_search:

@@ -1,0 +1,219 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which children belong to which parent, where both are numbered in one order. Knows no tokens.
+
+Deep in a catalogue nearly every node has one child: the first child of node `v` is then `v` plus a shift that changes
+at few parents, and only those are stored (some 40 kB instead of 80 MB for a level of 20 million nodes).
+
+Axes: P parents, C children, E exceptions: the parents that have not exactly one child.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.integer]
+Longs = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Fanout:
+    """The children of P parents.
+
+    In plain words, parent `p` has the children `offsets[p] .. offsets[p + 1]` where `exceptions` is None, and else
+    `p + offsets[k] .. p + 1 + offsets[m]`, with `k` exceptions before `p` and `m` up to and including it.
+
+    Attributes:
+        num_parents: P.
+        num_children: C.
+        largest: the most children that one parent has.
+        num_childless: parents that have none.
+        offsets: `[P + 1]` first children, or `[E + 1]` shifts: children beyond one each, up to an exception.
+        exceptions: `[E]` ascending parents, or None where they are too many to be listed.
+    """
+
+    num_parents: int
+    num_children: int
+    largest: int
+    num_childless: int
+    offsets: Array
+    exceptions: Array | None = None
+
+    @classmethod
+    def from_starts(cls, parents: Bools, children: Bools) -> Fanout:
+        """Read off sorted rows.
+
+        Args:
+            parents: `[rows]`, whether a parent's rows start here.
+            children: `[rows]`, whether a child's rows start here; a parent has the children that start from its own
+                start up to the next parent's, and its first child starts where it starts itself.
+        """
+        num_parents, num_children = int(np.count_nonzero(parents)), int(np.count_nonzero(children))
+        is_event = parents != children  # a further child, or a parent without one
+        num_events = int(np.count_nonzero(is_event))
+        if 2 * num_events >= num_parents:
+            offsets = (np.cumsum(children, dtype=np.int64) - children)[parents]
+            return cls.from_offsets(np.append(offsets, num_children))
+        if not num_events:
+            return cls(
+                num_parents, num_children, 1, 0, np.zeros(1, np.int16), np.zeros(0, smallest_dtype(num_parents))
+            )
+        rows = np.flatnonzero(is_event)
+        of = np.cumsum(parents, dtype=smallest_dtype(num_parents))[rows] - 1
+        first = np.flatnonzero(np.append(True, of[1:] != of[:-1]))
+        surplus = np.add.reduceat(np.where(children[rows], 1, -1), first)
+        shifts = np.append(0, np.cumsum(surplus))
+        return cls(
+            num_parents,
+            num_children,
+            largest=max(int(surplus.max()) + 1, 1),
+            num_childless=int(np.count_nonzero(surplus < 0)),
+            offsets=shifts.astype(smallest_dtype(int(np.abs(shifts).max()))),
+            exceptions=of[first].astype(smallest_dtype(num_parents)),
+        )
+
+    @classmethod
+    def from_offsets(cls, offsets: Array) -> Fanout:
+        """Wrap `[P + 1]` first children."""
+        counts = np.diff(offsets)
+        num_children = int(offsets[-1])
+        return cls(
+            num_parents=len(counts),
+            num_children=num_children,
+            largest=int(counts.max()),
+            num_childless=int(np.count_nonzero(counts == 0)),
+            offsets=offsets.astype(smallest_dtype(num_children)),
+        )
+
+    def ranges(self, parents: Array) -> tuple[Longs, Longs]:
+        """First and one past the last child of every parent, both shaped like `parents`."""
+        if self.exceptions is None:
+            return self.offsets[parents].astype(np.int64), self.offsets[parents + 1].astype(np.int64)
+        # Of one type with what is searched: NumPy would copy the exceptions otherwise.
+        sought = np.asarray(parents, dtype=self.exceptions.dtype)
+        before = np.searchsorted(self.exceptions, sought)
+        through = np.searchsorted(self.exceptions, sought, side="right")
+        return parents + self.offsets[before].astype(np.int64), parents + 1 + self.offsets[through].astype(np.int64)
+
+    def parents(self, children: Array) -> Longs:
+        """The parent of every child, shaped like `children`."""
+        if children.size > self.num_children // 8:  # a table of all parents is cheaper than so many searches
+            return np.repeat(np.arange(self.num_parents), self._counts())[children]
+        if self.exceptions is None:
+            sought = np.asarray(children, dtype=self.offsets.dtype)
+            return np.searchsorted(self.offsets, sought, side="right").astype(np.int64) - 1
+        if not len(self.exceptions):
+            return children.astype(np.int64)
+        sought = np.asarray(children, dtype=self._first_of_exceptions.dtype)
+        through = np.searchsorted(self._first_of_exceptions, sought, side="right")
+        before = np.maximum(through - 1, 0)
+        regular = children - self.offsets[through].astype(np.int64)
+        # A child before the end of the last exception that begins before it is that one's.
+        return np.where((through > 0) & (regular <= self.exceptions[before]), self.exceptions[before], regular)
+
+    def childless(self) -> Array:
+        """The parents without children, ascending."""
+        if self.exceptions is None:
+            return np.flatnonzero(self.offsets[1:] == self.offsets[:-1])
+        return self.exceptions[self.offsets[1:] < self.offsets[:-1]]
+
+    def any_child(self, flags: Bools) -> Bools:
+        """`[P]`: whether any child's flag is set."""
+        if self.exceptions is None:
+            found = np.logical_or.reduceat(np.append(flags, False), self.offsets[:-1])
+            if self.num_childless:
+                found[self.childless()] = False
+            return found
+        if not len(self.exceptions):
+            return flags
+        first, last = self._ranges_of_exceptions()
+        found = flags[self.first_children()]
+        if self.num_childless:
+            has_child = np.ones(self.num_parents, dtype=bool)
+            has_child[self.childless()] = False
+            of_first, found = found, np.zeros(self.num_parents, dtype=bool)
+            found[has_child] = of_first
+        several = last > first
+        counts = (last - first)[several]
+        below = flags[spans(first[several], last[several])]
+        if len(counts):
+            found[self.exceptions[several]] = np.logical_or.reduceat(below, np.cumsum(counts) - counts)
+        return found
+
+    def first_children(self) -> Bools:
+        """`[C]`: whether a child is its parent's first."""
+        if self.exceptions is None:
+            is_first = np.zeros(self.num_children + 1, dtype=bool)
+            is_first[self.offsets] = True
+            return is_first[:-1]
+        first, last = self._ranges_of_exceptions()
+        is_first = np.ones(self.num_children, dtype=bool)
+        is_first[spans(np.minimum(first + 1, last), last)] = False
+        return is_first
+
+    def check(self) -> None:
+        """Make sure that the arrays are those of a fanout.
+
+        Raises:
+            ValueError: names what does not hold.
+        """
+        if self.exceptions is not None:
+            inside = np.concatenate(([-1], self.exceptions, [self.num_parents]))
+            require(bool((np.diff(inside.astype(np.int64)) > 0).all()), "exceptions are parents, and ascend")
+        offsets = self.offsets.astype(np.int64)
+        counts = np.diff(offsets) + (self.exceptions is not None)
+        end = offsets[-1] + (0 if self.exceptions is None else self.num_parents)
+        require(offsets[0] == 0 and end == self.num_children, "every child has a parent")
+        require(bool((counts >= 0).all()), "children are in the order of their parents")
+        regular = self.exceptions is not None and len(self.exceptions) < self.num_parents
+        largest = max(int(counts.max(initial=0)), int(regular))
+        require(largest == self.largest, "the largest number of children is the one that is noted")
+        require(int((counts == 0).sum()) == self.num_childless, "the childless parents are as many as is noted")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return self.offsets.nbytes + (0 if self.exceptions is None else self.exceptions.nbytes)
+
+    def _counts(self) -> Longs:
+        """`[P]` numbers of children."""
+        counts = np.diff(self.offsets.astype(np.int64))
+        if self.exceptions is None:
+            return counts
+        every = np.ones(self.num_parents, dtype=np.int64)
+        every[self.exceptions] += counts
+        return every
+
+    def _ranges_of_exceptions(self) -> tuple[Longs, Longs]:
+        """`ranges(exceptions)`, without a search."""
+        assert self.exceptions is not None
+        return self.exceptions + self.offsets[:-1].astype(np.int64), self.exceptions + self.offsets[1:].astype(
+            np.int64
+        ) + 1
+
+    @cached_property
+    def _first_of_exceptions(self) -> Array:
+        return self._ranges_of_exceptions()[0].astype(smallest_dtype(self.num_children))
+
+
+def spans(first: Array, last: Array) -> Longs:
+    """The numbers `first[i] .. last[i]` of all ranges, one after the other."""
+    counts = (last - first).astype(np.int64)
+    before = np.cumsum(counts) - counts
+    return np.repeat(first - before, counts) + np.arange(int(counts.sum()))
+
+
+def require(condition: bool | np.bool_, fact: str) -> None:
+    """Raise a `ValueError` that names a fact which does not hold."""
+    if not condition:
+        raise ValueError(f"expected that {fact}")
+
+
+def smallest_dtype(largest: int) -> np.dtype[np.signedinteger]:
+    """The smallest signed integer type, of 16 bits or more, that holds `largest`."""
+    return next(np.dtype(t) for t in (np.int16, np.int32, np.int64) if largest <= np.iinfo(t).max)

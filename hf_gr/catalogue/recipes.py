@@ -1,0 +1,147 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The semantic IDs that public recipes write, to rows of codes, and the texts of code tokens. Knows no token ids.
+
+Source: `*.index.json` of LC-Rec, LETTER and MiniOneRec, and the strings of the package semantic-id, version 0.2.5.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from os import PathLike
+from pathlib import Path
+from string import ascii_lowercase as LEVEL_NAMES
+from typing import Any, cast
+
+from .item_ids import ItemId
+from .sequences import is_integer
+
+TEMPLATE = "<{level}_{code}>"
+
+_PROBE = 9876543210  # a code that no template holds: where it turns up, the code stands
+_INTEGER = re.compile("0|[1-9][0-9]{0,17}")  # 18 digits at most: within 64 bits
+_NUMBERS = re.compile("[0-9]+(?:([^0-9])[0-9]+(?:\\1[0-9]+)*)?")  # with the same character between all of them
+_SUFFIX = re.compile("[^0-9]([0-9]+)")
+
+
+def read_recipe(source: Any, template: str) -> tuple[list[list[int]], list[ItemId]]:
+    """The codes of every item and the item ids; see `SemanticIds.from_json`.
+
+    Raises:
+        ValueError: a file that is no JSON, something else than a mapping or a list, or an item whose semantic ID
+            cannot be read, by name.
+    """
+    is_file = isinstance(source, (str, PathLike))
+    content: Any = _load(Path(cast(str, source))) if is_file else source
+    if not isinstance(content, (Mapping, list, tuple)) or not content:
+        name = str(cast(Any, source)) if is_file else "source"
+        raise ValueError(
+            f"{name} holds {str(cast(Any, content))[:40]!r}, expected the semantic ID of every item, such as "
+            "{'0': ['<a_12>', '<b_5>']}, or a list of them: is it the right file?"
+        )
+    pairs = cast(Any, content.items() if isinstance(content, Mapping) else enumerate(cast(Any, content)))
+    by_item: dict[Any, Any] = dict(pairs)
+    return [_read_codes(value, template, item) for item, value in by_item.items()], _item_ids(list(by_item))
+
+
+def token_text(template: str, level: int, code: int) -> str:
+    """The text of a code's token, such as `<a_47>`.
+
+    Raises:
+        ValueError: more levels than letters, or a template with other fields than `{level}` and `{code}`.
+    """
+    if level >= len(LEVEL_NAMES):
+        raise ValueError(
+            f"level {level} has no name, expected at most {len(LEVEL_NAMES)} levels: they are named by letters"
+        )
+    try:
+        return template.format(level=LEVEL_NAMES[level], code=code)
+    except (LookupError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"template={template!r} fails with {error!r}, expected {{level}} and {{code}} only, such as {TEMPLATE!r}"
+        ) from error
+
+
+def token_texts(template: str, level_sizes: tuple[int, ...]) -> list[list[str]]:
+    """The text of every code's token, by level.
+
+    Raises:
+        ValueError: as `token_text`, or a template that does not tell levels and codes apart.
+    """
+    texts = [[token_text(template, level, code) for code in range(size)] for level, size in enumerate(level_sizes)]
+    if len({text for level in texts for text in level}) != sum(level_sizes):
+        raise ValueError(f"template={template!r} gives one text to several codes: use both {{level}} and {{code}}")
+    return texts
+
+
+def _load(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no JSON file or is cut short ({error}): download it or write it again") from error
+
+
+def _item_ids(keys: list[Any]) -> list[ItemId]:
+    """JSON turns the keys 0, 1, ... into text, which the histories of the same recipes do not do to their items."""
+    if all(isinstance(key, str) and _INTEGER.fullmatch(key) for key in keys):
+        return [int(key) for key in keys]
+    return keys
+
+
+def _read_codes(value: Any, template: str, item: ItemId) -> list[int]:
+    """The codes of one item: of token texts, of integers, or of one string."""
+    parts = _cut(value, template) if isinstance(value, str) else value
+    if not isinstance(parts, (list, tuple)) or not parts:
+        raise ValueError(f"item {item!r} has {value!r}, expected its codes, such as ['<a_12>', '<b_5>']")
+    codes: list[int] = []
+    for level, part in enumerate(cast("list[Any]", parts)):
+        code = part if is_integer(part) else _code(template, level, part) if isinstance(part, str) else None
+        if code is None:
+            raise _unreadable(item, part, level, template)
+        codes.append(code)
+    return codes
+
+
+def _cut(text: str, template: str) -> list[int | str]:
+    """The parts of `12-5-9` and of `<a_12><b_5><c_9>`, which the number of a collision may follow, as in `...-1`."""
+    if _NUMBERS.fullmatch(text):
+        return [int(number) for number in re.findall("[0-9]+", text)]
+    parts: list[int | str] = []
+    position = 0
+    while position < len(text) and (match := _pattern(template, len(parts)).match(text, position)):
+        parts.append(match[0])
+        position = match.end()
+    suffix = _SUFFIX.fullmatch(text, position) if parts else None
+    rest = int(suffix[1]) if suffix else text[position:]
+    return parts if rest == "" else [*parts, rest]
+
+
+@lru_cache(maxsize=2**16)  # items share their texts: a catalogue has a few thousand
+def _code(template: str, level: int, text: str) -> int | None:
+    match = _pattern(template, level).fullmatch(text)
+    # Written again, since the tokenizer's text must be this one: {code} does not write <a_07>, {code:02} does.
+    return int(match[1]) if match and token_text(template, level, int(match[1])) == text else None
+
+
+@cache
+def _pattern(template: str, level: int) -> re.Pattern[str]:
+    text = token_text(template, level, _PROBE)
+    if str(_PROBE) not in text:
+        raise ValueError(f"template={template!r} writes no codes, expected {{code}} in it, such as {TEMPLATE!r}")
+    return re.compile(re.escape(text).replace(str(_PROBE), "([0-9]+)"))
+
+
+def _unreadable(item: ItemId, part: Any, level: int, template: str) -> ValueError:
+    expected = token_text(template, level, 0)
+    fix = "levels are named a, b, c, ... in turn; pass template= where texts are written otherwise"
+    match = re.fullmatch(f"(.*?){LEVEL_NAMES[level]}([^0-9]*)[0-9]+([^0-9]*)", str(part))
+    if match and (written := f"{match[1]}{{level}}{match[2]}{{code}}{match[3]}") != template:
+        fix = f"pass template={written!r}?"
+    elif isinstance(part, str) and part[:1].isdecimal():
+        fix = "numbers are written as '12-5-9', and collisions end with a number, not with an item id"
+    return ValueError(
+        f"item {item!r} has {part!r} at level {level}, expected an integer or a text such as {expected!r}: {fix}"
+    )

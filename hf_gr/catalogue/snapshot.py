@@ -1,0 +1,497 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What one call sees of a catalogue that changes: segments, and what of them is alive. Nothing here ever changes.
+
+An update makes another snapshot that shares all it can with the one before: a removal copies some bits, an addition
+compiles what was added into a small segment of its own.
+
+Axes: R rows of T tokens; B requests; Q item ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+
+from .fanout import Array, Bools, Longs, spans
+from .item_ids import ItemId, check_item_ids
+from .segment import Liveness, Segment, build_segment, dead_nodes, take, test
+from .sequences import is_integer, read_catalogue, to_host
+from .trie import PADDING, Trie, take_rows
+
+ERRORS_SHOWN = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A segment as one snapshot sees it; `alive` is None where all of it is."""
+
+    segment: Segment
+    alive: Liveness | None = None
+
+    @property
+    def num_items(self) -> int:
+        """Living items."""
+        return len(self.segment.items) if self.alive is None else self.alive.num_items
+
+    def item_flags(self) -> Bools:
+        """By position: whether an item is alive."""
+        return np.ones(len(self.segment.items), dtype=bool) if self.alive is None else self.alive.item_flags()
+
+    def numbers(self) -> Longs:
+        """The numbers of living items, ascending: the order in which they were given."""
+        if self.alive is None:
+            return np.arange(len(self.segment.items))
+        return np.flatnonzero(take(self.alive.item_flags(), self.segment.items.positions))
+
+    def living(self, positions: Longs) -> Bools:
+        """Whether the items at some positions are alive."""
+        return np.ones(len(positions), dtype=bool) if self.alive is None else test(self.alive.items, positions)
+
+    def rows(self) -> Array:
+        """The sequences of living items, in the order of `numbers`."""
+        items, flags = self.segment.items, self.item_flags()
+        rows = self.segment.trie.sequences(items.at_leaf.parents(np.flatnonzero(flags)))  # neighbours share reads
+        places = np.cumsum(flags, dtype=items.positions.dtype) - 1
+        return take_rows(rows, places[items.positions[self.numbers()]])
+
+    def find(self, ids: Array | list[str]) -> tuple[Longs, Longs]:
+        """`[Q]` counts of items with these ids, alive or not, and their positions, one after the other."""
+        counts, numbers = self.segment.items.find(ids)
+        return counts, self.segment.items.positions[numbers].astype(np.int64)
+
+    def without(self, positions: Longs) -> Part:
+        """Some items, by position, dead as well."""
+        if not len(positions):
+            return self
+        return replace(self, alive=(self.alive or self.segment.all_alive).without(positions))
+
+    def only(self, flags: Bools) -> Part:
+        """The items flagged, by position, alive and no others."""
+        return replace(self, alive=Liveness.from_items(self.segment, flags))
+
+    def items(self, rows: Longs, eos_token_id: int | None) -> list[list[ItemId]]:
+        """The living items of every row of tokens."""
+        leaves, _ = self.segment.trie.walk(rows, eos_token_id)
+        first, last = self.segment.items.at_leaf.ranges(np.maximum(leaves, 0))
+        last = np.where(leaves >= 0, last, first)
+        positions = spans(first, last)
+        alive = self.living(positions)
+        of = np.repeat(np.arange(len(rows)), last - first)[alive]
+        found: list[list[ItemId]] = [[] for _ in rows]
+        items = self.segment.items.ids_of(self.segment.items.numbers[positions[alive]])
+        for row, item in zip(cast("list[int]", of.tolist()), items, strict=True):
+            found[row].append(item)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A catalogue at one moment.
+
+    Attributes:
+        base: what was compiled.
+        eos_token_id: the token that ends every sequence, or None where all have one length.
+        added: what was added since; None for nothing.
+        twins: for every node of `added`, the node of `base` with the same prefix, or -1; None without `added`.
+    """
+
+    base: Part
+    eos_token_id: int | None
+    added: Part | None = None
+    twins: Longs | None = None
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The base and, if there is any, what was added."""
+        return (self.base,) if self.added is None else (self.base, self.added)
+
+    @property
+    def is_compact(self) -> bool:
+        """Whether all of the base is alive, and nothing else."""
+        return self.added is None and self.base.alive is None
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest sequence that was ever compiled in."""
+        return max(part.segment.trie.max_length for part in self.parts)
+
+    @property
+    def num_items(self) -> int:
+        """Living items."""
+        return sum(part.num_items for part in self.parts)
+
+    @cached_property
+    def max_token_id(self) -> int:
+        """The largest token of any sequence that was ever compiled in."""
+        return max(part.segment.trie.max_token_id for part in self.parts)
+
+    @property
+    def are_strings(self) -> bool:
+        """Whether item ids are strings."""
+        ids = self.base.segment.items.ids
+        return ids is not None and ids.are_strings
+
+    @cached_property
+    def num_sequences(self) -> int:
+        """Distinct sequences of living items."""
+        trie = self.base.segment.trie
+        alive = self.base.alive
+        number = trie.num_sequences if alive is None else int(np.count_nonzero(alive.leaf_flags()))
+        if self.added is None:
+            return number
+        leaves = self.added.segment.trie.num_sequences
+        is_alive = np.ones(leaves, dtype=bool) if self.added.alive is None else self.added.alive.leaf_flags()
+        in_base = np.array([bool(items) for items in self._base_items(self.added.segment.trie)], dtype=bool)
+        return number + int(np.count_nonzero(is_alive & ~in_base))
+
+    def rows(self) -> Array:
+        """`[S, L]` distinct sequences of living items, in lexicographic order, shorter ones filled up."""
+        parts = [part.rows() for part in self.parts if part.num_items]
+        return np.unique(_stack(parts), axis=0) if parts else np.zeros((0, self.max_length), dtype=np.int64)
+
+    def items(self, rows: Longs) -> list[list[ItemId]]:
+        """The living items of every row of tokens."""
+        found = self.base.items(rows, self.eos_token_id)
+        if self.added is None:
+            return found
+        added = self.added.items(rows, self.eos_token_id)
+        return [one + two for one, two in zip(found, added, strict=True)]
+
+    def contains(self, row: Longs) -> bool:
+        """Whether one row, neither shorter nor longer, is the sequence of a living item."""
+        lengths = [part.segment.trie.walk(row[None], self.eos_token_id)[1][0] for part in self.parts]
+        return any(
+            length == len(row) and bool(part.items(row[None], self.eos_token_id)[0])
+            for part, length in zip(self.parts, lengths, strict=True)
+        )
+
+    def next_tokens(self, prefix: Sequence[int]) -> list[int]:
+        """The tokens that may follow a prefix, ascending."""
+        level = len(prefix)
+        found: set[int] = set()
+        for part in self.parts:
+            trie = part.segment.trie
+            node = trie.find(prefix)
+            if node < 0 or level >= trie.max_length:
+                continue
+            first, last = trie.children(np.array([node]), level)
+            nodes = spans(first, last)
+            if part.alive is not None:
+                nodes = nodes[test(part.alive.nodes[level], nodes - trie.level_starts[level + 1])]
+            found.update(trie.token(nodes, level + 1).tolist())
+        return sorted(found)
+
+    def item_ids(self) -> Array | list[str]:
+        """The ids of living items, in the order in which they were given."""
+        ids = [_select(part, part.numbers()) for part in self.parts]
+        if self.are_strings:
+            return [text for part in ids for text in part]
+        return np.concatenate(cast("list[Array]", ids))
+
+    def has_items(self, item_ids: Any) -> Bools:
+        """`[Q]`: whether there is a living item with this id."""
+        ids = self._check_ids(item_ids)
+        known = np.zeros(len(ids), dtype=bool)
+        for part in self.parts:
+            counts, positions = part.find(ids)
+            known |= (
+                np.bincount(np.repeat(np.arange(len(ids)), counts)[part.living(positions)], minlength=len(ids)) > 0
+            )
+        return known
+
+    def where(self, mask_or_item_ids: Any) -> Snapshot:
+        """Only some of the living items: a mask with an entry for each of `item_ids`, or ids."""
+        mask = _read_mask(mask_or_item_ids, self.num_items)
+        if mask is None:
+            found = self._find_living(mask_or_item_ids, "mask_or_item_ids")
+            flags = [np.zeros(len(part.segment.items), dtype=bool) for part in self.parts]
+            for part, positions in zip(flags, found, strict=True):
+                part[positions] = True
+            return self._with_parts(part.only(f) for part, f in zip(self.parts, flags, strict=True))
+        parts: list[Part] = []
+        start = 0
+        for part in self.parts:
+            by_number = mask[start : start + part.num_items]
+            start += part.num_items
+            if part.alive is not None:
+                chosen, by_number = by_number, take(part.alive.item_flags(), part.segment.items.positions)
+                by_number[by_number] = chosen
+            parts.append(part.only(take(by_number, part.segment.items.numbers)))
+        return self._with_parts(parts)
+
+    def remove(self, item_ids: Any) -> Snapshot:
+        """Without some living items."""
+        found = self._find_living(item_ids, "item_ids")
+        return self._with_parts(part.without(positions) for part, positions in zip(self.parts, found, strict=True))
+
+    def add(self, sequences: Any, item_ids: Any) -> Snapshot:
+        """With further items; one that is there already, with the same sequence, stays the one that it is."""
+        rows = read_catalogue(sequences, self.eos_token_id)
+        ids = self._check_ids(item_ids)
+        if len(ids) != len(rows):
+            raise ValueError(f"item_ids has {len(ids)} entries, expected {len(rows)}: one for each sequence")
+        if self.eos_token_id is None and rows.shape[1] != self.max_length:
+            raise ValueError(
+                f"sequences have {rows.shape[1]} tokens, expected {self.max_length} as in the catalogue: sequences of "
+                "other lengths need an index with eos_token_id="
+            )
+        is_new = np.array(
+            [item not in there for item, there in zip(ids, self.base.items(rows.astype(np.int64), None), strict=True)]
+        )
+        if not is_new.all():
+            rows = rows[is_new]
+            ids = ids[is_new] if isinstance(ids, np.ndarray) else [ids[int(row)] for row in np.flatnonzero(is_new)]
+        if not len(rows):
+            return self
+        if self.added is not None and self.added.num_items:
+            rows = _stack([self.added.rows(), rows])
+            ids = _join([_select(self.added, self.added.numbers()), ids])
+        segment = build_segment(rows, ids)
+        return replace(self, added=Part(segment), twins=_twins(segment.trie, self.base.segment.trie))
+
+    def compact(self) -> Snapshot:
+        """The same catalogue, compiled anew from what is alive; itself if it is so already.
+
+        Raises:
+            ValueError: nothing is alive: an index has an item.
+        """
+        if self.is_compact:
+            return self
+        if not self.num_items:
+            raise ValueError("no item is alive, expected one or more: an index that is saved or compacted has an item")
+        living = [part for part in self.parts if part.num_items]
+        rows = _stack([part.rows() for part in living])
+        ids = _join([_select(part, part.numbers()) for part in living])
+        return Snapshot(Part(build_segment(rows, ids)), self.eos_token_id)
+
+    def _with_parts(self, parts: Iterable[Part]) -> Snapshot:
+        base, *added = parts
+        return replace(self, base=base, added=added[0] if added else None)
+
+    def _check_ids(self, item_ids: Any) -> Array | list[str]:
+        """Check that ids are of the catalogue's type."""
+        ids = check_item_ids(item_ids)
+        if len(ids) and isinstance(ids, np.ndarray) == self.are_strings:
+            expected = "strings" if self.are_strings else "integers"
+            first = ids[0] if self.are_strings is False else int(cast(Any, ids[0]))
+            raise ValueError(f"item_ids[0]={first!r}, expected {expected}: the catalogue's item ids are {expected}")
+        return ids
+
+    def _find_living(self, item_ids: Any, argument: str) -> list[Longs]:
+        """By part: the positions of the living items that have these ids."""
+        ids = self._check_ids(item_ids)
+        positions = [part.find(ids) for part in self.parts]
+        known = np.zeros(len(ids), dtype=bool)
+        found: list[Longs] = []
+        for part, (counts, at) in zip(self.parts, positions, strict=True):
+            alive = part.living(at)
+            known[np.repeat(np.arange(len(ids)), counts)[alive]] = True
+            found.append(at[alive])
+        _refuse_unknown(ids, known, argument)
+        return found
+
+    def _base_items(self, trie: Trie) -> list[list[ItemId]]:
+        """The base's living items of another trie's sequences."""
+        return self.base.items(trie.sequences(np.arange(trie.num_sequences)).astype(np.int64), self.eos_token_id)
+
+
+@dataclass(frozen=True, eq=False)
+class BatchRules:
+    """The catalogue of every request of a batch: rules over shared segments, and items that one request must not see.
+
+    Attributes:
+        snapshots: distinct rules; all of them share their segments.
+        rule_of_row: `[B]` numbers of rules; None where one rule holds for any number of rows.
+        excluded_ids: B sets of item ids, or None.
+        excluded: by part, by level from 1: `[B, E]` nodes that need not be entered, filled up with the root, which is
+            nobody's child; None for a level without any.
+    """
+
+    snapshots: tuple[Snapshot, ...]
+    rule_of_row: Longs | None = None
+    excluded_ids: tuple[frozenset[ItemId], ...] | None = None
+    excluded: tuple[tuple[Longs | None, ...], ...] = ()
+
+    @property
+    def any(self) -> Snapshot:
+        """One of the snapshots, for what all of them share."""
+        return self.snapshots[0]
+
+    @property
+    def num_rows(self) -> int | None:
+        """B; None where the rules hold for any number of rows."""
+        if self.excluded_ids is not None:
+            return len(self.excluded_ids)
+        return None if self.rule_of_row is None else len(self.rule_of_row)
+
+    def of_row(self, row: int) -> Snapshot:
+        """The rule of one request."""
+        return self.snapshots[0 if self.rule_of_row is None else int(self.rule_of_row[row])]
+
+    def items(self, row: int, tokens: Sequence[int]) -> list[ItemId]:
+        """The items that one request may be answered with by these tokens."""
+        items = self.of_row(row).items(np.array([tokens], dtype=np.int64))[0]
+        return items if self.excluded_ids is None else [item for item in items if item not in self.excluded_ids[row]]
+
+
+def combine_rules(snapshots: Sequence[Snapshot], exclude_items: Any = None) -> BatchRules:
+    """Rules of a batch.
+
+    Args:
+        snapshots: one for all requests, or one for each.
+        exclude_items: for each request the ids of items that it must not be answered with; ids of items that are not
+            alive are fine, ids that the catalogue does not know are not.
+
+    Raises:
+        ValueError: snapshots that share no segments, another number of them than of exclusions, unknown ids.
+    """
+    distinct = tuple({id(snapshot): snapshot for snapshot in snapshots}.values())
+    segments = [tuple(id(part.segment) for part in snapshot.parts) for snapshot in distinct]
+    if len(set(segments)) > 1:
+        row = next(row for row, s in enumerate(snapshots) if [id(p.segment) for p in s.parts] != [*segments[0]])
+        raise ValueError(
+            f"constraint_index[{row}] is no view of the catalogue of constraint_index[0], expected index.where(...) "
+            "of one index for all rows: take the views again after index.add(...) or index.compact()"
+        )
+    numbers = {id(snapshot): number for number, snapshot in enumerate(distinct)}
+    rule_of_row = np.array([numbers[id(snapshot)] for snapshot in snapshots]) if len(distinct) > 1 else None
+    if exclude_items is None:
+        return BatchRules(distinct, rule_of_row)
+    ids, counts = _read_exclusions(exclude_items, snapshots[0])
+    rules = BatchRules(distinct, rule_of_row, tuple(frozenset(row) for row in ids))
+    if rule_of_row is not None and len(rule_of_row) != len(ids):
+        raise ValueError(f"exclude_items has {len(ids)} rows, expected {len(rule_of_row)}: one for each request")
+    flat = [item for row in ids for item in row]
+    if not flat:
+        return rules
+    return replace(
+        rules, excluded=_excluded_nodes(rules, check_item_ids(flat), np.repeat(np.arange(len(ids)), counts))
+    )
+
+
+def _excluded_nodes(rules: BatchRules, ids: Array | list[str], rows: Longs) -> tuple[tuple[Longs | None, ...], ...]:
+    """By part and level: the nodes that need not be entered, a row of them for each request."""
+    assert rules.excluded_ids is not None
+    num_rows = len(rules.excluded_ids)
+    known = np.zeros(len(ids), dtype=bool)
+    levels: list[tuple[Longs | None, ...]] = []
+    for number in range(len(rules.any.parts)):
+        counts, positions = rules.any.parts[number].find(ids)
+        known |= counts > 0
+        pairs = np.unique(np.stack([np.repeat(rows, counts), positions]), axis=1)
+        found: list[list[tuple[Longs, Longs]]] = []
+        for rule, snapshot in enumerate(rules.snapshots):
+            part = snapshot.parts[number]
+            mine = part.living(pairs[1])
+            if rules.rule_of_row is not None:
+                mine &= rules.rule_of_row[pairs[0]] == rule
+            found.append([*dead_nodes(part.segment, part.alive, pairs[0][mine], pairs[1][mine])])
+        starts = rules.any.parts[number].segment.trie.level_starts[1:]
+        merged = [
+            tuple(np.concatenate(sides) for sides in zip(*level, strict=True)) for level in zip(*found, strict=True)
+        ]
+        levels.append(
+            tuple(_padded(of, nodes + start, num_rows) for (of, nodes), start in zip(merged, starts, strict=False))
+        )
+    _refuse_unknown(ids, known, "exclude_items")
+    return tuple(levels)
+
+
+def _padded(rows: Longs, nodes: Longs, num_rows: int) -> Longs | None:
+    """Nodes as `[num_rows, most]`, filled up with the root; None without any."""
+    if not len(rows):
+        return None
+    order = np.argsort(rows, kind="stable")
+    counts = np.bincount(rows, minlength=num_rows)
+    before = np.cumsum(counts) - counts
+    padded = np.zeros((num_rows, int(counts.max())), dtype=np.int64)
+    padded[rows[order], np.arange(len(rows)) - before[rows[order]]] = nodes[order]
+    return padded
+
+
+def _read_exclusions(exclude_items: Any, snapshot: Snapshot) -> tuple[list[list[ItemId]], list[int]]:
+    """Rows of item ids of the catalogue's type, and how many each has."""
+    host = to_host(exclude_items)
+    if not isinstance(host, Iterable) or isinstance(host, (str, bytes)):
+        raise ValueError(f"exclude_items is {host!r}, expected a list of item ids for each request")
+    rows: list[list[ItemId]] = []
+    for number, row in enumerate(cast("Iterable[Any]", host)):
+        values: Any = to_host(row)
+        if isinstance(values, np.ndarray) and values.ndim == 1:
+            values = values.tolist()
+        if not isinstance(values, Iterable) or isinstance(values, (str, bytes)):
+            raise ValueError(
+                f"exclude_items[{number}] is {values!r}, expected a list of item ids: one list for each request"
+            )
+        rows.append(list(cast("Iterable[Any]", values)))
+        expected = str if snapshot.are_strings else (int, np.integer)
+        for item in cast("list[Any]", rows[-1]):
+            if not isinstance(item, expected) or isinstance(item, bool):
+                kind = "strings" if snapshot.are_strings else "integers"
+                raise ValueError(
+                    f"exclude_items[{number}] has {item!r}, expected {kind} as the catalogue's item ids are"
+                )
+    return rows, [len(row) for row in rows]
+
+
+def _read_mask(mask_or_item_ids: Any, num_items: int) -> Bools | None:
+    """A mask as an array; None for what is no mask."""
+    host: Any = to_host(mask_or_item_ids)
+    if isinstance(host, list) and host and isinstance(host[0], (bool, np.bool_)):
+        host = np.asarray(cast("list[Any]", host))
+    mask = cast("Bools", host)
+    if not isinstance(host, np.ndarray) or mask.dtype != np.bool_:
+        return None
+    if mask.shape != (num_items,):
+        raise ValueError(
+            f"mask has shape {list(mask.shape)}, expected [{num_items}]: one entry for each of index.item_ids, in "
+            "that order"
+        )
+    return mask
+
+
+def _refuse_unknown(ids: Array | list[str], known: Bools, argument: str) -> None:
+    if known.all():
+        return
+    unknown = [ids[int(place)] for place in np.flatnonzero(~known)]
+    shown = ", ".join(str(item) if is_integer(item) else repr(item) for item in unknown[:ERRORS_SHOWN])
+    shown += ", ..." if len(unknown) > ERRORS_SHOWN else ""
+    raise ValueError(
+        f"{argument} has {len(unknown)} ids that the catalogue does not have ({shown}), "
+        "expected ids of its items: index.has_items(ids) tells which are"
+    )
+
+
+def _twins(trie: Trie, base: Trie) -> Longs:
+    """For every node of a trie the node of another with the same prefix, -1 for none."""
+    twins = np.full(trie.level_starts[-1], -1, dtype=np.int64)
+    twins[0] = 0
+    for level, fanout in enumerate(trie.fanouts[: base.max_length]):
+        nodes = np.arange(trie.level_starts[level + 1], trie.level_starts[level + 2])
+        parents = fanout.parents(nodes - trie.level_starts[level + 1]) + trie.level_starts[level]
+        twins[nodes] = base.advance(twins[parents], trie.token(nodes, level + 1), level)
+    return twins
+
+
+def _select(part: Part, numbers: Longs) -> Array | list[str]:
+    ids = part.segment.items.ids
+    return numbers if ids is None else ids.select(numbers)
+
+
+def _join(ids: list[Array | list[str]]) -> Array | list[str]:
+    """Ids of several parts, one after the other."""
+    if isinstance(ids[0], list):
+        return [text for part in ids for text in cast("list[str]", part)]
+    return check_item_ids(np.concatenate(cast("list[Array]", ids)))
+
+
+def _stack(parts: list[Array]) -> Array:
+    """Rows of several widths in one array."""
+    width = max(part.shape[1] for part in parts)
+    padded = [np.pad(part, ((0, 0), (0, width - part.shape[1])), constant_values=PADDING) for part in parts]
+    return np.concatenate(padded)

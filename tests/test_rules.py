@@ -1,0 +1,371 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Rules and live updates: what is generated equals what an index built anew from the living items would give."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import EOS, PAD, VOCABULARY, prompts, shared
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_gr import ConstraintIndex, ConstraintLogitsProcessor, enable
+from hf_gr.catalogue import snapshot as snapshot_module
+from hf_gr.torch import transition
+
+SCORE_TOL = 1e-5  # the same additions in the same order
+NUM_BEAMS = 6
+Pair = tuple[tuple[int, ...], int]
+
+
+class Catalogue:
+    """The slow twin: a list of pairs, from which every index is built anew."""
+
+    def __init__(self, seed: int, *, ragged: bool, num_items: int = 60, width: int = 4) -> None:
+        self.random = random.Random(seed)
+        self.ragged, self.width = ragged, width
+        self.next_id = num_items
+        self.pairs: dict[Pair, None] = dict.fromkeys((self.sequence(), item) for item in range(num_items))
+        self.index = self.build(self.pairs)
+
+    def sequence(self) -> tuple[int, ...]:
+        """Few tokens, so that sequences share prefixes, and some are equal."""
+        length = self.random.randint(1, self.width) if self.ragged else self.width
+        return tuple(self.random.choice((5, 6, 7, 8, 40)) for _ in range(length))
+
+    def build(self, pairs: Any) -> ConstraintIndex:
+        sequences, ids = zip(*pairs, strict=True)
+        return ConstraintIndex.from_sequences(sequences, item_ids=ids, eos_token_id=EOS if self.ragged else None)
+
+    @property
+    def ids(self) -> list[int]:
+        return list(dict.fromkeys(item for _, item in self.pairs))
+
+    def add(self, number: int) -> None:
+        new = [(self.sequence(), self.next_id + i) for i in range(number)]
+        if self.random.random() < 0.3:  # an item that is there gets a second sequence, or the one that it has
+            new.append(
+                (self.random.choice([self.sequence(), *(s for s, _ in self.pairs)]), self.random.choice(self.ids))
+            )
+        self.next_id += number
+        self.index.add([sequence for sequence, _ in new], [item for _, item in new])
+        self.pairs |= dict.fromkeys(new)
+
+    def remove(self, number: int) -> None:
+        gone = self.random.sample(self.ids, min(number, len(self.ids) - 1))
+        self.index.remove(gone)
+        self.pairs = {pair: None for pair in self.pairs if pair[1] not in gone}
+
+    def update(self) -> None:
+        action = self.random.random()
+        if action < 0.1:
+            self.index.compact()
+        elif action < 0.55 or len(self.pairs) < 10:
+            self.add(self.random.randint(1, 5))
+        else:
+            self.remove(self.random.randint(1, 5))
+
+
+def run(model: Any, row: int, index: Any, **kwargs: Any) -> tuple[list[list[int]], list[float]]:
+    """The paths of one prompt, or of all prompts for `row=-1`: tokens and scores."""
+    inputs = prompts(3, 6, padded=True)
+    if row >= 0:
+        inputs = {name: value[row : row + 1] for name, value in inputs.items()}
+    settings = {"num_beams": NUM_BEAMS, "num_return_sequences": NUM_BEAMS, "early_stopping": "never"}
+    settings |= {"return_dict_in_generate": True, "output_scores": True}
+    out = model.generate(**inputs, constraint_index=index, **settings, **kwargs)
+    tokens = [[token for token in path if token != PAD] for path in out.sequences[:, 6:].tolist()]
+    return tokens, out.sequences_scores.tolist()
+
+
+def check_same(found: Any, expected: Any) -> None:
+    tokens, scores = found
+    expected_tokens, expected_scores = expected
+    assert tokens == expected_tokens
+    np.testing.assert_allclose(scores, expected_scores, atol=SCORE_TOL)
+
+
+def check_rules(seed: int, *, ragged: bool, **kwargs: Any) -> None:
+    """Updates, then a rule of its own and exclusions for every prompt: against an index for each prompt."""
+    catalogue = Catalogue(seed, ragged=ragged)
+    model = enable(shared("qwen3"))
+    for _ in range(catalogue.random.randint(0, 4)):
+        catalogue.update()
+    views, excluded, expected = [], [], []
+    for row in range(3):
+        if row == 2:
+            views.append(catalogue.index)
+            kept = set(catalogue.ids)
+        else:
+            kept = set(catalogue.random.sample(catalogue.ids, catalogue.random.randint(1, len(catalogue.ids))))
+            mask = np.isin(catalogue.index.item_ids, list(kept))
+            views.append(catalogue.index.where(mask if catalogue.random.random() < 0.5 else kept))
+        excluded.append(catalogue.random.sample(catalogue.ids, catalogue.random.randint(0, len(catalogue.ids) // 2)))
+        pairs = [pair for pair in catalogue.pairs if pair[1] in kept - set(excluded[row])]
+        expected.append(
+            run(model, row, catalogue.build(pairs)) if pairs else ([[]] * NUM_BEAMS, [-np.inf] * NUM_BEAMS)
+        )
+    tokens, scores = run(model, -1, views, exclude_items=excluded, **kwargs)
+    for row in range(3):
+        here = slice(row * NUM_BEAMS, (row + 1) * NUM_BEAMS)
+        check_same((tokens[here], scores[here]), expected[row])
+        items = views[row].items(tokens[here], exclude_items=[excluded[row]])
+        assert all(bool(item) == bool(path) for item, path in zip(items, tokens[here], strict=True))
+        assert not {item for row in items for item in row} & set(excluded[row])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.booleans())
+def test_rules_and_updates_equal_an_index_of_the_living(seed: int, ragged: bool) -> None:
+    check_rules(seed, ragged=ragged)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_rules_hold_in_transformers_own_loop(ragged: bool) -> None:
+    for seed in range(3):
+        check_rules(seed, ragged=ragged, use_cache=False)
+
+
+def nothing_dead(nodes: torch.Tensor, bits: torch.Tensor, rule_of_row: Any) -> torch.Tensor:
+    return torch.ones_like(nodes, dtype=torch.bool)
+
+
+def first_rule(nodes: torch.Tensor, bits: torch.Tensor, rule_of_row: Any) -> torch.Tensor:
+    return right_bits(nodes, bits[:1], None)
+
+
+right_bits = transition._are_alive
+right_twins = snapshot_module._twins
+
+
+@pytest.mark.parametrize(
+    ("home", "name", "wrong"),
+    [
+        (transition, "_are_alive", nothing_dead),
+        (transition, "_are_alive", first_rule),
+        (transition, "_hide", lambda legal, hidden, first, last: legal),
+        (snapshot_module, "_twins", lambda trie, base: np.where(right_twins(trie, base) > 0, -1, 0)),
+    ],
+    ids=["nothing is dead", "one rule for all", "nothing is hidden", "no twins"],
+)
+def test_a_planted_error_is_seen(home: Any, name: str, wrong: Callable[..., Any], monkeypatch: Any) -> None:
+    monkeypatch.setattr(home, name, wrong)
+
+    def check() -> None:
+        for seed in range(20):
+            check_rules(seed, ragged=bool(seed % 2))
+
+    with pytest.raises((AssertionError, RuntimeError)):
+        check()
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_thousand_updates_without_one_wrong_item(ragged: bool) -> None:
+    catalogue, model = Catalogue(7, ragged=ragged, num_items=200), enable(shared("qwen3"))
+    for step in range(500):
+        catalogue.update()
+        tokens, scores = run(model, step % 3, catalogue.index)
+        living = {sequence + ((EOS,) if ragged else ()) for sequence, _ in catalogue.pairs}
+        paths = [tuple(path) for path, score in zip(tokens, scores, strict=True) if score > -np.inf]
+        assert set(paths) <= living
+        assert len(set(paths)) == len(paths) == min(NUM_BEAMS, len(living))
+        if step % 25 == 0:
+            check_same((tokens, scores), run(model, step % 3, catalogue.build(catalogue.pairs)))
+            assert len(catalogue.index) == len(living)
+            assert catalogue.index.num_items == len(catalogue.pairs)
+
+
+def test_a_call_sees_the_catalogue_before_or_after_an_update() -> None:
+    """One thread swaps two halves of the catalogue in and out while another generates: never a mixture."""
+    catalogue, model = Catalogue(3, ragged=False, num_items=40), enable(shared("qwen3"))
+    halves = [[pair for pair in catalogue.pairs if pair[1] % 2 == half] for half in (0, 1)]
+    index = catalogue.build(halves[0])
+    allowed = [run(model, 0, catalogue.build(half)) for half in halves]
+    stop = threading.Event()
+
+    def swap() -> None:
+        half = 0
+        while not stop.is_set():
+            sequences, ids = zip(*halves[1 - half], strict=True)
+            snapshot = index.snapshot.add(sequences, ids).remove([item for _, item in halves[half]])
+            with index._updates:
+                index._snapshot = snapshot if half else snapshot.compact()
+            half = 1 - half
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    try:
+        seen = [run(model, 0, index)[0] for _ in range(150)]
+    finally:
+        stop.set()
+        thread.join()
+    for tokens in seen:
+        assert tokens in [expected[0] for expected in allowed]
+    assert len({str(tokens) for tokens in seen}) == 2
+
+
+def test_updates_of_several_threads_are_all_kept() -> None:
+    index = ConstraintIndex.from_sequences([[5, 5], [5, 6]])
+    rows = [[7 + number // 40, number % 40] for number in range(400)]
+
+    def add(start: int) -> None:
+        for number in range(start, 400, 4):
+            index.add([rows[number]], [100 + number])
+
+    threads = [threading.Thread(target=add, args=(start,)) for start in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(index) == 402
+    assert index.items(rows) == [[100 + number] for number in range(400)]
+
+
+def test_everything_filtered_away_gives_nothing_but_padding() -> None:
+    catalogue, model = Catalogue(0, ragged=False), enable(shared("qwen3"))
+    nothing = catalogue.index.where([])
+    assert (len(nothing), nothing.num_items, list(nothing), nothing.allowed_next_tokens([])) == (0, 0, [], [])
+    for index, excluded in ((nothing, None), (catalogue.index, [catalogue.ids])):
+        tokens, scores = run(model, 0, index, exclude_items=excluded)
+        assert tokens == [[]] * NUM_BEAMS
+        assert scores == [-np.inf] * NUM_BEAMS
+    with pytest.raises(ValueError, match="no item is alive, expected one or more"):
+        nothing.compact()
+
+
+@pytest.mark.parametrize("kwargs", [{"num_beams": 1}, {"num_beams": 1, "do_sample": True, "num_return_sequences": 5}])
+def test_greedy_and_sampling_follow_the_rules(kwargs: dict[str, Any]) -> None:
+    catalogue, model = Catalogue(1, ragged=True), enable(shared("qwen3"))
+    catalogue.remove(10)
+    catalogue.add(10)
+    kept, excluded = catalogue.ids[::2], catalogue.ids[:10]
+    view = catalogue.index.where(kept)
+    out = model.generate(**prompts(3, 6), constraint_index=view, exclude_items=[excluded] * 3, **kwargs)
+    items = view.items(out[:, 6:], exclude_items=[excluded] * 3)
+    assert all(row and set(row) <= set(kept) - set(excluded) for row in items)
+
+
+def test_a_view_shares_the_arrays_and_keeps_its_own_time() -> None:
+    index = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]], item_ids=["ham", "jam", "yam"])
+    view = index.where(["ham", "yam"])
+    assert view.snapshot.base.segment is index.snapshot.base.segment
+    index.remove(["ham"])
+    assert list(view) == [[5, 7], [6, 7]]
+    assert list(index.where(np.array([False, True]))) == [[6, 7]]
+    assert list(view.where([True, False])) == [[5, 7]]
+    view.add([[9, 9]], ["spam"])
+    assert (list(view), list(index)) == ([[5, 7], [6, 7], [9, 9]], [[5, 8], [6, 7]])
+    assert view.item_ids == ["ham", "yam", "spam"]
+
+
+def test_items_that_share_a_sequence_live_and_die_alone() -> None:
+    index = ConstraintIndex.from_sequences([[5, 7], [5, 7], [6, 7]], item_ids=["ham", "jam", "yam"])
+    assert index.where(["jam"]).items([[5, 7]]) == [["jam"]]
+    index.remove(["ham"])
+    assert index.items([[5, 7]]) == [["jam"]]
+    index.add([[5, 7]], ["spam"])
+    assert index.items([[5, 7]]) == [["jam", "spam"]]
+    assert index.items([[5, 7], [6, 7]], exclude_items=[["spam"], ["yam"]]) == [["jam"], []]
+    index.remove(["jam", "spam"])
+    assert index.allowed_next_tokens([]) == [6]
+    index.add([[5, 7]], ["ham"])  # back in stock
+    assert index.items([[5, 7]]) == [["ham"]]
+    assert index.has_items(["ham", "jam", "?"]).tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_what_is_saved_is_what_is_served(ragged: bool, tmp_path: Path) -> None:
+    catalogue = Catalogue(5, ragged=ragged)
+    for _ in range(6):
+        catalogue.update()
+    for name, index in (("index", catalogue.index), ("view", catalogue.index.where(catalogue.ids[::3]))):
+        before = index.snapshot
+        index.save_pretrained(tmp_path / name)
+        assert index.snapshot is before
+        loaded = ConstraintIndex.from_pretrained(tmp_path / name)
+        assert list(loaded) == list(index)
+        assert loaded.items(list(index)) == index.items(list(index))
+        assert list(loaded.item_ids) == list(index.item_ids)
+        loaded.remove(loaded.item_ids[:1])  # mapped arrays are never written to
+        assert list(ConstraintIndex.from_pretrained(tmp_path / name)) == list(index)
+
+
+def test_the_processor_takes_rules_by_itself() -> None:
+    index = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]])
+    processor = ConstraintLogitsProcessor([index, index.where([0, 2])], exclude_items=[[2], []])
+    scores = processor(torch.tensor([[1], [1], [1], [1]]), torch.zeros(4, 10))  # two paths a prompt
+    assert [row.nonzero()[:, 0].tolist() for row in scores.isfinite()] == [[5], [5], [5, 6], [5, 6]]
+    with pytest.raises(ValueError, match="3 rows for 2 rules"):
+        processor(torch.ones(3, 1, dtype=torch.long), torch.zeros(3, 10))
+
+
+INDEX = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]], item_ids=["ham", "jam", "yam"])
+NUMBERED = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: INDEX.where(["ham", "spam", "egg"]), r"has 2 ids that the catalogue does not have \('spam', 'egg'\)"),
+        (lambda: INDEX.where([True, False]), r"mask has shape \[2\], expected \[3\]"),
+        (lambda: INDEX.where(np.ones((3, 1), dtype=bool)), r"mask has shape \[3, 1\]"),
+        (lambda: INDEX.where([1, 2]), r"item_ids\[0\]=1, expected strings"),
+        (lambda: INDEX.where("ham"), "item_ids is 'ham', expected a list"),
+        (lambda: INDEX.where([0.5]), r"item_ids\[0\]=0.5, expected all integers or all strings"),
+        (lambda: NUMBERED.where([0, 3]), r"does not have \(3\)"),
+        (lambda: NUMBERED.where([-1]), r"does not have \(-1\)"),
+        (lambda: INDEX.remove(["ham", "egg"]), r"item_ids has 1 ids that the catalogue does not have \('egg'\)"),
+        (lambda: INDEX.add([[5, 9]], [7]), r"item_ids\[0\]=7, expected strings"),
+        (lambda: INDEX.add([[5, 9]], ["a", "b"]), "item_ids has 2 entries, expected 1"),
+        (lambda: INDEX.add([[5, 9, 9]], ["a"]), "sequences have 3 tokens, expected 2 as in the catalogue"),
+        (lambda: INDEX.add([[5, -9]], ["a"]), "sequence 0 has token -9"),
+        (lambda: INDEX.add([], []), "sequences is empty"),
+        (lambda: INDEX.items([[5, 7]] * 3, exclude_items=[[], []]), "exclude_items has 2 rows for 3 sequences"),
+    ],
+)
+def test_bad_rules_and_updates_change_nothing(call: Callable[[], Any], message: str) -> None:
+    before = INDEX.snapshot
+    with pytest.raises(ValueError, match=message):
+        call()
+    assert INDEX.snapshot is before
+
+
+def test_an_added_token_beyond_the_vocabulary_is_refused() -> None:
+    index = ConstraintIndex.from_sequences([[5, 7]])
+    index.add([[5, VOCABULARY]], [1])
+    with pytest.raises(ValueError, match="token 64, expected less than the vocabulary"):
+        run(enable(shared("qwen3")), 0, index)
+
+
+def test_excluding_what_is_not_alive_is_fine() -> None:
+    """A user's history names items that a rule has filtered away, or that are sold out."""
+    catalogue, model = Catalogue(2, ragged=False), enable(shared("qwen3"))
+    gone = catalogue.ids[:5]
+    catalogue.index.remove(gone)
+    check_same(run(model, 0, catalogue.index, exclude_items=[gone]), run(model, 0, catalogue.index))
+
+
+def test_a_step_with_rules_and_additions_compiles_into_one_graph() -> None:
+    catalogue = Catalogue(4, ragged=True)
+    catalogue.remove(5)
+    catalogue.add(9)
+    views = [catalogue.index, catalogue.index.where(catalogue.ids[::2])]
+    rules = snapshot_module.combine_rules([view.snapshot for view in views], [catalogue.ids[:4], []])
+    on_device = transition.device_catalogue(rules, torch.device("cpu"))
+    compiled = torch.compile(transition.children, fullgraph=True, backend="aot_eager")
+    states = torch.zeros((2, 1), dtype=torch.long)
+    for level in range(3):
+        below = transition.children(states, on_device, level=level)
+        for name, found in vars(compiled(states, on_device, level=level)).items():
+            expected = getattr(below, name)
+            assert torch.equal(found, expected) if isinstance(found, torch.Tensor) else found == expected
+        every = torch.arange(below.tokens[0].numel()).expand(2, -1)
+        states = below.states(every // below.tokens.shape[-1], every % below.tokens.shape[-1])[:, :30]

@@ -1,0 +1,641 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of a catalogue, one by one, against plain Python: fanouts, bits, liveness, item ids, and their checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from hf_gr import ConstraintIndex
+from hf_gr.catalogue import item_ids as item_ids_module
+from hf_gr.catalogue import segment as segment_module
+from hf_gr.catalogue import storage
+from hf_gr.catalogue.fanout import Fanout, spans
+from hf_gr.catalogue.item_ids import ItemIds
+from hf_gr.catalogue.segment import Liveness, Segment, clear, count, dead_nodes, pack, unpack
+
+EOS = 2
+few = settings(deadline=None, max_examples=60)  # the machine is shared: a time limit would be noise
+Rows = list[list[int]]
+
+# Fanouts
+
+some_counts = st.lists(st.sampled_from([0, 1, 1, 1, 1, 2, 9]), min_size=1, max_size=40).filter(any)
+
+
+def dense(counts: list[int]) -> Fanout:
+    return Fanout.from_offsets(np.append(0, np.cumsum(counts)))
+
+
+def sparse(counts: list[int]) -> Fanout:
+    """The same with listed exceptions, by plain loops."""
+    exceptions = [parent for parent, number in enumerate(counts) if number != 1]
+    shifts = [sum(number - 1 for number in counts[:parent]) for parent in [*exceptions, len(counts)]]
+    assert shifts[0] == 0
+    return replace(dense(counts), offsets=np.array(shifts, np.int16), exceptions=np.array(exceptions, np.int16))
+
+
+def starts(counts: list[int], draw: Callable[[int], int]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of parents and children, each child and each gap some rows long."""
+    rows: list[tuple[bool, bool]] = []
+    for number in counts:
+        rows += [(child == 0, number > 0) for child in range(max(number, 1))]
+        for _ in range(draw(3)):
+            rows.insert(len(rows) - draw(max(number, 1)), (False, False))
+    parents, children = np.array(rows).T
+    return parents, children
+
+
+def check_fanout(fanout: Fanout, counts: list[int], flags: list[bool] | None = None) -> None:
+    """Everything that a fanout answers, by plain loops."""
+    children = [[*range(sum(counts[:parent]), sum(counts[: parent + 1]))] for parent in range(len(counts))]
+    assert (fanout.num_parents, fanout.num_children) == (len(counts), sum(counts))
+    assert (fanout.largest, fanout.num_childless) == (max(counts), counts.count(0))
+    for dtype in (np.int16, np.int64):
+        parents = np.arange(len(counts), dtype=dtype)
+        first, last = fanout.ranges(parents.astype(np.int64))
+        assert [[*range(*bounds)] for bounds in zip(first, last, strict=True)] == children
+        found = fanout.parents(np.arange(sum(counts), dtype=dtype))
+        assert found.tolist() == [parent for parent, below in enumerate(children) for _ in below]
+        assert found.dtype == first.dtype == last.dtype == np.int64
+    square = np.array([[0, len(counts) - 1], [len(counts) // 2, 0]])
+    assert fanout.ranges(square)[1].tolist() == [[int(last[parent]) for parent in row] for row in square]
+    assert fanout.childless().tolist() == [parent for parent, below in enumerate(children) if not below]
+    assert fanout.first_children().tolist() == [child == 0 for below in children for child in range(len(below))]
+    flags = [child % 3 == 0 for child in range(sum(counts))] if flags is None else flags
+    array = np.array(flags)
+    assert fanout.any_child(array).tolist() == [any(flags[child] for child in below) for below in children]
+    assert array.tolist() == flags
+    fanout.check()
+
+
+@few
+@given(some_counts, st.data())
+@example([1], None)
+@example([0, 0, 3], None)
+@example([3, 0, 0], None)
+@example([0, 2, 0, 2, 0], None)
+@example([1] * 30, None)
+@example([40], None)
+@example([1, 1, 1, 9, 1, 0, 0, 1, 9, 9, 1], None)
+def test_both_forms_of_a_fanout_answer_alike(counts: list[int], data: st.DataObject | None) -> None:
+    size = sum(counts)
+    flags = data.draw(st.lists(st.booleans(), min_size=size, max_size=size)) if data else [False, True] * size
+    check_fanout(dense(counts), counts, flags[:size])
+    check_fanout(sparse(counts), counts, flags[:size])
+
+
+@few
+@given(some_counts, st.sampled_from([0, 700]), st.randoms(use_true_random=False))
+def test_a_fanout_is_read_off_sorted_rows(counts: list[int], regular: int, random: Any) -> None:
+    counts = counts + [1] * regular
+    fanout = Fanout.from_starts(*starts(counts, random.randrange))
+    check_fanout(fanout, counts)
+    if regular:
+        assert fanout.exceptions is not None
+        assert fanout.exceptions.tolist() == sparse(counts).exceptions.tolist()
+        assert fanout.offsets.tolist() == sparse(counts).offsets.tolist()
+    elif fanout.exceptions is None:
+        assert fanout.offsets.tolist() == dense(counts).offsets.tolist()
+
+
+def test_exceptions_are_listed_where_they_are_few() -> None:
+    for number, is_dense in ((49, False), (50, True)):
+        for exception in (0, 2):
+            fanout = Fanout.from_starts(*starts([exception, 1] * number + [1] * (100 - 2 * number), lambda _: 0))
+            assert (fanout.exceptions is None) == is_dense
+
+
+@pytest.mark.parametrize(
+    ("num_parents", "first"),
+    [*product([32_766, 32_767, 32_768, 40_000], [0, 1, 9, 15_000]), (100_000, 40_000)],
+)
+def test_fanouts_at_the_border_of_16_bits(num_parents: int, first: int) -> None:
+    """The first parent has many children, the last ones are exceptions, too."""
+    counts = np.ones(num_parents, dtype=np.int64)
+    counts[0], counts[-3:] = first, [0, 3, 0]
+    offsets = np.append(0, np.cumsum(counts))
+    rows = np.repeat(np.arange(num_parents), np.maximum(counts, 1))
+    parents = np.append(True, rows[1:] != rows[:-1])
+    children = counts[rows] > 0
+    listed = Fanout.from_starts(parents, children)
+    assert listed.exceptions is not None
+    flags = np.arange(offsets[-1]) % 7 == 0
+    for fanout in (listed, Fanout.from_offsets(offsets)):
+        fanout.check()
+        np.testing.assert_array_equal(fanout.ranges(np.arange(num_parents)), [offsets[:-1], offsets[1:]])
+        np.testing.assert_array_equal(
+            fanout.parents(np.arange(offsets[-1])), np.repeat(np.arange(num_parents), counts)
+        )
+        np.testing.assert_array_equal(fanout.childless(), np.flatnonzero(counts == 0))
+        of = np.bincount(np.repeat(np.arange(num_parents), counts), weights=flags, minlength=num_parents)
+        np.testing.assert_array_equal(fanout.any_child(flags), of > 0)
+
+
+@few
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 5))))
+def test_spans_are_all_numbers_of_all_ranges(ranges: list[tuple[int, int]]) -> None:
+    first = np.array([start for start, _ in ranges], dtype=np.int64)
+    size = np.array([size for _, size in ranges], dtype=np.int64)
+    assert spans(first, first + size).tolist() == [n for start, size in ranges for n in range(start, start + size)]
+
+
+@pytest.mark.parametrize(
+    ("name", "planted"),
+    [
+        ("parents", lambda self, children: np.asarray(children, dtype=np.int64)),
+        ("ranges", lambda self, parents: (np.asarray(parents, np.int64), np.asarray(parents, np.int64) + 1)),
+        ("childless", lambda self: np.zeros(0, np.int64)),
+        ("first_children", lambda self: np.ones(self.num_children, dtype=bool)),
+        (
+            "any_child",
+            lambda self, flags: flags[np.minimum(self.ranges(np.arange(self.num_parents))[0], len(flags) - 1)],
+        ),
+    ],
+)
+@pytest.mark.parametrize("form", [dense, sparse])
+def test_a_planted_error_in_a_fanout_is_seen(
+    form: Any, name: str, planted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, flags = [1, 0, 1, 1, 3, 1, 1], [False, True] * 4
+    check_fanout(form(counts), counts, flags)
+    monkeypatch.setattr(Fanout, name, planted)
+    with pytest.raises((AssertionError, ValueError, IndexError)):
+        check_fanout(form(counts), counts, flags)
+
+
+# Bits
+
+
+@few
+@given(st.lists(st.booleans(), max_size=70), st.data())
+def test_bits_are_flags(flags: list[bool], data: st.DataObject) -> None:
+    bits = pack(np.array(flags, dtype=bool))
+    assert bits.tolist() == [
+        sum(flag << place for place, flag in enumerate(flags[start : start + 8])) for start in range(0, len(flags), 8)
+    ]
+    assert unpack(bits, len(flags)).tolist() == flags
+    assert unpack(bits, len(flags)).dtype == np.bool_
+    assume(flags)
+    places = data.draw(st.lists(st.integers(0, len(flags) - 1), max_size=20))
+    for dtype in (np.int16, np.int64):
+        found = segment_module.test(bits, np.array(places, dtype=dtype))
+        assert found.tolist() == [flags[place] for place in places]
+    before = bits.tolist()
+    cleared = clear(bits, np.array(places, dtype=np.int64))
+    expected = [flag and place not in places for place, flag in enumerate(flags)]
+    assert unpack(cleared, len(flags)).tolist() == expected
+    assert bits.tolist() == before
+    ranges = data.draw(st.lists(st.tuples(st.integers(0, len(flags)), st.integers(0, len(flags))), max_size=20))
+    check_counts(flags, ranges)
+
+
+def check_counts(flags: list[bool], ranges: list[tuple[int, int]]) -> None:
+    first, last = np.array(ranges, dtype=np.int64).reshape(-1, 2).T
+    found = count(pack(np.array(flags, dtype=bool)), first, last)
+    assert found.tolist() == [sum(flags[start:end]) for start, end in ranges]
+
+
+def test_every_range_is_counted() -> None:
+    for flags in ([True] * 34, [False] * 34, [place % 3 == 0 for place in range(34)], [True] * 32):
+        check_counts(flags, [(start, end) for start in range(len(flags) + 1) for end in range(len(flags) + 1)])
+    check_counts([True] * 9, [])
+    check_counts([True] * 9, [(3, 3), (9, 9)])
+
+
+@pytest.mark.parametrize("size", [*range(1, 18), 64, 65])
+def test_all_ones_set_no_bit_beyond_the_last_flag(size: int) -> None:
+    np.testing.assert_array_equal(segment_module._ones(size), pack(np.ones(size, dtype=bool)))
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 6, 7, 20])
+def test_flags_taken_in_pieces_are_the_same(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_module, "ITEMS_AT_ONCE", 3)
+    flags = np.arange(size) % 3 == 0
+    places = np.arange(size)[::-1].astype(np.int16)
+    np.testing.assert_array_equal(segment_module.take(flags, places), flags[places])
+
+
+# What is alive
+
+tokens = st.integers(3, 6)
+fixed_rows = st.integers(1, 5).flatmap(
+    lambda length: st.lists(st.lists(tokens, min_size=length, max_size=length), min_size=1, max_size=20)
+)
+ragged_rows = st.lists(st.lists(tokens, min_size=1, max_size=5).map(lambda row: [*row, EOS]), min_size=1, max_size=20)
+catalogues = fixed_rows | ragged_rows
+# Levels without branches, and leaves above them; most nodes have one child.
+NARROW = [[3 + number, 5, 5, *[5, 5] * (number % 9 > 0), EOS] for number in range(40)] + [[7, 5, 5, 5, 4, EOS]] * 2
+
+
+def segment_of(rows: Rows) -> Segment:
+    ragged = len({len(row) for row in rows}) > 1
+    return ConstraintIndex.from_sequences(rows, eos_token_id=EOS if ragged else None).snapshot.base.segment
+
+
+def in_order(rows: Rows) -> Rows:
+    """Rows by the position of their items: leaves are numbered level by level, and in lexicographic order."""
+    return [rows[number] for number in sorted(range(len(rows)), key=lambda number: (len(rows[number]), rows[number]))]
+
+
+def nodes_of(rows: Rows) -> Iterator[list[list[int]]]:
+    """By level from 1: the prefix of each node."""
+    for level in range(1, max(map(len, rows)) + 1):
+        yield sorted(map(list, {tuple(row[:level]) for row in rows if len(row) >= level}))
+
+
+def check_alive(alive: Liveness, rows: Rows, living: set[int]) -> None:
+    """Every bit, by enumeration; `living` are positions."""
+    ordered = in_order(rows)
+    sequences = [ordered[position] for position in sorted(living)]
+    levels = list(nodes_of(rows))
+    assert len(alive.nodes) == len(levels)
+    for level, (bits, nodes) in enumerate(zip(alive.nodes, levels, strict=True), start=1):
+        expected = [any(row[:level] == node for row in sequences) for node in nodes]
+        np.testing.assert_array_equal(bits, pack(np.array(expected)))
+    flags = [position in living for position in range(len(rows))]
+    np.testing.assert_array_equal(alive.items, pack(np.array(flags)))
+    assert alive.item_flags().tolist() == flags
+    assert alive.num_items == len(living)
+    leaves = list(dict.fromkeys(map(tuple, ordered)))
+    assert alive.leaf_flags().tolist() == [list(leaf) in sequences for leaf in leaves]
+
+
+def choose(rows: Rows, data: st.DataObject) -> set[int]:
+    return data.draw(st.sets(st.integers(0, len(rows) - 1)))
+
+
+@few
+@given(catalogues, st.data())
+def test_items_are_where_the_order_of_leaves_puts_them(rows: Rows, data: st.DataObject) -> None:
+    items = segment_of(rows).items
+    assert [rows[number] for number in items.numbers] == in_order(rows)
+    assert items.numbers[items.positions].tolist() == list(range(len(rows)))
+    found, numbers = items.find(np.array([0, -1, len(rows), len(rows) - 1, 2**40]))
+    assert (found.tolist(), numbers.tolist()) == ([1, 0, 0, 1, 0], [0, len(rows) - 1])
+    found, numbers = items.find(["0"])
+    assert (found.tolist(), numbers.tolist()) == ([0], [])
+
+
+def check_liveness(rows: Rows, living: set[int], removed: set[int]) -> None:
+    segment = segment_of(rows)
+    flags = np.array([position in living for position in range(len(rows))])
+    alive = Liveness.from_items(segment, flags)
+    assert [position in living for position in range(len(rows))] == flags.tolist()
+    check_alive(alive, rows, living)
+    check_alive(alive.without(np.array(sorted(removed), dtype=np.int64)), rows, living - removed)
+    check_alive(alive, rows, living)
+    check_alive(segment.all_alive, rows, set(range(len(rows))))
+    check_alive(
+        segment.all_alive.without(np.array([*removed, *removed], dtype=np.int64)), rows, {*range(len(rows))} - removed
+    )
+
+
+@few
+@given(catalogues, st.data())
+def test_a_node_is_alive_while_an_item_below_it_is(rows: Rows, data: st.DataObject) -> None:
+    check_liveness(rows, choose(rows, data), choose(rows, data))
+
+
+@few
+@given(st.data())
+def test_a_node_of_a_narrow_catalogue_is_alive_while_an_item_below_it_is(data: st.DataObject) -> None:
+    check_liveness(NARROW, choose(NARROW, data), choose(NARROW, data))
+
+
+def test_nothing_and_everything_alive() -> None:
+    everything = set(range(len(NARROW)))
+    for living in (set[int](), everything):
+        for removed in (set[int](), everything):
+            check_liveness(NARROW, living, removed)
+
+
+def test_levels_without_branches_share_their_bits() -> None:
+    rows = [[number, 5, 5, 5] for number in range(100)]
+    alive = Liveness.from_items(segment_of(rows), np.arange(100) % 2 == 0)
+    assert len({id(bits) for bits in alive.nodes}) == 1
+    assert alive.nbytes == 13 + 13
+
+
+@pytest.mark.parametrize(
+    ("home", "name", "planted"),
+    [
+        (Fanout, "any_child", lambda self, flags: np.ones(self.num_parents, dtype=bool)),
+        (segment_module, "count", lambda bits, first, last: np.zeros(len(first), dtype=np.int64)),
+        (segment_module, "count", lambda bits, first, last: last - first),
+        (segment_module, "clear", lambda bits, places: bits),
+        (segment_module, "pack", lambda flags: np.packbits(flags)),
+    ],
+)
+def test_a_planted_error_in_liveness_is_seen(
+    home: Any, name: str, planted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(home, name, planted)
+    with pytest.raises((AssertionError, IndexError)):
+        check_liveness(NARROW, set(range(0, 42, 2)), set(range(0, 42, 3)))
+
+
+# What one request must not see
+
+
+def check_dead_nodes(rows: Rows, living: set[int] | None, excluded: list[set[int]]) -> None:
+    """The living nodes without an item that a row may see, by enumeration."""
+    segment = segment_of(rows)
+    alive = None
+    if living is not None:
+        alive = Liveness.from_items(segment, np.array([position in living for position in range(len(rows))]))
+    living = set(range(len(rows))) if living is None else living
+    pairs = [(row, position) for row, positions in enumerate(excluded) for position in sorted(positions & living)]
+    of, positions = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    found = dead_nodes(segment, alive, of, positions)
+
+    ordered = in_order(rows)
+    levels = list(nodes_of(rows))
+    assert len(found) == len(levels)
+
+    def is_dead(row: int, node: list[int]) -> bool:
+        below = {position for position in living if ordered[position][: len(node)] == node}
+        return bool(below) and below <= excluded[row]
+
+    for nodes, (in_rows, at) in zip(levels, found, strict=True):
+        expected = [
+            (row, number) for row in range(len(excluded)) for number, node in enumerate(nodes) if is_dead(row, node)
+        ]
+        assert sorted(zip(in_rows.tolist(), at.tolist(), strict=True)) == expected
+
+
+@few
+@given(catalogues, st.booleans(), st.data())
+def test_hidden_are_the_living_nodes_without_visible_items(rows: Rows, filtered: bool, data: st.DataObject) -> None:
+    living = choose(rows, data) if filtered else None
+    check_dead_nodes(rows, living, [choose(rows, data) for _ in range(data.draw(st.integers(1, 3)))])
+
+
+@few
+@given(st.booleans(), st.data())
+def test_hidden_are_those_of_a_narrow_catalogue(filtered: bool, data: st.DataObject) -> None:
+    living = choose(NARROW, data) if filtered else None
+    check_dead_nodes(NARROW, living, [choose(NARROW, data) for _ in range(3)])
+
+
+def test_nothing_and_everything_hidden() -> None:
+    everything = set(range(len(NARROW)))
+    for living in (None, set[int](), {5}, everything):
+        check_dead_nodes(NARROW, living, [set(), everything, {5}, everything - {5}])
+        check_dead_nodes(NARROW, living, [set()])
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        pytest.param(lambda found: ((found[0][0][:0], found[0][1][:0]), *found[1:]), id="first level lost"),
+        pytest.param(lambda found: (*found[1:], found[0]), id="levels turned"),
+        pytest.param(lambda found: tuple((rows, nodes + 1) for rows, nodes in found), id="next node"),
+        pytest.param(lambda found: tuple((rows * 0, nodes) for rows, nodes in found), id="first row"),
+    ],
+)
+def test_a_planted_error_in_what_is_hidden_is_seen(planted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    excluded = [{1, 2, 3}, set(range(20, 30)), {20}]
+    check_dead_nodes(NARROW, None, excluded)
+    monkeypatch.setitem(globals(), "dead_nodes", lambda *arguments: planted(right_dead_nodes(*arguments)))
+    with pytest.raises(AssertionError):
+        check_dead_nodes(NARROW, None, excluded)
+
+
+right_dead_nodes = dead_nodes
+
+# Item ids
+
+
+def check_find(packed: ItemIds, ids: list[Any], queries: list[Any]) -> None:
+    """Look all queries up at once, against a dictionary."""
+    numbers: dict[Any, list[int]] = {}
+    for number, item in enumerate(ids):
+        numbers.setdefault(item, []).append(number)
+    strings = isinstance(ids[0], str)
+    counts, found = packed.find(queries if strings else np.array(queries, dtype=np.int64))
+    assert counts.tolist() == [len(numbers.get(query, [])) for query in queries]
+    assert found.tolist() == [number for query in queries for number in numbers.get(query, [])]
+    assert counts.dtype == found.dtype == np.int64
+    everything = np.arange(len(ids))
+    assert packed.take(everything) == list(packed.select(everything)) == ids
+    assert len(packed) == len(ids)
+    assert packed.are_strings == strings
+    packed.check()
+
+
+FAR = [0, -1, 2**15 - 1, 2**15, -(2**15), -(2**15) - 1, 2**31, -(2**40), 2**63 - 1, -(2**63), 2**16 + 5, 5]
+
+
+@few
+@given(st.lists(st.integers(-4, 20) | st.sampled_from(FAR), min_size=1, max_size=40), st.data())
+def test_integers_are_found(ids: list[int], data: st.DataObject) -> None:
+    for given_ids in (ids, sorted(ids), sorted(set(ids)), ids[::-1]):
+        array = item_ids_module.check_item_ids(given_ids)
+        assert isinstance(array, np.ndarray)
+        packed = ItemIds.pack(array)
+        assert (packed.order is None) == all(a < b for a, b in zip(given_ids, given_ids[1:], strict=False))
+        check_find(packed, given_ids, data.draw(st.lists(st.integers(-5, 21) | st.sampled_from(FAR))))
+        check_find(packed, given_ids, given_ids)
+
+
+@pytest.mark.parametrize("dtype", [np.int16, np.int32, np.int64])
+def test_integers_beyond_the_stored_type_are_not_found(dtype: Any) -> None:
+    held = np.iinfo(dtype)
+    ids = [int(held.min), -5, 0, 5, int(held.max)]
+    packed = ItemIds.pack(np.array(ids, dtype=dtype))
+    wrapped = [item + step for item in ids for step in (2**16, -(2**16), 2**32, -(2**32)) if abs(item + step) < 2**63]
+    check_find(packed, ids, [*ids, *wrapped, *FAR])
+
+
+some_text = st.text(max_size=6) | st.sampled_from(
+    ["", "a", "b", "aa", "a" * 999, "\0", "a\0", "\u5bff\u53f8", "\U0001f600"]
+)
+
+
+@pytest.mark.parametrize("collide", [False, True], ids=["hashes", "hashes that all collide"])
+@few
+@given(ids=st.lists(some_text, min_size=1, max_size=30), queries=st.lists(some_text, max_size=10))
+def test_strings_are_found(collide: bool, ids: list[str], queries: list[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        if collide:
+            patch.setattr(item_ids_module, "HASH_FACTOR", np.int64(0))
+            patch.setattr(item_ids_module, "HASH_BASIS", np.int64(0))
+        packed = ItemIds.pack([*ids, *ids[:3]])
+        assert collide <= (len(set(packed._hashes(np.arange(len(packed))).tolist())) == 1)
+        check_find(packed, [*ids, *ids[:3]], [*ids, *queries, *ids[:2]])
+        check_find(packed, [*ids, *ids[:3]], [])
+
+
+def test_hashes_of_different_texts_differ() -> None:
+    texts = [f"item-{number}" for number in range(5000)] + ["", "a", "item-"]
+    assert len(set(ItemIds.pack(texts)._hashes(np.arange(len(texts))).tolist())) == len(texts)
+
+
+def test_ids_of_another_kind_are_not_found() -> None:
+    rows = [[5], [6]]
+    strings = ConstraintIndex.from_sequences(rows, item_ids=["0", "1"]).snapshot.base.segment.items
+    integers = ConstraintIndex.from_sequences(rows, item_ids=[4, 3]).snapshot.base.segment.items
+    for items, ids in ((strings, np.array([0, 1])), (integers, ["4", "3"])):
+        counts, found = items.find(ids)
+        assert (counts.tolist(), found.tolist()) == ([0, 0], [])
+
+
+@pytest.mark.parametrize(
+    ("name", "planted"),
+    [
+        ("_text", lambda self, item: "ham"),
+        ("_search", lambda self, hashes, after: np.full(len(hashes), len(self) if after else 1)),
+        ("_hashes", lambda self, items: np.asarray(items, dtype=np.int64)),
+    ],
+)
+def test_a_planted_error_in_item_ids_is_seen(name: str, planted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = ["b", "ham", "a", "ham"]
+    check_find(ItemIds.pack(ids), ids, ids)
+    monkeypatch.setattr(ItemIds, name, planted)
+    with pytest.raises(AssertionError):
+        check_find(ItemIds.pack(ids), ids, [*ids, "c"])
+
+
+# What is no segment
+
+
+def checked() -> dict[str, ConstraintIndex]:
+    """Both kinds of item ids, all forms of fanouts, tokens with a base."""
+    rows = [[70_000 + number, 7, *[5, 300] * (number % 5 > 0)] for number in range(20)] + [[70_011, 7, 5, 299]] * 3
+    ids = [(number * 7) % 23 - 5 for number in range(23)]
+    names = [f"\u00e9{number}" for number in ids]
+    return {
+        "integers": ConstraintIndex.from_sequences(rows, item_ids=ids, eos_token_id=EOS),
+        "strings": ConstraintIndex.from_sequences(rows, item_ids=names, eos_token_id=EOS),
+        "shared": ConstraintIndex.from_sequences([[5, 7], [5, 7], [5, 8], [5, 8], [6, 7]]),
+    }
+
+
+def with_planted(index: ConstraintIndex, name: str, planted: Callable[[Any], Any]) -> Segment:
+    """The segment with one array, or field of the description, changed."""
+    segment = index.snapshot.base.segment
+    description: dict[str, Any] = {"num_items": index.num_items, **storage.describe_segment(segment)}
+    arrays = {name: array.copy() for name, array in segment.arrays().items()}
+    home: Any = arrays if name in arrays else description
+    home[name] = planted(home[name])
+    return storage.read_segment(description, arrays, verify=False)
+
+
+def put(**places: int) -> Callable[[Any], Any]:
+    """Change the entries at `_0`, `_1` and so on."""
+
+    def planted(array: Any) -> Any:
+        for place, value in places.items():
+            array[int(place[1:])] = value
+        return array
+
+    return planted
+
+
+def swap(one: int, two: int) -> Callable[[Any], Any]:
+    def planted(array: Any) -> Any:
+        array[one], array[two] = array[two], array[one]
+        return array
+
+    return planted
+
+
+@pytest.mark.parametrize(
+    ("catalogue", "name", "planted", "fact"),
+    [
+        ("integers", "tokens", swap(1, 2), "siblings rise"),
+        ("integers", "tokens", put(_2=-19), "siblings rise"),
+        ("integers", "tokens", put(_21=-1), "tokens are from 0"),
+        ("integers", "tokens", put(**{"_-1": 9}), "zeros follow"),
+        ("integers", "tokens", put(**{"_-20": -9}), "zeros follow"),
+        ("integers", "token_bases", put(_0=18), "tokens are from 0"),
+        ("integers", "token_bases", put(_1=2**31 - 7), "tokens are from 0"),
+        ("integers", "children.0.offsets", put(_0=1), "every child has a parent"),
+        ("integers", "children.0.offsets", put(_1=19), "every child has a parent"),
+        ("integers", "children.1.offsets", put(_0=1), "every child has a parent"),
+        ("integers", "children.3.offsets", put(_2=-9), "order of their parents"),
+        ("integers", "children.3.offsets", put(_5=-2), "every child has a parent"),
+        ("integers", "children.3.exceptions", swap(0, 1), "exceptions are parents"),
+        ("integers", "children.3.exceptions", put(_1=0), "exceptions are parents"),
+        ("integers", "children.3.exceptions", put(_0=-1), "exceptions are parents"),
+        ("integers", "children.3.exceptions", put(_4=20), "exceptions are parents"),
+        ("integers", "branching", put(_1=2), "largest number"),
+        ("integers", "branching", put(_3=1), "largest number"),
+        ("integers", "branching", put(_3=3), "largest number"),
+        ("integers", "childless", put(_3=5), "childless parents"),
+        ("integers", "items_of_a_sequence", lambda _: 2, "largest number"),
+        ("integers", "items_of_a_sequence", lambda _: 4, "largest number"),
+        ("integers", "items.offsets", put(_1=1), "every child has a parent"),
+        ("integers", "items.exceptions", put(_0=99), "exceptions are parents"),
+        ("integers", "items.numbers", put(_3=4), "numbered from 0"),
+        ("integers", "items.numbers", put(_3=23), "numbered from 0"),
+        ("integers", "items.numbers", put(_3=-1), "numbered from 0"),
+        ("integers", "items.numbers", swap(3, 4), "where their positions"),
+        ("integers", "items.positions", put(_3=4), "numbered from 0"),
+        ("integers", "items.positions", swap(0, 9), "where their positions"),
+        ("integers", "item_ids.order", swap(3, 4), "looked up"),
+        ("integers", "item_ids.order", put(_3=4), "names each of them once"),
+        ("integers", "item_ids.order", put(_3=-1), "names each of them once"),
+        ("integers", "item_ids.values", swap(3, 4), "looked up"),
+        ("strings", "item_ids.order", swap(3, 4), "looked up"),
+        ("strings", "item_ids.order", lambda order: np.sort(order), "looked up"),
+        ("strings", "item_ids.order", put(_3=4), "names each of them once"),
+        ("strings", "item_ids.values", put(_0=255), None),
+        ("strings", "item_ids.values", put(_2=ord("x")), "looked up"),
+        ("strings", "item_ids.bounds", put(_0=1), "divided among them"),
+        ("strings", "item_ids.bounds", put(_23=9), "divided among them"),
+        ("strings", "item_ids.bounds", put(_5=999), "divided among them"),
+        ("strings", "item_ids.bounds", swap(5, 6), "divided among them"),
+        ("strings", "item_ids.bounds", put(_1=1), "begins inside a character"),
+        ("shared", "children.1.offsets", swap(1, 2), "every child has a parent"),
+        ("shared", "children.1.offsets", put(_1=4), "order of their parents"),
+        ("shared", "children.1.offsets", put(_1=1), "siblings rise"),
+        ("shared", "children.1.offsets", put(_1=3), "largest number"),
+        ("shared", "items.offsets", put(_1=5), "order of their parents"),
+        ("shared", "items.offsets", put(_0=-1), "every child has a parent"),
+        ("shared", "items.offsets", lambda _: np.array([0, 2, 4, 4]), "every child has a parent"),
+        ("shared", "items.offsets", lambda _: np.array([0, 3, 4, 5]), "largest number"),
+        ("shared", "items.offsets", lambda _: np.array([0, 0, 2, 5]), None),
+        ("shared", "items.numbers", swap(0, 1), "where their positions"),
+    ],
+)
+def test_a_planted_error_in_a_segment_is_refused(catalogue: str, name: str, planted: Any, fact: str | None) -> None:
+    index = checked()[catalogue]
+    with_planted(index, "num_items", lambda number: number).check()
+    segment = with_planted(index, name, planted)
+    if name == "items.offsets" and fact is None:
+        at_leaf = replace(segment.items.at_leaf, largest=3, num_childless=1)
+        segment = Segment(segment.trie, replace(segment.items, at_leaf=at_leaf))
+        fact = "every sequence has an item"
+    with pytest.raises(ValueError, match=fact):
+        segment.check()
+
+
+@pytest.mark.parametrize("name", ["items.numbers", "items.positions", "item_ids.order"])
+@pytest.mark.parametrize("catalogue", ["integers", "strings"])
+def test_any_change_of_an_order_is_refused(catalogue: str, name: str) -> None:
+    index = checked()[catalogue]
+    for place in range(index.num_items):
+        for value in {*range(-1, index.num_items + 1)} - {int(index.snapshot.base.segment.arrays()[name][place])}:
+            with pytest.raises(ValueError, match="expected that"):
+                with_planted(index, name, put(**{f"_{place}": value})).check()
+
+
+@few
+@given(catalogues)
+def test_whatever_is_built_passes_its_check(rows: Rows) -> None:
+    segment_of(rows).check()
+    ids = [len(rows) - number // 2 for number in range(len(rows))]
+    for item_ids in (ids, [str(item) for item in ids]):
+        eos_token_id = EOS if len({len(row) for row in rows}) > 1 else None
+        index = ConstraintIndex.from_sequences(rows, item_ids=item_ids, eos_token_id=eos_token_id)
+        index.snapshot.base.segment.check()
