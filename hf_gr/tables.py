@@ -1,0 +1,539 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Token sequences and item ids out of Parquet, CSV and JSON lines. Knows no trie; pyarrow does the reading.
+
+Files are streamed: each batch becomes a compact NumPy array at once, so that memory is little more than the result.
+
+Axes: N rows, T tokens of the longest sequence; a batch has n rows and t tokens in its longest one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from bisect import bisect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+try:
+    import pyarrow as pa
+    import pyarrow.compute
+    import pyarrow.csv
+    import pyarrow.json
+    import pyarrow.parquet
+except ImportError as error:
+    raise ImportError('reading tables needs pyarrow: pip install "hf-gr[tables]"') from error
+
+Array = npt.NDArray[np.integer]
+Format = Literal["parquet", "csv", "jsonl"]
+
+PADDING = -1  # fills the tail of a shorter sequence; a token is never negative
+BATCH_ROWS = 2**17  # of Parquet
+BLOCK_BYTES = 2**20  # of CSV and JSON lines; pyarrow wants a CSV row to take less, and reads 32 blocks ahead
+SUFFIXES = {"parquet": (".parquet", ".pq"), "csv": (".csv", ".tsv"), "jsonl": (".jsonl", ".ndjson", ".json")}
+CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # of CSV and JSON lines; Parquet compresses inside
+FIXES = {
+    "parquet": "write it again, or name its format",
+    "csv": "quote cells that hold the delimiter, or pass delimiter=; text is UTF-8",
+    "jsonl": "write it again, or name its format",
+}
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+pc: Any = pyarrow.compute  # it makes its functions when it is imported, where no type checker sees them
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """What `read_table` found.
+
+    Attributes:
+        sequences: `[N, T]` tokens, in the smallest of int16, int32 and int64; the tail of a shorter sequence is -1.
+        item_ids: `[N]` integers, in the smallest of these types, or N strings; None if no column was asked for.
+    """
+
+    sequences: Array
+    item_ids: Array | list[str] | None
+
+
+def read_table(
+    path: str | PathLike[str] | Sequence[str | PathLike[str]],
+    *,
+    format: Format,
+    sequence: str | Sequence[str] = "sequence",
+    item_id: str | None = "item_id",
+    delimiter: str | None = None,
+    progress: bool = True,
+) -> Table:
+    r"""Read the token sequences and item ids of a catalogue.
+
+    Args:
+        path: a file, several files in order, or a folder, whose files of the format are read in the order of their
+            names. CSV and JSON lines may be compressed (`.gz`, `.bz2`, `.zst`).
+        format: `"parquet"`, `"csv"` or `"jsonl"`.
+        sequence: a column of integer lists; in CSV, of texts such as `5 7`, `5,7` or `[5, 7]`. Or several columns of
+            integers, one a level, in which a shorter sequence ends with nulls (in CSV, empty cells; in JSON lines,
+            also keys that are not there).
+        item_id: a column of integers or of strings; None if there is none. CSV has text only: its ids are integers
+            if all of them, in all files, are written like one (`7`, but not `007`).
+        delimiter: what separates the columns of CSV; by default a tab in `.tsv` and a comma elsewhere.
+        progress: show a bar, provided that stderr is a terminal and that rich is installed.
+
+    Returns:
+        The table, its rows in the order of the files.
+
+    Raises:
+        ValueError: a file that is missing, cut short or of another format; a column that is missing or of another
+            type; a sequence that is empty, has a gap or a negative token; an id that is missing or of another type
+            than the first; an integer beyond 64 bits; no row at all. Names file, column, row (from 0 on in each file,
+            the header not counted) and value.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp(), "catalogue.csv")
+        >>> _ = path.write_text("sequence,item_id\n5 7,ham\n5 8 9,jam\n")
+        >>> table = read_table(path, format="csv")
+        >>> table.sequences.tolist(), table.item_ids
+        ([[5, 7, -1], [5, 8, 9]], ['ham', 'jam'])
+    """
+    if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii()):
+        raise ValueError(f"delimiter={delimiter!r}, expected one ASCII character: leave it away for a tab or comma")
+    is_list = isinstance(sequence, str)
+    wanted = _Wanted((sequence,) if is_list else tuple(sequence), is_list, item_id)
+    files = _list_files(path, format)
+    rows, ids = _Rows(), _Ids()
+    with _progress_bar(files, is_shown=progress) as advance:
+        for file in files:
+            try:
+                for batch in _read_batches(file, format, wanted, delimiter, advance):
+                    rows.append(_read_sequences(batch, wanted))
+                    if item_id is not None:
+                        ids.append(batch, item_id)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError, UnicodeDecodeError) as error:
+                reason = " ".join(str(error).split())
+                raise ValueError(
+                    f"{file} cannot be read, expected complete {format}: {reason} ({FIXES[format]})"
+                ) from error
+    sequences = rows.finish()
+    if not len(sequences):
+        raise ValueError(f"{_name(files)} has no row, expected at least one: a catalogue needs an item")
+    if format == "jsonl" and not is_list and sequences.shape[1] < len(wanted.sequence):
+        key = wanted.sequence[sequences.shape[1]]  # only here: the other formats list their columns
+        raise ValueError(f"{_name(files)} has {key!r} in no row, expected it in some: correct sequence=")
+    return Table(sequences, None if item_id is None else ids.finish())
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """The columns to read."""
+
+    sequence: tuple[str, ...]
+    is_list: bool
+    item_id: str | None
+
+    def __post_init__(self) -> None:
+        if not self.sequence:
+            raise ValueError("sequence=[] names no column, expected one or more: name the columns of the levels")
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.sequence] if self.item_id is None else [*self.sequence, self.item_id]
+
+    def check(self, file: Path, names: Sequence[str], there: Sequence[str]) -> None:
+        """Refuse a file that does not have each of these names once."""
+        for name in names:
+            if there.count(name) != 1:
+                how_many = f"{there.count(name)} columns" if name in there else "no column"
+                fix = "item_id=, or item_id=None for row numbers" if name == self.item_id else "sequence="
+                listed = ", ".join(map(repr, there)) or "(there are none)"
+                raise ValueError(f"{file} has {how_many} {name!r}, expected one of {listed}: name it with {fix}")
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Some rows of a file, and how an error names them.
+
+    Attributes:
+        file: where they are from.
+        first_row: the number of the first one in the file.
+        columns: what was wanted.
+        is_text: whether every cell is text or null, as in CSV.
+    """
+
+    file: Path
+    first_row: int
+    columns: pa.RecordBatch
+    is_text: bool
+
+    def column(self, name: str) -> Any:
+        column: Any = self.columns.column(name)
+        return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+    def type_error(self, name: str, expected: str) -> ValueError:
+        found = self.columns.column(name).type
+        return ValueError(f"{self.file}, column {name!r} has type {found}, expected {expected}")
+
+    def row_error(self, names: Sequence[str], row: int, problem: str) -> ValueError:
+        cells = [self.columns.column(name)[row].as_py() for name in names]
+        where = f"{self.file}, column{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"
+        found = _shorten(cells if len(names) > 1 else cells[0])
+        return ValueError(f"{where}, row {self.first_row + row} is {found}, {problem}")
+
+
+class _Rows:
+    """`[N, T]` integers that grow in place, and become wider or larger ones when a part needs it."""
+
+    def __init__(self) -> None:
+        self._array: Array = np.empty((0, 0), dtype=np.int16)
+        self._used = 0
+
+    def __len__(self) -> int:
+        return self._used
+
+    def append(self, part: Array) -> None:
+        start, end = self._used, self._used + len(part)
+        capacity, width = self._array.shape
+        if end > capacity:
+            # realloc moves the pages of a large array instead of copying them. Parts that are joined at the end, or an
+            # array of twice the size, would take the memory twice.
+            capacity = end + end // 8
+            self._array.resize((capacity, width), refcheck=False)
+        dtype = np.promote_types(self._array.dtype, part.dtype)
+        if part.shape[1] > width or dtype != self._array.dtype:
+            wider = np.empty((capacity, max(width, part.shape[1])), dtype=dtype)
+            wider[:start, :width] = self._array[:start]
+            wider[:start, width:] = PADDING
+            self._array = wider
+        self._array[start:end, : part.shape[1]] = part
+        self._array[start:end, part.shape[1] :] = PADDING
+        self._used = end
+
+    def finish(self) -> Array:
+        self._array.resize((self._used, self._array.shape[1]), refcheck=False)
+        return self._array
+
+
+class _Ids:
+    """Item ids: all integers or all strings. In CSV, integers until the first that is none, then all strings."""
+
+    def __init__(self) -> None:
+        self._numbers = _Rows()
+        self._texts: list[str] | None = None
+
+    def append(self, batch: _Batch, name: str) -> None:
+        column = batch.column(name)
+        if column.null_count:
+            row = pc.index(column.is_null(), True).as_py()
+            raise batch.row_error([name], row, "expected an id: give it one, or drop the row")
+        numbers = _parse_ids(batch, name) if self._texts is None or not batch.is_text else None
+        if numbers is not None:
+            if self._texts is not None:
+                raise batch.type_error(name, "strings as in the files before: convert one of them")
+            self._numbers.append(numbers[:, None])
+            return
+        if self._texts is None:
+            if len(self._numbers) and not batch.is_text:
+                raise batch.type_error(name, "integers as in the files before: convert one of them")
+            self._texts = [str(number) for number in self._numbers.finish().ravel().tolist()]
+        self._texts += column.to_pylist()
+
+    def finish(self) -> Array | list[str]:
+        return self._numbers.finish().ravel() if self._texts is None else self._texts
+
+
+def _parse_ids(batch: _Batch, name: str) -> Array | None:
+    """The `[n]` item ids if they are integers, None if they are strings."""
+    column = batch.column(name)
+    if batch.is_text:
+        try:
+            numbers = column.cast(pa.int64())
+        except pa.ArrowInvalid:
+            return None
+        if not numbers.cast(pa.string()).equals(column):  # Arrow takes 007 and 0x7 for 7
+            return None
+        column = numbers
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        return None
+    if not pa.types.is_integer(column.type):
+        raise batch.type_error(name, "integers or strings: convert it, or name another one with item_id=")
+    return _to_numpy(batch, name, column, int, at_least=INT64_MIN, fix="convert the ids to strings")
+
+
+def _read_sequences(batch: _Batch, wanted: _Wanted) -> Array:
+    """The `[n, t]` tokens of a batch."""
+    names = wanted.sequence
+    if wanted.is_list:
+        lists = _split_texts(batch, names[0]) if batch.is_text else batch.column(names[0])
+        if not isinstance(lists.type, (pa.ListType, pa.LargeListType, pa.FixedSizeListType)):
+            expected = 'lists of integers: convert it, or name integer columns, as in sequence=["c0", "c1"]'
+            raise batch.type_error(names[0], expected)
+        lengths = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
+        ends = np.cumsum(lengths)
+        # flatten() minds the offset of a slice and leaves out null lists, unlike .values
+        tokens = _read_tokens(batch, names[0], lists.flatten(), lambda at: int(np.searchsorted(ends, at, "right")))
+        rows = _pad(tokens, lengths)
+    else:
+        rows = np.stack([_read_tokens(batch, name, batch.column(name), int) for name in names], axis=1)
+    is_token = rows >= 0
+    if is_token.all() and rows.shape[1]:
+        return rows
+    gaps = (is_token[:, 1:] & ~is_token[:, :-1]).any(axis=1)
+    if gaps.any():
+        raise batch.row_error(names, int(np.argmax(gaps)), "expected nulls at its end only: fill the gap")
+    lengths = is_token.sum(axis=1)
+    if not lengths.all():
+        raise batch.row_error(names, int(np.argmin(lengths)), "expected at least one token: drop the row")
+    return rows[:, : int(lengths.max())]
+
+
+def _split_texts(batch: _Batch, name: str) -> Any:
+    """Texts such as `5 7`, `5,7` and `[5, 7]` as lists of texts."""
+    texts = batch.column(name)
+    gap = pc.index(pc.match_substring_regex(texts, r",\s*,"), True).as_py()
+    if gap >= 0:
+        raise batch.row_error([name], gap, "expected an integer between two commas: fill the gap")
+    return pc.ascii_split_whitespace(pc.replace_substring(pc.ascii_trim(texts, " \t,[]()"), ",", " "))
+
+
+def _read_tokens(batch: _Batch, name: str, values: Any, row_of: Callable[[int], int]) -> Array:
+    """Tokens, `PADDING` where they are null. `row_of` tells the row in which a value is."""
+    fix = 'write integers (pandas: .astype("Int64")), or name another column with sequence='
+    if batch.is_text:
+        texts = pc.ascii_trim_whitespace(values)
+        try:
+            values = texts.cast(pa.int64())
+        except pa.ArrowInvalid as error:
+            at = _first_failure(texts, lambda some: some.cast(pa.int64()))
+            expected = f"expected integers of 64 bits and not {texts[at].as_py()!r}: {fix}"
+            raise batch.row_error([name], row_of(at), expected) from error
+    if not (pa.types.is_integer(values.type) or pa.types.is_null(values.type)):
+        raise batch.type_error(name, f"integers: {fix}")
+    fix = "are these token ids? Padding is null or left away"
+    return _to_numpy(batch, name, values, row_of, at_least=0, fix=fix)
+
+
+def _to_numpy(
+    batch: _Batch, name: str, values: Any, row_of: Callable[[int], int], *, at_least: int, fix: str
+) -> Array:
+    """Arrow's integers in the smallest type, null as `PADDING`."""
+    low, high = (bound or 0 for bound in pc.min_max(values).as_py().values())  # None if all are null
+    if low < at_least or high > INT64_MAX:
+        array = values.fill_null(0).to_numpy(zero_copy_only=False)
+        at = int(np.argmax((array < at_least) | (array > INT64_MAX)))
+        expected = f"expected integers from {at_least} to {INT64_MAX} and not {array[at]}: {fix}"
+        raise batch.row_error([name], row_of(at), expected)
+    dtype = np.promote_types(np.int16, np.min_scalar_type(min(low, -high - 1)))
+    return values.cast(pa.from_numpy_dtype(dtype)).fill_null(PADDING).to_numpy(zero_copy_only=False)
+
+
+def _pad(tokens: Array, lengths: npt.NDArray[np.integer]) -> Array:
+    """Sequences, one after the other, as `[n, t]`."""
+    width = int(lengths.max())
+    if len(tokens) == len(lengths) * width:
+        return tokens.reshape(len(lengths), width)
+    rows = np.full((len(lengths), width), PADDING, dtype=tokens.dtype)
+    rows[np.arange(width) < lengths[:, None]] = tokens
+    return rows
+
+
+def _read_batches(
+    file: Path, format: Format, wanted: _Wanted, delimiter: str | None, advance: Callable[[int], None]
+) -> Iterator[_Batch]:
+    """The batches of a file that have rows; `advance` is told how many bytes each took."""
+    if format == "parquet":
+        batches = _read_parquet(file, wanted)
+    elif format == "csv":
+        batches = _read_csv(file, wanted, delimiter)
+    else:
+        batches = _read_jsonl(file, wanted)
+    first_row, position = 0, 0
+    for columns, end in batches:
+        if columns.num_rows:
+            yield _Batch(file, first_row, columns, is_text=format == "csv")
+        first_row += columns.num_rows
+        advance(end - position)
+        position = end
+
+
+Batches = Iterator[tuple[pa.RecordBatch, int]]  # and how far in the file, in bytes, each ends
+
+
+def _read_parquet(file: Path, wanted: _Wanted) -> Batches:
+    # By default, pyarrow holds the compressed columns of all row groups; without a buffer size, those of one.
+    with pyarrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=BLOCK_BYTES) as reader:
+        wanted.check(file, wanted.names, reader.schema_arrow.names)
+        size, num_read, num_rows = file.stat().st_size, 0, max(1, reader.metadata.num_rows)
+        for columns in reader.iter_batches(BATCH_ROWS, columns=wanted.names):
+            num_read += columns.num_rows
+            yield columns, size * num_read // num_rows
+
+
+def _read_csv(file: Path, wanted: _Wanted, delimiter: str | None) -> Batches:
+    if delimiter is None:
+        delimiter = "\t" if ".tsv" in file.suffixes[-2:] else ","
+    read = pyarrow.csv.ReadOptions(block_size=BLOCK_BYTES, use_threads=False)  # with threads, errors name no row
+    parse = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+    # Everything as text: a type that pyarrow infers from the first block may not fit the second.
+    convert = pyarrow.csv.ConvertOptions(
+        include_columns=wanted.names,
+        column_types=dict.fromkeys(wanted.names, pa.string()),
+        null_values=[""],
+        strings_can_be_null=True,
+    )
+    with _open(file) as (raw, stream):
+        try:
+            reader = pyarrow.csv.open_csv(stream, read, parse_options=parse, convert_options=convert)
+        except KeyError:
+            with _open(file) as (_, again):
+                wanted.check(file, wanted.names, pyarrow.csv.open_csv(again, parse_options=parse).schema.names)
+            raise
+        for columns in reader:
+            yield columns, raw.tell()
+
+
+def _read_jsonl(file: Path, wanted: _Wanted) -> Batches:
+    # Not pyarrow's open_json, which does not tell the line of an error and is not in pyarrow 18.
+    schema, num_lines = None, 0
+    with _open(file) as (raw, stream):
+        for block in _read_lines(stream):
+            if schema is None:
+                lines = block.split(b"\n")
+                first = next((number for number, line in enumerate(lines) if line.strip()), None)
+                if first is not None:
+                    schema = _json_schema(file, num_lines + first, lines[first], wanted)
+            if schema is not None:
+                try:
+                    table = _parse_json(block, schema)
+                except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+                    lines = block.split(b"\n")
+                    bad = _first_failure(lines, lambda some, schema=schema: _parse_json(b"\n".join(some), schema))
+                    raise _line_error(file, num_lines + bad, lines[bad], schema, error) from error
+                for columns in table.to_batches():
+                    yield columns, raw.tell()
+            num_lines += block.count(b"\n")
+
+
+def _json_schema(file: Path, number: int, line: bytes, wanted: _Wanted) -> pa.Schema:
+    """The types of the wanted columns; only the first line tells whether ids are integers or strings."""
+    types: dict[str, pa.DataType] = dict.fromkeys(wanted.names, pa.int64())
+    if wanted.is_list:
+        types[wanted.sequence[0]] = pa.list_(pa.int64())
+    try:
+        first = json.loads(line)
+    except ValueError as error:
+        raise _line_error(file, number, line, pa.schema(types), error) from error
+    if not isinstance(first, dict):
+        raise _line_error(file, number, line, pa.schema(types), "it is no object")
+    # The first line may be of a short sequence, and lack the keys of further levels.
+    wanted.check(file, [wanted.sequence[0], *wanted.names[len(wanted.sequence) :]], list(first))
+    if wanted.item_id is not None and isinstance(first[wanted.item_id], str):
+        types[wanted.item_id] = pa.string()
+    return pa.schema(types)
+
+
+def _parse_json(block: bytes, schema: pa.Schema) -> pa.Table:
+    parse = pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    read = pyarrow.json.ReadOptions(block_size=len(block) + 1)  # or a line may be longer than pyarrow's block
+    return pyarrow.json.read_json(pa.BufferReader(block), read_options=read, parse_options=parse)
+
+
+def _line_error(file: Path, number: int, line: bytes, schema: pa.Schema, reason: object) -> ValueError:
+    cells = {pa.int64(): 5, pa.string(): "ham"}
+    example = json.dumps(
+        {name: cells.get(kind, [5, 7]) for name, kind in zip(schema.names, schema.types, strict=True)}
+    )
+    found = _shorten(line.decode(errors="replace"))
+    reason = str(reason).partition(" in row ")[0]  # a row of what was parsed, not of the file
+    return ValueError(
+        f"{file}, line {number + 1} is {found}, expected an object such as {example} ({reason}): correct it"
+    )
+
+
+def _read_lines(stream: Any) -> Iterator[bytes]:
+    """Blocks of whole lines."""
+    rest = b""
+    while data := stream.read(BLOCK_BYTES):
+        lines, newline, rest = (rest + data).rpartition(b"\n")
+        if newline:
+            yield lines + newline
+    if rest:
+        yield rest
+
+
+@contextmanager
+def _open(file: Path) -> Iterator[tuple[Any, Any]]:
+    """A file, whose position is how far one has read, and its text, decompressed."""
+    codec = CODECS.get(file.suffix.lower())
+    with pa.OSFile(str(file), "rb") as raw:
+        if codec is None:
+            yield raw, raw
+        else:
+            with pa.CompressedInputStream(raw, codec) as stream:
+                yield raw, stream
+
+
+def _first_failure(items: Any, parse: Callable[[Any], object]) -> int:
+    """The first of some items without which `parse` does not fail, in few calls."""
+
+    def fails(end: int) -> bool:
+        try:
+            parse(items[:end])
+        except ValueError:
+            return True
+        return False
+
+    return bisect(range(1, len(items)), False, key=fails)
+
+
+def _list_files(path: str | PathLike[str] | Sequence[str | PathLike[str]], format: Format) -> list[Path]:
+    """The files that `path` stands for, folders replaced by what they hold."""
+    suffixes = tuple(suffix + codec for suffix in SUFFIXES[format] for codec in ("", *CODECS))
+    files: list[Path] = []
+    for entry in map(Path, [path] if isinstance(path, (str, PathLike)) else path):
+        if entry.is_dir():
+            # Spark and macOS put files beside the data, whose names begin with these signs.
+            names = [file for file in entry.iterdir() if not file.name.startswith((".", "_"))]
+            found = sorted(file for file in names if file.name.lower().endswith(suffixes))
+            if not found:
+                expected = " or ".join(SUFFIXES[format])
+                raise ValueError(f"{entry} is a folder without {format} files, expected some that end in {expected}")
+            files += found
+        elif entry.exists():
+            files.append(entry)
+        else:
+            raise ValueError(f"{entry} is not there, expected a {format} file or a folder of them: check the path")
+    if not files:
+        raise ValueError("path=[] names no file, expected one or more: list the files")
+    return files
+
+
+def _shorten(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+def _name(files: Sequence[Path]) -> str:
+    return str(files[0]) if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
+
+
+@contextmanager
+def _progress_bar(files: Sequence[Path], *, is_shown: bool) -> Iterator[Callable[[int], None]]:
+    """A function that is told how many bytes more have been read, and moves a bar if it is shown."""
+    if not (is_shown and sys.stderr is not None and sys.stderr.isatty() and find_spec("rich")):
+        yield lambda num_bytes: None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(f"Reading {escape(_name(files))}", total=sum(file.stat().st_size for file in files))
+        yield lambda num_bytes: bar.advance(task, num_bytes)
