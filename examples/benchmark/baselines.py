@@ -1,0 +1,267 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The beam step of the methods that STATIC compares itself with, each written from its description. Knows no `hf_gr`.
+
+All share one search: the log-softmax over the full vocabulary is added to the beam's score, the method says which
+extensions are legal, one `topk` picks the next beams. What is left open is decided in the baseline's favour: it starts
+from one beam instead of K equal ones, and carries along what a step can hand to the next (a hash, a range of rows).
+
+Sources: STATIC, section 5.2 and its public code for the sizes (the 50 best logits; a bitmap of 2**30 bits); Ye et al.,
+"Efficient and asymptotically unbiased constrained decoding", for PPV; Bloom for the bitmap.
+
+Axes: B batch, K beams, V vocabulary, M candidates of a beam, N rows of the catalogue, sorted and distinct, L
+    their tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+DEAD = -torch.inf
+PPV_LOGITS = 50  # what the approximate variant verifies of every beam
+BITMAP_BITS = 30  # log2 of the bitmap's size: 128 MiB
+MULTIPLIER = 0x9E3779B1  # odd, so that a prefix's hash keeps depending on its first tokens
+
+
+class Scorer(Protocol):
+    """Logits behind the prompt `[B, 1, V]`, then behind each beam's new token `[B, K, V]`."""
+
+    prompt_logits: Tensor
+
+    def score(self, tokens: Tensor, parents: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Beams:
+    """Sequences `[B, K, T]`, the beam that each token was appended to `[B, K, T]`, and scores `[B, K]`."""
+
+    sequences: Tensor
+    beam_indices: Tensor
+    scores: Tensor
+
+    @classmethod
+    def start(cls, batch_size: int, device: torch.device) -> Beams:
+        nothing = torch.zeros((batch_size, 1, 0), dtype=torch.long, device=device)
+        return cls(nothing, nothing, torch.zeros((batch_size, 1), device=device))
+
+    @property
+    def tokens(self) -> Tensor:
+        return self.sequences[..., -1]
+
+    @property
+    def parents(self) -> Tensor:
+        return self.beam_indices[..., -1]
+
+    def extend(self, scores: Tensor, tokens: Tensor | None, num_beams: int) -> Beams:
+        """The K best of the candidates `[B, k, M]`, which are the whole vocabulary where no tokens are given."""
+        width = scores.shape[-1]
+        flat = scores.flatten(1)
+        missing = num_beams - flat.shape[-1]
+        best, chosen = (F.pad(flat, (0, missing), value=DEAD) if missing > 0 else flat).topk(num_beams)
+        if missing > 0:
+            chosen = chosen.clamp(max=flat.shape[-1] - 1)
+        parents = chosen // width
+        new = chosen - parents * width if tokens is None else tokens.flatten(1).gather(1, chosen)
+        along = parents[..., None].expand(-1, -1, self.sequences.shape[-1])
+        return Beams(
+            torch.cat([self.sequences.gather(1, along), new[..., None]], dim=-1),
+            torch.cat([self.beam_indices.gather(1, along), parents[..., None]], dim=-1),
+            best,
+        )
+
+
+class Method:
+    """One way to know which extensions are legal; this one finds all of them so: unconstrained beam search."""
+
+    def start(self, batch_size: int, device: torch.device) -> Any:
+        """What is known of the empty prefix, one a row."""
+        return None
+
+    def candidates(self, scores: Tensor, beams: Beams, state: Any, level: int) -> tuple[Tensor, Tensor | None]:
+        """From the scores of all extensions `[B, k, V]` to those `[B, k, M]` that compete, and their tokens."""
+        return scores, None
+
+    def follow(self, state: Any, beams: Beams, level: int) -> Any:
+        """What is known of the beams that were chosen."""
+        return state
+
+
+class CpuTrie(Method):
+    """A dict trie on the host: partial beams go there and a mask comes back at every step."""
+
+    def __init__(self, rows: np.ndarray, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        before = resident_bytes()
+        self.root = dict_trie(rows)
+        self.nbytes = resident_bytes() - before
+
+    def candidates(self, scores: Tensor, beams: Beams, state: Any, level: int) -> tuple[Tensor, None]:
+        prefixes = beams.sequences.flatten(0, 1).tolist()
+        mask = np.zeros((len(prefixes), self.vocab_size), dtype=bool)
+        for row, prefix in zip(mask, prefixes, strict=True):
+            node: dict[int, Any] | None = self.root
+            for token in prefix:
+                node = node.get(token) if node else None
+            if node:
+                row[list(node)] = True
+        return torch.where(torch.from_numpy(mask).to(scores.device).view_as(scores), scores, DEAD), None
+
+
+def dict_trie(rows: np.ndarray) -> dict[int, Any]:
+    """Nested dicts; the last token leads to None."""
+    root: dict[int, Any] = {}
+    # Millions of small objects, none of them garbage: a collector that looks at them again and again takes most of the
+    # time here, and would stop by in the middle of what is timed later.
+    gc.disable()
+    for row in rows:
+        *prefix, last = row.tolist()
+        node = root
+        for token in prefix:
+            child = node.get(token)
+            if child is None:
+                child = node[token] = {}
+            node = child
+        node[last] = None
+    gc.freeze()
+    gc.enable()
+    return root
+
+
+class Ppv(Method):
+    """Parallel prefix verification: a binary search in the sorted rows for every extension of a beam."""
+
+    def __init__(self, rows: np.ndarray, device: torch.device) -> None:
+        self.logits: int | None = None
+        self.columns = [torch.from_numpy(np.ascontiguousarray(column)).to(device) for column in rows.T]
+        # A binary search among the rows of a prefix of this length takes that many rounds: known without asking.
+        self.rounds = [int(size - 1).bit_length() for size in longest_runs(rows)]
+
+    def approximate(self, logits: int) -> Ppv:
+        """The same over the same rows, for a beam's largest logits alone."""
+        other = copy.copy(self)
+        other.logits = logits
+        return other
+
+    def start(self, batch_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The first and one past the last row of every beam's prefix."""
+        first = torch.zeros((batch_size, 1), dtype=torch.long, device=device)
+        return first, torch.full_like(first, len(self.columns[0]))
+
+    def candidates(
+        self, scores: Tensor, beams: Beams, state: tuple[Tensor, Tensor], level: int
+    ) -> tuple[Tensor, Tensor | None]:
+        if self.logits is None:
+            return torch.where(self.legal(scores.shape, state, level), scores, DEAD), None
+        best, tokens = scores.topk(min(self.logits, scores.shape[-1]))
+        return torch.where(self._has(tokens, state, level), best, DEAD), tokens
+
+    def legal(self, shape: torch.Size, state: tuple[Tensor, Tensor], level: int) -> Tensor:
+        """Which of all extensions `[B, k, V]` are prefixes of the catalogue."""
+        tokens = torch.arange(shape[-1], device=state[0].device, dtype=self.columns[level].dtype)
+        return self._has(tokens.expand(shape), state, level)
+
+    def follow(self, state: tuple[Tensor, Tensor], beams: Beams, level: int) -> tuple[Tensor, Tensor]:
+        first, last = (bound.gather(1, beams.parents) for bound in state)
+        return self.extend((first, last), beams.tokens, level)
+
+    def extend(self, state: tuple[Tensor, Tensor], tokens: Tensor, level: int) -> tuple[Tensor, Tensor]:
+        """The rows of longer prefixes: none (first = last) where the token is illegal."""
+        first, last = (bound[..., None] for bound in state)
+        bounds = [self._lower_bound(tokens[..., None] + past, first, last, level)[..., 0] for past in (0, 1)]
+        return bounds[0], bounds[1]
+
+    def _has(self, tokens: Tensor, state: tuple[Tensor, Tensor], level: int) -> Tensor:
+        first, last = (bound[..., None] for bound in state)
+        row = self._search(tokens, first, last, level)
+        return (self.columns[level][row] == tokens) & (first < last)
+
+    def _lower_bound(self, tokens: Tensor, first: Tensor, last: Tensor, level: int) -> Tensor:
+        row = self._search(tokens, first, last, level)
+        return row + ((self.columns[level][row] < tokens) & (first < last))
+
+    def _search(self, tokens: Tensor, first: Tensor, last: Tensor, level: int) -> Tensor:
+        """The last row of the range that is no larger than the token, or the range's first."""
+        column = self.columns[level]
+        row, size = first.expand(tokens.shape), last - first
+        for _ in range(self.rounds[level]):
+            half = size // 2
+            before = column[(row + half - 1).clamp(min=0)] < tokens
+            row = torch.where(before, row + half, row)
+            size = size - half
+        return row.clamp(max=len(column) - 1)
+
+
+def longest_runs(rows: np.ndarray) -> list[int]:
+    """For prefixes of 0 to L - 1 tokens: the most rows that share one."""
+    is_new = np.zeros(len(rows), dtype=bool)
+    is_new[0] = True
+    longest = []
+    for column in rows.T:
+        longest.append(int(np.diff(np.append(np.flatnonzero(is_new), len(rows))).max()))
+        is_new[1:] |= column[1:] != column[:-1]
+    return longest
+
+
+class HashBitmap(Method):
+    """One bit for every hashed prefix, a Bloom filter with one hash: what is legal passes, and some that is not."""
+
+    EMPTY = 1  # the empty prefix; from 0, a leading token 0 would leave no trace
+
+    def __init__(self, rows: np.ndarray, device: torch.device, bits: int = BITMAP_BITS) -> None:
+        self.mask = (1 << bits) - 1
+        is_set = np.zeros(1 << bits, dtype=bool)
+        hashes = np.full(len(rows), self.EMPTY, dtype=np.int64)
+        for column in rows.T:
+            hashes = self._next(hashes, column)
+            is_set[hashes] = True
+        self.bitmap = torch.from_numpy(np.packbits(is_set, bitorder="little")).to(device)
+
+    def start(self, batch_size: int, device: torch.device) -> Tensor:
+        """The hash of every beam's prefix."""
+        return torch.full((batch_size, 1), self.EMPTY, device=device)
+
+    def candidates(self, scores: Tensor, beams: Beams, state: Tensor, level: int) -> tuple[Tensor, None]:
+        return torch.where(self.legal(scores.shape, state, level), scores, DEAD), None
+
+    def legal(self, shape: torch.Size, state: Tensor, level: int) -> Tensor:
+        """Which of all extensions `[B, k, V]` have their bit set."""
+        bits = self._next(state[..., None], torch.arange(shape[-1], device=state.device))
+        return (self.bitmap[bits >> 3] >> (bits & 7).to(torch.uint8) & 1).bool()
+
+    def follow(self, state: Tensor, beams: Beams, level: int) -> Tensor:
+        return self.extend(state.gather(1, beams.parents), beams.tokens, level)
+
+    def extend(self, state: Tensor, tokens: Tensor, level: int) -> Tensor:
+        """The hashes of longer prefixes."""
+        return self._next(state, tokens)
+
+    def _next(self, hashes: Any, tokens: Any) -> Any:
+        return (hashes * MULTIPLIER + tokens) & self.mask
+
+
+def search(method: Method, scorer: Scorer, num_beams: int, length: int) -> Beams:
+    """Beam search over L levels under one method's constraint."""
+    beams = Beams.start(len(scorer.prompt_logits), scorer.prompt_logits.device)
+    state = method.start(*beams.scores.shape[:1], beams.scores.device)
+    for level in range(length):
+        logits = scorer.prompt_logits if level == 0 else scorer.score(beams.tokens, beams.parents)
+        scores = beams.scores[..., None] + logits.float().log_softmax(-1)
+        scores, tokens = method.candidates(scores, beams, state, level)
+        beams = beams.extend(scores, tokens, num_beams)
+        state = method.follow(state, beams, level)
+    return beams
+
+
+def resident_bytes() -> int:
+    """Memory of this process now; 0 where the system does not tell."""
+    status = Path("/proc/self/statm")
+    return int(status.read_text(encoding="utf-8").split()[1]) * 4096 if status.exists() else 0

@@ -1,0 +1,523 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One constrained beam step against an unconstrained one and STATIC's baselines, in STATIC's own setting.
+
+Whole decodes of L levels over logits made beforehand, no model: batch 2, 70 beams, 8 tokens, a vocabulary of 2048 and
+1e5 to 2e7 uniform items; then vocabularies of 256 to 32k, and a catalogue of Zipf codes whose largest nodes have
+thousands of children while most have one. Ours is the library's own loop. All contenders take turns, and every one
+adds the log-softmax over the full vocabulary to the beam's score. The exact ones (ours, the CPU trie, PPV exact) must
+give the same beams and scores before any time is printed; if they do not, the exit status is 1. Of the others it is
+printed how wrong they are. Logits are random, so legal tokens are rarely among the best ones: the worst case for what
+verifies only those.
+
+A time is the sum of the levels' medians, divided by L. Where others use the processor, several threads that wait for
+each other measure the scheduler: take one thread, or its CPU time.
+
+    python examples/benchmark/step.py                    # everything; some ten minutes, 12 GB of memory
+    python examples/benchmark/step.py --items 1e5 1e6 --vocab --skewed-items 0    # two catalogues
+    python examples/benchmark/step.py --cpu-time         # on a machine that others use, too
+    python examples/benchmark/step.py --fast             # small catalogues, some seconds
+
+Axes: B batch, K beams, V vocabulary, N items, L their tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from baselines import BITMAP_BITS, DEAD, PPV_LOGITS, CpuTrie, HashBitmap, Method, Ppv, search
+from generate import Answer, difference
+from report import print_json_line, print_table
+from torch import Tensor
+
+from hf_gr import ConstraintIndex
+from hf_gr.catalogue.snapshot import combine_rules
+from hf_gr.torch.decode import DecodePlan, decode
+from hf_gr.torch.transition import DeviceCatalogue, device_catalogue
+
+OURS, UNCONSTRAINED, TRIE, HASH = "ours", "unconstrained", "CPU trie", "hash bitmap"
+PPV_EXACT, PPV_SOME = "PPV exact", f"PPV approximate ({PPV_LOGITS} logits)"
+EXACT = (OURS, TRIE, PPV_EXACT)
+LENGTH = 8
+VOCAB = 2048  # STATIC's
+SPREAD = 3.0  # standard deviation of a logit
+SCORE_TOL = 1e-4  # fp32: 8 additions to scores of up to 200, each log-softmax rounded in its own order
+GROWTH = 1.5  # how much dearer the most items may make a step than the fewest
+BY_LEVEL = (OURS, UNCONSTRAINED)  # whose levels are reported one by one
+DEFAULTS: dict[str, Any] = {
+    "items": [100_000, 1_000_000, 10_000_000, 20_000_000],
+    "vocab": [256, 1024, 4096, 8192, 32768],
+    "vocab_items": 10_000_000,
+    "skewed_items": 1_000_000,
+    "repeat": 31,
+    "seconds": 20.0,
+    "bitmap_bits": BITMAP_BITS,
+    "threads": None,
+}
+FAST: dict[str, Any] = {
+    "items": [1000, 5000],
+    "vocab": [256],
+    "vocab_items": 1000,
+    "skewed_items": 2000,
+    "repeat": 3,
+    "seconds": 0.3,
+    "bitmap_bits": 20,
+    "threads": 1,  # the machine of a CI job has other things to do
+}
+
+
+# What is ours. Everything that this script knows of the library's insides is here.
+
+
+def load(rows: np.ndarray, device: torch.device) -> DeviceCatalogue:
+    return device_catalogue(combine_rules([ConstraintIndex.from_sequences(rows).snapshot]), device)
+
+
+def ours(catalogue: DeviceCatalogue, scorer: Any, num_beams: int) -> Answer:
+    batch_size = len(scorer.prompt_logits)
+    plan = DecodePlan(
+        prompt=torch.zeros((batch_size, 0), dtype=torch.long, device=scorer.prompt_logits.device),
+        num_beams=num_beams,
+        num_return_sequences=num_beams,
+        num_kept=2 * num_beams,  # as transformers has it
+        do_sample=False,
+        length_penalty=0.0,  # scores are sums
+        early_stopping=False,
+        max_new_tokens=LENGTH,
+        fill_token_id=0,
+        missing_token_id=0,
+    )
+    decoded = decode(scorer, catalogue, plan)
+    shape = (batch_size, num_beams)
+    return Answer(decoded.sequences.unflatten(0, shape), decoded.scores.view(shape))
+
+
+# Catalogues.
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A catalogue; `codes` says how they are drawn."""
+
+    codes: str
+    items: int
+    vocab: int
+
+    def __str__(self) -> str:
+        return f"{self.codes}, {self.items:.0e} items, V = {self.vocab}".replace("e+0", "e")
+
+
+def make_rows(setting: Setting, seed: int) -> np.ndarray:
+    """`[N, L]` distinct rows in lexicographic order, a little fewer than asked for where some were drawn twice.
+
+    `uniform` draws every code alike. `zipf` draws code c of a level, in an order of its own, in proportion to 1 / c.
+    """
+    random = np.random.default_rng(seed)
+    if setting.codes == "uniform":
+        rows = random.integers(setting.vocab, size=(setting.items, LENGTH), dtype=np.int16)
+    else:
+        share = np.cumsum(1 / np.arange(1, setting.vocab + 1))
+        rows = np.empty((setting.items, LENGTH), dtype=np.int16)
+        for column in rows.T:
+            ranks = np.searchsorted(share, random.random(setting.items) * share[-1], side="right")
+            column[:] = random.permutation(setting.vocab)[np.minimum(ranks, setting.vocab - 1)]
+    return sorted_distinct(rows, setting.vocab)
+
+
+def sorted_distinct(rows: np.ndarray, vocab_size: int) -> np.ndarray:
+    bits = (vocab_size - 1).bit_length()
+    keys = []
+    for start in range(0, rows.shape[1], 63 // bits):
+        key = np.zeros(len(rows), dtype=np.int64)
+        for column in rows[:, start : start + 63 // bits].T:
+            key = key << bits | column
+        keys.append(key)
+    rows = rows[np.lexsort(keys[::-1])]
+    return rows[np.append(True, (rows[1:] != rows[:-1]).any(axis=1))]
+
+
+def branching(rows: np.ndarray) -> list[tuple[int, float]]:
+    """The most children of one node, and the mean, for every level."""
+    is_new = np.zeros(len(rows), dtype=bool)
+    is_new[0] = True
+    levels = []
+    for column in rows.T:
+        nodes = np.flatnonzero(is_new)
+        is_new[1:] |= column[1:] != column[:-1]
+        children = np.add.reduceat(is_new, nodes, dtype=np.int64)
+        levels.append((int(children.max()), float(children.mean())))
+    return levels
+
+
+# Logits instead of a model.
+
+
+class Clock:
+    """Times between marks: wall-clock time, a CUDA device's own, or the CPU time of this thread."""
+
+    def __init__(self, device: torch.device, *, cpu_time: bool = False) -> None:
+        self.on_device = device.type == "cuda"
+        self.now = time.thread_time if cpu_time else time.perf_counter
+        self.marks: list[Any] = []
+        if self.on_device:
+            torch.cuda.synchronize(device)
+        self.mark()
+
+    def mark(self) -> None:
+        if self.on_device:
+            self.marks.append(torch.cuda.Event(enable_timing=True))
+            self.marks[-1].record()
+        else:
+            self.marks.append(self.now())
+
+    def seconds(self) -> list[float]:
+        pairs = list(zip(self.marks, self.marks[1:], strict=False))
+        if not self.on_device:
+            return [end - start for start, end in pairs]
+        self.marks[-1].synchronize()
+        return [start.elapsed_time(end) / 1000 for start, end in pairs]
+
+
+class MadeBeforehand:
+    """The same logits for whatever comes first, second, third: a scorer that takes no time."""
+
+    def __init__(self, levels: list[Tensor], clock: Clock) -> None:
+        self.prompt_logits, *self.rest = levels
+        self.clock = clock
+        self.level = 0
+
+    def score(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        self.clock.mark()
+        self.level += 1
+        return self.rest[self.level - 1]
+
+
+class FromLastToken:
+    """Logits that depend on the beam's last token and the level, not on its rank, for comparing answers.
+
+    Two methods that round differently may swap two beams whose scores are nearly equal; what follows must not change.
+    """
+
+    KEYS = 61
+
+    def __init__(self, tables: list[Tensor], batch_size: int) -> None:
+        self.tables = tables
+        self.rows = torch.arange(batch_size, device=tables[0].device)[:, None]
+        self.prompt_logits = tables[0][self.rows]
+        self.level = 0
+
+    def score(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        self.level += 1
+        return self.tables[self.level][(tokens + 7 * self.rows) % self.KEYS]
+
+
+# The comparison of one setting.
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The contenders of one catalogue, and the shape of a step."""
+
+    setting: Setting
+    catalogue: DeviceCatalogue
+    methods: dict[str, Method]
+    batch: int
+    beams: int
+    device: torch.device
+
+    def run(self, name: str, scorer: Any) -> Answer:
+        if name == OURS:
+            return ours(self.catalogue, scorer, self.beams)
+        beams = search(self.methods[name], scorer, self.beams, LENGTH)
+        return Answer(beams.sequences, beams.scores)
+
+    @property
+    def names(self) -> list[str]:
+        return [OURS, *self.methods]
+
+
+def make_bench(setting: Setting, rows: np.ndarray, options: argparse.Namespace) -> Bench:
+    device = torch.device(options.device)
+    methods: dict[str, Method] = {UNCONSTRAINED: Method()}
+    if len(rows) <= options.trie_items:
+        methods[TRIE] = CpuTrie(rows, setting.vocab)
+    methods[PPV_EXACT] = ppv = Ppv(rows, device)
+    methods[PPV_SOME] = ppv.approximate(PPV_LOGITS)
+    methods[HASH] = HashBitmap(rows, device, options.bitmap_bits)
+    return Bench(setting, load(rows, device), methods, options.batch, options.beams, device)
+
+
+def check_answers(bench: Bench, seed: int) -> tuple[dict[str, str], dict[str, float]]:
+    """Hold the exact contenders to each other, and the others to them; exit where exact ones differ.
+
+    Returns:
+        A note on every contender, and the seconds that its answer took.
+    """
+    random = torch.Generator().manual_seed(seed)
+    shape = (FromLastToken.KEYS + bench.batch, bench.setting.vocab)
+    tables = [(SPREAD * torch.randn(shape, generator=random)).to(bench.device) for _ in range(LENGTH)]
+    answers, seconds = {}, {}
+    for name in bench.names:
+        clock = Clock(bench.device)
+        answers[name] = bench.run(name, FromLastToken(tables, bench.batch))
+        clock.mark()
+        seconds[name] = sum(clock.seconds())
+    for name in EXACT:
+        if name not in answers:
+            continue
+        problem = difference(answers[OURS], answers[name], SCORE_TOL, exact=True)
+        if problem is not None:
+            raise SystemExit(f"MISMATCH at {bench.setting}, ours against {name}: {problem}")
+    return notes(bench, answers), seconds
+
+
+def notes(bench: Bench, answers: dict[str, Answer]) -> dict[str, str]:
+    exact, ppv, bitmap = answers[OURS].sequences, bench.methods[PPV_EXACT], bench.methods[HASH]
+    found = {name: "same as ours" for name in EXACT if name in answers and name != OURS}
+    found[OURS] = ""
+    for name in set(answers) - set(EXACT):
+        wrong = 1 - share_found(answers[name], exact)
+        invalid = 1 - share_valid(ppv, answers[name])
+        found[name] = f"{wrong:.0%} of the answers missed, {invalid:.0%} of its own no items"
+    rate = false_positive_rate(bitmap, ppv, exact, bench.setting.vocab)
+    found[HASH] = f"{rate:.2%} false positives; {found[HASH]}"
+    if TRIE in answers and (size := bench.methods[TRIE].nbytes) > 0:
+        found[TRIE] += f"; {size / 2**20:.0f} MiB, {size / bench.setting.items:.0f} bytes an item"
+    return found
+
+
+def share_found(answer: Answer, exact: Tensor) -> float:
+    """The share of the exact sequences that are among the living ones of an answer."""
+    hits = 0
+    for sequences, scores, expected in zip(answer.sequences, answer.scores, exact, strict=True):
+        living = {tuple(s) for s in sequences[scores > DEAD].tolist()}
+        hits += sum(tuple(s) in living for s in expected.tolist())
+    return hits / (exact.shape[0] * exact.shape[1])
+
+
+def share_valid(ppv: Any, answer: Answer) -> float:
+    """The share of an answer's rows that are a living sequence of the catalogue."""
+    state = ppv.start(len(answer.scores), answer.scores.device)
+    state = tuple(bound.expand(answer.scores.shape) for bound in state)
+    for level in range(LENGTH):
+        state = ppv.extend(state, answer.sequences[..., level], level)
+    return float(((state[0] < state[1]) & (answer.scores > DEAD)).float().mean())
+
+
+def false_positive_rate(bitmap: Any, ppv: Any, sequences: Tensor, vocab_size: int) -> float:
+    """The share of illegal extensions that the bitmap lets pass, over all prefixes of the exact answers."""
+    states = {m: m.start(len(sequences), sequences.device) for m in (bitmap, ppv)}
+    states[bitmap] = states[bitmap].expand(sequences.shape[:2])
+    states[ppv] = tuple(bound.expand(sequences.shape[:2]) for bound in states[ppv])
+    shape = torch.Size((*sequences.shape[:2], vocab_size))
+    passed = illegal = 0
+    for level in range(LENGTH):
+        legal = ppv.legal(shape, states[ppv], level)
+        passed += int((bitmap.legal(shape, states[bitmap], level) & ~legal).sum())
+        illegal += int((~legal).sum())
+        states = {m: m.extend(state, sequences[..., level], level) for m, state in states.items()}
+    return passed / max(illegal, 1)
+
+
+def run_setting(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
+    """Check one setting, then time its contenders in turn."""
+    log(f"{setting}: catalogue")
+    rows = make_rows(setting, options.seed)
+    bench = make_bench(setting, rows, options)
+    log(f"{setting}: comparing answers")
+    remarks, seconds = check_answers(bench, options.seed)
+    log(f"{setting}: timing")
+    times = time_decodes(bench, seconds, options)
+    levels = {name: medians(runs) for name, runs in times.items()}
+    step = {name: sum(levels[name]) / LENGTH for name in times}
+    return {
+        **asdict(setting),
+        "name": str(setting),
+        "distinct": len(rows),
+        "branching": branching(rows),
+        "step_seconds": step,
+        "level_seconds": {name: levels[name] for name in BY_LEVEL},
+        "ratio": {name: step[name] / step[UNCONSTRAINED] for name in step},
+        "repetitions": {name: len(runs) for name, runs in times.items()},
+        "notes": remarks,
+        "trie_bytes": getattr(bench.methods.get(TRIE), "nbytes", None),
+    }
+
+
+@contextmanager
+def freed_memory_is_kept() -> Iterator[None]:
+    """Have glibc keep what is freed, as the allocator for CUDA does.
+
+    It hands large blocks back to the system, or not, as its history will have it, and whoever asks next then pays for
+    new pages: more than half of a step at V = 8192, sometimes ours, sometimes another's.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    trim_threshold, mmap_max = -1, -4  # of <malloc.h>
+    if mallopt is not None:
+        mallopt(trim_threshold, -1)
+        mallopt(mmap_max, 0)
+    yield
+    if mallopt is not None:
+        mallopt(trim_threshold, 128 * 1024)  # glibc's defaults
+        mallopt(mmap_max, 65536)
+
+
+@freed_memory_is_kept()
+def time_decodes(bench: Bench, seconds: dict[str, float], options: argparse.Namespace) -> dict[str, list[list[float]]]:
+    """Seconds of every level, for every contender and every repetition that it takes part in."""
+    random = torch.Generator().manual_seed(options.seed)
+    widths = [1] + [bench.beams] * (LENGTH - 1)
+    logits = [
+        (SPREAD * torch.randn(bench.batch, width, bench.setting.vocab, generator=random)).to(bench.device)
+        for width in widths
+    ]
+    # A slow contender sits out all but every so many repetitions.
+    every = {name: max(1, int(taken * options.repeat / options.seconds)) for name, taken in seconds.items()}
+    times: dict[str, list[list[float]]] = {name: [] for name in bench.names}
+    for repetition in range(options.repeat):
+        names = [name for name in bench.names if repetition % every[name] == 0]
+        for name in names if repetition % 2 == 0 else reversed(names):
+            clock = Clock(bench.device, cpu_time=options.cpu_time)
+            bench.run(name, MadeBeforehand(logits, clock))
+            clock.mark()
+            times[name].append(clock.seconds())
+    return times
+
+
+def medians(runs: Iterable[list[float]]) -> list[float]:
+    """Level by level, so that a disturbance costs one level of one repetition and not the whole decode."""
+    return [statistics.median(level) for level in zip(*runs, strict=True)]
+
+
+# What is printed.
+
+
+def print_times(results: list[dict[str, Any]]) -> None:
+    rows = []
+    for result in results:
+        for name, seconds in result["step_seconds"].items():
+            cells = [f"{1000 * seconds:.3f}", f"{result['ratio'][name]:.2f}", str(result["repetitions"][name])]
+            rows.append([result["name"], name, *cells, result["notes"][name]])
+    print_table(["catalogue", "contender", "ms per step", "/ unconstrained", "repetitions", "answers"], rows)
+    print("\nms per level, and the most (and mean) children of a node there")
+    rows = []
+    for result in results:
+        for name, levels in result["level_seconds"].items():
+            rows.append([result["name"], name, *(f"{1000 * seconds:.3f}" for seconds in levels)])
+        rows.append([result["name"], "branching", *(f"{most} ({mean:.1f})" for most, mean in result["branching"])])
+    print_table(["catalogue", "contender", *(f"level {level}" for level in range(LENGTH))], rows)
+
+
+def print_left_out(results: list[dict[str, Any]]) -> None:
+    """Why there is no CPU trie where there is none."""
+    measured = [result for result in results if result["trie_bytes"]]
+    for result in results:
+        if result["trie_bytes"] is None:
+            reason = "more items than --trie-items"
+            if measured:
+                each = measured[-1]["trie_bytes"] / measured[-1]["distinct"]
+                size = each * result["distinct"] / 1e9
+                reason += f"; at the {each:.0f} bytes an item of {measured[-1]['name']} it would take {size:.0f} GB"
+            print(f"{TRIE} left out at {result['name']}: {reason}")
+
+
+def print_goals(results: list[dict[str, Any]], *, judge: bool) -> dict[str, Any]:
+    """What was to be reached, with the figures."""
+    goals: dict[str, Any] = {}
+    for result in results:
+        goals[f"{result['name']}: ours / unconstrained below 1"] = (result["ratio"][OURS], result["ratio"][OURS] < 1)
+    uniform = sorted((r for r in results if r["codes"] == "uniform" and r["vocab"] == VOCAB), key=lambda r: r["items"])
+    if len(uniform) > 1:
+        few, most = uniform[0], uniform[-1]
+        growth = most["step_seconds"][OURS] / few["step_seconds"][OURS]
+        goals[f"ours, {most['name']} / {few['name']} at most {GROWTH}"] = (growth, growth <= GROWTH)
+    print()
+    for name, (figure, met) in goals.items():
+        verdict = ("met" if met else "MISSED") if judge else "not judged at this size"
+        print(f"goal: {name}: {figure:.2f}, {verdict}")
+    return {name: {"figure": figure, "met": met} for name, (figure, met) in goals.items()}
+
+
+def log(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--items", nargs="*", type=count, help=f"sizes at V = {VOCAB} (1e5 1e6 1e7 2e7)")
+    parser.add_argument("--vocab", nargs="*", type=count, help="other vocabularies (256 1024 4096 8192 32768)")
+    parser.add_argument("--vocab-items", type=count, help="their items (1e7)")
+    parser.add_argument("--skewed-items", type=count, help="items of the Zipf catalogue (1e6), 0: none")
+    parser.add_argument("--skewed-vocab", type=count, default=8192)
+    parser.add_argument("--trie-items", type=count, default=1_000_000, help="most items of the CPU trie")
+    parser.add_argument("--bitmap-bits", type=int, help="log2 of the hash bitmap's size (30)")
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--beams", type=int, default=70)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--threads", type=int, help="of torch on the CPU")
+    parser.add_argument("--cpu-time", action="store_true", help="CPU time of one thread instead of wall-clock time")
+    parser.add_argument("--repeat", type=int, help="timed repetitions (31)")
+    parser.add_argument("--seconds", type=float, help="time for a slow contender's repetitions (20)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--fast", action="store_true", help="small catalogues, for CI")
+    options = parser.parse_args(arguments)
+    for name, value in (FAST if options.fast else DEFAULTS).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    if options.cpu_time:
+        if options.device != "cpu" or options.threads not in (None, 1):
+            parser.error("--cpu-time is that of one thread: it goes with --device cpu and no other --threads")
+        options.threads = 1
+    for items in (*options.items, options.vocab_items, options.skewed_items or options.beams):
+        if items < options.beams:
+            parser.error(f"{items} items, expected no fewer than the {options.beams} beams")
+    for vocab in (*options.vocab, options.skewed_vocab):
+        if not 2 <= vocab <= 2**15:
+            parser.error(f"a vocabulary of {vocab}, expected 2 to 32768: codes are kept in 16 bits")
+    return options
+
+
+def count(text: str) -> int:
+    """An integer that may be written as 1e6."""
+    return int(float(text))
+
+
+def make_settings(options: argparse.Namespace) -> list[Setting]:
+    settings = [Setting("uniform", items, VOCAB) for items in options.items]
+    settings += [Setting("uniform", options.vocab_items, vocab) for vocab in options.vocab]
+    if options.skewed_items:
+        settings.append(Setting("zipf", options.skewed_items, options.skewed_vocab))
+    return settings
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse(sys.argv[1:] if arguments is None else arguments)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    results = []
+    for setting in make_settings(options):
+        results.append(run_setting(setting, options))
+        gc.collect()
+    device = torch.device(options.device)
+    clock = "CPU time of one thread" if options.cpu_time else f"{torch.get_num_threads()} threads"
+    print(f"batch {options.batch}, {options.beams} beams, {LENGTH} levels, {device}, {clock}; medians")
+    print_times(results)
+    print_left_out(results)
+    goals = print_goals(results, judge=not options.fast)
+    shape = {"batch": options.batch, "beams": options.beams, "length": LENGTH, "cpu_time": options.cpu_time}
+    print_json_line("step", device, {**shape, "results": results, "goals": goals})
+
+
+if __name__ == "__main__":
+    main()
