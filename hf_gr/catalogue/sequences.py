@@ -161,7 +161,7 @@ def _first_error(rows: list[Any]) -> ValueError:
 
 
 def _range_error(row: int, position: int, token: Any) -> ValueError:
-    fix = "remove padding and pass ragged lists instead" if token < 0 else "is it a token id?"
+    fix = "pass ragged lists, or eos_token_id= if -1 fills up shorter rows" if token < 0 else "is it a token id?"
     return ValueError(f"sequence {row} has token {token} at position {position}, expected 0 to {LARGEST_TOKEN}: {fix}")
 
 

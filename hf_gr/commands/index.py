@@ -1,0 +1,283 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`hf-gr index`: build, show, check and push catalogues. Parses options; the library does the work.
+
+What the library refuses is one line on stderr and exit code 1. The library is imported when a command runs:
+`hf-gr index --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated
+
+import typer
+
+from .index_input import Format, Input
+
+IndexArgument = Annotated[
+    str, typer.Argument(metavar="INDEX", help="A folder with an index, or a repository id of the Hub.")
+]
+RevisionOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Branch, tag or commit, where INDEX is a repository. Default: its main branch.", show_default=False
+    ),
+]
+
+
+def build_app() -> typer.Typer:
+    """The sub-commands of `hf-gr index`."""
+    app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
+    app.command("build", epilog=_example("build items.parquet --output catalogue --eos-token-id 2"))(build)
+    app.command("show", epilog=_example("show catalogue --plot levels.png"))(show)
+    app.command("check", epilog=_example("check me/catalogue --model me/recommender"))(check)
+    app.command("push", epilog=_example("push catalogue me/catalogue --private"))(push)
+    return app
+
+
+def build(
+    inputs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="INPUT",
+            help="A table (.parquet, .csv, .tsv, .jsonl; several files, or a folder of them, make one), the semantic "
+            "IDs of a public recipe (.json), or an array of tokens, one row an item (.npy).",
+            exists=True,
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Folder of the index, made if need be. An index that is there already is replaced.",
+            file_okay=False,
+            show_default=False,
+        ),
+    ],
+    format: Annotated[
+        Format | None, typer.Option(help="What INPUT is. Default: what its ending says.", show_default=False)
+    ] = None,
+    eos_token_id: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="The token that ends every sequence; needed where they differ in length. Default: none.",
+            show_default=False,
+        ),
+    ] = None,
+    sequence: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="The column that holds lists of tokens; or, given several times, columns of one token each. "
+            "Default: sequence.",
+            show_default=False,
+            rich_help_panel="Options of tables",
+        ),
+    ] = None,
+    item_id: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="The column of item ids. Default: item_id.",
+            show_default=False,
+            rich_help_panel="Options of tables",
+        ),
+    ] = None,
+    no_item_id: Annotated[
+        bool,
+        typer.Option(
+            "--no-item-id", help="Items are known by their row numbers.", rich_help_panel="Options of tables"
+        ),
+    ] = False,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A folder or repository with a tokenizer that has a token for every code. This or --offset.",
+            show_default=False,
+            rich_help_panel="Options of semantic IDs (.json)",
+        ),
+    ] = None,
+    offset: Annotated[
+        int | None,
+        typer.Option(
+            help="The token of the first level's code 0, where every code of every level is a token of its own, one "
+            "after the other: the number of tokens that are something else. This or --tokenizer.",
+            show_default=False,
+            rich_help_panel="Options of semantic IDs (.json)",
+        ),
+    ] = None,
+    level_sizes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,...",
+            help="Codebook sizes. Default: the largest code of each level plus one.",
+            show_default=False,
+            rich_help_panel="Options of semantic IDs (.json)",
+        ),
+    ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(
+            help="How INPUT and the tokenizer write a code. Default: <{level}_{code}>, such as <a_12>.",
+            show_default=False,
+            rich_help_panel="Options of semantic IDs (.json)",
+        ),
+    ] = None,
+) -> None:
+    """Compile a catalogue from a file, and save it as an index.
+
+    Writes constraint_index.json, constraint_index.safetensors and, unless there is one, a model card to one folder.
+    """
+    with _errors_on_one_line("build"):
+        _check_writable(output)  # before minutes of work
+        source = Input(
+            paths=tuple(inputs),
+            format=format,
+            eos_token_id=eos_token_id,
+            sequence=tuple(sequence or ()),
+            item_id=item_id,
+            no_item_id=no_item_id,
+            tokenizer=tokenizer,
+            offset=offset,
+            level_sizes=level_sizes,
+            template=template,
+        )
+        start = perf_counter()
+        index = source.compile()
+        seconds = perf_counter() - start
+        index.save_pretrained(output)
+
+        from .index_report import print_built
+
+        print_built(index, output, seconds)
+
+
+def show(
+    index: IndexArgument,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.png",
+            help="Draw the levels, too. The ending says the format: .png, .svg or .pdf.",
+            dir_okay=False,
+            show_default=False,
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for scripts.")] = False,
+    revision: RevisionOption = None,
+) -> None:
+    """Show what an index holds: its levels, its collisions and its memory.
+
+    A step of beam search goes down one level. The fewer children, the cheaper it is; where a level is forced, there is
+    nothing left to choose.
+    """
+    with _errors_on_one_line("show"):
+        if plot is not None:
+            from .index_plot import save_plot  # ahead of what takes time: it needs matplotlib
+        from hf_gr.catalogue import ConstraintIndex
+        from hf_gr.catalogue.summary import summarise
+
+        from .index_report import print_plotted, print_summary, to_json
+
+        summary = summarise(ConstraintIndex.from_pretrained(index, revision=revision).snapshot)
+        if json:
+            typer.echo(to_json(summary))
+        else:
+            print_summary(summary, index)
+        if plot is not None:
+            is_folder = Path(index).is_dir()
+            save_plot(summary, plot, title=Path(index).resolve().name if is_folder else index)  # a path may be long
+            print_plotted(plot)
+
+
+def check(
+    index: IndexArgument,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="A model's folder or repository: is its vocabulary large enough? Reads its config only.",
+            show_default=False,
+        ),
+    ] = None,
+    revision: RevisionOption = None,
+) -> None:
+    """Verify an index from end to end: digests, structure, and that both files are of one catalogue.
+
+    Reads every byte, which loading does for small indexes only. Exit code 1, and what is damaged, if anything is.
+    """
+    with _errors_on_one_line("check"):
+        from .index_check import check_index, check_vocabulary
+        from .index_report import print_checked
+
+        loaded, checked = check_index(index, revision=revision)
+        if model is not None:
+            checked += check_vocabulary(loaded, model)
+        print_checked(index, checked)
+
+
+def push(
+    index: IndexArgument,
+    repo_id: Annotated[
+        str, typer.Argument(metavar="REPO_ID", help="The repository, such as me/catalogue; made if need be.")
+    ],
+    private: Annotated[
+        bool, typer.Option("--private", help="Make a private repository. One that is there stays what it is.")
+    ] = False,
+    revision: Annotated[
+        str | None,
+        typer.Option(help="The branch to push to, made if need be. Default: the main branch.", show_default=False),
+    ] = None,
+    create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request instead.")] = False,
+    message: Annotated[str, typer.Option(help="The commit's message.")] = "Upload constraint index",
+) -> None:
+    """Verify an index, upload it to the Hub, and print the commit's address.
+
+    A new repository gets a model card; one that is there is kept. Log in first: `hf auth login`.
+    """
+    with _errors_on_one_line("push"):
+        from huggingface_hub import errors
+
+        from hf_gr.catalogue import ConstraintIndex
+
+        loaded = ConstraintIndex.from_pretrained(index, verify=True)
+        try:
+            address = loaded.push_to_hub(
+                repo_id, private=private or None, revision=revision, commit_message=message, create_pr=create_pr
+            )
+        except errors.HTTPError as error:  # httpx's or httpx2's, as the Hub's version has it; no OSError
+            raise OSError(
+                f"the Hub did not take {repo_id} ({error}): check the name, the connection and the login"
+            ) from error
+        typer.echo(address)
+
+
+def _example(arguments: str) -> str:
+    return f"Example: `hf-gr index {arguments}`"
+
+
+def _check_writable(folder: Path) -> None:
+    """Make sure that a folder is there and may be written to, or may be made."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise ValueError(f"--output {folder}: {there} is no folder that may be written to, expected one: name another")
+
+
+@contextmanager
+def _errors_on_one_line(command: str) -> Iterator[None]:
+    """What a user can mend ends the program with one line; whatever else, with a traceback to report."""
+    try:
+        yield
+    except (ValueError, OSError, ImportError) as error:
+        message = " ".join(str(error).split())  # the Hub and transformers write several lines
+        typer.echo(f"hf-gr index {command}: {message}", err=True)
+        raise typer.Exit(1) from error

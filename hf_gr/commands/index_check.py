@@ -1,0 +1,71 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What `hf-gr index check` verifies: all that loading can, and what the folder shows beyond that. Prints nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from hf_gr.catalogue import ConstraintIndex, storage
+from hf_gr.hub import resolve_folder
+
+Checked = list[tuple[str, str]]  # what was checked, and what was found
+
+
+def check_index(repo_or_dir: str, *, revision: str | None = None) -> tuple[ConstraintIndex, Checked]:
+    """Read all of an index.
+
+    Raises:
+        ValueError: names the file that is damaged, and how.
+    """
+    folder = resolve_folder(repo_or_dir, storage.FILES, revision=revision)
+    index = ConstraintIndex.from_pretrained(folder, verify=True)
+    description = _check_descriptions(folder)
+    segment = index.snapshot.base.segment
+    ids = "row numbers are their ids" if segment.items.ids is None else "their ids can be looked up"
+    return index, [
+        ("files", f"whole, of format version {description['format_version']}, and of one catalogue"),
+        ("digests", f"of the description and of {index.nbytes:,} bytes of arrays"),
+        ("structure", f"{len(index):,} sequences in {index.max_length} levels: parents, tokens and their order"),
+        ("items", f"{index.num_items:,} items, each on one of the sequences; {ids}"),
+    ]
+
+
+def check_vocabulary(index: ConstraintIndex, model: str) -> Checked:
+    """Compare the largest token with the vocabulary that a model's config names.
+
+    Raises:
+        ValueError: the vocabulary is too small, or the config names none.
+        OSError: there is no such model.
+    """
+    from transformers import AutoConfig
+
+    vocabulary = getattr(AutoConfig.from_pretrained(model).get_text_config(decoder=True), "vocab_size", None)
+    if vocabulary is None:
+        raise ValueError(f"the config of {model} has no vocab_size, expected that of a language model")
+    if index.max_token_id >= vocabulary:
+        raise ValueError(
+            f"the catalogue has token {index.max_token_id}, expected less than the vocabulary of {model}, "
+            f"{vocabulary}: is it another model's catalogue, or were the model's embeddings not resized?"
+        )
+    return [
+        ("vocabulary", f"{vocabulary:,} tokens of {model}; the largest in the catalogue is {index.max_token_id:,}")
+    ]
+
+
+def _check_descriptions(folder: Path) -> dict[str, Any]:
+    """Loading takes the description that came with the arrays; here, the one that people read must be the same."""
+    beside: dict[str, Any] = json.loads((folder / storage.JSON_FILE).read_bytes())
+    with safe_open(folder / storage.ARRAYS_FILE, "np") as file:
+        inside: dict[str, Any] = json.loads(file.metadata()["constraint_index"])
+    if beside != inside:
+        differ = ", ".join(sorted(name for name in beside | inside if beside.get(name) != inside.get(name)))
+        raise ValueError(
+            f"{folder / storage.JSON_FILE} is not of one save with {storage.ARRAYS_FILE} (they differ in {differ}), "
+            "expected so: a file was swapped or a save interrupted; download both or save it again"
+        )
+    return inside
