@@ -63,7 +63,7 @@ def test_missing_candidates_are_dead_and_stay_dead(do_sample: bool) -> None:
 
 
 @pytest.mark.parametrize("number", [1, 7, 200])
-@pytest.mark.parametrize("width", [29_999, 30_000, 40_001])
+@pytest.mark.parametrize("width", [29_999, 30_016, 40_000, 40_001])
 def test_blocks_of_many_candidates_give_the_best(width: int, number: int) -> None:
     keys = torch.randn(3, width, generator=torch.Generator().manual_seed(number))
     keys[0] = DEAD
@@ -72,6 +72,17 @@ def test_blocks_of_many_candidates_give_the_best(width: int, number: int) -> Non
     places = top_places(keys, number)
     assert torch.equal(keys.gather(1, places), keys.topk(number).values)
     assert all(len(set(row.tolist())) == number for row in places[1:])
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("last", [0, 63, 1_001])
+def test_few_living_candidates_among_many_are_kept(last: int, do_sample: bool) -> None:
+    """Blocks are filled up behind the last candidate, and what fills them is no candidate."""
+    scores = torch.full((1, 2, 20_001), DEAD)
+    scores[0, 1, 20_000 - last] = -1.0
+    kept = select(beams([[0.0, 0.0]]), candidates(1, 2, 20_001), scores, num_kept=4, dead_state=7, do_sample=do_sample)
+    assert kept.scores.tolist() == [[-1.0, DEAD, DEAD, DEAD]]
+    assert kept.states.tolist() == [[100 + 20_001 + 20_000 - last, 7, 7, 7]]
 
 
 def test_a_pool_that_is_finished_at_once_is_the_one_that_is_retired_into() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue.snapshot import combine_rules
 from hf_gr.reference import reference_beam_search
-from hf_gr.torch import beam, decode, transition
+from hf_gr.torch import beam, decode, transition, wide
 from hf_gr.torch.beam import Beams, Finished
 from hf_gr.torch.decode import DecodePlan
 
@@ -107,6 +107,16 @@ def test_ragged_catalogues_equal_the_slow_search(
     sequences: list[list[int]], num_beams: int, length_penalty: float
 ) -> None:
     check(sequences, num_beams, ragged=True, length_penalty=length_penalty)
+
+
+def test_wide_levels_equal_the_slow_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wide, "WIDE_FROM", 1)
+    rng = np.random.default_rng(0)
+    for ragged in (False, True):
+        sequences = [rng.integers(1, 7, rng.integers(1, 5) if ragged else 4).tolist() for _ in range(60)]
+        check(sequences, 5, ragged=ragged)
+        check(sequences, 5, ragged=ragged, output_scores=True)
+        check(sequences, 5, ragged=ragged, processors=(lambda ids, scores: scores, lambda ids, scores: scores))
 
 
 def test_the_vocabulary_wide_path_gives_the_same() -> None:

@@ -12,6 +12,8 @@ import pickle
 import re
 import shutil
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
@@ -435,6 +437,25 @@ def test_a_loaded_index_outlives_its_file(tmp_path: Path) -> None:
     for path in tmp_path.iterdir():
         path.unlink()
     assert same(loaded, golden_indexes()["strings"])
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows keeps files that are open")
+def test_a_save_while_an_index_is_loaded_mixes_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = golden_indexes()["strings"], golden_indexes()["sparse"]
+    old.save_pretrained(tmp_path / "index")
+    new.save_pretrained(tmp_path / "new")
+    real = Path.open
+
+    def open_and_replace(path: Path, *args: Any, **kwargs: Any) -> Any:
+        file = real(path, *args, **kwargs)
+        if path == tmp_path / "index" / ARRAYS_FILE:
+            (tmp_path / "new" / ARRAYS_FILE).replace(path)
+        return file
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", open_and_replace)
+        assert same(ConstraintIndex.from_pretrained(tmp_path / "index"), old)
+    assert same(ConstraintIndex.from_pretrained(tmp_path / "index"), new)
 
 
 def test_threads_share_an_index() -> None:
@@ -980,6 +1001,31 @@ def test_a_save_that_fails_leaves_an_index_and_nothing_else(
     assert same(ConstraintIndex.from_pretrained(tmp_path), new if replaced else old)
     new.save_pretrained(tmp_path)
     assert same(ConstraintIndex.from_pretrained(tmp_path), new)
+
+
+FULL_DISK = """
+import resource, signal, sys
+from hf_gr import ConstraintIndex
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+index = ConstraintIndex.from_sequences([[token, 7] for token in range(9000)])
+resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+try:
+    index.save_pretrained(sys.argv[1])
+except OSError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no limit of a file's size")
+def test_a_disk_that_is_full_is_an_os_error(tmp_path: Path) -> None:
+    old = golden_indexes()["strings"]
+    old.save_pretrained(tmp_path)
+    before = contents(tmp_path)
+    run = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert f"{ARRAYS_FILE} cannot be written: " in run.stdout
+    assert contents(tmp_path) == before
+    assert same(ConstraintIndex.from_pretrained(tmp_path), old)
 
 
 @pytest.mark.parametrize(("step", "number"), [*STEPS, ("write_text", 1)])

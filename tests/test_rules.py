@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -317,8 +319,8 @@ NUMBERED = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]])
         (lambda: INDEX.where(["ham", "spam", "egg"]), r"has 2 ids that the catalogue does not have \('spam', 'egg'\)"),
         (lambda: INDEX.where([True, False]), r"mask has shape \[2\], expected \[3\]"),
         (lambda: INDEX.where(np.ones((3, 1), dtype=bool)), r"mask has shape \[3, 1\]"),
-        (lambda: INDEX.where([1, 2]), r"item_ids\[0\]=1, expected strings"),
-        (lambda: INDEX.where("ham"), "item_ids is 'ham', expected a list"),
+        (lambda: INDEX.where([1, 2]), r"^mask_or_item_ids\[0\]=1, expected strings"),
+        (lambda: INDEX.where("ham"), "^mask_or_item_ids is 'ham', expected a list"),
         (lambda: INDEX.where([0.5]), r"item_ids\[0\]=0.5, expected all integers or all strings"),
         (lambda: NUMBERED.where([0, 3]), r"does not have \(3\)"),
         (lambda: NUMBERED.where([-1]), r"does not have \(-1\)"),
@@ -327,8 +329,24 @@ NUMBERED = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]])
         (lambda: INDEX.add([[5, 9]], ["a", "b"]), "item_ids has 2 entries, expected 1"),
         (lambda: INDEX.add([[5, 9, 9]], ["a"]), "sequences have 3 tokens, expected 2 as in the catalogue"),
         (lambda: INDEX.add([[5, -9]], ["a"]), "sequence 0 has token -9"),
-        (lambda: INDEX.add([], []), "sequences is empty"),
+        (lambda: INDEX.add([], ["a"]), "item_ids has 1 entries, expected 0"),
         (lambda: INDEX.items([[5, 7]] * 3, exclude_items=[[], []]), "exclude_items has 2 rows for 3 sequences"),
+        (lambda: INDEX.items([[5, 7]], exclude_items=["ham"]), r"exclude_items\[0\] is 'ham', expected a list"),
+        (lambda: ConstraintLogitsProcessor([]), "constraint_index has 0 entries, expected 1 or more"),
+        (
+            lambda: ConstraintLogitsProcessor(INDEX, exclude_items=[]),
+            "exclude_items has 0 entries, expected 1 or more",
+        ),
+        (lambda: ConstraintLogitsProcessor([INDEX] * 3, exclude_items=[[]] * 2), "exclude_items has 2 entries, expec"),
+        (
+            lambda: ConstraintLogitsProcessor(NUMBERED, exclude_items=cast(Any, torch.tensor(3))),
+            "exclude_items is 3, expected",
+        ),
+        (
+            lambda: ConstraintLogitsProcessor(NUMBERED, exclude_items=cast(Any, np.array([3]))),
+            r"exclude_items\[0\] is 3, expec",
+        ),
+        (lambda: ConstraintLogitsProcessor(NUMBERED, exclude_items=[[2**70]]), "exclude_items"),
     ],
 )
 def test_bad_rules_and_updates_change_nothing(call: Callable[[], Any], message: str) -> None:
@@ -343,6 +361,66 @@ def test_an_added_token_beyond_the_vocabulary_is_refused() -> None:
     index.add([[5, VOCABULARY]], [1])
     with pytest.raises(ValueError, match="token 64, expected less than the vocabulary"):
         run(enable(shared("qwen3")), 0, index)
+
+
+def test_an_addition_that_is_taken_back_leaves_nothing_behind() -> None:
+    index = ConstraintIndex.from_sequences([[5], [6]], eos_token_id=EOS)
+    index.add([[9999, 4]], [7])
+    with_it = index.snapshot
+    index.remove([7])
+    assert (index.max_token_id, index.max_length, index.snapshot.is_compact) == (6, 2, True)
+    run(enable(shared("qwen3")), 0, index)
+    assert with_it.where([0]).max_token_id == 6
+
+
+def test_a_view_without_additions_is_mixed_with_the_index() -> None:
+    index = ConstraintIndex.from_sequences([[5, 7], [6, 7]])
+    index.add([[8, 9]], [2])
+    for views in ([index.where([0]), index], [index, index.where([0])]):
+        scores = ConstraintLogitsProcessor(views)(torch.ones(2, 1, dtype=torch.long), torch.zeros(2, 10))
+        expected = [[5] if view is not index else [5, 6, 8] for view in views]
+        assert [row.nonzero()[:, 0].tolist() for row in scores.isfinite()] == expected
+
+
+def test_exclusions_are_read_alike_everywhere() -> None:
+    index = ConstraintIndex.from_sequences([[5, 7], [5, 7]])
+    for excluded in ([torch.tensor([1])], torch.tensor([[1]]), (row for row in [np.array([1, 99])])):
+        assert index.items([[5, 7]], exclude_items=excluded) == [[0]]  # pyright: ignore
+
+
+def test_nothing_is_added() -> None:
+    before = INDEX.snapshot
+    for nothing in ([], (), np.zeros((0, 2), dtype=int)):
+        INDEX.add(nothing, [])
+    assert INDEX.snapshot is before
+    index = copy.copy(INDEX)
+    index.add(np.array([[9, 9]]), ["spam"])
+    assert index.items([[9, 9]]) == [["spam"]]
+
+
+def test_a_mask_may_be_a_tuple() -> None:
+    assert list(NUMBERED.where((False, True, False))) == [[5, 8]]
+
+
+class Mine(ConstraintIndex):
+    """A subclass, which copies and views are of, too."""
+
+
+def test_a_copy_keeps_the_catalogue_of_its_moment() -> None:
+    index = Mine.from_sequences([[5, 7], [5, 8]])
+    then = copy.copy(index)
+    index.remove([0])
+    index.add([[5, 7]], [9])
+    assert then.items([[5, 7], [5, 8]]) == [[0], [1]]
+    assert list(then.where(then.item_ids == 0)) == [[5, 7]]
+    assert then.snapshot.base.segment is index.snapshot.base.segment
+    assert [type(one) for one in (then, then.where([0]), pickle.loads(pickle.dumps(index)))] == [Mine] * 3
+
+
+def test_excluding_what_no_item_has_changes_nothing() -> None:
+    catalogue, model = Catalogue(2, ragged=False), enable(shared("qwen3"))
+    expected = run(model, 0, catalogue.index, exclude_items=[catalogue.ids[:5]])
+    check_same(run(model, 0, catalogue.index, exclude_items=[[*catalogue.ids[:5], 4000]]), expected)
 
 
 def test_excluding_what_is_not_alive_is_fine() -> None:
@@ -368,4 +446,4 @@ def test_a_step_with_rules_and_additions_compiles_into_one_graph() -> None:
             expected = getattr(below, name)
             assert torch.equal(found, expected) if isinstance(found, torch.Tensor) else found == expected
         every = torch.arange(below.tokens[0].numel()).expand(2, -1)
-        states = below.states(every // below.tokens.shape[-1], every % below.tokens.shape[-1])[:, :30]
+        states = below.take(every // below.tokens.shape[-1], every % below.tokens.shape[-1])[1][:, :30]

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
@@ -478,6 +479,51 @@ def test_strings_are_found(collide: bool, ids: list[str], queries: list[str]) ->
 def test_hashes_of_different_texts_differ() -> None:
     texts = [f"item-{number}" for number in range(5000)] + ["", "a", "item-"]
     assert len(set(ItemIds.pack(texts)._hashes(np.arange(len(texts))).tolist())) == len(texts)
+
+
+@pytest.mark.parametrize("start", ["a", "\u5bff"])
+def test_texts_of_one_long_start_are_found(start: str) -> None:
+    texts = [start * length + end for length in (0, 85, 86, 255, 256, 257, 999) for end in ("", "x", "y", "xy")]
+    check_find(ItemIds.pack(texts), texts, [*texts, start * 500, start * 255 + "z", start * 999 + "z"])
+
+
+def test_a_long_text_is_hashed_in_few_steps() -> None:
+    long = ItemIds.pack(["a" * 1_000_000, "b"])
+    start = ItemIds.pack(["a" * 256 + "b" * 999_744, "a" * 256])
+    assert long._hashes(np.array([0])) == start._hashes(np.array([0])) != start._hashes(np.array([1]))
+
+
+def test_finding_a_few_integers_copies_nothing_of_many() -> None:
+    ids = np.random.default_rng(0).permutation(1_000_000).astype(np.int32)
+    packed = ItemIds.pack(ids)
+    sought = np.arange(-500, 1_000_500, 1001)
+    tracemalloc.start()
+    try:
+        counts, items = packed.find(sought)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000  # `order` alone has 4 MB
+    finally:
+        tracemalloc.stop()
+    assert counts.tolist() == [0 <= number < len(ids) for number in sought]
+    np.testing.assert_array_equal(ids[items], sought[counts > 0])
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (5, "boosted is 5, expected a list of"),
+        ([1, "b"], r"boosted\[1\]='b', expected all integers"),
+        (["a", "\ud800"], r"boosted\[1\]='\\ud800' has a lone surrogate"),
+        ([1, 2**63], "boosted has an integer beyond 64 bits"),
+        (np.array([1, 2**63], dtype=np.uint64), "boosted has an integer beyond 64 bits"),
+    ],
+)
+def test_messages_name_the_argument(ids: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        item_ids_module.check_item_ids(ids, argument="boosted")
+    with pytest.raises(ValueError, match=message):
+        item_ids_module.read_item_ids(ids, 2, argument="boosted")
+    with pytest.raises(ValueError, match="boosted has 1 entries, expected 2"):
+        item_ids_module.read_item_ids([1], 2, argument="boosted")
 
 
 def test_ids_of_another_kind_are_not_found() -> None:

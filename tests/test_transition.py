@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from hf_gr import ConstraintIndex
 from hf_gr.catalogue.fanout import Fanout
 from hf_gr.catalogue.snapshot import combine_rules
 from hf_gr.reference import ReferenceTrie
-from hf_gr.torch import transition
+from hf_gr.torch import transition, wide
 
 CPU = torch.device("cpu")
 rows = st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=30)
@@ -33,7 +34,7 @@ def states_of(below: transition.Children) -> torch.Tensor:
     shape = below.tokens.shape
     beams = torch.arange(shape[1])[None, :, None].expand(shape).flatten(1)
     children = torch.arange(shape[2]).expand(shape).flatten(1)
-    return below.states(beams, children).view(shape)
+    return below.take(beams, children)[1].view(shape)
 
 
 def check(sequences: list[list[int]]) -> None:
@@ -71,6 +72,43 @@ def check(sequences: list[list[int]]) -> None:
 @example(SPARSE)
 def test_steps_equal_the_dictionary(sequences: list[list[int]]) -> None:
     check(sequences)
+
+
+def make_all_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wide, "WIDE_FROM", 1)
+    monkeypatch.setattr(wide, "WIDE_SHARE", 100)
+
+
+def random_catalogues() -> list[list[list[int]]]:
+    rng = np.random.default_rng(0)
+    return [[rng.integers(1, 7, rng.integers(1, 5)).tolist() for _ in range(rng.integers(1, 40))] for _ in range(20)]
+
+
+def test_wide_levels_equal_the_dictionary(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_all_wide(monkeypatch)
+    for sequences in [*random_catalogues(), SPARSE]:
+        check(sequences)
+
+
+@pytest.mark.parametrize("field", ["legal", "ranks", "first"])
+def test_a_planted_error_in_a_wide_level_is_seen(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_all_wide(monkeypatch)
+    right = wide._wide_level
+
+    def spoiled(*args: Any) -> Any:
+        level = right(*args)
+        return replace(level, **{field: ~level.legal if field == "legal" else getattr(level, field) + 1})
+
+    monkeypatch.setattr(wide, "_wide_level", spoiled)
+    with pytest.raises((AssertionError, IndexError, RuntimeError)):
+        check([[1, 2], [1, 3, 4], [2]])
+
+
+def test_only_levels_with_many_children_are_wide() -> None:
+    rng = np.random.default_rng(0)
+    index = ConstraintIndex.from_sequences(rng.integers(0, 64, (3000, 3)))
+    assert [level is not None for level in catalogue_of(index).base.wide or ()] == [True, True, False]
+    assert catalogue_of(index.where([0, 1])).base.wide is None
 
 
 def test_steps_from_listed_exceptions_and_from_large_tokens_equal_the_dictionary() -> None:

@@ -133,18 +133,17 @@ class Fanout:
             return found
         if not len(self.exceptions):
             return flags
-        first, last = self._ranges_of_exceptions()
-        found = flags[self.first_children()]
+        found = flags if self.largest == 1 else flags[self.first_children()]
         if self.num_childless:
             has_child = np.ones(self.num_parents, dtype=bool)
             has_child[self.childless()] = False
             of_first, found = found, np.zeros(self.num_parents, dtype=bool)
             found[has_child] = of_first
-        several = last > first
-        counts = (last - first)[several]
-        below = flags[spans(first[several], last[several])]
-        if len(counts):
-            found[self.exceptions[several]] = np.logical_or.reduceat(below, np.cumsum(counts) - counts)
+        if self.largest > 1:
+            several = self.offsets[1:] > self.offsets[:-1]
+            first, last = (bounds[several] for bounds in self._ranges_of_exceptions())
+            below = flags[spans(first, last)]
+            found[self.exceptions[several]] = np.logical_or.reduceat(below, np.cumsum(last - first) - (last - first))
         return found
 
     def first_children(self) -> Bools:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from .fanout import Bools
 from .item_ids import ItemId, read_item_ids
 from .segment import build_segment
 from .sequences import read_catalogue, read_eos_token_id, read_rows
-from .snapshot import Part, Snapshot
+from .snapshot import Part, Snapshot, read_exclusions
 from .trie import PADDING
 
 
@@ -30,7 +30,7 @@ class ConstraintIndex:
     Build one with `from_sequences`, load one with `from_pretrained`, and pass it to
     `generate(constraint_index=index)`. One instance serves any number of models, calls and threads, and may change
     meanwhile: `add` and `remove` are seen by the next call, `where` gives a filtered view. A call sees the catalogue
-    as it is when the call begins.
+    as it is when the call begins; `copy.copy(index)` keeps the catalogue of this moment, and shares the arrays.
 
     Example:
         >>> index = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]], item_ids=["ham", "jam", "yam"])
@@ -72,7 +72,7 @@ class ConstraintIndex:
                 sequences need it: it is what tells a sequence from a longer one that begins alike.
 
         Returns:
-            The index. 20 million rows of 8 tokens take some 6 seconds and 21 bytes each (README, Performance).
+            The index. 20 million rows of 8 tokens take some 6 seconds and 21 bytes each (README).
 
         Raises:
             ValueError: no sequence at all, an empty one, tokens that are no integers from 0 to 2**31 - 1, ragged rows
@@ -149,7 +149,7 @@ class ConstraintIndex:
         return self._snapshot
 
     def __reduce__(self) -> tuple[type[ConstraintIndex], tuple[Snapshot]]:
-        return ConstraintIndex, (self._snapshot,)  # a lock is of one process
+        return type(self), (self._snapshot,)  # a lock is of one process
 
     def __len__(self) -> int:
         """The number of distinct sequences."""
@@ -191,7 +191,10 @@ class ConstraintIndex:
 
     @property
     def item_ids(self) -> npt.NDArray[np.integer] | list[str]:
-        """The ids of all items, in the order in which they were given; an item given twice is listed once."""
+        """The ids of all items, in the order in which they were given.
+
+        An item given twice is listed once, an id with two sequences twice.
+        """
         return self._snapshot.item_ids()
 
     @property
@@ -224,23 +227,27 @@ class ConstraintIndex:
             exclude_items: as in `generate`: B lists of item ids, each for R / B rows. It matters only where items
                 share a sequence, which is generated as long as one of them is wanted.
 
+        Where the index changes between `generate` and this call, give both the same `copy.copy(index)`.
+
         Returns:
             R lists of item ids, in the order in which the items were given; empty for a row that is no item (a
             padding row).
 
         Raises:
-            ValueError: tokens that are no integers, or more than two axes.
+            ValueError: tokens that are no integers, or more than two axes; or `exclude_items` that are no lists of
+                ids of the catalogue's type.
 
         Example:
             >>> ConstraintIndex.from_sequences([[5, 7], [5, 7]]).items([[5, 7, 0], [0, 0, 0]])
             [[0, 1], []]
         """
-        rows = read_rows(sequences, one_is_enough=True)[0][:, : self.max_length]
+        snapshot = self._snapshot
+        rows = read_rows(sequences, one_is_enough=True)[0][:, : snapshot.max_length]
         rows = np.where(np.logical_or.accumulate(rows < 0, axis=1), PADDING, rows)
-        found = self._snapshot.items(rows)
+        found = snapshot.items(rows)
         if exclude_items is None:
             return found
-        excluded = [set(row) for row in exclude_items]
+        excluded = [set(row) for row in read_exclusions(exclude_items, snapshot)]
         if not excluded or len(rows) % len(excluded):
             raise ValueError(
                 f"exclude_items has {len(excluded)} rows for {len(rows)} sequences, expected one for each request"
@@ -258,15 +265,17 @@ class ConstraintIndex:
             raise ValueError(f"prefix has shape {list(rows.shape)}, expected one sequence: call it once for each")
         return self._snapshot.next_tokens(rows.reshape(-1).tolist())
 
-    def where(self, mask_or_item_ids: npt.ArrayLike | Iterable[ItemId]) -> ConstraintIndex:
+    def where(self, mask_or_item_ids: npt.ArrayLike | Iterable[ItemId]) -> Self:
         """A view of some items: a region, what is in stock, what is new. It shares the arrays.
 
         Results equal those of an index built from these items alone; no beam is spent on a prefix without any. Views
         of one index may be mixed in a batch: `generate(constraint_index=[view, other, index])`. Later updates of the
-        index do not reach its views: take them again.
+        index do not reach its views: take them again. Where another thread updates the index, take a mask, and the
+        views of one batch, from one `copy.copy(index)`, which keeps the catalogue of this moment.
 
         Args:
-            mask_or_item_ids: `[I]` truth values, one for each of `item_ids`, in that order; or the ids of items.
+            mask_or_item_ids: `[I]` truth values, one for each of `item_ids`, in that order; or the ids of items. A
+                mask is of type bool: integers 0 and 1 are ids.
 
         Returns:
             An index of its own, which may be updated, saved and filtered again. All items may be filtered away: such
@@ -282,7 +291,7 @@ class ConstraintIndex:
 
         Source: none of the papers has it; STATIC, section 7, names updates as future work.
         """
-        return ConstraintIndex(self._snapshot.where(mask_or_item_ids))
+        return type(self)(self._snapshot.where(mask_or_item_ids))
 
     def remove(self, item_ids: npt.ArrayLike | Iterable[ItemId]) -> None:
         """Take items out; the next call of `generate` no longer sees them.
@@ -303,7 +312,7 @@ class ConstraintIndex:
         What was added since the index was built is compiled anew each time: `compact` after some hundred thousand.
 
         Args:
-            sequences: as in `from_sequences`; of the catalogue's length where it has no end token.
+            sequences: as in `from_sequences`, or none; of the catalogue's length where it has no end token.
             item_ids: one id each, of the catalogue's type. An id that is there already gets a second sequence; remove
                 it first to give it another one.
 

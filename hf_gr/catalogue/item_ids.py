@@ -19,6 +19,7 @@ from .sequences import is_integer, to_host
 
 ItemId = int | str
 HASH_BASIS, HASH_FACTOR = np.int64(0xCBF29CE484222325 - 2**64), np.int64(1_099_511_628_211)  # FNV's, in 64 bits
+HASHED_BYTES = 256  # of a text: hashing takes a step a byte of the longest, and what is found is compared anyway
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,12 +42,9 @@ class ItemIds:
         if isinstance(ids, np.ndarray):
             ascend = bool((ids[1:] > ids[:-1]).all())
             return cls(ids, order=None if ascend else np.argsort(ids, kind="stable").astype(smallest_dtype(len(ids))))
-        encoded = [item_id.encode() for item_id in ids]
-        bounds = np.concatenate(([0], np.cumsum([len(text) for text in encoded], dtype=np.int64)))
-        values = np.array(np.frombuffer(b"".join(encoded), dtype=np.uint8))
-        unsorted = cls(values, bounds.astype(smallest_dtype(len(values))))
-        order = np.argsort(unsorted._hashes(np.arange(len(ids))), kind="stable")
-        return cls(values, unsorted.bounds, order.astype(smallest_dtype(len(ids))))
+        texts = cls._of_texts(ids)
+        order = np.argsort(texts._hashes(np.arange(len(ids))), kind="stable")
+        return cls(texts.values, texts.bounds, order.astype(smallest_dtype(len(ids))))
 
     def __len__(self) -> int:
         return len(self.values if self.bounds is None else self.bounds[1:])
@@ -71,8 +69,8 @@ class ItemIds:
             held = np.iinfo(self.values.dtype)
             may_be = (ids >= held.min) & (ids <= held.max)
             sought = ids.astype(self.values.dtype)
-            first = np.searchsorted(self.values, sought, sorter=self.order)
-            last = np.where(may_be, np.searchsorted(self.values, sought, side="right", sorter=self.order), first)
+            first = self._search(sought, after=False)
+            last = np.where(may_be, self._search(sought, after=True), first)
             items = spans(first, last)
             return last - first, items if self.order is None else self.order[items].astype(np.int64)
         sought = ItemIds._of_texts(ids)
@@ -92,7 +90,7 @@ class ItemIds:
         items = np.arange(len(self)) if self.order is None else self.order
         require((np.sort(items) == np.arange(len(self))).all(), "the order of the item ids names each of them once")
         self.check_text()
-        keys = self.values[items] if self.bounds is None else self._hashes(items)
+        keys = self._keys(items)
         require((keys[1:] >= keys[:-1]).all(), "the item ids are in the order in which they are looked up")
 
     def check_text(self) -> None:
@@ -109,24 +107,34 @@ class ItemIds:
     def _of_texts(cls, ids: list[str]) -> ItemIds:
         encoded = [item_id.encode() for item_id in ids]
         bounds = np.concatenate(([0], np.cumsum([len(text) for text in encoded], dtype=np.int64)))
-        return cls(np.frombuffer(b"".join(encoded), dtype=np.uint8), bounds)
+        values = np.frombuffer(bytearray().join(encoded), dtype=np.uint8)
+        return cls(values, bounds.astype(smallest_dtype(len(values))))
 
-    def _search(self, hashes: Longs, *, after: bool) -> Longs:
-        """`np.searchsorted` over the hashes in sorted order, which are made as they are met and stored nowhere."""
-        assert self.order is not None
-        low, high = np.zeros(len(hashes), dtype=np.int64), np.full(len(hashes), len(self), dtype=np.int64)
+    def _search(self, sought: Array, *, after: bool) -> Longs:
+        """`np.searchsorted` over the keys in sorted order, which are made as they are met and stored nowhere.
+
+        Its own `sorter` is for 64 bits: NumPy would copy all of `order` at every call.
+        """
+        if self.order is None:
+            return np.searchsorted(self.values, sought, side="right" if after else "left")
+        low, high = np.zeros(len(sought), dtype=np.int64), np.full(len(sought), len(self), dtype=np.int64)
         for _ in range(len(self).bit_length()):
             middle = np.minimum((low + high) // 2, len(self) - 1)
-            met = self._hashes(self.order[middle])
-            right = (low < high) & ((met <= hashes) if after else (met < hashes))
+            met = self._keys(self.order[middle])
+            right = (low < high) & ((met <= sought) if after else (met < sought))
             low, high = np.where(right, middle + 1, low), np.where(right | (low >= high), high, middle)
         return low
 
+    def _keys(self, items: Array) -> Array:
+        """What `order` sorts these items by."""
+        return self.values[items] if self.bounds is None else self._hashes(items)
+
     def _hashes(self, items: Array) -> Longs:
-        """One integer for each text: FNV-1a over its bytes, all texts at once."""
+        """One integer for each text: FNV-1a over its length and its first `HASHED_BYTES`, all texts at once."""
         assert self.bounds is not None
         first, last = self.bounds[items].astype(np.int64), self.bounds[items + 1].astype(np.int64)
-        hashes = np.full(len(items), HASH_BASIS)
+        hashes = (HASH_BASIS ^ (last - first)) * HASH_FACTOR
+        last = np.minimum(last, first + HASHED_BYTES)
         rows = np.arange(len(items))
         for position in range(int((last - first).max(initial=0))):
             rows = rows[first[rows] + position < last[rows]]
@@ -138,8 +146,15 @@ class ItemIds:
         return self.values[self.bounds[item] : self.bounds[item + 1]].tobytes().decode()
 
 
-def read_item_ids(item_ids: npt.ArrayLike | Iterable[ItemId] | None, num_rows: int) -> Array | list[str] | None:
+def read_item_ids(
+    item_ids: npt.ArrayLike | Iterable[ItemId] | None, num_rows: int, *, argument: str = "item_ids"
+) -> Array | list[str] | None:
     """Check one item id for every row: an integer array or a list of strings; None stays None.
+
+    Args:
+        item_ids: as the caller was given them.
+        num_rows: how many there must be.
+        argument: how messages name them.
 
     Raises:
         ValueError: another number of them than rows, mixed or other types, integers beyond 64 bits, text that is no
@@ -152,30 +167,32 @@ def read_item_ids(item_ids: npt.ArrayLike | Iterable[ItemId] | None, num_rows: i
         host = cast("npt.NDArray[Any]", host).item()
     if not isinstance(host, Iterable) or isinstance(host, (str, bytes)):
         raise ValueError(
-            f"item_ids is {host!r}, expected a list of {num_rows} ids: one for each row, in the same order"
+            f"{argument} is {host!r}, expected a list of {num_rows} ids: one for each row, in the same order"
         )
     ids: Any = cast(Any, host) if isinstance(host, np.ndarray) else list(cast("Iterable[Any]", host))
     if len(ids) != num_rows:
-        raise ValueError(f"item_ids has {len(ids)} entries, expected {num_rows}: one for each row, in the same order")
-    return check_item_ids(ids)
+        raise ValueError(
+            f"{argument} has {len(ids)} entries, expected {num_rows}: one for each row, in the same order"
+        )
+    return check_item_ids(ids, argument=argument)
 
 
-def check_item_ids(item_ids: Any) -> Array | list[str]:
-    """Check the types of item ids: an integer array of the smallest type, or a list of strings."""
+def check_item_ids(item_ids: Any, *, argument: str = "item_ids") -> Array | list[str]:
+    """Check the types of item ids, `argument` in messages: an integer array of the smallest type, or strings."""
     host: Any = to_host(item_ids)
     if isinstance(host, np.ndarray):
         array = cast("npt.NDArray[Any]", host)
         if array.dtype.kind in "iu" and array.ndim == 1:
             if array.dtype == np.uint64 and array.max(initial=0) > np.iinfo(np.int64).max:
-                raise _beyond_64_bits()
+                raise _beyond_64_bits(argument)
             return array.astype(_dtype_of(array))
         host = array.tolist()
     if not isinstance(host, Iterable) or isinstance(host, (str, bytes)):
-        raise ValueError(f"item_ids is {host!r}, expected a list of item ids")
+        raise ValueError(f"{argument} is {host!r}, expected a list of item ids")
     ids = list(cast("Iterable[Any]", host))
     kinds = set(map(type, ids))
     if ids and all(issubclass(kind, str) for kind in kinds):
-        return [_check_text(str(item_id), number) for number, item_id in enumerate(ids)]
+        return [_check_text(str(item_id), f"{argument}[{number}]") for number, item_id in enumerate(ids)]
     if any(kind is bool or not issubclass(kind, (int, np.integer)) for kind in kinds):
         integers = is_integer(ids[0])
         number = next(
@@ -184,12 +201,12 @@ def check_item_ids(item_ids: Any) -> Array | list[str]:
             if not (is_integer(item_id) if integers else isinstance(item_id, str))
         )
         raise ValueError(
-            f"item_ids[{number}]={ids[number]!r}, expected all integers or all strings: convert them first"
+            f"{argument}[{number}]={ids[number]!r}, expected all integers or all strings: convert them first"
         )
     try:
         array = np.array(ids, dtype=np.int64)
     except OverflowError:
-        raise _beyond_64_bits() from None
+        raise _beyond_64_bits(argument) from None
     return array.astype(_dtype_of(array))
 
 
@@ -225,17 +242,16 @@ def _dtype_of(array: npt.NDArray[Any]) -> np.dtype[np.signedinteger]:
     return smallest_dtype(max(int(array.max()), -int(array.min()) - 1))
 
 
-def _beyond_64_bits() -> ValueError:
-    return ValueError("item_ids has an integer beyond 64 bits, expected less: pass such ids as strings")
+def _beyond_64_bits(argument: str) -> ValueError:
+    return ValueError(f"{argument} has an integer beyond 64 bits, expected less: pass such ids as strings")
 
 
-def _check_text(item_id: str, number: int) -> str:
+def _check_text(item_id: str, name: str) -> str:
     if not item_id.isascii():
         try:
             item_id.encode()
         except UnicodeEncodeError:
             raise ValueError(
-                f"item_ids[{number}]={item_id!r} has a lone surrogate, expected Unicode text: "
-                "decode it with its own encoding"
+                f"{name}={item_id!r} has a lone surrogate, expected Unicode text: decode it with its own encoding"
             ) from None
     return item_id

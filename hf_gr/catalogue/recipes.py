@@ -23,8 +23,9 @@ TEMPLATE = "<{level}_{code}>"
 
 _PROBE = 9876543210  # a code that no template holds: where it turns up, the code stands
 _INTEGER = re.compile("0|[1-9][0-9]{0,17}")  # 18 digits at most: within 64 bits
-_NUMBERS = re.compile("[0-9]+(?:([^0-9])[0-9]+(?:\\1[0-9]+)*)?")  # with the same character between all of them
-_SUFFIX = re.compile("[^0-9]([0-9]+)")
+_SEPARATOR = "[-_,; |]"  # no others: 12.5 and 1e5 are numbers
+_NUMBERS = re.compile(f"[0-9]+(?:({_SEPARATOR})[0-9]+(?:\\1[0-9]+)*)?")  # the same one between all of them
+_SUFFIX = re.compile(f"{_SEPARATOR}([0-9]+)")
 
 
 def read_recipe(source: Any, template: str) -> tuple[list[list[int]], list[ItemId]]:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from .index import ConstraintIndex
 from .item_ids import ItemId, read_item_ids
 from .recipes import TEMPLATE, read_recipe, token_texts
-from .sequences import LARGEST_TOKEN, read_rows, to_host
+from .sequences import LARGEST_TOKEN, is_integer, read_rows, to_host
 from .trie import PADDING
 
 
@@ -69,6 +69,8 @@ class SemanticIds:
         array = _fill_up(codes)
         if array.ndim != 2 or not array.size or array.dtype.kind not in "iu":
             raise ValueError(f"codes has shape {list(array.shape)} and dtype {array.dtype}, expected [N, L] integers")
+        if array.max() > np.iinfo(np.int64).max:
+            raise ValueError(f"codes has {array.max()}, expected codes of a codebook: are these item ids?")
         self.codes: npt.NDArray[np.int64] = array.astype(np.int64)
         ids = read_item_ids(item_ids, len(array))
         ids = ids.tolist() if isinstance(ids, np.ndarray) else ids
@@ -79,12 +81,13 @@ class SemanticIds:
                 "an item has one semantic ID"
             )
         largest: list[int] = self.codes.max(axis=0).tolist()
-        self.level_sizes: tuple[int, ...] = tuple(
-            (max(code, 0) + 1 for code in largest) if level_sizes is None else map(int, level_sizes)
-        )
+        sizes: Any = [max(code, 0) + 1 for code in largest] if level_sizes is None else to_host(level_sizes)
+        if np.ndim(sizes) != 1 or not all(map(is_integer, sizes)):
+            raise ValueError(f"level_sizes={sizes}, expected integers: the codebook size of each level")
+        self.level_sizes: tuple[int, ...] = tuple(map(int, sizes))
         self._check_codes()
-        if offset < 0:
-            raise ValueError(f"offset={offset}, expected 0 or more: the number of tokens before the first code")
+        if not is_integer(offset) or offset < 0:
+            raise ValueError(f"offset={offset!r}, expected 0 or more: the number of tokens before the first code")
         if offset + sum(self.level_sizes) > LARGEST_TOKEN:
             raise ValueError(
                 f"offset={offset} and level_sizes={self.level_sizes} give tokens beyond {LARGEST_TOKEN}, expected "
@@ -115,7 +118,8 @@ class SemanticIds:
           (with `template="<|{level}_{code}|>"` where `rqkmeans_constrained.py` wrote `"<|a_47|>"`);
         - a list of integers, `[47, 103, 8]`;
         - a string of the package semantic-id, `"47-103-8"` or `"<a_47><b_103><c_8>"`. The number that it appends to
-          collisions, `"47-103-8-1"`, is one more code; an item id that it appends (its `item_ids=`) is none.
+          collisions, `"47-103-8-1"`, is one more code; an item id that it appends (its `item_ids=`) is none. Its
+          `sep=` may be one of `-_,;|` or a space.
 
         Args:
             source: a JSON file, or what one holds: item -> semantic ID, or a list of semantic IDs, whose items are

@@ -21,7 +21,7 @@ from .fanout import Array, Bools, Longs, spans
 from .item_ids import ItemId, check_item_ids
 from .segment import Liveness, Segment, build_segment, dead_nodes, take, test
 from .sequences import is_integer, read_catalogue, to_host
-from .trie import PADDING, Trie, take_rows
+from .trie import PADDING, Trie, lexicographic_order, take_rows
 
 ERRORS_SHOWN = 3
 
@@ -152,7 +152,11 @@ class Snapshot:
     def rows(self) -> Array:
         """`[S, L]` distinct sequences of living items, in lexicographic order, shorter ones filled up."""
         parts = [part.rows() for part in self.parts if part.num_items]
-        return np.unique(_stack(parts), axis=0) if parts else np.zeros((0, self.max_length), dtype=np.int64)
+        if not parts:
+            return np.zeros((0, self.max_length), dtype=np.int64)
+        rows = _stack(parts)
+        rows = take_rows(rows, lexicographic_order(rows))
+        return rows[np.append(True, (rows[1:] != rows[:-1]).any(axis=1))]
 
     def items(self, rows: Longs) -> list[list[ItemId]]:
         """The living items of every row of tokens."""
@@ -195,7 +199,7 @@ class Snapshot:
 
     def has_items(self, item_ids: Any) -> Bools:
         """`[Q]`: whether there is a living item with this id."""
-        ids = self._check_ids(item_ids)
+        ids = self._check_ids(item_ids, "item_ids")
         known = np.zeros(len(ids), dtype=bool)
         for part in self.parts:
             counts, positions = part.find(ids)
@@ -231,10 +235,14 @@ class Snapshot:
 
     def add(self, sequences: Any, item_ids: Any) -> Snapshot:
         """With further items; one that is there already, with the same sequence, stays the one that it is."""
-        rows = read_catalogue(sequences, self.eos_token_id)
-        ids = self._check_ids(item_ids)
+        host: Any = to_host(sequences)
+        is_empty = cast(Array, host).shape[:1] == (0,) if isinstance(host, np.ndarray) else host in ([], ())
+        rows = np.zeros((0, self.max_length), dtype=np.int64) if is_empty else read_catalogue(host, self.eos_token_id)
+        ids = self._check_ids(item_ids, "item_ids")
         if len(ids) != len(rows):
             raise ValueError(f"item_ids has {len(ids)} entries, expected {len(rows)}: one for each sequence")
+        if not len(rows):
+            return self
         if self.eos_token_id is None and rows.shape[1] != self.max_length:
             raise ValueError(
                 f"sequences have {rows.shape[1]} tokens, expected {self.max_length} as in the catalogue: sequences of "
@@ -270,21 +278,24 @@ class Snapshot:
         return Snapshot(Part(build_segment(rows, ids)), self.eos_token_id)
 
     def _with_parts(self, parts: Iterable[Part]) -> Snapshot:
+        """Other living items; additions of which none is alive would still ask for their length and vocabulary."""
         base, *added = parts
-        return replace(self, base=base, added=added[0] if added else None)
+        if added and added[0].num_items:
+            return replace(self, base=base, added=added[0])
+        return Snapshot(base, self.eos_token_id)
 
-    def _check_ids(self, item_ids: Any) -> Array | list[str]:
+    def _check_ids(self, item_ids: Any, argument: str) -> Array | list[str]:
         """Check that ids are of the catalogue's type."""
-        ids = check_item_ids(item_ids)
+        ids = check_item_ids(item_ids, argument=argument)
         if len(ids) and isinstance(ids, np.ndarray) == self.are_strings:
             expected = "strings" if self.are_strings else "integers"
             first = ids[0] if self.are_strings is False else int(cast(Any, ids[0]))
-            raise ValueError(f"item_ids[0]={first!r}, expected {expected}: the catalogue's item ids are {expected}")
+            raise ValueError(f"{argument}[0]={first!r}, expected {expected}: the catalogue's item ids are {expected}")
         return ids
 
     def _find_living(self, item_ids: Any, argument: str) -> list[Longs]:
         """By part: the positions of the living items that have these ids."""
-        ids = self._check_ids(item_ids)
+        ids = self._check_ids(item_ids, argument)
         positions = [part.find(ids) for part in self.parts]
         known = np.zeros(len(ids), dtype=bool)
         found: list[Longs] = []
@@ -339,38 +350,64 @@ class BatchRules:
         return items if self.excluded_ids is None else [item for item in items if item not in self.excluded_ids[row]]
 
 
-def combine_rules(snapshots: Sequence[Snapshot], exclude_items: Any = None) -> BatchRules:
+def combine_rules(
+    snapshots: Sequence[Snapshot], exclude_items: Any = None, *, num_prompts: int | None = None, one_each: bool = False
+) -> BatchRules:
     """Rules of a batch.
 
     Args:
         snapshots: one for all requests, or one for each.
-        exclude_items: for each request the ids of items that it must not be answered with; ids of items that are not
-            alive are fine, ids that the catalogue does not know are not.
+        exclude_items: for each request the ids of items that it must not be answered with. Ids that no item has are
+            fine: a user's history is older than the catalogue.
+        num_prompts: the number of requests, if it is known already.
+        one_each: whether a single snapshot is that of a single request; several are always one for each.
 
     Raises:
-        ValueError: snapshots that share no segments, another number of them than of exclusions, unknown ids.
+        ValueError: snapshots that share no segments, another number of them or of exclusions than of requests, ids of
+            another type than the catalogue's.
     """
+    counts = {"constraint_index": len(snapshots)} if one_each or len(snapshots) != 1 else {}
+    ids = None
+    if exclude_items is not None and snapshots:
+        ids = read_exclusions(exclude_items, snapshots[0])
+        counts["exclude_items"] = len(ids)
+    expected = next(iter(counts.values()), 1) if num_prompts is None else num_prompts
+    for name, count in counts.items():
+        if not count or count != expected:
+            known = expected or "1 or more"
+            raise ValueError(f"{name} has {count} entries, expected {known}: one for each prompt")
     distinct = tuple({id(snapshot): snapshot for snapshot in snapshots}.values())
+    numbers = {id(snapshot): number for number, snapshot in enumerate(distinct)}
+    rule_of_row = np.array([numbers[id(snapshot)] for snapshot in snapshots]) if len(distinct) > 1 else None
+    distinct = _with_additions(distinct)
     segments = [tuple(id(part.segment) for part in snapshot.parts) for snapshot in distinct]
     if len(set(segments)) > 1:
-        row = next(row for row, s in enumerate(snapshots) if [id(p.segment) for p in s.parts] != [*segments[0]])
+        row = next(row for row, s in enumerate(snapshots) if segments[numbers[id(s)]] != segments[0])
         raise ValueError(
             f"constraint_index[{row}] is no view of the catalogue of constraint_index[0], expected index.where(...) "
             "of one index for all rows: take the views again after index.add(...) or index.compact()"
         )
-    numbers = {id(snapshot): number for number, snapshot in enumerate(distinct)}
-    rule_of_row = np.array([numbers[id(snapshot)] for snapshot in snapshots]) if len(distinct) > 1 else None
-    if exclude_items is None:
+    if ids is None:
         return BatchRules(distinct, rule_of_row)
-    ids, counts = _read_exclusions(exclude_items, snapshots[0])
     rules = BatchRules(distinct, rule_of_row, tuple(frozenset(row) for row in ids))
-    if rule_of_row is not None and len(rule_of_row) != len(ids):
-        raise ValueError(f"exclude_items has {len(ids)} rows, expected {len(rule_of_row)}: one for each request")
     flat = [item for row in ids for item in row]
     if not flat:
         return rules
-    return replace(
-        rules, excluded=_excluded_nodes(rules, check_item_ids(flat), np.repeat(np.arange(len(ids)), counts))
+    rows = np.repeat(np.arange(len(ids)), [len(row) for row in ids])
+    return replace(rules, excluded=_excluded_nodes(rules, check_item_ids(flat, argument="exclude_items"), rows))
+
+
+def _with_additions(snapshots: tuple[Snapshot, ...]) -> tuple[Snapshot, ...]:
+    """Views that dropped the additions to their base get those of the others back, all of them dead."""
+    full = next((snapshot for snapshot in snapshots if snapshot.added is not None), None)
+    if full is None or full.added is None:
+        return snapshots
+    dead = full.added.only(np.zeros(len(full.added.segment.items), dtype=bool))
+    return tuple(
+        replace(snapshot, added=dead, twins=full.twins)
+        if snapshot.added is None and snapshot.base.segment is full.base.segment
+        else snapshot
+        for snapshot in snapshots
     )
 
 
@@ -378,11 +415,9 @@ def _excluded_nodes(rules: BatchRules, ids: Array | list[str], rows: Longs) -> t
     """By part and level: the nodes that need not be entered, a row of them for each request."""
     assert rules.excluded_ids is not None
     num_rows = len(rules.excluded_ids)
-    known = np.zeros(len(ids), dtype=bool)
     levels: list[tuple[Longs | None, ...]] = []
     for number in range(len(rules.any.parts)):
         counts, positions = rules.any.parts[number].find(ids)
-        known |= counts > 0
         pairs = np.unique(np.stack([np.repeat(rows, counts), positions]), axis=1)
         found: list[list[tuple[Longs, Longs]]] = []
         for rule, snapshot in enumerate(rules.snapshots):
@@ -398,7 +433,6 @@ def _excluded_nodes(rules: BatchRules, ids: Array | list[str], rows: Longs) -> t
         levels.append(
             tuple(_padded(of, nodes + start, num_rows) for (of, nodes), start in zip(merged, starts, strict=False))
         )
-    _refuse_unknown(ids, known, "exclude_items")
     return tuple(levels)
 
 
@@ -414,15 +448,17 @@ def _padded(rows: Longs, nodes: Longs, num_rows: int) -> Longs | None:
     return padded
 
 
-def _read_exclusions(exclude_items: Any, snapshot: Snapshot) -> tuple[list[list[ItemId]], list[int]]:
-    """Rows of item ids of the catalogue's type, and how many each has."""
-    host = to_host(exclude_items)
+def read_exclusions(exclude_items: Any, snapshot: Snapshot) -> list[list[ItemId]]:
+    """Rows of item ids of the catalogue's type, whether an item has them or not."""
+    host: Any = to_host(exclude_items)
+    if isinstance(host, np.ndarray) and not host.ndim:
+        host = host.tolist()
     if not isinstance(host, Iterable) or isinstance(host, (str, bytes)):
         raise ValueError(f"exclude_items is {host!r}, expected a list of item ids for each request")
     rows: list[list[ItemId]] = []
     for number, row in enumerate(cast("Iterable[Any]", host)):
         values: Any = to_host(row)
-        if isinstance(values, np.ndarray) and values.ndim == 1:
+        if isinstance(values, np.ndarray) and values.ndim <= 1:
             values = values.tolist()
         if not isinstance(values, Iterable) or isinstance(values, (str, bytes)):
             raise ValueError(
@@ -436,14 +472,14 @@ def _read_exclusions(exclude_items: Any, snapshot: Snapshot) -> tuple[list[list[
                 raise ValueError(
                     f"exclude_items[{number}] has {item!r}, expected {kind} as the catalogue's item ids are"
                 )
-    return rows, [len(row) for row in rows]
+    return rows
 
 
 def _read_mask(mask_or_item_ids: Any, num_items: int) -> Bools | None:
     """A mask as an array; None for what is no mask."""
     host: Any = to_host(mask_or_item_ids)
-    if isinstance(host, list) and host and isinstance(host[0], (bool, np.bool_)):
-        host = np.asarray(cast("list[Any]", host))
+    if isinstance(host, (list, tuple)) and host and isinstance(host[0], (bool, np.bool_)):
+        host = np.asarray(cast("Sequence[Any]", host))
     mask = cast("Bools", host)
     if not isinstance(host, np.ndarray) or mask.dtype != np.bool_:
         return None

@@ -7,6 +7,7 @@ one step; whatever is interrupted, the safetensors is the old index or the new o
 and of the arrays: a file that was altered is told from one that an interrupted save left behind.
 
 Arrays are mapped into memory, not read: an index of 20 million items is there at once, and several processes share it.
+A mapped file may be replaced, as `save` does by renaming, but must not be overwritten in place.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
+import safetensors
 import safetensors.numpy
 
 from .fanout import Fanout, require
@@ -47,12 +49,18 @@ def save(directory: Path, description: Mapping[str, Any], arrays: Arrays, *, car
     """Write both files and, unless the folder has a card already, `card`.
 
     Everything is written and on the disk before the first file is replaced; until then an older index is untouched.
+
+    Raises:
+        OSError: a file that cannot be written, such as on a full disk.
     """
     fields = {"format_version": FORMAT_VERSION, **description, "arrays_sha256": _arrays_digest(arrays)}
     text = json.dumps({**fields, "sha256": _description_digest(fields)}, indent=2) + "\n"
     with tempfile.TemporaryDirectory(prefix=".constraint_index-", dir=directory) as folder:
         work = Path(folder)
-        cast(Any, safetensors.numpy).save_file(arrays, work / ARRAYS_FILE, metadata={"constraint_index": text})
+        try:
+            cast(Any, safetensors.numpy).save_file(arrays, work / ARRAYS_FILE, metadata={"constraint_index": text})
+        except safetensors.SafetensorError as error:  # a full disk, for one
+            raise OSError(f"{directory / ARRAYS_FILE} cannot be written: {error}") from error
         (work / JSON_FILE).write_text(text, encoding="utf-8", newline="\n")
         (work / ARRAYS_FILE).chmod((work / JSON_FILE).stat().st_mode)  # safetensors makes files for their owner alone
         names = [ARRAYS_FILE, JSON_FILE]
@@ -182,16 +190,17 @@ def read_version_1(arrays: Arrays) -> tuple[list[list[int]], list[ItemId]]:
 
 def _map_arrays(path: Path) -> tuple[dict[str, str], Arrays]:
     """The metadata and the arrays of a safetensors file, mapped into memory, pages copied where they are written."""
-    with path.open("rb") as file:
+    with path.open("rb") as file:  # once: meanwhile a save may put another file there
+        size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
-        require(length <= min(path.stat().st_size - 8, HEADER_BYTES), f"the header has {length} bytes")
+        require(length <= min(size - 8, HEADER_BYTES), f"the header has {length} bytes")
         header: dict[str, Any] = json.loads(file.read(length))
-    metadata = cast("dict[str, str]", header.pop("__metadata__", {}))
-    if "constraint_index" not in metadata:
-        return metadata, {}  # somebody else's, of whatever types
-    end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    require(path.stat().st_size == 8 + length + end, f"the file has {8 + length + end} bytes")
-    data = np.memmap(path, dtype=np.uint8, mode="c", offset=8 + length) if end else np.zeros(0, dtype=np.uint8)
+        metadata = cast("dict[str, str]", header.pop("__metadata__", {}))
+        if "constraint_index" not in metadata:
+            return metadata, {}  # somebody else's, of whatever types
+        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        require(size == 8 + length + end, f"the file has {8 + length + end} bytes")
+        data = np.memmap(file, dtype=np.uint8, mode="c", offset=8 + length) if end else np.zeros(0, dtype=np.uint8)
     arrays: Arrays = {}
     for name, entry in header.items():
         start, stop = entry["data_offsets"]

@@ -28,11 +28,13 @@ class Prompt:
         inputs: `[B, P]` tokens, `[B, P, H]` embeddings, or an encoder's input; None if the model makes up its own.
         mask: the attention mask, given or to be inferred from padding; None for no padding.
         length: tokens in front of the generated ones, by which `max_length` counts.
+        num_rows: B, the number of prompts.
     """
 
     inputs: Tensor | None
     mask: Tensor | None
     length: int
+    num_rows: int
 
 
 def describe_prompt(model: Any, inputs: Any, config: Any, model_kwargs: dict[str, Any]) -> Prompt:
@@ -54,13 +56,16 @@ def describe_prompt(model: Any, inputs: Any, config: Any, model_kwargs: dict[str
     ):
         shape = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(f"attention_mask is {shape}, expected a tensor [batch, length] with a row for every prompt")
+    encoded, begun = model_kwargs.get("encoder_outputs"), model_kwargs.get("decoder_input_ids")
+    batched = (prompt, None if encoded is None else encoded[0], mask, begun)
+    num_rows = next((one.shape[0] for one in batched if one is not None), 1)
     if model.config.is_encoder_decoder:
-        return Prompt(prompt, None, _decoder_prompt_length(model, config, model_kwargs.get("decoder_input_ids")))
+        return Prompt(prompt, None, _decoder_prompt_length(model, config, begun), num_rows)
     if mask is None and is_text and prompt is not None and config.pad_token_id is not None:
         eos = config.eos_token_id
         is_eos = config.pad_token_id in (eos if isinstance(eos, list) else [eos])
         mask = None if is_eos else prompt != config.pad_token_id
-    return Prompt(prompt, mask, 0 if prompt is None else prompt.shape[1])
+    return Prompt(prompt, mask, 0 if prompt is None else prompt.shape[1], num_rows)
 
 
 def check_call(

@@ -17,13 +17,17 @@ from hf_gr.torch.transition import advance, children, device_catalogue, mask_ill
 
 from .naming import batch_rules
 
+# The score of what only fills up, where the type has room for it: far below any sum of log-probabilities, and below
+# the -1e9 by which transformers' beam search marks beams that are over.
+FILLING = -1e30
+
 
 class ConstraintLogitsProcessor(LogitsProcessor):
     """Keeps the tokens that continue a sequence of the catalogue, and drops all others to `-inf`.
 
     `generate(constraint_index=...)` is faster and needs no processor; this one is for models and loops that it cannot
     take. A row that is complete, or that is no prefix of the catalogue, is left one token: the end token (token 0
-    without one), with the lowest finite score, so that samplers still find a distribution and beams never prefer it.
+    without one), with a very low finite score, so that samplers still find a distribution and beams never prefer it.
 
     Args:
         index: the catalogue as it is now, or a list of one for each prompt (views of one index); rows are taken for as
@@ -95,7 +99,8 @@ class ConstraintLogitsProcessor(LogitsProcessor):
         level = generated.shape[1]
         final = snapshot.eos_token_id or 0
         over = torch.full_like(scores, -torch.inf)
-        over[:, final] = torch.finfo(scores.dtype).min
+        # Finite still when it is divided by a temperature of 1/16; fp16's -4094 is below its logits all the same.
+        over[:, final] = max(FILLING, torch.finfo(scores.dtype).min / 16)
         if level == catalogue.max_length:
             return over
         legal = children(states, catalogue, level=level)

@@ -93,7 +93,8 @@ class GRGenerationMixin(GenerationMixin):
                 `generation_config.constraint_index` names, which `constraint_index=False` switches off. A list gives
                 every prompt its own: views of one index (`index.where(...)`), or that index itself.
             exclude_items: for every prompt the ids of items that it must not be answered with, such as those that the
-                user has. Where items share a sequence, all of them must be excluded for it to go.
+                user has; ids that the catalogue does not have are fine. Where items share a sequence, all of them must
+                be excluded for it to go.
             all others: transformers' own, with its meanings. Decoding modes are greedy, sampling, beam search and beam
                 sampling. With a catalogue the length need not be given, `past_key_values` holds one row a prompt (it
                 is left as it is), and `sequences_scores` sums log-probabilities over the full vocabulary, unless
@@ -107,7 +108,7 @@ class GRGenerationMixin(GenerationMixin):
         Raises:
             ValueError: before any work, for arguments that cannot lead to the catalogue's sequences: a vocabulary
                 that lacks its tokens, too small a length, right-padded prompts, a cache of another batch size, an
-                unsupported mode, views of different indexes in one batch, excluded ids that no item has.
+                unsupported mode, views of different indexes in one batch, excluded ids of another type.
 
         Example:
             >>> from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -156,7 +157,7 @@ class GRGenerationMixin(GenerationMixin):
         for name, value in ours.items():
             setattr(config, name, value)
         prompt = describe_prompt(self, inputs, config, model_kwargs)
-        rules = batch_rules(indexes, exclude_items, num_prompts=1 if prompt.inputs is None else prompt.inputs.shape[0])
+        rules = batch_rules(indexes, exclude_items, num_prompts=prompt.num_rows)
         cache = model_kwargs.get("past_key_values")
         check_call(
             self,

@@ -44,19 +44,16 @@ def batch_rules(
         num_prompts: the number of prompts, if it is known already.
 
     Raises:
-        ValueError: another number of indexes or exclusions than prompts, indexes that share no arrays, unknown ids.
+        ValueError: another number of indexes or exclusions than prompts, indexes that share no arrays, ids of another
+            type than the catalogue's.
     """
-    given = {"exclude_items": exclude_items}
-    if not isinstance(indexes, ConstraintIndex):
-        given["constraint_index"] = indexes
-    for name, rows in given.items():
-        is_list = hasattr(rows, "__len__") and not isinstance(rows, str)
-        if num_prompts is not None and is_list and len(rows) != num_prompts:
-            raise ValueError(f"{name} has {len(rows)} entries, expected {num_prompts}: one for each prompt")
-    every = [indexes] if isinstance(indexes, ConstraintIndex) else indexes
+    one_each = not isinstance(indexes, ConstraintIndex)
+    every = indexes if one_each else [indexes]
     # An index in several places is one rule, whatever happens to it while this runs.
     snapshots = {id(index): index.snapshot for index in every}
-    return combine_rules([snapshots[id(index)] for index in every], exclude_items)
+    return combine_rules(
+        [snapshots[id(index)] for index in every], exclude_items, num_prompts=num_prompts, one_each=one_each
+    )
 
 
 def resolve_index(model: Any, index: Any) -> ConstraintIndex:

@@ -60,6 +60,10 @@ def generate_by_processor(
     as_tensor, with_scores = not config.return_dict_in_generate, config.output_scores
     config.return_dict_in_generate = config.output_scores = True
     config.eos_token_id = rules.any.eos_token_id  # any other token that ends a sequence is a code like all others here
+    if config.renormalize_logits and config.early_stopping is True:
+        # Renormalising makes the lone token of a beam that is over certain: one more sequence found, which ends the
+        # search too early.
+        config.early_stopping = False
     out = generate(inputs, config, **passed_on, **model_kwargs)
 
     out.sequences = out.sequences.masked_fill(out.sequences < 0, fill_token_id)  # its own filling without an end token

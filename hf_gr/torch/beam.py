@@ -124,33 +124,32 @@ def select(
         dead_state: the state of a kept beam that does not exist.
         do_sample: draw with probability proportional to `exp(score)` (the Gumbel top-k trick) instead.
     """
-    num_beams, num_children = scores.shape[1:]
+    num_children = scores.shape[-1]
     flat = scores.flatten(1)
-    missing = num_kept - flat.shape[-1]
-    flat = F.pad(flat, (0, missing), value=DEAD) if missing > 0 else flat
+    size = flat.shape[-1]
+    behind = max(num_kept - size, -size % BLOCK if size >= BLOCKS_FROM else 0)
+    flat = F.pad(flat, (0, behind), value=DEAD) if behind else flat
     keys = flat + gumbel_like(flat) if do_sample else flat
     chosen = top_places(keys, num_kept)
     kept_scores = flat.gather(1, chosen)
     # Padding lies behind the last child; it is dead, so any position within range will do.
-    chosen = chosen.clamp(max=num_beams * num_children - 1) if missing > 0 else chosen
+    chosen = chosen.clamp(max=size - 1) if behind else chosen
     parents = chosen // num_children
-    tokens = candidates.tokens.flatten(1).gather(1, chosen)
-    states = candidates.states(parents, chosen - parents * num_children)
+    tokens, states = candidates.take(parents, chosen - parents * num_children)
     return _extend(beams, parents, tokens, states, kept_scores, dead_state)
 
 
 def top_places(keys: Float[Tensor, "batch candidates"], number: int) -> Int[Tensor, "batch number"]:
     """Where the largest keys of every row are, best first.
 
-    Of many candidates first the blocks with the largest maxima are taken, as many as keys are wanted: all others hold
-    only smaller ones. It reads the candidates once, and sorts few of them.
+    Of many candidates, if they fill whole blocks, first the blocks with the largest maxima are taken, as many as keys
+    are wanted: all others hold only smaller ones. It reads the candidates once, and sorts few of them.
 
     Source: xGR, section 5 (early termination of beam selection), in a form without branches.
     """
     num_candidates = keys.shape[1]
-    if num_candidates < BLOCKS_FROM or number * BLOCK * 2 > num_candidates:
+    if num_candidates < BLOCKS_FROM or num_candidates % BLOCK or number * BLOCK * 2 > num_candidates:
         return keys.topk(number).indices
-    keys = F.pad(keys, (0, -num_candidates % BLOCK), value=DEAD)
     blocks = keys.unflatten(1, (-1, BLOCK))
     best = blocks.amax(-1).topk(number).indices
     among = blocks.gather(1, best[..., None].expand(-1, -1, BLOCK)).flatten(1).topk(number).indices
@@ -172,9 +171,8 @@ def choose(
     keys = scores + gumbel_like(scores) if do_sample else scores
     best = keys.argmax(dim=-1, keepdim=True)
     parents = torch.arange(scores.shape[1], device=scores.device).expand(scores.shape[0], -1)
-    tokens, scores = (values.gather(-1, best)[..., 0] for values in (candidates.tokens, scores))
-    states = candidates.states(parents, best[..., 0])
-    return _extend(beams, parents, tokens, states, scores, dead_state)
+    tokens, states = candidates.take(parents, best[..., 0])
+    return _extend(beams, parents, tokens, states, scores.gather(-1, best)[..., 0], dead_state)
 
 
 def _extend(

@@ -161,14 +161,14 @@ def child_scores(
     if plan.processors is not None:
         return process_scores(logits, legal, beams, plan).gather(-1, legal.tokens)
     if not plan.is_beam_search:
-        return logits.gather(-1, legal.tokens).float()
+        return legal.scores(logits.flatten(0, 1)).float().view(legal.tokens.shape)
     # In pieces, if need be, because nothing else here is as large as beams times vocabulary.
-    rows, tokens = logits.flatten(0, 1), legal.tokens.flatten(0, 1)
+    rows = logits.flatten(0, 1)
     at_once = max(SCORES_AT_ONCE // logits.shape[-1], 1)
     if len(rows) <= at_once:
-        return rows.float().log_softmax(-1).gather(-1, tokens).view(legal.tokens.shape)
-    pieces = zip(rows.split(at_once), tokens.split(at_once), strict=True)
-    scores = [piece.float().log_softmax(-1).gather(-1, tokens) for piece, tokens in pieces]
+        return legal.scores(rows.float().log_softmax(-1)).view(legal.tokens.shape)
+    pieces = [slice(start, start + at_once) for start in range(0, len(rows), at_once)]
+    scores = [legal.scores(rows[piece].float().log_softmax(-1), piece) for piece in pieces]
     return torch.cat(scores).view(legal.tokens.shape)
 
 

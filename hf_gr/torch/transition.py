@@ -11,10 +11,12 @@ Axes: B batch, K beams, C children: the largest branching of the level, a static
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
@@ -23,6 +25,8 @@ from hf_gr.catalogue.fanout import Fanout
 from hf_gr.catalogue.segment import Liveness
 from hf_gr.catalogue.snapshot import BatchRules
 from hf_gr.catalogue.trie import Trie
+
+from .wide import WideLevel, wide_levels
 
 
 @dataclass(frozen=True)
@@ -50,12 +54,15 @@ class DevicePart:
     Attributes:
         trie: the trie.
         alive: by level from 1, one bit a node for every rule; None where everything is alive for all.
-        hidden: by level from 1, nodes that a request need not enter, filled up with the root; None without any.
+        hidden: by level from 1, nodes that a request need not enter, ascending, the root for what is missing; None
+            without any.
+        wide: by level: its table, where there is one; None if only a part of the children is alive.
     """
 
     trie: DeviceTrie
     alive: tuple[UInt8[Tensor, "rules _"], ...] | None = None
     hidden: tuple[Int[Tensor, "batch _"] | None, ...] | None = None
+    wide: tuple[WideLevel | None, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -107,41 +114,61 @@ class DeviceCatalogue:
 
 @dataclass(frozen=True)
 class Children:
-    """The children of every state, padded to the largest branching of the level.
+    """The children of every state, padded to the largest branching of the level; of a wide level, its span of tokens.
 
-    Their states are not stored: they follow each other, and only those of the few that are kept are asked for.
+    Their states are not stored: only those of the few that are kept are asked for (`take`).
 
     Attributes:
         tokens: the token that leads to each child; some other node's, or 0, where `legal` is false.
         legal: whether there is such a child, and it is alive.
         first: the state of each beam's first child.
         first_added: the state of its first child among those that come after: those of what was added.
+        num_old: children before those.
+        wide: the table that this was read from, if the level is wide.
+        nodes: each beam's row of that table.
     """
 
     tokens: Int[Tensor, "batch beams children"]
     legal: Bool[Tensor, "batch beams children"]
     first: Int[Tensor, "batch beams"]
     first_added: Int[Tensor, "batch beams"] | None = None
-    num_old: int = 0  # children before those of what was added
+    num_old: int = 0
+    wide: WideLevel | None = None
+    nodes: Int[Tensor, "batch beams"] | None = None
 
-    def states(
+    def take(
         self, beams: Int[Tensor, "batch chosen"], children: Int[Tensor, "batch chosen"]
-    ) -> Int[Tensor, "batch chosen"]:
-        """The states of chosen children of chosen beams; of no meaning where there is no such child."""
-        states = self.first.gather(1, beams) + children
+    ) -> tuple[Int[Tensor, "batch chosen"], Int[Tensor, "batch chosen"]]:
+        """Tokens and states of chosen children of chosen beams; states of no meaning where there is no such child."""
+        first = self.first.gather(1, beams)
+        if self.wide is not None and self.nodes is not None:
+            return self.wide.first_token + children, first + self.wide.ranks[self.nodes.gather(1, beams), children]
+        tokens = self.tokens.flatten(1).gather(1, beams * self.tokens.shape[-1] + children)
         if self.first_added is None:
-            return states
+            return tokens, first + children
         added = self.first_added.gather(1, beams) + children - self.num_old
-        return torch.where(children < self.num_old, states, added)
+        return tokens, torch.where(children < self.num_old, first + children, added)
+
+    def scores(
+        self, log_probs: Float[Tensor, "rows vocab"], rows: slice = slice(None)
+    ) -> Float[Tensor, "rows children"]:
+        """What stands at the tokens of some rows: the beams of all requests, one after the other."""
+        if self.wide is not None:
+            return log_probs[:, self.wide.first_token : self.wide.first_token + self.wide.num_tokens]
+        return log_probs.gather(-1, self.tokens.flatten(0, 1)[rows])
 
 
 # By what was moved, so that views of one index share its arrays on the device, too; for as long as that lives.
 _MOVED: WeakKeyDictionary[Any, dict[torch.device, Any]] = WeakKeyDictionary()
+_WIDE: WeakKeyDictionary[Any, dict[torch.device, Any]] = WeakKeyDictionary()
 
 
 def device_catalogue(rules: BatchRules, device: torch.device) -> DeviceCatalogue:
     """The catalogue of a batch on a device; segments and rules are moved there once, as long as they live."""
     parts = [_device_part(rules, number, device) for number in range(len(rules.any.parts))]
+    if len(parts) == 1 and parts[0].alive is None and parts[0].hidden is None:
+        trie = rules.any.base.segment.trie
+        parts = [replace(parts[0], wide=_kept(_WIDE, trie, device, wide_levels))]
     twins, rule_of_row = rules.any.twins, rules.rule_of_row
     return DeviceCatalogue(
         base=parts[0],
@@ -159,6 +186,9 @@ def children(states: Int[Tensor, "batch beams"], catalogue: DeviceCatalogue, *, 
     """
     base, added = catalogue.base, catalogue.added
     if added is None:
+        wide = None if base.wide is None else base.wide[level]
+        if wide is not None:
+            return _wide_children(states - base.trie.level_starts[level], wide)
         return _part_children(states, base, catalogue.rule_of_row, level)[0]
     assert catalogue.twins is not None
     in_added, nodes = _both_nodes(states, catalogue) if level else (states, states)
@@ -216,7 +246,7 @@ def advance(
     below = children(states, catalogue, level=level)
     hit = below.legal & (below.tokens == tokens[..., None])
     beams = torch.arange(states.shape[1], device=states.device).expand(states.shape)
-    moved = torch.where(hit.any(-1), below.states(beams, hit.int().argmax(-1)), catalogue.dead_state)
+    moved = torch.where(hit.any(-1), below.take(beams, hit.int().argmax(-1))[1], catalogue.dead_state)
     return torch.where(below.legal.any(-1), moved, states)
 
 
@@ -232,6 +262,14 @@ def _both_nodes(
     return in_added, torch.where(is_added, catalogue.twins[in_added.clamp(0, num_added - 1)], states)
 
 
+def _wide_children(nodes: Int[Tensor, "batch beams"], wide: WideLevel) -> Children:
+    """The children of nodes, numbered within their level, one entry for every token of the level's span."""
+    nodes = torch.where((nodes >= 0) & (nodes < wide.num_nodes), nodes, wide.num_nodes)
+    tokens = torch.arange(wide.first_token, wide.first_token + wide.num_tokens, device=nodes.device)
+    legal = wide.legal[nodes]
+    return Children(tokens.expand(legal.shape), legal, wide.first[nodes], wide=wide, nodes=nodes)
+
+
 def _part_children(
     nodes: Int[Tensor, "batch beams"], part: DevicePart, rule_of_row: Int[Tensor, " batch"] | None, level: int
 ) -> tuple[Children, Int[Tensor, "batch beams"]]:
@@ -245,8 +283,12 @@ def _part_children(
         last = trie.level_starts[level + 2] - trie.level_starts[level + 1] - 1
         legal = legal & _are_alive(local.clamp(max=last), part.alive[level], rule_of_row)
     hidden = None if part.hidden is None else part.hidden[level]
-    if hidden is not None:
+    if hidden is not None and hidden.shape[1] <= 2 * trie.branching[level]:
         legal = _hide(legal, hidden[:, None].expand(-1, nodes.shape[1], -1), first, count)
+    elif hidden is not None:  # so many that looking each child up among them is cheaper
+        below = (first[..., None] + places).flatten(1)
+        at = torch.searchsorted(hidden, below).clamp(max=hidden.shape[1] - 1)
+        legal = legal & (hidden.gather(1, at) != below).view(legal.shape)
     # Windows over the tokens, copied as wholes: three times faster than a number for every child.
     tokens = trie.tokens.unfold(0, trie.branching[level], 1)[first].long()
     if any(trie.token_bases):  # a window reaches into levels with another base: that would be no token
@@ -312,19 +354,29 @@ def _device_part(rules: BatchRules, number: int, device: torch.device) -> Device
     lives = [snapshot.parts[number].alive for snapshot in rules.snapshots]
     if any(live is not None for live in lives):
         moved = [_moved(live or segment.all_alive, device) for live in lives]
-        alive = tuple(level[0][None] if len(moved) == 1 else torch.stack(level) for level in zip(*moved, strict=True))
+        stacked: dict[tuple[int, ...], Tensor] = {}  # levels without branches share their bits
+        for level in zip(*moved, strict=True):
+            if (key := tuple(map(id, level))) not in stacked:
+                stacked[key] = level[0][None] if len(moved) == 1 else torch.stack(level)
+        alive = tuple(stacked[tuple(map(id, level))] for level in zip(*moved, strict=True))
     hidden = None
     if rules.excluded:
         nodes = rules.excluded[number]
-        hidden = tuple(None if level is None else torch.from_numpy(level).to(device) for level in nodes)
+        ascending = [None if level is None else np.sort(level, axis=1) for level in nodes]
+        hidden = tuple(None if level is None else torch.from_numpy(level).to(device) for level in ascending)
     return DevicePart(_moved(segment.trie, device), alive, hidden)
 
 
 def _moved(what: Trie | Liveness, device: torch.device) -> Any:
     """A trie or the bits of a rule on a device."""
-    on_devices = _MOVED.setdefault(what, {})
+    return _kept(_MOVED, what, device, _move_trie if isinstance(what, Trie) else _move_bits)
+
+
+def _kept(made: WeakKeyDictionary[Any, Any], of: Any, device: torch.device, make: Callable[[Any, Any], Any]) -> Any:
+    """What is made of something for a device, once."""
+    on_devices = made.setdefault(of, {})
     if device not in on_devices:
-        on_devices[device] = _move_trie(what, device) if isinstance(what, Trie) else _move_bits(what, device)
+        on_devices[device] = make(of, device)
     return on_devices[device]
 
 
