@@ -636,7 +636,7 @@ def swap(one: int, two: int) -> Callable[[Any], Any]:
         ("strings", "item_ids.order", lambda order: np.sort(order), "looked up"),
         ("strings", "item_ids.order", put(_3=4), "names each of them once"),
         ("strings", "item_ids.values", put(_0=255), None),
-        ("strings", "item_ids.values", put(_2=ord("x")), "looked up"),
+        ("strings", "item_ids.values", put(_3=ord("x")), "looked up"),
         ("strings", "item_ids.bounds", put(_0=1), "divided among them"),
         ("strings", "item_ids.bounds", put(_23=9), "divided among them"),
         ("strings", "item_ids.bounds", put(_5=999), "divided among them"),
