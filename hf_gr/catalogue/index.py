@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -265,7 +265,7 @@ class ConstraintIndex:
             raise ValueError(f"prefix has shape {list(rows.shape)}, expected one sequence: call it once for each")
         return self._snapshot.next_tokens(rows.reshape(-1).tolist())
 
-    def where(self, mask_or_item_ids: npt.ArrayLike | Iterable[ItemId]) -> Self:
+    def where(self, mask_or_item_ids: npt.ArrayLike | Iterable[ItemId]) -> ConstraintIndex:
         """A view of some items: a region, what is in stock, what is new. It shares the arrays.
 
         Results equal those of an index built from these items alone; no beam is spent on a prefix without any. Views

@@ -13,8 +13,8 @@ from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.snapshot import BatchRules, combine_rules
 from hf_gr.catalogue.storage import ARRAYS_FILE
 
-# By model: a checkpoint's catalogue lives as long as the checkpoint.
-_LOADED: WeakKeyDictionary[Any, dict[tuple[Any, ...], ConstraintIndex]] = WeakKeyDictionary()
+# By model and name: a checkpoint's catalogue lives as long as the checkpoint, or until its file changes.
+_LOADED: WeakKeyDictionary[Any, dict[str, tuple[int | None, ConstraintIndex]]] = WeakKeyDictionary()
 # By model: the arguments that its checkpoint was found by.
 _SOURCES: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 
@@ -78,8 +78,8 @@ def resolve_index(model: Any, index: Any) -> ConstraintIndex:
                 'constraint_index="." means the checkpoint itself, but this model was not loaded from one'
             )
     file = Path(name, source.get("subfolder", ""), ARRAYS_FILE)
-    key = (name, file.stat().st_mtime_ns if file.is_file() else None)
+    saved = file.stat().st_mtime_ns if file.is_file() else None
     loaded = _LOADED.setdefault(model, {})
-    if key not in loaded:
-        loaded[key] = ConstraintIndex.from_pretrained(name, **source)
-    return loaded[key]
+    if name not in loaded or loaded[name][0] != saved:
+        loaded[name] = (saved, ConstraintIndex.from_pretrained(name, **source))
+    return loaded[name][1]
