@@ -77,7 +77,7 @@ class Segment:
         return sum(array.nbytes for array in self.arrays().values())
 
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
-        """Everything that is stored, by its name in the file; numbers that are positions, and ids, only if need be."""
+        """Everything that is stored, by its name in the file; no item ids where they are the row numbers."""
         fanouts = {f"children.{level}": fanout for level, fanout in enumerate(self.trie.fanouts)}
         arrays: dict[str, npt.NDArray[np.generic]] = {"tokens": self.trie.tokens}
         for name, fanout in (*fanouts.items(), ("items", self.items.at_leaf)):

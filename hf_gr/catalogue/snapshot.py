@@ -199,14 +199,7 @@ class Snapshot:
 
     def has_items(self, item_ids: Any) -> Bools:
         """`[Q]`: whether there is a living item with this id."""
-        ids = self._check_ids(item_ids, "item_ids")
-        known = np.zeros(len(ids), dtype=bool)
-        for part in self.parts:
-            counts, positions = part.find(ids)
-            known |= (
-                np.bincount(np.repeat(np.arange(len(ids)), counts)[part.living(positions)], minlength=len(ids)) > 0
-            )
-        return known
+        return self._living(self._check_ids(item_ids, "item_ids"))[0]
 
     def where(self, mask_or_item_ids: Any) -> Snapshot:
         """Only some of the living items: a mask with an entry for each of `item_ids`, or ids."""
@@ -296,15 +289,20 @@ class Snapshot:
     def _find_living(self, item_ids: Any, argument: str) -> list[Longs]:
         """By part: the positions of the living items that have these ids."""
         ids = self._check_ids(item_ids, argument)
-        positions = [part.find(ids) for part in self.parts]
+        known, found = self._living(ids)
+        _refuse_unknown(ids, known, argument)
+        return found
+
+    def _living(self, ids: Array | list[str]) -> tuple[Bools, list[Longs]]:
+        """`[Q]`: whether a living item has this id; and by part, the positions of those that have one."""
         known = np.zeros(len(ids), dtype=bool)
         found: list[Longs] = []
-        for part, (counts, at) in zip(self.parts, positions, strict=True):
+        for part in self.parts:
+            counts, at = part.find(ids)
             alive = part.living(at)
             known[np.repeat(np.arange(len(ids)), counts)[alive]] = True
             found.append(at[alive])
-        _refuse_unknown(ids, known, argument)
-        return found
+        return known, found
 
     def _base_items(self, trie: Trie) -> list[list[ItemId]]:
         """The base's living items of another trie's sequences."""
@@ -400,7 +398,7 @@ def combine_rules(
 def _with_additions(snapshots: tuple[Snapshot, ...]) -> tuple[Snapshot, ...]:
     """Views that dropped the additions to their base get those of the others back, all of them dead."""
     full = next((snapshot for snapshot in snapshots if snapshot.added is not None), None)
-    if full is None or full.added is None:
+    if full is None or full.added is None or all(snapshot.added is not None for snapshot in snapshots):
         return snapshots
     dead = full.added.only(np.zeros(len(full.added.segment.items), dtype=bool))
     return tuple(
