@@ -29,7 +29,6 @@ bought in valid above those first bought in train with an AUC of 0.97.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -39,14 +38,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmark.beauty_data import DEFAULT_DATA, FILES, is_there, read_items, read_users
 from benchmark.report import print_json_line, print_table
 
 from hf_gr import ConstraintIndex, SemanticIds, enable
 from hf_gr.demo.evaluate import make_prompts, take_rows
 from hf_gr.demo.train import TrainSettings, train_model
 
-DEFAULT_DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "beauty"
-FILES = ("items.tsv", "users.jsonl")
 PERIODS = ("train", "valid", "test")  # of every user, in order of time
 LIST_LENGTH = 10
 COUNTS = (1, LIST_LENGTH)  # Recall@1 and @10
@@ -82,11 +80,10 @@ class Split:
 
 def read_data(data: Path) -> tuple[np.ndarray, list[User]]:
     """The `[N, L]` codes of all items, which are numbered from 0, and the users."""
-    table = np.loadtxt(data / "items.tsv", dtype=np.int64, delimiter="\t", skiprows=1)
-    if not np.array_equal(table[:, 0], np.arange(len(table))):
+    item_ids, codes = read_items(data)
+    if item_ids != list(range(len(codes))):
         raise SystemExit(f"the items of {data / 'items.tsv'} are not numbered 0, 1, 2, ...: number them as their rows")
-    with (data / "users.jsonl").open(encoding="utf-8") as lines:
-        return table[:, 1:], [json.loads(line) for line in lines]
+    return codes, read_users(data)
 
 
 def newest_first(users: Sequence[User], num_items: int) -> np.ndarray:
@@ -279,12 +276,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
-    missing = [name for name in FILES if not (options.data / name).is_file()]
-    if missing:
-        message = f"no {' and '.join(missing)} in {options.data}: pass the folder of the Beauty data with --data"
-        if not options.fast:
-            raise SystemExit(message)
-        print(f"skipped: {message}")
+    if not is_there(options.data, fast=options.fast):
         return
     torch.set_num_threads(1)  # a second one gains such a small model little, and costs it a lot where a core is busy
     codes, users = read_data(options.data)

@@ -13,38 +13,27 @@ constrained them.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from beauty_data import DEFAULT_DATA, FILES, is_there, read_items, read_users
 from report import print_json_line, print_table
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from hf_gr import SemanticIds, enable
 
-DEFAULT_DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "beauty"
-FILES = ("items.tsv", "users.jsonl")
 PAD = 0
 FAST_USERS = 64
 
 
-def read_items(data: Path) -> tuple[list[int], np.ndarray]:
-    """Item ids, and their `[N, L]` codes."""
-    table = np.loadtxt(data / "items.tsv", dtype=np.int64, delimiter="\t", skiprows=1)
-    return table[:, 0].tolist(), table[:, 1:]
-
-
 def read_histories(data: Path) -> list[list[int]]:
     """What each test user had before the test items."""
-    with (data / "users.jsonl").open(encoding="utf-8") as lines:
-        users = [json.loads(line) for line in lines]
-    return [user["train"] + user["valid"] for user in users if user["test"]]
+    return [user["train"] + user["valid"] for user in read_users(data) if user["test"]]
 
 
 def make_model(vocab_size: int, seed: int) -> Any:
@@ -121,12 +110,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
-    missing = [name for name in FILES if not (options.data / name).is_file()]
-    if missing:
-        message = f"no {' and '.join(missing)} in {options.data}: pass the folder of the Beauty data with --data"
-        if not options.fast:
-            raise SystemExit(message)
-        print(f"skipped: {message}")
+    if not is_there(options.data, fast=options.fast):
         return
     result = recommend(options)
     print_table(
