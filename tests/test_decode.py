@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from hf_gr.reference import reference_beam_search
 from hf_gr.torch import beam, decode, transition, wide
 from hf_gr.torch.beam import Beams, Finished
 from hf_gr.torch.decode import DecodePlan
+from hf_gr.torch.tree import Nodes
 
 CPU = torch.device("cpu")
 VOCABULARY, EOS = 10, 0
@@ -29,7 +31,7 @@ class TableScorer:
 
     def __init__(self, seed: int, batch_size: int) -> None:
         self.seeds = [seed + row for row in range(batch_size)]
-        self.paths: torch.Tensor | None = None
+        self.paths: list[torch.Tensor] = [torch.zeros((batch_size, 1, 0), dtype=torch.long)]  # by depth
         self.num_forwards = 0
         self.prompt_logits = torch.stack([self.logits(row, ())[None] for row in range(batch_size)])
 
@@ -37,13 +39,19 @@ class TableScorer:
         rng = np.random.default_rng([self.seeds[row], *prefix])
         return torch.tensor(rng.normal(scale=2.0, size=VOCABULARY), dtype=torch.float32)
 
-    def score(self, tokens: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
+    def score(self, levels: Sequence[Nodes], *, depth: int) -> list[torch.Tensor]:
         self.num_forwards += 1
-        before = torch.zeros((*tokens.shape, 0), dtype=torch.long) if self.paths is None else self.paths
-        before = before.gather(1, parents[..., None].expand(-1, -1, before.shape[-1]))
-        self.paths = torch.cat([before, tokens[..., None]], dim=-1)
-        rows = [[self.logits(row, tuple(path)) for path in paths] for row, paths in enumerate(self.paths.tolist())]
-        return torch.stack([torch.stack(row) for row in rows])
+        self.paths = self.paths[:depth]
+        logits = []
+        for nodes in levels:
+            above = self.paths[-1]
+            parents = nodes.parents if above.shape[-1] else torch.zeros_like(nodes.parents)
+            above = above.gather(1, parents[..., None].expand(-1, -1, above.shape[-1]))
+            self.paths.append(torch.cat([above, nodes.tokens[..., None]], dim=-1))
+            rows = enumerate(self.paths[-1].tolist())
+            tables = [[self.logits(row, tuple(path)) for path in paths] for row, paths in rows]
+            logits.append(torch.stack([torch.stack(table) for table in tables]))
+        return logits
 
 
 def catalogue_of(index: ConstraintIndex) -> transition.DeviceCatalogue:

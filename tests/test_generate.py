@@ -766,7 +766,7 @@ def test_the_config_round_trips_and_checks_itself(tmp_path: Path) -> None:
         ({"constraint_index": 7}, "constraint_index is a int"),
         ({"constraint_index": "."}, "not loaded from one"),
         ({"constraint_index": "no/such/folder/here"}, "is no folder here"),
-        ({"drafting": "trie"}, "drafting='trie', expected None"),
+        ({"drafting": "head"}, "drafting='head'"),
         ({"assistant_model": "draft"}, "assistant_model"),
         ({"custom_generate": "me/loop"}, "custom_generate"),
         ({"constraint_index": [INDEX]}, "constraint_index has 1 entries, expected 2: one for each prompt"),

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +26,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from hf_gr.torch.tree import Nodes
 
 DEAD = -torch.inf
 PPV_LOGITS = 50  # what the approximate variant verifies of every beam
@@ -37,7 +40,7 @@ class Scorer(Protocol):
 
     prompt_logits: Tensor
 
-    def score(self, tokens: Tensor, parents: Tensor) -> Tensor: ...
+    def score(self, levels: Sequence[Nodes], *, depth: int) -> list[Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -253,7 +256,9 @@ def search(method: Method, scorer: Scorer, num_beams: int, length: int) -> Beams
     beams = Beams.start(len(scorer.prompt_logits), scorer.prompt_logits.device)
     state = method.start(*beams.scores.shape[:1], beams.scores.device)
     for level in range(length):
-        logits = scorer.prompt_logits if level == 0 else scorer.score(beams.tokens, beams.parents)
+        logits = scorer.prompt_logits
+        if level > 0:
+            [logits] = scorer.score([Nodes(beams.tokens, beams.parents, beams.tokens)], depth=level)
         scores = beams.scores[..., None] + logits.float().log_softmax(-1)
         scores, tokens = method.candidates(scores, beams, state, level)
         beams = beams.extend(scores, tokens, num_beams)

@@ -29,7 +29,7 @@ import gc
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -45,6 +45,7 @@ from hf_gr import ConstraintIndex
 from hf_gr.catalogue.snapshot import combine_rules
 from hf_gr.torch.decode import DecodePlan, decode
 from hf_gr.torch.transition import DeviceCatalogue, device_catalogue
+from hf_gr.torch.tree import Nodes
 
 OURS, UNCONSTRAINED, TRIE, HASH = "ours", "unconstrained", "CPU trie", "hash bitmap"
 PPV_EXACT, PPV_SOME = "PPV exact", f"PPV approximate ({PPV_LOGITS} logits)"
@@ -195,12 +196,12 @@ class MadeBeforehand:
     def __init__(self, levels: list[Tensor], clock: Clock) -> None:
         self.prompt_logits, *self.rest = levels
         self.clock = clock
-        self.level = 0
+        self.num_forwards = 0
 
-    def score(self, tokens: Tensor, parents: Tensor) -> Tensor:
+    def score(self, levels: Sequence[Nodes], *, depth: int) -> list[Tensor]:
         self.clock.mark()
-        self.level += 1
-        return self.rest[self.level - 1]
+        self.num_forwards += 1
+        return [self.rest[depth - 1]]
 
 
 class FromLastToken:
@@ -215,11 +216,11 @@ class FromLastToken:
         self.tables = tables
         self.rows = torch.arange(batch_size, device=tables[0].device)[:, None]
         self.prompt_logits = tables[0][self.rows]
-        self.level = 0
+        self.num_forwards = 0
 
-    def score(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        self.level += 1
-        return self.tables[self.level][(tokens + 7 * self.rows) % self.KEYS]
+    def score(self, levels: Sequence[Nodes], *, depth: int) -> list[Tensor]:
+        self.num_forwards += 1
+        return [self.tables[depth][(nodes.tokens + 7 * self.rows) % self.KEYS] for nodes in levels]
 
 
 # The comparison of one setting.

@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import MaxLengthCriteria
 from transformers.generation.configuration_utils import GenerationMode
@@ -15,7 +16,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from hf_gr.catalogue.snapshot import Snapshot
 
 from .configuration import GR_FIELDS, check_fields
-from .layouts import check_cache
+from .layouts import check_cache, choose_layout
 
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
 
@@ -95,8 +96,6 @@ def check_call(
         ValueError: names the argument, its value, what is expected, and the fix.
     """
     check_fields({name: getattr(config, name, default) for name, default in GR_FIELDS.items()})
-    if getattr(config, "drafting", None) is not None:
-        raise ValueError(f"drafting={config.drafting!r}, expected None: this release decodes without a draft")
     for name in ("num_beams", "num_return_sequences"):
         if not isinstance(getattr(config, name), int) or getattr(config, name) < 1:
             raise ValueError(f"{name}={getattr(config, name)!r}, expected 1 or more")
@@ -128,6 +127,85 @@ def check_call(
     _check_prompt(prompt)
     if prompt.inputs is not None and past_key_values is not None:
         check_cache(past_key_values, prompt.inputs.shape[0])
+
+
+def check_drafting(model: Any, assistant: Any, config: Any, prompt: Prompt, given: Mapping[str, Any]) -> None:
+    """Refuse drafts that cannot be made.
+
+    Args:
+        model: the model.
+        assistant: the draft model, or None.
+        config: the prepared generation config.
+        prompt: the described prompt.
+        given: our fields as the call itself gives them.
+
+    Raises:
+        ValueError: names the argument, its value, what is expected, and the fix.
+    """
+    drafting, verification = config.drafting, config.verification
+    if drafting == "head" or verification == "catalogue":
+        name = "drafting='head'" if drafting == "head" else "verification='catalogue'"
+        raise ValueError(f"{name} is given, expected another: this release has no draft head")
+    if verification == "relaxed" and config.num_return_sequences > config.num_beams:
+        raise ValueError(
+            f"num_return_sequences={config.num_return_sequences}, expected at most num_beams={config.num_beams}: "
+            "relaxed verification samples beams"
+        )
+    if assistant is None:
+        if drafting == "assistant":
+            raise ValueError("drafting='assistant' without assistant_model, expected both: pass assistant_model=")
+        if given.get("num_draft_beams") is not None:
+            raise ValueError(
+                f"num_draft_beams={given['num_draft_beams']} without a draft model, expected both: "
+                "pass assistant_model="
+            )
+        if given.get("draft_token_budget") is not None and drafting is None:
+            raise ValueError(
+                f"draft_token_budget={given['draft_token_budget']} without drafting, expected None: "
+                "pass drafting='trie' or 'auto'"
+            )
+        return
+    if drafting == "trie":
+        raise ValueError("drafting='trie' with assistant_model, expected one of them: drafting='assistant' uses both")
+    if not hasattr(assistant, "get_output_embeddings") or assistant.config.is_encoder_decoder:
+        raise ValueError(
+            f"assistant_model is a {type(assistant).__name__}, expected a decoder-only language model: "
+            "it drafts token by token behind the same prompt"
+        )
+    ours, theirs = (one.config.get_text_config(decoder=True).vocab_size for one in (model, assistant))
+    if ours != theirs:
+        raise ValueError(
+            f"assistant_model has a vocabulary of {theirs} tokens, expected the model's, {ours}: "
+            "both must be trained with one tokenizer, and resized alike"
+        )
+    if assistant.device != model.device:
+        raise ValueError(
+            f"assistant_model is on {assistant.device}, expected {model.device}: assistant_model.to(model.device)"
+        )
+    if prompt.inputs is None or prompt.inputs.ndim != 2:
+        raise ValueError("the prompt is not given as input_ids, which assistant_model reads: pass input_ids=")
+    if choose_layout(assistant) is None:
+        raise ValueError(
+            f"assistant_model is a {type(assistant).__name__}, which takes neither the tree nor the batch layout, "
+            "expected another: leave it away"
+        )
+    num_draft_beams, num_steps = config.num_draft_beams, config.num_assistant_tokens
+    if num_draft_beams is not None and num_draft_beams < config.num_beams:
+        raise ValueError(
+            f"num_draft_beams={num_draft_beams}, expected at least num_beams={config.num_beams}: "
+            "a step is accepted only if all beams are among those of the draft"
+        )
+    if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
+        raise ValueError(f"num_assistant_tokens={num_steps!r}, expected 1 or more levels a draft")
+
+
+def check_generator(generator: Any, device: Any) -> None:
+    """Refuse what is no generator of random numbers on the model's device."""
+    if generator is None:
+        return
+    if not isinstance(generator, torch.Generator) or generator.device.type != device.type:
+        found = generator.device if isinstance(generator, torch.Generator) else type(generator).__name__
+        raise ValueError(f"generator is {found}, expected a torch.Generator: torch.Generator({str(device.type)!r})")
 
 
 def _check_tokens(model: Any, prompt: Prompt) -> None:

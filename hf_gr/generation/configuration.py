@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-DRAFTING = (None, "trie", "assistant", "head")
+DRAFTING = (None, "auto", "trie", "assistant", "head")
 VERIFICATION = ("strict", "relaxed", "catalogue")
 # Fields beyond transformers', with their defaults. They may also be given to `generate` as keywords.
 GR_FIELDS: dict[str, Any] = {
@@ -28,11 +28,30 @@ class GRGenerationConfig(GenerationConfig):
     Args:
         constraint_index: repository id or folder of the checkpoint's `ConstraintIndex`; `"."` is the checkpoint
             itself.
-        drafting: who proposes tokens ahead: nobody (None), the catalogue (`"trie"`), a draft model (`"assistant"`),
-            or the checkpoint's draft head (`"head"`). This release decodes with None; `generate` refuses the others.
-        verification: how proposals are accepted: `"strict"`, `"relaxed"` or `"catalogue"`.
-        num_draft_beams: beams of a draft.
-        draft_token_budget: the most tokens that are proposed at once.
+        drafting: who proposes nodes that are scored ahead, together with the live beams, so that several levels are
+            decided by one forward:
+
+            - None: nobody, unless `generate` is given an `assistant_model`;
+            - `"trie"`: the catalogue. Wherever all legal continuations of the beams number at most
+              `draft_token_budget`, level by level, all of them are scored: nothing can be missing, so results are
+              those without a draft. Levels without alternatives always ride along.
+            - `"auto"`: the same, where it pays. The first call with a shape of prompt times a forward of few nodes
+              and one of many (some twelve forwards, once), which gives the cost of a forward and that of a node. The
+              plan is the cheapest way down the levels, with as many nodes as the catalogue branches on average; if it
+              gains nothing, nothing is drafted. Where the beams' own subtree turns out too large, it is left.
+            - `"assistant"`: the draft model `assistant_model`, by a beam search of its own over the same catalogue;
+              once what remains fits the budget, the catalogue takes over.
+            - `"head"`: the checkpoint's draft head. This release refuses it.
+
+            It takes a decoder in the tree layout (README, "What works"); other models decode without, and say so once.
+        verification: how drafts are accepted: `"strict"`, results are those without a draft (AtSpeed-S); `"relaxed"`,
+            sampling beams that accept a drafted sample by the ratio of both models' probabilities (AtSpeed-R), which
+            implies `do_sample`; `"catalogue"` belongs to the draft head.
+        num_draft_beams: beams of the draft model, at least `num_beams`; twice as many by default.
+        draft_token_budget: nodes that are scored ahead by one forward at most, a row; 512 by default. A budget too
+            small for anything means plain beams, and that is said once.
+        num_assistant_tokens: transformers' own; the most levels that the draft model drafts at once. What is behind
+            the end of the catalogue's sequences is never drafted.
         kwargs: everything that `transformers.GenerationConfig` takes.
 
     Raises:

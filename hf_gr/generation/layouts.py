@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
 from hf_gr.torch.scorers import BatchScorer, Scorer, TreeScorer
-from hf_gr.torch.tree import to_additive
+from hf_gr.torch.tree import Nodes, to_additive
 
 from .cross_attention import fold_beams, foldable_modules
 
@@ -67,7 +67,14 @@ def _takes_positions(forward: Callable[..., Any]) -> bool:
 
 
 def make_scorer(
-    model: Any, layout: Layout, outputs: Any, model_kwargs: dict[str, Any], *, batch_size: int, width: int
+    model: Any,
+    layout: Layout,
+    outputs: Any,
+    model_kwargs: dict[str, Any],
+    *,
+    batch_size: int,
+    width: int,
+    drafts: bool = False,
 ) -> Scorer:
     """The scorer that goes on where a prefill ended.
 
@@ -81,6 +88,7 @@ def make_scorer(
         model_kwargs: what the prefill was called with, prepared by transformers.
         batch_size: B.
         width: paths a request.
+        drafts: whether several levels are to be scored together, which only the tree layout can.
     """
     prompt_logits = outputs.logits[:, -1:]
     if model.config.is_encoder_decoder:
@@ -96,7 +104,7 @@ def make_scorer(
         next_position = position_ids[..., -1:].to(device) + 1
         next_position = next_position.expand(*next_position.shape[:-2], batch_size, 1)
     is_padded = model_kwargs.get("attention_mask") is not None
-    if layout == "tree" and (width > 1 or is_padded):
+    if layout == "tree" and (width > 1 or is_padded or drafts):
         return TreeScorer(
             model,
             prompt_logits,
@@ -322,8 +330,8 @@ def _agrees(model: Any, layout: Layout) -> bool:
                 outputs = model(input_ids=prompt, past_key_values=empty, use_cache=True, **kwargs)
                 plain = model(input_ids=torch.cat([prompt[rows], path], dim=1), use_cache=False, **longer)
             scorer = make_scorer(model, layout, outputs, kwargs, batch_size=2, width=num_beams)
-            scorer.score(first, torch.zeros_like(first))
-            ours = scorer.score(second, parents).flatten(0, 1).double().log_softmax(-1)
+            scorer.score([Nodes(first, torch.zeros_like(first), first)], depth=1)
+            ours = scorer.score([Nodes(second, parents, second)], depth=2)[0].flatten(0, 1).double().log_softmax(-1)
     except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError, AssertionError):
         return False
     expected = plain.logits[:, -1]

@@ -17,27 +17,22 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, StoppingCriteriaList
-from transformers.generation import (
-    EosTokenCriteria,
-    GenerateBeamDecoderOnlyOutput,
-    GenerateBeamEncoderDecoderOutput,
-    GenerateDecoderOnlyOutput,
-    GenerateEncoderDecoderOutput,
-    MaxLengthCriteria,
-    PrefixConstrainedLogitsProcessor,
-)
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria, PrefixConstrainedLogitsProcessor
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.item_ids import ItemId
 from hf_gr.catalogue.snapshot import BatchRules
 from hf_gr.torch.decode import Decoded, DecodePlan, decode
+from hf_gr.torch.scorers import Scorer
 from hf_gr.torch.transition import device_catalogue
 
-from .checks import check_call, describe_prompt
+from .checks import check_call, check_drafting, check_generator, describe_prompt
 from .configuration import GR_FIELDS, check_fields
+from .drafting import drafts, make_drafter
 from .layouts import Layout, choose_layout, copy_cache, make_scorer
 from .naming import batch_rules, resolve_indexes
+from .outputs import output_class
 from .processor_loop import generate_by_processor
 
 logger = logging.getLogger(__name__)
@@ -62,6 +57,8 @@ class _Call:
     layout: Layout
     user_criteria: tuple[Any, ...]
     synced_gpus: bool
+    assistant: Any
+    generator: torch.Generator | None
 
 
 class GRGenerationMixin(GenerationMixin):
@@ -84,6 +81,8 @@ class GRGenerationMixin(GenerationMixin):
         *args: Any,
         constraint_index: ConstraintIndex | str | Sequence[ConstraintIndex | str] | Literal[False] | None = None,
         exclude_items: Sequence[Iterable[ItemId]] | None = None,
+        assistant_model: Any = None,
+        generator: torch.Generator | None = None,
         **kwargs: Any,
     ) -> Any:
         """Generate sequences of a catalogue; without one this is transformers' `generate`, untouched.
@@ -95,6 +94,10 @@ class GRGenerationMixin(GenerationMixin):
             exclude_items: for every prompt the ids of items that it must not be answered with, such as those that the
                 user has; ids that the catalogue does not have are fine. Where items share a sequence, all of them must
                 be excluded for it to go.
+            assistant_model: a draft model with the same vocabulary, which proposes nodes that are scored ahead; also
+                with several beams (AtSpeed). See `GRGenerationConfig` for `num_draft_beams`, `draft_token_budget` and
+                `verification`, and for drafts of the catalogue itself, which need no model: `drafting="trie"`.
+            generator: of all random draws; the device's own one by default.
             all others: transformers' own, with its meanings. Decoding modes are greedy, sampling, beam search and beam
                 sampling. With a catalogue the length need not be given, `past_key_values` holds one row a prompt (it
                 is left as it is), and `sequences_scores` sums log-probabilities over the full vocabulary, unless
@@ -103,7 +106,7 @@ class GRGenerationMixin(GenerationMixin):
         Returns:
             What transformers returns: a tensor, or with `return_dict_in_generate` an output object. Where fewer legal
             sequences exist than are asked for, the rest are rows of `pad_token_id` (behind the prompt) with score
-            `-inf`.
+            `-inf`. The object's `speculation` counts forwards, and what was scored ahead.
 
         Raises:
             ValueError: before any work, for arguments that cannot lead to the catalogue's sequences: a vocabulary
@@ -137,25 +140,27 @@ class GRGenerationMixin(GenerationMixin):
         names = [getattr(config, "constraint_index", None) for config in configs]
         named = next((name for name in names if name is not None), None)
         if constraint_index is False or (constraint_index is None and named is None):
-            _refuse_alone(ours | {"exclude_items": exclude_items})
+            _refuse_alone(ours | {"exclude_items": exclude_items, "generator": generator})
+            if assistant_model is not None:
+                kwargs["assistant_model"] = assistant_model
             return super_.generate(
                 inputs, generation_config, logits_processor, stopping_criteria, prefix_allowed_tokens_fn, synced_gpus,
                 *args, **kwargs,
             )  # fmt: skip
         indexes = resolve_indexes(self, named if constraint_index is None else constraint_index)
-        for name in ("custom_generate", "assistant_model"):
-            if kwargs.pop(name, None) is not None or args:
-                raise ValueError(
-                    f"{name} is given, expected None: with constraint_index this release decodes by its own loop alone"
-                )
+        if kwargs.pop("custom_generate", None) is not None or args:
+            raise ValueError(
+                "custom_generate is given, expected None: with constraint_index this release decodes by its own loop"
+            )
         # Of the call itself: a checkpoint's lengths are older than its catalogue, its use_cache=False is training's.
         max_new_tokens, max_length, use_cache = (
             kwargs.get(name, getattr(generation_config, name, None))
             for name in ("max_new_tokens", "max_length", "use_cache")
         )
         config, model_kwargs = self._prepare_generation_config(generation_config, **kwargs)
-        for name, value in ours.items():
-            setattr(config, name, value)
+        for name, default in GR_FIELDS.items():
+            setattr(config, name, ours.get(name, getattr(config, name, default)))
+        config.do_sample = config.do_sample or config.verification == "relaxed"
         prompt = describe_prompt(self, inputs, config, model_kwargs)
         rules = batch_rules(indexes, exclude_items, num_prompts=prompt.num_rows)
         cache = model_kwargs.get("past_key_values")
@@ -169,6 +174,8 @@ class GRGenerationMixin(GenerationMixin):
             stopping_criteria=stopping_criteria,
             past_key_values=cache,
         )
+        check_drafting(self, assistant_model, config, prompt, ours)
+        check_generator(generator, self.device)
         if max_new_tokens is None:
             max_new_tokens = rules.any.max_length if max_length is None else max_length - prompt.length
         config.max_new_tokens, config.max_length = max_new_tokens, None
@@ -180,6 +187,8 @@ class GRGenerationMixin(GenerationMixin):
         prepared = _IS_PREPARED.set(True)
         try:
             if layout is None:
+                if generator is not None:
+                    raise ValueError("generator is given, expected None in transformers' loop: use torch.manual_seed")
                 fill_token_id = _fill_token(config)
                 return generate_by_processor(
                     super_.generate, rules, config, inputs, passed_on, model_kwargs, fill_token_id=fill_token_id
@@ -191,7 +200,7 @@ class GRGenerationMixin(GenerationMixin):
                 config.cache_implementation = None
             if cache is not None:
                 model_kwargs["past_key_values"] = copy_cache(cache)
-            call = _Call(rules, layout, tuple(stopping_criteria or ()), bool(synced_gpus))
+            call = _Call(rules, layout, tuple(stopping_criteria or ()), bool(synced_gpus), assistant_model, generator)
 
             def decode_prepared(model: Any, input_ids: Tensor, **arguments: Any) -> Any:
                 return _decode_prepared(model, input_ids, call=call, **arguments)
@@ -266,7 +275,7 @@ def _decode_prepared(
     input_ids: Tensor,
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
-    generation_config: GenerationConfig,
+    generation_config: Any,
     *,
     call: _Call,
     **model_kwargs: Any,
@@ -275,10 +284,42 @@ def _decode_prepared(
     _ONE_ROW_PER_REQUEST.set(False)
     outputs = model._prefill(input_ids, generation_config, model_kwargs)
     plan = _make_plan(input_ids, logits_processor, stopping_criteria, generation_config, call)
-    scorer = make_scorer(model, call.layout, outputs, model_kwargs, batch_size=input_ids.shape[0], width=plan.width)
-    del outputs.logits
-    decoded = decode(scorer, device_catalogue(call.rules, scorer.prompt_logits.device), plan)
+    catalogue = device_catalogue(call.rules, outputs.logits.device)
+    may_draft = drafts(generation_config, call.assistant) is not None and _can_draft(model, call)
+
+    def new_scorer() -> Scorer:
+        return make_scorer(
+            model,
+            call.layout,
+            outputs,
+            model_kwargs,
+            batch_size=input_ids.shape[0],
+            width=plan.width,
+            drafts=may_draft,
+        )
+
+    drafter = None
+    if may_draft:
+        mask = model_kwargs.get("attention_mask")
+        drafter = make_drafter(
+            model, call.assistant, generation_config, plan, catalogue, new_scorer, attention_mask=mask
+        )
+    decoded = decode(new_scorer(), catalogue, plan, drafter)
+    if generation_config.drafting == "trie" and drafter is not None and not decoded.speculation.drafted_steps.any():
+        _say_once(
+            f"draft_token_budget={drafter.budget} is too small for any level of this catalogue with "
+            f"num_beams={plan.num_beams}: decoding as without a draft"
+        )
     return _as_output(model, input_ids, decoded, generation_config, outputs.past_key_values)
+
+
+def _can_draft(model: Any, call: _Call) -> bool:
+    """Whether several levels can be scored together; if not, that is said once."""
+    if call.layout != "tree":
+        _say_once(f"{type(model).__name__} does not take the tree layout: decoding without a draft")
+    elif call.synced_gpus:
+        _say_once("synced_gpus: decoding without a draft, whose forwards are not equally many everywhere")
+    return call.layout == "tree" and not call.synced_gpus
 
 
 def _make_plan(
@@ -303,6 +344,7 @@ def _make_plan(
     stop: Any = criteria
     eos = config._eos_token_tensor
     num_ends = 0 if eos is None else eos.shape[0]
+    is_relaxed = config.verification == "relaxed"
     fill = _fill_token(config)
     catalogue = call.rules.any
     is_item = any(part.segment.trie.find([fill] * catalogue.max_length) >= 0 for part in catalogue.parts)
@@ -310,7 +352,7 @@ def _make_plan(
         prompt=input_ids,
         num_beams=config.num_beams,
         num_return_sequences=config.num_return_sequences,
-        num_kept=max(2, 1 + num_ends) * config.num_beams,
+        num_kept=config.num_beams if is_relaxed else max(2, 1 + num_ends) * config.num_beams,
         do_sample=config.do_sample,
         length_penalty=config.length_penalty,
         early_stopping=config.early_stopping,
@@ -322,6 +364,8 @@ def _make_plan(
         output_scores=bool(config.return_dict_in_generate and config.output_scores),
         output_logits=bool(config.return_dict_in_generate and config.output_logits),
         exit_early=not call.synced_gpus,
+        is_relaxed=is_relaxed,
+        generator=call.generator,
     )
 
 
@@ -342,13 +386,13 @@ def _as_output(
         "scores": decoded.step_scores,
         "logits": decoded.step_logits,
         "past_key_values": cache,
+        "speculation": decoded.speculation,
     }
-    is_encoder_decoder = model.config.is_encoder_decoder
-    if config.num_beams == 1:
-        return (GenerateEncoderDecoderOutput if is_encoder_decoder else GenerateDecoderOnlyOutput)(**fields)
-    fields["sequences_scores"] = decoded.scores if config.output_scores else None
-    fields["beam_indices"] = decoded.beam_indices.int()
-    return (GenerateBeamEncoderDecoderOutput if is_encoder_decoder else GenerateBeamDecoderOnlyOutput)(**fields)
+    if config.num_beams > 1:
+        fields["sequences_scores"] = decoded.scores if config.output_scores else None
+        fields["beam_indices"] = decoded.beam_indices.int()
+    made = output_class(is_encoder_decoder=model.config.is_encoder_decoder, is_beam_search=config.num_beams > 1)
+    return made(**fields)
 
 
 def _fill_token(config: GenerationConfig) -> int:

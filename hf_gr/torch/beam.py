@@ -113,8 +113,10 @@ def select(
     num_kept: int,
     dead_state: int,
     do_sample: bool = False,
+    generator: torch.Generator | None = None,
+    picked: Int[Tensor, "batch kept"] | None = None,
 ) -> Beams:
-    """Extend every beam by every legal child and keep the M best, or M drawn without replacement.
+    """Extend every beam by every legal child and keep the M best, or M drawn without replacement, in order of drawing.
 
     Args:
         beams: the prefixes.
@@ -123,14 +125,18 @@ def select(
         num_kept: M.
         dead_state: the state of a kept beam that does not exist.
         do_sample: draw with probability proportional to `exp(score)` (the Gumbel top-k trick) instead.
+        generator: of the draws.
+        picked: places among all children of a row, which someone else has chosen: those are kept instead.
     """
     num_children = scores.shape[-1]
     flat = scores.flatten(1)
     size = flat.shape[-1]
     behind = max(num_kept - size, -size % BLOCK if size >= BLOCKS_FROM else 0)
     flat = F.pad(flat, (0, behind), value=DEAD) if behind else flat
-    keys = flat + gumbel_like(flat) if do_sample else flat
-    chosen = top_places(keys, num_kept)
+    if picked is None:
+        keys = flat + gumbel_like(flat, generator) if do_sample else flat
+        picked = top_places(keys, num_kept)
+    chosen = picked
     kept_scores = flat.gather(1, chosen)
     # Padding lies behind the last child; it is dead, so any position within range will do.
     chosen = chosen.clamp(max=size - 1) if behind else chosen
@@ -163,12 +169,13 @@ def choose(
     *,
     dead_state: int,
     do_sample: bool = False,
+    generator: torch.Generator | None = None,
 ) -> Beams:
     """Extend every beam by its own best child, or by one drawn from its own children: beams do not compete.
 
     The arguments are those of `select`, and so is the meaning of a score of `-inf`.
     """
-    keys = scores + gumbel_like(scores) if do_sample else scores
+    keys = scores + gumbel_like(scores, generator) if do_sample else scores
     best = keys.argmax(dim=-1, keepdim=True)
     parents = torch.arange(scores.shape[1], device=scores.device).expand(scores.shape[0], -1)
     tokens, states = candidates.take(parents, best[..., 0])
@@ -272,10 +279,10 @@ def update_may_improve(
     return replace(finished, may_improve=finished.may_improve & (best_possible > worst))
 
 
-def gumbel_like(scores: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def gumbel_like(scores: Float[Tensor, "*shape"], generator: torch.Generator | None = None) -> Float[Tensor, "*shape"]:
     """Gumbel noise: the k largest of `scores + noise` are k draws without replacement from `softmax(scores)`."""
     # An exponential draw of exactly 0 would give `inf`, and NaN on a dead candidate.
-    return -torch.empty_like(scores).exponential_().clamp_min(torch.finfo(scores.dtype).tiny).log()
+    return -torch.empty_like(scores).exponential_(generator=generator).clamp_min(torch.finfo(scores.dtype).tiny).log()
 
 
 def _stop(beams: Beams, ends: Bool[Tensor, "batch beams"]) -> Beams:

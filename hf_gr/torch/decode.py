@@ -2,8 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one loop: score, then accept, level by level. Knows no model beyond its scorer.
 
-Fixed-length catalogues run it without a single host synchronisation. Ragged ones and a user's stopping criteria ask
-the device once a level whether anything is left to do.
+Plain constrained beam search scores the live beams, level by level. With a drafter a forward also scores nodes below
+them, and levels whose beams are all among those are decided without another one.
+
+Fixed-length catalogues run it without a single host synchronisation, if nothing is drafted. Ragged ones and a user's
+stopping criteria ask the device once a level whether anything is left to do; drafts ask how large they are, and
+whether they held.
 
 Axes: B batch, K beams, C children, V vocabulary, P prompt, T generated tokens, R returned sequences a row.
 """
@@ -21,7 +25,9 @@ from torch import Tensor
 from . import beam
 from .beam import Beams, Finished
 from .scorers import Scorer
+from .speculation import Drafter, Lookahead, Speculation
 from .transition import Children, DeviceCatalogue, children, is_leaf, mask_illegal, over_vocabulary
+from .verifiers import relaxed_places
 
 SCORES_AT_ONCE = 2**21  # log-probabilities that are made together: a temporary of 8 MB
 
@@ -51,6 +57,9 @@ class DecodePlan:
         output_scores: keep the processed scores of every level.
         output_logits: keep the logits of every level.
         exit_early: leave the loop once nothing can change; off where several processes must run equally many forwards.
+        is_relaxed: sampling beams that take drafted samples by relaxed verification; they compete even if there is but
+            one.
+        generator: of all draws; the device's own one if None.
     """
 
     prompt: Int[Tensor, "batch prompt"]
@@ -68,11 +77,13 @@ class DecodePlan:
     output_scores: bool = False
     output_logits: bool = False
     exit_early: bool = True
+    is_relaxed: bool = False
+    generator: torch.Generator | None = None
 
     @property
     def is_beam_search(self) -> bool:
         """Whether the paths of a row compete."""
-        return self.num_beams > 1
+        return self.num_beams > 1 or self.is_relaxed
 
     @property
     def width(self) -> int:
@@ -95,6 +106,7 @@ class Decoded:
         beam_indices: with the batch offset, -1 behind the end.
         step_scores: one entry a level, if asked for.
         step_logits: one entry a level, if asked for.
+        speculation: how many forwards it took, and what was scored ahead.
     """
 
     sequences: Int[Tensor, "rows length"]
@@ -102,21 +114,24 @@ class Decoded:
     beam_indices: Int[Tensor, "rows length"]
     step_scores: tuple[Float[Tensor, "paths vocab"], ...] | None
     step_logits: tuple[Float[Tensor, "paths vocab"], ...] | None
+    speculation: Speculation
 
 
-def decode(scorer: Scorer, catalogue: DeviceCatalogue, plan: DecodePlan) -> Decoded:
+def decode(scorer: Scorer, catalogue: DeviceCatalogue, plan: DecodePlan, drafter: Drafter | None = None) -> Decoded:
     """Decode the best legal sequences of a batch.
 
     Args:
         scorer: a prompt that is prefilled; used up by this call.
         catalogue: what each row may be answered with, on the scorer's device.
         plan: what is asked for.
+        drafter: who proposes nodes to score ahead; what is decided does not depend on it, unless the plan is relaxed.
 
     Returns:
         R rows a request: the best first, then rows of padding where there are no more.
 
-    Source: STATIC, algorithm 1, with candidates scored before any truncation.
+    Source: STATIC, algorithm 1, with candidates scored before any truncation; AtSpeed, algorithms 1 and 2.
     """
+    lookahead = Lookahead(scorer, drafter, dead_state=catalogue.dead_state)
     batch_size, device = scorer.prompt_logits.shape[0], scorer.prompt_logits.device
     # Equal beams need not be scored K times over, unless a processor counts on K rows.
     width = plan.width if plan.processors is not None or not plan.is_beam_search else 1
@@ -127,11 +142,8 @@ def decode(scorer: Scorer, catalogue: DeviceCatalogue, plan: DecodePlan) -> Deco
     step_logits: list[Tensor] = []
 
     for level in range(catalogue.max_length):
-        if level == 0:
-            logits = scorer.prompt_logits.expand(-1, width, -1)
-        else:
-            logits = scorer.score(beams.tokens, beams.parents)
         legal = children(beams.states, catalogue, level=level)
+        logits = lookahead.logits(beams, legal, level=level)
         scores = child_scores(logits, legal, beams, plan)
         if plan.output_scores:
             step_scores.append(over_vocabulary(scores, legal, logits.shape[-1]))
@@ -139,7 +151,12 @@ def decode(scorer: Scorer, catalogue: DeviceCatalogue, plan: DecodePlan) -> Deco
             step_logits.append(logits.float())
         del logits  # as wide as the vocabulary, and another one is about to be made
         scores = torch.where(legal.legal, beams.scores[..., None] + scores, dead)
-        beams, finished = accept(beams, finished, legal, scores, catalogue, plan, level=level)
+        picked = None
+        if plan.is_relaxed and (samples := lookahead.samples) is not None:
+            picked = relaxed_places(
+                legal, scores, samples, lookahead.places, num_kept=plan.num_kept, generator=plan.generator
+            )
+        beams, finished = accept(beams, finished, legal, scores, catalogue, plan, level=level, picked=picked)
         if level + 1 < catalogue.max_length and _nothing_left(beams, finished, catalogue, plan):
             break
 
@@ -147,6 +164,7 @@ def decode(scorer: Scorer, catalogue: DeviceCatalogue, plan: DecodePlan) -> Deco
         *_best(finished, plan, crop=catalogue.is_ragged or plan.stopping_criteria is not None),
         step_scores=_per_path(step_scores, plan) if plan.output_scores else None,
         step_logits=_per_path(step_logits, plan) if plan.output_logits else None,
+        speculation=lookahead.speculation,
     )
 
 
@@ -193,11 +211,17 @@ def accept(
     plan: DecodePlan,
     *,
     level: int,
+    picked: Int[Tensor, "batch kept"] | None = None,
 ) -> tuple[Beams, Finished]:
-    """Decide one level: extend the beams, and move what is complete to the finished."""
+    """Decide one level: extend the beams (by `picked`, if there is one), and move what is complete to the finished."""
     may_end = catalogue.has_leaves[level] or plan.stopping_criteria is not None
+    how: dict[str, Any] = {
+        "dead_state": catalogue.dead_state,
+        "do_sample": plan.do_sample,
+        "generator": plan.generator,
+    }
     if not plan.is_beam_search:
-        kept = beam.choose(beams, legal, scores, dead_state=catalogue.dead_state, do_sample=plan.do_sample)
+        kept = beam.choose(beams, legal, scores, **how)
         return (
             beam.retire_in_place(kept, finished, _ends(kept, catalogue, plan, level=level))
             if may_end
@@ -207,9 +231,7 @@ def accept(
     is_ragged = catalogue.is_ragged or plan.stopping_criteria is not None
     all_end = level + 1 == catalogue.max_length and not is_ragged and not plan.do_sample
     num_kept = plan.num_kept if (may_end and not all_end) or plan.do_sample else plan.num_beams
-    kept = beam.select(
-        beams, legal, scores, num_kept=num_kept, dead_state=catalogue.dead_state, do_sample=plan.do_sample
-    )
+    kept = beam.select(beams, legal, scores, num_kept=num_kept, picked=picked, **how)
     if all_end:
         return kept, beam.finish(kept, length_penalty=plan.length_penalty)
     if may_end:

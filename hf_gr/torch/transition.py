@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -92,6 +93,13 @@ class DeviceCatalogue:
     def max_length(self) -> int:
         """The number of levels."""
         return max(len(trie.branching) for trie in self._tries)
+
+    @property
+    def nodes_per_level(self) -> tuple[int, ...]:
+        """Nodes with 0 to L tokens, dead ones included; those in both segments count twice."""
+        starts = [trie.level_starts for trie in self._tries]
+        per_segment = [[end - start for start, end in zip(of, of[1:], strict=False)] for of in starts]
+        return tuple(sum(level) for level in zip_longest(*per_segment, fillvalue=0))
 
     @property
     def dead_state(self) -> int:

@@ -18,6 +18,26 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
+@dataclass(frozen=True)
+class Nodes:
+    """Nodes of one level that are scored together: those of the live beams, or drafted ones below them.
+
+    Attributes:
+        tokens: the token that each ends with.
+        parents: places among the nodes that were scored one level above; anything on the first level.
+        states: trie nodes, by which beams are found again among what was drafted; the dead state for padding.
+        is_complete: whether every legal child of the nodes above is here, so that nothing needs verifying.
+        log_probs: of drafted samples, with which probability the draft draws each (AtSpeed's q), in the order in which
+            it drew them.
+    """
+
+    tokens: Int[Tensor, "batch nodes"]
+    parents: Int[Tensor, "batch nodes"]
+    states: Int[Tensor, "batch nodes"]
+    is_complete: bool = False
+    log_probs: Float[Tensor, "batch nodes"] | None = None
+
+
 def to_additive(mask: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
     """A mask for attention that adds it to its scores: 0 where `mask` is true, the lowest number elsewhere."""
     zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
@@ -30,7 +50,7 @@ class Tree:
 
     Attributes:
         ancestry: slots from the first token to the node itself.
-        num_slots: slots in use.
+        num_slots: slots in use, those of other nodes included.
     """
 
     ancestry: Int[Tensor, "batch nodes depth"]

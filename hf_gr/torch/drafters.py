@@ -1,0 +1,175 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What is scored ahead: nodes below the live beams, drafted by the catalogue and by a draft model. Decides nothing.
+
+Axes: B batch, K beams, N nodes of a level, C children.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from . import beam
+from .beam import Beams
+from .decode import DecodePlan, child_scores
+from .scorers import Scorer
+from .transition import Children, DeviceCatalogue, children, is_leaf
+from .tree import Nodes
+
+
+def paths(beams: Beams) -> list[Nodes]:
+    """All tokens of every beam as nodes, one chain a beam: what a scorer over the prompt has to catch up with."""
+    own = torch.arange(beams.scores.shape[1], device=beams.scores.device).expand(beams.scores.shape)
+    return [Nodes(tokens, own, beams.states) for tokens in beams.sequences.unbind(dim=-1)]
+
+
+class Assistant:
+    """A draft model, whose beam search of width N over the same catalogue proposes nodes.
+
+    It goes on from the target's beams and from the target's scores of them: only what lies ahead is guessed.
+
+    Args:
+        new_scorer: makes a scorer over the prompt, for every draft anew.
+        plan: the search: N beams, the best or drawn.
+        num_steps: levels of a draft (AtSpeed's gamma).
+
+    Source: AtSpeed, equation 1.
+    """
+
+    def __init__(self, new_scorer: Callable[[], Scorer], plan: DecodePlan, *, num_steps: int) -> None:
+        self.new_scorer = new_scorer
+        self.plan = plan
+        self.num_steps = num_steps
+        self.num_forwards = 0
+
+    def draft(self, beams: Beams, legal: Children, catalogue: DeviceCatalogue, *, level: int) -> Iterator[Nodes]:
+        """The nodes of one level after the other; each forward is run when its level is asked for.
+
+        Args:
+            beams: the target's beams, with scores that compete.
+            legal: their children.
+            catalogue: the catalogue.
+            level: tokens of each beam.
+        """
+        plan, scorer = self.plan, self.new_scorer()
+        dead = torch.tensor(beam.DEAD, device=beams.scores.device)
+        logits = self._score(scorer, paths(beams), depth=1)
+        for depth in range(level + 1, level + 1 + self.num_steps):
+            scores = torch.where(legal.legal, beams.scores[..., None] + child_scores(logits, legal, beams, plan), dead)
+            beams = beam.select(
+                beams,
+                legal,
+                scores,
+                num_kept=plan.num_kept,
+                dead_state=catalogue.dead_state,
+                do_sample=plan.do_sample,
+                generator=plan.generator,
+            )
+            log_probs = None
+            if plan.do_sample:
+                log_probs = (beams.scores - scores.flatten(1).logsumexp(-1, keepdim=True)).nan_to_num(nan=beam.DEAD)
+            nodes = Nodes(beams.tokens, beams.parents, beams.states, log_probs=log_probs)
+            yield nodes
+            legal = children(beams.states, catalogue, level=depth)
+            logits = self._score(scorer, [nodes], depth=depth)
+
+    def _score(self, scorer: Scorer, levels: Sequence[Nodes], *, depth: int) -> Float[Tensor, "batch nodes vocab"]:
+        before = scorer.num_forwards
+        logits = scorer.score(levels, depth=depth)[-1]
+        self.num_forwards += scorer.num_forwards - before
+        return logits
+
+
+class TreeDrafter:
+    """Drafts the whole legal subtree below the beams while it fits; a draft model narrows it where it does not.
+
+    What the catalogue drafts holds all that can follow, so it is never rejected, and the levels are decided together.
+
+    Args:
+        catalogue: what each row may be answered with.
+        budget: nodes beside the live beams that one forward may score, a row.
+        merges: by level of the beams, how many levels below them to try; None for as many as there are.
+        worth: nodes that cost as much as a forward of the live beams: what each level may cost on average.
+        assistant: the draft model, if there is one.
+        from_zero: whether beams do not compete, so that their scores tell the assistant nothing.
+    """
+
+    def __init__(
+        self,
+        catalogue: DeviceCatalogue,
+        *,
+        budget: int,
+        merges: Sequence[int] | None = None,
+        worth: float = math.inf,
+        assistant: Assistant | None = None,
+        from_zero: bool = False,
+    ) -> None:
+        self.catalogue = catalogue
+        self.budget = budget
+        self.merges = merges
+        self.worth = worth
+        self.assistant = assistant
+        self.from_zero = from_zero
+
+    @property
+    def num_forwards(self) -> int:
+        """Forwards of the draft model so far."""
+        return 0 if self.assistant is None else self.assistant.num_forwards
+
+    def draft(self, beams: Beams, legal: Children, *, level: int) -> list[Nodes]:
+        """See `Drafter.draft`."""
+        last = self.catalogue.max_length  # nothing follows upon its tokens: they need no logits
+        if self.merges is not None and self.assistant is None:
+            last = min(last, level + 1 + self.merges[level])
+        num_beams = beams.scores.shape[1]
+        guesses = self._guesses(beams, legal, level=level)
+        drafted: list[Nodes] = []
+        used = 0
+        for depth in range(level + 1, last):
+            room = min(self.budget, self.worth * (len(drafted) + 1)) - used
+            # As many nodes as beams cost no more than in the forward of their own that they save.
+            nodes = self._all_children(legal, room=max(room, num_beams), depth=depth)
+            if nodes is None and not (drafted and drafted[-1].is_complete):
+                nodes = next(guesses, None)
+            if nodes is None:
+                break
+            drafted.append(nodes)
+            used += nodes.tokens.shape[1]
+            if depth + 1 < last:
+                legal = children(nodes.states, self.catalogue, level=depth)
+        return drafted
+
+    def _guesses(self, beams: Beams, legal: Children, *, level: int) -> Iterator[Nodes]:
+        if self.assistant is None:
+            return iter(())
+        if self.from_zero:
+            beams = replace(beams, scores=torch.where(beams.scores > beam.DEAD, 0.0, beams.scores))
+        return self.assistant.draft(beams, legal, self.catalogue, level=level)
+
+    def _all_children(self, legal: Children, *, room: float, depth: int) -> Nodes | None:
+        """All children that something follows upon; None if there are none, or too many."""
+        batch_size, num_above, num_children = legal.legal.shape
+        wanted = legal.legal.flatten(1)
+        places = torch.arange(num_above * num_children, device=wanted.device).expand(batch_size, -1)
+        if self.catalogue.has_leaves[depth - 1]:
+            parents = places // num_children
+            states = legal.take(parents, places - parents * num_children)[1]
+            wanted = wanted & ~is_leaf(states, self.catalogue, level=depth)
+        counts = wanted.sum(dim=-1, keepdim=True)
+        width = int(counts.max())  # asks the device: the shape of the next forward depends on it
+        if not 0 < width <= room:
+            return None
+        # Children that are not wanted all go to an extra column, which is cut off again.
+        columns = torch.where(wanted, wanted.cumsum(dim=-1) - 1, width)
+        chosen = torch.zeros((batch_size, width + 1), dtype=torch.long, device=wanted.device)
+        chosen = chosen.scatter(1, columns, places)[:, :-1]
+        parents = chosen // num_children
+        tokens, states = legal.take(parents, chosen - parents * num_children)
+        is_there = torch.arange(width, device=wanted.device) < counts
+        return Nodes(tokens, parents, torch.where(is_there, states, self.catalogue.dead_state), is_complete=True)

@@ -1,0 +1,101 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which drafted nodes the beams stand on, and which of them a relaxed verification picks. Knows no model, no drafter.
+
+Axes: B batch, K beams, N drafted nodes, C children, M candidates kept.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from .beam import DEAD, Beams, gumbel_like
+from .transition import Children
+from .tree import Nodes
+
+LAST_RESORT = 1e3  # what a candidate outside the residual loses, in log-probability: more than any residual has
+
+
+def locate(beams: Beams, nodes: Nodes) -> tuple[Int[Tensor, "batch beams"], Bool[Tensor, " batch"]]:
+    """Where each beam is among the nodes of its level that are scored already.
+
+    Strict verification is nothing but this: a step is accepted if all its beams have been drafted. What they are is
+    decided by the target's scores alone, so results are those without a draft.
+
+    Returns:
+        The place of every beam, anything where it has none; and whether all living beams of a row have one.
+
+    Source: AtSpeed, section 2 and algorithm 1.
+    """
+    same = beams.states[..., None] == nodes.states[:, None]
+    found = same.any(dim=-1) | (beams.scores == DEAD)
+    return same.int().argmax(dim=-1), found.all(dim=-1)
+
+
+def relaxed_places(
+    candidates: Children,
+    scores: Float[Tensor, "batch beams children"],
+    nodes: Nodes,
+    places: Int[Tensor, "batch beams"] | None,
+    *,
+    num_kept: int,
+    generator: torch.Generator | None = None,
+) -> Int[Tensor, "batch kept"]:
+    """Pick M children by relaxed sampling verification: a drafted one passes with probability `min(1, p / q)`.
+
+    p is the softmax over all children of the target's beams of their cumulative scores; q the same of the draft model
+    over its own beams. Of those that pass, the first M in the order in which the draft drew them are taken: a random
+    choice, and one that leaves the distribution as it is where p equals q (a uniform choice would flatten it). If
+    fewer pass, the others are drawn from `norm(max(0, p - q))`, and if that has too few, from p: so there are M
+    distinct ones wherever M exist.
+
+    Args:
+        candidates: the children of the target's beams.
+        scores: their cumulative scores, `-inf` where there is none.
+        nodes: the drafted ones, with the draft's log-probabilities.
+        places: of the target's beams among the nodes one level above; None if each is at its own.
+        num_kept: M.
+        generator: of the draws.
+
+    Returns:
+        Places among all children of a row, as `beam.select` takes them.
+
+    Source: AtSpeed, section 3.2 and algorithm 2.
+    """
+    assert nodes.log_probs is not None
+    num_beams, num_children = scores.shape[1:]
+    flat = scores.flatten(1)
+    p = flat.log_softmax(dim=-1).nan_to_num(nan=DEAD, neginf=DEAD)  # a row without any child has no softmax
+    # The place of each drafted node among the children; behind the last one if its parent is no beam of the target.
+    own = torch.arange(num_beams, device=scores.device).expand(len(scores), -1) if places is None else places
+    is_parent = nodes.parents[..., None] == own[:, None]
+    parents = is_parent.int().argmax(dim=-1)
+    along = parents[..., None].expand(-1, -1, num_children)
+    is_child = (candidates.tokens.gather(1, along) == nodes.tokens[..., None]) & candidates.legal.gather(1, along)
+    is_there = is_parent.any(dim=-1) & is_child.any(dim=-1) & (nodes.log_probs > DEAD)
+    drafted = torch.where(is_there, parents * num_children + is_child.int().argmax(dim=-1), flat.shape[1])
+
+    p = torch.nn.functional.pad(p, (0, 1), value=DEAD)
+    q = torch.full_like(p, DEAD).scatter(1, drafted, nodes.log_probs)
+    uniform = torch.rand(nodes.log_probs.shape, generator=generator, device=scores.device).log()
+    passes = is_there & (uniform <= p.gather(1, drafted) - nodes.log_probs)
+    residual = (p.exp() - q.exp()).clamp_min(0.0).log()
+    keys = torch.where(residual > DEAD, residual, p - LAST_RESORT) + gumbel_like(p, generator)
+    # What has passed is not drawn again; the extra column swallows what has not.
+    behind = flat.shape[1]
+    keys = keys.scatter(1, torch.where(passes, drafted, behind), DEAD).index_fill(
+        1, torch.tensor([behind], device=keys.device), DEAD
+    )
+    num_drawn = min(num_kept, keys.shape[1])
+    drawn_keys, drawn = keys.topk(num_drawn)
+    order = torch.arange(passes.shape[1] + num_drawn, device=scores.device).flip(0).expand(len(scores), -1)
+    is_good = torch.cat([passes, drawn_keys > DEAD], dim=1)
+    both = torch.cat([drafted, drawn], dim=1)
+    if (short := num_kept - both.shape[1]) > 0:
+        both = torch.nn.functional.pad(both, (0, short), value=behind)
+        order = torch.nn.functional.pad(order, (0, short), value=-1)
+        is_good = torch.nn.functional.pad(is_good, (0, short), value=False)
+    first = torch.where(is_good, order, -1).topk(num_kept).indices
+    return torch.where(is_good.gather(1, first), both.gather(1, first), behind)
