@@ -118,3 +118,26 @@ def test_a_wrong_answer_ends_the_run_before_any_time_is_printed(
     with pytest.raises(SystemExit, match="MISMATCH at"):
         generate.main(["--fast", "--settings", "1,16,8"])
     assert "baseline" not in capsys.readouterr().out
+
+
+def test_drafting_reports_forwards_and_no_time_for_a_wrong_answer(
+    generate: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from hf_gr.torch.drafters import TreeDrafter
+
+    drafting = import_module("drafting")
+    options = ["--fast", "--settings", "1,16,8"]
+    drafting.main(options)
+    [catalogue] = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    forwards = {row["contender"]: row["target_forwards"] for row in catalogue["rows"]}
+    assert forwards["plain"] == 5
+    assert forwards["trie, 512"] < 5
+
+    def misplaced(self: Any, beams: Any, legal: Any, *, level: int) -> Any:
+        drafted = draft(self, beams, legal, level=level)
+        return [replace(nodes, tokens=nodes.tokens.roll(1, dims=-1)) for nodes in drafted]
+
+    draft = TreeDrafter.draft
+    monkeypatch.setattr(TreeDrafter, "draft", misplaced)
+    with pytest.raises(SystemExit, match="does not answer what plain search answers"):
+        drafting.main(options)

@@ -48,3 +48,29 @@ def test_cuda_is_never_waited_for(family: str, num_beams: int, monkeypatch: pyte
     model.generate(**inputs, constraint_index=INDEX, num_beams=num_beams)  # moves the catalogue
     monkeypatch.setattr(mixin, "decode", guarded)
     model.generate(**inputs, constraint_index=INDEX, num_beams=num_beams)
+
+
+@pytest.mark.parametrize("drafting", ["trie", "auto", "assistant"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "gpt2"])
+def test_cuda_drafts_change_nothing(family: str, drafting: str) -> None:
+    model, draft = enable(build(family)).cuda(), build("llama", seed=1).cuda()
+    inputs = {name: value.cuda() for name, value in prompts(3, 9, padded=True).items()}
+    options = {"constraint_index": INDEX, "num_beams": 6, "num_return_sequences": 6}
+    options |= {"return_dict_in_generate": True, "output_scores": True}
+    expected = model.generate(**inputs, **options)
+    out = model.generate(
+        **inputs, **options, drafting=drafting, assistant_model=draft if drafting == "assistant" else None
+    )
+    torch.testing.assert_close(out.sequences_scores, expected.sequences_scores, atol=SCORE_TOL, rtol=0)
+    assert out.sequences.tolist() == expected.sequences.tolist()
+
+
+def test_cuda_samples_are_those_of_the_generator() -> None:
+    model, draft = enable(build("qwen3")).cuda(), build("llama", seed=1).cuda()
+    inputs = {name: value.cuda() for name, value in prompts(3, 9, padded=True).items()}
+    options = {"constraint_index": INDEX, "num_beams": 6, "num_return_sequences": 6, "top_k": 0}
+    options |= {"assistant_model": draft, "verification": "relaxed", "do_sample": True}
+    first, second = (
+        model.generate(**inputs, **options, generator=torch.Generator("cuda").manual_seed(3)) for _ in range(2)
+    )
+    assert first.tolist() == second.tolist()

@@ -189,6 +189,8 @@ class GRGenerationMixin(GenerationMixin):
             if layout is None:
                 if generator is not None:
                     raise ValueError("generator is given, expected None in transformers' loop: use torch.manual_seed")
+                if drafts(config, assistant_model) is not None:
+                    _say_once("decoding in transformers' loop: without a draft")
                 fill_token_id = _fill_token(config)
                 return generate_by_processor(
                     super_.generate, rules, config, inputs, passed_on, model_kwargs, fill_token_id=fill_token_id
