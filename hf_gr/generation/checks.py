@@ -167,10 +167,13 @@ def check_drafting(model: Any, assistant: Any, config: Any, prompt: Prompt, give
         return
     if drafting == "trie":
         raise ValueError("drafting='trie' with assistant_model, expected one of them: drafting='assistant' uses both")
-    if not hasattr(assistant, "get_output_embeddings") or assistant.config.is_encoder_decoder:
+    if not hasattr(assistant, "get_output_embeddings"):
+        raise ValueError(f"assistant_model is a {type(assistant).__name__}, expected a language model of transformers")
+    if assistant.config.is_encoder_decoder != model.config.is_encoder_decoder:
+        kinds = ["encoder-decoder" if one.config.is_encoder_decoder else "decoder" for one in (assistant, model)]
         raise ValueError(
-            f"assistant_model is a {type(assistant).__name__}, expected a decoder-only language model: "
-            "it drafts token by token behind the same prompt"
+            f"assistant_model is a {type(assistant).__name__}, {kinds[0]}, expected a model like the other, {kinds[1]}: "
+            "both must read the same prompt"
         )
     ours, theirs = (one.config.get_text_config(decoder=True).vocab_size for one in (model, assistant))
     if ours != theirs:
@@ -182,12 +185,17 @@ def check_drafting(model: Any, assistant: Any, config: Any, prompt: Prompt, give
         raise ValueError(
             f"assistant_model is on {assistant.device}, expected {model.device}: assistant_model.to(model.device)"
         )
-    if prompt.inputs is None or prompt.inputs.ndim != 2:
+    if prompt.inputs is None or prompt.inputs.ndim != 2 or prompt.inputs.is_floating_point():
         raise ValueError("the prompt is not given as input_ids, which assistant_model reads: pass input_ids=")
     if choose_layout(assistant) is None:
         raise ValueError(
             f"assistant_model is a {type(assistant).__name__}, which takes neither the tree nor the batch layout, "
             "expected another: leave it away"
+        )
+    if config.guidance_scale not in (None, 1.0):
+        raise ValueError(
+            f"guidance_scale={config.guidance_scale} with assistant_model, expected None: its processor keeps state "
+            "of the model's rows, and the draft model has others"
         )
     num_draft_beams, num_steps = config.num_draft_beams, config.num_assistant_tokens
     if num_draft_beams is not None and num_draft_beams < config.num_beams:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Beams folded into the query axis of cross-attention, so that an encoder's keys are stored and read once a request.
 
-Inside `fold_beams`, a decoder runs one row a beam (`[B * K, 1, H]`), while its cross-attention modules see `[B, K,
+Inside `fold_beams`, a decoder runs one row a beam (`[B * K, T, H]`), while its cross-attention modules see `[B, K * T,
 H]` against the keys of B rows. Hooks do it; no model code is needed. Knows no beams' scores and no cache.
 """
 
@@ -25,6 +25,7 @@ class _Active(threading.local):
     """Whether this thread is inside `fold_beams`: another thread may run the same model."""
 
     depth = 0
+    tokens = 0  # of each row that the module which runs now has folded, 0 if none
 
 
 _ACTIVE = _Active()
@@ -41,7 +42,7 @@ def foldable_modules(model: Any, num_layers: int) -> list[nn.Module]:
 
 @contextmanager
 def fold_beams(modules: list[nn.Module]) -> Iterator[None]:
-    """Within this context, and in this thread, one-token steps of B * K rows attend to an encoder of B rows.
+    """Within this context, and in this thread, steps of B * K rows attend to an encoder of B rows.
 
     A module gets its hooks once and keeps them: outside of the context they do nothing.
     """
@@ -63,8 +64,10 @@ def _fold(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
     batch_size = kwargs["key_value_states"].shape[0]
+    _ACTIVE.tokens = 0
     if not _ACTIVE.depth or hidden.shape[0] == batch_size:
         return None
+    _ACTIVE.tokens = hidden.shape[1]
     folded = hidden.reshape(batch_size, -1, hidden.shape[-1])
     if "hidden_states" in kwargs:
         return args, {**kwargs, "hidden_states": folded}
@@ -72,6 +75,6 @@ def _fold(
 
 
 def _unfold(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-    if not _ACTIVE.depth or output[0].shape[1] == 1:
+    if not _ACTIVE.depth or not _ACTIVE.tokens:
         return None
-    return (output[0].reshape(-1, 1, output[0].shape[-1]), *output[1:])
+    return (output[0].reshape(-1, _ACTIVE.tokens, output[0].shape[-1]), *output[1:])

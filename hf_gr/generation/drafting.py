@@ -41,6 +41,7 @@ def make_drafter(
     catalogue: DeviceCatalogue,
     new_scorer: Callable[[], Scorer],
     *,
+    inputs: Tensor | None,
     attention_mask: Tensor | None,
 ) -> TreeDrafter | None:
     """The drafter of a call; None if nothing is to be drafted.
@@ -52,7 +53,8 @@ def make_drafter(
         plan: what is asked for.
         catalogue: what the rows may be answered with.
         new_scorer: makes another scorer of the model over the same prefill.
-        attention_mask: of the prompt; None for no padding.
+        inputs: tokens that an encoder reads, for a draft model that has one; the prompt otherwise.
+        attention_mask: of those; None for no padding.
     """
     drafting = drafts(config, assistant)
     if drafting is None or catalogue.max_length <= 2:  # the prefill decides the first level, one forward the other
@@ -77,7 +79,7 @@ def make_drafter(
             stopping_criteria=None,
         )
         draft_model = Assistant(
-            _prefilled(assistant, plan.prompt, attention_mask, width=num_beams),
+            _prefilled(assistant, plan.prompt, inputs, attention_mask, width=num_beams),
             search,
             num_steps=config.num_assistant_tokens,
         )
@@ -91,17 +93,20 @@ def make_drafter(
     )
 
 
-def _prefilled(model: Any, prompt: Tensor, attention_mask: Tensor | None, *, width: int) -> Callable[[], Scorer]:
+def _prefilled(
+    model: Any, prompt: Tensor, inputs: Tensor | None, attention_mask: Tensor | None, *, width: int
+) -> Callable[[], Scorer]:
     """Makes scorers of a draft model; the prompt is computed when the first is made."""
 
     @cache
     def prefill() -> tuple[Any, dict[str, Any]]:
+        kwargs: dict[str, Any] = {} if attention_mask is None else {"attention_mask": attention_mask}
+        if model.config.is_encoder_decoder:
+            kwargs["encoder_outputs"] = model.get_encoder()(input_ids=inputs, return_dict=True, **kwargs)
+            return model(decoder_input_ids=prompt, use_cache=True, return_dict=True, **kwargs), kwargs
         parameters = inspect.signature(type(model).forward).parameters
-        kwargs: dict[str, Any] = {}
-        if attention_mask is not None:
-            kwargs["attention_mask"] = attention_mask
-            if "position_ids" in parameters:
-                kwargs["position_ids"] = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+        if attention_mask is not None and "position_ids" in parameters:
+            kwargs["position_ids"] = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
         last = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         empty = DynamicCache(config=model.config.get_text_config(decoder=True))
         outputs = model(input_ids=prompt, past_key_values=empty, use_cache=True, return_dict=True, **kwargs, **last)

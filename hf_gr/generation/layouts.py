@@ -120,9 +120,10 @@ def make_scorer(
         given: dict[str, Any] = {"input_ids": tokens, "past_key_values": own, "use_cache": True, "return_dict": True}
         if is_padded:
             mask = prompt_mask.repeat_interleave(num_beams, dim=0)
-            given["attention_mask"] = torch.nn.functional.pad(mask.long(), (0, depth + 1), value=1)
+            given["attention_mask"] = torch.nn.functional.pad(mask.long(), (0, depth + tokens.shape[1]), value=1)
         if takes_positions:
-            given["position_ids"] = (next_position + depth).repeat_interleave(num_beams, dim=-2)
+            steps = torch.arange(depth, depth + tokens.shape[1], device=device)
+            given["position_ids"] = (next_position + steps).repeat_interleave(num_beams, dim=-2)
         return given
 
     own = copy_cache(cache)
@@ -247,11 +248,18 @@ def _encoder_decoder_scorer(model: Any, prompt_logits: Tensor, outputs: Any, mod
     decoder_mask = model_kwargs.get("decoder_attention_mask")
     modules = foldable_modules(model, num_layers=len(own.cross_attention_cache.layers))
     folds = bool(modules)
+    shared = own.cross_attention_cache
     folded_mask = None
     if folds and mask is not None:
         folded_mask = mask[:, None, None].bool()
         if (mask_dtype := _mask_dtype(model)) is not None:
             folded_mask = to_additive(folded_mask, mask_dtype)
+
+    @cache
+    def repeated(num_beams: int) -> Any:
+        copies = copy_cache(shared)
+        copies.batch_repeat_interleave(num_beams)
+        return copies
 
     def arguments(num_beams: int, tokens: Tensor, depth: int) -> dict[str, Any]:
         given: dict[str, Any] = {
@@ -264,22 +272,21 @@ def _encoder_decoder_scorer(model: Any, prompt_logits: Tensor, outputs: Any, mod
         }
         if decoder_mask is not None:
             rows = decoder_mask.repeat_interleave(num_beams, dim=0)
-            given["decoder_attention_mask"] = torch.nn.functional.pad(rows, (0, depth + 1), value=1)
+            given["decoder_attention_mask"] = torch.nn.functional.pad(rows, (0, depth + tokens.shape[1]), value=1)
         if not folds and num_beams > 1:
             hidden = encoder_outputs[0].repeat_interleave(num_beams, dim=0)
             given["encoder_outputs"] = type(encoder_outputs)(last_hidden_state=hidden)
             given["attention_mask"] = None if mask is None else mask.repeat_interleave(num_beams, dim=0)
-            if depth == 0:
-                own.cross_attention_cache.batch_repeat_interleave(num_beams)
+            own.cross_attention_cache = repeated(num_beams)
         return given
 
     def call(**given: Any) -> Any:
         with fold_beams(modules):
             return model(**given)
 
-    cache = own.self_attention_cache
-    suffix_start = cache.get_seq_length() if _is_plain(cache) else None
-    return BatchScorer(call, prompt_logits, cache, arguments=arguments, suffix_start=suffix_start)
+    ours = own.self_attention_cache
+    suffix_start = ours.get_seq_length() if _is_plain(ours) else None
+    return BatchScorer(call, prompt_logits, ours, arguments=arguments, suffix_start=suffix_start)
 
 
 @contextmanager

@@ -57,6 +57,7 @@ class _Call:
     layout: Layout
     user_criteria: tuple[Any, ...]
     synced_gpus: bool
+    inputs: Tensor | None
     assistant: Any
     generator: torch.Generator | None
 
@@ -96,7 +97,8 @@ class GRGenerationMixin(GenerationMixin):
                 be excluded for it to go.
             assistant_model: a draft model with the same vocabulary, which proposes nodes that are scored ahead; also
                 with several beams (AtSpeed). See `GRGenerationConfig` for `num_draft_beams`, `draft_token_budget` and
-                `verification`, and for drafts of the catalogue itself, which need no model: `drafting="trie"`.
+                `verification`, and for drafts of the catalogue itself, which need no model: `drafting="trie"`. Logits
+                processors see the draft's scores, too: they must not keep state between calls.
             generator: of all random draws; the device's own one by default.
             all others: transformers' own, with its meanings. Decoding modes are greedy, sampling, beam search and beam
                 sampling. With a catalogue the length need not be given, `past_key_values` holds one row a prompt (it
@@ -202,7 +204,15 @@ class GRGenerationMixin(GenerationMixin):
                 config.cache_implementation = None
             if cache is not None:
                 model_kwargs["past_key_values"] = copy_cache(cache)
-            call = _Call(rules, layout, tuple(stopping_criteria or ()), bool(synced_gpus), assistant_model, generator)
+            call = _Call(
+                rules,
+                layout,
+                user_criteria=tuple(stopping_criteria or ()),
+                synced_gpus=bool(synced_gpus),
+                inputs=prompt.inputs,
+                assistant=assistant_model,
+                generator=generator,
+            )
 
             def decode_prepared(model: Any, input_ids: Tensor, **arguments: Any) -> Any:
                 return _decode_prepared(model, input_ids, call=call, **arguments)
@@ -287,7 +297,7 @@ def _decode_prepared(
     outputs = model._prefill(input_ids, generation_config, model_kwargs)
     plan = _make_plan(input_ids, logits_processor, stopping_criteria, generation_config, call)
     catalogue = device_catalogue(call.rules, outputs.logits.device)
-    may_draft = drafts(generation_config, call.assistant) is not None and _can_draft(model, call)
+    may_draft = drafts(generation_config, call.assistant) is not None
 
     def new_scorer() -> Scorer:
         return make_scorer(
@@ -300,13 +310,19 @@ def _decode_prepared(
             drafts=may_draft,
         )
 
-    drafter = None
-    if may_draft:
-        mask = model_kwargs.get("attention_mask")
+    scorer, drafter = new_scorer(), None
+    if may_draft and _can_draft(model, scorer, call):
         drafter = make_drafter(
-            model, call.assistant, generation_config, plan, catalogue, new_scorer, attention_mask=mask
+            model,
+            call.assistant,
+            generation_config,
+            plan,
+            catalogue,
+            new_scorer,
+            inputs=call.inputs,
+            attention_mask=model_kwargs.get("attention_mask"),
         )
-    decoded = decode(new_scorer(), catalogue, plan, drafter)
+    decoded = decode(scorer, catalogue, plan, drafter)
     if generation_config.drafting == "trie" and drafter is not None and not decoded.speculation.drafted_steps.any():
         _say_once(
             f"draft_token_budget={drafter.budget} is too small for any level of this catalogue with "
@@ -315,13 +331,13 @@ def _decode_prepared(
     return _as_output(model, input_ids, decoded, generation_config, outputs.past_key_values)
 
 
-def _can_draft(model: Any, call: _Call) -> bool:
+def _can_draft(model: Any, scorer: Scorer, call: _Call) -> bool:
     """Whether several levels can be scored together; if not, that is said once."""
-    if call.layout != "tree":
-        _say_once(f"{type(model).__name__} does not take the tree layout: decoding without a draft")
+    if not scorer.takes_levels:
+        _say_once(f"{type(model).__name__} keeps more than keys and values: decoding without a draft")
     elif call.synced_gpus:
         _say_once("synced_gpus: decoding without a draft, whose forwards are not equally many everywhere")
-    return call.layout == "tree" and not call.synced_gpus
+    return scorer.takes_levels and not call.synced_gpus
 
 
 def _make_plan(

@@ -126,17 +126,19 @@ def select(
         dead_state: the state of a kept beam that does not exist.
         do_sample: draw with probability proportional to `exp(score)` (the Gumbel top-k trick) instead.
         generator: of the draws.
-        picked: places among all children of a row, which someone else has chosen: those are kept instead.
+        picked: places among all children of a row, which someone else has chosen: those are kept instead. The place
+            behind the last one stands for none.
     """
     num_children = scores.shape[-1]
     flat = scores.flatten(1)
     size = flat.shape[-1]
-    behind = max(num_kept - size, -size % BLOCK if size >= BLOCKS_FROM else 0)
+    behind = max(num_kept - size, -size % BLOCK if size >= BLOCKS_FROM else 0, int(picked is not None))
     flat = F.pad(flat, (0, behind), value=DEAD) if behind else flat
     if picked is None:
         keys = flat + gumbel_like(flat, generator) if do_sample else flat
-        picked = top_places(keys, num_kept)
-    chosen = picked
+        chosen = top_places(keys, num_kept)
+    else:
+        chosen = picked
     kept_scores = flat.gather(1, chosen)
     # Padding lies behind the last child; it is dead, so any position within range will do.
     chosen = chosen.clamp(max=size - 1) if behind else chosen

@@ -59,8 +59,9 @@ class Assistant:
         """
         plan, scorer = self.plan, self.new_scorer()
         dead = torch.tensor(beam.DEAD, device=beams.scores.device)
-        logits = self._score(scorer, paths(beams), depth=1)
+        pending, first = paths(beams), 1
         for depth in range(level + 1, level + 1 + self.num_steps):
+            logits = self._score(scorer, pending, depth=first)
             scores = torch.where(legal.legal, beams.scores[..., None] + child_scores(logits, legal, beams, plan), dead)
             beams = beam.select(
                 beams,
@@ -77,7 +78,7 @@ class Assistant:
             nodes = Nodes(beams.tokens, beams.parents, beams.states, log_probs=log_probs)
             yield nodes
             legal = children(beams.states, catalogue, level=depth)
-            logits = self._score(scorer, [nodes], depth=depth)
+            pending, first = [nodes], depth
 
     def _score(self, scorer: Scorer, levels: Sequence[Nodes], *, depth: int) -> Float[Tensor, "batch nodes vocab"]:
         before = scorer.num_forwards

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who scores tree nodes: a model, in one of two layouts. Knows no trie and no selection.
 
-`TreeScorer` puts the nodes of a request on the sequence axis, over one prompt, those of several levels in one forward.
-`BatchScorer` gives every beam a row of its own, for models whose positions follow from the mask or the length, and
-scores a level at a time. Both compute the prompt once.
+`TreeScorer` puts the nodes of a request on the sequence axis, over one prompt. `BatchScorer` gives every path a row of
+its own, for models whose positions follow from the mask or the length. Both compute the prompt once, and score nodes of
+several levels in one forward.
 
-Axes: B batch, N nodes of a level, V vocabulary, P prompt.
+Axes: B batch, N nodes of a level, R rows a request, M levels, V vocabulary, P prompt.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ class Scorer(Protocol):
     Attributes:
         prompt_logits: logits behind the prompt.
         num_forwards: forwards behind the prompt so far.
+        takes_levels: whether one forward can score nodes of several levels, and the next go on from any of them.
     """
 
     prompt_logits: Float[Tensor, "batch 1 vocab"]
     num_forwards: int
+    takes_levels: bool
 
     def score(self, levels: Sequence[Nodes], *, depth: int) -> list[Float[Tensor, "batch _ vocab"]]:
         """Logits behind new nodes.
@@ -76,6 +78,7 @@ class TreeScorer:
         windows: Mapping[str | None, tuple[int | None, int]],
         mask_dtype: torch.dtype | None,
     ) -> None:
+        self.takes_levels = True
         self.model = model
         self.prompt_logits = prompt_logits
         self.cache = cache
@@ -122,17 +125,23 @@ class TreeScorer:
 
 
 class BatchScorer:
-    """One row a beam: the prompt's cache is repeated after the prefill, and rows are reordered as beams are.
+    """One row a path: the prompt's cache is repeated after the prefill, and rows are reordered as beams are.
+
+    Nodes of several levels are scored as paths from the first level on, one for each node that has none below it; what
+    a path has behind its node is cut off again before the next forward.
 
     Serves one call: its cache grows with every level.
 
     Args:
-        model: called with one token a row.
+        model: called with the tokens of every row.
         prompt_logits: logits behind the prompt.
-        cache: the prompt's cache, for B rows; it offers `batch_repeat_interleave`, `reorder_cache` and `layers`.
-        arguments: from the number of rows, the rows' tokens `[B * K, 1]` and their depth to the model's arguments.
-        suffix_start: the number of keys of the prompt, which all beams of a request share, so that only what follows
-            is reordered; None where a layer keeps anything but plain keys and values, which is reordered as a whole.
+        cache: the prompt's cache, for B rows; it offers `batch_repeat_interleave`, `reorder_cache`, `crop` (by a
+            negative number of tokens) and `layers`.
+        arguments: from the number of rows a request, the rows' tokens `[B * R, M]` and the tokens between the prompt
+            and those to the model's arguments.
+        suffix_start: the number of keys of the prompt, which all paths of a request share, so that only what follows
+            is reordered; None where a layer keeps anything but plain keys and values, which is reordered as a whole,
+            and cannot be cut off.
     """
 
     def __init__(
@@ -141,35 +150,54 @@ class BatchScorer:
         prompt_logits: Float[Tensor, "batch 1 vocab"],
         cache: Any,
         *,
-        arguments: Callable[[int, Int[Tensor, "rows 1"], int], dict[str, Any]],
+        arguments: Callable[[int, Int[Tensor, "rows levels"], int], dict[str, Any]],
         suffix_start: int | None,
     ) -> None:
+        self.takes_levels = suffix_start is not None
         self.model = model
         self.prompt_logits = prompt_logits
         self.cache = cache
         self.arguments = arguments
         self.suffix_start = suffix_start
-        self.num_forwards = 0  # which is the depth of the nodes that were scored last
-        self.num_beams = 0
+        self.num_forwards = 0
+        self.num_rows = 0
+        self.cached = 0  # tokens of each row behind the prompt
+        self.rows: list[Int[Tensor, "batch _"] | None] = [None]  # by depth: the row of each node that was scored last
 
     def score(self, levels: Sequence[Nodes], *, depth: int) -> list[Float[Tensor, "batch _ vocab"]]:
-        """See `Scorer.score`; one forward a level, the first of which follows upon the last one scored."""
-        assert depth == self.num_forwards + 1, "a row of the cache holds one path, which only grows"
-        return [self._score(nodes.tokens, nodes.parents) for nodes in levels]
-
-    def _score(
-        self, tokens: Int[Tensor, "batch nodes"], parents: Int[Tensor, "batch nodes"]
-    ) -> Float[Tensor, "batch nodes vocab"]:
-        batch_size, num_beams = tokens.shape
-        if self.num_forwards == 0 and num_beams > 1:
-            self.cache.batch_repeat_interleave(num_beams)
-        elif self.num_forwards > 0 and max(num_beams, self.num_beams) > 1:
-            first_row = torch.arange(batch_size, device=tokens.device)[:, None] * self.num_beams
-            self._reorder((first_row + parents).flatten(), as_many=num_beams == self.num_beams)
-        outputs = self.model(**self.arguments(num_beams, tokens.reshape(-1, 1), self.num_forwards))
+        """See `Scorer.score`."""
+        paths = _paths(levels)
+        batch_size, num_rows = paths[0].shape
+        tokens = torch.stack([_at(nodes.tokens, path) for nodes, path in zip(levels, paths, strict=True)], dim=-1)
+        self._move(_at(levels[0].parents, paths[0]), depth=depth)
+        outputs = self.model(**self.arguments(num_rows, tokens.flatten(0, 1), depth - 1))
         self.num_forwards += 1
-        self.num_beams = num_beams
-        return outputs.logits[:, -1].unflatten(0, (batch_size, num_beams)).to(tokens.device)
+        self.num_rows, self.cached = num_rows, depth - 1 + len(levels)
+        logits = outputs.logits.to(tokens.device).unflatten(0, (batch_size, num_rows))[:, :, -len(levels) :]
+        if len(levels) == 1:
+            self.rows = [*self.rows[:depth], None]
+            return [logits[:, :, 0]]
+        self.rows = self.rows[:depth]
+        of_levels = []
+        for level, (nodes, path) in enumerate(zip(levels, paths, strict=True)):
+            rows = _first_rows(path, nodes.tokens.shape[1])
+            self.rows.append(rows)
+            of_levels.append(logits[:, :, level].gather(1, rows[..., None].expand(-1, -1, logits.shape[-1])))
+        return of_levels
+
+    def _move(self, parents: Int[Tensor, "batch rows"], *, depth: int) -> None:
+        """Have every row of the cache end with the parent of what it is called with next."""
+        batch_size, num_rows = parents.shape
+        if self.cached > depth - 1:
+            self.cache.crop(depth - 1 - self.cached)  # so many tokens less; only where `takes_levels`
+        if self.num_rows == 0 and num_rows > 1:
+            self.cache.batch_repeat_interleave(num_rows)
+        if self.num_rows == 0 or max(num_rows, self.num_rows) == 1:
+            return
+        above = self.rows[depth - 1]
+        rows = parents if above is None else above.gather(1, parents)
+        first_row = torch.arange(batch_size, device=rows.device)[:, None] * self.num_rows
+        self._reorder((first_row + rows).flatten(), as_many=num_rows == self.num_rows)
 
     def _reorder(self, rows: Int[Tensor, " rows"], *, as_many: bool) -> None:
         if self.suffix_start is None or not as_many:
@@ -179,3 +207,40 @@ class BatchScorer:
             for states in (layer.keys, layer.values):
                 suffix = states[..., self.suffix_start :, :]
                 suffix.copy_(suffix[rows.to(states.device)])
+
+
+def _paths(levels: Sequence[Nodes]) -> list[Int[Tensor, "batch rows"]]:
+    """For every level the node on each path, -1 behind its end: one path to each node without nodes below it."""
+    last = levels[-1].tokens
+    paths = [torch.arange(last.shape[1], device=last.device).expand(last.shape)]
+    for nodes, below in zip(reversed(levels[:-1]), reversed(levels[1:]), strict=True):
+        own = _childless(nodes, below)
+        through = _at(below.parents, paths[0])
+        paths = [torch.nn.functional.pad(path, (0, own.shape[1]), value=-1) for path in paths]
+        paths.insert(0, torch.cat([through, own], dim=1))
+    return paths
+
+
+def _childless(nodes: Nodes, below: Nodes) -> Int[Tensor, "batch _"]:
+    """The nodes without nodes below them, -1 for padding."""
+    batch_size, num_nodes = nodes.tokens.shape
+    is_end = torch.ones((batch_size, num_nodes), dtype=torch.bool, device=nodes.tokens.device)
+    is_end = is_end.scatter(1, below.parents, False)
+    width = int(is_end.sum(dim=-1).max())  # asks the device: the shape of the forward depends on it
+    first = is_end.int().argsort(dim=-1, descending=True, stable=True)[:, :width]
+    return torch.where(is_end.gather(1, first), first, -1)
+
+
+def _at(values: Int[Tensor, "batch nodes"], places: Int[Tensor, "batch rows"]) -> Int[Tensor, "batch rows"]:
+    """The values at places; those of the first node where there is no place."""
+    return values.gather(1, places.clamp(min=0))
+
+
+def _first_rows(path: Int[Tensor, "batch rows"], num_nodes: int) -> Int[Tensor, "batch nodes"]:
+    """The first row that goes through each node."""
+    batch_size, num_rows = path.shape
+    rows = torch.arange(num_rows, device=path.device).expand(batch_size, -1)
+    # Paths that have ended write to an extra column, which is cut off again.
+    columns = torch.where(path >= 0, path, num_nodes)
+    first = torch.zeros((batch_size, num_nodes + 1), dtype=torch.long, device=path.device)
+    return first.scatter_reduce(1, columns, rows, "amin", include_self=False)[:, :-1]
