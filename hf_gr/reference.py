@@ -7,7 +7,7 @@ Meant to be read and believed, one prefix and one token at a time; it shares no 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -161,3 +161,159 @@ def reference_beam_search(
 
 def _best(candidates: list[tuple[tuple[int, ...], float]], number: int) -> list[tuple[tuple[int, ...], float]]:
     return sorted(candidates, key=lambda candidate: (-candidate[1], candidate[0]))[:number]
+
+
+Array = npt.NDArray[np.floating]
+# By row, sequence and position: log-probabilities over the vocabulary, and the tokens that the catalogue allows there.
+Distributions = Sequence[Sequence[Sequence[Array]]]
+LegalTokens = Sequence[Sequence[Sequence[Sequence[int]]]]
+Sequences = Sequence[Sequence[Sequence[int]]]
+
+
+def reference_sft(draft: Sequence[Sequence[Array]], labels: Sequence[Sequence[int]]) -> float:
+    """L_Rec of AtSpeed: -1/B sum_b 1/|y| sum_t log q(y_t | x, y_<t).
+
+    Args:
+        draft: by row and position, log q over the vocabulary behind the label's first tokens.
+        labels: the tokens of the label of each row.
+    """
+    losses = []
+    for log_q, label in zip(draft, labels, strict=True):
+        losses.append(-sum(float(log_q[t][token]) for t, token in enumerate(label)) / len(label))
+    return sum(losses) / len(losses)
+
+
+def reference_seqkd(draft: Distributions, sequences: Sequences) -> float:
+    """The mean of the same over the label and the target's sequences of all rows, in any order."""
+    flat_draft = [log_q for row in draft for log_q in row]
+    return reference_sft(flat_draft, [sequence for row in sequences for sequence in row])
+
+
+def reference_wordkd(
+    draft: Sequence[Sequence[Array]], target: Sequence[Sequence[Array]], labels: Sequence[Sequence[int]]
+) -> float:
+    """1/B sum_b 1/|y| sum_t KL(p || q), both over the whole vocabulary, behind the label's first tokens."""
+    losses = []
+    for log_q, log_p, label in zip(draft, target, labels, strict=True):
+        total = 0.0
+        for t in range(len(label)):
+            for v in range(len(log_p[t])):
+                total += float(np.exp(log_p[t][v]) * (log_p[t][v] - log_q[t][v]))
+        losses.append(total / len(label))
+    return sum(losses) / len(losses)
+
+
+def reference_tvdkd(
+    draft: Sequence[Sequence[Array]], target: Sequence[Sequence[Array]], labels: Sequence[Sequence[int]]
+) -> float:
+    """1/B sum_b 1/|y| sum_t 1/2 sum_v |p(v) - q(v)|, both over the whole vocabulary."""
+    losses = []
+    for log_q, log_p, label in zip(draft, target, labels, strict=True):
+        total = 0.0
+        for t in range(len(label)):
+            for v in range(len(log_p[t])):
+                total += 0.5 * abs(float(np.exp(log_p[t][v]) - np.exp(log_q[t][v])))
+        losses.append(total / len(label))
+    return sum(losses) / len(losses)
+
+
+def reference_align_s(
+    draft: Distributions,
+    target: Distributions,
+    legal: LegalTokens,
+    sequences: Sequences,
+    *,
+    num_tokens: int | None,
+    density_weight: float = 1.0,
+) -> float:
+    """Equation 4 of AtSpeed, with the mean over the sequences of all rows in the place of their sum.
+
+    For each position: sum over V_c of q log(q / p), minus `density_weight` times sum over V_c of q log(q / p(y_K)).
+    V_c are the `num_tokens` legal tokens of largest q; y_K is the last sequence of the row that has a token at this
+    position.
+    """
+    losses = []
+    for log_q, log_p, allowed, row in zip(draft, target, legal, sequences, strict=True):
+        for k, sequence in enumerate(row):
+            total = 0.0
+            for t in range(len(sequence)):
+                last = max(j for j, other in enumerate(row) if len(other) > t)
+                log_p_of_last = float(log_p[last][t][row[last][t]])
+                for v in _likeliest(log_q[k][t], allowed[k][t], num_tokens):
+                    q = float(np.exp(log_q[k][t][v]))
+                    total += q * float(log_q[k][t][v] - log_p[k][t][v])
+                    total -= density_weight * q * (float(log_q[k][t][v]) - log_p_of_last)
+            losses.append(total / len(sequence))
+    return sum(losses) / len(losses)
+
+
+def reference_align_r(
+    draft: Distributions,
+    target: Distributions,
+    legal: LegalTokens,
+    sequences: Sequences,
+    *,
+    num_tokens: int | None,
+    top_of: str = "draft",
+) -> float:
+    """Equation 8 of AtSpeed: the mean over sequences of 1/|y| sum_t 1/2 sum over V_c of |p' - q'|.
+
+    V_c are the `num_tokens` legal tokens of largest q (or p, with `top_of="target"`); p' and q' are renormalised
+    there.
+    """
+    losses = []
+    for log_q, log_p, allowed, row in zip(draft, target, legal, sequences, strict=True):
+        for k, sequence in enumerate(row):
+            total = 0.0
+            for t in range(len(sequence)):
+                ranked = log_q[k][t] if top_of == "draft" else log_p[k][t]
+                kept = _likeliest(ranked, allowed[k][t], num_tokens)
+                sum_q = sum(float(np.exp(log_q[k][t][v])) for v in kept)
+                sum_p = sum(float(np.exp(log_p[k][t][v])) for v in kept)
+                for v in kept:
+                    q, p = float(np.exp(log_q[k][t][v])) / sum_q, float(np.exp(log_p[k][t][v])) / sum_p
+                    total += 0.5 * abs(p - q)
+            losses.append(total / len(sequence))
+    return sum(losses) / len(losses)
+
+
+def _likeliest(log_probs: Array, tokens: Sequence[int], number: int | None) -> list[int]:
+    return sorted(tokens, key=lambda token: (-log_probs[token], token))[:number]
+
+
+def reference_relaxed_selection(
+    p: Mapping[Hashable, float],
+    q: Mapping[Hashable, float],
+    drafted: Sequence[Hashable],
+    num_kept: int,
+    rng: np.random.Generator,
+) -> list[Hashable]:
+    """One step of AtSpeed's relaxed sampling verification, one sequence at a time (algorithm 2, lines 6 to 19).
+
+    Where it differs from the paper, as `hf_gr` does: of more sequences that pass than are wanted the first are kept,
+    not a random choice; and what `norm(max(0, p - q))` cannot fill is drawn from p, so that none is missing.
+
+    Args:
+        p: the target's probability of every sequence.
+        q: the draft's; 0 for any other.
+        drafted: sequences in the order in which the draft drew them.
+        num_kept: K.
+        rng: of all draws.
+
+    Returns:
+        K distinct sequences, or all that p has.
+    """
+    kept: list[Hashable] = []
+    for sequence in drafted:
+        if p.get(sequence, 0.0) > 0.0 and rng.uniform() <= p[sequence] / q[sequence]:
+            kept.append(sequence)
+    kept = kept[:num_kept]
+    residual = {sequence: max(0.0, p[sequence] - q.get(sequence, 0.0)) for sequence in p}
+    for weights in (residual, p):
+        while len(kept) < num_kept:
+            rest = [sequence for sequence in p if weights[sequence] > 0.0 and sequence not in kept]
+            if not rest:
+                break
+            mass = np.array([weights[sequence] for sequence in rest])
+            kept.append(rest[rng.choice(len(rest), p=mass / mass.sum())])
+    return kept

@@ -1,0 +1,218 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Teacher data as a map-style dataset, and batches of it. Knows no model.
+
+Parquet is what is kept and shared; rows are read in any order from Arrow files made of it once, which are mapped into
+memory (the way `datasets` goes), so that a process holds only the pages that it has read.
+
+Axes: B batch, K sequences, L positions, T tokens of a label, V vocabulary, P prompt.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from bisect import bisect_right
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from .packing import pad_prompts
+from .teacher import SUMMARY_FILE, _import_pyarrow, read_shard_settings, shard_paths
+
+Sample = dict[str, np.ndarray]
+
+
+class TeacherDataset(Dataset):
+    """What `write_teacher_data` wrote, one prompt an entry.
+
+    An entry is a dictionary of NumPy arrays:
+
+    - `input_ids` `[P]`: the prompt.
+    - `sequences` `[K, L]`: the target's sequences, best first; -1 behind the end, and where there is no further one.
+    - `scores` `[K]`: their scores, `-inf` where there is none.
+    - `log_probs`: log p over the legal children of each distinct prefix, level by level, in the order of
+      `hf_gr.torch.transition.children`; `level_sizes` `[L]` tells how many belong to each level.
+    - `label` `[T]`, if there are labels, and `label_log_probs` `[T, V]`, if they were asked for.
+
+    Args:
+        directory: what `write_teacher_data` was given.
+        cache_dir: where the Arrow files go; by default `arrow` in the directory.
+
+    Raises:
+        ValueError: a directory without data, or with a part of it: the call that wrote it was interrupted.
+        ImportError: pyarrow is missing: `pip install "hf-gr[tables]"`.
+    """
+
+    def __init__(self, directory: str | Path, *, cache_dir: str | Path | None = None) -> None:
+        self.directory = Path(directory)
+        self.cache_dir = self.directory / "arrow" if cache_dir is None else Path(cache_dir)
+        summary = self.directory / SUMMARY_FILE
+        paths = shard_paths(self.directory)
+        if not summary.is_file():
+            found = f"{len(paths)} shards and no {SUMMARY_FILE}" if paths else "no teacher data"
+            raise ValueError(
+                f"{self.directory} holds {found}, expected complete data: call write_teacher_data (again)"
+            )
+        self.settings: dict[str, Any] = json.loads(summary.read_text(encoding="utf-8"))
+        if len(paths) != self.settings["num_shards"]:
+            raise ValueError(
+                f"{self.directory} holds {len(paths)} shards, expected {self.settings['num_shards']}: write it again"
+            )
+        self._shards = [_Shard(path, self.cache_dir, self.settings) for path in paths]
+        self._starts = np.cumsum([0, *(shard.num_rows for shard in self._shards)]).tolist()
+        if len(self) != self.settings["num_prompts"]:
+            raise ValueError(
+                f"{self.directory} holds {len(self)} prompts, expected {self.settings['num_prompts']}: write it again"
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self.directory, self.cache_dir)  # workers map the files themselves
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getitem__(self, number: int) -> Sample:
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"{number} is out of range for {len(self)} prompts")
+        number = int(number) % len(self)
+        shard = bisect_right(self._starts, number) - 1
+        return self._shards[shard].row(number - self._starts[shard])
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of every prompt, for sampling by length."""
+        return np.concatenate([shard.lengths for shard in self._shards])
+
+    @property
+    def max_token_id(self) -> int:
+        """The largest token of all prompts and labels."""
+        return max(shard.max_token_id for shard in self._shards)
+
+
+def _reopen(directory: Path, cache_dir: Path) -> TeacherDataset:
+    return TeacherDataset(directory, cache_dir=cache_dir)
+
+
+class _Shard:
+    """One shard, mapped into memory."""
+
+    def __init__(self, path: Path, cache_dir: Path, settings: dict[str, Any]) -> None:
+        arrow, _ = _import_pyarrow()
+        table = arrow.ipc.open_file(arrow.memory_map(str(_arrow_file(path, cache_dir)), "r")).read_all()
+        self.num_rows: int = table.num_rows
+        self.num_beams: int = settings["num_beams"]
+        self.vocab_size: int = settings["vocab_size"]
+        self.values: dict[str, np.ndarray] = {}
+        self.offsets: dict[str, np.ndarray] = {}
+        for name in table.column_names:
+            chunk = table.column(name).chunk(0)
+            self.values[name] = chunk.values.to_numpy(zero_copy_only=True)
+            if arrow.types.is_large_list(chunk.type):
+                self.offsets[name] = chunk.offsets.to_numpy(zero_copy_only=True)
+            else:
+                self.values[name] = self.values[name].reshape(self.num_rows, -1)
+
+    def row(self, number: int) -> Sample:
+        row: Sample = {}
+        for name, values in self.values.items():
+            if name in self.offsets:
+                offsets = self.offsets[name]
+                row[name] = values[offsets[number] : offsets[number + 1]]
+            else:
+                row[name] = values[number]
+        row["sequences"] = row["sequences"].reshape(self.num_beams, -1)
+        if "label_log_probs" in row:
+            row["label_log_probs"] = row["label_log_probs"].reshape(-1, self.vocab_size)
+        return row
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.offsets["input_ids"])
+
+    @property
+    def max_token_id(self) -> int:
+        return max(int(self.values[name].max()) for name in ("input_ids", "label") if name in self.values)
+
+
+def _arrow_file(path: Path, cache_dir: Path) -> Path:
+    """The Arrow file of a shard, made if it is not there or of an older shard."""
+    arrow, parquet = _import_pyarrow()
+    stat = path.stat()
+    mapped = cache_dir / f"{path.stem}-{stat.st_size:x}-{stat.st_mtime_ns:x}.arrow"
+    if mapped.exists():
+        return mapped
+    read_shard_settings(path)
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    table = parquet.read_table(path, memory_map=True).combine_chunks()
+    temporary = mapped.with_name(f".{mapped.name}.{os.getpid()}.tmp")  # several processes may be here at once
+    with arrow.OSFile(str(temporary), "wb") as file, arrow.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    temporary.replace(mapped)
+    for old in cache_dir.glob(f"{path.stem}-*.arrow"):
+        if old != mapped:
+            old.unlink(missing_ok=True)
+    return mapped
+
+
+class TeacherCollator:
+    """Entries of a `TeacherDataset` as the batch that `AtSpeedTrainer` takes.
+
+    Args:
+        pad_token_id: what fills short prompts, on the left.
+        sequences: give the target's sequences (`sequences`, `[B, K, L]`, -1 where there is nothing).
+        log_probs: give its log-probabilities over legal children, by level (`log_probs`, a list of L flat tensors).
+        labels: give the labels (`labels`, `[B, T]`, -100 behind the end).
+        label_log_probs: give the distributions at their positions (`label_log_probs`, `[B, T, V]`).
+    """
+
+    def __init__(
+        self,
+        pad_token_id: int = 0,
+        *,
+        sequences: bool = True,
+        log_probs: bool = True,
+        labels: bool = True,
+        label_log_probs: bool = False,
+    ) -> None:
+        self.pad_token_id = pad_token_id
+        self.sequences = sequences
+        self.log_probs = log_probs
+        self.labels = labels
+        self.label_log_probs = label_log_probs
+
+    def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        """A batch of tensors; log-probabilities stay in half precision."""
+        input_ids, mask = pad_prompts([sample["input_ids"] for sample in samples], pad_token_id=self.pad_token_id)
+        batch: dict[str, Any] = {"input_ids": input_ids, "attention_mask": mask}
+        if self.sequences:
+            batch["sequences"] = torch.from_numpy(np.stack([sample["sequences"] for sample in samples])).long()
+        if self.log_probs:
+            batch["log_probs"] = _by_level(samples)
+        if self.labels:
+            batch["labels"] = _pad_labels(samples)
+        if self.label_log_probs:
+            parts = [sample["label_log_probs"] for sample in samples]
+            whole = np.zeros((len(parts), max(map(len, parts)), parts[0].shape[-1]), dtype=parts[0].dtype)
+            for row, part in enumerate(parts):
+                whole[row, : len(part)] = part
+            batch["label_log_probs"] = torch.from_numpy(whole)
+        return batch
+
+
+def _by_level(samples: Sequence[Sample]) -> list[Tensor]:
+    """The values of each level, those of all rows one after the other."""
+    parts = [np.split(sample["log_probs"], np.cumsum(sample["level_sizes"])[:-1]) for sample in samples]
+    return [torch.from_numpy(np.concatenate(level)) for level in zip(*parts, strict=True)]
+
+
+def _pad_labels(samples: Sequence[Sample]) -> Tensor:
+    labels = torch.full((len(samples), max(len(sample["label"]) for sample in samples)), -100)
+    for row, sample in enumerate(samples):
+        labels[row, : len(sample["label"])] = torch.from_numpy(sample["label"].astype(np.int64))
+    return labels

@@ -1,0 +1,264 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a draft model is trained on: pure functions of log-probabilities. Knows no model and no trie.
+
+q is the draft model, p the target, K the beams of the target's search, y_1 ... y_K its sequences, best first. All
+log-probabilities are over the whole vocabulary, nothing renormalised, unless a loss says otherwise. Source: AtSpeed
+(sections 3 and 4.1). Each has a slow twin in `hf_gr.reference`.
+
+What is not there (padding, missing sequences, illegal children) has no influence on a loss, whatever finite number
+stands in its place, and its gradient is 0.
+
+Axes: B batch, K sequences, L positions, S prefixes of a level (1 at level 0, else K), C children, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LevelLogProbs:
+    """Both models behind the prefixes of one length, over the legal next tokens.
+
+    Attributes:
+        draft: log q of each child; carries the gradient.
+        target: log p of each child.
+        legal: whether there is such a child; the others mean nothing.
+    """
+
+    draft: Float[Tensor, "batch prefixes children"]
+    target: Float[Tensor, "batch prefixes children"]
+    legal: Bool[Tensor, "batch prefixes children"]
+
+
+def sft(log_probs: Float[Tensor, "batch length"], mask: Bool[Tensor, "batch length"]) -> Float[Tensor, ""]:
+    """Cross entropy on the label, the loss L_Rec of the recommendation task.
+
+        -1/B sum_b 1/|y_b| sum_t log q(y_t | x, y_<t)
+
+    Args:
+        log_probs: log q of the label's tokens.
+        mask: which of them there are; a row without any does not count.
+
+    Example:
+        >>> sft(torch.tensor([[-1.0, -3.0]]), torch.tensor([[True, True]])).item()
+        2.0
+
+    Source: AtSpeed, section 4.1 (SFT).
+    """
+    return seqkd(log_probs[:, None], mask[:, None])
+
+
+def seqkd(
+    log_probs: Float[Tensor, "batch sequences length"], mask: Bool[Tensor, "batch sequences length"]
+) -> Float[Tensor, ""]:
+    """Cross entropy on the label and on the target's K sequences alike.
+
+        -1/|D| sum_(x, y) in D  1/|y| sum_t log q(y_t | x, y_<t)
+
+    Args:
+        log_probs: log q of the tokens of the label and of the target's sequences, in any order.
+        mask: which of them there are; a sequence without any does not count.
+
+    Example:
+        >>> seqkd(torch.tensor([[[-1.0, -3.0], [-4.0, -4.0]]]), torch.ones(1, 2, 2, dtype=torch.bool)).item()
+        3.0
+
+    Source: AtSpeed, section 4.1 (SeqKD; Kim and Rush, 2016).
+    """
+    return _mean(-log_probs, mask)
+
+
+def wordkd(
+    draft: Float[Tensor, "batch length vocab"],
+    target: Float[Tensor, "batch length vocab"],
+    mask: Bool[Tensor, "batch length"],
+) -> Float[Tensor, ""]:
+    """Forward divergence KL(p || q) over the whole vocabulary, at the label's positions.
+
+        1/B sum_b 1/|y_b| sum_t sum_v p(v | x, y_<t) (log p(v | x, y_<t) - log q(v | x, y_<t))
+
+    Args:
+        draft: log q.
+        target: log p.
+        mask: the positions that the label has.
+
+    Source: AtSpeed, section 4.1 (WordKD; Hinton et al., 2015).
+    """
+    probs = target.exp()
+    # log p may be as low as -inf where p is 0.
+    divergence = (probs * (target.clamp(min=LOWEST) - draft.clamp(min=LOWEST))).sum(-1)
+    return _mean(divergence[:, None], mask[:, None])
+
+
+def tvdkd(
+    draft: Float[Tensor, "batch length vocab"],
+    target: Float[Tensor, "batch length vocab"],
+    mask: Bool[Tensor, "batch length"],
+) -> Float[Tensor, ""]:
+    """Total variation distance over the whole vocabulary, at the label's positions.
+
+        1/B sum_b 1/|y_b| sum_t 1/2 sum_v |p(v | x, y_<t) - q(v | x, y_<t)|
+
+    Arguments are those of `wordkd`.
+
+    Source: AtSpeed, section 4.1 (TVDKD; Wen et al., 2023).
+    """
+    distance = 0.5 * (target.exp() - draft.exp()).abs().sum(-1)
+    return _mean(distance[:, None], mask[:, None])
+
+
+def align_s(
+    levels: Sequence[LevelLogProbs],
+    threshold: Float[Tensor, "batch length"],
+    mask: Bool[Tensor, "batch sequences length"],
+    *,
+    num_tokens: int | None,
+    density_weight: float = 1.0,
+) -> Float[Tensor, ""]:
+    """The alignment for strict verification: reverse KL over the draft's best legal tokens, and density.
+
+        1/(B K) sum_(x, Y) sum_y 1/|y| sum_t [  sum_(v in V_c) q(v | c_<t) log(q(v | c_<t) / p(v | c_<t))
+                                              - sum_(v in V_c) q(v | c_<t) log(q(v | c_<t) / p(y_K))      ]
+
+    V_c are the `num_tokens` legal tokens that q finds likeliest, p(y_K) = p(y_K,t | y_K,<t). Together the two terms
+    are sum q log(p(y_K) / p(v)), so that the value may be negative: q is rewarded for tokens above the threshold.
+
+    Eq. 4 sums over the K sequences where eq. 8 takes the mean over them. Here both are means, so that `alpha` weighs
+    the same; the sum with alpha is the mean with K alpha / (K alpha + 1 - alpha), times a constant.
+
+    Args:
+        levels: one entry a position.
+        threshold: log p(y_K,t | y_K,<t) (`kth_log_probs`).
+        mask: which tokens the target's sequences have.
+        num_tokens: size of V_c; None for all legal tokens.
+        density_weight: the weight of the second term; 0 is the paper's ablation without it.
+
+    Source: AtSpeed, equation 4.
+    """
+    terms = []
+    for level, pair in enumerate(levels):
+        draft, target, kept = _top(pair, num_tokens, of="draft")
+        probs = draft.exp() * kept
+        divergence = (probs * (draft - target)).sum(-1)
+        density = (probs * (draft - threshold[:, level, None, None])).sum(-1)
+        terms.append((divergence - density_weight * density).expand(-1, mask.shape[1]))
+    return _mean(torch.stack(terms, dim=-1), mask)
+
+
+def align_r(
+    levels: Sequence[LevelLogProbs],
+    mask: Bool[Tensor, "batch sequences length"],
+    *,
+    num_tokens: int | None,
+    top_of: Literal["draft", "target"] = "draft",
+) -> Float[Tensor, ""]:
+    """The alignment for relaxed verification: total variation over the best legal tokens.
+
+        1/(B K) sum_(x, y) 1/|y| sum_t 1/2 sum_(v in V_c) |p'(v | x, y_<t) - q'(v | x, y_<t)|
+
+    p' and q' are p and q over V_c, renormalised there. The paper says "top-K valid tokens", "similar to AtSpeed-S",
+    whose V_c is ConstrainedTopK(q): by default, these are the draft's. With `top_of="target"` they are the target's,
+    and the draft is pulled to tokens that it does not find yet. Its code compares all legal tokens: `num_tokens=None`.
+
+    Args:
+        levels: one entry a position.
+        mask: which tokens the target's sequences have.
+        num_tokens: size of V_c; None for all legal tokens.
+        top_of: whose best legal tokens V_c are.
+
+    Source: AtSpeed, equation 8.
+    """
+    terms = []
+    for pair in levels:
+        draft, target, kept = _top(pair, num_tokens, of=top_of)
+        # Where nothing is legal both are uniform over what is not there, and cut off again.
+        truncated = [values.masked_fill(~kept, LOWEST).softmax(-1) * kept for values in (draft, target)]
+        terms.append(0.5 * (truncated[0] - truncated[1]).abs().sum(-1).expand(-1, mask.shape[1]))
+    return _mean(torch.stack(terms, dim=-1), mask)
+
+
+def atspeed_s(
+    levels: Sequence[LevelLogProbs],
+    threshold: Float[Tensor, "batch length"],
+    mask: Bool[Tensor, "batch sequences length"],
+    recommendation: Float[Tensor, ""],
+    *,
+    num_tokens: int | None,
+    alpha: float = 0.5,
+    density_weight: float = 1.0,
+) -> Float[Tensor, ""]:
+    """`alpha * align_s + (1 - alpha) * L_Rec`, where `recommendation` is L_Rec, that is `sft`.
+
+    Source: AtSpeed, equation 5.
+    """
+    alignment = align_s(levels, threshold, mask, num_tokens=num_tokens, density_weight=density_weight)
+    return alpha * alignment + (1 - alpha) * recommendation
+
+
+def atspeed_r(
+    levels: Sequence[LevelLogProbs],
+    mask: Bool[Tensor, "batch sequences length"],
+    recommendation: Float[Tensor, ""],
+    *,
+    num_tokens: int | None,
+    alpha: float = 0.5,
+    top_of: Literal["draft", "target"] = "draft",
+) -> Float[Tensor, ""]:
+    """`alpha * align_r + (1 - alpha) * L_Rec`, where `recommendation` is L_Rec, that is `sft`.
+
+    Source: AtSpeed, equation 9.
+    """
+    return alpha * align_r(levels, mask, num_tokens=num_tokens, top_of=top_of) + (1 - alpha) * recommendation
+
+
+def kth_log_probs(
+    log_probs: Float[Tensor, "batch sequences length"], mask: Bool[Tensor, "batch sequences length"]
+) -> Float[Tensor, "batch length"]:
+    """log p(y_K,t | y_K,<t): at each position the last of the target's sequences that has a token there.
+
+    With K sequences of one length that is y_K; with fewer the worst of them; 0 where there is none.
+
+    Args:
+        log_probs: log p of the tokens of the target's sequences, best sequence first.
+        mask: which of them there are.
+
+    Example:
+        >>> log_probs = torch.tensor([[[-1.0, -2.0], [-3.0, 0.0]]])
+        >>> kth_log_probs(log_probs, torch.tensor([[[True, True], [True, False]]])).tolist()
+        [[-3.0, -2.0]]
+    """
+    numbers = torch.arange(mask.shape[1], device=mask.device)[:, None]
+    last = torch.where(mask, numbers, 0).amax(1, keepdim=True)
+    return (log_probs * mask).gather(1, last)[:, 0]
+
+
+LOWEST = -1e4  # stands for log 0; its exponential is 0 in every precision
+
+
+def _top(pair: LevelLogProbs, num_tokens: int | None, *, of: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Log q, log p and whether there is a token, for the likeliest legal tokens; finite everywhere."""
+    draft = pair.draft.clamp(min=LOWEST).masked_fill(~pair.legal, LOWEST)
+    target = pair.target.clamp(min=LOWEST).masked_fill(~pair.legal, LOWEST)
+    if num_tokens is None or num_tokens >= draft.shape[-1]:
+        return draft, target, pair.legal
+    # Illegal ones come last, even behind legal ones of probability 0.
+    ranked = (draft if of == "draft" else target).detach().masked_fill(~pair.legal, -torch.inf)
+    chosen = ranked.topk(num_tokens, sorted=False).indices
+    return draft.gather(-1, chosen), target.gather(-1, chosen), pair.legal.gather(-1, chosen)
+
+
+def _mean(
+    values: Float[Tensor, "batch sequences length"], mask: Bool[Tensor, "batch sequences length"]
+) -> Float[Tensor, ""]:
+    """The mean over positions, then over all sequences that have any."""
+    lengths = mask.sum(-1)
+    means = torch.where(mask, values, 0.0).sum(-1) / lengths.clamp(min=1)
+    return means.sum() / (lengths > 0).sum().clamp(min=1)

@@ -1,0 +1,237 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Many sequences behind one prompt in one forward, with gradients. Knows no catalogue and no loss.
+
+The sequences of a prompt stand behind it, one after the other, as branches of a tree: every token has the position of
+its true depth and sees the prompt, its own sequence's earlier tokens and itself. The prompt is computed once, however
+many sequences there are. Source: AtSpeed, section 3.3 (tree-based attention), which the paper uses at inference only.
+
+Models that cannot take such a mask get one row a sequence, the prompt repeated.
+
+Axes: B batch, P prompt, S sequences, L positions of a sequence, N nodes: S * (L - 1), V vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import extract_model_from_parallel
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import DataParallel
+
+from hf_gr.generation.layouts import _layer_types, _mask_dtype, choose_layout
+from hf_gr.torch.tree import to_additive
+
+# What a forward costs by itself, in tokens; on a GPU (True) thousands of tokens cost no more than one.
+OVERHEAD = {False: 128, True: 8192}
+
+
+@dataclass(frozen=True)
+class PathScores:
+    """What a model says behind every prefix of some sequences, logits or log-probabilities.
+
+    Attributes:
+        first: behind the prompt, the same for all its sequences.
+        rest: behind the first, second, ... token of every sequence; its last token is not scored.
+    """
+
+    first: Float[Tensor, "batch 1 vocab"]
+    rest: Float[Tensor, "batch sequences nodes vocab"]
+
+    def at(self, level: int) -> Float[Tensor, "batch prefixes vocab"]:
+        """The scores of tokens number `level`."""
+        return self.first if level == 0 else self.rest[:, :, level - 1]
+
+    def log_softmax(self) -> PathScores:
+        """Log-probabilities over the whole vocabulary, in single precision."""
+        return PathScores(self.first.float().log_softmax(-1), self.rest.float().log_softmax(-1))
+
+    def of_path(self, number: int) -> Float[Tensor, "batch length vocab"]:
+        """All positions of one sequence."""
+        return torch.cat([self.first, self.rest[:, number]], dim=1)
+
+    def of_tokens(self, paths: Int[Tensor, "batch sequences length"]) -> Float[Tensor, "batch sequences length"]:
+        """What stands at the tokens of the sequences; 0 where there is no token (-1)."""
+        tokens = paths.clamp(min=0)
+        first = self.first.expand(-1, paths.shape[1], -1).gather(-1, tokens[..., :1])
+        rest = self.rest.gather(-1, tokens[..., 1:, None])[..., 0]
+        return torch.cat([first, rest], dim=-1).masked_fill(paths < 0, 0.0)
+
+
+def pad_prompts(prompts: Sequence[Any], *, pad_token_id: int) -> tuple[Int[Tensor, "batch prompt"], Any]:
+    """Prompts of any lengths with padding on the left, and their attention mask."""
+    width = max(len(prompt) for prompt in prompts)
+    input_ids = np.full((len(prompts), width), pad_token_id, dtype=np.int64)
+    mask = np.zeros((len(prompts), width), dtype=np.int64)
+    for row, prompt in enumerate(prompts):
+        input_ids[row, width - len(prompt) :] = prompt
+        mask[row, width - len(prompt) :] = 1
+    return torch.from_numpy(input_ids), torch.from_numpy(mask)
+
+
+def base_model(model: Any) -> Any:
+    """The model of transformers inside wrappers for training (distributed, compiled) and adapters (PEFT)."""
+    inner: Any = extract_model_from_parallel(model)
+    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+
+
+def takes_argument(model: Any, name: str) -> bool:
+    """Whether a model's forward has an argument of this name."""
+    return name in inspect.signature(type(base_model(model)).forward).parameters
+
+
+def can_pack(model: Any, length: int) -> bool:
+    """Whether a model takes sequences side by side; `length` tokens at most see each other."""
+    inner = base_model(model)
+    config = inner.config.get_text_config(decoder=True)
+    is_windowed = "sliding_attention" in _layer_types(config) and length > config.sliding_window
+    return not is_windowed and choose_layout(inner) == "tree"
+
+
+def score_paths(
+    model: Any,
+    input_ids: Int[Tensor, "batch prompt"],
+    attention_mask: Int[Tensor, "batch prompt"],
+    paths: Int[Tensor, "batch sequences length"],
+    *,
+    pack: bool | None = None,
+) -> PathScores:
+    """The logits behind every prefix of some sequences behind a prompt, in one forward.
+
+    Args:
+        model: a decoder of transformers, or one wrapped for training.
+        input_ids: prompts, padded on the left.
+        attention_mask: 1 at their tokens, 0 at padding; no prompt is empty.
+        paths: the sequences' tokens, -1 where there are none; what is scored there means nothing.
+        pack: side by side (True), or one row a sequence (False); by default what the model takes.
+
+    Returns:
+        Logits that equal those of plain forwards of the prompt and each sequence, and carry their gradients.
+
+    Example:
+        >>> from transformers import Qwen3Config, Qwen3ForCausalLM
+        >>> model = Qwen3ForCausalLM(Qwen3Config(vocab_size=16, hidden_size=8, num_hidden_layers=1, head_dim=8))
+        >>> prompt = torch.tensor([[1, 2]])
+        >>> scores = score_paths(model, prompt, torch.ones_like(prompt), torch.tensor([[[3, 4, 5], [3, 6, 7]]]))
+        >>> list(scores.first.shape), list(scores.rest.shape)
+        ([1, 1, 16], [1, 2, 2, 16])
+
+    Source: AtSpeed, section 3.3 and figure 2c.
+    """
+    length = paths.shape[-1]
+    if pack is None:
+        pack = can_pack(model, input_ids.shape[1] + length - 1)
+    num_nodes = paths[0, :, 1:].numel() if pack else length - 1
+    chunks = [list(range(len(paths)))]
+    if not _is_distributed(model):
+        chunks = split_by_length(attention_mask.sum(-1).tolist(), num_nodes, overhead=OVERHEAD[paths.is_cuda])
+    if len(chunks) == 1:
+        return _score(model, input_ids, attention_mask, paths, pack)
+    parts: list[PathScores] = []
+    for chunk in chunks:
+        rows = torch.tensor(chunk, device=paths.device)
+        width = int(attention_mask[rows[-1]].sum())
+        parts.append(_score(model, input_ids[rows, -width:], attention_mask[rows, -width:], paths[rows], pack))
+    order = torch.tensor([row for chunk in chunks for row in chunk], device=paths.device).argsort()
+    first, rest = (torch.cat([getattr(part, name) for part in parts])[order] for name in ("first", "rest"))
+    return PathScores(first, rest)
+
+
+def split_by_length(lengths: Sequence[int], num_nodes: int, *, overhead: int) -> list[list[int]]:
+    """The rows of a batch in groups of like lengths, so that little padding is computed.
+
+    Args:
+        lengths: tokens of each prompt.
+        num_nodes: tokens behind each prompt.
+        overhead: what a forward costs by itself, in tokens.
+
+    Returns:
+        The groups of least cost (rows times longest prompt and nodes, and the overhead), the shortest first; each in
+        ascending length.
+    """
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    # By the end of the last group: the least cost, and where that group starts.
+    best: list[tuple[int, int]] = [(0, 0)]
+    for end in range(1, len(order) + 1):
+        width = lengths[order[end - 1]] + num_nodes
+        best.append(min((best[start][0] + (end - start) * width + overhead, start) for start in range(end)))
+    groups: list[list[int]] = []
+    end = len(order)
+    while end:
+        start = best[end][1]
+        groups.append(order[start:end])
+        end = start
+    return groups[::-1]
+
+
+def _is_distributed(model: Any) -> bool:
+    """Whether other processes wait for this one, which all must run equally many forwards."""
+    group = torch.distributed
+    is_several = group.is_available() and group.is_initialized() and group.get_world_size() > 1
+    return is_several or isinstance(model, DataParallel)
+
+
+def _score(model: Any, input_ids: Tensor, attention_mask: Tensor, paths: Tensor, pack: bool) -> PathScores:
+    """One forward over all rows."""
+    num_paths, length = paths.shape[1:]
+    nodes = paths[..., : length - 1].clamp(min=0)
+    positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)
+    depth = torch.arange(1, length, device=paths.device)
+    if pack:
+        behind = positions[:, -1:] + depth.repeat(num_paths)
+        mask = packed_mask(attention_mask.bool(), num_paths, length - 1)
+        mask_dtype = _mask_dtype(base_model(model))
+        logits = _forward(
+            model,
+            torch.cat([input_ids, nodes.flatten(1)], dim=1),
+            mask if mask_dtype is None else to_additive(mask, mask_dtype),
+            torch.cat([positions, behind], dim=1),
+            kept=1 + nodes[0].numel(),
+        )
+        return PathScores(logits[:, :1], logits[:, 1:].unflatten(1, (num_paths, length - 1)))
+    behind = positions[:, -1:] + depth
+    logits = _forward(
+        model,
+        torch.cat([input_ids.repeat_interleave(num_paths, dim=0), nodes.flatten(0, 1)], dim=1),
+        torch.nn.functional.pad(attention_mask, (0, length - 1), value=1).repeat_interleave(num_paths, dim=0),
+        torch.cat([positions, behind], dim=1).repeat_interleave(num_paths, dim=0),
+        kept=length,
+    )
+    logits = logits.unflatten(0, (-1, num_paths))
+    return PathScores(logits[:, 0, :1], logits[:, :, 1:])
+
+
+def packed_mask(
+    prompt_mask: Bool[Tensor, "batch prompt"], num_paths: int, num_nodes: int
+) -> Bool[Tensor, "batch 1 tokens tokens"]:
+    """Who sees whom: the prompt causally; a node the prompt's real tokens, its own path's earlier nodes and itself.
+
+    Padding sees itself, because attention to nothing at all is not a number.
+    """
+    batch_size, width = prompt_mask.shape
+    device = prompt_mask.device
+    causal = torch.ones((width, width), dtype=torch.bool, device=device).tril()
+    itself = torch.eye(width, dtype=torch.bool, device=device)
+    path = torch.ones((num_nodes, num_nodes), dtype=torch.bool, device=device).tril()
+    paths = torch.block_diag(*[path] * num_paths).bool() if num_nodes else path
+    mask = torch.zeros((batch_size, 1, width + len(paths), width + len(paths)), dtype=torch.bool, device=device)
+    mask[:, 0, :width, :width] = (causal & prompt_mask[:, None]) | itself
+    mask[:, 0, width:, :width] = prompt_mask[:, None]
+    mask[:, 0, width:, width:] = paths
+    return mask
+
+
+def _forward(model: Any, input_ids: Tensor, mask: Tensor, positions: Tensor, *, kept: int) -> Tensor:
+    """The logits behind the last `kept` tokens."""
+    given: dict[str, Any] = {"use_cache": False, "return_dict": True}
+    if takes_argument(model, "position_ids"):
+        given["position_ids"] = positions
+    if takes_argument(model, "logits_to_keep"):  # the rest is most of the work where the vocabulary is large
+        given["logits_to_keep"] = kept
+    return model(input_ids=input_ids, attention_mask=mask, **given).logits[:, -kept:]

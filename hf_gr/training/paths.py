@@ -1,0 +1,117 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Sequences of a catalogue as paths through its trie: the legal tokens at every position. Knows no model and no loss.
+
+The teacher data holds a distribution once for every distinct prefix of a prompt's sequences, over its legal children
+alone. Whoever writes it and whoever reads it walk the same trie, so that no token needs to be stored with a number.
+
+Axes: B batch, K sequences, L positions, S prefixes of a level (1 at level 0, else K), C children, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from hf_gr.catalogue import ConstraintIndex
+from hf_gr.catalogue.snapshot import Snapshot, combine_rules
+from hf_gr.torch.transition import Children, DeviceCatalogue, children, device_catalogue
+
+
+@dataclass(frozen=True)
+class PathLevel:
+    """The prefixes of one length of a batch of sequences.
+
+    Attributes:
+        below: the children of every prefix.
+        is_first: whether this is a prefix, and no earlier sequence of the row has the same one.
+        owner: the first sequence of the row with the same prefix.
+        chosen: the child that every sequence goes on with; 0 where it does not.
+        is_there: whether it does.
+    """
+
+    below: Children
+    is_first: Bool[Tensor, "batch prefixes"]
+    owner: Int[Tensor, "batch prefixes"]
+    chosen: Int[Tensor, "batch sequences"]
+    is_there: Bool[Tensor, "batch sequences"]
+
+    @property
+    def stored(self) -> Bool[Tensor, "batch prefixes children"]:
+        """The children whose log-probabilities are kept, once for equal prefixes."""
+        return self.below.legal & self.is_first[..., None]
+
+    def gather(self, log_probs: Float[Tensor, "batch prefixes vocab"]) -> Float[Tensor, "batch prefixes children"]:
+        """What stands at the children of every prefix; of no meaning at illegal ones."""
+        return self.below.scores(log_probs.flatten(0, 1)).view(self.below.legal.shape)
+
+    def restore(self, values: Float[Tensor, " stored"]) -> Float[Tensor, "batch prefixes children"]:
+        """The inverse of `log_probs[level.stored]`, with equal prefixes filled in and 0 at illegal children."""
+        stored = self.stored
+        dense = torch.zeros(stored.shape, dtype=values.dtype, device=values.device).masked_scatter(stored, values)
+        return dense.gather(1, self.owner[..., None].expand_as(dense))
+
+    def of_chosen(self, dense: Float[Tensor, "batch prefixes children"]) -> Float[Tensor, "batch sequences"]:
+        """What stands at the child that each sequence goes on with."""
+        dense = dense.expand(-1, self.chosen.shape[1], -1)
+        return dense.gather(-1, self.chosen[..., None])[..., 0]
+
+
+def walk(paths: Int[Tensor, "batch sequences length"], catalogue: DeviceCatalogue) -> list[PathLevel]:
+    """Follow sequences through the trie, level by level.
+
+    Args:
+        paths: tokens, -1 behind the end of a sequence and where there is none.
+        catalogue: on the same device.
+
+    Returns:
+        One entry for every position of `paths`.
+
+    Example:
+        >>> index = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]])
+        >>> first, second = walk(torch.tensor([[[5, 7], [5, 8]]]), training_catalogue(index, torch.device("cpu")))
+        >>> first.below.tokens.tolist(), second.below.tokens[second.stored].tolist(), second.owner.tolist()
+        ([[[5, 6]]], [7, 8], [[0, 0]])
+    """
+    batch_size, num_paths, length = paths.shape
+    states = torch.zeros((batch_size, 1), dtype=torch.long, device=paths.device)
+    numbers = torch.arange(num_paths, device=paths.device)
+    owner = torch.zeros_like(states)
+    is_first = torch.ones_like(states, dtype=torch.bool)
+    levels: list[PathLevel] = []
+    for level in range(length):
+        tokens = paths[..., level]
+        if level:
+            owner = (states[:, :, None] == states[:, None]).int().argmax(-1)
+            is_first = (owner == numbers) & (tokens >= 0)
+        below = children(states, catalogue, level=level)
+        hit = below.legal & (below.tokens == tokens[..., None])
+        chosen, is_there = hit.int().argmax(-1), hit.any(-1)
+        levels.append(PathLevel(below, is_first, owner, chosen, is_there))
+        beams = numbers.expand(batch_size, -1) if level else torch.zeros_like(chosen)
+        states = torch.where(is_there, below.take(beams, chosen)[1], catalogue.dead_state)
+    return levels
+
+
+def training_snapshot(index: ConstraintIndex) -> Snapshot:
+    """The living part of an index, compiled anew if it was updated or filtered: children are in token order then."""
+    return index.snapshot.compact()
+
+
+def training_catalogue(index: ConstraintIndex | Snapshot, device: torch.device) -> DeviceCatalogue:
+    """The catalogue that data is written and read with, on a device."""
+    snapshot = index if isinstance(index, Snapshot) else training_snapshot(index)
+    return device_catalogue(combine_rules([snapshot]), device)
+
+
+def index_digest(snapshot: Snapshot) -> str:
+    """A fingerprint of the sequences of a catalogue; items may be named otherwise."""
+    rows = np.ascontiguousarray(snapshot.rows(), dtype="<i8")
+    header = json.dumps([snapshot.eos_token_id, list(rows.shape)]).encode()
+    return hashlib.sha256(header + rows.tobytes()).hexdigest()

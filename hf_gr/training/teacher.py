@@ -1,0 +1,523 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a target model answers, written to disk for training draft models. Knows no draft model and no loss.
+
+For each prompt: the K sequences of the target's *constrained* beam search, and its log-probabilities over the legal
+tokens at each of their positions, taken from the search's own logits. Shards of Parquet are what is kept: each is
+written whole or not at all, so that a run that was stopped goes on after the last one.
+
+Source: AtSpeed, section 3.1 (D') and appendix A.3 (the sequences of the search's last step).
+Axes: B batch, K sequences, L positions of the longest sequence, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hf_gr.catalogue import ConstraintIndex
+from hf_gr.generation import GRGenerationMixin
+from hf_gr.torch.transition import DeviceCatalogue
+
+from .packing import base_model, pad_prompts, score_paths, takes_argument
+from .paths import PathLevel, index_digest, training_catalogue, training_snapshot, walk
+
+FORMAT_VERSION = 1
+SUMMARY_FILE = "teacher_data.json"
+METADATA_KEY = b"hf_gr.teacher_data"
+LOWEST_LOG_PROB = -6e4  # what fp16 holds; stands for log 0
+PROBED_WEIGHTS = 64  # of each parameter, to tell one model from another
+
+Prompt = Any  # a list, a NumPy array or a tensor of integers, one axis
+
+
+@torch.no_grad()
+def write_teacher_data(
+    model: Any,
+    prompts: Iterable[Prompt],
+    index: ConstraintIndex,
+    directory: str | Path,
+    *,
+    num_beams: int,
+    labels: Iterable[Prompt] | None = None,
+    batch_size: int = 32,
+    full_vocabulary: bool = False,
+    shard_size: int = 1024,
+    progress: bool = False,
+) -> Path:
+    """Write what a target model answers to prompts: the data that draft models are aligned with.
+
+    Memory holds one shard, however many prompts there are. A call that was interrupted is made again with the same
+    arguments: shards that are there are kept, and only their prompts are read once more.
+
+    Args:
+        model: the target, a decoder with `GRGenerationMixin` (`hf_gr.enable`). Its generation config holds for the
+            search, but for beams and sampling; log-probabilities are its own, whatever processors are configured.
+        prompts: token sequences of any lengths, without padding; any iterable, which is read once.
+        index: the catalogue.
+        directory: where the shards go; made if need be.
+        num_beams: K, beams of the search and sequences kept of each prompt.
+        labels: for every prompt the tokens of the item that followed, for the losses that learn from it (all but a
+            pure alignment). The end token of a ragged catalogue is added where it is missing.
+        batch_size: prompts searched together.
+        full_vocabulary: keep the target's log-probabilities over the whole vocabulary at the label's positions, as
+            WordKD and TVDKD need them: `2 * L * V` bytes a prompt.
+        shard_size: prompts a file. Prompts of like lengths are searched together within a shard, which saves padding.
+        progress: show a bar on stderr, if rich is installed.
+
+    Returns:
+        The directory.
+
+    Raises:
+        ValueError: before any work for arguments that make no sense, or a directory that holds data of other
+            settings, of another model or of another catalogue; on the way for a prompt or label that is empty or not
+            of integers of the vocabulary, other numbers of prompts and labels, and prompts that differ from those of
+            the shards that are there.
+        ImportError: pyarrow is missing: `pip install "hf-gr[tables]"`.
+
+    Example:
+        >>> import tempfile
+        >>> from transformers import Qwen3Config, Qwen3ForCausalLM
+        >>> import hf_gr
+        >>> config = Qwen3Config(vocab_size=16, hidden_size=8, num_hidden_layers=1, head_dim=8, eos_token_id=None)
+        >>> target = hf_gr.enable(Qwen3ForCausalLM(config))
+        >>> index = hf_gr.ConstraintIndex.from_sequences([[3, 4], [3, 5], [6, 7]])
+        >>> folder = write_teacher_data(target, [[1, 2], [2]], index, tempfile.mkdtemp(), num_beams=3)
+        >>> sorted(path.name for path in folder.iterdir())
+        ['teacher-00000.parquet', 'teacher_data.json']
+
+    Source: AtSpeed, section 3.1.
+    """
+    _import_pyarrow()
+    index, directory = copy.copy(index), Path(directory)
+    _check_arguments(model, prompts, labels, num_beams=num_beams, batch_size=batch_size, shard_size=shard_size)
+    snapshot = training_snapshot(index)
+    config = base_model(model).config.get_text_config(decoder=True)
+    if index.max_token_id >= config.vocab_size:
+        raise ValueError(
+            f"model has a vocabulary of {config.vocab_size} tokens, expected more than the catalogue's largest, "
+            f"{index.max_token_id}: resize its embeddings, or use the model that the catalogue was made for"
+        )
+    settings = {
+        "format_version": FORMAT_VERSION,
+        "num_beams": num_beams,
+        "has_labels": labels is not None,
+        "full_vocabulary": full_vocabulary,
+        "shard_size": shard_size,
+        "vocab_size": config.vocab_size,
+        "max_length": snapshot.max_length,
+        "eos_token_id": snapshot.eos_token_id,
+        "index": index_digest(snapshot),
+        "model": _model_digest(model),
+    }
+    if full_vocabulary and labels is None:
+        raise ValueError("full_vocabulary=True without labels, expected labels: it is kept at the label's positions")
+    directory.mkdir(parents=True, exist_ok=True)
+    num_there = len(shard_paths(directory))
+    _check_summary(directory, settings)
+    device = next(base_model(model).parameters()).device
+    catalogue = training_catalogue(snapshot, device)
+    plan = _Plan(model, index, catalogue, device, num_beams, batch_size, snapshot.max_length, full_vocabulary)
+    num_prompts, num_shards = 0, 0
+    total = len(prompts) if hasattr(prompts, "__len__") else None  # pyright: ignore[reportArgumentType]
+    with _evaluation(model), _progress_bar(total, is_shown=progress) as advance:
+        for number, rows in enumerate(_shards(prompts, labels, shard_size)):
+            rows = [_check_row(row, num_prompts + at, settings) for at, row in enumerate(rows)]
+            path = directory / f"teacher-{number:05d}.parquet"
+            digest = _rows_digest(rows)
+            if not _is_written(path, settings, digest, len(rows), is_last=number == num_there - 1):
+                _write_shard(path, rows, _search_all(plan, rows, advance), settings | {"prompts": digest})
+            else:
+                advance(len(rows))
+            num_prompts, num_shards = num_prompts + len(rows), number + 1
+    if not num_prompts:
+        raise ValueError("prompts is empty, expected at least one")
+    if num_shards < num_there:
+        raise ValueError(
+            f"{directory} has {num_there} shards, expected {num_shards} for {num_prompts} prompts: it holds data of "
+            "more prompts; use another directory"
+        )
+    summary = settings | {"num_prompts": num_prompts, "num_shards": num_shards}
+    _write_text(directory / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
+    return directory
+
+
+def shard_paths(directory: Path) -> list[Path]:
+    """The complete shards of a directory, in order."""
+    return sorted(directory.glob("teacher-[0-9]*.parquet"))
+
+
+def read_shard_settings(path: Path) -> dict[str, Any]:
+    """What a shard was written with, the digest of its prompts among it."""
+    _, parquet = _import_pyarrow()
+    metadata = parquet.read_schema(path).metadata or {}
+    if METADATA_KEY not in metadata:
+        raise ValueError(f"{path} holds no teacher data, expected a file of write_teacher_data: take it away")
+    return json.loads(metadata[METADATA_KEY])
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What all batches share."""
+
+    model: Any
+    index: ConstraintIndex
+    catalogue: DeviceCatalogue
+    device: torch.device
+    num_beams: int
+    batch_size: int
+    max_length: int
+    full_vocabulary: bool
+
+
+@dataclass(frozen=True)
+class _Row:
+    prompt: np.ndarray
+    label: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What is kept of one prompt; the names are those of the columns."""
+
+    sequences: np.ndarray
+    scores: np.ndarray
+    level_sizes: np.ndarray
+    log_probs: np.ndarray
+    label_log_probs: np.ndarray | None
+
+
+def _search_all(plan: _Plan, rows: Sequence[_Row], advance: Callable[[int], None]) -> list[_Answer]:
+    """The answers to some prompts, in their order; those of like lengths are searched together."""
+    order = sorted(range(len(rows)), key=lambda at: len(rows[at].prompt), reverse=True)
+    answers: dict[int, _Answer] = {}
+    for start in range(0, len(order), plan.batch_size):
+        batch = order[start : start + plan.batch_size]
+        answers.update(zip(batch, _search(plan, [rows[at] for at in batch]), strict=True))
+        advance(len(batch))
+    return [answers[at] for at in range(len(rows))]
+
+
+def _search(plan: _Plan, rows: Sequence[_Row]) -> list[_Answer]:
+    """Search for one batch, and keep what the search has computed anyway."""
+    pad_token_id = _pad_token(plan.model)
+    input_ids, mask = pad_prompts([row.prompt for row in rows], pad_token_id=pad_token_id)
+    input_ids, mask = input_ids.to(plan.device), mask.to(plan.device)
+    num_beams, batch_size = plan.num_beams, len(rows)
+    out = plan.model.generate(
+        input_ids=input_ids,
+        attention_mask=mask,
+        constraint_index=plan.index,
+        num_beams=num_beams,
+        num_return_sequences=num_beams,
+        do_sample=False,
+        drafting=None,  # the logits of every level are asked for
+        verification="strict",
+        return_dict_in_generate=True,
+        output_scores=True,
+        output_logits=True,
+    )
+    paths = out.sequences[:, input_ids.shape[1] :].unflatten(0, (batch_size, num_beams))
+    sources = getattr(out, "beam_indices", None)
+    if sources is None:  # a single path for itself
+        sources = torch.arange(batch_size, device=paths.device)[:, None].expand(-1, paths.shape[-1])
+    sources = sources.long().unflatten(0, (batch_size, num_beams))
+    if num_beams > 1:
+        paths = paths.masked_fill(sources < 0, -1)
+    paths = torch.nn.functional.pad(paths, (0, plan.max_length - paths.shape[-1]), value=-1)
+    levels = walk(paths, plan.catalogue)
+    # A greedy path has padding behind its end: what leads nowhere is none of its tokens.
+    is_there = torch.stack([level.is_there for level in levels], dim=-1)
+    paths = paths.masked_fill(~is_there.cumprod(-1).bool(), -1)
+    values, sizes, chosen = _legal_log_probs(out.logits, sources, levels, num_beams)
+    if getattr(out, "sequences_scores", None) is not None:
+        scores = out.sequences_scores.view(batch_size, num_beams)
+    else:
+        scores = chosen.sum(-1)
+    scores = scores.masked_fill(~is_there[..., 0], -torch.inf)
+    answers = _split(values, sizes)
+    labels = [None] * batch_size if not plan.full_vocabulary else _label_log_probs(plan, out, input_ids, mask, rows)
+    columns = (paths.int().cpu().numpy(), scores.float().cpu().numpy(), sizes, answers, labels)
+    return [_Answer(*row) for row in zip(*columns, strict=True)]
+
+
+def _legal_log_probs(
+    logits: Sequence[Float[Tensor, "paths vocab"]],
+    sources: Int[Tensor, "batch sequences length"],
+    levels: Sequence[PathLevel],
+    num_beams: int,
+) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray, Float[Tensor, "batch sequences length"]]:
+    """Log-probabilities over the legal children of distinct prefixes, from the logits of the search's steps.
+
+    Returns:
+        For every level the rows and the values, flat; `[B, L]` how many there are; and those of the sequences' tokens.
+    """
+    flat: list[tuple[np.ndarray, np.ndarray]] = []
+    sizes, tokens = [], []
+    for number, level in enumerate(levels):
+        stored = level.stored
+        sizes.append(stored.sum((1, 2)))
+        if number >= len(logits):
+            tokens.append(torch.zeros_like(tokens[0]))
+            continue
+        if number:
+            beams = sources[..., number] if number < sources.shape[-1] else torch.full_like(sources[..., 0], -1)
+        else:
+            beams = torch.arange(len(stored), device=stored.device)[:, None] * num_beams
+        rows, prefixes = level.is_first.nonzero(as_tuple=True)
+        log_probs = logits[number][beams[rows, prefixes].clamp(min=0)].float().log_softmax(-1)
+        children = log_probs.gather(-1, level.below.tokens[rows, prefixes])
+        children = children.clamp(min=LOWEST_LOG_PROB).half()
+        legal = level.below.legal[rows, prefixes]
+        values = children[legal]
+        flat.append((np.repeat(rows.cpu().numpy(), legal.sum(-1).cpu().numpy()), values.cpu().numpy()))
+        tokens.append(level.of_chosen(level.restore(values)).float().masked_fill(~level.is_there, 0.0))
+    return flat, torch.stack(sizes, dim=-1).int().cpu().numpy(), torch.stack(tokens, dim=-1)
+
+
+def _split(flat: Sequence[tuple[np.ndarray, np.ndarray]], sizes: np.ndarray) -> list[np.ndarray]:
+    """Values of levels, each in the order of rows, as the values of rows, each in the order of levels."""
+    rows = np.concatenate([rows for rows, _ in flat])
+    values = np.concatenate([values for _, values in flat])
+    values = values[np.argsort(rows, kind="stable")]
+    return np.split(values, np.cumsum(sizes.sum(-1))[:-1])
+
+
+def _label_log_probs(
+    plan: _Plan, out: Any, input_ids: Int[Tensor, "batch prompt"], mask: Int[Tensor, "batch prompt"], rows: Any
+) -> list[np.ndarray]:
+    """The whole distributions at the labels' positions, the prompt's keys taken from the search where they are."""
+    width = max(len(row.label) for row in rows)
+    labels = torch.full((len(rows), width), -1, device=input_ids.device)
+    for number, row in enumerate(rows):
+        labels[number, : len(row.label)] = torch.from_numpy(row.label)
+    first = out.logits[0][:: plan.num_beams][:, None]
+    cache = out.past_key_values
+    tokens = labels[:, :-1].clamp(min=0)
+    if width == 1:
+        logits = first
+    elif _is_prompts_cache(cache, input_ids):
+        steps = torch.arange(width - 1, device=input_ids.device)
+        given: dict[str, Any] = {"attention_mask": torch.nn.functional.pad(mask, (0, width - 1), value=1)}
+        if takes_argument(plan.model, "position_ids"):
+            given["position_ids"] = mask.sum(-1, keepdim=True) + steps
+        rest = plan.model(input_ids=tokens, past_key_values=cache, use_cache=True, return_dict=True, **given).logits
+        logits = torch.cat([first, rest.float()], dim=1)
+    else:
+        logits = score_paths(plan.model, input_ids, mask, labels[:, None]).of_path(0)
+    log_probs = logits.float().log_softmax(-1).clamp(min=LOWEST_LOG_PROB).half().cpu().numpy()
+    return [log_probs[number, : len(row.label)] for number, row in enumerate(rows)]
+
+
+def _is_prompts_cache(cache: Any, input_ids: Tensor) -> bool:
+    """Whether a search has left the prompts' keys, one row a prompt, and nothing else."""
+    layers = getattr(cache, "layers", None)
+    if not layers or getattr(layers[0], "keys", None) is None:
+        return False
+    return layers[0].keys.shape[0] == len(input_ids) and cache.get_seq_length() == input_ids.shape[1]
+
+
+def _write_shard(path: Path, rows: Sequence[_Row], answers: Sequence[_Answer], settings: dict[str, Any]) -> None:
+    """One Parquet file, under its name only once it is complete."""
+    arrow, parquet = _import_pyarrow()
+    num_beams, length = answers[0].sequences.shape
+
+    def ragged(arrays: Sequence[np.ndarray], kind: Any) -> Any:
+        ends = np.cumsum([0, *(array.size for array in arrays)])
+        values = np.concatenate([array.reshape(-1) for array in arrays])
+        return arrow.LargeListArray.from_arrays(ends, arrow.array(values, type=kind))
+
+    def fixed(arrays: Sequence[np.ndarray], kind: Any, size: int) -> Any:
+        return arrow.FixedSizeListArray.from_arrays(arrow.array(np.concatenate(arrays, axis=None), type=kind), size)
+
+    columns = {
+        "input_ids": ragged([row.prompt for row in rows], arrow.int32()),
+        "sequences": fixed([answer.sequences for answer in answers], arrow.int32(), num_beams * length),
+        "scores": fixed([answer.scores for answer in answers], arrow.float32(), num_beams),
+        "level_sizes": fixed([answer.level_sizes for answer in answers], arrow.int32(), length),
+        "log_probs": ragged([answer.log_probs for answer in answers], arrow.float16()),
+    }
+    if settings["has_labels"]:
+        columns["label"] = ragged([row.label for row in rows if row.label is not None], arrow.int32())
+    full = [answer.label_log_probs for answer in answers if answer.label_log_probs is not None]
+    if full:
+        columns["label_log_probs"] = ragged(full, arrow.float16())
+    table = arrow.table(columns).replace_schema_metadata({METADATA_KEY: json.dumps(settings).encode()})
+    temporary = path.with_name(f".{path.name}.tmp")
+    parquet.write_table(table, temporary, compression="zstd", use_dictionary=False)
+    temporary.replace(path)
+
+
+def _write_text(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def _is_written(path: Path, settings: dict[str, Any], digest: str, num_rows: int, *, is_last: bool) -> bool:
+    """Whether a shard is there already; refuses one of other settings or prompts, but for a last one cut short."""
+    if not path.exists():
+        return False
+    there = read_shard_settings(path)
+    _refuse_other(path, {name: there.get(name) for name in settings}, settings)
+    if there["prompts"] == digest:
+        return True
+    _, parquet = _import_pyarrow()
+    if is_last and parquet.read_metadata(path).num_rows < num_rows:
+        return False  # there are more prompts than last time
+    raise ValueError(
+        f"{path} holds data of other prompts or labels, expected those that are given: use another directory"
+    )
+
+
+def _check_summary(directory: Path, settings: dict[str, Any]) -> None:
+    path = directory / SUMMARY_FILE
+    if path.exists():
+        there = json.loads(path.read_text(encoding="utf-8"))
+        _refuse_other(path, {name: there.get(name) for name in settings}, settings)
+    elif shards := shard_paths(directory):
+        there = read_shard_settings(shards[0])
+        _refuse_other(shards[0], {name: there.get(name) for name in settings}, settings)
+
+
+def _refuse_other(path: Path, there: dict[str, Any], settings: dict[str, Any]) -> None:
+    for name, value in settings.items():
+        if there[name] != value:
+            raise ValueError(
+                f"{path} was written with {name}={there[name]!r}, expected {value!r} as in this call: "
+                "use another directory, or the same arguments"
+            )
+
+
+def _check_arguments(
+    model: Any, prompts: Any, labels: Any, *, num_beams: int, batch_size: int, shard_size: int
+) -> None:
+    inner = base_model(model)
+    if not isinstance(inner, GRGenerationMixin):
+        raise ValueError(
+            f"model is a {type(inner).__name__}, expected one with GRGenerationMixin: hf_gr.enable(model)"
+        )
+    if inner.config.is_encoder_decoder:  # pyright: ignore[reportAttributeAccessIssue]
+        raise ValueError(f"model is a {type(inner).__name__}, expected a decoder: draft models continue its prompts")
+    for name, value in {"num_beams": num_beams, "batch_size": batch_size, "shard_size": shard_size}.items():
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}={value!r}, expected a positive integer")
+    if hasattr(prompts, "__len__") and hasattr(labels, "__len__") and len(prompts) != len(labels):
+        raise ValueError(f"labels has {len(labels)} entries, expected {len(prompts)}: one for each prompt")
+
+
+def _shards(prompts: Iterable[Prompt], labels: Iterable[Prompt] | None, size: int) -> Iterator[list[tuple[Any, Any]]]:
+    """Prompts with their labels, so many at once."""
+    if labels is None:
+        pairs: Iterator[tuple[Any, Any]] = ((prompt, None) for prompt in prompts)
+    else:
+        pairs = iter(zip(prompts, labels, strict=True))
+    while True:
+        try:
+            rows = list(islice(pairs, size))
+        except ValueError as error:
+            if "zip()" not in str(error):
+                raise
+            raise ValueError(f"prompts and labels differ in number ({error}), expected one label a prompt") from error
+        if not rows:
+            return
+        yield rows
+
+
+def _check_row(row: tuple[Any, Any], number: int, settings: dict[str, Any]) -> _Row:
+    prompt, label = row
+    vocab_size, eos_token_id = settings["vocab_size"], settings["eos_token_id"]
+    checked = _read_tokens(prompt, f"prompts[{number}]", vocab_size)
+    if not settings["has_labels"]:
+        return _Row(checked, None)
+    tokens = _read_tokens(label, f"labels[{number}]", vocab_size)
+    if eos_token_id is not None and tokens[-1] != eos_token_id:
+        tokens = np.append(tokens, np.int64(eos_token_id))
+    return _Row(checked, tokens)
+
+
+def _read_tokens(tokens: Any, name: str, vocab_size: int) -> np.ndarray:
+    array = np.asarray(tokens.detach().cpu() if isinstance(tokens, Tensor) else tokens)
+    if array.ndim != 1 or not array.size or array.dtype.kind not in "iu":
+        raise ValueError(
+            f"{name} has shape {list(array.shape)} and type {array.dtype}, expected one or more integers in one axis: "
+            "one prompt is one token sequence, without padding"
+        )
+    if array.min() < 0 or array.max() >= vocab_size:
+        raise ValueError(
+            f"{name} has tokens from {array.min()} to {array.max()}, expected 0 to {vocab_size - 1}: was it tokenized "
+            "for another model?"
+        )
+    return array.astype(np.int64)
+
+
+def _rows_digest(rows: Sequence[_Row]) -> str:
+    digest = hashlib.sha256()
+    for row in rows:
+        for tokens in (row.prompt, row.label):
+            array = np.zeros(0, np.int64) if tokens is None else tokens
+            digest.update(np.int64(len(array)).tobytes() + array.tobytes())
+    return digest.hexdigest()
+
+
+def _model_digest(model: Any) -> str:
+    """A fingerprint of a model: names, shapes and some weights of every parameter."""
+    digest = hashlib.sha256()
+    for name, parameter in base_model(model).named_parameters():
+        flat = parameter.detach().flatten()
+        some = flat[:: max(1, len(flat) // PROBED_WEIGHTS)][:PROBED_WEIGHTS].float().cpu().numpy()
+        digest.update(f"{name} {tuple(parameter.shape)}".encode() + some.tobytes())
+    return digest.hexdigest()
+
+
+def _pad_token(model: Any) -> int:
+    """What fills short prompts; the attention mask hides it, whatever it is."""
+    config = model.generation_config
+    eos = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
+    return next((token for token in (config.pad_token_id, eos) if token is not None), 0)
+
+
+def _import_pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ImportError('teacher data needs pyarrow: pip install "hf-gr[tables]"') from error
+    return pyarrow, pyarrow.parquet
+
+
+@contextmanager
+def _evaluation(model: Any) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+@contextmanager
+def _progress_bar(total: int | None, *, is_shown: bool) -> Iterator[Callable[[int], None]]:
+    """A function that is told how many prompts more are done, and moves a bar if it is shown."""
+    if not is_shown:
+        yield lambda number: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("Asking the target model", total=total)
+        yield lambda number: bar.advance(task, number)

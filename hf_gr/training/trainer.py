@@ -1,0 +1,316 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`AtSpeedTrainer`: transformers' Trainer with the losses that align a draft model. Knows no target model.
+
+All that the target has to say is in the teacher data; checkpoints, mixed precision, several processes, logging and
+resuming are transformers' own. Source: AtSpeed, section 3 and appendix A.3.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import Trainer, TrainingArguments
+from transformers.trainer_pt_utils import LengthGroupedSampler
+
+from hf_gr.catalogue import ConstraintIndex
+
+from . import losses
+from .dataset import TeacherCollator, TeacherDataset
+from .losses import LevelLogProbs
+from .packing import PathScores, base_model, score_paths
+from .paths import PathLevel, index_digest, training_catalogue, training_snapshot, walk
+
+Loss = Literal["atspeed-s", "atspeed-r", "sft", "wordkd", "tvdkd", "seqkd"]
+
+
+@dataclass(frozen=True)
+class _Needs:
+    """What a loss needs of the teacher data."""
+
+    sequences: bool = False
+    log_probs: bool = False
+    labels: bool = True
+    label_log_probs: bool = False
+
+
+NEEDS: dict[str, _Needs] = {
+    "atspeed-s": _Needs(sequences=True, log_probs=True),
+    "atspeed-r": _Needs(sequences=True, log_probs=True),
+    "seqkd": _Needs(sequences=True),
+    "sft": _Needs(),
+    "tvdkd": _Needs(label_log_probs=True),
+    "wordkd": _Needs(label_log_probs=True),
+}
+
+
+class AtSpeedTrainer(Trainer):
+    """Trains a draft model to draft what the target's beam search will choose.
+
+    The paper's recipe: AdamW, learning rate 1e-3, batches of 64 prompts, 200 steps of warm-up and then a cosine, 20
+    epochs, weight decay 0.01 or 0.1, alpha 0.5:
+
+        TrainingArguments(
+            "draft", learning_rate=1e-3, per_device_train_batch_size=64, num_train_epochs=20, weight_decay=0.1,
+            lr_scheduler_type="cosine", warmup_steps=200, train_sampling_strategy="group_by_length",
+        )
+
+    (Sampling by length is ours: it saves computing padding.)
+
+    Args:
+        model: the draft model, a decoder of transformers.
+        args: transformers' own.
+        train_dataset: a `TeacherDataset`, or a `torch.utils.data.Subset` of one.
+        eval_dataset: another; `eval_loss` is the same loss.
+        constraint_index: the catalogue that the data was written with.
+        loss: `"atspeed-s"` for strict and `"atspeed-r"` for relaxed verification, or one of the paper's baselines
+            `"sft"`, `"wordkd"`, `"tvdkd"`, `"seqkd"` (`hf_gr.training.losses`).
+        alpha: the weight of the alignment in the first two; the rest is the cross entropy on the label.
+        num_tokens: how many legal tokens of each distribution they compare; by default the data's `num_beams`.
+        top_of: whose best legal tokens `"atspeed-r"` compares, `"draft"` or `"target"`.
+        density_weight: the weight of the density term of `"atspeed-s"`; 0 is the paper's ablation without it.
+        kwargs: transformers' own: `callbacks`, `optimizers`, ...
+
+    Raises:
+        ValueError: before any work: an unknown loss; data that lacks what the loss needs, or is of another catalogue;
+            a draft model whose vocabulary is too small, or not the target's where whole distributions are compared.
+
+    Example:
+        >>> import tempfile
+        >>> from transformers import Qwen3Config, Qwen3ForCausalLM
+        >>> import hf_gr
+        >>> from hf_gr.training import write_teacher_data
+        >>> config = Qwen3Config(vocab_size=16, hidden_size=8, num_hidden_layers=1, head_dim=8, eos_token_id=None)
+        >>> target, draft = hf_gr.enable(Qwen3ForCausalLM(config)), Qwen3ForCausalLM(config)
+        >>> index = hf_gr.ConstraintIndex.from_sequences([[3, 4], [3, 5], [6, 7]])
+        >>> data, labels = [[1, 2], [2]], [[3, 4], [6, 7]]
+        >>> folder = write_teacher_data(target, data, index, tempfile.mkdtemp(), num_beams=2, labels=labels)
+        >>> options = {"max_steps": 1, "use_cpu": True, "report_to": "none", "disable_tqdm": True}
+        >>> trainer = AtSpeedTrainer(
+        ...     model=draft,
+        ...     args=TrainingArguments(tempfile.mkdtemp(), **options),
+        ...     train_dataset=TeacherDataset(folder),
+        ...     constraint_index=index,
+        ...     loss="atspeed-s",
+        ... )
+        >>> trainer.train().global_step  # doctest: +ELLIPSIS
+        {...
+        1
+
+    Source: AtSpeed, equations 4, 5, 8 and 9, appendix A.3.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        args: TrainingArguments | None = None,
+        *,
+        constraint_index: ConstraintIndex,
+        loss: Loss = "atspeed-s",
+        alpha: float = 0.5,
+        num_tokens: int | None = None,
+        top_of: Literal["draft", "target"] = "draft",
+        density_weight: float = 1.0,
+        **kwargs: Any,
+    ) -> None:
+        needs = _check_loss(loss, alpha, num_tokens, top_of)
+        snapshot = training_snapshot(constraint_index)
+        datasets = _named_datasets(kwargs.get("train_dataset"), kwargs.get("eval_dataset"))
+        digest = index_digest(snapshot)
+        for name, dataset in datasets.items():
+            _check_data(name, dataset, digest, loss, needs, alpha)
+        if model is not None:  # with model_init= transformers makes it later
+            _check_model(model, datasets, constraint_index, needs)
+        # The Trainer would take away whatever the model's forward does not name.
+        args = TrainingArguments("tmp_trainer") if args is None else copy.copy(args)
+        args.remove_unused_columns = False
+        self.loss = loss
+        self.alpha = alpha
+        self.top_of: Literal["draft", "target"] = top_of
+        self.density_weight = density_weight
+        self.num_tokens = num_tokens
+        if num_tokens is None and datasets:
+            self.num_tokens = next(iter(datasets.values())).settings["num_beams"]
+        self._snapshot = snapshot
+        kwargs.setdefault("data_collator", TeacherCollator(_pad_token(model), **vars(needs)))
+        super().__init__(model=model, args=args, **kwargs)
+        self.model_accepts_loss_kwargs = False  # losses are means over a batch, not sums over its tokens
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """The loss of a batch that `TeacherCollator` made."""
+        loss = self._loss(model, inputs)
+        return (loss, {}) if return_outputs else loss
+
+    def prediction_step(
+        self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The loss alone."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            return self.compute_loss(model, inputs).detach(), None, None
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        """transformers' own; by length, lengths are known without reading the data."""
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        if self.args.train_sampling_strategy == "group_by_length" and dataset is not None:
+            batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps
+            return LengthGroupedSampler(batch_size, lengths=_lengths(dataset))
+        return super()._get_train_sampler(train_dataset)
+
+    def _loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        needs = NEEDS[self.loss]
+        groups = [inputs["sequences"]] if needs.sequences else []
+        if "labels" in inputs:
+            groups.append(inputs["labels"].clamp(min=-1)[:, None])
+        paths = _stack(groups)
+        scores = score_paths(model, inputs["input_ids"], inputs["attention_mask"], paths).log_softmax()
+        if self.loss in ("wordkd", "tvdkd"):
+            compare = losses.wordkd if self.loss == "wordkd" else losses.tvdkd
+            target = inputs["label_log_probs"].float().log_softmax(-1)  # half precision sums to nearly 1
+            return compare(scores.of_path(-1), target, inputs["labels"] >= 0)
+        log_probs = scores.of_tokens(paths)
+        if self.loss in ("sft", "seqkd"):
+            return losses.seqkd(log_probs, paths >= 0)
+        recommendation = log_probs.new_zeros(())
+        if "labels" in inputs:
+            recommendation = losses.sft(log_probs[:, -1], paths[:, -1] >= 0)
+        return self._alignment(scores, inputs, recommendation)
+
+    def _alignment(self, scores: PathScores, inputs: dict[str, Any], recommendation: Tensor) -> Tensor:
+        """AtSpeed's losses on the target's sequences, which come before the label."""
+        sequences = inputs["sequences"]
+        mask = sequences >= 0
+        walked = walk(sequences, training_catalogue(self._snapshot, sequences.device))
+        pairs, threshold = compare_levels(walked, scores, inputs["log_probs"], mask)
+        options: dict[str, Any] = {"num_tokens": self.num_tokens, "alpha": self.alpha}
+        if self.loss == "atspeed-s":
+            options["density_weight"] = self.density_weight
+            return losses.atspeed_s(pairs, threshold, mask, recommendation, **options)
+        return losses.atspeed_r(pairs, mask, recommendation, top_of=self.top_of, **options)
+
+
+def compare_levels(
+    walked: list[PathLevel], scores: PathScores, target: list[Tensor], mask: Tensor
+) -> tuple[list[LevelLogProbs], Tensor]:
+    """Both models over the legal tokens at every position, and log p of the K-th sequence's tokens.
+
+    Args:
+        walked: the target's K sequences in the trie.
+        scores: the draft's log-probabilities behind their prefixes; further sequences may follow.
+        target: the stored log-probabilities, by level.
+        mask: `[B, K, L]` which tokens the sequences have.
+    """
+    pairs, chosen = [], []
+    for number, (level, values) in enumerate(zip(walked, target, strict=True)):
+        draft = level.gather(scores.at(number)[:, : level.below.legal.shape[1]])
+        dense = level.restore(values.to(draft.dtype))
+        pairs.append(LevelLogProbs(draft, dense, level.below.legal))
+        chosen.append(level.of_chosen(dense))
+    return pairs, losses.kth_log_probs(torch.stack(chosen, dim=-1), mask)
+
+
+def _stack(groups: list[Tensor]) -> Tensor:
+    """Sequences of several lengths as one `[B, S, L]`."""
+    length = max(group.shape[-1] for group in groups)
+    return torch.cat([torch.nn.functional.pad(group, (0, length - group.shape[-1]), value=-1) for group in groups], 1)
+
+
+def _check_loss(loss: str, alpha: float, num_tokens: int | None, top_of: str) -> _Needs:
+    if loss not in NEEDS:
+        raise ValueError(f"loss={loss!r}, expected one of {', '.join(map(repr, sorted(NEEDS)))}")
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha={alpha!r}, expected 0 to 1: the weight of the alignment")
+    if num_tokens is not None and num_tokens < 1:
+        raise ValueError(f"num_tokens={num_tokens!r}, expected a positive integer, or None for the data's num_beams")
+    if top_of not in ("draft", "target"):
+        raise ValueError(f"top_of={top_of!r}, expected 'draft' or 'target'")
+    needs = NEEDS[loss]
+    is_aligned_alone = loss.startswith("atspeed") and alpha == 1
+    return _Needs(**{**vars(needs), "labels": needs.labels and not is_aligned_alone})
+
+
+def _named_datasets(train: Any, evaluation: Any) -> dict[str, TeacherDataset]:
+    """The teacher data behind the datasets that are given, by the arguments' names."""
+    given = {"train_dataset": train}
+    if isinstance(evaluation, dict):
+        given |= {f"eval_dataset[{name!r}]": dataset for name, dataset in evaluation.items()}
+    else:
+        given["eval_dataset"] = evaluation
+    return {name: _teacher_data(name, dataset) for name, dataset in given.items() if dataset is not None}
+
+
+def _teacher_data(name: str, dataset: Any) -> TeacherDataset:
+    inner = dataset
+    while not isinstance(inner, TeacherDataset):
+        if not hasattr(inner, "dataset"):
+            raise ValueError(
+                f"{name} is a {type(dataset).__name__}, expected a TeacherDataset, or a torch.utils.data.Subset of one"
+            )
+        inner = inner.dataset
+    return inner
+
+
+def _lengths(dataset: Any) -> list[int]:
+    """The prompts' lengths, also those of subsets of subsets."""
+    if isinstance(dataset, TeacherDataset):
+        return dataset.lengths.tolist()
+    lengths = _lengths(dataset.dataset)
+    return [lengths[number] for number in dataset.indices]
+
+
+def _check_data(name: str, data: TeacherDataset, digest: str, loss: str, needs: _Needs, alpha: float) -> None:
+    if data.settings["index"] != digest:
+        raise ValueError(
+            f"constraint_index is not the catalogue of {name} ({data.directory}), expected the one that it was "
+            "written with: load that one, or write the data again"
+        )
+    if needs.labels and not data.settings["has_labels"]:
+        fix = ", or train with alpha=1" if loss.startswith("atspeed") else ""
+        raise ValueError(
+            f"{name} has no labels, expected them for loss={loss!r} with alpha={alpha}: write_teacher_data(labels=...)"
+            + fix
+        )
+    if needs.label_log_probs and not data.settings["full_vocabulary"]:
+        raise ValueError(
+            f"{name} has no distributions over the vocabulary, expected them for loss={loss!r}: "
+            "write_teacher_data(full_vocabulary=True)"
+        )
+
+
+def _check_model(model: Any, datasets: dict[str, TeacherDataset], index: ConstraintIndex, needs: _Needs) -> None:
+    inner = base_model(model)
+    if inner.config.is_encoder_decoder:
+        raise ValueError(f"model is a {type(inner).__name__}, expected a decoder: a draft model continues prompts")
+    vocab_size = inner.config.get_text_config(decoder=True).vocab_size
+    if vocab_size <= index.max_token_id:
+        raise ValueError(
+            f"model has a vocabulary of {vocab_size} tokens, expected more than the catalogue's largest, "
+            f"{index.max_token_id}: build it with the target's tokenizer"
+        )
+    for name, data in datasets.items():
+        if vocab_size <= data.max_token_id:
+            raise ValueError(
+                f"model has a vocabulary of {vocab_size} tokens, expected more than the largest of {name}, "
+                f"{data.max_token_id}: build it with the target's tokenizer"
+            )
+        if needs.label_log_probs and vocab_size != data.settings["vocab_size"]:
+            raise ValueError(
+                f"model has a vocabulary of {vocab_size} tokens, expected the target's {data.settings['vocab_size']}: "
+                "whole distributions are compared; take an AtSpeed loss, which compares legal tokens alone"
+            )
+
+
+def _pad_token(model: Any) -> int:
+    """What fills short prompts; the attention mask hides it, whatever it is."""
+    pad_token_id = None if model is None else getattr(base_model(model).config, "pad_token_id", None)
+    return 0 if pad_token_id is None else pad_token_id

@@ -1,0 +1,549 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Teacher data, packed forwards and the trainer, against plain forwards of the models and the losses' twins."""
+
+from __future__ import annotations
+
+import doctest
+import pickle
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import families
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Subset
+from transformers import TrainingArguments
+
+import hf_gr
+from hf_gr import ConstraintIndex, reference
+from hf_gr.training import (
+    AtSpeedTrainer,
+    TeacherCollator,
+    TeacherDataset,
+    losses,
+    packing,
+    paths,
+    teacher,
+    write_teacher_data,
+)
+from hf_gr.training import trainer as trainer_module
+from hf_gr.training.packing import can_pack, score_paths, split_by_length
+from hf_gr.training.paths import training_catalogue, walk
+
+CPU = torch.device("cpu")
+LOGIT_TOL = 2e-4  # fp32; logits of these models reach 50
+HALF_TOL = 2e-2  # fp16 holds log-probabilities of up to 32 to within 1/64
+LOSS_TOL = 2e-2  # of means of such log-probabilities
+LOSSES = ["atspeed-s", "atspeed-r", "sft", "wordkd", "tvdkd", "seqkd"]
+K = 4
+
+# Some sequences end early, prefixes are shared, and one root child has a single sequence.
+RAGGED = [[3, 10], [3, 10, 20], [3, 11, 21], [4, 12], [4, 10, 22], [4, 10, 23], [5, 13, 24], [3, 12], [6]]
+
+
+def fixed_catalogue(seed: int = 0) -> ConstraintIndex:
+    rng = np.random.default_rng(seed)
+    rows = np.stack([rng.integers(3, 9, 40), rng.integers(10, 20, 40), rng.integers(20, 30, 40)], axis=1)
+    return ConstraintIndex.from_sequences(np.unique(rows, axis=0))
+
+
+def ragged_catalogue() -> ConstraintIndex:
+    return ConstraintIndex.from_sequences(RAGGED, eos_token_id=families.EOS)
+
+
+def make_prompts(number: int, seed: int = 0) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(3, families.VOCABULARY, rng.integers(1, 9)).tolist() for _ in range(number)]
+
+
+def make_labels(index: ConstraintIndex, number: int, seed: int = 0) -> list[list[int]]:
+    known = list(index)
+    return [known[at] for at in np.random.default_rng(seed).integers(0, len(known), number)]
+
+
+def target_model(family: str = "qwen3") -> Any:
+    return hf_gr.enable(families.build(family))
+
+
+def draft_model(seed: int = 1, family: str = "qwen3") -> Any:
+    return families.build(family, seed=seed, config={"num_hidden_layers": 1, "n_layer": 1})
+
+
+def write(
+    directory: Path, index: ConstraintIndex, *, number: int = 20, model: Any = None, **options: Any
+) -> TeacherDataset:
+    given = {"num_beams": K, "labels": make_labels(index, number), "batch_size": 4, "full_vocabulary": True}
+    given |= {"shard_size": 8} | options
+    write_teacher_data(model or target_model(), make_prompts(number), index, directory, **given)
+    return TeacherDataset(directory)
+
+
+def arguments(directory: Path, **options: Any) -> TrainingArguments:
+    given = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "seed": 0}
+    given |= {"per_device_train_batch_size": 5, "learning_rate": 3e-3, "logging_strategy": "no"}
+    return TrainingArguments(str(directory / "out"), **(given | options))
+
+
+def trainer(
+    directory: Path, data: Any, index: ConstraintIndex, *, model: Any = None, **options: Any
+) -> AtSpeedTrainer:
+    ours = {
+        name: options.pop(name)
+        for name in ("loss", "alpha", "num_tokens", "top_of", "eval_dataset")
+        if name in options
+    }
+    return AtSpeedTrainer(
+        model=model or draft_model(),
+        args=arguments(directory, **options),
+        train_dataset=data,
+        constraint_index=index,
+        **ours,
+    )
+
+
+@torch.no_grad()
+def plain_log_probs(model: Any, prompt: Any, sequence: Any) -> np.ndarray:
+    """`[len(sequence), V]` log-probabilities of one prompt and one sequence, alone and without padding."""
+    tokens = torch.tensor([[*map(int, prompt), *map(int, sequence)]])
+    logits = model(input_ids=tokens, use_cache=False).logits[0, len(prompt) - 1 : -1]
+    return logits.double().log_softmax(-1).numpy()
+
+
+# Packing
+
+
+@pytest.mark.parametrize("family", [*families.DECODERS, *families.BATCH_DECODERS])
+def test_packed_logits_equal_plain_forwards(family: str) -> None:
+    model = families.shared(family)
+    prompts = make_prompts(5, seed=3)
+    input_ids, mask = packing.pad_prompts(prompts, pad_token_id=families.PAD)
+    paths = torch.randint(3, families.VOCABULARY, (5, 3, 4), generator=torch.Generator().manual_seed(0))
+    paths[1, 2, 2:] = paths[3, 1] = -1
+    with torch.no_grad():
+        scores = score_paths(model, input_ids, mask, paths)
+    assert scores.first.isfinite().all()
+    assert scores.rest.isfinite().all()
+    for row, prompt in enumerate(prompts):
+        for number, path in enumerate(paths[row].tolist()):
+            path = [token for token in path if token >= 0]
+            if path:
+                found = torch.cat([scores.first[row], scores.rest[row, number]])[: len(path)]
+                expected = plain_log_probs(model, prompt, path)
+                assert np.abs(found.double().log_softmax(-1).numpy() - expected).max() < LOGIT_TOL
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_packed_gradients_equal_those_of_rows(implementation: str) -> None:
+    model = families.build("qwen3", attn_implementation=implementation)
+    input_ids, mask = packing.pad_prompts(make_prompts(4), pad_token_id=families.PAD)
+    paths = torch.randint(3, families.VOCABULARY, (4, 3, 3), generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for pack in (True, False):
+        model.zero_grad()
+        scores = score_paths(model, input_ids, mask, paths, pack=pack).log_softmax()
+        scores.of_tokens(paths).mean().backward()
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    assert gradients[0].isfinite().all()
+    assert (gradients[0] - gradients[1]).abs().max() < 1e-5 * gradients[1].abs().max()  # fp32
+
+
+def test_windows_and_other_layouts_are_not_packed() -> None:
+    assert can_pack(families.shared("qwen3"), 50)
+    assert can_pack(families.shared("mistral"), 3)
+    assert not can_pack(families.shared("mistral"), 4)
+    assert not can_pack(families.shared("bloom"), 2)
+
+
+def test_a_planted_error_in_the_mask_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = packing.packed_mask
+
+    def causal(*args: Any) -> torch.Tensor:
+        return right(*args) | right(*args).new_ones(right(*args).shape[-2:]).tril()
+
+    monkeypatch.setattr(packing, "packed_mask", causal)
+    with pytest.raises(AssertionError):
+        test_packed_logits_equal_plain_forwards("llama")
+
+
+def test_rows_are_split_into_the_cheapest_groups() -> None:
+    lengths = [9, 1, 9, 2, 1, 8]
+    assert split_by_length(lengths, 3, overhead=1000) == [[1, 4, 3, 5, 0, 2]]
+    assert split_by_length(lengths, 3, overhead=2) == [[1, 4, 3], [5, 0, 2]]
+    assert split_by_length([4, 4], 0, overhead=0) in ([[0, 1]], [[0], [1]])
+
+
+# Teacher data
+
+
+def check_teacher_data(data: TeacherDataset, model: Any, index: ConstraintIndex, number: int) -> None:
+    """Every entry against the target's own search, and against plain forwards of it."""
+    catalogue = training_catalogue(index, CPU)
+    num_beams = data.settings["num_beams"]
+    assert len(data) == number
+    for at, prompt in enumerate(make_prompts(number)):
+        entry = data[at]
+        assert entry["input_ids"].tolist() == prompt
+        out = model.generate(
+            torch.tensor([prompt]), constraint_index=index, num_beams=num_beams, num_return_sequences=num_beams,
+            do_sample=False, return_dict_in_generate=True, output_scores=True,
+        )  # fmt: skip
+        found = [[token for token in row if token >= 0] for row in entry["sequences"].tolist()]
+        expected = out.sequences[:, len(prompt) :].tolist()
+        assert [row for row in found if row] == [
+            row[: len(ours)] for row, ours in zip(expected, found, strict=True) if ours
+        ]
+        assert [row in index for row in found if row] == [True] * min(num_beams, len(index))
+        if num_beams > 1:
+            assert np.allclose(entry["scores"], out.sequences_scores.numpy(), atol=1e-4)
+        paths = torch.tensor(entry["sequences"]).long()[None]
+        values = np.split(entry["log_probs"], np.cumsum(entry["level_sizes"])[:-1])
+        dense = [
+            level.restore(torch.tensor(flat).float())
+            for level, flat in zip(walk(paths, catalogue), values, strict=True)
+        ]
+        for number_, row in enumerate(found):
+            plain = plain_log_probs(model, prompt, row) if row else []
+            for level, log_probs in enumerate(plain):
+                below = walk(paths, catalogue)[level].below
+                place = 0 if level == 0 else number_
+                tokens = below.tokens[0, place][below.legal[0, place]].tolist()
+                assert sorted(tokens) == (index.allowed_next_tokens(row[:level]) if level else root_tokens(index))
+                ours = dense[level][0, place][below.legal[0, place]].numpy()
+                assert np.abs(ours - log_probs[tokens]).max() < HALF_TOL
+        if "label_log_probs" in entry:
+            plain = plain_log_probs(model, prompt, entry["label"])
+            assert np.abs(entry["label_log_probs"] - plain).max() < HALF_TOL
+
+
+def root_tokens(index: ConstraintIndex) -> list[int]:
+    return sorted({sequence[0] for sequence in index})
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "bloom", "gpt2"])
+def test_teacher_data_equals_plain_forwards(family: str, tmp_path: Path) -> None:
+    index, model = fixed_catalogue(), target_model(family)
+    check_teacher_data(write(tmp_path, index, model=model, number=10), model, index, 10)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3, 16])
+def test_teacher_data_of_ragged_and_small_catalogues(num_beams: int, tmp_path: Path) -> None:
+    index, model = ragged_catalogue(), target_model()
+    data = write(tmp_path, index, model=model, number=10, num_beams=num_beams)
+    check_teacher_data(data, model, index, 10)
+    assert data[0]["label"].tolist()[-1] == families.EOS
+    assert int((data[0]["scores"] > -np.inf).sum()) == min(num_beams, len(index))
+
+
+def test_a_target_that_drafts_gives_the_same_data(tmp_path: Path) -> None:
+    index, model = fixed_catalogue(), target_model()
+    model.generation_config.update(drafting="trie", do_sample=True)
+    check_teacher_data(write(tmp_path, index, model=model, number=6), target_model(), index, 6)
+
+
+def test_teacher_data_of_an_updated_catalogue(tmp_path: Path) -> None:
+    index, model = fixed_catalogue(), target_model()
+    index.add([[3, 30, 31], [9, 30, 32]], [1000, 1001])
+    index.remove([0, 1, 2])
+    data = write(tmp_path, index, model=model, number=6)
+    check_teacher_data(data, model, index, 6)
+    compacted = ConstraintIndex.from_sequences(list(index))
+    trainer(tmp_path, data, compacted)  # the same catalogue, built otherwise
+
+
+def test_a_planted_error_in_the_order_of_children_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = teacher._split
+    monkeypatch.setattr(teacher, "_split", lambda flat, sizes: [row[::-1] for row in right(flat, sizes)])
+    with pytest.raises(AssertionError):
+        test_teacher_data_equals_plain_forwards("qwen3", tmp_path)
+
+
+def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
+    index, model = fixed_catalogue(), target_model()
+    whole = write(tmp_path / "whole", index, model=model)
+    prompts, labels = make_prompts(20), make_labels(index, 20)
+    options = {"num_beams": K, "batch_size": 4, "full_vocabulary": True, "shard_size": 8}
+
+    def broken() -> Any:
+        yield from prompts[:11]
+        raise RuntimeError("the power went")
+
+    part = tmp_path / "part"
+    with pytest.raises(RuntimeError, match="power"):
+        write_teacher_data(model, broken(), index, part, labels=labels, **options)
+    assert [path.name for path in teacher.shard_paths(part)] == ["teacher-00000.parquet"]
+    with pytest.raises(ValueError, match=r"1 shards and no teacher_data.json"):
+        TeacherDataset(part)
+    written = teacher.shard_paths(part)[0].stat().st_mtime_ns
+    calls: list[int] = []
+    generate = model.generate
+    model.generate = lambda **kwargs: calls.append(len(kwargs["input_ids"])) or generate(**kwargs)
+    write_teacher_data(model, iter(prompts), index, part, labels=labels, **options)
+    assert sum(calls) == 12
+    assert teacher.shard_paths(part)[0].stat().st_mtime_ns == written
+    resumed = TeacherDataset(part)
+    for one, other in zip(whole, resumed, strict=True):  # pyright: ignore
+        assert one.keys() == other.keys()
+        assert all(np.array_equal(one[name], other[name]) for name in one)
+    calls.clear()
+    write_teacher_data(model, prompts, index, part, labels=labels, **options)
+    assert not calls
+    write_teacher_data(model, make_prompts(22), index, part, labels=make_labels(index, 22), **options)
+    assert sum(calls) == 6  # the last shard, which was not full
+    assert len(TeacherDataset(part)) == 22
+
+
+def test_data_of_other_settings_is_refused(tmp_path: Path) -> None:
+    index, model = fixed_catalogue(), target_model()
+    write(tmp_path, index, model=model)
+    for options, message in [
+        ({"num_beams": 3}, "num_beams=4, expected 3"),
+        ({"full_vocabulary": False}, "full_vocabulary=True, expected False"),
+        ({"labels": make_labels(index, 20, seed=1)}, "other prompts or labels"),
+        ({"number": 16}, "3 shards, expected 2"),
+        ({"model": hf_gr.enable(families.build("qwen3", seed=9))}, "model="),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            write(tmp_path, index, **({"model": model} | options))
+    with pytest.raises(ValueError, match="index="):
+        write(tmp_path, fixed_catalogue(1), model=model)
+
+
+def test_arguments_are_checked_at_the_door(tmp_path: Path) -> None:
+    index, model = fixed_catalogue(), target_model()
+    for prompts, options, message in [
+        ([[]], {}, r"prompts\[0\] has shape \[0\]"),
+        ([[3], [99]], {}, r"prompts\[1\] has tokens from 99 to 99, expected 0 to 63"),
+        ([[0.5]], {}, "integers"),
+        ([], {}, "prompts is empty"),
+        ([[3]], {"labels": []}, "labels has 0 entries, expected 1"),
+        (iter([[3], [4]]), {"labels": [[3]]}, "differ in number"),
+        ([[3]], {"full_vocabulary": True}, "without labels"),
+        ([[3]], {"num_beams": 0}, "num_beams=0"),
+        ([[3]], {"batch_size": 0}, "batch_size=0"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            write_teacher_data(model, prompts, index, tmp_path, **({"num_beams": K} | options))
+    with pytest.raises(ValueError, match="GRGenerationMixin"):
+        write_teacher_data(families.build("qwen3"), [[3]], index, tmp_path, num_beams=K)
+    with pytest.raises(ValueError, match="expected a decoder"):
+        write_teacher_data(target_model("t5"), [[3]], index, tmp_path, num_beams=K)
+    with pytest.raises(ValueError, match="vocabulary of 64 tokens"):
+        write_teacher_data(model, [[3]], ConstraintIndex.from_sequences([[99]]), tmp_path, num_beams=K)
+
+
+def test_a_missing_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ImportError, match=r"hf-gr\[tables\]"):
+        write_teacher_data(target_model(), [[3]], fixed_catalogue(), tmp_path, num_beams=K)
+
+
+def test_the_model_is_left_in_its_mode_and_a_bar_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = target_model().train()
+    write(tmp_path, fixed_catalogue(), model=model, number=3, progress=True)
+    assert model.training
+    assert "Asking the target model" in capsys.readouterr().err
+
+
+# The dataset
+
+
+def test_a_dataset_is_mapped_pickled_and_made_anew(tmp_path: Path) -> None:
+    index, model = fixed_catalogue(), target_model()
+    data = write(tmp_path, index, model=model)
+    entry = data[9]["log_probs"]
+    assert not entry.flags.owndata
+    assert not entry.flags.writeable
+    again = pickle.loads(pickle.dumps(data))
+    assert np.array_equal(again[-1]["sequences"], data[19]["sequences"])
+    assert data.lengths.tolist() == [len(prompt) for prompt in make_prompts(20)]
+    with pytest.raises(IndexError):
+        data[20]
+    elsewhere = TeacherDataset(tmp_path, cache_dir=tmp_path / "cache")
+    assert np.array_equal(elsewhere[3]["input_ids"], data[3]["input_ids"])
+    assert len(list((tmp_path / "cache").iterdir())) == 3
+    write(tmp_path, index, model=model, number=21)
+    assert len(list((tmp_path / "arrow").glob("*.arrow"))) == 3
+    with pytest.raises(ValueError, match="no teacher data"):
+        TeacherDataset(tmp_path / "nowhere")
+
+
+def test_batches_hold_what_was_asked_for(tmp_path: Path) -> None:
+    data = write(tmp_path, ragged_catalogue())
+    rows = list(islice(data, 5))  # pyright: ignore
+    batch = TeacherCollator(7, label_log_probs=True)(rows)
+    assert batch["input_ids"].shape == batch["attention_mask"].shape
+    assert batch["input_ids"][0, -len(rows[0]["input_ids"]) :].tolist() == rows[0]["input_ids"].tolist()
+    assert (batch["input_ids"][batch["attention_mask"] == 0] == 7).all()
+    assert [len(level) for level in batch["log_probs"]] == np.sum(
+        [row["level_sizes"] for row in rows], axis=0
+    ).tolist()
+    assert ((batch["labels"] >= 0).sum(-1)).tolist() == [len(row["label"]) for row in rows]
+    assert batch["label_log_probs"].shape == (*batch["labels"].shape, families.VOCABULARY)
+    assert set(TeacherCollator(sequences=False, log_probs=False)(rows)) == {"input_ids", "attention_mask", "labels"}
+
+
+# The trainer
+
+
+def twin_loss(loss: str, target: Any, draft: Any, index: ConstraintIndex, data: TeacherDataset, rows: int) -> float:
+    """The loss of the first rows, from plain forwards of both models and the literal twins."""
+    entries = [data[at] for at in range(rows)]
+    prompts = [entry["input_ids"] for entry in entries]
+    labels = [entry["label"].tolist() for entry in entries]
+    sequences = [[[t for t in row if t >= 0] for row in entry["sequences"].tolist()] for entry in entries]
+    sequences = [[row for row in of_prompt if row] for of_prompt in sequences]
+
+    def of_labels(model: Any) -> Any:
+        return [plain_log_probs(model, prompt, label) for prompt, label in zip(prompts, labels, strict=True)]
+
+    def of_sequences(model: Any) -> Any:
+        return [
+            [plain_log_probs(model, prompt, row) for row in rows]
+            for prompt, rows in zip(prompts, sequences, strict=True)
+        ]
+
+    rec = reference.reference_sft(of_labels(draft), labels)
+    if loss == "sft":
+        return rec
+    if loss in ("wordkd", "tvdkd"):
+        return getattr(reference, f"reference_{loss}")(of_labels(draft), of_labels(target), labels)
+    if loss == "seqkd":
+        pairs = zip(of_sequences(draft), of_labels(draft), strict=True)
+        return reference.reference_seqkd(
+            [[*rows, label] for rows, label in pairs],
+            [[*rows, label] for rows, label in zip(sequences, labels, strict=True)],
+        )
+    legal = [
+        [[index.allowed_next_tokens(row[:t]) if t else root_tokens(index) for t in range(len(row))] for row in rows]
+        for rows in sequences
+    ]
+    align = getattr(reference, f"reference_align_{loss[-1]}")
+    return 0.5 * align(of_sequences(draft), of_sequences(target), legal, sequences, num_tokens=K) + 0.5 * rec
+
+
+@pytest.mark.parametrize("family", ["qwen3", "bloom"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_trainers_loss_is_the_twins(loss: str, family: str, tmp_path: Path) -> None:
+    index, target, draft = ragged_catalogue(), target_model(), draft_model(family=family)
+    data = write(tmp_path, index, model=target, number=6)
+    made = trainer(tmp_path, data, index, model=draft, loss=loss)
+    batch = made.data_collator([data[at] for at in range(6)])
+    expected = twin_loss(loss, target, draft, index, data, 6)
+    assert abs(made.compute_loss(draft, batch).item() - expected) < LOSS_TOL * max(1, abs(expected))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_training_lowers_the_loss(loss: str, tmp_path: Path) -> None:
+    index = fixed_catalogue()
+    data = write(tmp_path, index)
+    made = trainer(
+        tmp_path, Subset(data, range(15)), index, loss=loss, eval_dataset=data, max_steps=30,
+        train_sampling_strategy="group_by_length",
+    )  # fmt: skip
+    before = made.evaluate()["eval_loss"]
+    made.train()
+    assert made.evaluate()["eval_loss"] < before - 0.05
+
+
+def test_training_goes_on_from_a_checkpoint_as_if_never_stopped(tmp_path: Path) -> None:
+    index = fixed_catalogue()
+    data = write(tmp_path, index)
+    options = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, "gradient_accumulation_steps": 2}
+    whole = trainer(tmp_path, data, index, **options)
+    whole.train()
+    resumed = trainer(tmp_path, data, index, model=draft_model(seed=5), **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-3"))
+    assert resumed.state.global_step == 6
+    for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):  # pyright: ignore
+        assert torch.equal(one, other)
+
+
+def overlap(draft: Any, data: TeacherDataset, index: ConstraintIndex) -> float:
+    """The share of the target's sequences that are among as many of the draft's own search."""
+    shares = []
+    for at in range(len(data)):
+        entry = data[at]
+        prompt = torch.tensor(entry["input_ids"]).long()[None]
+        out = draft.generate(prompt, constraint_index=index, num_beams=K, num_return_sequences=K, do_sample=False)
+        drafted = set(map(tuple, out[:, prompt.shape[1] :].tolist()))
+        shares.append(np.mean([tuple(row) in drafted for row in entry["sequences"].tolist()]))
+    return float(np.mean(shares))
+
+
+def soft_model(seed: int) -> Any:
+    """A model whose distributions are as broad as a recommender's."""
+    model = families.build("qwen3", seed=seed, config={"num_hidden_layers": 1, "tie_word_embeddings": False})
+    model.lm_head.weight.data.mul_(0.3)
+    return hf_gr.enable(model)
+
+
+@pytest.mark.parametrize("loss", ["atspeed-s", "atspeed-r"])
+def test_a_trained_draft_finds_more_of_the_targets_sequences(loss: str, tmp_path: Path) -> None:
+    index, target, draft = fixed_catalogue(), soft_model(0), soft_model(1)
+    best = [
+        target.generate(torch.tensor([prompt]), constraint_index=index, num_beams=K)[0, len(prompt) :]
+        for prompt in make_prompts(20)
+    ]
+    data = write(tmp_path, index, model=target, labels=best)
+    before = overlap(draft, data, index)
+    trainer(tmp_path, data, index, model=draft, loss=loss, max_steps=60, learning_rate=5e-3).train()
+    assert overlap(draft.eval(), data, index) > before + 0.15
+
+
+def test_a_pure_alignment_needs_no_labels(tmp_path: Path) -> None:
+    index = fixed_catalogue()
+    data = write(tmp_path, index, labels=None, full_vocabulary=False)
+    with pytest.raises(ValueError, match="no labels.*alpha=1"):
+        trainer(tmp_path, data, index)
+    result = trainer(tmp_path, data, index, alpha=1.0, max_steps=2).train()
+    assert np.isfinite(result.training_loss)
+
+
+def test_mixed_precision_trains(tmp_path: Path) -> None:
+    index = fixed_catalogue()
+    result = trainer(tmp_path, write(tmp_path, index), index, max_steps=2, bf16=True).train()
+    assert np.isfinite(result.training_loss)
+
+
+def test_the_trainer_checks_at_the_door(tmp_path: Path) -> None:
+    index = fixed_catalogue()
+    data = write(tmp_path, index, full_vocabulary=False)
+    wide = families.build("qwen3", config={"vocab_size": 80})
+    narrow = families.build("qwen3", config={"vocab_size": 25})
+    short = families.build("qwen3", config={"vocab_size": 40})
+    full = write(tmp_path / "full", index)
+    for options, message in [
+        ({"loss": "kl"}, "loss='kl', expected one of 'atspeed-r'"),
+        ({"alpha": 1.5}, "alpha=1.5"),
+        ({"num_tokens": 0}, "num_tokens=0"),
+        ({"top_of": "both"}, "top_of='both'"),
+        ({"loss": "wordkd"}, "full_vocabulary=True"),
+        ({"index": fixed_catalogue(1)}, "constraint_index is not the catalogue of train_dataset"),
+        ({"data": [1, 2]}, "train_dataset is a list, expected a TeacherDataset"),
+        ({"model": narrow}, "vocabulary of 25 tokens, expected more than the catalogue's"),
+        ({"model": short}, "vocabulary of 40 tokens, expected more than the largest of train_dataset"),
+        ({"model": families.shared("t5")}, "expected a decoder"),
+        ({"model": wide, "data": full, "loss": "tvdkd"}, "vocabulary of 80 tokens, expected the target's 64"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            trainer(tmp_path, **({"data": data, "index": index} | options))
+    trainer(tmp_path, data, index, model=wide)  # legal tokens alone are compared
+
+
+def test_users_arguments_stay_as_they_are(tmp_path: Path) -> None:
+    index = fixed_catalogue()
+    args = arguments(tmp_path)
+    made = AtSpeedTrainer(model=draft_model(), args=args, train_dataset=write(tmp_path, index), constraint_index=index)
+    assert args.remove_unused_columns
+    assert made.num_tokens == K
+
+
+@pytest.mark.parametrize("module", [losses, packing, paths, teacher, trainer_module])
+def test_examples_run(module: Any) -> None:
+    failed, attempted = doctest.testmod(module)
+    assert failed == 0
+    assert attempted
