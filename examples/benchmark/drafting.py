@@ -7,9 +7,9 @@ beams with them, wherever it fits the budget; `drafting="auto"` where its plan s
 before any time is printed, and times are paired: the contenders take turns. The model has random weights, so its beams
 are no user's; how many forwards it takes depends on the catalogue, what they take on the machine.
 
-    python examples/benchmark/drafting.py                  # Beauty (skipped without the data), and 1 M items of 8 tokens
+    python examples/benchmark/drafting.py         # Beauty (skipped without the data), and 1 M items of 8 tokens
     python examples/benchmark/drafting.py --device cuda --dtype bfloat16 --layers 28 --hidden 1024
-    python examples/benchmark/drafting.py --fast           # a tiny model, some seconds
+    python examples/benchmark/drafting.py --fast  # a tiny model, some seconds
 """
 
 from __future__ import annotations

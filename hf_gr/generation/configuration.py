@@ -43,8 +43,8 @@ class GRGenerationConfig(GenerationConfig):
               once what remains fits the budget, the catalogue takes over.
             - `"head"`: the checkpoint's draft head. This release refuses it.
 
-            Models that decode in transformers' loop, or whose cache keeps more than keys and values, decode without, and
-            say so once; so does `synced_gpus`.
+            Models that decode in transformers' loop, or whose cache keeps more than keys and values, decode without,
+            and say so once; so does `synced_gpus`.
         verification: how drafts are accepted: `"strict"`, results are those without a draft (AtSpeed-S); `"relaxed"`,
             sampling beams that accept a drafted sample by the ratio of both models' probabilities (AtSpeed-R), which
             implies `do_sample`; `"catalogue"` belongs to the draft head.

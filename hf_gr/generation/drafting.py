@@ -76,6 +76,7 @@ def make_drafter(
             num_kept=num_beams,
             num_return_sequences=num_beams,
             do_sample=plan.is_relaxed,
+            processor_width=plan.width,
             stopping_criteria=None,
         )
         draft_model = Assistant(

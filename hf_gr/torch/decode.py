@@ -53,6 +53,7 @@ class DecodePlan:
             would be a sequence of the catalogue.
         processors: logits processors that come before the constraint and after it; None if there are none, which
             saves all work as wide as the vocabulary but the normalisation.
+        processor_width: paths a row that processors are made for; as many as there are, if None.
         stopping_criteria: the user's own; sequences that meet them are complete.
         output_scores: keep the processed scores of every level.
         output_logits: keep the logits of every level.
@@ -73,6 +74,7 @@ class DecodePlan:
     fill_token_id: int
     missing_token_id: int
     processors: tuple[Processor, Processor] | None = None
+    processor_width: int | None = None
     stopping_criteria: Callable[[Tensor], Tensor] | None = None
     output_scores: bool = False
     output_logits: bool = False
@@ -197,9 +199,28 @@ def process_scores(
     assert plan.processors is not None
     before, after = plan.processors
     scores = logits.float().log_softmax(dim=-1) if plan.is_beam_search else logits.float()
-    sequences = plan.full_sequences(beams.sequences)
-    scores = before(sequences, scores.flatten(0, 1)).unflatten(0, logits.shape[:2])
-    return after(sequences, mask_illegal(scores, legal).flatten(0, 1)).unflatten(0, logits.shape[:2])
+    scores = _in_groups(before, scores, beams, plan)
+    return _in_groups(after, mask_illegal(scores, legal), beams, plan)
+
+
+def _in_groups(
+    processor: Processor, scores: Float[Tensor, "batch beams vocab"], beams: Beams, plan: DecodePlan
+) -> Float[Tensor, "batch beams vocab"]:
+    """What a processor makes of scores, called with as many paths of each row at once as it is made for.
+
+    Those of transformers keep the padding of every row, and a draft has more rows than what it drafts for.
+    """
+    batch_size, num_beams = scores.shape[:2]
+    sequences = plan.full_sequences(beams.sequences).unflatten(0, (batch_size, num_beams))
+    width = plan.processor_width or num_beams
+    if width == num_beams:
+        return processor(sequences.flatten(0, 1), scores.flatten(0, 1)).unflatten(0, (batch_size, num_beams))
+    places = torch.arange(-(-num_beams // width) * width, device=scores.device) % num_beams
+    groups = [
+        processor(sequences[:, group].flatten(0, 1), scores[:, group].flatten(0, 1)).unflatten(0, (batch_size, width))
+        for group in places.split(width)
+    ]
+    return torch.cat(groups, dim=1)[:, :num_beams]
 
 
 def accept(

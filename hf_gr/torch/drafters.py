@@ -72,10 +72,10 @@ class Assistant:
                 do_sample=plan.do_sample,
                 generator=plan.generator,
             )
-            log_probs = None
+            nodes = Nodes(beams.tokens, beams.parents, beams.states)
             if plan.do_sample:
-                log_probs = (beams.scores - scores.flatten(1).logsumexp(-1, keepdim=True)).nan_to_num(nan=beam.DEAD)
-            nodes = Nodes(beams.tokens, beams.parents, beams.states, log_probs=log_probs)
+                total = scores.flatten(1).logsumexp(dim=-1)[:, None, None]
+                nodes = replace(nodes, log_probs=torch.where(total > beam.DEAD, scores - total, dead))
             yield nodes
             legal = children(beams.states, catalogue, level=depth)
             pending, first = [nodes], depth

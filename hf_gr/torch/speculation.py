@@ -11,7 +11,7 @@ Axes: B batch, K beams, N nodes of a level, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -46,6 +46,7 @@ class Speculation:
     accepted_steps: Int[Tensor, " batch"]
 
 
+@runtime_checkable
 class Drafter(Protocol):
     """Proposes nodes below the live beams.
 

@@ -27,15 +27,15 @@ class Nodes:
         parents: places among the nodes that were scored one level above; anything on the first level.
         states: trie nodes, by which beams are found again among what was drafted; the dead state for padding.
         is_complete: whether every legal child of the nodes above is here, so that nothing needs verifying.
-        log_probs: of drafted samples, with which probability the draft draws each (AtSpeed's q), in the order in which
-            it drew them.
+        log_probs: of samples, which are in the order in which they were drawn: the probabilities that they were drawn
+            with (AtSpeed's q), of all children of the nodes above.
     """
 
     tokens: Int[Tensor, "batch nodes"]
     parents: Int[Tensor, "batch nodes"]
     states: Int[Tensor, "batch nodes"]
     is_complete: bool = False
-    log_probs: Float[Tensor, "batch nodes"] | None = None
+    log_probs: Float[Tensor, "batch above children"] | None = None
 
 
 def to_additive(mask: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
