@@ -3,8 +3,8 @@
 """Who scores tree nodes: a model, in one of two layouts. Knows no trie and no selection.
 
 `TreeScorer` puts the nodes of a request on the sequence axis, over one prompt. `BatchScorer` gives every path a row
-of its own, for models whose positions follow from the mask or the length. Both compute the prompt once, and score nodes
-of several levels in one forward.
+of its own, for models whose positions follow from the mask or the length. Both compute the prompt once, and score
+nodes of several levels in one forward.
 
 Axes: B batch, N nodes of a level, R rows a request, M levels, V vocabulary, P prompt.
 """
