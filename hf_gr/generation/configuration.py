@@ -49,8 +49,9 @@ class GRGenerationConfig(GenerationConfig):
             sampling beams that accept a drafted sample by the ratio of both models' probabilities (AtSpeed-R), which
             implies `do_sample`; `"catalogue"` belongs to the draft head.
         num_draft_beams: beams of the draft model, at least `num_beams`; twice as many by default.
-        draft_token_budget: nodes that are scored ahead by one forward at most, a row; 512 by default. A budget too
-            small for anything means plain beams, and that is said once.
+        draft_token_budget: nodes that the catalogue drafts for one forward at most, a row, less those that the draft
+            model drafts for it; 512 by default. A budget too small for anything means plain beams, and that is said
+            once.
         num_assistant_tokens: transformers' own; the most levels that the draft model drafts at once. What is behind
             the end of the catalogue's sequences is never drafted.
         kwargs: everything that `transformers.GenerationConfig` takes.

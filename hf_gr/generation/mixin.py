@@ -323,7 +323,9 @@ def _decode_prepared(
             attention_mask=model_kwargs.get("attention_mask"),
         )
     decoded = decode(scorer, catalogue, plan, drafter)
-    if generation_config.drafting == "trie" and drafter is not None and not decoded.speculation.drafted_steps.any():
+    happened = decoded.speculation
+    is_idle = drafter is not None and happened.target_forwards > 0 and not happened.drafted_steps.any()
+    if generation_config.drafting == "trie" and drafter is not None and is_idle:
         _say_once(
             f"draft_token_budget={drafter.budget} is too small for any level of this catalogue with "
             f"num_beams={plan.num_beams}: decoding as without a draft"

@@ -89,7 +89,7 @@ def plan_merges(
         For each level 0 to L - 1 the number of levels; 0 everywhere if the whole gains less than `LEAST_GAIN`.
 
     Example:
-        >>> beauty = [1, 131, 6957, 11103, 12035]  # decided: level 1 by the prefill
+        >>> beauty = [1, 91, 6539, 11172, 12023]  # the prefill decides level 1
         >>> plan_merges(beauty, 20, ForwardCosts(forward=8e-3, token=1e-4), budget=512)
         (0, 0, 1, 0)
     """

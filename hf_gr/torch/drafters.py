@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from . import beam
@@ -27,6 +27,17 @@ def paths(beams: Beams) -> list[Nodes]:
     """All tokens of every beam as nodes, one chain a beam: what a scorer over the prompt has to catch up with."""
     own = torch.arange(beams.scores.shape[1], device=beams.scores.device).expand(beams.scores.shape)
     return [Nodes(tokens, own, beams.states) for tokens in beams.sequences.unbind(dim=-1)]
+
+
+def goes_on(legal: Children, catalogue: DeviceCatalogue, *, depth: int) -> Bool[Tensor, "batch above children"]:
+    """Which children something follows upon: those whose own children have to be scored."""
+    if not catalogue.has_leaves[depth - 1]:
+        return legal.legal
+    batch_size, num_above, num_children = legal.legal.shape
+    places = torch.arange(num_above * num_children, device=legal.legal.device).expand(batch_size, -1)
+    parents = places // num_children
+    states = legal.take(parents, places - parents * num_children)[1]
+    return legal.legal & ~is_leaf(states, catalogue, level=depth).view(legal.legal.shape)
 
 
 class Assistant:
@@ -62,7 +73,9 @@ class Assistant:
         pending, first = paths(beams), 1
         for depth in range(level + 1, level + 1 + self.num_steps):
             logits = self._score(scorer, pending, depth=first)
-            scores = torch.where(legal.legal, beams.scores[..., None] + child_scores(logits, legal, beams, plan), dead)
+            # Samples are drawn of all children. Of the best, one that ends would take the place of one to go on with.
+            may = legal.legal if plan.do_sample else goes_on(legal, catalogue, depth=depth)
+            scores = torch.where(may, beams.scores[..., None] + child_scores(logits, legal, beams, plan), dead)
             beams = beam.select(
                 beams,
                 legal,
@@ -138,7 +151,7 @@ class TreeDrafter:
             nodes = self._all_children(legal, room=max(room, num_beams), depth=depth)
             if nodes is None and not (drafted and drafted[-1].is_complete):
                 nodes = next(guesses, None)
-            if nodes is None:
+            if nodes is None or not nodes.tokens.shape[1]:
                 break
             drafted.append(nodes)
             used += nodes.tokens.shape[1]
@@ -153,18 +166,14 @@ class TreeDrafter:
             beams = replace(beams, scores=torch.where(beams.scores > beam.DEAD, 0.0, beams.scores))
         return self.assistant.draft(beams, legal, self.catalogue, level=level)
 
-    def _all_children(self, legal: Children, *, room: float, depth: int) -> Nodes | None:
-        """All children that something follows upon; None if there are none, or too many."""
+    def _all_children(self, legal: Children, *, room: int | float, depth: int) -> Nodes | None:
+        """All children that something follows upon, which may be none; None if they are too many."""
         batch_size, num_above, num_children = legal.legal.shape
-        wanted = legal.legal.flatten(1)
+        wanted = goes_on(legal, self.catalogue, depth=depth).flatten(1)
         places = torch.arange(num_above * num_children, device=wanted.device).expand(batch_size, -1)
-        if self.catalogue.has_leaves[depth - 1]:
-            parents = places // num_children
-            states = legal.take(parents, places - parents * num_children)[1]
-            wanted = wanted & ~is_leaf(states, self.catalogue, level=depth)
         counts = wanted.sum(dim=-1, keepdim=True)
         width = int(counts.max())  # asks the device: the shape of the next forward depends on it
-        if not 0 < width <= room:
+        if width > room:
             return None
         # Children that are not wanted all go to an extra column, which is cut off again.
         columns = torch.where(wanted, wanted.cumsum(dim=-1) - 1, width)

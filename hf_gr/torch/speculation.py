@@ -104,7 +104,7 @@ class Lookahead:
             self.places, found = locate(beams, nodes)
             self.goes_on = self.goes_on & found
             self.accepted_steps = self.accepted_steps + self.goes_on
-            self.accepted_nodes = self.accepted_nodes + (beams.scores > DEAD).sum(dim=-1) * self.goes_on
+            self.accepted_nodes = self.accepted_nodes + self._stood_on(beams, nodes) * self.goes_on
             # Only a draft that may lack something is asked about, on the host.
             if nodes.is_complete or bool(found.all()):
                 return logits.gather(1, self.places[..., None].expand(-1, -1, logits.shape[-1]))
@@ -117,6 +117,14 @@ class Lookahead:
             self.drafted_steps = self.drafted_steps + 1
             self.drafted_nodes = self.drafted_nodes + (nodes.states != self.dead_state).sum(dim=-1)
         return logits
+
+    def _stood_on(self, beams: Beams, nodes: Nodes) -> Int[Tensor, " batch"]:
+        """How many nodes have a beam; several paths of a row that do not compete may have one node."""
+        assert self.places is not None
+        batch_size, num_nodes = nodes.states.shape
+        columns = torch.where(beams.scores > DEAD, self.places, num_nodes)
+        hit = torch.zeros((batch_size, num_nodes + 1), dtype=torch.long, device=columns.device)
+        return hit.scatter(1, columns, 1)[:, :-1].sum(dim=-1)
 
     @property
     def samples(self) -> Nodes | None:

@@ -1,0 +1,132 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Models of the tests for drafts: logits from tables by prefix, and catalogues in every state that rules bring about.
+
+Looking a prefix up costs one index, whatever the number of rows: tests of distributions decode thousands at once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from test_decode import CPU, make_plan
+
+from hf_gr import ConstraintIndex
+from hf_gr.catalogue.snapshot import combine_rules
+from hf_gr.torch import transition
+from hf_gr.torch.decode import DecodePlan
+from hf_gr.torch.drafters import Assistant
+from hf_gr.torch.transition import DeviceCatalogue
+from hf_gr.torch.tree import Nodes
+
+VOCABULARY, EOS, TOKENS = 8, 0, 6  # codes are 1 to TOKENS
+LONGEST = 5
+
+
+def tables(seed: int, num_rows: int, *, scale: float = 2.0) -> list[torch.Tensor]:
+    """By depth: logits of every row behind every prefix, which is read as a number of base VOCABULARY."""
+    rng = np.random.default_rng(seed)
+    shapes = [(num_rows, VOCABULARY**depth, VOCABULARY) for depth in range(LONGEST)]
+    return [torch.tensor(rng.normal(scale=scale, size=shape), dtype=torch.float32) for shape in shapes]
+
+
+class TableModel:
+    """Prefills: a call gives a new scorer, as a model would.
+
+    Args:
+        logits: by depth; one row for all requests, or one each.
+        num_rows: the number of requests.
+    """
+
+    def __init__(self, logits: list[torch.Tensor], num_rows: int) -> None:
+        self.logits = logits
+        self.num_rows = num_rows
+        self.scored: list[list[int]] = []  # of every forward: the nodes of its levels
+
+    def __call__(self) -> TableScorer:
+        return TableScorer(self)
+
+
+class TableScorer:
+    """A scorer that knows of every node its prefix only: what it is asked for is all that it can answer by."""
+
+    def __init__(self, model: TableModel) -> None:
+        self.takes_levels = True
+        self.model = model
+        self.prompt_logits = model.logits[0].expand(model.num_rows, -1, -1)
+        self.num_forwards = 0
+        self.prefixes = [torch.zeros((model.num_rows, 1), dtype=torch.long)]  # by depth: nodes that were scored last
+
+    def score(self, levels: Sequence[Nodes], *, depth: int) -> list[torch.Tensor]:
+        assert 1 <= depth <= len(self.prefixes), "the level above has not been scored"
+        self.num_forwards += 1
+        self.model.scored.append([nodes.tokens.shape[1] for nodes in levels])
+        self.prefixes = self.prefixes[:depth]
+        found = []
+        for number, nodes in enumerate(levels, start=depth):
+            parents = nodes.parents if number > 1 else torch.zeros_like(nodes.parents)
+            prefixes = self.prefixes[-1].gather(1, parents) * VOCABULARY + nodes.tokens
+            self.prefixes.append(prefixes)
+            table = self.model.logits[number].expand(len(prefixes), -1, -1)
+            found.append(table.gather(1, prefixes[..., None].expand(-1, -1, VOCABULARY)))
+        return found
+
+
+def assistant_of(draft: TableModel, plan: DecodePlan, *, num_beams: int, num_steps: int) -> Assistant:
+    """A draft model as `generate` would ask it."""
+    search = replace(
+        plan,
+        num_beams=num_beams,
+        num_kept=num_beams,
+        num_return_sequences=num_beams,
+        do_sample=plan.is_relaxed,
+        stopping_criteria=None,
+    )
+    return Assistant(draft, search, num_steps=num_steps)
+
+
+def random_rows(rng: random.Random, number: int, *, ragged: bool, length: int) -> list[list[int]]:
+    return [
+        [rng.randint(1, TOKENS) for _ in range(rng.randint(1, length) if ragged else length)] for _ in range(number)
+    ]
+
+
+def random_catalogue(rng: random.Random, num_rows: int, *, ragged: bool) -> DeviceCatalogue:
+    """Fixed or ragged; maybe with additions, removals, a rule for every row, excluded items."""
+    length = LONGEST - 1 if ragged else rng.randint(3, LONGEST)  # the end token is one more
+    number = rng.choice((3, 20, 150, 800))
+    rows = random_rows(rng, number, ragged=ragged, length=length)
+    index = ConstraintIndex.from_sequences(rows, item_ids=range(number), eos_token_id=EOS if ragged else None)
+    if rng.random() < 0.3:
+        new = random_rows(rng, 10, ragged=ragged, length=length)
+        index.add(new, range(number, number + 10))
+    ids = index.item_ids.tolist()
+    if rng.random() < 0.3:
+        gone = rng.sample(ids, len(ids) // 3)
+        index.remove(gone)
+        ids = sorted(set(ids) - set(gone))
+    views = [index]
+    if rng.random() < 0.3:
+        views = [index.where(rng.sample(ids, rng.randint(1, len(ids)))) for _ in range(num_rows)]
+    elif rng.random() < 0.2:
+        views = [index.where(rng.sample(ids, rng.randint(1, len(ids))))]
+    excluded = None
+    if rng.random() < 0.3:
+        excluded = [rng.sample(ids, rng.randint(0, len(ids) // 2)) for _ in range(num_rows)]
+        views = views if len(views) == num_rows else views * num_rows
+    rules = combine_rules([view.snapshot for view in views], excluded)
+    return transition.device_catalogue(rules, CPU)
+
+
+def fixed_catalogue(seed: int, number: int, *, length: int = LONGEST) -> DeviceCatalogue:
+    index = ConstraintIndex.from_sequences(random_rows(random.Random(seed), number, ragged=False, length=length))
+    return transition.device_catalogue(combine_rules([index.snapshot]), CPU)
+
+
+def relaxed_plan(num_rows: int, num_beams: int, **kwargs: Any) -> DecodePlan:
+    return make_plan(num_rows, num_beams, num_kept=num_beams, do_sample=True, is_relaxed=True, **kwargs)

@@ -1,0 +1,437 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Drafts in the one loop, without a model: no draft changes a result, and what is counted is what happened."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from table_scorers import (
+    EOS,
+    LONGEST,
+    TableModel,
+    assistant_of,
+    fixed_catalogue,
+    random_catalogue,
+    random_rows,
+    relaxed_plan,
+    tables,
+)
+from test_decode import CPU, make_plan
+
+from hf_gr import ConstraintIndex
+from hf_gr.catalogue.snapshot import combine_rules
+from hf_gr.torch import drafters, speculation, transition, wide
+from hf_gr.torch.beam import DEAD, Beams
+from hf_gr.torch.decode import Decoded, DecodePlan, decode
+from hf_gr.torch.drafters import TreeDrafter
+from hf_gr.torch.speculation import Speculation
+from hf_gr.torch.transition import Children, DeviceCatalogue, children
+from hf_gr.torch.tree import Nodes
+
+SCORE_TOL = 1e-5  # fp32, at most 5 additions
+
+
+def assert_same(found: Decoded, expected: Decoded) -> None:
+    assert found.sequences.tolist() == expected.sequences.tolist()
+    assert found.beam_indices.tolist() == expected.beam_indices.tolist()
+    torch.testing.assert_close(found.scores, expected.scores, atol=SCORE_TOL, rtol=0)
+    for name in ("step_scores", "step_logits"):
+        mine, other = getattr(found, name), getattr(expected, name)
+        assert (mine is None) == (other is None)
+        for step, theirs in zip(mine or (), other or (), strict=True):
+            torch.testing.assert_close(step, theirs, atol=SCORE_TOL, rtol=0)
+
+
+def again(number: float) -> Any:
+    """A processor that lowers the token before: it reads prefixes, and any number of rows."""
+
+    def process(sequences: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        assert len(sequences) == len(scores)
+        last = sequences[:, -1:].clamp(max=scores.shape[1] - 1)
+        return scores.scatter_add(1, last, torch.full(last.shape, -number))
+
+    return process
+
+
+def random_plan(rng: random.Random, num_rows: int) -> DecodePlan:
+    num_beams = rng.choice((1, 2, 4, 9))
+    kwargs: dict[str, Any] = {}
+    if num_beams > 1:
+        kwargs["length_penalty"] = rng.choice((1.0, 0.0, 2.0, -1.0))
+        kwargs["early_stopping"] = rng.choice((True, False, "never"))
+        kwargs["do_sample"] = rng.random() < 0.3
+    elif rng.random() < 0.6:
+        kwargs |= {"num_return_sequences": 5, "do_sample": rng.random() < 0.7}
+    if rng.random() < 0.3:
+        kwargs["processors"] = (again(0.7), again(0.2))
+    if rng.random() < 0.2:
+        kwargs["stopping_criteria"] = lambda sequences: sequences[:, -1] == 3
+    if rng.random() < 0.2:
+        kwargs["output_scores"] = True
+    return make_plan(num_rows, num_beams, **kwargs)
+
+
+def random_drafter(
+    rng: random.Random, target: TableModel, catalogue: DeviceCatalogue, plan: DecodePlan
+) -> TreeDrafter:
+    """Any draft: the catalogue's within any budget and plan, a model's that is alike, alien or adversarial."""
+    assistant = None
+    if rng.random() < 0.6:
+        kind = rng.choice(("same", "other", "inverted"))
+        logits = tables(99, target.num_rows) if kind == "other" else target.logits
+        if kind == "inverted":
+            logits = [-table for table in logits]
+        assistant = assistant_of(
+            TableModel(logits, target.num_rows),
+            plan,
+            num_beams=plan.num_beams * rng.choice((1, 2, 4)),
+            num_steps=rng.choice((1, 2, 9)),
+        )
+    merges = [rng.randint(0, LONGEST) for _ in range(catalogue.max_length)] if rng.random() < 0.3 else None
+    return TreeDrafter(
+        catalogue,
+        budget=rng.choice((1, 5, 30, 200, 10**6)),
+        merges=merges,
+        worth=rng.choice((0.0, 3.0, 40.0, float("inf"))),
+        assistant=assistant,
+        from_zero=not plan.is_beam_search,
+    )
+
+
+def check_random(seed: int) -> Speculation:
+    rng = random.Random(seed)
+    num_rows = rng.randint(1, 3)
+    catalogue = random_catalogue(rng, num_rows, ragged=rng.random() < 0.5)
+    plan = random_plan(rng, num_rows)
+    target = TableModel(tables(rng.randint(0, 3), num_rows), num_rows)
+    results = []
+    for drafter in (None, random_drafter(rng, target, catalogue, plan)):
+        generator = torch.Generator().manual_seed(seed)
+        results.append(decode(target(), catalogue, replace(plan, generator=generator), drafter))
+    assert_same(results[1], results[0])
+    assert results[1].speculation.target_forwards <= results[0].speculation.target_forwards
+    return results[1].speculation
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 10**9))
+def test_no_draft_changes_a_result(seed: int) -> None:
+    check_random(seed)
+
+
+def test_no_draft_changes_a_result_on_wide_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wide, "WIDE_FROM", 1)
+    for seed in range(100):
+        check_random(seed)
+
+
+class Recorder:
+    """A drafter that notes the prefixes of the beams it is shown, and of the nodes it drafts, row by row."""
+
+    def __init__(self, drafter: TreeDrafter | None) -> None:
+        self.drafter = drafter
+        self.calls: list[tuple[int, list[list[tuple[int, ...]]], list[list[list[tuple[int, ...]]]]]] = []
+
+    @property
+    def num_forwards(self) -> int:
+        return 0 if self.drafter is None else self.drafter.num_forwards
+
+    def draft(self, beams: Beams, legal: Children, *, level: int) -> list[Nodes]:
+        drafted = [] if self.drafter is None else self.drafter.draft(beams, legal, level=level)
+        above, alive = beams.sequences, beams.scores > DEAD
+        rows = [[tuple(path) for path, there in zip(*row, strict=True) if there] for row in zip_lists(above, alive)]
+        levels = []
+        for nodes in drafted:
+            above = above.gather(1, nodes.parents[..., None].expand(-1, -1, above.shape[-1]))
+            above = torch.cat([above, nodes.tokens[..., None]], dim=-1)
+            there = nodes.states != self.dead_state
+            levels.append(
+                [
+                    [tuple(path) for path, is_node in zip(*row, strict=True) if is_node]
+                    for row in zip_lists(above, there)
+                ]
+            )
+        self.calls.append((level, rows, levels))
+        return drafted
+
+    dead_state = -1
+
+
+def zip_lists(*tensors: torch.Tensor) -> Iterator[tuple[list[Any], ...]]:
+    return zip(*(tensor.tolist() for tensor in tensors), strict=True)
+
+
+def recorded(
+    target: TableModel, catalogue: DeviceCatalogue, plan: DecodePlan, drafter: TreeDrafter | None
+) -> tuple[Decoded, Recorder]:
+    recorder = Recorder(drafter)
+    recorder.dead_state = catalogue.dead_state
+    return decode(target(), catalogue, plan, recorder), recorder
+
+
+def slow_speculation(live: dict[int, list[list[tuple[int, ...]]]], drafts: Recorder, num_rows: int) -> dict[str, Any]:
+    """What happened, from the beams of a plain search and what was drafted below them: one level, row, node a time."""
+    counts = {name: [0] * num_rows for name in ("drafted_nodes", "accepted_nodes", "drafted_steps", "accepted_steps")}
+    level, forwards = 1, 0
+    for first, _, levels in drafts.calls:
+        assert first == level, "a forward comes where the beams have not been scored"
+        forwards += 1
+        for row in range(num_rows):
+            counts["drafted_steps"][row] += len(levels)
+            counts["drafted_nodes"][row] += sum(len(nodes[row]) for nodes in levels)
+        goes_on = [True] * num_rows
+        level += 1
+        for nodes in levels:
+            if level not in live:
+                break
+            for row in range(num_rows):
+                goes_on[row] = goes_on[row] and set(live[level][row]) <= set(nodes[row])
+                if goes_on[row]:
+                    counts["accepted_steps"][row] += 1
+                    counts["accepted_nodes"][row] += len(live[level][row])
+            if not all(goes_on):
+                break
+            level += 1
+    assert level not in live
+    return {"target_forwards": forwards, **counts}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_counts_equal_a_slow_count(seed: int) -> None:
+    rng = random.Random(seed)
+    num_rows = rng.randint(1, 3)
+    catalogue = random_catalogue(rng, num_rows, ragged=bool(seed % 2))
+    plan = make_plan(num_rows, rng.choice((2, 4, 9)))
+    target = TableModel(tables(0, num_rows), num_rows)
+    plain, beams = recorded(target, catalogue, plan, None)
+    decoded, drafts = recorded(target, catalogue, plan, random_drafter(rng, target, catalogue, plan))
+    assert_same(decoded, plain)
+    assert plain.speculation.target_forwards == len(beams.calls)
+    assert not plain.speculation.drafted_nodes.any()
+    live = {level: rows for level, rows, _ in beams.calls}
+    expected = slow_speculation(live, drafts, num_rows)
+    found = {name: getattr(decoded.speculation, name) for name in expected}
+    assert {name: value if isinstance(value, int) else value.tolist() for name, value in found.items()} == expected
+    if drafts.drafter is not None and drafts.drafter.assistant is None:
+        assert decoded.speculation.draft_forwards == 0
+
+
+# What the catalogue drafts
+
+
+def slow_children(sequences: Sequence[Sequence[int]], beams: list[tuple[int, ...]]) -> set[tuple[int, ...]]:
+    """All prefixes one token longer than some beam that something follows upon."""
+    return {
+        tuple(sequence[: len(beam) + 1])
+        for beam in beams
+        for sequence in sequences
+        if len(sequence) > len(beam) + 1 and tuple(sequence[: len(beam)]) == beam
+    }
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("budget", [1, 12, 60, 10**6])
+def test_the_catalogue_drafts_all_that_can_follow_or_nothing(ragged: bool, budget: int) -> None:
+    rows = random_rows(random.Random(budget), 300, ragged=ragged, length=4)
+    index = ConstraintIndex.from_sequences(rows, eos_token_id=EOS if ragged else None)
+    catalogue = transition.device_catalogue(combine_rules([index.snapshot]), CPU)
+    plan = make_plan(2, 5, early_stopping="never")
+    target = TableModel(tables(1, 2), 2)
+    _, drafts = recorded(target, catalogue, plan, TreeDrafter(catalogue, budget=budget))
+    for _, beams, levels in drafts.calls:
+        used = 0
+        for number in range(catalogue.max_length):
+            expected = [slow_children(list(index), nodes) for nodes in beams]
+            width = max(map(len, expected))
+            fits = 0 < width <= max(budget - used, plan.num_beams)
+            assert fits == (number < len(levels))
+            if not fits:
+                break
+            used += width
+            assert [set(nodes) for nodes in levels[number]] == expected
+            assert [len(nodes) for nodes in levels[number]] == [len(nodes) for nodes in expected]
+            beams = levels[number]
+
+
+def test_a_plan_says_how_many_levels_are_tried() -> None:
+    catalogue, target = fixed_catalogue(0, 60), TableModel(tables(0, 1), 1)
+    for merges, forwards in (([0] * 5, 4), ([0, 1, 0, 1, 0], 2), ([0, 0, 2, 0, 0], 2), ([0, 9, 9, 9, 9], 1)):
+        drafter = TreeDrafter(catalogue, budget=10**6, merges=merges)
+        assert decode(target(), catalogue, make_plan(1, 3), drafter).speculation.target_forwards == forwards
+
+
+def test_a_level_must_be_worth_its_nodes() -> None:
+    catalogue, target = fixed_catalogue(0, 2000), TableModel(tables(0, 1), 1)
+    found = [
+        decode(
+            target(), catalogue, make_plan(1, 3), TreeDrafter(catalogue, budget=10**6, worth=worth)
+        ).speculation.target_forwards
+        for worth in (float("inf"), 0.0)
+    ]
+    assert found[0] == 1 < found[1]
+
+
+@pytest.mark.parametrize("num_beams", [1, 2, 5])
+def test_forced_levels_never_cost_a_forward_of_their_own(num_beams: int) -> None:
+    # One way on behind the first two tokens: two of five levels are open, the first of them is the prefill's.
+    rows = [[a, b, *((a + b + k) % 6 + 1 for k in range(3))] for a in range(1, 7) for b in range(1, 7)]
+    index = ConstraintIndex.from_sequences(rows)
+    catalogue = transition.device_catalogue(combine_rules([index.snapshot] * 2), CPU)
+    target = TableModel(tables(0, 2), 2)
+    plain = decode(target(), catalogue, make_plan(2, num_beams))
+    for worth in (0.0, float("inf")):
+        decoded = decode(target(), catalogue, make_plan(2, num_beams), TreeDrafter(catalogue, budget=1, worth=worth))
+        assert_same(decoded, plain)
+        assert decoded.speculation.target_forwards == 2  # behind the first token, and all that is forced
+        assert plain.speculation.target_forwards == 4
+
+
+# What a draft model drafts
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 9])
+def test_the_target_as_its_own_draft_is_always_right(num_steps: int) -> None:
+    catalogue, target = fixed_catalogue(1, 2000), TableModel(tables(0, 2), 2)
+    plan = make_plan(2, 4)
+    assistant = assistant_of(TableModel(target.logits, 2), plan, num_beams=4, num_steps=num_steps)
+    decoded = decode(target(), catalogue, plan, TreeDrafter(catalogue, budget=1, assistant=assistant))
+    found = decoded.speculation
+    assert found.accepted_steps.tolist() == found.drafted_steps.tolist()
+    assert found.accepted_nodes.tolist() == found.drafted_nodes.tolist()
+    assert found.target_forwards == -(-4 // (1 + num_steps))  # 4 levels behind the prefill, 1 + gamma a forward
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 9])
+def test_a_draft_runs_one_forward_a_level(num_steps: int) -> None:
+    catalogue, target = fixed_catalogue(1, 2000), TableModel(tables(0, 2), 2)
+    plan = make_plan(2, 4)
+    draft = TableModel(tables(5, 2), 2)
+    assistant = assistant_of(draft, plan, num_beams=8, num_steps=num_steps)
+    _, drafts = recorded(target, catalogue, plan, TreeDrafter(catalogue, budget=1, assistant=assistant))
+    expected = sum(len(levels) for _, _, levels in drafts.calls)
+    assert (assistant.num_forwards, len(draft.scored)) == (expected, expected)
+
+
+def test_an_adversarial_draft_is_never_right() -> None:
+    catalogue, target = fixed_catalogue(1, 2000), TableModel(tables(0, 2), 2)
+    plan = make_plan(2, 4)
+    assistant = assistant_of(TableModel([-table for table in target.logits], 2), plan, num_beams=8, num_steps=9)
+    decoded = decode(target(), catalogue, plan, TreeDrafter(catalogue, budget=1, assistant=assistant))
+    assert_same(decoded, decode(target(), catalogue, plan))
+    assert not decoded.speculation.accepted_steps.any()
+    assert decoded.speculation.target_forwards == 4
+
+
+def test_the_catalogue_takes_over_below_a_draft() -> None:
+    # The draft narrows the second level, whose nodes' few children then fit the budget.
+    catalogue, target = fixed_catalogue(2, 500), TableModel(tables(0, 1), 1)
+    plan = make_plan(1, 4)
+    assistant = assistant_of(TableModel(target.logits, 1), plan, num_beams=4, num_steps=1)
+    together = decode(target(), catalogue, plan, TreeDrafter(catalogue, budget=23, assistant=assistant)).speculation
+    alone = decode(target(), catalogue, plan, TreeDrafter(catalogue, budget=23)).speculation
+    assert together.target_forwards < alone.target_forwards
+    assert int(together.drafted_steps) > 1  # one level is the draft's
+
+
+def test_a_relaxed_search_under_the_catalogues_draft_follows_its_seed() -> None:
+    catalogue, target = fixed_catalogue(2, 500), TableModel(tables(0, 2), 2)
+    results = []
+    for drafter in (None, TreeDrafter(catalogue, budget=10**6)):
+        plan = relaxed_plan(2, 4, generator=torch.Generator().manual_seed(3))
+        results.append(decode(target(), catalogue, plan, drafter))
+    assert_same(results[1], results[0])
+    assert results[1].speculation.target_forwards == 1
+
+
+# Planted errors
+
+
+def drop_a_child(nodes: Nodes | None, drafter: TreeDrafter) -> Nodes | None:
+    if nodes is None or nodes.tokens.shape[1] < 2:
+        return nodes
+    return replace(nodes, states=nodes.states.clone().index_fill_(1, torch.tensor([0]), drafter.catalogue.dead_state))
+
+
+def other_parents(nodes: Nodes | None, drafter: TreeDrafter) -> Nodes | None:
+    return None if nodes is None else replace(nodes, parents=nodes.parents.roll(1, 1))
+
+
+def other_tokens(nodes: Nodes | None, drafter: TreeDrafter) -> Nodes | None:
+    return None if nodes is None else replace(nodes, tokens=nodes.tokens.roll(1, 1))
+
+
+def check_many(check: Any = None) -> None:
+    for seed in range(60):
+        (check or check_random)(seed)
+
+
+def seen(check: Any = None) -> None:
+    with pytest.raises((AssertionError, RuntimeError)):
+        check_many(check)
+
+
+@pytest.mark.parametrize("spoil", [drop_a_child, other_parents, other_tokens])
+def test_a_planted_error_in_the_catalogues_draft_is_seen(spoil: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = TreeDrafter._all_children
+
+    def wrong(self: TreeDrafter, *args: Any, **kwargs: Any) -> Nodes | None:
+        return spoil(right(self, *args, **kwargs), self)
+
+    monkeypatch.setattr(TreeDrafter, "_all_children", wrong)
+    seen()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda places, found: (places.roll(1, 1), found), lambda places, found: (places, torch.ones_like(found))],
+    ids=["places off by one", "everything is found"],
+)
+def test_a_planted_error_in_verification_is_seen(spoil: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = speculation.locate
+    monkeypatch.setattr(speculation, "locate", lambda beams, nodes: spoil(*right(beams, nodes)))
+    seen()
+
+
+def test_a_guess_that_is_taken_for_all_there_is_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = drafters.Nodes
+    monkeypatch.setattr(drafters, "Nodes", lambda *args, **kwargs: right(*args, **{**kwargs, "is_complete": True}))
+    seen()
+
+
+def test_a_wrong_count_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = speculation.locate
+    monkeypatch.setattr(
+        speculation, "locate", lambda beams, nodes: (right(beams, nodes)[0], right(beams, nodes)[1] & False)
+    )
+    seen(test_counts_equal_a_slow_count)
+
+
+def test_a_drafter_that_forgets_endings_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        drafters, "is_leaf", lambda states, *args, **kwargs: torch.zeros_like(states, dtype=torch.bool)
+    )
+    with pytest.raises(AssertionError):
+        test_the_catalogue_drafts_all_that_can_follow_or_nothing(True, 60)
+
+
+def test_tables_and_children_agree_with_each_other() -> None:
+    # The slow count stands on prefixes: a node's prefix leads to the node.
+    catalogue, target = fixed_catalogue(3, 100), TableModel(tables(0, 1), 1)
+    recorder = Recorder(TreeDrafter(catalogue, budget=10**6))
+    recorder.dead_state = catalogue.dead_state
+    states = torch.zeros((1, 1), dtype=torch.long)
+    decode(target(), catalogue, make_plan(1, 3), recorder)
+    for path in recorder.calls[0][2][0][0]:
+        here = states
+        for level, token in enumerate(path):
+            legal = children(here, catalogue, level=level)
+            assert bool((legal.legal & (legal.tokens == token)).any())
+            here = transition.advance(here, torch.tensor([[token]]), catalogue, level=level)

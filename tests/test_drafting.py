@@ -1,0 +1,689 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Drafts through `generate`: any model, any draft, any catalogue; results are those of plain beam search."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import logging
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import BATCH_DECODERS, DECODERS, ENCODER_DECODERS, EOS, PAD, VOCABULARY, build, prompts, shared
+from transformers import DynamicCache, LogitsProcessor, StoppingCriteria
+
+from hf_gr import ConstraintIndex, SemanticIds, enable
+from hf_gr.generation import drafting, mixin
+from hf_gr.torch import scorers, speculation, tree
+from hf_gr.torch.costs import ForwardCosts
+from hf_gr.torch.drafters import TreeDrafter
+
+SCORE_TOL = 1e-4  # fp32 sums of at most 8 log-probabilities, whose forwards differ in the order of additions
+TIE_TOL = 1e-5  # what rounding explains: sequences whose scores differ by less may come in either order
+DETAILS = {"return_dict_in_generate": True, "output_scores": True}
+FOLDER = Path(__file__).resolve().parents[1].parent / "shared" / "data" / "beauty"
+LONG_PROMPT = 9  # longer than the sliding windows
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    """Sequences in order, with their scores; within a tie, in any order."""
+    assert found.sequences.shape == expected.sequences.shape
+    if getattr(expected, "sequences_scores", None) is None:
+        assert found.sequences.tolist() == expected.sequences.tolist()
+        return
+    scores = expected.sequences_scores
+    torch.testing.assert_close(found.sequences_scores, scores, atol=SCORE_TOL, rtol=0)
+    for row in (found.sequences != expected.sequences).any(-1).nonzero()[:, 0].tolist():
+        neighbours = [other for other in (row - 1, row + 1) if 0 <= other < len(scores)]
+        gap = min(abs(float(scores[row] - scores[other])) for other in neighbours)
+        assert gap < TIE_TOL, f"row {row}: {found.sequences[row].tolist()}, not {expected.sequences[row].tolist()}"
+
+
+# Models
+
+
+def inverted(model: Any) -> Any:
+    """The same weights, but what is likely is unlikely: no draft could be worse."""
+    family = type(model)
+
+    @functools.wraps(family.forward)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = family.forward(self, *args, **kwargs)
+        outputs.logits = -outputs.logits
+        return outputs
+
+    adversary = copy.copy(model)
+    adversary.__class__ = type(family.__name__, (family,), {"forward": forward})
+    return adversary
+
+
+@cache
+def model_of(family: str, attention: str | None = None) -> Any:
+    return enable(build(family, **({} if attention is None else {"attn_implementation": attention})))
+
+
+@cache
+def small_llama() -> Any:
+    return build("llama", seed=5, config={"hidden_size": 16, "num_hidden_layers": 1, "head_dim": 4})
+
+
+def draft_of(kind: str, target: Any) -> Any:
+    if kind == "itself":
+        return target
+    if kind == "inverted":
+        return inverted(target)
+    if target.config.is_encoder_decoder:
+        return build("t5", seed=5)
+    return small_llama() if kind == "small" else shared(kind)
+
+
+# Catalogues
+
+
+@cache
+def rows_of(kind: str) -> tuple[list[list[int]], int | None]:
+    rng = np.random.default_rng(0)
+    if kind == "full":  # all sequences of 5 tokens: no level is forced, and no level is small
+        return [list(row) for row in itertools.product(range(3, 8), repeat=5)], None
+    if kind == "ragged":
+        return [rng.integers(3, 24, size=rng.integers(1, 6)).tolist() for _ in range(900)], EOS
+    shape, high = {"dense": ((600, 4), 9), "fixed": ((700, 5), 24), "sparse": ((60, 6), 50)}[kind]
+    return rng.integers(3, high, size=shape).tolist(), None
+
+
+@cache
+def index_of(kind: str) -> ConstraintIndex:
+    rows, eos = rows_of(kind)
+    return ConstraintIndex.from_sequences(rows, eos_token_id=eos)
+
+
+@cache
+def updated_index(kind: str) -> ConstraintIndex:
+    """With items added and removed."""
+    rows, eos = rows_of(kind)
+    index = ConstraintIndex.from_sequences(rows[40:], item_ids=range(40, len(rows)), eos_token_id=eos)
+    index.add(rows[:40], range(40))
+    index.remove(range(30, 60, 2))
+    return index
+
+
+def rules_of(rng: random.Random, num_rows: int) -> dict[str, Any]:
+    """A catalogue for a batch: fixed, ragged, filtered for all or for each, updated, with exclusions."""
+    kind = rng.choice(("ragged", "dense", "fixed", "sparse"))
+    index = updated_index(kind) if rng.random() < 0.3 else index_of(kind)
+    ids = index.item_ids.tolist()
+    rules: dict[str, Any] = {"constraint_index": index}
+    if rng.random() < 0.3:
+        views = [index.where(rng.sample(ids, rng.choice((2, 15, len(ids) // 2)))) for _ in range(num_rows)]
+        rules["constraint_index"] = views if rng.random() < 0.7 else views[0]
+    if rng.random() < 0.3:
+        rules["exclude_items"] = [rng.sample(ids, rng.randint(0, len(ids) // 3)) for _ in range(num_rows)]
+    return rules
+
+
+# Every draft, every setting
+
+TARGETS = ("qwen3", "gemma2", "mistral", "llama", "gpt2", "deepseek_v3", "opt", "phi3", "qwen3_moe", "bloom", "t5")
+
+
+def check_random(seed: int) -> int:
+    """One call with a draft against the same without; the number of prompts."""
+    rng = random.Random(seed)
+    family = rng.choice(TARGETS)
+    target = model_of(family, rng.choice((None, None, "eager")))
+    num_rows, num_beams = rng.randint(1, 4), rng.choice((1, 2, 3, 6, 10, 20))
+    inputs = prompts(num_rows, rng.choice((1, 4, LONG_PROMPT)) + 9, padded=rng.random() < 0.5, seed=seed)
+    settings: dict[str, Any] = {**rules_of(rng, num_rows), "num_beams": num_beams, "pad_token_id": PAD, **DETAILS}
+    settings["num_return_sequences"] = rng.choice((1, num_beams))
+    if num_beams > 1:
+        settings["length_penalty"] = rng.choice((1.0, 1.0, 0.0, 2.0))
+        settings["early_stopping"] = rng.choice((False, "never", True))
+    if rng.random() < 0.2:
+        settings["repetition_penalty"] = 1.3
+    if rng.random() < 0.15:
+        settings |= {"do_sample": True, "top_k": 0}
+    draft: dict[str, Any] = {"draft_token_budget": rng.choice((1, 20, 100, 512, 5000))}
+    kind = rng.choice(("trie", "trie", "auto", "small", "gpt2", "bloom", "itself", "inverted"))
+    if kind in ("trie", "auto"):
+        draft["drafting"] = kind
+    else:
+        draft |= {"assistant_model": draft_of(kind, target), "num_assistant_tokens": rng.choice((1, 2, 3, 20))}
+        draft["num_draft_beams"] = rng.choice((None, num_beams, 3 * num_beams, 40))
+    torch.manual_seed(seed)
+    plain = target.generate(**inputs, **settings)
+    torch.manual_seed(seed)
+    drafted = target.generate(**inputs, **settings, **draft)
+    assert_same(drafted, plain)
+    assert drafted.speculation.target_forwards <= plain.speculation.target_forwards
+    return num_rows
+
+
+def cheap_costs(*args: Any) -> ForwardCosts:
+    """As if forwards were dear, so that "auto" drafts without being timed in every shape."""
+    return ForwardCosts(forward=1.0, token=1e-3)
+
+
+def check_prompts(first_seed: int, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafting, "measure_costs", cheap_costs)
+    checked, seed = 0, first_seed
+    while checked < number:
+        checked += check_random(seed)
+        seed += 1
+
+
+def test_drafts_change_nothing_on_a_thousand_random_prompts_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_prompts(0, 1000, monkeypatch)
+
+
+@pytest.mark.slow
+def test_drafts_change_nothing_on_many_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_prompts(10**6, 6000, monkeypatch)
+
+
+@pytest.mark.parametrize("family", [*DECODERS, *BATCH_DECODERS, *ENCODER_DECODERS])
+@pytest.mark.parametrize("kind", ["trie", "inverted", "itself"])
+def test_drafts_change_nothing_in_any_family(family: str, kind: str) -> None:
+    target = enable(shared(family))
+    inputs = prompts(2, LONG_PROMPT, padded=True)
+    for index in (index_of("fixed"), index_of("ragged")):
+        settings = {
+            "constraint_index": index,
+            "num_beams": 6,
+            "num_return_sequences": 6,
+            "pad_token_id": PAD,
+            **DETAILS,
+        }
+        draft: dict[str, Any] = {"drafting": "trie", "draft_token_budget": 60}
+        if kind != "trie":
+            draft = {"assistant_model": draft_of(kind, target), "draft_token_budget": 1, "num_assistant_tokens": 3}
+        drafted = target.generate(**inputs, **settings, **draft)
+        assert_same(drafted, target.generate(**inputs, **settings))
+        assert bool(drafted.speculation.drafted_steps.any())
+
+
+@pytest.mark.parametrize("kind", ["trie", "small"])
+def test_sampling_under_a_strict_draft_follows_its_seed(kind: str) -> None:
+    target, inputs = model_of("qwen3"), prompts(3, 8, padded=True)
+    draft = {"drafting": "trie"} if kind == "trie" else {"assistant_model": draft_of(kind, target)}
+    for settings in ({"num_beams": 5, "num_return_sequences": 5}, {"num_beams": 1, "num_return_sequences": 5}):
+        options = {**settings, "constraint_index": index_of("fixed"), "do_sample": True, "top_k": 0, **DETAILS}
+        results = []
+        for extra in ({}, draft):
+            torch.manual_seed(3)
+            results.append(target.generate(**inputs, **options, **extra))
+        assert results[1].sequences.tolist() == results[0].sequences.tolist()
+        generators = [torch.Generator().manual_seed(3) for _ in range(2)]
+        given = [target.generate(**inputs, **options, **draft, generator=one) for one in generators]
+        assert given[0].sequences.tolist() == given[1].sequences.tolist()
+
+
+# What else a call may ask for
+
+
+class _StopBehind(StoppingCriteria):
+    def __init__(self, token: int) -> None:
+        self.token = token
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return input_ids[:, -1] == self.token
+
+
+class _Favour(LogitsProcessor):
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores + 0.1 * (input_ids[:, -1:] % 7)
+
+
+@pytest.mark.parametrize("kind", ["trie", "small", "bloom"])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"stopping_criteria": [_StopBehind(7)]},
+        {"logits_processor": [_Favour()]},
+        {"renormalize_logits": True},
+        {"bad_words_ids": [[5], [7, 9]], "no_repeat_ngram_size": 2},
+        {"output_logits": True},
+        {"length_penalty": -1.0, "num_return_sequences": 2},
+        {"prefix_allowed_tokens_fn": lambda batch, tokens: list(range(3, 20))},
+        {"prefill_chunk_size": 4},
+    ],
+    ids=lambda extra: next(iter(extra)),
+)
+def test_drafts_go_with_all_that_plain_search_takes(kind: str, extra: dict[str, Any]) -> None:
+    target, inputs = model_of("qwen3"), prompts(2, LONG_PROMPT)
+    draft = {"drafting": "trie"} if kind == "trie" else {"assistant_model": draft_of(kind, target)}
+    options = {"constraint_index": index_of("fixed"), "num_beams": 5, "num_return_sequences": 5, "pad_token_id": PAD}
+    options |= {**DETAILS, **extra}
+    plain = target.generate(**inputs, **options)
+    drafted = target.generate(**inputs, **options, **draft, draft_token_budget=40)
+    assert_same(drafted, plain)
+    assert bool(drafted.speculation.drafted_steps.any())
+    for name in ("scores", "logits"):
+        mine, other = getattr(drafted, name), getattr(plain, name)
+        assert (mine is None) == (other is None)
+        for step, theirs in zip(mine or (), other or (), strict=True):
+            torch.testing.assert_close(step, theirs, atol=SCORE_TOL, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "bloom"])
+def test_a_prefilled_prompt_is_drafted_from_and_left_as_it_is(family: str) -> None:
+    target, inputs = model_of(family), prompts(2, LONG_PROMPT, padded=True)
+    cache_ = DynamicCache(config=target.config)
+    head = {name: value[:, :5] for name, value in inputs.items()}
+    extra = {} if family == "bloom" else {"position_ids": (head["attention_mask"].cumsum(-1) - 1).clamp(min=0)}
+    with torch.no_grad():
+        target(**head, **extra, past_key_values=cache_, use_cache=True)
+    options = {"constraint_index": index_of("fixed"), "num_beams": 5, "num_return_sequences": 5, **DETAILS}
+    plain = target.generate(**inputs, **options)
+    for draft in ({"drafting": "trie"}, {"assistant_model": small_llama(), "draft_token_budget": 1}):
+        out = target.generate(**inputs, **options, **draft, past_key_values=cache_)
+        assert_same(out, plain)
+        assert cache_.get_seq_length() == 5
+        assert out.past_key_values.get_seq_length() == LONG_PROMPT
+
+
+def test_a_batch_is_its_rows() -> None:
+    target, inputs = model_of("gemma2"), prompts(4, LONG_PROMPT, padded=True)
+    options = {"num_beams": 5, "num_return_sequences": 5, "assistant_model": small_llama(), **DETAILS}
+    index = index_of("ragged")
+    views = [index, index.where([3, 4, 5]), index.where(range(300)), index]
+    excluded = [[], [4], list(range(200)), []]
+    together = target.generate(**inputs, **options, constraint_index=views, exclude_items=excluded, pad_token_id=PAD)
+    for row in range(4):
+        one = {name: value[row : row + 1] for name, value in inputs.items()}
+        alone = target.generate(
+            **one, **options, constraint_index=[views[row]], exclude_items=[excluded[row]], pad_token_id=PAD
+        )
+        here = slice(5 * row, 5 * row + 5)
+        torch.testing.assert_close(together.sequences_scores[here], alone.sequences_scores, atol=SCORE_TOL, rtol=0)
+        length = alone.sequences.shape[1]
+        assert together.sequences[here, :length].tolist() == alone.sequences.tolist()
+
+
+# Forwards
+
+
+def speculate(index: ConstraintIndex, num_beams: int, *, budget: int | None = None) -> tuple[Any, Any]:
+    """Plain search and trie drafting on one prompt of a vocabulary as large as the catalogue's."""
+    model = enable(build("qwen3", config={"vocab_size": index.max_token_id + 1}))
+    inputs = {"input_ids": torch.arange(1, 8)[None], "attention_mask": torch.ones(1, 7, dtype=torch.long)}
+    options = {"constraint_index": index, "num_beams": num_beams, "num_return_sequences": num_beams, **DETAILS}
+    plain = model.generate(**inputs, **options)
+    drafted = model.generate(**inputs, **options, drafting="trie", draft_token_budget=budget)
+    assert_same(drafted, plain)
+    assert plain.speculation.target_forwards == index.max_length - 1
+    return plain, drafted
+
+
+def test_a_catalogue_like_beauty_takes_two_forwards() -> None:
+    """4 codes of 256, 12,000 items, branching of 91, 72, 1.7 and 1.08 as on the real one."""
+    rng = np.random.default_rng(0)
+    pairs = np.stack(np.divmod(rng.choice(91 * 256, size=6539, replace=False), 256), axis=1)
+    third = np.unique(
+        np.concatenate([np.concatenate([pairs, pairs[rng.choice(6539, 4600)]]), rng.integers(0, 256, (11_139, 1))], 1),
+        axis=0,
+    )
+    rows = np.concatenate([third, third[rng.choice(len(third), 900)]])
+    rows = np.concatenate([rows, rng.integers(0, 256, (len(rows), 1))], axis=1) + 1 + 256 * np.arange(4)
+    _, drafted = speculate(ConstraintIndex.from_sequences(rows), 20)
+    assert drafted.speculation.target_forwards == 2
+
+
+@pytest.mark.skipif(not (FOLDER / "items.tsv").is_file(), reason=f"no Beauty data in {FOLDER}")
+def test_the_beauty_catalogue_takes_two_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "examples" / "benchmark"))
+    from beauty_data import read_items
+
+    item_ids, codes = read_items(FOLDER)
+    ids = SemanticIds(codes, item_ids=item_ids, level_sizes=[256] * 4, offset=1)
+    _, drafted = speculate(ids.constraint_index(), 20)
+    assert drafted.speculation.target_forwards == 2
+
+
+@pytest.mark.parametrize(("num_codes", "forwards"), [(256, 4), (2048, 4)])
+def test_eight_tokens_of_a_million_items_take_four_forwards(num_codes: int, forwards: int) -> None:
+    rows = np.random.default_rng(0).integers(0, num_codes, size=(1_000_000, 8))
+    _, drafted = speculate(ConstraintIndex.from_sequences(rows), 20)
+    assert drafted.speculation.target_forwards <= forwards
+
+
+def test_forced_levels_cost_no_forward_whatever_the_budget() -> None:
+    # One way on behind the second token.
+    rows = [[a, b, *((a + b + step) % 60 + 1 for step in range(4))] for a in range(1, 20) for b in range(1, 30)]
+    _, drafted = speculate(ConstraintIndex.from_sequences(rows), 10, budget=1)
+    assert drafted.speculation.target_forwards == 2
+    assert drafted.speculation.accepted_steps.tolist() == [4 - 1]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "bloom", "t5"])
+def test_the_target_as_its_own_draft_is_always_right_and_its_inverse_never(family: str) -> None:
+    target, inputs = model_of(family), prompts(3, LONG_PROMPT, padded=True)
+    options = {"constraint_index": index_of("full"), "num_beams": 5, "num_draft_beams": 5, "num_assistant_tokens": 9}
+    options |= {"draft_token_budget": 1, "return_dict_in_generate": True}
+    right = target.generate(**inputs, **options, assistant_model=target).speculation
+    assert (right.target_forwards, right.draft_forwards) == (1, 3)
+    assert right.accepted_steps.tolist() == right.drafted_steps.tolist() == [3] * 3
+    assert right.accepted_nodes.tolist() == right.drafted_nodes.tolist() == [15] * 3
+    wrong = target.generate(**inputs, **options, assistant_model=inverted(target)).speculation
+    assert not wrong.accepted_steps.any()
+    assert wrong.target_forwards == 4
+
+
+def test_auto_drafts_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, inputs = model_of("qwen3"), prompts(1, 6)
+    options = {"constraint_index": index_of("sparse"), "num_beams": 4, "drafting": "auto", **DETAILS}
+    for costs, forwards in ((ForwardCosts(1.0, 1e-3), 1), (ForwardCosts(0.0, 1.0), 5)):
+        monkeypatch.setattr(drafting, "measure_costs", lambda *args, costs=costs: costs)
+        monkeypatch.setattr(drafting, "_COSTS", type(drafting._COSTS)())
+        assert target.generate(**inputs, **options).speculation.target_forwards == forwards
+
+
+# Relaxed
+
+
+@pytest.mark.parametrize("family", ["qwen3", "bloom", "t5"])
+def test_relaxed_results_follow_the_generator_or_the_seed(family: str) -> None:
+    target, inputs = model_of(family), prompts(2, 8)
+    options = {"constraint_index": index_of("fixed"), "num_beams": 5, "num_return_sequences": 5, "top_k": 0}
+    options |= {
+        "assistant_model": draft_of("small", target),
+        "verification": "relaxed",
+        "draft_token_budget": 1,
+        **DETAILS,
+    }
+
+    def run(seed: int, *, as_generator: bool) -> list[list[int]]:
+        if as_generator:
+            out = target.generate(**inputs, **options, generator=torch.Generator().manual_seed(seed))
+        else:
+            torch.manual_seed(seed)
+            out = target.generate(**inputs, **options)
+        assert bool(out.speculation.drafted_steps.any())
+        return out.sequences.tolist()
+
+    for as_generator in (True, False):
+        first = run(0, as_generator=as_generator)
+        assert first == run(0, as_generator=as_generator)
+        assert first != run(1, as_generator=as_generator)
+    state = torch.get_rng_state()
+    run(0, as_generator=True)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_relaxed_gives_as_many_distinct_items_as_there_are() -> None:
+    target, inputs = model_of("qwen3"), prompts(3, 8, padded=True)
+    for seed in range(25):
+        rng = random.Random(seed)
+        index = index_of(rng.choice(("fixed", "ragged", "sparse", "dense")))
+        views = [index.where(rng.sample(index.item_ids.tolist(), number)) for number in (2, 40, index.num_items)]
+        num_beams = rng.choice((1, 5, 12))
+        out = target.generate(
+            **inputs, constraint_index=views, num_beams=num_beams, num_return_sequences=num_beams, top_k=0,
+            assistant_model=draft_of(rng.choice(("small", "itself", "inverted")), target), verification="relaxed",
+            num_draft_beams=num_beams * rng.choice((1, 3, 10)), draft_token_budget=rng.choice((1, 512)),
+            generator=torch.Generator().manual_seed(seed), pad_token_id=PAD, early_stopping="never", **DETAILS,
+        )  # fmt: skip
+        for row, view in enumerate(views):
+            here = slice(row * num_beams, (row + 1) * num_beams)
+            paths = {tuple(path) for path in out.sequences[here, 8:].tolist() if set(path) != {PAD}}
+            assert len(paths) == min(num_beams, len(view))
+            assert sum(map(bool, view.items(out.sequences[here, 8:]))) == len(paths)
+
+
+# Planted errors
+
+
+def siblings(right: Any) -> Any:
+    """All nodes of a level see the first of them, as if it were an ancestor of theirs."""
+
+    def mask(self: tree.Tree, *args: Any, **kwargs: Any) -> torch.Tensor:
+        seen = right(self, *args, **kwargs)
+        first = seen.shape[-1] - self.num_slots + int(self.ancestry[0, 0, -1])
+        seen[..., first] = True
+        return seen
+
+    return mask
+
+
+def shallow(right: Any) -> Any:
+    """Positions of all levels of a forward are those of the first."""
+
+    def score(self: Any, levels: Any, *, depth: int) -> Any:
+        model = self.model
+
+        def flat(**kwargs: Any) -> Any:
+            positions = kwargs["position_ids"]
+            return model(**{**kwargs, "position_ids": positions[..., :1].expand_as(positions)})
+
+        self.model = flat
+        try:
+            return right(self, levels, depth=depth)
+        finally:
+            self.model = model
+
+    return score
+
+
+def wrong_rows(right: Any) -> Any:
+    return lambda path, num_nodes: right(path, num_nodes).roll(1, 1)
+
+
+def children_dropped(right: Any) -> Any:
+    def all_children(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nodes = right(self, *args, **kwargs)
+        if nodes is not None:
+            nodes.states[:, 1::2] = self.catalogue.dead_state
+        return nodes
+
+    return all_children
+
+
+PLANTED: dict[str, tuple[Any, str, Any, str]] = {
+    "siblings are seen": (tree.Tree, "attention_mask", siblings, "qwen3"),
+    "depths are forgotten": (scorers.TreeScorer, "score", shallow, "qwen3"),
+    "rows of paths are mixed up": (scorers, "_first_rows", wrong_rows, "bloom"),
+    "children are dropped": (TreeDrafter, "_all_children", children_dropped, "qwen3"),
+    "places are off by one": (
+        speculation,
+        "locate",
+        lambda right: lambda *args: (right(*args)[0].roll(1, 1), right(*args)[1]),
+        "qwen3",
+    ),
+    "everything is found": (
+        speculation,
+        "locate",
+        lambda right: lambda *args: (right(*args)[0], torch.ones_like(right(*args)[1])),
+        "qwen3",
+    ),
+}
+
+
+@pytest.mark.parametrize("error", PLANTED)
+def test_a_planted_error_is_seen(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, name, spoil, family = PLANTED[error]
+    target, inputs = model_of(family), prompts(2, LONG_PROMPT)
+    options = {"constraint_index": index_of("fixed"), "num_beams": 5, "num_return_sequences": 5, **DETAILS}
+    plain = target.generate(**inputs, **options)
+    monkeypatch.setattr(home, name, spoil(getattr(home, name)))
+
+    def check() -> None:
+        for draft in ({"drafting": "trie"}, {"assistant_model": draft_of("small", target), "draft_token_budget": 1}):
+            assert_same(target.generate(**inputs, **options, **draft), plain)
+
+    with pytest.raises(AssertionError):
+        check()
+
+
+# What is refused, and what is said
+
+
+def vocabulary_of_50() -> Any:
+    return build("llama", config={"vocab_size": 50})
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"assistant_model": vocabulary_of_50}, "assistant_model has a vocabulary of 50 tokens, expected the model"),
+        ({"assistant_model": small_llama, "num_draft_beams": 3}, "num_draft_beams=3, expected at least num_beams=4"),
+        ({"assistant_model": small_llama, "num_assistant_tokens": 0}, "num_assistant_tokens=0, expected 1 or more"),
+        ({"assistant_model": small_llama, "num_assistant_tokens": 1.5}, "num_assistant_tokens=1.5, expected 1"),
+        ({"assistant_model": lambda: shared("t5")}, "assistant_model is a T5ForConditionalGeneration"),
+        ({"assistant_model": lambda: "draft"}, "assistant_model is a str"),
+        ({"assistant_model": small_llama, "drafting": "trie"}, "drafting='trie' with assistant_model"),
+        ({"assistant_model": small_llama, "drafting": "head"}, "drafting='head'"),
+        ({"assistant_model": small_llama, "guidance_scale": 1.5}, "guidance_scale=1.5"),
+        ({"drafting": "assistant"}, "drafting='assistant' without assistant_model"),
+        ({"drafting": "head"}, "drafting='head' is given, expected another: this release has no draft head"),
+        ({"drafting": "magic"}, "drafting='magic', expected one of"),
+        ({"verification": "catalogue"}, "verification='catalogue' is given, expected another"),
+        ({"num_draft_beams": 8}, "num_draft_beams=8 without a draft model, expected both"),
+        ({"num_draft_beams": 8, "drafting": "trie"}, "num_draft_beams=8 without a draft model, expected both"),
+        ({"draft_token_budget": 8}, "draft_token_budget=8 without drafting"),
+        ({"draft_token_budget": 0, "drafting": "trie"}, "draft_token_budget=0, expected a positive integer"),
+        ({"draft_token_budget": True, "drafting": "trie"}, "draft_token_budget=True, expected a positive integer"),
+        ({"num_draft_beams": -1}, "num_draft_beams=-1, expected a positive integer"),
+        (
+            {"verification": "relaxed", "do_sample": True, "num_beams": 1, "num_return_sequences": 3},
+            "num_return_sequences=3, expected at most num_beams=1",
+        ),
+        ({"generator": 7}, "generator is int, expected a torch.Generator"),
+        ({"constraint_index": None, "verification": "relaxed"}, "verification given without constraint_index"),
+    ],
+    ids=lambda value: str(value)[:50],
+)  # fmt: skip
+def test_bad_drafts_are_refused_before_any_work(
+    kwargs: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = enable(shared("qwen3"))
+    made = kwargs.get("assistant_model")
+    kwargs = kwargs if made is None else {**kwargs, "assistant_model": made()}
+    forward = functools.wraps(type(target).forward)(lambda *args, **kwargs: pytest.fail("work was done"))
+    monkeypatch.setattr(type(target), "forward", forward)
+    with pytest.raises(ValueError, match=message):
+        target.generate(**{**prompts(2, 6), "constraint_index": index_of("fixed"), "num_beams": 4, **kwargs})
+
+
+def test_a_draft_model_needs_tokens() -> None:
+    target, inputs = model_of("qwen3"), prompts(2, 6)
+    embeds = target.get_input_embeddings()(inputs["input_ids"]).detach()
+    options = {"constraint_index": index_of("fixed"), "num_beams": 4, **DETAILS}
+    with pytest.raises(ValueError, match="the prompt is not given as input_ids"):
+        target.generate(inputs_embeds=embeds, **options, assistant_model=small_llama())
+    drafted = target.generate(inputs_embeds=embeds, **options, drafting="trie")
+    assert_same(drafted, target.generate(inputs_embeds=embeds, **options))
+    assert drafted.speculation.target_forwards < index_of("fixed").max_length - 1
+
+
+def test_a_draft_longer_than_the_catalogue_is_clipped() -> None:
+    target, inputs = model_of("qwen3"), prompts(2, 6)
+    options = {"constraint_index": index_of("fixed"), "num_beams": 4, "assistant_model": target, **DETAILS}
+    found = [
+        target.generate(**inputs, **options, num_assistant_tokens=number, draft_token_budget=1).speculation
+        for number in (3, 100)
+    ]
+    assert found[0].draft_forwards == found[1].draft_forwards
+    assert found[0].drafted_nodes.tolist() == found[1].drafted_nodes.tolist()
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_short_catalogues_have_nothing_to_draft(length: int) -> None:
+    target, inputs = model_of("qwen3"), prompts(2, 6)
+    index = ConstraintIndex.from_sequences(np.random.default_rng(0).integers(3, 20, size=(60, length)))
+    for draft in ({"drafting": "trie"}, {"assistant_model": small_llama()}, {"drafting": "auto"}):
+        out = target.generate(**inputs, constraint_index=index, num_beams=4, **draft, **DETAILS)
+        assert_same(out, target.generate(**inputs, constraint_index=index, num_beams=4, **DETAILS))
+        assert out.speculation.target_forwards == length - 1
+        assert not out.speculation.drafted_nodes.any()
+
+
+def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, call: Any) -> list[str]:
+    """What two equal calls log."""
+    monkeypatch.setattr(mixin, "_SAID", set())
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="hf_gr.generation.mixin"):
+        call()
+        call()
+    return [record.message for record in caplog.records if record.name == "hf_gr.generation.mixin"]
+
+
+def test_a_budget_for_nothing_means_plain_beams_and_is_said_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, inputs = model_of("qwen3"), prompts(2, 6)
+    options = {"constraint_index": index_of("dense"), "num_beams": 4, "num_return_sequences": 4, **DETAILS}
+    plain = target.generate(**inputs, **options)
+
+    def call() -> None:
+        out = target.generate(**inputs, **options, drafting="trie", draft_token_budget=1)
+        assert_same(out, plain)
+        assert out.speculation.target_forwards == plain.speculation.target_forwards
+
+    messages = said(caplog, monkeypatch, call)
+    assert len(messages) == 1
+    assert messages[0].startswith("draft_token_budget=1 is too small for any level of this catalogue")
+    quiet = said(
+        caplog, monkeypatch, lambda: target.generate(**inputs, **options, drafting="trie", draft_token_budget=5000)
+    )
+    assert quiet == []
+
+
+def test_a_search_that_ends_before_any_draft_does_not_blame_the_budget(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = index_of("full")
+    target, inputs = model_of("qwen3"), prompts(1, 6)
+
+    def call() -> None:
+        target.generate(
+            **inputs,
+            constraint_index=index,
+            num_beams=2,
+            drafting="trie",
+            early_stopping=True,
+            stopping_criteria=[_Always()],
+        )
+
+    assert said(caplog, monkeypatch, call) == []
+
+
+class _Always(StoppingCriteria):
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.ones(len(input_ids), dtype=torch.bool)
+
+
+@pytest.mark.parametrize("draft", [{"drafting": "trie"}, {"assistant_model": "small"}], ids=str)
+@pytest.mark.parametrize("asked", [{"use_cache": False}, {"synced_gpus": True}], ids=str)
+def test_where_nothing_can_be_drafted_that_is_said_once(
+    draft: dict[str, Any], asked: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, inputs = model_of("qwen3"), prompts(2, 6)
+    options = {"constraint_index": index_of("fixed"), "num_beams": 4, "num_return_sequences": 4, **DETAILS}
+    plain = target.generate(**inputs, **options)
+    draft = {"assistant_model": small_llama()} if "assistant_model" in draft else draft
+
+    def call() -> None:
+        assert_same(target.generate(**inputs, **options, **draft, **asked), plain)
+
+    messages = said(caplog, monkeypatch, call)
+    assert sum("without a draft" in message for message in messages) == 1
+
+
+def test_a_model_without_a_draft_counts_its_forwards() -> None:
+    for family in ("qwen3", "bloom", "t5"):
+        out = model_of(family).generate(
+            **prompts(2, 6), constraint_index=index_of("fixed"), num_beams=4, return_dict_in_generate=True
+        )
+        assert out.speculation.target_forwards == index_of("fixed").max_length - 1
+        assert out.speculation.draft_forwards == 0
+        assert out.speculation.drafted_nodes.tolist() == out.speculation.accepted_steps.tolist() == [0, 0]
+
+
+def test_vocabularies_match() -> None:
+    assert small_llama().config.vocab_size == VOCABULARY

@@ -1,0 +1,422 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Verification: places of beams among drafted nodes; relaxed selection against its slow twin, and what it draws."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from table_scorers import EOS, VOCABULARY, TableModel, assistant_of, random_rows, relaxed_plan, tables
+from test_decode import CPU
+
+from hf_gr import ConstraintIndex
+from hf_gr.catalogue.snapshot import combine_rules
+from hf_gr.reference import reference_relaxed_selection
+from hf_gr.torch import decode as decode_module
+from hf_gr.torch import transition, verifiers
+from hf_gr.torch.beam import DEAD, Beams
+from hf_gr.torch.decode import Decoded, decode
+from hf_gr.torch.drafters import TreeDrafter
+from hf_gr.torch.speculation import Speculation
+from hf_gr.torch.transition import Children
+from hf_gr.torch.tree import Nodes
+from hf_gr.torch.verifiers import locate, relaxed_places
+
+DRAWS = 4000
+SIGMAS = 5.0  # standard deviations that a frequency may lie off; false alarms: one in a million comparisons
+
+# Places
+
+
+def beams_at(states: torch.Tensor, scores: torch.Tensor) -> Beams:
+    nothing = torch.zeros((*states.shape, 0), dtype=torch.long)
+    return Beams(nothing, nothing, scores, states)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_beams_are_found_where_they_are(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    dead_state = 50
+    drafted = [sorted(rng.choice(12, size=rng.integers(1, 8), replace=False).tolist()) for _ in range(3)]
+    nodes = torch.tensor([row + [dead_state] * (8 - len(row)) for row in drafted])
+    states = torch.tensor(rng.integers(0, 12, size=(3, 4)))
+    dead = torch.tensor(rng.random((3, 4)) < 0.3)
+    beams = beams_at(states.masked_fill(dead, dead_state), torch.zeros(3, 4).masked_fill(dead, DEAD))
+    places, found = locate(beams, Nodes(nodes, torch.zeros_like(nodes), nodes))
+    for row in range(3):
+        living = [(k, int(states[row, k])) for k in range(4) if not dead[row, k]]
+        assert bool(found[row]) == all(state in drafted[row] for _, state in living)
+        for k, state in living:
+            if state in drafted[row]:
+                assert int(places[row, k]) == drafted[row].index(state)
+
+
+def test_a_beam_that_ended_need_not_be_found() -> None:
+    # Its state is no drafted one: nothing follows upon it.
+    beams = beams_at(torch.tensor([[3, 7]]), torch.tensor([[0.0, DEAD]]))
+    nodes = torch.tensor([[3, 4]])
+    assert bool(locate(beams, Nodes(nodes, nodes, nodes))[1])
+
+
+# One selection
+
+
+class Level:
+    """The candidates of one level: beams of the target, and nodes that a draft drew below its own.
+
+    Args:
+        seed: of the tables.
+        num_beams: of the target.
+        num_children: of each beam.
+        alike: how much the draft is the target, from 0 to 1.
+        num_drafted: N.
+        aliens: nodes of the draft's last level that are no beam of the target.
+    """
+
+    def __init__(
+        self, seed: int, num_beams: int, num_children: int, *, alike: float, num_drafted: int, aliens: int = 0
+    ) -> None:
+        rng = np.random.default_rng(seed)
+        self.num_beams, self.num_children, self.num_drafted, self.aliens = num_beams, num_children, num_drafted, aliens
+        self.own = rng.permutation(num_beams + aliens)[:num_beams]  # where each beam is among the draft's
+        scores = rng.normal(scale=1.2, size=(num_beams, num_children))
+        self.dead = rng.random((num_beams, num_children)) < 0.15
+        self.dead[0, :2] = False
+        self.scores = np.where(self.dead, -np.inf, scores)
+        other = rng.normal(scale=1.2, size=(num_beams + aliens, num_children))
+        other[self.own] = np.where(self.dead, -np.inf, alike * scores + (1 - alike) * other[self.own])
+        self.draft_scores = other
+        self.tokens = np.sort(
+            rng.permuted(np.tile(np.arange(20, dtype=np.int64), (num_beams, 1)), axis=1)[:, :num_children]
+        )
+
+    @property
+    def p(self) -> dict[Any, float]:
+        """By beam and child."""
+        weights = np.exp(self.scores)
+        return {place: float(weights[place] / weights.sum()) for place in zip(*np.nonzero(weights), strict=True)}
+
+    @property
+    def q(self) -> dict[Any, float]:
+        """By node of the draft and child, then by the target's beam where it is one."""
+        weights = np.exp(self.draft_scores)
+        share = weights / weights.sum()
+        beam_of = {int(place): beam for beam, place in enumerate(self.own)}
+        return {
+            (beam_of.get(node, -1 - node), child): float(share[node, child])
+            for node, child in zip(*np.nonzero(share), strict=True)
+        }
+
+    def draw(self, number: int, generator: torch.Generator) -> torch.Tensor:
+        """What the draft drew: places among all children of its nodes."""
+        q = torch.tensor(self.draft_scores, dtype=torch.float32).flatten().log_softmax(0)
+        keys = q - torch.empty(number, len(q)).exponential_(generator=generator).log()
+        return keys.topk(self.num_drafted).indices
+
+    def places(self, drafted: torch.Tensor, num_kept: int, generator: torch.Generator) -> torch.Tensor:
+        """`relaxed_places` for rows of what was drafted."""
+        number = len(drafted)
+        q = torch.tensor(self.draft_scores, dtype=torch.float32).flatten().log_softmax(0)
+        parents = drafted // self.num_children
+        tokens_of = np.zeros((self.num_beams + self.aliens, self.num_children), dtype=np.int64)
+        tokens_of[self.own] = self.tokens
+        tokens = torch.tensor(tokens_of).flatten()[drafted]
+        legal = torch.tensor(~self.dead).expand(number, -1, -1)
+        first = torch.tensor(self.own * self.num_children).expand(number, -1)  # states are places, as those drafted
+        candidates = Children(torch.tensor(self.tokens).expand(number, -1, -1), legal, first)
+        shape = (self.num_beams + self.aliens, self.num_children)
+        nodes = Nodes(tokens, parents, drafted, log_probs=q.view(shape).expand(number, -1, -1))
+        return relaxed_places(
+            candidates,
+            torch.tensor(self.scores, dtype=torch.float32).expand(number, -1, -1),
+            nodes,
+            torch.tensor(self.own).expand(number, -1),
+            num_kept=num_kept,
+            generator=generator,
+        )
+
+    def slow(self, drafted: torch.Tensor, num_kept: int, rng: np.random.Generator) -> list[list[Any]]:
+        beam_of = {int(place): beam for beam, place in enumerate(self.own)}
+        p, q, found = self.p, self.q, []
+        for row in drafted.tolist():
+            names = [divmod(place, self.num_children) for place in row]
+            named = [(beam_of.get(node, -1 - node), child) for node, child in names]
+            found.append(reference_relaxed_selection(p, q, named, num_kept, rng))
+        return found
+
+
+def sets_of(places: torch.Tensor, num_children: int, size: int) -> Counter[frozenset[tuple[int, int]]]:
+    """How often each set of candidates was picked."""
+    return Counter(frozenset(divmod(place, num_children) for place in row if place < size) for row in places.tolist())
+
+
+def assert_as_frequent(found: Counter[Any], expected: Counter[Any], number: int) -> None:
+    for what in found | expected:
+        share = (found[what] + expected[what]) / (2 * number)
+        off = abs(found[what] - expected[what]) / number
+        assert off <= SIGMAS * np.sqrt(2 * share * (1 - share) / number) + 1 / number, what
+
+
+def check_selection(level: Level, num_kept: int, *, seed: int = 0) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    drafted = level.draw(DRAWS, generator)
+    places = level.places(drafted, num_kept, generator)
+    assert places.shape == (DRAWS, num_kept)
+    found = sets_of(places, level.num_children, level.scores.size)
+    slow = level.slow(drafted, num_kept, np.random.default_rng(seed))
+    expected = Counter(map(frozenset, slow))
+    assert_as_frequent(found, expected, DRAWS)
+    singles = [Counter(itertools.chain.from_iterable(sets.elements())) for sets in (found, expected)]
+    assert_as_frequent(*singles, DRAWS)
+
+
+LEVELS: dict[str, Callable[[], tuple[Level, int]]] = {
+    "one beam": lambda: (Level(0, 1, 8, alike=0.5, num_drafted=3), 3),
+    "one of one": lambda: (Level(1, 1, 6, alike=0.3, num_drafted=1), 1),
+    "several beams": lambda: (Level(2, 3, 3, alike=0.5, num_drafted=4), 2),
+    "beams that were not drafted from": lambda: (Level(3, 2, 4, alike=0.5, num_drafted=5, aliens=2), 3),
+    "a wide draft": lambda: (Level(4, 2, 4, alike=0.0, num_drafted=7, aliens=1), 2),
+    "alike": lambda: (Level(5, 2, 4, alike=1.0, num_drafted=4), 3),
+}
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_relaxed_selection_is_algorithm_2(name: str) -> None:
+    check_selection(*LEVELS[name]())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_draw_of_one_is_exactly_the_targets(seed: int) -> None:
+    # K = N = 1 is ordinary speculative sampling, which is lossless for any draft.
+    level = Level(seed, 1, 7, alike=0.0, num_drafted=1)
+    generator = torch.Generator().manual_seed(seed)
+    places = level.places(level.draw(20_000, generator), 1, generator)
+    found = Counter(divmod(int(place), 7) for place in places[:, 0])
+    for name, share in level.p.items():
+        tolerance = SIGMAS * np.sqrt(share * (1 - share) / 20_000)
+        assert abs(found[name] / 20_000 - share) <= tolerance, name
+
+
+@pytest.mark.parametrize("num_kept", [1, 4, 9, 30])
+@pytest.mark.parametrize("alike", [0.0, 1.0])
+def test_as_many_as_there_are_and_none_twice(num_kept: int, alike: float) -> None:
+    level = Level(num_kept, 3, 4, alike=alike, num_drafted=6, aliens=2)
+    generator = torch.Generator().manual_seed(0)
+    places = level.places(level.draw(500, generator), num_kept, generator)
+    size = level.scores.size
+    for row in places.tolist():
+        there = [place for place in row if place < size]
+        assert len(set(there)) == len(there) == min(num_kept, len(level.p))
+        assert all(divmod(place, 4) in level.p for place in there)
+        assert row[len(there) :] == [size] * (num_kept - len(there))
+
+
+def test_rows_without_candidates_stay_without() -> None:
+    nothing = torch.full((2, 3, 4), DEAD)
+    candidates = Children(torch.zeros((2, 3, 4)).long(), torch.zeros((2, 3, 4)).bool(), torch.zeros((2, 3)).long())
+    zeros = torch.zeros((2, 6)).long()
+    nodes = Nodes(zeros, zeros, zeros, log_probs=nothing)
+    assert (relaxed_places(candidates, nothing, nodes, None, num_kept=5) == 12).all()
+
+
+# Whole searches
+
+
+@cache
+def catalogue_of_all(num_tokens: int, length: int) -> transition.DeviceCatalogue:
+    """Every sequence: nothing is forced, so that all levels but the first and the last are the draft's."""
+    index = ConstraintIndex.from_sequences(list(itertools.product(range(1, num_tokens + 1), repeat=length)))
+    return transition.device_catalogue(combine_rules([index.snapshot]), CPU)
+
+
+def sampled(
+    target: list[torch.Tensor], draft: list[torch.Tensor] | None, num_beams: int, num_draft_beams: int, *, seed: int
+) -> Decoded:
+    """Sampling beams of one prompt, `DRAWS` times."""
+    catalogue = catalogue_of_all(4, 4)
+    plan = relaxed_plan(DRAWS, num_beams, generator=torch.Generator().manual_seed(seed))
+    drafter = None
+    if draft is not None:
+        assistant = assistant_of(TableModel(draft, DRAWS), plan, num_beams=num_draft_beams, num_steps=9)
+        drafter = TreeDrafter(catalogue, budget=1, assistant=assistant)
+    return decode(TableModel(target, DRAWS)(), catalogue, plan, drafter)
+
+
+def inclusion(decoded: Decoded, num_beams: int) -> torch.Tensor:
+    """How often each of the 256 items was among the results."""
+    assert bool((decoded.scores > DEAD).all())
+    numbers = ((decoded.sequences - 1) * torch.tensor([64, 16, 4, 1])).sum(-1).view(DRAWS, num_beams)
+    assert int(numbers.sort(-1).values.diff(dim=-1).eq(0).sum()) == 0  # none twice
+    return torch.bincount(numbers.flatten(), minlength=256).double() / DRAWS
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Total variation of what a user sees: the share of results that would have to change."""
+    return float((found - expected).abs().sum() / 2 / expected.sum())
+
+
+def noise(expected: torch.Tensor) -> float:
+    """What `distance` is between two runs of the same search: its mean, and five standard deviations on top.
+
+    Each frequency is off by a normal with variance 2 f (1 - f) / draws, whose absolute value has mean sqrt(2 / pi)
+    and variance 1 - 2 / pi of that.
+    """
+    variance = 2 * expected * (1 - expected).clamp_min(0.0) / DRAWS
+    mean, spread = (2 / np.pi) ** 0.5 * variance.sqrt().sum(), ((1 - 2 / np.pi) * variance.sum()).sqrt()
+    return float((mean + 5 * spread) / 2 / expected.sum())
+
+
+TARGET = tables(0, 1, scale=1.2)
+DRAFTS = {
+    "same": TARGET,
+    "mildly different": [table + 0.5 * other for table, other in zip(TARGET, tables(7, 1, scale=1.0), strict=True)],
+    "very different": tables(9, 1, scale=1.2),
+}
+
+
+@cache
+def plainly_sampled(num_beams: int) -> torch.Tensor:
+    """The target's own sampling beams: K draws a level."""
+    return inclusion(sampled(TARGET, None, num_beams, 0, seed=1), num_beams)
+
+
+def check_inclusion(draft: str, num_beams: int, num_draft_beams: int, *, share: float) -> Speculation:
+    """Closer to the target's own than `share` of the way to the draft's."""
+    expected = plainly_sampled(num_beams)
+    alone = inclusion(sampled(DRAFTS[draft], None, num_beams, 0, seed=2), num_beams)
+    decoded = sampled(TARGET, DRAFTS[draft], num_beams, num_draft_beams, seed=3)
+    found = distance(inclusion(decoded, num_beams), expected)
+    assert found <= noise(expected) + share * distance(alone, expected)
+    return decoded.speculation
+
+
+@pytest.mark.parametrize("num_beams", [1, 3, 6])
+@pytest.mark.parametrize("times", [1, 4])
+def test_the_target_as_its_own_draft_changes_no_frequency(num_beams: int, times: int) -> None:
+    happened = check_inclusion("same", num_beams, times * num_beams, share=0.0)
+    if times == 1:
+        assert happened.accepted_steps.tolist() == happened.drafted_steps.tolist()
+
+
+def test_the_noise_is_that_of_two_runs() -> None:
+    again = inclusion(sampled(TARGET, None, 3, 0, seed=4), 3)
+    expected = plainly_sampled(3)
+    assert 0.3 * noise(expected) < distance(again, expected) < noise(expected)
+
+
+@pytest.mark.parametrize("draft", ["mildly different", "very different"])
+@pytest.mark.parametrize("num_beams", [1, 3, 6])
+def test_frequencies_are_close_to_the_targets_own(draft: str, num_beams: int) -> None:
+    check_inclusion(draft, num_beams, num_beams, share=0.15)
+
+
+def accept_everything(candidates: Children, scores: torch.Tensor, nodes: Nodes, *args: Any, **kwargs: Any) -> Any:
+    assert nodes.log_probs is not None
+    return relaxed_places(candidates, scores, replace(nodes, log_probs=nodes.log_probs - 50.0), *args, **kwargs)
+
+
+def know_only_what_was_drawn(
+    candidates: Children, scores: torch.Tensor, nodes: Nodes, *args: Any, **kwargs: Any
+) -> Any:
+    """The residual is p, wherever nothing was drafted."""
+    assert nodes.log_probs is not None
+    drawn = torch.zeros_like(nodes.log_probs, dtype=torch.bool).flatten(1)
+    drawn = drawn.scatter(1, nodes.parents * 4 + nodes.tokens - 1, True).view(nodes.log_probs.shape)
+    q = nodes.log_probs.masked_fill(~drawn, DEAD)
+    return relaxed_places(candidates, scores, replace(nodes, log_probs=q), *args, **kwargs)
+
+
+@pytest.mark.parametrize("planted", [accept_everything, know_only_what_was_drawn])
+def test_a_planted_bias_is_seen(planted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_module, "relaxed_places", planted)
+    with pytest.raises(AssertionError):
+        check_inclusion("mildly different", 6, 6, share=0.15)
+
+
+def test_the_first_that_pass_are_closer_than_a_random_choice_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The paper's choice among more than K that pass is uniform; it flattens what the target would draw."""
+
+    def shuffled(candidates: Children, scores: torch.Tensor, nodes: Nodes, *args: Any, **kwargs: Any) -> Any:
+        assert nodes.log_probs is not None
+        order = torch.rand(nodes.tokens.shape, generator=kwargs["generator"]).argsort(-1)
+        moved = {name: getattr(nodes, name).gather(1, order) for name in ("tokens", "parents", "states")}
+        return relaxed_places(candidates, scores, replace(nodes, **moved), *args, **kwargs)
+
+    expected = plainly_sampled(3)
+    first = distance(inclusion(sampled(TARGET, TARGET, 3, 12, seed=3), 3), expected)
+    monkeypatch.setattr(decode_module, "relaxed_places", shuffled)
+    any_of_them = distance(inclusion(sampled(TARGET, TARGET, 3, 12, seed=3), 3), expected)
+    assert first <= noise(expected) < any_of_them
+
+
+def check_items(seed: int) -> None:
+    """K distinct living items where there are K; else all there are, then padding."""
+    rng = random.Random(seed)
+    ragged, num_rows, num_beams = bool(seed % 2), rng.randint(1, 3), rng.choice((1, 2, 5, 12))
+    rows = random_rows(rng, rng.choice((2, 30, 400)), ragged=ragged, length=4)
+    index = ConstraintIndex.from_sequences(rows, item_ids=range(len(rows)), eos_token_id=EOS if ragged else None)
+    views = [index]
+    if rng.random() < 0.6:
+        views = [index.where(rng.sample(range(len(rows)), rng.randint(1, len(rows)))) for _ in range(num_rows)]
+    catalogue = transition.device_catalogue(combine_rules([view.snapshot for view in views]), CPU)
+    target = tables(seed, num_rows)
+    draft = rng.choice((target, tables(seed + 1, num_rows), [-table for table in target]))
+    plan = relaxed_plan(num_rows, num_beams, early_stopping="never")
+    drafter = TreeDrafter(
+        catalogue,
+        budget=rng.choice((1, 8, 10**6)),
+        assistant=assistant_of(
+            TableModel(draft, num_rows),
+            plan,
+            num_beams=num_beams * rng.choice((1, 4, 20)),
+            num_steps=rng.choice((1, 9)),
+        ),
+    )
+    results = []
+    for _ in range(2):
+        again = replace(plan, generator=torch.Generator().manual_seed(seed))
+        drafter.assistant = assistant_of(
+            TableModel(draft, num_rows), again, num_beams=drafter.assistant.plan.num_beams, num_steps=9
+        )
+        results.append(decode(TableModel(target, num_rows)(), catalogue, again, drafter))
+    assert results[0].sequences.tolist() == results[1].sequences.tolist()
+    for row in range(num_rows):
+        items = {tuple(sequence) for sequence in views[row % len(views)]}
+        here = slice(row * num_beams, (row + 1) * num_beams)
+        paths = [tuple(token for token in path if token != 9) for path in results[0].sequences[here].tolist()]
+        number = min(num_beams, len(items))
+        assert len(set(paths[:number])) == number
+        assert set(paths[:number]) <= items
+        assert (results[0].scores[here][:number] > DEAD).all()
+        assert (results[0].scores[here][number:] == DEAD).all()
+        assert not any(paths[number:])
+
+
+def test_always_as_many_distinct_items_as_there_are() -> None:
+    for seed in range(120):
+        check_items(seed)
+
+
+def test_no_seed_no_generator_other_draws() -> None:
+    torch.manual_seed(0)
+    catalogue, plan = catalogue_of_all(4, 4), relaxed_plan(1, 5)
+    drawn = []
+    for _ in range(2):
+        assistant = assistant_of(TableModel(DRAFTS["mildly different"], 1), plan, num_beams=10, num_steps=9)
+        drafter = TreeDrafter(catalogue, budget=1, assistant=assistant)
+        drawn.append(decode(TableModel(TARGET, 1)(), catalogue, plan, drafter).sequences.tolist())
+    assert drawn[0] != drawn[1]
+
+
+def test_tables_hold_the_catalogue() -> None:
+    assert VOCABULARY > 4
+    assert verifiers.LAST_RESORT > 2 * 104  # exp(-104) is 0 in fp32, and noise is less than 104
