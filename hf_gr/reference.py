@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import permutations
 
 import numpy as np
 import numpy.typing as npt
@@ -101,6 +102,43 @@ class ReferenceTrie:
         for token in prefix:
             node = None if node is None else node.children.get(token)
         return node
+
+
+def reference_answers(
+    labels: Sequence[Sequence[int]], separator: Sequence[int], *, eos_token_id: int, max_labels: int | None = None
+) -> set[tuple[int, ...]]:
+    """Every answer of one or several distinct labels, written out: for a handful of labels.
+
+    Args:
+        labels: distinct token lists without the end token.
+        separator: what stands between two labels.
+        eos_token_id: ends the answer.
+        max_labels: the most labels of an answer.
+
+    Example:
+        >>> sorted(reference_answers([[5], [6]], [9], eos_token_id=2))
+        [(5, 2), (5, 9, 6, 2), (6, 2), (6, 9, 5, 2)]
+    """
+    most = len(labels) if max_labels is None else min(max_labels, len(labels))
+    answers: set[tuple[int, ...]] = set()
+    for number in range(1, most + 1):
+        for chosen in permutations(labels, number):
+            tokens = list(chosen[0])
+            for label in chosen[1:]:
+                tokens += [*separator, *label]
+            answers.add((*tokens, eos_token_id))
+    return answers
+
+
+def reference_allowed(answers: Iterable[tuple[int, ...]], prefix: Sequence[int]) -> list[int]:
+    """The tokens by which a prefix becomes one of another answer's, ascending.
+
+    Example:
+        >>> reference_allowed([(5, 2), (5, 9, 6, 2), (6, 2)], [5])
+        [2, 9]
+    """
+    given = tuple(prefix)
+    return sorted({one[len(given)] for one in answers if len(one) > len(given) and one[: len(given)] == given})
 
 
 def reference_beam_search(

@@ -8,9 +8,10 @@ Axes: N rows as given, I living items, R generated rows of T tokens, Q item ids.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from . import storage
 from .fanout import Bools
 from .item_ids import ItemId, read_item_ids
+from .labels import fingerprint, read_labels, tokenize_labels
 from .segment import build_segment
 from .sequences import read_catalogue, read_eos_token_id, read_rows
 from .snapshot import Part, Snapshot, read_exclusions
@@ -83,6 +85,39 @@ class ConstraintIndex:
         rows = read_catalogue(sequences, eos_token_id)
         segment = build_segment(rows, read_item_ids(item_ids, len(rows)))
         return cls(Snapshot(Part(segment), eos_token_id))
+
+    @classmethod
+    def from_labels(cls, labels: Iterable[str], tokenizer: Any, *, prefix: str = " ") -> ConstraintIndex:
+        """Compile a set of labels: a taxonomy, for a language model that classifies.
+
+        A label is tokenized as the text `prefix + label` without special tokens, and ends with the tokenizer's end
+        token. (SentencePiece puts a space before every text by itself, where the prefix adds no second one.) Labels
+        that tokenize alike are one sequence with several items; a label may begin with another one.
+
+        Args:
+            labels: distinct strings, in any order; they are the item ids, so `items` gives them back.
+            tokenizer: the model's, of transformers or with the same methods.
+            prefix: what stands between the prompt and a label. A prompt that ends with a space needs `""`.
+
+        Returns:
+            The index; it remembers the tokenizer for `check_tokenizer`.
+
+        Raises:
+            ValueError: no label, an empty one, one given twice, one that is no string; a tokenizer without an end
+                token; the end token inside a label; or labels that do not survive the tokenizer.
+
+        A label survives if its tokens decode to it again. Where the tokenizer normalises, case, accents, spaces and
+        compatibility forms may differ, as long as the decoded text has the same tokens. Unknown tokens never survive.
+
+        Example:
+            >>> from transformers import AutoTokenizer
+            >>> tokenizer = AutoTokenizer.from_pretrained("HuggingFaceTB/SmolLM2-135M")  # doctest: +SKIP
+            >>> index = ConstraintIndex.from_labels(["Sports", "Science"], tokenizer)  # doctest: +SKIP
+        """
+        texts = read_labels(labels)
+        sequences, eos_token_id = tokenize_labels(texts, tokenizer, prefix)
+        index = cls.from_sequences(sequences, item_ids=texts, eos_token_id=eos_token_id)
+        return cls(replace(index.snapshot, tokenizer=fingerprint(tokenizer)))
 
     @classmethod
     def from_parquet(
@@ -265,6 +300,26 @@ class ConstraintIndex:
             raise ValueError(f"prefix has shape {list(rows.shape)}, expected one sequence: call it once for each")
         return self._snapshot.next_tokens(rows.reshape(-1).tolist())
 
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """Make sure that a tokenizer is the one that `from_labels` was given; any will do for other indexes.
+
+        Raises:
+            ValueError: it reads texts in another way, or ends them with another token.
+        """
+        snapshot = self._snapshot
+        if snapshot.tokenizer is None:
+            return
+        if fingerprint(tokenizer) != snapshot.tokenizer:
+            raise ValueError(
+                "tokenizer is not the one that the index was built with, expected the same tokens for the same text: "
+                "pass that one, or build the index with this one by ConstraintIndex.from_labels"
+            )
+        if tokenizer.eos_token_id != snapshot.eos_token_id:
+            raise ValueError(
+                f"tokenizer.eos_token_id is {tokenizer.eos_token_id}, expected {snapshot.eos_token_id} as when the "
+                "index was built: build it again, or set tokenizer.eos_token"
+            )
+
     def where(self, mask_or_item_ids: npt.ArrayLike | Iterable[ItemId]) -> ConstraintIndex:
         """A view of some items: a region, what is in stock, what is new. It shares the arrays.
 
@@ -396,7 +451,9 @@ class ConstraintIndex:
                 sequences, item_ids = storage.read_version_1(arrays)
                 return cls.from_sequences(sequences, item_ids=item_ids, eos_token_id=eos_token_id)
             segment = storage.read_segment(description, arrays, verify=verify)
-            return cls(Snapshot(Part(segment), eos_token_id))
+            tokenizer = description.get("tokenizer")  # of an index of labels, since 0.1
+            storage.require(tokenizer is None or isinstance(tokenizer, str), "tokenizer is a digest")
+            return cls(Snapshot(Part(segment), eos_token_id, tokenizer=tokenizer))
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise ValueError(
                 f"{folder / storage.ARRAYS_FILE} holds no constraint index ({error}): download it or save it again"
@@ -445,6 +502,8 @@ class ConstraintIndex:
             "eos_token_id": index.eos_token_id,
             **storage.describe_segment(segment),
         }
+        if index.snapshot.tokenizer is not None:
+            description["tokenizer"] = index.snapshot.tokenizer
         storage.save(directory, description, segment.arrays(), card=index_card(index, name))
 
     @classmethod

@@ -98,12 +98,14 @@ class Snapshot:
         eos_token_id: the token that ends every sequence, or None where all have one length.
         added: what was added since; None for nothing.
         twins: for every node of `added`, the node of `base` with the same prefix, or -1; None without `added`.
+        tokenizer: a digest of the tokenizer that the sequences come from; None where they are no text.
     """
 
     base: Part
     eos_token_id: int | None
     added: Part | None = None
     twins: Longs | None = None
+    tokenizer: str | None = None
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -268,14 +270,14 @@ class Snapshot:
         living = [part for part in self.parts if part.num_items]
         rows = _stack([part.rows() for part in living])
         ids = _join([_select(part, part.numbers()) for part in living])
-        return Snapshot(Part(build_segment(rows, ids)), self.eos_token_id)
+        return Snapshot(Part(build_segment(rows, ids)), self.eos_token_id, tokenizer=self.tokenizer)
 
     def _with_parts(self, parts: Iterable[Part]) -> Snapshot:
         """Other living items; additions of which none is alive would still ask for their length and vocabulary."""
         base, *added = parts
         if added and added[0].num_items:
             return replace(self, base=base, added=added[0])
-        return Snapshot(base, self.eos_token_id)
+        return Snapshot(base, self.eos_token_id, tokenizer=self.tokenizer)
 
     def _check_ids(self, item_ids: Any, argument: str) -> Array | list[str]:
         """Check that ids are of the catalogue's type."""

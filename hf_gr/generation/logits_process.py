@@ -1,10 +1,15 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The constraint as an ordinary logits processor, for any other loop of transformers. Knows no beams."""
+"""The constraint as an ordinary logits processor, for any other loop of transformers. Knows no beams.
+
+Axes: R rows of T tokens; S scored positions of each; V tokens of the vocabulary.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -12,14 +17,20 @@ from transformers import LogitsProcessor
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.item_ids import ItemId
-from hf_gr.catalogue.snapshot import BatchRules
-from hf_gr.torch.transition import advance, children, device_catalogue, mask_illegal
+from hf_gr.catalogue.labels import check_is_tokenizer, encode_continuation
+from hf_gr.catalogue.separators import check_separator, split
+from hf_gr.catalogue.sequences import LARGEST_TOKEN, is_integer, read_rows
+from hf_gr.catalogue.snapshot import BatchRules, Snapshot, combine_rules
+from hf_gr.torch.multi_label import LabelTrie, allowed_tokens, label_trie, read_answers
+from hf_gr.torch.transition import DeviceCatalogue, advance, children, device_catalogue, mask_illegal
 
 from .naming import batch_rules
 
 # The score of what only fills up, where the type has room for it: far below any sum of log-probabilities, and below
 # the -1e9 by which transformers' beam search marks beams that are over.
 FILLING = -1e30
+# Flattened label tries by rules and device, for as long as the rules live.
+_LABEL_TRIES: WeakKeyDictionary[BatchRules, dict[torch.device, LabelTrie]] = WeakKeyDictionary()
 
 
 class ConstraintLogitsProcessor(LogitsProcessor):
@@ -29,16 +40,27 @@ class ConstraintLogitsProcessor(LogitsProcessor):
     take. A row that is complete, or that is no prefix of the catalogue, is left one token: the end token (token 0
     without one), with a very low finite score, so that samplers still find a distribution and beams never prefer it.
 
+    With `prompt_length` or `attention_mask` a call depends on its arguments alone: one instance serves any number of
+    generations at a time, in any order. Without, the prompt is that of the first call, and whatever does not go on from
+    it, token by token, begins a new generation: one after the other, greedy, sampled, with beams or assisted.
+
+    With `separator` an answer is several labels, each at most once: the place of a label's end token may be taken by
+    the separator while another label is left. `items` takes such answers apart.
+
     Args:
         index: the catalogue as it is now, or a list of one for each prompt (views of one index); rows are taken for as
             many paths of each prompt as there are.
-        prompt_length: tokens before the generated ones. By default that of the first call; a call that is not one
-            token longer than the one before begins a new generation, so one instance may serve many, one after the
-            other.
+        prompt_length: tokens before the generated ones, padding included: `inputs["input_ids"].shape[1]`; of an
+            encoder-decoder, those of the decoder's prompt, usually 1.
         exclude_items: item ids for each prompt, as in `generate`.
+        attention_mask: the prompt's, `[prompts, length]`, instead of `prompt_length`; not for encoder-decoders.
+        separator: token ids, or a text with `tokenizer`; None for one label. The index needs an end token.
+        max_labels: the most labels of one answer; None for as many as there are.
+        tokenizer: reads `separator`, and is checked to be the one that the index was built with.
 
     Raises:
-        ValueError: as `generate` for `constraint_index` and `exclude_items`.
+        ValueError: as `generate` for `constraint_index` and `exclude_items`; a separator that is also inside a label;
+            a tokenizer that is not the index's.
 
     Example:
         >>> index = ConstraintIndex.from_sequences([[5, 7], [6, 7]])
@@ -46,7 +68,7 @@ class ConstraintLogitsProcessor(LogitsProcessor):
         >>> scores.isfinite().nonzero()[:, 1].tolist()
         [5, 6]
 
-    Source: STATIC, section 4.
+    Source: STATIC, section 4; several labels: "Constrained Decoding: Forcing LLMs to Respect Your Taxonomy".
     """
 
     def __init__(
@@ -55,30 +77,53 @@ class ConstraintLogitsProcessor(LogitsProcessor):
         prompt_length: int | None = None,
         *,
         exclude_items: Sequence[Iterable[ItemId]] | None = None,
+        attention_mask: Tensor | None = None,
+        separator: Sequence[int] | str | None = None,
+        max_labels: int | None = None,
+        tokenizer: Any = None,
     ) -> None:
-        for one in index if isinstance(index, (list, tuple)) else [index]:
+        every = list(index) if isinstance(index, (list, tuple)) else [index]
+        for one in every:
             if not isinstance(one, ConstraintIndex):
                 raise ValueError(f"index is a {type(one).__name__}, expected a ConstraintIndex")
-        if prompt_length is not None and prompt_length < 0:
-            raise ValueError(f"prompt_length={prompt_length}, expected 0 or more tokens")
+            if tokenizer is not None:
+                check_is_tokenizer(tokenizer)
+                one.check_tokenizer(tokenizer)
+        self.prompt_length = _read_prompt_length(prompt_length, attention_mask)
         self.rules = batch_rules(index, exclude_items)
-        self.prompt_length = prompt_length
-        self._start = 0
-        self._seen: tuple[int, int] | None = None  # rows and tokens of the last call
+        self.separator: tuple[int, ...] | None = None
+        self.max_labels = max_labels
+        if separator is not None:
+            self.separator = _read_separator(separator, tokenizer, self.rules.any.eos_token_id)
+            for snapshot in self.rules.snapshots:
+                check_separator(snapshot, self.separator)
+            self.rules = _as_living_items(self.rules)
+        if max_labels is not None and (separator is None or not is_integer(max_labels) or max_labels < 1):
+            raise ValueError(f"max_labels={max_labels}, expected 1 or more, together with separator=")
+        self._prompt: Tensor | None = None  # of the last generation, and how far it came; unused with prompt_length
+        self._longest = 0
 
     @classmethod
     def _of_rules(cls, rules: BatchRules) -> ConstraintLogitsProcessor:
         processor = cls.__new__(cls)
         processor.rules, processor.prompt_length = rules, None
-        processor._start, processor._seen = 0, None
+        processor.separator = processor.max_labels = None
+        processor._prompt, processor._longest = None, 0
         return processor
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Mask `[rows, vocab]` scores by the `[rows, length]` tokens before them."""
+        """Mask scores by the tokens before them.
+
+        Args:
+            input_ids: `[R, T]` tokens, the prompt included.
+            scores: `[R, V]` behind them; or `[R, S, V]`, the last S of T positions, each behind its token. Those
+                inside the prompt stay as they are.
+        """
         snapshot = self.rules.any
-        if snapshot.max_token_id >= scores.shape[-1]:
+        largest = max(snapshot.max_token_id, *(self.separator or (0,)))
+        if largest >= scores.shape[-1]:
             raise ValueError(
-                f"index has token {snapshot.max_token_id}, expected less than the vocabulary, {scores.shape[-1]}: "
+                f"index has token {largest}, expected less than the vocabulary, {scores.shape[-1]}: "
                 "is it another model's catalogue, or were the embeddings not resized?"
             )
         num_rows, length = input_ids.shape
@@ -87,22 +132,160 @@ class ConstraintLogitsProcessor(LogitsProcessor):
             raise ValueError(
                 f"scores have {num_rows} rows for {num_prompts} rules, expected one path or more for each prompt"
             )
-        if self._seen != (num_rows, length - 1):
-            self._start = length
-        self._seen = (num_rows, length)
-        generated = input_ids[:, self._start if self.prompt_length is None else self.prompt_length :]
+        positions = scores if scores.dim() == 3 else scores[:, None]
+        first = length - positions.shape[1] + 1  # tokens before the first scores
+        start = self._find_start(input_ids, first) if self.prompt_length is None else self.prompt_length
+        if length < start:
+            raise ValueError(
+                f"input_ids have {length} tokens, expected prompt_length={start} or more: is it another prompt's?"
+            )
+        generated = input_ids[:, start:].to(scores.device)
+        inside = min(max(start - first, 0), positions.shape[1])
+        answers = positions[:, inside:]
+        masked = (self._mask_one if self.separator is None else self._mask_several)(generated, answers, num_prompts)
+        masked = torch.cat([positions[:, :inside], masked], dim=1) if inside else masked
+        return masked if scores.dim() == 3 else masked[:, 0]
+
+    def items(self, sequences: Any) -> list[list[ItemId]]:
+        """The items of generated answers: those of all their complete labels, in the order of the answer.
+
+        Args:
+            sequences: `[rows, T]` tokens or token lists, the prompt cut off, padding allowed.
+
+        Returns:
+            A list for each row; a label that was cut off by a length limit is left away.
+        """
+        rows, _ = read_rows(sequences, one_is_enough=True)
+        snapshot = self.rules.any
+        if self.separator is None or snapshot.eos_token_id is None:
+            return snapshot.items(rows[:, : snapshot.max_length])
+        labels = [split(row, self.separator, snapshot.eos_token_id) for row in rows.tolist()]
+        of = [row for row, several in enumerate(labels) for label in several if label]
+        found: list[list[ItemId]] = [[] for _ in labels]
+        if of:
+            tokens, _ = read_rows([label for several in labels for label in several if label])
+            for row, items in zip(of, snapshot.items(tokens), strict=True):
+                found[row] += items
+        return found
+
+    def _find_start(self, input_ids: Tensor, first: int) -> int:
+        """The length of the prompt that a call goes on from: the last one's, or all that is there."""
+        prompt = self._prompt
+        if (
+            prompt is None
+            or not prompt.shape[1] <= first <= self._longest + 1
+            or len(prompt) != len(input_ids)
+            or not torch.equal(prompt, input_ids[:, : prompt.shape[1]])
+        ):
+            self._prompt = prompt = input_ids[:, :first].clone()
+        self._longest = input_ids.shape[1]
+        return prompt.shape[1]
+
+    def _mask_one(self, generated: Tensor, scores: Tensor, num_prompts: int) -> Tensor:
+        """The constraint of one sequence; `generated` ends before the last scores."""
         catalogue = device_catalogue(self.rules, scores.device)
-        generated = generated[:, : catalogue.max_length].to(scores.device)
+        num_rows, num_scores = scores.shape[:2]
+        first = generated.shape[1] - num_scores + 1
         states = torch.zeros((num_prompts, num_rows // num_prompts), dtype=torch.long, device=scores.device)
-        for level, tokens in enumerate(generated.T):
-            states = advance(states, tokens.reshape(states.shape), catalogue, level=level)
-        level = generated.shape[1]
-        final = snapshot.eos_token_id or 0
-        over = torch.full_like(scores, -torch.inf)
-        # Finite still when it is divided by a temperature of 1/16; fp16's -4094 is below its logits all the same.
-        over[:, final] = max(FILLING, torch.finfo(scores.dtype).min / 16)
-        if level == catalogue.max_length:
+        masked: list[Tensor] = []
+        for level in range(generated.shape[1] + 1):
+            if level >= first:
+                masked.append(self._mask_level(states, scores[:, level - first], catalogue, level))
+            if level < min(generated.shape[1], catalogue.max_length):
+                states = advance(states, generated[:, level].reshape(states.shape), catalogue, level=level)
+        return torch.stack(masked, dim=1) if num_scores > 1 else masked[0][:, None] if masked else scores
+
+    def _mask_level(self, states: Tensor, scores: Tensor, catalogue: DeviceCatalogue, level: int) -> Tensor:
+        over = self._over(scores)
+        if level >= catalogue.max_length:
             return over
         legal = children(states, catalogue, level=level)
-        masked = mask_illegal(scores.view(*states.shape, -1), legal).flatten(0, 1)
+        masked = mask_illegal(scores.reshape(*states.shape, -1), legal).flatten(0, 1)
         return torch.where(legal.legal.any(dim=-1).flatten()[:, None], masked, over)
+
+    def _mask_several(self, generated: Tensor, scores: Tensor, num_prompts: int) -> Tensor:
+        """The constraint of several labels; every scored position of every row is a row of its own."""
+        assert self.separator is not None
+        num_rows, num_scores, vocab_size = scores.shape
+        if not num_scores:
+            return scores
+        tries = _LABEL_TRIES.setdefault(self.rules, {})
+        if scores.device not in tries:
+            tries[scores.device] = label_trie(self.rules.snapshots, scores.device)
+        trie = tries[scores.device]
+        rules = torch.zeros(num_prompts, dtype=torch.long, device=scores.device)
+        if self.rules.rule_of_row is not None:
+            rules = torch.from_numpy(self.rules.rule_of_row).to(scores.device)
+        rules = rules.repeat_interleave(num_rows * num_scores // num_prompts)
+        places = torch.arange(generated.shape[1], device=scores.device)
+        lengths = torch.arange(num_scores, device=scores.device) + generated.shape[1] - num_scores + 1
+        known = places < lengths[:, None]
+        tokens = torch.where(known, generated[:, None].clamp(min=0), -1).flatten(0, 1)
+        options: dict[str, Any] = {"separator": self.separator, "max_labels": self.max_labels}
+        answers = read_answers(tokens, trie, rules, **options)
+        allowed = allowed_tokens(answers, trie, rules, vocab_size, **options).view(scores.shape)
+        masked = scores.masked_fill(~allowed, -torch.inf)
+        return torch.where(allowed.any(dim=-1, keepdim=True), masked, self._over(scores))
+
+    def _over(self, scores: Tensor) -> Tensor:
+        """The scores of rows that are over."""
+        over = torch.full_like(scores, -torch.inf)
+        # Finite still when it is divided by a temperature of 1/16; fp16's -4094 is below its logits all the same.
+        over[..., self.rules.any.eos_token_id or 0] = max(FILLING, torch.finfo(scores.dtype).min / 16)
+        return over
+
+
+def _read_prompt_length(prompt_length: int | None, attention_mask: Tensor | None) -> int | None:
+    """The prompt's length as it is given, or as its mask has it: padding counts, for it is in `input_ids`."""
+    if prompt_length is not None and prompt_length < 0:
+        raise ValueError(f"prompt_length={prompt_length}, expected 0 or more tokens")
+    if attention_mask is None:
+        return prompt_length
+    shape = tuple(getattr(attention_mask, "shape", ()))
+    if len(shape) != 2:
+        raise ValueError(f"attention_mask has shape {list(shape)}, expected the prompt's, [prompts, length]")
+    if prompt_length not in (None, shape[1]):
+        raise ValueError(
+            f"prompt_length={prompt_length} and attention_mask has {shape[1]} positions, expected one length: "
+            "pass one of the two"
+        )
+    return shape[1]
+
+
+def _read_separator(separator: Sequence[int] | str, tokenizer: Any, eos_token_id: int | None) -> tuple[int, ...]:
+    """The tokens of a separator."""
+    if eos_token_id is None:
+        raise ValueError(
+            "index has no end token, expected one for several labels: ConstraintIndex.from_labels gives it, or "
+            "from_sequences(..., eos_token_id=)"
+        )
+    if isinstance(separator, str):
+        if tokenizer is None:
+            raise ValueError(f"separator={separator!r} is a text, expected tokenizer= with it, or token ids")
+        separator = encode_continuation(tokenizer, separator) if separator else []
+    tokens = list(separator)
+    if not tokens or not all(is_integer(token) and 0 <= token <= LARGEST_TOKEN for token in tokens):
+        raise ValueError(f"separator={tokens}, expected one token id or more, or a text")
+    if eos_token_id in tokens:
+        raise ValueError(
+            f"separator={tokens} has the end token {eos_token_id}, expected it behind the last label only"
+        )
+    return tuple(int(token) for token in tokens)
+
+
+def _as_living_items(rules: BatchRules) -> BatchRules:
+    """The same rules as living items of one segment, for several labels: what is hidden from a row is dead there."""
+    if rules.any.added is not None:
+        if len(rules.snapshots) > 1:
+            raise ValueError(
+                "index has additions, expected none for several labels with a view for each prompt: index.compact()"
+            )
+        rules = BatchRules((rules.any.compact(),), rules.rule_of_row, rules.excluded_ids)
+    if rules.excluded_ids is None:
+        return rules
+    rows: list[Snapshot] = []
+    for number, excluded in enumerate(rules.excluded_ids):
+        snapshot, items = rules.of_row(number), list(excluded)
+        known = [item for item, is_item in zip(items, snapshot.has_items(items), strict=True) if is_item]
+        rows.append(snapshot.remove(known) if known else snapshot)
+    return combine_rules(rows, one_each=True)

@@ -1,0 +1,144 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+# pyright: reportUnnecessaryIsInstance=false
+"""Labels to token sequences: each as the continuation that a model writes. Knows tokenizers only by their methods.
+
+Source: "Constrained Decoding: Forcing LLMs to Respect Your Taxonomy", which tokenizes a leading space and the label.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+from .sequences import is_integer
+
+ERRORS_SHOWN = 3
+SENTENCEPIECE_SPACE = "\u2581"
+# What tells tokenizers apart: case, spaces, digits, punctuation, accents, other scripts.
+PROBES = (" Technology > AI", "An uncommon sentence, 2,048 words.", " naïve Ünïcode", " 北京 Москва", "\n\n  x_y")
+
+
+def read_labels(labels: Any) -> list[str]:
+    """Check that labels are distinct, non-empty strings."""
+    if isinstance(labels, (str, bytes)) or not isinstance(labels, Iterable):
+        raise ValueError(f"labels is {labels!r}, expected a list of strings")
+    found: list[str] = []
+    for number, label in enumerate(cast("Iterable[Any]", labels)):
+        if not isinstance(label, str):
+            raise ValueError(f"labels[{number}] is {label!r}, expected a string: str(...) makes it one")
+        if not label.strip():
+            raise ValueError(f"labels[{number}] is {label!r}, expected some text: leave it away")
+        found.append(str(label))
+    if not found:
+        raise ValueError("labels is empty, expected at least one label")
+    seen: set[str] = set()
+    twice = list(dict.fromkeys(label for label in found if label in seen or seen.add(label)))
+    if twice:
+        raise ValueError(f"labels has {_shown(twice)} more than once, expected distinct labels: leave the copies away")
+    return found
+
+
+def tokenize_labels(labels: Sequence[str], tokenizer: Any, prefix: str) -> tuple[list[list[int]], int]:
+    """The tokens of every label, without the end token, and the end token.
+
+    Raises:
+        ValueError: no tokenizer, no end token, or labels that are lost in it; see `ConstraintIndex.from_labels`.
+    """
+    if not isinstance(prefix, str):
+        raise ValueError(f'prefix is {prefix!r}, expected a string: " " or ""')
+    check_is_tokenizer(tokenizer)
+    eos_token_id = tokenizer.eos_token_id
+    if not is_integer(eos_token_id):
+        raise ValueError(
+            f"tokenizer.eos_token_id is {eos_token_id}, expected a token: labels end with it; "
+            "set one, such as tokenizer.eos_token = tokenizer.sep_token"
+        )
+    if prefix.startswith(" ") and writes_its_own_space(tokenizer):
+        prefix = prefix[1:]
+    rows = encode(tokenizer, [prefix + label for label in labels])
+    ended = [label for label, row in zip(labels, rows, strict=True) if eos_token_id in row]
+    if ended:
+        raise ValueError(
+            f"labels {_shown(ended)} have the end token {eos_token_id} inside, expected it behind a label only: "
+            "name them without it, or choose another tokenizer.eos_token"
+        )
+    lost = _lost(labels, rows, tokenizer, prefix)
+    if lost:
+        raise ValueError(
+            f"labels {_shown(lost)} do not survive the tokenizer, expected to get them back from their tokens: "
+            "spell them with what it knows, or add the missing tokens to it (and to the model)"
+        )
+    return rows, int(eos_token_id)
+
+
+def encode(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of texts, and no special ones around them."""
+    rows = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    return [[int(token) for token in row] for row in rows]
+
+
+def encode_continuation(tokenizer: Any, text: str) -> list[int]:
+    """The tokens of a text that follows another one immediately."""
+    alone, behind, both = encode(tokenizer, [text, "a", "a" + text])
+    if writes_its_own_space(tokenizer) and both[: len(behind)] == behind:
+        return both[len(behind) :]
+    return alone
+
+
+def writes_its_own_space(tokenizer: Any) -> bool:
+    """Whether a tokenizer puts a space before every text by itself, as SentencePiece does: ours would be a second."""
+    tokens = tokenizer.convert_ids_to_tokens(encode(tokenizer, ["a"])[0])
+    return bool(tokens) and str(tokens[0]).startswith(SENTENCEPIECE_SPACE)
+
+
+def fingerprint(tokenizer: Any) -> str:
+    """A digest of how a tokenizer reads a few texts; tokens that are added to it later do not change it."""
+    check_is_tokenizer(tokenizer)
+    return hashlib.sha256(json.dumps(encode(tokenizer, PROBES)).encode()).hexdigest()
+
+
+def check_is_tokenizer(tokenizer: Any) -> None:
+    """Make sure that what is given has a tokenizer's methods."""
+    names = ("eos_token_id", "batch_decode", "convert_ids_to_tokens")
+    if not callable(tokenizer) or not all(hasattr(tokenizer, name) for name in names):
+        raise ValueError(
+            f"tokenizer is a {type(tokenizer).__name__}, expected one of transformers: AutoTokenizer.from_pretrained"
+        )
+
+
+def _lost(labels: Sequence[str], rows: list[list[int]], tokenizer: Any, prefix: str) -> list[str]:
+    """The labels that do not come back: see "survives" in `ConstraintIndex.from_labels`."""
+    texts: list[str] = tokenizer.batch_decode(rows, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    # A decoder may swallow spaces at the front, and WordPiece's knows of none.
+    changed = [
+        number
+        for number, (label, text) in enumerate(zip(labels, texts, strict=True))
+        if text.lstrip() != (prefix + label).lstrip()
+    ]
+    again = encode(tokenizer, [prefix + texts[number].lstrip() for number in changed]) if changed else []
+    lost = {
+        number
+        for number, row in zip(changed, again, strict=True)
+        if row != rows[number] or _letters(texts[number]) != _letters(prefix + labels[number])
+    }
+    return [
+        label
+        for number, (label, row) in enumerate(zip(labels, rows, strict=True))
+        if number in lost or not row or unknown in row
+    ]
+
+
+def _letters(text: str) -> str:
+    """What normalisation leaves alone: the text without case, accents, spaces, controls and compatibility forms."""
+    plain = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
+    return "".join(c for c in plain if not c.isspace() and unicodedata.category(c) not in ("Mn", "Cc", "Cf"))
+
+
+def _shown(labels: list[str]) -> str:
+    shown = ", ".join(map(repr, labels[:ERRORS_SHOWN]))
+    return f"{shown} and {len(labels) - ERRORS_SHOWN} more" if len(labels) > ERRORS_SHOWN else shown

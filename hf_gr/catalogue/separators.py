@@ -1,0 +1,66 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What may stand between the labels of one answer, and the answer taken apart again. Knows no tensors.
+
+An answer is `label, separator, label, ..., end token`, every label at most once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .snapshot import ERRORS_SHOWN, Snapshot
+from .trie import PADDING
+
+
+def check_separator(snapshot: Snapshot, separator: Sequence[int]) -> None:
+    """Make sure that every answer can be taken apart in one way only, and that its tokens say at once which.
+
+    That is: a separator is found in an answer where it was put and nowhere else, not even with a part of a label; and
+    where a label ends, no longer label goes on with the separator's first token.
+
+    Raises:
+        ValueError: names the labels that forbid the separator.
+    """
+    rows, eos_token_id = snapshot.rows(), snapshot.eos_token_id
+    assert eos_token_id is not None
+    parts = list(separator)
+    inside: list[list[int]] = []
+    for row in rows[np.isin(rows, parts).any(axis=1)]:  # no other label can take part in one
+        label = [int(token) for token in row if token not in (PADDING, eos_token_id)]
+        is_inside = find([*parts[1:], *label, *parts[:-1]], parts) >= 0
+        goes_on = any(
+            token == parts[0] and any(snapshot.items(np.array([label[:place]])))
+            for place, token in enumerate(label)
+            if place
+        )
+        if is_inside or goes_on:
+            inside.append(label)
+            if len(inside) == ERRORS_SHOWN:
+                break
+    if inside:
+        names = ", ".join(repr(snapshot.items(np.array([label]))[0][0]) for label in inside)
+        raise ValueError(
+            f"separator={parts} is also inside labels ({names}) or begins there, expected tokens that tell where a "
+            "label ends: choose another separator"
+        )
+
+
+def find(tokens: Sequence[int], separator: Sequence[int], start: int = 0) -> int:
+    """Where a separator begins, -1 for nowhere."""
+    size = len(separator)
+    places = range(start, len(tokens) - size + 1)
+    return next((place for place in places if list(tokens[place : place + size]) == list(separator)), -1)
+
+
+def split(tokens: Sequence[int], separator: Sequence[int], eos_token_id: int) -> list[list[int]]:
+    """The labels of an answer; what stands behind its end, or from a negative token on, is padding."""
+    end = next((place for place, token in enumerate(tokens) if token < 0 or token == eos_token_id), len(tokens))
+    labels: list[list[int]] = []
+    start = 0
+    while (place := find(tokens[:end], separator, start)) >= 0:
+        labels.append(list(tokens[start:place]))
+        start = place + len(separator)
+    return [*labels, list(tokens[start:end])]

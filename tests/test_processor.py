@@ -1,0 +1,261 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The constraint as a processor of transformers' own loops: stateless, of one label or of several."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from families import EOS, build, prompts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_gr import ConstraintIndex, ConstraintLogitsProcessor
+from hf_gr.generation import logits_process
+from hf_gr.reference import ReferenceTrie, reference_allowed, reference_answers
+from hf_gr.torch import multi_label
+
+VOCABULARY = 12
+LABELS = [[3], [3, 4], [3, 4, 5], [6, 3], [6, 7]]
+SEPARATOR = [8, 9]
+# Of tokens 3 to 6 and a separator of 5 to 8: parts of it may be in labels.
+LABEL_SETS = st.lists(st.lists(st.integers(3, 6), min_size=1, max_size=3), min_size=1, max_size=4, unique_by=tuple)
+SEPARATORS = st.lists(st.integers(5, 8), min_size=1, max_size=3)
+
+
+def index_of(labels: list[list[int]]) -> ConstraintIndex:
+    return ConstraintIndex.from_sequences(labels, eos_token_id=EOS)
+
+
+def allowed(processor: ConstraintLogitsProcessor, rows: list[list[int]], vocabulary: int = VOCABULARY) -> list:
+    """The tokens that each row may go on with; a row that is over is left its end token, with a very low score."""
+    scores = processor(torch.tensor(rows), torch.zeros(len(rows), vocabulary))
+    return [(row > -1e20).nonzero()[:, 0].tolist() for row in scores]
+
+
+def reachable(processor: ConstraintLogitsProcessor, prompt: list[int]) -> set[tuple[int, ...]]:
+    """Every answer that can be sampled."""
+    complete: set[tuple[int, ...]] = set()
+    open_rows = [prompt]
+    while open_rows:
+        below = allowed(processor, open_rows)
+        grown = [[*row, token] for row, tokens in zip(open_rows, below, strict=True) for token in tokens]
+        assert all(below), "a row that can go no further is not complete"
+        complete |= {tuple(row[len(prompt) :]) for row in grown if row[-1] == EOS}
+        open_rows = [row for row in grown if row[-1] != EOS]
+    return complete
+
+
+def decode(processor: ConstraintLogitsProcessor, num_rows: int, seed: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.full((num_rows, 1), 1)
+    for _ in range(40):
+        probabilities = processor(rows, torch.randn(num_rows, VOCABULARY, generator=generator) * 3).softmax(-1)
+        rows = torch.cat([rows, torch.multinomial(probabilities, 1, generator=generator)], dim=1)
+    return rows[:, 1:].tolist()
+
+
+# One label
+
+
+@settings(max_examples=30, deadline=None)
+@given(LABEL_SETS)
+def test_reachable_outputs_are_exactly_the_sequences(labels: list[list[int]]) -> None:
+    trie = ReferenceTrie.from_sequences(labels, eos_token_id=EOS)
+    assert reachable(ConstraintLogitsProcessor(index_of(labels), 2), [9, 3]) == set(trie.sequences())
+
+
+def test_calls_come_in_any_order() -> None:
+    trie = ReferenceTrie.from_sequences(LABELS, eos_token_id=EOS)
+    mask = torch.ones(1, 2)
+    for processor in (
+        ConstraintLogitsProcessor(index_of(LABELS), 2),
+        ConstraintLogitsProcessor(index_of(LABELS), attention_mask=mask),
+    ):
+        rows = [[1, 3, *label[:cut]] for label in LABELS for cut in range(len(label) + 1)]
+        random.Random(0).shuffle(rows)
+        for row in rows:
+            assert allowed(processor, [row]) == [trie.allowed(row[2:])]
+
+
+@pytest.mark.parametrize("options", [{}, {"separator": SEPARATOR}], ids=["one", "several"])
+def test_three_axes_are_one_call_a_position(options: dict[str, Any]) -> None:
+    processor = ConstraintLogitsProcessor(index_of(LABELS), 3, **options)
+    rows = torch.tensor([[1, 1, 1, 3, 4, 8, 9, 6, 7, EOS], [1, 1, 1, 6, 3, EOS, 0, 0, 0, 0], [1, 1, 1] + [5] * 7])
+    scores = torch.randn(3, 10, VOCABULARY)
+    for size in range(1, 11):
+        found = processor(rows, scores[:, -size:])
+        for place in range(size):
+            length = 10 - size + place + 1
+            before = scores[:, length - 1]
+            expected = before if length < 3 else processor(rows[:, :length], before)
+            assert torch.equal(found[:, place], expected)
+
+
+def test_without_a_length_one_generation_follows_another() -> None:
+    processor = ConstraintLogitsProcessor(index_of([[3], [3, 4]]))
+    for prompt in ([1, 1], [1, 1], [1, 1, 3, 5, 6], [7]):
+        assert allowed(processor, [prompt]) == [[3]]
+        assert allowed(processor, [[*prompt, 3]]) == [[EOS, 4]]
+        assert allowed(processor, [[*prompt, 3, 4]]) == [[EOS]]
+        assert allowed(processor, [[*prompt, 3]]) == [[EOS, 4]]  # assisted generation goes back
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["remembered", "given"])
+@pytest.mark.parametrize("several", [False, True], ids=["one", "several"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"do_sample": True, "temperature": 2.0, "num_return_sequences": 4},
+        {"num_beams": 4, "num_return_sequences": 4},
+        {"num_beams": 3, "do_sample": True},
+        {"prompt_lookup_num_tokens": 3},
+        {"assistant": True},
+        {"assistant": True, "do_sample": True},
+    ],
+    ids=str,
+)
+def test_it_serves_every_loop_of_transformers(options: dict[str, Any], several: bool, given: bool) -> None:
+    model, index = build("qwen3"), index_of(LABELS)
+    options = dict(options)
+    is_assisted = bool(options.keys() & {"assistant", "prompt_lookup_num_tokens"})
+    if options.pop("assistant", False):
+        options["assistant_model"] = build("qwen3", seed=1)
+    for length in (6, 9):
+        inputs = prompts(1 if is_assisted else 3, length, padded=not is_assisted)
+        if "prompt_lookup_num_tokens" in options:
+            inputs["input_ids"][0, -5:] = torch.tensor([3, 4, 5, 6, 3])  # something to copy
+        processor = ConstraintLogitsProcessor(
+            index,
+            attention_mask=inputs["attention_mask"] if given else None,
+            separator=SEPARATOR if several else None,
+        )
+        for seed in range(3):
+            torch.manual_seed(seed)
+            out = model.generate(
+                **inputs, logits_processor=[processor], max_new_tokens=30, eos_token_id=EOS, **options
+            )
+            items = processor.items(out[:, length:])
+            assert all(items)
+            assert all(len(set(row)) == len(row) for row in items)
+            assert all(EOS in row for row in out[:, length:].tolist())
+            if is_assisted and "do_sample" not in options:
+                plain = model.generate(**inputs, logits_processor=[processor], max_new_tokens=30, eos_token_id=EOS)
+                assert out.tolist() == plain.tolist()
+
+
+# Several labels
+
+
+@settings(max_examples=60, deadline=None)
+@given(LABEL_SETS, SEPARATORS, st.sampled_from([None, 1, 2, 3]))
+def test_reachable_answers_are_exactly_those_of_distinct_labels(
+    labels: list[list[int]], separator: list[int], max_labels: int | None
+) -> None:
+    answers = reference_answers(labels, separator, eos_token_id=EOS, max_labels=max_labels)
+    try:
+        processor = ConstraintLogitsProcessor(index_of(labels), 1, separator=separator, max_labels=max_labels)
+    except ValueError:
+        assert any(separator[0] in label or set(separator) & set(label) for label in labels)
+        return
+    assert reachable(processor, [3]) == answers
+    chosen = random.Random(0).choices(sorted(answers), k=5)
+    found = processor.items(chosen)
+    for answer, items in zip(chosen, found, strict=True):
+        written = [labels[int(item)] for item in items]
+        assert answer in reference_answers(written, separator, eos_token_id=EOS)
+        assert len(set(items)) == len(items)
+
+
+@settings(max_examples=60, deadline=None)
+@given(LABEL_SETS, SEPARATORS, st.lists(st.integers(2, 8), max_size=12), st.sampled_from([None, 2]))
+def test_any_tokens_have_the_oracles_continuations(
+    labels: list[list[int]], separator: list[int], tokens: list[int], max_labels: int | None
+) -> None:
+    try:
+        processor = ConstraintLogitsProcessor(index_of(labels), 1, separator=separator, max_labels=max_labels)
+    except ValueError:
+        return
+    answers = reference_answers(labels, separator, eos_token_id=EOS, max_labels=max_labels)
+    assert allowed(processor, [[1, *tokens]]) == [reference_allowed(answers, tokens)]
+
+
+@pytest.mark.parametrize("separator", [[8], [8, 9], [8, 8, 9], [8, 9, 8]], ids=str)
+def test_no_label_repeats_in_random_answers(separator: list[int]) -> None:
+    processor = ConstraintLogitsProcessor(index_of(LABELS), 1, separator=separator)
+    answers = decode(processor, 2500, seed=0)
+    items = processor.items(answers)
+    assert all(items)
+    assert all(len(set(row)) == len(row) for row in items)
+    assert all(EOS in row for row in answers)
+    possible = reference_answers(LABELS, separator, eos_token_id=EOS)
+    assert {tuple(row[: row.index(EOS) + 1]) for row in answers} <= possible
+    assert max(map(len, items)) == len(LABELS)
+    capped = ConstraintLogitsProcessor(index_of(LABELS), 1, separator=separator, max_labels=2)
+    assert {len(row) for row in capped.items(decode(capped, 200, seed=1))} == {1, 2}
+
+
+def test_a_planted_error_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgets(*args: Any, **kwargs: Any) -> multi_label.Answers:
+        answers = multi_label.read_answers(*args, **kwargs)
+        nothing = torch.full_like(answers.used, int(args[1].nowhere))
+        return multi_label.Answers(**{**vars(answers), "used": nothing})
+
+    monkeypatch.setattr(logits_process, "read_answers", forgets)
+    processor = ConstraintLogitsProcessor(index_of([[3], [3, 4]]), 1, separator=[8])
+    with pytest.raises(AssertionError):
+        assert allowed(processor, [[1, 3, 8, 3]]) == [[4]]
+
+
+def test_rules_hold_for_several_labels() -> None:
+    index = index_of([[3], [3, 4], [6], [8, 8]])
+    index.remove([3])
+    index.add([[7]], [9])
+    processor = ConstraintLogitsProcessor(index, 1, separator=[8], exclude_items=[[0, 9, 77], []])
+    rows = [[1, 3, 4, 8, 6], [1, 3, 4, 8, 6]]
+    assert allowed(processor, rows) == [[EOS], [EOS, 8]]
+    assert allowed(processor, [[1, 3], [1, 3]]) == [[4], [EOS, 4, 8]]
+    assert allowed(processor, [[1, 3, 4, 8]] * 2) == [[6], [3, 6, 7]]
+    index.compact()
+    views = ConstraintLogitsProcessor([index.where([0]), index], 1, separator=[8])
+    assert allowed(views, [[1, 3]] * 4) == [[EOS]] * 2 + [[EOS, 4, 8]] * 2
+    with pytest.raises(ValueError, match="3 rows for 2 rules"):
+        allowed(views, [[1]] * 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ConstraintLogitsProcessor(NAMED, separator=[4]), r"separator=\[4\] is also inside labels \('b'\)"),
+        (lambda: ConstraintLogitsProcessor(NAMED, separator=[4, 9]), r"inside labels \('b'\) or begins there"),
+        (lambda: ConstraintLogitsProcessor(NAMED, separator=[7, 7]), r"inside labels \('c'\)"),
+        (lambda: ConstraintLogitsProcessor(NAMED, separator=[]), r"separator=\[\], expected one token id"),
+        (lambda: ConstraintLogitsProcessor(NAMED, separator=[8, EOS]), "has the end token"),
+        (lambda: ConstraintLogitsProcessor(NAMED, separator=["x"]), "expected one token id"),  # pyright: ignore
+        (lambda: ConstraintLogitsProcessor(NAMED, separator=";"), "is a text, expected tokenizer="),
+        (lambda: ConstraintLogitsProcessor(NAMED, separator=[8], max_labels=0), "max_labels=0, expected 1 or more"),
+        (lambda: ConstraintLogitsProcessor(NAMED, max_labels=2), "together with separator="),
+        (lambda: ConstraintLogitsProcessor(NAMED, 3, attention_mask=torch.ones(1, 2)), "expected one length"),
+        (
+            lambda: ConstraintLogitsProcessor(NAMED, attention_mask=torch.ones(2)),
+            r"shape \[2\], expected the prompt's",
+        ),
+        (lambda: allowed(ConstraintLogitsProcessor(NAMED, 3), [[1]]), "have 1 tokens, expected prompt_length=3"),
+        (lambda: allowed(ConstraintLogitsProcessor(NAMED, separator=[99]), [[1]]), "index has token 99"),
+        (
+            lambda: ConstraintLogitsProcessor(ConstraintIndex.from_sequences([[3, 4]]), separator=[8]),
+            "index has no end token",
+        ),
+    ],
+)
+def test_bad_input_is_refused(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+NAMED = ConstraintIndex.from_sequences([[3], [3, 4], [5, 7]], item_ids=["a", "b", "c"], eos_token_id=EOS)
