@@ -41,8 +41,9 @@ class ConstraintLogitsProcessor(LogitsProcessor):
     without one), with a very low finite score, so that samplers still find a distribution and beams never prefer it.
 
     With `prompt_length` or `attention_mask` a call depends on its arguments alone: one instance serves any number of
-    generations at a time, in any order. Without, the prompt is that of the first call, and whatever does not go on from
-    it, token by token, begins a new generation: one after the other, greedy, sampled, with beams or assisted.
+    generations at a time, in any order. Without, it remembers the prompt of the first call, and whatever does not go
+    on from there, at most one token further than the call before, begins a new generation: they come one after the
+    other, greedy, sampled, with beams or assisted.
 
     With `separator` an answer is several labels, each at most once: the place of a label's end token may be taken by
     the separator while another label is left. `items` takes such answers apart.

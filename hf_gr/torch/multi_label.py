@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several labels in one answer, each at most once. Knows no model; a state is found from the tokens alone.
 
-A used label is dead, and so is any prefix with nothing else alive under it: a node is alive while more labels are alive
-below it than were used there. Rows are at different depths, so the trie is flat here: a step from any node is one
-search for (node, token) among all edges.
+A used label is dead, and so is any prefix with nothing else alive under it: a node is alive while more labels are
+alive below it than were used there. Rows are at different depths, so the trie is flat here: a step from any node is
+one search for (node, token) among all edges.
 
 Source: "Constrained Decoding: Forcing LLMs to Respect Your Taxonomy", whose processor lets a label repeat; the counts
 are ours. Axes: X rows of T tokens, M labels of an answer, D tokens of a label, C children, U rules.
