@@ -375,6 +375,17 @@ def test_the_target_as_its_own_draft_is_always_right_and_its_inverse_never(famil
     assert wrong.target_forwards == 4
 
 
+def test_the_trie_takes_over_from_a_draft_only_where_it_reaches_the_end() -> None:
+    # The first level below the beam would fit the budget, the one below that would not: the draft reaches both.
+    rows = np.random.default_rng(0).integers(3, 15, size=(2000, 4))
+    index, model = ConstraintIndex.from_sequences(rows), enable(build("qwen3"))
+    options = {**prompts(1, 6), "constraint_index": index, "draft_token_budget": 20, "return_dict_in_generate": True}
+    assert model.generate(**options, drafting="trie").speculation.target_forwards == 2
+    out = model.generate(**options, assistant_model=model, num_draft_beams=4)
+    assert out.speculation.target_forwards == 1
+    assert out.speculation.accepted_steps.tolist() == [2]
+
+
 def test_auto_drafts_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     target, inputs = model_of("qwen3"), prompts(1, 6)
     options = {"constraint_index": index_of("sparse"), "num_beams": 4, "drafting": "auto", **DETAILS}
@@ -553,6 +564,7 @@ def vocabulary_of_50() -> Any:
             {"verification": "relaxed", "do_sample": True, "num_beams": 1, "num_return_sequences": 3},
             "num_return_sequences=3, expected at most num_beams=1",
         ),
+        ({"verification": "relaxed", "do_sample": False}, "do_sample=False with verification='relaxed'"),
         ({"generator": 7}, "generator is int, expected a torch.Generator"),
         ({"constraint_index": None, "verification": "relaxed"}, "verification given without constraint_index"),
     ],

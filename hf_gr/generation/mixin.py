@@ -139,8 +139,7 @@ class GRGenerationMixin(GenerationMixin):
             "synced_gpus": synced_gpus,
         }
         configs = (generation_config, self.generation_config)
-        names = [getattr(config, "constraint_index", None) for config in configs]
-        named = next((name for name in names if name is not None), None)
+        named = _first_of("constraint_index", {}, *configs)
         if constraint_index is False or (constraint_index is None and named is None):
             _refuse_alone(ours | {"exclude_items": exclude_items, "generator": generator})
             if assistant_model is not None:
@@ -154,6 +153,8 @@ class GRGenerationMixin(GenerationMixin):
             raise ValueError(
                 "custom_generate is given, expected None: with constraint_index this release decodes by its own loop"
             )
+        if _first_of("verification", ours, *configs) == "relaxed" and kwargs.setdefault("do_sample", True) is False:
+            raise ValueError("do_sample=False with verification='relaxed', expected True: it samples beams")
         # Of the call itself: a checkpoint's lengths are older than its catalogue, its use_cache=False is training's.
         max_new_tokens, max_length, use_cache = (
             kwargs.get(name, getattr(generation_config, name, None))
@@ -162,7 +163,6 @@ class GRGenerationMixin(GenerationMixin):
         config, model_kwargs = self._prepare_generation_config(generation_config, **kwargs)
         for name, default in GR_FIELDS.items():
             setattr(config, name, ours.get(name, getattr(config, name, default)))
-        config.do_sample = config.do_sample or config.verification == "relaxed"
         prompt = describe_prompt(self, inputs, config, model_kwargs)
         rules = batch_rules(indexes, exclude_items, num_prompts=prompt.num_rows)
         cache = model_kwargs.get("past_key_values")
@@ -419,6 +419,12 @@ def _fill_token(config: GenerationConfig) -> int:
     """What stands behind the end of a sequence: the padding token, else the end token, else -1, which is no token."""
     eos = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
     return next((token for token in (config.pad_token_id, eos) if token is not None), -1)
+
+
+def _first_of(name: str, ours: dict[str, Any], *configs: Any) -> Any:
+    """A field of ours as the call gives it, else as the first config does that has it."""
+    given = [ours.get(name), *(getattr(config, name, None) for config in configs)]
+    return next((value for value in given if value is not None), None)
 
 
 def _refuse_alone(ours: dict[str, Any]) -> None:

@@ -101,7 +101,7 @@ class Assistant:
 
 
 class TreeDrafter:
-    """Drafts the whole legal subtree below the beams while it fits; a draft model narrows it where it does not.
+    """Drafts the whole legal subtree below the beams where it fits; a draft model narrows it until then.
 
     What the catalogue drafts holds all that can follow, so it is never rejected, and the levels are decided together.
 
@@ -138,26 +138,38 @@ class TreeDrafter:
 
     def draft(self, beams: Beams, legal: Children, *, level: int) -> list[Nodes]:
         """See `Drafter.draft`."""
+        guesses = self._guesses(beams, legal, level=level)
+        drafted: list[Nodes] = []
+        while True:
+            rest, reaches_end = self._subtree(legal, drafted, level=level, num_beams=beams.scores.shape[1])
+            guess = None if reaches_end else next(guesses, None)
+            if guess is None:
+                return [*drafted, *rest]
+            drafted.append(guess)
+            legal = children(guess.states, self.catalogue, level=level + len(drafted))
+
+    def _subtree(
+        self, legal: Children, drafted: Sequence[Nodes], *, level: int, num_beams: int
+    ) -> tuple[list[Nodes], bool]:
+        """All that is legal below what is drafted, level by level while it fits; and whether that is all there is."""
         last = self.catalogue.max_length  # nothing follows upon its tokens: they need no logits
         if self.merges is not None and self.assistant is None:
             last = min(last, level + 1 + self.merges[level])
-        num_beams = beams.scores.shape[1]
-        guesses = self._guesses(beams, legal, level=level)
-        drafted: list[Nodes] = []
-        used = 0
-        for depth in range(level + 1, last):
-            room = min(self.budget, self.worth * (len(drafted) + 1)) - used
+        rest: list[Nodes] = []
+        used = sum(nodes.tokens.shape[1] for nodes in drafted)
+        for depth in range(level + 1 + len(drafted), last):
+            if rest:
+                legal = children(rest[-1].states, self.catalogue, level=depth - 1)
+            room = min(self.budget, self.worth * (len(drafted) + len(rest) + 1)) - used
             # As many nodes as beams cost no more than in the forward of their own that they save.
             nodes = self._all_children(legal, room=max(room, num_beams), depth=depth)
-            if nodes is None and not (drafted and drafted[-1].is_complete):
-                nodes = next(guesses, None)
-            if nodes is None or not nodes.tokens.shape[1]:
+            if nodes is None:
+                return rest, False
+            if not nodes.tokens.shape[1]:
                 break
-            drafted.append(nodes)
+            rest.append(nodes)
             used += nodes.tokens.shape[1]
-            if depth + 1 < last:
-                legal = children(nodes.states, self.catalogue, level=depth)
-        return drafted
+        return rest, True
 
     def _guesses(self, beams: Beams, legal: Children, *, level: int) -> Iterator[Nodes]:
         if self.assistant is None:
