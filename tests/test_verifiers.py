@@ -206,7 +206,7 @@ def test_one_draw_of_one_is_exactly_the_targets(seed: int) -> None:
         assert abs(found[name] / 20_000 - share) <= tolerance, name
 
 
-@pytest.mark.parametrize("num_kept", [1, 4, 9, 30])
+@pytest.mark.parametrize("num_kept", [1, 4, 6])
 @pytest.mark.parametrize("alike", [0.0, 1.0])
 def test_as_many_as_there_are_and_none_twice(num_kept: int, alike: float) -> None:
     level = Level(num_kept, 3, 4, alike=alike, num_drafted=6, aliens=2)

@@ -16,7 +16,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from hf_gr.catalogue.snapshot import Snapshot
 
 from .configuration import GR_FIELDS, check_fields
-from .layouts import check_cache, choose_layout
+from .layouts import base_model, check_cache, choose_layout
 
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
 
@@ -165,7 +165,7 @@ def check_drafting(model: Any, assistant: Any, config: Any, prompt: Prompt, give
                 "pass drafting='trie' or 'auto'"
             )
         return
-    if drafting == "trie":
+    if given.get("drafting") == "trie":
         raise ValueError("drafting='trie' with assistant_model, expected one of them: drafting='assistant' uses both")
     if not hasattr(assistant, "get_output_embeddings"):
         raise ValueError(f"assistant_model is a {type(assistant).__name__}, expected a language model of transformers")
@@ -181,13 +181,15 @@ def check_drafting(model: Any, assistant: Any, config: Any, prompt: Prompt, give
             f"assistant_model has a vocabulary of {theirs} tokens, expected the model's, {ours}: "
             "both must be trained with one tokenizer, and resized alike"
         )
+    if assistant.training:
+        raise ValueError("assistant_model is in training mode, expected evaluation: assistant_model.eval()")
     if assistant.device != model.device:
         raise ValueError(
             f"assistant_model is on {assistant.device}, expected {model.device}: assistant_model.to(model.device)"
         )
     if prompt.inputs is None or prompt.inputs.ndim != 2 or prompt.inputs.is_floating_point():
         raise ValueError("the prompt is not given as input_ids, which assistant_model reads: pass input_ids=")
-    if choose_layout(assistant) is None:
+    if choose_layout(base_model(assistant)) is None:
         raise ValueError(
             f"assistant_model is a {type(assistant).__name__}, which takes neither the tree nor the batch layout, "
             "expected another: leave it away"
@@ -198,9 +200,10 @@ def check_drafting(model: Any, assistant: Any, config: Any, prompt: Prompt, give
             "of the model's rows, and the draft model has others"
         )
     num_draft_beams, num_steps = config.num_draft_beams, config.num_assistant_tokens
-    if num_draft_beams is not None and num_draft_beams < config.num_beams:
+    name = "num_beams" if config.num_beams >= config.num_return_sequences else "num_return_sequences"
+    if num_draft_beams is not None and num_draft_beams < getattr(config, name):
         raise ValueError(
-            f"num_draft_beams={num_draft_beams}, expected at least num_beams={config.num_beams}: "
+            f"num_draft_beams={num_draft_beams}, expected at least {name}={getattr(config, name)}: "
             "a step is accepted only if all beams are among those of the draft"
         )
     if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:

@@ -43,15 +43,18 @@ class GRGenerationConfig(GenerationConfig):
               once what remains fits the budget, the catalogue takes over.
             - `"head"`: the checkpoint's draft head. This release refuses it.
 
-            Models that decode in transformers' loop, or whose cache keeps more than keys and values, decode without,
-            and say so once; so does `synced_gpus`.
+            Models that decode in transformers' loop, decoders in the batch layout (where every path has a copy of the
+            prompt), and `synced_gpus` decode without, and say so once.
         verification: how drafts are accepted: `"strict"`, results are those without a draft (AtSpeed-S); `"relaxed"`,
             sampling beams that accept a drafted sample by the ratio of both models' probabilities (AtSpeed-R), which
-            implies `do_sample`; `"catalogue"` belongs to the draft head.
-        num_draft_beams: beams of the draft model, at least `num_beams`; twice as many by default.
+            implies `do_sample`, and `top_k=0` if nothing else is said; `"catalogue"` belongs to the draft head.
+            Relaxed answers are close to the model's own samples with as many draft beams as beams; with more, more is
+            accepted, and the answers move towards the draft model's (numbers: `hf_gr.torch.verifiers`).
+        num_draft_beams: beams of the draft model, at least `num_beams`; by default twice as many, or as many if
+            relaxed.
         draft_token_budget: nodes that the catalogue drafts for one forward at most, a row, less those that the draft
-            model drafts for it; 512 by default. A budget too small for anything means plain beams, and that is said
-            once.
+            model drafts for it (as many as beams are always allowed); by default 512, or what keeps the logits of all
+            rows under 256 MB. A budget too small for anything means plain beams, and that is said once.
         num_assistant_tokens: transformers' own; the most levels that the draft model drafts at once. What is behind
             the end of the catalogue's sequences is never drafted.
         kwargs: everything that `transformers.GenerationConfig` takes.

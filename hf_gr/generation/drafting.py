@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -14,23 +15,26 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from hf_gr.torch.costs import ForwardCosts, measure_costs, plan_merges
+from hf_gr.torch.costs import WIDER_BY, ForwardCosts, measure_costs, plan_merges
 from hf_gr.torch.decode import DecodePlan
 from hf_gr.torch.drafters import Assistant, TreeDrafter
 from hf_gr.torch.scorers import Scorer
 from hf_gr.torch.transition import DeviceCatalogue
 
-from .layouts import choose_layout, make_scorer
+from .layouts import base_model, choose_layout, make_scorer
 
-DEFAULT_BUDGET = 512  # nodes of a row beside its beams: their logits are a few megabytes, also of a large vocabulary
+DEFAULT_BUDGET = 512  # nodes of a row beside its beams
+LOGITS_AT_ONCE = 2**26  # of all nodes that are scored ahead, by default: 256 MB in fp32
 DRAFT_BEAMS_PER_BEAM = 2
 
 _COSTS: WeakKeyDictionary[Any, dict[tuple[Any, ...], ForwardCosts]] = WeakKeyDictionary()
 
 
-def drafts(config: Any, assistant: Any) -> str | None:
+def drafting_of(config: Any, assistant: Any) -> str | None:
     """Who drafts: None, "trie", "assistant" or "auto"; a draft model is asked whenever there is one."""
-    return config.drafting or (None if assistant is None else "assistant")
+    if assistant is not None and config.drafting != "auto":
+        return "assistant"
+    return config.drafting
 
 
 def make_drafter(
@@ -41,6 +45,7 @@ def make_drafter(
     catalogue: DeviceCatalogue,
     new_scorer: Callable[[], Scorer],
     *,
+    logits_shape: Sequence[int],
     inputs: Tensor | None,
     attention_mask: Tensor | None,
 ) -> TreeDrafter | None:
@@ -53,23 +58,23 @@ def make_drafter(
         plan: what is asked for.
         catalogue: what the rows may be answered with.
         new_scorer: makes another scorer of the model over the same prefill.
+        logits_shape: [B, 1, V].
         inputs: tokens that an encoder reads, for a draft model that has one; the prompt otherwise.
         attention_mask: of those; None for no padding.
     """
-    drafting = drafts(config, assistant)
+    drafting = drafting_of(config, assistant)
     if drafting is None or catalogue.max_length <= 2:  # the prefill decides the first level, one forward the other
         return None
-    budget = DEFAULT_BUDGET if config.draft_token_budget is None else config.draft_token_budget
-    merges, worth = None, float("inf")
+    batch_size, _, vocab_size = logits_shape
+    budget = config.draft_token_budget or max(min(DEFAULT_BUDGET, LOGITS_AT_ONCE // (batch_size * vocab_size)), 1)
+    merges, worth = None, math.inf
     if drafting == "auto":
-        costs = _costs_of(model, new_scorer, plan)
+        costs = _costs_of(model, new_scorer, plan, wider_by=min(WIDER_BY, budget))
         worth = costs.worth + plan.width
         merges = plan_merges(catalogue.nodes_per_level, plan.width, costs, budget=budget)
-        if assistant is None and not any(merges):
-            return None
     draft_model = None
     if assistant is not None:
-        num_beams = config.num_draft_beams or DRAFT_BEAMS_PER_BEAM * plan.num_beams
+        num_beams = config.num_draft_beams or plan.width * (1 if plan.is_relaxed else DRAFT_BEAMS_PER_BEAM)
         search = replace(
             plan,
             num_beams=num_beams,
@@ -80,7 +85,7 @@ def make_drafter(
             stopping_criteria=None,
         )
         draft_model = Assistant(
-            _prefilled(assistant, plan.prompt, inputs, attention_mask, width=num_beams),
+            _prefilled(base_model(assistant), plan.prompt, inputs, attention_mask, width=num_beams),
             search,
             num_steps=config.num_assistant_tokens,
         )
@@ -117,16 +122,16 @@ def _prefilled(
         outputs, kwargs = prefill()
         layout = choose_layout(model)
         assert layout is not None, "checked at the door"
-        return make_scorer(model, layout, outputs, kwargs, batch_size=len(prompt), width=width, drafts=True)
+        return make_scorer(model, layout, outputs, kwargs, batch_size=len(prompt), width=width, scores_ahead=True)
 
     return new_scorer
 
 
-def _costs_of(model: Any, new_scorer: Callable[[], Scorer], plan: DecodePlan) -> ForwardCosts:
-    """Measured once for each shape of prompt, up to a factor of two in its length."""
-    batch_size, length = plan.prompt.shape
-    key = (model.device, model.dtype, batch_size, plan.width, length.bit_length())
+def _costs_of(model: Any, new_scorer: Callable[[], Scorer], plan: DecodePlan, *, wider_by: int) -> ForwardCosts:
+    """Measured once for each shape of prompts, up to a factor of two in their number and their length."""
+    shape = tuple(size.bit_length() for size in (*plan.prompt.shape, plan.width))
+    key = (model.device, model.dtype, model.config._attn_implementation, *shape)
     known = _COSTS.setdefault(model, {})
     if key not in known:
-        known[key] = measure_costs(new_scorer, plan.width)
+        known[key] = measure_costs(new_scorer, plan.width, wider_by=wider_by)
     return known[key]

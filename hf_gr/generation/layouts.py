@@ -17,6 +17,7 @@ from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
+from accelerate.utils import extract_model_from_parallel
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
@@ -74,7 +75,7 @@ def make_scorer(
     *,
     batch_size: int,
     width: int,
-    drafts: bool = False,
+    scores_ahead: bool = False,
 ) -> Scorer:
     """The scorer that goes on where a prefill ended.
 
@@ -88,7 +89,8 @@ def make_scorer(
         model_kwargs: what the prefill was called with, prepared by transformers.
         batch_size: B.
         width: paths a request.
-        drafts: whether several levels are to be scored together, which only the tree layout can.
+        scores_ahead: whether nodes of several levels are to be scored together, which takes the tree layout for a
+            single path, too.
     """
     prompt_logits = outputs.logits[:, -1:]
     if model.config.is_encoder_decoder:
@@ -104,7 +106,7 @@ def make_scorer(
         next_position = position_ids[..., -1:].to(device) + 1
         next_position = next_position.expand(*next_position.shape[:-2], batch_size, 1)
     is_padded = model_kwargs.get("attention_mask") is not None
-    if layout == "tree" and (width > 1 or is_padded or drafts):
+    if layout == "tree" and (width > 1 or is_padded or scores_ahead):
         return TreeScorer(
             model,
             prompt_logits,
@@ -112,7 +114,7 @@ def make_scorer(
             prompt_mask=prompt_mask,
             next_position=next_position,
             windows=_windows(model.config.get_text_config(decoder=True), cache, prompt_length),
-            mask_dtype=_mask_dtype(model),
+            mask_dtype=mask_dtype(model),
         )
     takes_positions = _takes_positions(type(model).forward)
 
@@ -127,8 +129,14 @@ def make_scorer(
         return given
 
     own = copy_cache(cache)
+    # Every path has a copy of the prompt's keys here: far more paths than beams would cost more than they save.
     return BatchScorer(
-        model, prompt_logits, own, arguments=arguments, suffix_start=prompt_length if _is_plain(cache) else None
+        model,
+        prompt_logits,
+        own,
+        arguments=arguments,
+        suffix_start=prompt_length if _is_plain(cache) else None,
+        takes_levels=False,
     )
 
 
@@ -172,13 +180,19 @@ def _may_take_tree(model: Any, config: Any) -> bool:
         and _takes_positions(type(model).forward)
         and config._attn_implementation in ("eager", "sdpa")
         and not getattr(config, "alibi", False)
-        and set(_layer_types(config)) <= {"full_attention", "sliding_attention"}
+        and set(layer_types(config)) <= {"full_attention", "sliding_attention"}
         # GPT-Neo's local layers count keys, not positions.
         and "local" not in (getattr(config, "attention_layers", None) or ())
     )
 
 
-def _layer_types(config: Any) -> list[str]:
+def base_model(model: Any) -> Any:
+    """The model of transformers inside wrappers for training (distributed, compiled) and adapters (PEFT)."""
+    inner: Any = extract_model_from_parallel(model)
+    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+
+
+def layer_types(config: Any) -> list[str]:
     """The kind of every layer, by the rules by which transformers builds a cache."""
     if getattr(config, "layer_types", None) is not None:
         return list(config.layer_types)
@@ -193,7 +207,7 @@ def _layer_types(config: Any) -> list[str]:
 def _windows(config: Any, cache: Any, prompt_length: int) -> dict[str | None, tuple[int | None, int]]:
     """How far each kind of layer sees, and how many of the prompt's keys its cache holds (`TreeScorer.windows`)."""
     kinds: dict[str | None, tuple[int | None, int]] = {}
-    for kind, layer in zip(_layer_types(config), cache.layers, strict=False):
+    for kind, layer in zip(layer_types(config), cache.layers, strict=False):
         if not layer.is_initialized:
             continue
         window = config.sliding_window if kind == "sliding_attention" else None
@@ -201,7 +215,7 @@ def _windows(config: Any, cache: Any, prompt_length: int) -> dict[str | None, tu
     return kinds if len(kinds) > 1 else {None: next(iter(kinds.values()))}
 
 
-def _mask_dtype(model: Any) -> torch.dtype | None:
+def mask_dtype(model: Any) -> torch.dtype | None:
     """The type of an additive mask, None where the attention takes a boolean one (eager adds whatever it is given)."""
     return None if model.config.get_text_config(decoder=True)._attn_implementation == "sdpa" else model.dtype
 
@@ -252,8 +266,8 @@ def _encoder_decoder_scorer(model: Any, prompt_logits: Tensor, outputs: Any, mod
     folded_mask = None
     if folds and mask is not None:
         folded_mask = mask[:, None, None].bool()
-        if (mask_dtype := _mask_dtype(model)) is not None:
-            folded_mask = to_additive(folded_mask, mask_dtype)
+        if (dtype := mask_dtype(model)) is not None:
+            folded_mask = to_additive(folded_mask, dtype)
 
     @cache
     def repeated(num_beams: int) -> Any:
@@ -286,11 +300,19 @@ def _encoder_decoder_scorer(model: Any, prompt_logits: Tensor, outputs: Any, mod
 
     ours = own.self_attention_cache
     suffix_start = ours.get_seq_length() if _is_plain(ours) else None
-    return BatchScorer(call, prompt_logits, ours, arguments=arguments, suffix_start=suffix_start)
+    return BatchScorer(
+        call,
+        prompt_logits,
+        ours,
+        arguments=arguments,
+        suffix_start=suffix_start,
+        takes_levels=folds and suffix_start is not None,
+    )
 
 
 @contextmanager
-def _evaluation(model: Any) -> Iterator[None]:
+def evaluation(model: Any) -> Iterator[None]:
+    """A model in evaluation mode, and as it was before behind that."""
     was_training = model.training
     model.eval()
     try:
@@ -312,7 +334,7 @@ def _agrees(model: Any, layout: Layout) -> bool:
     rows = torch.arange(2, device=model.device)[:, None].expand(-1, num_beams).flatten()
     path = torch.stack([first.gather(1, parents), second], dim=-1).flatten(0, 1)
     try:
-        with _evaluation(model):
+        with evaluation(model):
             if model.config.is_encoder_decoder:
                 encoder_outputs = model.get_encoder()(input_ids=prompt, attention_mask=mask, return_dict=True)
                 start = torch.full_like(prompt[:, :1], 1)

@@ -29,7 +29,7 @@ from hf_gr.torch.transition import device_catalogue
 
 from .checks import check_call, check_drafting, check_generator, describe_prompt
 from .configuration import GR_FIELDS, check_fields
-from .drafting import drafts, make_drafter
+from .drafting import drafting_of, make_drafter
 from .layouts import Layout, choose_layout, copy_cache, make_scorer
 from .naming import batch_rules, resolve_indexes
 from .outputs import output_class
@@ -108,7 +108,7 @@ class GRGenerationMixin(GenerationMixin):
         Returns:
             What transformers returns: a tensor, or with `return_dict_in_generate` an output object. Where fewer legal
             sequences exist than are asked for, the rest are rows of `pad_token_id` (behind the prompt) with score
-            `-inf`. The object's `speculation` counts forwards, and what was scored ahead.
+            `-inf`. The object's `speculation` counts forwards, and what was scored ahead (None in transformers' loop).
 
         Raises:
             ValueError: before any work, for arguments that cannot lead to the catalogue's sequences: a vocabulary
@@ -139,8 +139,7 @@ class GRGenerationMixin(GenerationMixin):
             "synced_gpus": synced_gpus,
         }
         configs = (generation_config, self.generation_config)
-        names = [getattr(config, "constraint_index", None) for config in configs]
-        named = next((name for name in names if name is not None), None)
+        named = _first_of("constraint_index", {}, *configs)
         if constraint_index is False or (constraint_index is None and named is None):
             _refuse_alone(ours | {"exclude_items": exclude_items, "generator": generator})
             if assistant_model is not None:
@@ -154,6 +153,11 @@ class GRGenerationMixin(GenerationMixin):
             raise ValueError(
                 "custom_generate is given, expected None: with constraint_index this release decodes by its own loop"
             )
+        if _first_of("verification", ours, *configs) == "relaxed":
+            if kwargs.setdefault("do_sample", True) is False:
+                raise ValueError("do_sample=False with verification='relaxed', expected True: it samples beams")
+            if _first_of("top_k", kwargs, *configs) is None:
+                kwargs["top_k"] = 0  # transformers' default, 50, could leave fewer candidates than beams
         # Of the call itself: a checkpoint's lengths are older than its catalogue, its use_cache=False is training's.
         max_new_tokens, max_length, use_cache = (
             kwargs.get(name, getattr(generation_config, name, None))
@@ -162,7 +166,6 @@ class GRGenerationMixin(GenerationMixin):
         config, model_kwargs = self._prepare_generation_config(generation_config, **kwargs)
         for name, default in GR_FIELDS.items():
             setattr(config, name, ours.get(name, getattr(config, name, default)))
-        config.do_sample = config.do_sample or config.verification == "relaxed"
         prompt = describe_prompt(self, inputs, config, model_kwargs)
         rules = batch_rules(indexes, exclude_items, num_prompts=prompt.num_rows)
         cache = model_kwargs.get("past_key_values")
@@ -191,7 +194,7 @@ class GRGenerationMixin(GenerationMixin):
             if layout is None:
                 if generator is not None:
                     raise ValueError("generator is given, expected None in transformers' loop: use torch.manual_seed")
-                if drafts(config, assistant_model) is not None:
+                if drafting_of(config, assistant_model) is not None:
                     _say_once("decoding in transformers' loop: without a draft")
                 fill_token_id = _fill_token(config)
                 return generate_by_processor(
@@ -297,7 +300,7 @@ def _decode_prepared(
     outputs = model._prefill(input_ids, generation_config, model_kwargs)
     plan = _make_plan(input_ids, logits_processor, stopping_criteria, generation_config, call)
     catalogue = device_catalogue(call.rules, outputs.logits.device)
-    may_draft = drafts(generation_config, call.assistant) is not None
+    drafting = drafting_of(generation_config, call.assistant)
 
     def new_scorer() -> Scorer:
         return make_scorer(
@@ -307,11 +310,11 @@ def _decode_prepared(
             model_kwargs,
             batch_size=input_ids.shape[0],
             width=plan.width,
-            drafts=may_draft,
+            scores_ahead=drafting is not None,
         )
 
     scorer, drafter = new_scorer(), None
-    if may_draft and _can_draft(model, scorer, call):
+    if drafting is not None and _can_draft(model, scorer, call):
         drafter = make_drafter(
             model,
             call.assistant,
@@ -319,16 +322,17 @@ def _decode_prepared(
             plan,
             catalogue,
             new_scorer,
+            logits_shape=scorer.prompt_logits.shape,
             inputs=call.inputs,
             attention_mask=model_kwargs.get("attention_mask"),
         )
     decoded = decode(scorer, catalogue, plan, drafter)
     happened = decoded.speculation
-    is_idle = drafter is not None and happened.target_forwards > 0 and not happened.drafted_steps.any()
-    if generation_config.drafting == "trie" and drafter is not None and is_idle:
+    if drafting == "trie" and drafter is not None and happened.target_forwards and not happened.drafted_steps.any():
         _say_once(
             f"draft_token_budget={drafter.budget} is too small for any level of this catalogue with "
-            f"num_beams={plan.num_beams}: decoding as without a draft"
+            f"num_beams={plan.num_beams}: decoding as without a draft",
+            about="draft_token_budget",
         )
     return _as_output(model, input_ids, decoded, generation_config, outputs.past_key_values)
 
@@ -336,7 +340,7 @@ def _decode_prepared(
 def _can_draft(model: Any, scorer: Scorer, call: _Call) -> bool:
     """Whether several levels can be scored together; if not, that is said once."""
     if not scorer.takes_levels:
-        _say_once(f"{type(model).__name__} keeps more than keys and values: decoding without a draft")
+        _say_once(f"{type(model).__name__} cannot score nodes of several levels together: decoding without a draft")
     elif call.synced_gpus:
         _say_once("synced_gpus: decoding without a draft, whose forwards are not equally many everywhere")
     return scorer.takes_levels and not call.synced_gpus
@@ -421,6 +425,12 @@ def _fill_token(config: GenerationConfig) -> int:
     return next((token for token in (config.pad_token_id, eos) if token is not None), -1)
 
 
+def _first_of(name: str, ours: dict[str, Any], *configs: Any) -> Any:
+    """A field of ours as the call gives it, else as the first config does that has it."""
+    given = [ours.get(name), *(getattr(config, name, None) for config in configs)]
+    return next((value for value in given if value is not None), None)
+
+
 def _refuse_alone(ours: dict[str, Any]) -> None:
     """Our options mean nothing without a catalogue."""
     check_fields(ours)
@@ -433,7 +443,8 @@ def _no_constraint(batch: int, tokens: Tensor) -> list[int]:
     raise AssertionError("stands for the catalogue among the processors, and is never called")
 
 
-def _say_once(message: str) -> None:
-    if message not in _SAID:
-        _SAID.add(message)
+def _say_once(message: str, *, about: str | None = None) -> None:
+    """Log a message, and none about the same (by default: the same message) again."""
+    if (about or message) not in _SAID:
+        _SAID.add(about or message)
         logger.warning(message)

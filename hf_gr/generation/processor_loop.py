@@ -18,6 +18,7 @@ from hf_gr.catalogue.snapshot import BatchRules
 
 from .layouts import copy_cache
 from .logits_process import ConstraintLogitsProcessor
+from .outputs import output_class
 
 # Below this transformers' score of a beam is its mark for "no such beam", -1e9, divided by a length.
 DEAD_IN_TRANSFORMERS = -1e6
@@ -95,7 +96,9 @@ def generate_by_processor(
         out.beam_indices = beam_indices.masked_fill(wrong[:, None], -1)[order]
     if not with_scores:
         out.scores = None
-    return out
+    is_encoder_decoder = hasattr(out, "decoder_attentions")
+    made = output_class(is_encoder_decoder=is_encoder_decoder, is_beam_search=hasattr(out, "beam_indices"))
+    return made(**out)
 
 
 def _is_legal(rules: BatchRules, prompt: int, row: list[int], fill_token_id: int, may_stop: bool) -> bool:

@@ -11,7 +11,6 @@ Axes: L levels.
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,12 +43,13 @@ class ForwardCosts:
         return self.forward / self.token if self.token > 0.0 else math.inf
 
 
-def measure_costs(new_scorer: Callable[[], Scorer], num_beams: int) -> ForwardCosts:
+def measure_costs(new_scorer: Callable[[], Scorer], num_beams: int, *, wider_by: int = WIDER_BY) -> ForwardCosts:
     """Time forwards of few and of many nodes behind a prompt.
 
     Args:
         new_scorer: makes a scorer over the prompt, for every forward anew.
         num_beams: nodes of the smaller one.
+        wider_by: nodes more of the larger one.
     """
 
     def timed(num_nodes: int) -> float:
@@ -62,13 +62,12 @@ def measure_costs(new_scorer: Callable[[], Scorer], num_beams: int) -> ForwardCo
         _wait(device)
         return time.perf_counter() - start
 
-    sizes = (num_beams, num_beams + WIDER_BY)
+    sizes = (num_beams, num_beams + wider_by)
     for size in sizes:
         timed(size)  # the first forward of a shape allocates, and chooses kernels
-    few, many = (
-        statistics.median(times) for times in zip(*(map(timed, sizes) for _ in range(NUM_TIMES)), strict=True)
-    )
-    token = max(many - few, 0.0) / WIDER_BY
+    # What disturbs a measurement makes it longer.
+    few, many = (min(times) for times in zip(*(map(timed, sizes) for _ in range(NUM_TIMES)), strict=True))
+    token = max(many - few, 0.0) / wider_by
     return ForwardCosts(forward=max(few - token * num_beams, 0.0), token=token)
 
 

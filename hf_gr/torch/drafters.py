@@ -23,13 +23,13 @@ from .transition import Children, DeviceCatalogue, children, is_leaf
 from .tree import Nodes
 
 
-def paths(beams: Beams) -> list[Nodes]:
+def nodes_of(beams: Beams) -> list[Nodes]:
     """All tokens of every beam as nodes, one chain a beam: what a scorer over the prompt has to catch up with."""
     own = torch.arange(beams.scores.shape[1], device=beams.scores.device).expand(beams.scores.shape)
     return [Nodes(tokens, own, beams.states) for tokens in beams.sequences.unbind(dim=-1)]
 
 
-def goes_on(legal: Children, catalogue: DeviceCatalogue, *, depth: int) -> Bool[Tensor, "batch above children"]:
+def open_children(legal: Children, catalogue: DeviceCatalogue, *, depth: int) -> Bool[Tensor, "batch above children"]:
     """Which children something follows upon: those whose own children have to be scored."""
     if not catalogue.has_leaves[depth - 1]:
         return legal.legal
@@ -70,11 +70,11 @@ class Assistant:
         """
         plan, scorer = self.plan, self.new_scorer()
         dead = torch.tensor(beam.DEAD, device=beams.scores.device)
-        pending, first = paths(beams), 1
+        pending, first = nodes_of(beams), 1
         for depth in range(level + 1, level + 1 + self.num_steps):
             logits = self._score(scorer, pending, depth=first)
             # Samples are drawn of all children. Of the best, one that ends would take the place of one to go on with.
-            may = legal.legal if plan.do_sample else goes_on(legal, catalogue, depth=depth)
+            may = legal.legal if plan.do_sample else open_children(legal, catalogue, depth=depth)
             scores = torch.where(may, beams.scores[..., None] + child_scores(logits, legal, beams, plan), dead)
             beams = beam.select(
                 beams,
@@ -101,14 +101,15 @@ class Assistant:
 
 
 class TreeDrafter:
-    """Drafts the whole legal subtree below the beams while it fits; a draft model narrows it where it does not.
+    """Drafts the whole legal subtree below the beams where it fits; a draft model narrows it until then.
 
     What the catalogue drafts holds all that can follow, so it is never rejected, and the levels are decided together.
 
     Args:
         catalogue: what each row may be answered with.
-        budget: nodes beside the live beams that one forward may score, a row.
-        merges: by level of the beams, how many levels below them to try; None for as many as there are.
+        budget: nodes beside the live beams that one forward may score, a row; as many as there are beams are always
+            scored.
+        merges: by level of the beams, how many levels below them are worth their nodes; None for as many as there are.
         worth: nodes that cost as much as a forward of the live beams: what each level may cost on average.
         assistant: the draft model, if there is one.
         from_zero: whether beams do not compete, so that their scores tell the assistant nothing.
@@ -138,26 +139,37 @@ class TreeDrafter:
 
     def draft(self, beams: Beams, legal: Children, *, level: int) -> list[Nodes]:
         """See `Drafter.draft`."""
-        last = self.catalogue.max_length  # nothing follows upon its tokens: they need no logits
-        if self.merges is not None and self.assistant is None:
-            last = min(last, level + 1 + self.merges[level])
-        num_beams = beams.scores.shape[1]
         guesses = self._guesses(beams, legal, level=level)
         drafted: list[Nodes] = []
-        used = 0
-        for depth in range(level + 1, last):
-            room = min(self.budget, self.worth * (len(drafted) + 1)) - used
+        while True:
+            rest, reaches_end = self._subtree(legal, drafted, level=level, num_beams=beams.scores.shape[1])
+            guess = None if reaches_end else next(guesses, None)
+            if guess is None:
+                return [*drafted, *rest]
+            drafted.append(guess)
+            legal = children(guess.states, self.catalogue, level=level + len(drafted))
+
+    def _subtree(
+        self, legal: Children, drafted: Sequence[Nodes], *, level: int, num_beams: int
+    ) -> tuple[list[Nodes], bool]:
+        """All that is legal below what is drafted, level by level while it fits; and whether that is all there is."""
+        planned = math.inf if self.merges is None or self.assistant is not None else self.merges[level]
+        rest: list[Nodes] = []
+        used = sum(nodes.tokens.shape[1] for nodes in drafted)
+        # Nothing follows upon the last level's tokens: they need no logits.
+        for depth in range(level + 1 + len(drafted), self.catalogue.max_length):
+            if rest:
+                legal = children(rest[-1].states, self.catalogue, level=depth - 1)
+            room = min(self.budget, self.worth * (len(drafted) + len(rest) + 1)) - used if len(rest) < planned else 0
             # As many nodes as beams cost no more than in the forward of their own that they save.
             nodes = self._all_children(legal, room=max(room, num_beams), depth=depth)
-            if nodes is None and not (drafted and drafted[-1].is_complete):
-                nodes = next(guesses, None)
-            if nodes is None or not nodes.tokens.shape[1]:
+            if nodes is None:
+                return rest, False
+            if not nodes.tokens.shape[1]:
                 break
-            drafted.append(nodes)
+            rest.append(nodes)
             used += nodes.tokens.shape[1]
-            if depth + 1 < last:
-                legal = children(nodes.states, self.catalogue, level=depth)
-        return drafted
+        return rest, True
 
     def _guesses(self, beams: Beams, legal: Children, *, level: int) -> Iterator[Nodes]:
         if self.assistant is None:
@@ -169,7 +181,7 @@ class TreeDrafter:
     def _all_children(self, legal: Children, *, room: int | float, depth: int) -> Nodes | None:
         """All children that something follows upon, which may be none; None if they are too many."""
         batch_size, num_above, num_children = legal.legal.shape
-        wanted = goes_on(legal, self.catalogue, depth=depth).flatten(1)
+        wanted = open_children(legal, self.catalogue, depth=depth).flatten(1)
         places = torch.arange(num_above * num_children, device=wanted.device).expand(batch_size, -1)
         counts = wanted.sum(dim=-1, keepdim=True)
         width = int(counts.max())  # asks the device: the shape of the next forward depends on it

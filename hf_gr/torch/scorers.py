@@ -107,8 +107,8 @@ class TreeScorer:
         ]
         masks = {kind: self._mask(grown, window, width) for kind, (window, width) in self.windows.items()}
         outputs = self.model(
-            input_ids=torch.cat([nodes.tokens for nodes in levels], dim=1),
-            position_ids=torch.cat(positions, dim=-1),
+            input_ids=_joined([nodes.tokens for nodes in levels], dim=1),
+            position_ids=_joined(positions, dim=-1),
             attention_mask=masks[None] if None in masks else masks,
             past_key_values=self.cache,
             use_cache=True,
@@ -120,7 +120,7 @@ class TreeScorer:
 
     def _mask(self, grown: list[Tree], window: int | None, width: int) -> Tensor:
         prompt_mask = self.prompt_mask[:, self.prompt_mask.shape[-1] - width :]
-        seen = torch.cat([tree.attention_mask(prompt_mask, window) for tree in grown], dim=2)
+        seen = _joined([tree.attention_mask(prompt_mask, window) for tree in grown], dim=2)
         return seen if self.mask_dtype is None else to_additive(seen, self.mask_dtype)
 
 
@@ -140,8 +140,8 @@ class BatchScorer:
         arguments: from the number of rows a request, the rows' tokens `[B * R, M]` and the tokens between the prompt
             and those to the model's arguments.
         suffix_start: the number of keys of the prompt, which all paths of a request share, so that only what follows
-            is reordered; None where a layer keeps anything but plain keys and values, which is reordered as a whole,
-            and cannot be cut off.
+            is reordered; None where a layer keeps anything but plain keys and values, which is reordered as a whole.
+        takes_levels: whether nodes of several levels may be scored together; that needs plain keys and values.
     """
 
     def __init__(
@@ -152,8 +152,9 @@ class BatchScorer:
         *,
         arguments: Callable[[int, Int[Tensor, "rows levels"], int], dict[str, Any]],
         suffix_start: int | None,
+        takes_levels: bool,
     ) -> None:
-        self.takes_levels = suffix_start is not None
+        self.takes_levels = takes_levels
         self.model = model
         self.prompt_logits = prompt_logits
         self.cache = cache
@@ -166,17 +167,13 @@ class BatchScorer:
 
     def score(self, levels: Sequence[Nodes], *, depth: int) -> list[Float[Tensor, "batch _ vocab"]]:
         """See `Scorer.score`."""
-        paths = _paths(levels)
-        batch_size, num_rows = paths[0].shape
-        tokens = torch.stack([_at(nodes.tokens, path) for nodes, path in zip(levels, paths, strict=True)], dim=-1)
-        self._move(_at(levels[0].parents, paths[0]), depth=depth)
-        outputs = self.model(**self.arguments(num_rows, tokens.flatten(0, 1), depth - 1))
-        self.num_forwards += 1
-        self.num_rows, self.cached = num_rows, depth - 1 + len(levels)
-        logits = outputs.logits.to(tokens.device).unflatten(0, (batch_size, num_rows))[:, :, -len(levels) :]
         if len(levels) == 1:
+            logits = self._forward(levels[0].tokens[..., None], levels[0].parents, depth=depth)
             self.rows = [*self.rows[:depth], None]
             return [logits[:, :, 0]]
+        paths = _paths(levels)
+        tokens = torch.stack([_at(nodes.tokens, path) for nodes, path in zip(levels, paths, strict=True)], dim=-1)
+        logits = self._forward(tokens, _at(levels[0].parents, paths[0]), depth=depth)
         self.rows = self.rows[:depth]
         of_levels = []
         for level, (nodes, path) in enumerate(zip(levels, paths, strict=True)):
@@ -184,6 +181,16 @@ class BatchScorer:
             self.rows.append(rows)
             of_levels.append(logits[:, :, level].gather(1, rows[..., None].expand(-1, -1, logits.shape[-1])))
         return of_levels
+
+    def _forward(
+        self, tokens: Int[Tensor, "batch rows levels"], parents: Int[Tensor, "batch rows"], *, depth: int
+    ) -> Float[Tensor, "batch rows levels vocab"]:
+        batch_size, num_rows, num_levels = tokens.shape
+        self._move(parents, depth=depth)
+        outputs = self.model(**self.arguments(num_rows, tokens.flatten(0, 1), depth - 1))
+        self.num_forwards += 1
+        self.num_rows, self.cached = num_rows, depth - 1 + num_levels
+        return outputs.logits.to(tokens.device).unflatten(0, (batch_size, num_rows))[:, :, -num_levels:]
 
     def _move(self, parents: Int[Tensor, "batch rows"], *, depth: int) -> None:
         """Have every row of the cache end with the parent of what it is called with next."""
@@ -207,6 +214,11 @@ class BatchScorer:
             for states in (layer.keys, layer.values):
                 suffix = states[..., self.suffix_start :, :]
                 suffix.copy_(suffix[rows.to(states.device)])
+
+
+def _joined(parts: list[Tensor], *, dim: int) -> Tensor:
+    """The parts one behind the other; a single one is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
 
 
 def _paths(levels: Sequence[Nodes]) -> list[Int[Tensor, "batch rows"]]:

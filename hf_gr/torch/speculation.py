@@ -98,6 +98,8 @@ class Lookahead:
         """
         if level == 0:
             return self.scorer.prompt_logits.expand(-1, beams.scores.shape[1], -1)
+        if self.drafter is None:
+            return self.scorer.score([Nodes(beams.tokens, beams.parents, beams.states)], depth=level)[0]
         parents = beams.parents if self.places is None else self.places.gather(1, beams.parents)
         if self.ahead:
             (nodes, logits), *self.ahead = self.ahead
@@ -109,7 +111,7 @@ class Lookahead:
             if nodes.is_complete or bool(found.all()):
                 return logits.gather(1, self.places[..., None].expand(-1, -1, logits.shape[-1]))
         live = Nodes(beams.tokens, parents, beams.states)
-        drafted = [] if self.drafter is None else self.drafter.draft(beams, legal, level=level)
+        drafted = self.drafter.draft(beams, legal, level=level)
         logits, *below = self.scorer.score([live, *drafted], depth=level)
         self.ahead, self.places = list(zip(drafted, below, strict=True)), None
         self.goes_on = torch.ones_like(self.goes_on)

@@ -61,7 +61,7 @@ def relaxed_places(
         scores: their cumulative scores, `-inf` where there is none.
         nodes: the drafted ones, with the draft's log-probabilities of all that it could have drawn.
         places: of the target's beams among the nodes one level above; None if each is at its own.
-        num_kept: M.
+        num_kept: M, at most as many as drafted nodes.
         generator: of the draws.
 
     Returns:
@@ -93,19 +93,11 @@ def relaxed_places(
     passes = is_there & (uniform.log() <= p.gather(1, drafted) - q.gather(1, drafted))
     residual = (p.exp() - q.exp()).clamp_min(0.0).log()
     keys = torch.where(residual > DEAD, residual, p - LAST_RESORT) + gumbel_like(p, generator)
-    # What has passed is not drawn again; the extra column swallows what has not.
-    behind = flat.shape[1]
-    keys = keys.scatter(1, torch.where(passes, drafted, behind), DEAD).index_fill(
-        1, torch.tensor([behind], device=keys.device), DEAD
+    # What has passed is not drawn again; the extra column, which nothing is drawn from, takes what has not.
+    drawn_keys, drawn = keys.scatter(1, torch.where(passes, drafted, flat.shape[1]), DEAD).topk(
+        min(num_kept, keys.shape[1])
     )
-    num_drawn = min(num_kept, keys.shape[1])
-    drawn_keys, drawn = keys.topk(num_drawn)
-    order = torch.arange(passes.shape[1] + num_drawn, device=scores.device).flip(0).expand(len(scores), -1)
-    is_good = torch.cat([passes, drawn_keys > DEAD], dim=1)
-    both = torch.cat([drafted, drawn], dim=1)
-    if (short := num_kept - both.shape[1]) > 0:
-        both = torch.nn.functional.pad(both, (0, short), value=behind)
-        order = torch.nn.functional.pad(order, (0, short), value=-1)
-        is_good = torch.nn.functional.pad(is_good, (0, short), value=False)
-    first = torch.where(is_good, order, -1).topk(num_kept).indices
-    return torch.where(is_good.gather(1, first), both.gather(1, first), behind)
+    picks = torch.cat([drafted, drawn], dim=1)
+    is_none = torch.cat([~passes, drawn_keys == DEAD], dim=1)
+    first = is_none.int().argsort(dim=1, stable=True)[:, :num_kept]
+    return torch.where(is_none.gather(1, first), flat.shape[1], picks.gather(1, first))

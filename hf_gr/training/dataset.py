@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from .packing import pad_prompts
-from .teacher import SUMMARY_FILE, _import_pyarrow, read_shard_settings, shard_paths
+from .teacher import SUMMARY_FILE, import_pyarrow, read_shard_settings, shard_paths
 
 Sample = dict[str, np.ndarray]
 
@@ -103,7 +103,7 @@ class _Shard:
     """One shard, mapped into memory."""
 
     def __init__(self, path: Path, cache_dir: Path, settings: dict[str, Any]) -> None:
-        arrow, _ = _import_pyarrow()
+        arrow, _ = import_pyarrow()
         table = arrow.ipc.open_file(arrow.memory_map(str(_arrow_file(path, cache_dir)), "r")).read_all()
         self.num_rows: int = table.num_rows
         self.num_beams: int = settings["num_beams"]
@@ -142,7 +142,7 @@ class _Shard:
 
 def _arrow_file(path: Path, cache_dir: Path) -> Path:
     """The Arrow file of a shard, made if it is not there or of an older shard."""
-    arrow, parquet = _import_pyarrow()
+    arrow, parquet = import_pyarrow()
     stat = path.stat()
     mapped = cache_dir / f"{path.stem}-{stat.st_size:x}-{stat.st_mtime_ns:x}.arrow"
     if mapped.exists():

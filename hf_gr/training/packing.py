@@ -20,12 +20,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import extract_model_from_parallel
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import DataParallel
 
-from hf_gr.generation.layouts import _layer_types, _mask_dtype, choose_layout
+from hf_gr.generation.layouts import base_model, choose_layout, layer_types, mask_dtype
 from hf_gr.torch.tree import to_additive
 
 # What a forward costs by itself, in tokens; on a GPU (True) thousands of tokens cost no more than one.
@@ -75,12 +74,6 @@ def pad_prompts(prompts: Sequence[Any], *, pad_token_id: int) -> tuple[Int[Tenso
     return torch.from_numpy(input_ids), torch.from_numpy(mask)
 
 
-def base_model(model: Any) -> Any:
-    """The model of transformers inside wrappers for training (distributed, compiled) and adapters (PEFT)."""
-    inner: Any = extract_model_from_parallel(model)
-    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
-
-
 def takes_argument(model: Any, name: str) -> bool:
     """Whether a model's forward has an argument of this name."""
     return name in inspect.signature(type(base_model(model)).forward).parameters
@@ -90,7 +83,7 @@ def can_pack(model: Any, length: int) -> bool:
     """Whether a model takes sequences side by side; `length` tokens at most see each other."""
     inner = base_model(model)
     config = inner.config.get_text_config(decoder=True)
-    is_windowed = "sliding_attention" in _layer_types(config) and length > config.sliding_window
+    is_windowed = "sliding_attention" in layer_types(config) and length > config.sliding_window
     return not is_windowed and choose_layout(inner) == "tree"
 
 
@@ -186,11 +179,11 @@ def _score(model: Any, input_ids: Tensor, attention_mask: Tensor, paths: Tensor,
     if pack:
         behind = positions[:, -1:] + depth.repeat(num_paths)
         mask = packed_mask(attention_mask.bool(), num_paths, length - 1)
-        mask_dtype = _mask_dtype(base_model(model))
+        dtype = mask_dtype(base_model(model))
         logits = _forward(
             model,
             torch.cat([input_ids, nodes.flatten(1)], dim=1),
-            mask if mask_dtype is None else to_additive(mask, mask_dtype),
+            mask if dtype is None else to_additive(mask, dtype),
             torch.cat([positions, behind], dim=1),
             kept=1 + nodes[0].numel(),
         )

@@ -29,9 +29,10 @@ from torch import Tensor
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.generation import GRGenerationMixin
+from hf_gr.generation.layouts import base_model, evaluation
 from hf_gr.torch.transition import DeviceCatalogue
 
-from .packing import base_model, pad_prompts, score_paths, takes_argument
+from .packing import pad_prompts, score_paths, takes_argument
 from .paths import PathLevel, index_digest, training_catalogue, training_snapshot, walk
 
 FORMAT_VERSION = 1
@@ -100,7 +101,7 @@ def write_teacher_data(
 
     Source: AtSpeed, section 3.1.
     """
-    _import_pyarrow()
+    import_pyarrow()
     index, directory = copy.copy(index), Path(directory)
     _check_arguments(model, prompts, labels, num_beams=num_beams, batch_size=batch_size, shard_size=shard_size)
     snapshot = training_snapshot(index)
@@ -132,7 +133,7 @@ def write_teacher_data(
     plan = _Plan(model, index, catalogue, device, num_beams, batch_size, snapshot.max_length, full_vocabulary)
     num_prompts, num_shards = 0, 0
     total = len(prompts) if hasattr(prompts, "__len__") else None  # pyright: ignore[reportArgumentType]
-    with _evaluation(model), _progress_bar(total, is_shown=progress) as advance:
+    with evaluation(model), _progress_bar(total, is_shown=progress) as advance:
         for number, rows in enumerate(_shards(prompts, labels, shard_size)):
             rows = [_check_row(row, num_prompts + at, settings) for at, row in enumerate(rows)]
             path = directory / f"teacher-{number:05d}.parquet"
@@ -161,7 +162,7 @@ def shard_paths(directory: Path) -> list[Path]:
 
 def read_shard_settings(path: Path) -> dict[str, Any]:
     """What a shard was written with, the digest of its prompts among it."""
-    _, parquet = _import_pyarrow()
+    _, parquet = import_pyarrow()
     metadata = parquet.read_schema(path).metadata or {}
     if METADATA_KEY not in metadata:
         raise ValueError(f"{path} holds no teacher data, expected a file of write_teacher_data: take it away")
@@ -331,7 +332,7 @@ def _is_prompts_cache(cache: Any, input_ids: Tensor) -> bool:
 
 def _write_shard(path: Path, rows: Sequence[_Row], answers: Sequence[_Answer], settings: dict[str, Any]) -> None:
     """One Parquet file, under its name only once it is complete."""
-    arrow, parquet = _import_pyarrow()
+    arrow, parquet = import_pyarrow()
     num_beams, length = answers[0].sequences.shape
 
     def ragged(arrays: Sequence[np.ndarray], kind: Any) -> Any:
@@ -374,7 +375,7 @@ def _is_written(path: Path, settings: dict[str, Any], digest: str, num_rows: int
     _refuse_other(path, {name: there.get(name) for name in settings}, settings)
     if there["prompts"] == digest:
         return True
-    _, parquet = _import_pyarrow()
+    _, parquet = import_pyarrow()
     if is_last and parquet.read_metadata(path).num_rows < num_rows:
         return False  # there are more prompts than last time
     raise ValueError(
@@ -489,23 +490,14 @@ def _pad_token(model: Any) -> int:
     return next((token for token in (config.pad_token_id, eos) if token is not None), 0)
 
 
-def _import_pyarrow() -> tuple[Any, Any]:
+def import_pyarrow() -> tuple[Any, Any]:
+    """pyarrow and its Parquet module, which come with an extra."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
         raise ImportError('teacher data needs pyarrow: pip install "hf-gr[tables]"') from error
     return pyarrow, pyarrow.parquet
-
-
-@contextmanager
-def _evaluation(model: Any) -> Iterator[None]:
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 @contextmanager

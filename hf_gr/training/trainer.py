@@ -18,11 +18,12 @@ from transformers import Trainer, TrainingArguments
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from hf_gr.catalogue import ConstraintIndex
+from hf_gr.generation.layouts import base_model
 
 from . import losses
 from .dataset import TeacherCollator, TeacherDataset
 from .losses import LevelLogProbs
-from .packing import PathScores, base_model, score_paths
+from .packing import PathScores, score_paths
 from .paths import PathLevel, index_digest, training_catalogue, training_snapshot, walk
 
 Loss = Literal["atspeed-s", "atspeed-r", "sft", "wordkd", "tvdkd", "seqkd"]
