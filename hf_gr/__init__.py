@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         ConstraintLogitsProcessor,
         GRGenerationConfig,
         GRGenerationMixin,
+        classify,
         enable,
     )
 
@@ -29,6 +30,7 @@ _HOMES = {
     "GRGenerationConfig": "generation",
     "GRGenerationMixin": "generation",
     "SemanticIds": "catalogue",
+    "classify": "generation",
     "enable": "generation",
 }
 
@@ -39,6 +41,7 @@ __all__ = [
     "GRGenerationConfig",
     "GRGenerationMixin",
     "SemanticIds",
+    "classify",
     "enable",
 ]
 

@@ -141,6 +141,30 @@ def reference_allowed(answers: Iterable[tuple[int, ...]], prefix: Sequence[int])
     return sorted({one[len(given)] for one in answers if len(one) > len(given) and one[: len(given)] == given})
 
 
+def reference_label_log_probs(
+    logits: Callable[[list[int]], npt.NDArray[np.floating]], labels: Sequence[Sequence[int]]
+) -> list[float]:
+    """The log-probability of writing each label, one forward for each: what `classify` is held to.
+
+    Args:
+        logits: from a label's tokens but the last to `[tokens, vocabulary]`, behind the prompt and each of them.
+        labels: token lists, end token included.
+
+    Example:
+        >>> even = lambda tokens: np.zeros((len(tokens) + 1, 4))
+        >>> [round(np.exp(value), 4) for value in reference_label_log_probs(even, [[1, 2], [3, 3, 2]])]
+        [0.0625, 0.0156]
+    """
+    found: list[float] = []
+    for label in labels:
+        rows = np.asarray(logits(list(label[:-1])), dtype=np.float64)
+        total = 0.0
+        for row, token in zip(rows, label, strict=True):
+            total += float(row[token] - row.max() - np.log(np.exp(row - row.max()).sum()))
+        found.append(total)
+    return found
+
+
 def reference_beam_search(
     score_fn: ScoreFunction,
     sequences: Iterable[Sequence[int]],

@@ -277,3 +277,23 @@ def test_bad_input_is_refused(call: Callable[[], Any], message: str) -> None:
 
 
 NAMED = ConstraintIndex.from_sequences([[3], [3, 4], [5, 7]], item_ids=["a", "b", "c"], eos_token_id=EOS)
+
+
+def test_a_walk_by_edges_is_a_walk_by_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large tries are walked level by level; rules, dead rows and complete ones are the same either way."""
+    index = index_of(LABELS)
+    views = [index, index.where([0, 2]), index.where([1]), index.where([])]
+    prompt = [1, 1]
+    rows = [[*prompt, *label, EOS, EOS, EOS][:5] for label in LABELS] + [[*prompt, 3, 9, 4], [*prompt, 3, 4, 3]]
+    for every in [[view] for view in views] + [views]:
+        fitting = rows[: len(rows) // len(every) * len(every)]
+        for length in range(2, 6):
+            tokens = torch.tensor(fitting)[:, :length]
+            scores = torch.randn(len(fitting), VOCABULARY)
+            found = []
+            for most_nodes in (2**22, 0):
+                monkeypatch.setattr(logits_process, "MOST_NODES", most_nodes)
+                processor = ConstraintLogitsProcessor(every if len(every) > 1 else every[0], prompt_length=2)
+                found.append(processor(tokens, scores))
+            assert torch.equal(*found)
+            assert found[0].is_contiguous()

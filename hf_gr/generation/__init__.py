@@ -1,11 +1,12 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The drop-in surface of transformers: configuration, mixin, auto class and logits processor.
+"""The drop-in surface of transformers: configuration, mixin, auto class, logits processor, and `classify`.
 
 The only package that knows transformers' internals; supported are 5.17 to 5.23.
 """
 
 from .auto import AutoModelForGenerativeRetrieval, enable
+from .classification import classify
 from .configuration import GRGenerationConfig
 from .logits_process import ConstraintLogitsProcessor
 from .mixin import GRGenerationMixin
@@ -15,5 +16,6 @@ __all__ = [
     "ConstraintLogitsProcessor",
     "GRGenerationConfig",
     "GRGenerationMixin",
+    "classify",
     "enable",
 ]

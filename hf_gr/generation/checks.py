@@ -103,13 +103,7 @@ def check_call(
     if mode not in MODES:
         expected = [str(supported.value) for supported in MODES]
         raise ValueError(f"generation mode {mode.value!r}, expected one of {expected} with a catalogue")
-    head = model.get_output_embeddings()
-    vocabulary = model.config.get_text_config(decoder=True).vocab_size if head is None else head.weight.shape[0]
-    if catalogue.max_token_id >= vocabulary:
-        raise ValueError(
-            f"constraint_index has token {catalogue.max_token_id}, expected less than the vocabulary, {vocabulary}: "
-            "is it another model's catalogue, or were the embeddings not resized?"
-        )
+    check_vocabulary(model, catalogue, name="constraint_index")
     _check_tokens(model, prompt)
     rooms = {f"max_new_tokens={max_new_tokens}": max_new_tokens}
     if max_new_tokens is None and max_length is not None:
@@ -127,6 +121,23 @@ def check_call(
     _check_prompt(prompt)
     if prompt.inputs is not None and past_key_values is not None:
         check_cache(past_key_values, prompt.inputs.shape[0])
+
+
+def check_vocabulary(model: Any, catalogue: Snapshot, *, name: str) -> None:
+    """Refuse a catalogue with tokens that the model cannot write.
+
+    Args:
+        model: the model.
+        catalogue: the catalogue.
+        name: of the argument that it was given as.
+    """
+    head = model.get_output_embeddings()
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size if head is None else head.weight.shape[0]
+    if catalogue.max_token_id >= vocabulary:
+        raise ValueError(
+            f"{name} has token {catalogue.max_token_id}, expected less than the vocabulary, {vocabulary}: "
+            "is it another model's catalogue, or were the embeddings not resized?"
+        )
 
 
 def check_drafting(model: Any, assistant: Any, config: Any, prompt: Prompt, given: Mapping[str, Any]) -> None:

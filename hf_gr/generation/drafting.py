@@ -4,16 +4,13 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
-from transformers.cache_utils import DynamicCache
 
 from hf_gr.torch.costs import WIDER_BY, ForwardCosts, measure_costs, plan_merges
 from hf_gr.torch.decode import DecodePlan
@@ -21,7 +18,7 @@ from hf_gr.torch.drafters import Assistant, TreeDrafter
 from hf_gr.torch.scorers import Scorer
 from hf_gr.torch.transition import DeviceCatalogue
 
-from .layouts import base_model, choose_layout, make_scorer
+from .layouts import base_model, prefilled
 
 DEFAULT_BUDGET = 512  # nodes of a row beside its beams
 LOGITS_AT_ONCE = 2**26  # of all nodes that are scored ahead, by default: 256 MB in fp32
@@ -85,7 +82,7 @@ def make_drafter(
             stopping_criteria=None,
         )
         draft_model = Assistant(
-            _prefilled(base_model(assistant), plan.prompt, inputs, attention_mask, width=num_beams),
+            prefilled(base_model(assistant), plan.prompt, inputs, attention_mask, width=num_beams),
             search,
             num_steps=config.num_assistant_tokens,
         )
@@ -97,34 +94,6 @@ def make_drafter(
         assistant=draft_model,
         from_zero=not plan.is_beam_search,
     )
-
-
-def _prefilled(
-    model: Any, prompt: Tensor, inputs: Tensor | None, attention_mask: Tensor | None, *, width: int
-) -> Callable[[], Scorer]:
-    """Makes scorers of a draft model; the prompt is computed when the first is made."""
-
-    @cache
-    def prefill() -> tuple[Any, dict[str, Any]]:
-        kwargs: dict[str, Any] = {} if attention_mask is None else {"attention_mask": attention_mask}
-        if model.config.is_encoder_decoder:
-            kwargs["encoder_outputs"] = model.get_encoder()(input_ids=inputs, return_dict=True, **kwargs)
-            return model(decoder_input_ids=prompt, use_cache=True, return_dict=True, **kwargs), kwargs
-        parameters = inspect.signature(type(model).forward).parameters
-        if attention_mask is not None and "position_ids" in parameters:
-            kwargs["position_ids"] = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
-        last = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
-        empty = DynamicCache(config=model.config.get_text_config(decoder=True))
-        outputs = model(input_ids=prompt, past_key_values=empty, use_cache=True, return_dict=True, **kwargs, **last)
-        return outputs, kwargs
-
-    def new_scorer() -> Scorer:
-        outputs, kwargs = prefill()
-        layout = choose_layout(model)
-        assert layout is not None, "checked at the door"
-        return make_scorer(model, layout, outputs, kwargs, batch_size=len(prompt), width=width, scores_ahead=True)
-
-    return new_scorer
 
 
 def _costs_of(model: Any, new_scorer: Callable[[], Scorer], plan: DecodePlan, *, wider_by: int) -> ForwardCosts:

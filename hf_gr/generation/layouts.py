@@ -140,6 +140,42 @@ def make_scorer(
     )
 
 
+def prefilled(
+    model: Any, prompt: Tensor, inputs: Tensor | None, attention_mask: Tensor | None, *, width: int
+) -> Callable[[], Scorer]:
+    """Makes scorers of a model over prompts, which are computed when the first is made.
+
+    Args:
+        model: in evaluation mode; `choose_layout` has a layout for it.
+        prompt: tokens of a decoder.
+        inputs: tokens that an encoder reads.
+        attention_mask: of the encoder's tokens, or of the decoder's.
+        width: paths a request.
+    """
+
+    @cache
+    def prefill() -> tuple[Any, dict[str, Any]]:
+        kwargs: dict[str, Any] = {} if attention_mask is None else {"attention_mask": attention_mask}
+        if model.config.is_encoder_decoder:
+            kwargs["encoder_outputs"] = model.get_encoder()(input_ids=inputs, return_dict=True, **kwargs)
+            return model(decoder_input_ids=prompt, use_cache=True, return_dict=True, **kwargs), kwargs
+        parameters = inspect.signature(type(model).forward).parameters
+        if attention_mask is not None and "position_ids" in parameters:
+            kwargs["position_ids"] = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+        last = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+        empty = DynamicCache(config=model.config.get_text_config(decoder=True))
+        outputs = model(input_ids=prompt, past_key_values=empty, use_cache=True, return_dict=True, **kwargs, **last)
+        return outputs, kwargs
+
+    def new_scorer() -> Scorer:
+        outputs, kwargs = prefill()
+        layout = choose_layout(model)
+        assert layout is not None, "checked at the door"
+        return make_scorer(model, layout, outputs, kwargs, batch_size=len(prompt), width=width, scores_ahead=True)
+
+    return new_scorer
+
+
 def copy_cache(cache: Any) -> Any:
     """A cache of the same tensors: appending to it, repeating or reordering it leaves the original as it is.
 

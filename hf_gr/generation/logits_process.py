@@ -21,8 +21,10 @@ from hf_gr.catalogue.labels import check_is_tokenizer, encode_continuation
 from hf_gr.catalogue.separators import check_separator, split
 from hf_gr.catalogue.sequences import LARGEST_TOKEN, is_integer, read_rows
 from hf_gr.catalogue.snapshot import BatchRules, Snapshot, combine_rules
+from hf_gr.catalogue.trie import Trie
+from hf_gr.torch.edges import MOST_NODES, edges_of, follow
 from hf_gr.torch.multi_label import LabelTrie, allowed_tokens, label_trie, read_answers
-from hf_gr.torch.transition import DeviceCatalogue, advance, children, device_catalogue, mask_illegal
+from hf_gr.torch.transition import DeviceCatalogue, advance, children, device_catalogue
 
 from .naming import batch_rules
 
@@ -31,6 +33,8 @@ from .naming import batch_rules
 FILLING = -1e30
 # Flattened label tries by rules and device, for as long as the rules live.
 _LABEL_TRIES: WeakKeyDictionary[BatchRules, dict[torch.device, LabelTrie]] = WeakKeyDictionary()
+# Edges by trie and device, as long as the trie lives.
+_EDGES: WeakKeyDictionary[Trie, dict[torch.device, Tensor]] = WeakKeyDictionary()
 
 
 class ConstraintLogitsProcessor(LogitsProcessor):
@@ -187,22 +191,52 @@ class ConstraintLogitsProcessor(LogitsProcessor):
         catalogue = device_catalogue(self.rules, scores.device)
         num_rows, num_scores = scores.shape[:2]
         first = generated.shape[1] - num_scores + 1
+        edges = self._edges(catalogue, scores.device)
         states = torch.zeros((num_prompts, num_rows // num_prompts), dtype=torch.long, device=scores.device)
         masked: list[Tensor] = []
         for level in range(generated.shape[1] + 1):
             if level >= first:
                 masked.append(self._mask_level(states, scores[:, level - first], catalogue, level))
             if level < min(generated.shape[1], catalogue.max_length):
-                states = advance(states, generated[:, level].reshape(states.shape), catalogue, level=level)
+                tokens = generated[:, level].reshape(states.shape)
+                if edges is None:
+                    states = advance(states, tokens, catalogue, level=level)
+                else:
+                    states = follow(states, tokens, edges)
         return torch.stack(masked, dim=1) if num_scores > 1 else masked[0][:, None] if masked else scores
 
+    def _edges(self, catalogue: DeviceCatalogue, device: torch.device) -> Tensor | None:
+        """The edges to walk by; None where they are too many, or do not say all.
+
+        A step along them asks nobody what is alive, and need not: what is dead has no living children. But what is
+        hidden from a row may have, and what was added has edges of its own.
+        """
+        if (
+            catalogue.added is not None
+            or catalogue.base.hidden is not None
+            or catalogue.base.trie.num_nodes > MOST_NODES
+        ):
+            return None
+        trie = self.rules.any.base.segment.trie
+        edges = _EDGES.setdefault(trie, {})
+        if device not in edges:
+            edges[device] = edges_of(trie, device)
+        return edges[device]
+
     def _mask_level(self, states: Tensor, scores: Tensor, catalogue: DeviceCatalogue, level: int) -> Tensor:
-        over = self._over(scores)
         if level >= catalogue.max_length:
-            return over
+            return self._over(scores)
         legal = children(states, catalogue, level=level)
-        masked = mask_illegal(scores.reshape(*states.shape, -1), legal).flatten(0, 1)
-        return torch.where(legal.legal.any(dim=-1).flatten()[:, None], masked, over)
+        num_rows, vocab_size = scores.shape
+        is_legal, tokens = legal.legal.flatten(0, 1), legal.tokens.flatten(0, 1)
+        # One pass over rows times vocabulary: that is all the time. What is illegal goes to an entry behind the rows.
+        masked = scores.new_full((num_rows * vocab_size + 1,), -torch.inf)
+        first = torch.arange(0, num_rows * vocab_size, vocab_size, device=scores.device)[:, None]
+        places = torch.where(is_legal, first + tokens, num_rows * vocab_size)
+        masked = masked.scatter_(0, places.flatten(), scores.gather(1, tokens).flatten())[:-1].view(scores.shape)
+        end = masked[:, self._end]
+        masked[:, self._end] = torch.where(is_legal.any(dim=-1), end, self._filling(scores.dtype))
+        return masked
 
     def _mask_several(self, generated: Tensor, scores: Tensor, num_prompts: int) -> Tensor:
         """The constraint of several labels; every scored position of every row is a row of its own."""
@@ -231,9 +265,19 @@ class ConstraintLogitsProcessor(LogitsProcessor):
     def _over(self, scores: Tensor) -> Tensor:
         """The scores of rows that are over."""
         over = torch.full_like(scores, -torch.inf)
-        # Finite still when it is divided by a temperature of 1/16; fp16's -4094 is below its logits all the same.
-        over[..., self.rules.any.eos_token_id or 0] = max(FILLING, torch.finfo(scores.dtype).min / 16)
+        over[..., self._end] = self._filling(scores.dtype)
         return over
+
+    @property
+    def _end(self) -> int:
+        """The token that rows which are over go on with."""
+        return self.rules.any.eos_token_id or 0
+
+    @staticmethod
+    def _filling(dtype: torch.dtype) -> float:
+        """Its score."""
+        # Finite still when it is divided by a temperature of 1/16; fp16's -4094 is below its logits all the same.
+        return max(FILLING, torch.finfo(dtype).min / 16)
 
 
 def _read_prompt_length(prompt_length: int | None, attention_mask: Tensor | None) -> int | None:

@@ -3,8 +3,7 @@
 """Several labels in one answer, each at most once. Knows no model; a state is found from the tokens alone.
 
 A used label is dead, and so is any prefix with nothing else alive under it: a node is alive while more labels are
-alive below it than were used there. Rows are at different depths, so the trie is flat here: a step from any node is
-one search for (node, token) among all edges.
+alive below it than were used there. Rows are at different depths, so the trie is flat here (`edges`).
 
 Source: "Constrained Decoding: Forcing LLMs to Respect Your Taxonomy", whose processor lets a label repeat; the counts
 are ours. Axes: X rows of T tokens, M labels of an answer, D tokens of a label, C children, U rules.
@@ -21,6 +20,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from hf_gr.catalogue.snapshot import Snapshot
+
+from .edges import edges_of, follow
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def label_trie(snapshots: Sequence[Snapshot], device: torch.device) -> LabelTrie
             nodes = slice(starts[level], starts[level + 1])
             np.add.at(alive[rule], parents[starts[level] - 1 : starts[level + 1] - 1], alive[rule, nodes])
     return LabelTrie(
-        edges=torch.from_numpy(parents << 32 | tokens[1:-1]).to(device),
+        edges=edges_of(trie, device),
         tokens=torch.from_numpy(tokens).to(device),
         first_child=torch.from_numpy(first).to(device),
         alive=torch.from_numpy(alive).to(device),
@@ -103,13 +104,6 @@ def label_trie(snapshots: Sequence[Snapshot], device: torch.device) -> LabelTrie
         max_length=trie.max_length,
         eos_token_id=eos_token_id,
     )
-
-
-def advance(nodes: Int[Tensor, " *rows"], tokens: Int[Tensor, " *rows"], trie: LabelTrie) -> Int[Tensor, " *rows"]:
-    """Follow one token from every node."""
-    wanted = nodes << 32 | tokens.clamp(min=0)
-    at = torch.searchsorted(trie.edges, wanted).clamp(max=len(trie.edges) - 1)
-    return torch.where((trie.edges[at] == wanted) & (tokens >= 0), at + 1, trie.nowhere)
 
 
 def read_answers(
@@ -155,13 +149,13 @@ def read_answers(
     walking = torch.ones_like(node, dtype=torch.bool)
     paths = [node]
     for level in range(trie.max_length):
-        below = advance(node, labels[..., level], trie)
+        below = follow(node, labels[..., level], trie.edges)
         walking = walking & (trie.alive[rules[:, None], below] > 0)  # 0 for what is no prefix, too
         node = torch.where(walking, below, node)
         depth = depth + walking
         paths.append(node)
     rest = (labels >= 0).sum(-1) - depth
-    leaf = advance(node, torch.full_like(node, trie.eos_token_id), trie)
+    leaf = follow(node, torch.full_like(node, trie.eos_token_id), trie.edges)
 
     # What is left of the last label is the beginning of a separator.
     number = torch.arange(num_labels, device=device)

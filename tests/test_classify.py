@@ -1,0 +1,309 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`classify`: every label exactly or by beams, against a plain forward for each label; and what it refuses."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from families import build
+from label_tokenizers import tokenizer_of
+
+import hf_gr.torch.exhaustive as exhaustive
+from hf_gr import ConstraintIndex, classify, enable
+from hf_gr.generation import classification
+from hf_gr.reference import reference_label_log_probs
+
+# Of log-probabilities, since these models are sure of themselves: fp32 sums of at most 13 of some tens.
+LOG_TOL = 1e-4
+LABELS = [
+    "Technology",
+    "Technology > AI",
+    "Technology > AI > Deep learning",
+    "Sports",
+    "sport",
+    "Café & crème",
+    "北京",
+]
+TEXTS = ["a", "the technology of sports, and politics", "北京"]
+PROMPT = "Text: {text}\nCategory:"
+
+
+def model_of(family: str, **kwargs: Any) -> Any:
+    return build(family, config={"vocab_size": 512, "max_position_embeddings": 256, "eos_token_id": 0}, **kwargs)
+
+
+def index_of(labels: list[str] = LABELS, kind: str = "bpe") -> ConstraintIndex:
+    return ConstraintIndex.from_labels(labels, tokenizer_of(kind))
+
+
+def plainly(model: Any, text: str, index: ConstraintIndex, prompt: str = PROMPT) -> dict[str, float]:
+    """The probability of every label, each by a plain forward of its own."""
+    prompt_ids = tokenizer_of("bpe")(prompt.replace("{text}", text))["input_ids"]
+
+    @torch.no_grad()
+    def logits(tokens: list[int]) -> Any:
+        if model.config.is_encoder_decoder:
+            start = model.config.decoder_start_token_id
+            out = model(
+                input_ids=torch.tensor([prompt_ids]),
+                decoder_input_ids=torch.tensor([[start, *tokens]]),
+                use_cache=False,
+            )
+        else:
+            out = model(torch.tensor([[*prompt_ids, *tokens]]), use_cache=False)
+        return out.logits[0, -len(tokens) - 1 :].double().numpy()
+
+    rows = list(index)
+    log_probs = reference_label_log_probs(logits, rows)
+    total = sum(math.exp(value) for value in log_probs)
+    found: dict[str, float] = {}
+    for row, value in zip(rows, log_probs, strict=True):
+        labels = index.items([row])[0]
+        found |= {str(label): math.exp(value) / total / len(labels) for label in labels}
+    return found
+
+
+def difference(ranked: list[tuple[str, float]], expected: dict[str, float]) -> float:
+    assert [p for _, p in ranked] == sorted((p for _, p in ranked), reverse=True)
+    assert {label for label, _ in ranked} == set(expected)
+    return max(abs(math.log(probability / expected[label])) for label, probability in ranked)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "mistral", "bloom", "t5", "bart"])
+@pytest.mark.parametrize("nodes", [None, 3])
+def test_the_tree_equals_a_forward_for_each_label(
+    family: str, nodes: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one piece and in several; batches with padding; levels together and one after the other."""
+    if nodes is not None:
+        monkeypatch.setattr(exhaustive, "NODES_AT_ONCE", nodes)
+    model, index = model_of(family), index_of()
+    ranked = classify(model, tokenizer_of("bpe"), TEXTS, index, top_k=None, prompt=PROMPT, batch_size=2)
+    for text, answer in zip(TEXTS, ranked, strict=True):
+        assert difference(answer, plainly(model, text, index)) < LOG_TOL
+
+
+def test_a_wrong_parent_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted error: every node hangs below the first of its level."""
+    levels = exhaustive.Sequences.levels
+
+    def wrong(self: Any, device: torch.device) -> Any:
+        made = levels(self, device)
+        for level in made[1:]:
+            assert level.nodes is not None
+            level.nodes[1].zero_()
+        return made
+
+    model, index = model_of("llama"), index_of()
+    monkeypatch.setattr(exhaustive.Sequences, "levels", wrong)
+    (ranked,) = classify(model, tokenizer_of("bpe"), TEXTS[1:2], index, top_k=None, prompt=PROMPT)
+    assert difference(ranked, plainly(model, TEXTS[1], index)) > 10 * LOG_TOL
+
+
+@pytest.mark.parametrize("family", ["llama", "t5", "bloom"])
+def test_beams_that_find_everything_equal_the_tree(family: str) -> None:
+    model, index = model_of(family), index_of()
+    every: dict[str, Any] = {"top_k": None, "prompt": PROMPT}
+    exact = classify(model, tokenizer_of("bpe"), TEXTS, index, **every)
+    found = classify(model, tokenizer_of("bpe"), TEXTS, index, **every, max_tree_nodes=0)
+    for ours, theirs in zip(found, exact, strict=True):
+        assert difference(ours, dict(theirs)) < LOG_TOL
+
+
+def test_few_beams_give_upper_bounds_of_what_they_find() -> None:
+    model, index = model_of("llama"), index_of()
+    (exact,) = classify(model, tokenizer_of("bpe"), TEXTS[:1], index, top_k=None)
+    (found,) = classify(model, tokenizer_of("bpe"), TEXTS[:1], index, top_k=3, max_tree_nodes=0, num_beams=1)
+    assert len(found) == 3
+    assert math.isclose(sum(probability for _, probability in found), 1.0, abs_tol=1e-9)
+    assert all(probability >= dict(exact)[label] - LOG_TOL for label, probability in found)
+
+
+def test_the_best_label_is_the_one_that_generate_finds() -> None:
+    model, tokenizer, index = model_of("llama"), tokenizer_of("bpe"), index_of()
+    enabled = enable(model_of("llama"))
+    for text in TEXTS:
+        inputs = tokenizer(PROMPT.replace("{text}", text), return_tensors="pt")
+        out = enabled.generate(
+            inputs["input_ids"],
+            attention_mask=inputs["attention_mask"],
+            constraint_index=index,
+            num_beams=len(LABELS),
+            num_return_sequences=len(LABELS),
+            length_penalty=0.0,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        generated = [items[0] for items in index.items(out.sequences[:, inputs["input_ids"].shape[1] :])]
+        (ranked,) = classify(model, tokenizer, [text], index, top_k=None, prompt=PROMPT)
+        assert [label for label, _ in ranked] == generated
+        expected = out.sequences_scores.double().softmax(0).tolist()
+        assert max(abs(math.log(p / q)) for (_, p), q in zip(ranked, expected, strict=True)) < LOG_TOL
+
+
+def test_batches_of_any_size_and_order_give_the_same() -> None:
+    model, tokenizer, index = model_of("gemma2"), tokenizer_of("bpe"), index_of()
+    texts = [*TEXTS, "", "sports " * 20]
+    expected = [classify(model, tokenizer, [text], index, top_k=None)[0] for text in texts]
+    for batch_size in (2, 5, 100):
+        found = classify(model, tokenizer, iter(texts), index, top_k=None, batch_size=batch_size, progress=False)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert difference(ours, dict(theirs)) < LOG_TOL
+
+
+def test_labels_that_tokenize_alike_share() -> None:
+    tokenizer = tokenizer_of("wordpiece-uncased")
+    labels = ["Sports", "SPORTS", "science", "politics"]
+    index = ConstraintIndex.from_labels(labels, tokenizer)
+    assert len(index) == 3
+    for nodes in (0, 100):
+        (ranked,) = classify(model_of("llama"), tokenizer, ["sports"], index, top_k=None, max_tree_nodes=nodes)
+        probabilities = dict(ranked)
+        assert probabilities["Sports"] == probabilities["SPORTS"]
+        assert set(probabilities) == set(labels)
+        assert math.isclose(sum(probabilities.values()), 1.0, abs_tol=1e-9)
+
+
+def test_a_threshold_answers_none_of_them() -> None:
+    model, tokenizer, index = model_of("llama"), tokenizer_of("bpe"), index_of()
+    (ranked,) = classify(model, tokenizer, TEXTS[:1], index, top_k=None)
+    second = ranked[1][1]
+    (above,) = classify(model, tokenizer, TEXTS[:1], index, top_k=None, threshold=second)
+    assert above == ranked[:2]
+    (nothing,) = classify(model, tokenizer, TEXTS[:1], index.where(["sport", "北京"]), threshold=1.0)
+    assert nothing == []
+
+
+def test_a_view_is_a_smaller_label_set_and_additions_belong_to_it() -> None:
+    model, tokenizer = model_of("llama"), tokenizer_of("bpe")
+    smaller = ["Sports", "Technology", "北京"]
+    (expected,) = classify(model, tokenizer, TEXTS[:1], index_of(smaller), top_k=None)
+    changed = index_of(["Technology", "Technology > AI"])
+    added = index_of(["Sports", "北京"])
+    changed.add(list(added), item_ids=["Sports", "北京"])
+    changed.remove(["Technology > AI"])
+    for index in (index_of().where(smaller), changed):
+        for nodes in (0, 100):
+            (ranked,) = classify(model, tokenizer, TEXTS[:1], index, top_k=None, max_tree_nodes=nodes)
+            assert difference(ranked, dict(expected)) < LOG_TOL
+
+
+def test_a_long_text_is_cut_and_the_template_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokenizer, index = model_of("gpt2"), tokenizer_of("bpe"), index_of()
+    seen: list[list[int]] = []
+    padded = classification._padded
+
+    def spy(rows: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.extend(rows)
+        return padded(rows, *args, **kwargs)
+
+    monkeypatch.setattr(classification, "_padded", spy)
+    (long,) = classify(model, tokenizer, ["science " * 500], index, prompt=PROMPT, top_k=None)
+    assert len(seen[0]) <= 256 - index.max_length
+    text = tokenizer.decode(seen[0])
+    assert text.startswith("Text: science science")
+    assert text.endswith("\nCategory:")
+    cut = text.removeprefix("Text: ").removesuffix("\nCategory:")
+    assert "science " * 500 != cut
+    assert ("science " * 500).startswith(cut)
+    assert difference(long, plainly(model, cut, index)) < LOG_TOL
+    classify(model, tokenizer, ["science " * 500], index, prompt=PROMPT, max_length=20)
+    assert len(seen[1]) <= 20
+
+
+def test_braces_of_a_prompt_are_themselves() -> None:
+    model, index = model_of("llama"), index_of()
+    prompt = '{"text": "{text}", "label":'
+    (ranked,) = classify(model, tokenizer_of("bpe"), TEXTS[:1], index, top_k=None, prompt=prompt)
+    assert difference(ranked, plainly(model, TEXTS[0], index, prompt)) < LOG_TOL
+
+
+def test_the_model_stays_in_its_mode_and_is_not_enabled() -> None:
+    model = model_of("llama", attn_implementation="eager").train()
+    kind = type(model)
+    first, second = (classify(model, tokenizer_of("bpe"), TEXTS, index_of()) for _ in range(2))
+    assert first == second
+    assert model.training
+    assert type(model) is kind
+
+
+def test_progress_is_shown_if_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    model = model_of("llama")
+    classify(model, tokenizer_of("bpe"), TEXTS, index_of())
+    assert capsys.readouterr().err == ""  # not a terminal
+    classify(model, tokenizer_of("bpe"), TEXTS, index_of(), progress=True)
+    assert "3/3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pieces_score_every_sequence_once(seed: int) -> None:
+    """Random tries: pieces cover all sequences in order and keep to their size; levels lead back to the rows."""
+    draw = random.Random(seed)
+    drawn = {tuple(draw.randrange(1, 4) for _ in range(draw.randrange(1, 5))) for _ in range(draw.randrange(1, 30))}
+    index = ConstraintIndex.from_sequences([list(row) for row in drawn], eos_token_id=0)
+    rows = index.snapshot.rows()
+    sequences = exhaustive.Sequences(rows)
+    prefixes = {tuple(row[:end]) for row in index for end in range(1, len(row))}
+    assert sequences.num_nodes == len(prefixes)
+    for size in (1, 3, 1000):
+        pieces = sequences.pieces(size)
+        assert [number for piece in pieces for number in range(len(rows))[piece]] == list(range(len(rows)))
+        for piece in pieces:
+            part = exhaustive.Sequences(rows[piece])
+            assert part.num_nodes <= size or len(part.rows) == 1
+            of_nodes: list[list[tuple[int, ...]]] = [[()]]
+            written: list[list[int]] = [[] for _ in part.rows]
+            for level in part.levels(torch.device("cpu")):
+                if level.nodes is not None:
+                    tokens, parents = (array.tolist() for array in level.nodes)
+                    of_nodes.append([(*of_nodes[-1][p], t) for t, p in zip(tokens, parents, strict=True)])
+                of_level = (array.tolist() for array in (level.sequences, level.places, level.tokens))
+                for sequence, place, token in zip(*of_level, strict=True):
+                    assert of_nodes[-1][place] == tuple(written[sequence])
+                    written[sequence].append(token)
+            assert written == [row[row >= 0].tolist() for row in part.rows]
+
+
+def call(**changes: Any) -> Callable[[], Any]:
+    def made() -> Any:
+        given: dict[str, Any] = {"texts": TEXTS, "index": index_of(), "model": model_of("llama"), "tokenizer": None}
+        given = {**given, "tokenizer": tokenizer_of("bpe"), **changes}
+        return classify(**given)
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"texts": []}, "texts is empty"),
+        ({"texts": "a text"}, "texts is 'a text', expected a list of strings"),
+        ({"texts": ["a", 3]}, r"texts\[1\] is 3, expected a string"),
+        ({"prompt": "no place"}, "prompt is 'no place', expected a string with {text}"),
+        ({"prompt": "{text} is a "}, "prompt ends with a space"),
+        ({"prompt": "Sports " * 300 + "{text}:"}, "prompt has .* tokens without a text, expected less than"),
+        ({"tokenizer": None}, "tokenizer is a NoneType"),
+        ({"tokenizer": tokenizer_of("unigram")}, "tokenizer is not the one that the index was built with"),
+        ({"index": ["Sports"]}, "index is a list, expected a ConstraintIndex"),
+        ({"index": ConstraintIndex.from_sequences([[3, 4]])}, "index has numbers for item ids, expected labels"),
+        ({"index": index_of().where([])}, "index has no living label"),
+        ({"model": len}, "model is a builtin_function_or_method, expected a language model"),
+        ({"model": build("llama")}, "index has token .*, expected less than the vocabulary, 64"),
+        ({"top_k": 0}, "top_k=0, expected 1 or more"),
+        ({"batch_size": 0}, "batch_size=0, expected 1 or more"),
+        ({"num_beams": 1.5}, "num_beams=1.5, expected 1 or more"),
+        ({"max_tree_nodes": -1}, "max_tree_nodes=-1, expected 0"),
+        ({"threshold": 50}, "threshold=50, expected a probability"),
+        ({"max_length": 300}, "max_length=300, expected at most"),
+        ({"max_length": 0}, "max_length=0, expected 1 or more tokens"),
+    ],
+)
+def test_bad_input_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(**changes)()
