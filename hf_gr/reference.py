@@ -152,7 +152,7 @@ def reference_label_log_probs(
 
     Example:
         >>> even = lambda tokens: np.zeros((len(tokens) + 1, 4))
-        >>> [round(np.exp(value), 4) for value in reference_label_log_probs(even, [[1, 2], [3, 3, 2]])]
+        >>> np.exp(reference_label_log_probs(even, [[1, 2], [3, 3, 2]])).round(4).tolist()
         [0.0625, 0.0156]
     """
     found: list[float] = []

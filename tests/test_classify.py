@@ -241,6 +241,14 @@ def test_progress_is_shown_if_asked_for(capsys: pytest.CaptureFixture[str]) -> N
     assert "3/3" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("nodes", [0, 100])
+def test_logits_that_are_no_numbers_are_an_error_and_not_none_of_them(nodes: int) -> None:
+    model = model_of("llama")
+    model.lm_head.weight.data[3] = torch.nan
+    with pytest.raises(ValueError, match="model gives logits that are no numbers, in torch.float32"):
+        classify(model, tokenizer_of("bpe"), TEXTS, index_of(), max_tree_nodes=nodes)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_pieces_score_every_sequence_once(seed: int) -> None:
     """Random tries: pieces cover all sequences in order and keep to their size; levels lead back to the rows."""

@@ -66,10 +66,10 @@ def classify(
     `index.where` narrows it down), so that the probabilities of a text sum to one. Labels that tokenize alike are one
     sequence, and have equal shares of its probability.
 
-    Where the label set has at most `max_tree_nodes` inner nodes (distinct proper prefixes of its labels; about three a
-    label), all of it is scored: one prefill and one forward over those nodes, or several where the logits of one would
-    take more than 256 MB. Larger sets are searched by a constrained beam search instead. It may miss labels; those
-    that it does not return are taken to be impossible, so its probabilities are divided by the sum over what was
+    Where the label set has at most `max_tree_nodes` inner nodes (distinct proper prefixes of its labels; a phrase adds
+    some four), all of it is scored: one prefill and one forward over those nodes, or several where the logits of one
+    would take more than 256 MB. Larger sets are searched by a constrained beam search instead. It may miss labels;
+    those that it does not return are taken to be impossible, so its probabilities are divided by the sum over what was
     *found*, and are upper bounds of the exact ones.
 
     Args:
@@ -96,16 +96,23 @@ def classify(
     Raises:
         ValueError: before any work: no text, or one that is no string; a prompt without `{text}`, too long by itself,
             or ending with a space although labels begin with theirs; an index without labels, without living ones, or
-            of another tokenizer or vocabulary; numbers out of range; a model that takes neither layout.
+            of another tokenizer or vocabulary; numbers out of range; a model that takes neither layout. And while
+            it works: a model whose logits are no numbers.
 
     Example:
-        >>> from transformers import AutoModelForCausalLM, AutoTokenizer
-        >>> name = "HuggingFaceTB/SmolLM2-135M"
-        >>> model = AutoModelForCausalLM.from_pretrained(name)  # doctest: +SKIP
-        >>> tokenizer = AutoTokenizer.from_pretrained(name)  # doctest: +SKIP
-        >>> index = ConstraintIndex.from_labels(["Sports", "Science"], tokenizer)  # doctest: +SKIP
-        >>> classify(model, tokenizer, ["The match ended in a shootout."], index, top_k=1)  # doctest: +SKIP
-        [[('Sports', 0.93)]]
+        A tokenizer of single bytes, and a model with random weights:
+
+        >>> from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+        >>> from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+        >>> alphabet = ["</s>", *pre_tokenizers.ByteLevel.alphabet()]
+        >>> made = Tokenizer(models.BPE(vocab={letter: n for n, letter in enumerate(alphabet)}, merges=[]))
+        >>> made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(False), decoders.ByteLevel()
+        >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>")
+        >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=257, hidden_size=32, num_hidden_layers=1))
+        >>> index = ConstraintIndex.from_labels(["Sports", "Science"], tokenizer)
+        >>> ((first, second),) = classify(model, tokenizer, ["The match ended in a shootout."], index)
+        >>> sorted([first[0], second[0]]), first[1] >= second[1], round(first[1] + second[1], 6)
+        (['Science', 'Sports'], True, 1.0)
 
     Source: "Constrained Decoding: Forcing LLMs to Respect Your Taxonomy", which decodes one label of one text.
     """
@@ -134,7 +141,7 @@ def classify(
             rows = order[start : start + batch_size]
             found = find(*_padded([prompts[row] for row in rows], tokenizer, inner.device, side=side))
             for row, (log_probs, labels) in zip(rows, found, strict=True):
-                answers[row] = _rank(log_probs, labels, top_k, threshold or 0.0)
+                answers[row] = _rank(log_probs, labels, top_k, threshold or 0.0, inner.dtype)
             bar.update(len(rows))
     return answers
 
@@ -210,11 +217,19 @@ def _beam_search(input_ids: Int[Tensor, "batch prompt"], num_beams: int, snapsho
 
 
 def _rank(
-    log_probs: Float[Tensor, " sequences"], labels: Sequence[Sequence[str]], top_k: int | None, threshold: float
+    log_probs: Float[Tensor, " sequences"],
+    labels: Sequence[Sequence[str]],
+    top_k: int | None,
+    threshold: float,
+    dtype: Any,
 ) -> list[tuple[str, float]]:
     """The most probable labels, by their shares of what their sequences have."""
     shares = torch.tensor([max(len(alike), 1) for alike in labels], dtype=torch.float64)
     probabilities = log_probs.double().softmax(dim=0) / shares
+    if not len(labels) or bool(probabilities.isnan().any()):
+        raise ValueError(
+            f"model gives logits that are no numbers, in {dtype}, expected finite ones: try bfloat16 or float32"
+        )
     best = probabilities.sort(descending=True, stable=True)
     ranked: list[tuple[str, float]] = [
         (label, float(probability))
