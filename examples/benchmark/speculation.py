@@ -28,7 +28,7 @@ on a GPU with a larger target, the numbers of forwards are what counts.
 Stages keep what they made in the folder `--work` and go on from there. To make something again, remove it there, and
 what follows from it. Nothing of the periods valid and test is trained on.
 
-    python examples/benchmark/speculation.py                  # two hours on two cores
+    python examples/benchmark/speculation.py                  # two and a half hours on two cores
     python examples/benchmark/speculation.py --stage target   # stop after a stage
     python examples/benchmark/speculation.py --fast           # seconds: the way, not the numbers
 """
