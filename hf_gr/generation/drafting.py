@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,7 +20,7 @@ from hf_gr.torch.drafters import Assistant, TreeDrafter
 from hf_gr.torch.scorers import Scorer
 from hf_gr.torch.transition import DeviceCatalogue
 
-from .layouts import base_model, choose_layout, make_scorer
+from .layouts import base_model, choose_layout, make_scorer, takes_argument
 
 DEFAULT_BUDGET = 512  # nodes of a row beside its beams
 LOGITS_AT_ONCE = 2**26  # of all nodes that are scored ahead, by default: 256 MB in fp32
@@ -110,10 +109,9 @@ def _prefilled(
         if model.config.is_encoder_decoder:
             kwargs["encoder_outputs"] = model.get_encoder()(input_ids=inputs, return_dict=True, **kwargs)
             return model(decoder_input_ids=prompt, use_cache=True, return_dict=True, **kwargs), kwargs
-        parameters = inspect.signature(type(model).forward).parameters
-        if attention_mask is not None and "position_ids" in parameters:
+        if attention_mask is not None and takes_argument(model, "position_ids"):
             kwargs["position_ids"] = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
-        last = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+        last = {"logits_to_keep": 1} if takes_argument(model, "logits_to_keep") else {}
         empty = DynamicCache(config=model.config.get_text_config(decoder=True))
         outputs = model(input_ids=prompt, past_key_values=empty, use_cache=True, return_dict=True, **kwargs, **last)
         return outputs, kwargs

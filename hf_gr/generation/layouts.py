@@ -62,9 +62,14 @@ def _find_layout(model: Any) -> Layout | None:
     return next((layout for layout in candidates if _agrees(model, layout)), None)
 
 
+def takes_argument(model: Any, name: str) -> bool:
+    """Whether a model's forward has an argument of this name."""
+    return name in _arguments_of(type(model).forward)
+
+
 @cache
-def _takes_positions(forward: Callable[..., Any]) -> bool:
-    return "position_ids" in inspect.signature(forward).parameters
+def _arguments_of(forward: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(forward).parameters)
 
 
 def make_scorer(
@@ -116,7 +121,7 @@ def make_scorer(
             windows=_windows(model.config.get_text_config(decoder=True), cache, prompt_length),
             mask_dtype=mask_dtype(model),
         )
-    takes_positions = _takes_positions(type(model).forward)
+    takes_positions = takes_argument(model, "position_ids")
 
     def arguments(num_beams: int, tokens: Tensor, depth: int) -> dict[str, Any]:
         given: dict[str, Any] = {"input_ids": tokens, "past_key_values": own, "use_cache": True, "return_dict": True}
@@ -177,7 +182,7 @@ def _may_take_tree(model: Any, config: Any) -> bool:
     """Whether nothing in a model's signature or config rules the tree layout out."""
     return (
         not model.config.is_encoder_decoder
-        and _takes_positions(type(model).forward)
+        and takes_argument(model, "position_ids")
         and config._attn_implementation in ("eager", "sdpa")
         and not getattr(config, "alibi", False)
         and set(layer_types(config)) <= {"full_attention", "sliding_attention"}
@@ -351,7 +356,7 @@ def _agrees(model: Any, layout: Layout) -> bool:
                 positions = (mask.cumsum(-1) - 1).clamp(min=0)
                 kwargs = {"attention_mask": mask}
                 longer = {"attention_mask": torch.nn.functional.pad(mask[rows], (0, 2), value=1)}
-                if _takes_positions(type(model).forward):
+                if takes_argument(model, "position_ids"):
                     kwargs["position_ids"] = positions
                     steps = torch.tensor([1, 2], device=model.device)
                     longer["position_ids"] = torch.cat([positions[rows], positions[rows, -1:] + steps], dim=1)
