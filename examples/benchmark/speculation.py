@@ -9,7 +9,7 @@ recommended K items one at a time, with N = 40 draft beams and gamma = 4, by
 - strict verification: the answers are plain beam search's, which is checked before any time is printed;
 - relaxed verification: the answers are drawn, and compared with the target's own sampling beams;
 - the catalogue as drafter, which the paper does not have: alone, and together with a draft model;
-- a draft that knows nothing, the draft before its alignment, and one that drafts fewer beams, N = 2 K.
+- a draft that knows nothing, the draft before its alignment, and one that drafts fewer beams, N = 2 K (relaxed: K).
 
 WS@K is the median over users of baseline time / time, paired: every user goes through all rows, in an order that moves
 on from user to user. The baseline is plain beam search for strict rows, the target's own sampling beams for relaxed
@@ -28,7 +28,7 @@ on a GPU with a larger target, the numbers of forwards are what counts.
 Stages keep what they made in the folder `--work` and go on from there. To make something again, remove it there, and
 what follows from it. Nothing of the periods valid and test is trained on.
 
-    python examples/benchmark/speculation.py                  # two hours on two cores
+    python examples/benchmark/speculation.py                  # two and a half hours on two cores
     python examples/benchmark/speculation.py --stage target   # stop after a stage
     python examples/benchmark/speculation.py --fast           # seconds: the way, not the numbers
 """
@@ -296,7 +296,7 @@ def make_rows(drafts: dict[str, Any]) -> list[Row]:
     """All ways to be compared: the baseline of a verification is the first of its rows."""
     trie = {"drafting": "trie", "draft_token_budget": TRIE_BUDGET}
     both = ASSISTANT | {"draft_token_budget": TRIE_BUDGET}
-    narrow = ASSISTANT | {"num_draft_beams": None}  # twice the beams
+    narrow = ASSISTANT | {"num_draft_beams": None}  # the default: twice the beams, or as many if relaxed
     best, best_relaxed = METHODS["atspeed-s"], METHODS["atspeed-r"]
     rows = [Row("strict", BASELINES["strict"], {})]
     rows += [Row("strict", name, ASSISTANT | {"assistant_model": draft}) for name, draft in drafts.items()]
@@ -308,7 +308,7 @@ def make_rows(drafts: dict[str, Any]) -> list[Row]:
         Row("relaxed", BASELINES["relaxed"], {}),
     ]
     rows += [Row("relaxed", name, ASSISTANT | {"assistant_model": draft}) for name, draft in drafts.items()]
-    rows += [Row("relaxed", f"{best_relaxed}, N = 2 K", narrow | {"assistant_model": drafts[best_relaxed]})]
+    rows += [Row("relaxed", f"{best_relaxed}, N = K", narrow | {"assistant_model": drafts[best_relaxed]})]
     for row in rows:
         if row.verification == "relaxed":
             row.settings = row.settings | {"verification": "relaxed", "temperature": 1.0}

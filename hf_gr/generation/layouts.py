@@ -62,9 +62,14 @@ def _find_layout(model: Any) -> Layout | None:
     return next((layout for layout in candidates if _agrees(model, layout)), None)
 
 
+def takes_argument(model: Any, name: str) -> bool:
+    """Whether a model's forward has an argument of this name."""
+    return name in _arguments_of(type(model).forward)
+
+
 @cache
-def _takes_positions(forward: Callable[..., Any]) -> bool:
-    return "position_ids" in inspect.signature(forward).parameters
+def _arguments_of(forward: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(forward).parameters)
 
 
 def make_scorer(
@@ -116,7 +121,7 @@ def make_scorer(
             windows=_windows(model.config.get_text_config(decoder=True), cache, prompt_length),
             mask_dtype=mask_dtype(model),
         )
-    takes_positions = _takes_positions(type(model).forward)
+    takes_positions = takes_argument(model, "position_ids")
 
     def arguments(num_beams: int, tokens: Tensor, depth: int) -> dict[str, Any]:
         given: dict[str, Any] = {"input_ids": tokens, "past_key_values": own, "use_cache": True, "return_dict": True}
@@ -154,26 +159,32 @@ def prefilled(
     """
 
     @cache
-    def prefill() -> tuple[Any, dict[str, Any]]:
-        kwargs: dict[str, Any] = {} if attention_mask is None else {"attention_mask": attention_mask}
-        if model.config.is_encoder_decoder:
-            kwargs["encoder_outputs"] = model.get_encoder()(input_ids=inputs, return_dict=True, **kwargs)
-            return model(decoder_input_ids=prompt, use_cache=True, return_dict=True, **kwargs), kwargs
-        parameters = inspect.signature(type(model).forward).parameters
-        if attention_mask is not None and "position_ids" in parameters:
-            kwargs["position_ids"] = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
-        last = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
-        empty = DynamicCache(config=model.config.get_text_config(decoder=True))
-        outputs = model(input_ids=prompt, past_key_values=empty, use_cache=True, return_dict=True, **kwargs, **last)
-        return outputs, kwargs
+    def computed() -> tuple[Any, dict[str, Any]]:
+        return prefill(model, prompt, inputs, attention_mask)
 
     def new_scorer() -> Scorer:
-        outputs, kwargs = prefill()
+        outputs, kwargs = computed()
         layout = choose_layout(model)
         assert layout is not None, "checked at the door"
         return make_scorer(model, layout, outputs, kwargs, batch_size=len(prompt), width=width, scores_ahead=True)
 
     return new_scorer
+
+
+def prefill(
+    model: Any, prompt: Tensor, inputs: Tensor | None, attention_mask: Tensor | None
+) -> tuple[Any, dict[str, Any]]:
+    """Outputs of a model over prompts, and the arguments that a scorer goes on with; arguments as of `prefilled`."""
+    kwargs: dict[str, Any] = {} if attention_mask is None else {"attention_mask": attention_mask}
+    if model.config.is_encoder_decoder:
+        kwargs["encoder_outputs"] = model.get_encoder()(input_ids=inputs, return_dict=True, **kwargs)
+        return model(decoder_input_ids=prompt, use_cache=True, return_dict=True, **kwargs), kwargs
+    if attention_mask is not None and takes_argument(model, "position_ids"):
+        kwargs["position_ids"] = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+    last = {"logits_to_keep": 1} if takes_argument(model, "logits_to_keep") else {}
+    empty = DynamicCache(config=model.config.get_text_config(decoder=True))
+    outputs = model(input_ids=prompt, past_key_values=empty, use_cache=True, return_dict=True, **kwargs, **last)
+    return outputs, kwargs
 
 
 def copy_cache(cache: Any) -> Any:
@@ -213,7 +224,7 @@ def _may_take_tree(model: Any, config: Any) -> bool:
     """Whether nothing in a model's signature or config rules the tree layout out."""
     return (
         not model.config.is_encoder_decoder
-        and _takes_positions(type(model).forward)
+        and takes_argument(model, "position_ids")
         and config._attn_implementation in ("eager", "sdpa")
         and not getattr(config, "alibi", False)
         and set(layer_types(config)) <= {"full_attention", "sliding_attention"}
@@ -372,27 +383,16 @@ def _agrees(model: Any, layout: Layout) -> bool:
     try:
         with evaluation(model):
             if model.config.is_encoder_decoder:
-                encoder_outputs = model.get_encoder()(input_ids=prompt, attention_mask=mask, return_dict=True)
                 start = torch.full_like(prompt[:, :1], 1)
-                kwargs = {"attention_mask": mask, "encoder_outputs": encoder_outputs}
-                outputs = model(decoder_input_ids=start, use_cache=True, **kwargs)
-                decoder_input_ids = torch.cat([start[rows], path], dim=1)
-                plain = model(
-                    input_ids=prompt[rows],
-                    attention_mask=mask[rows],
-                    decoder_input_ids=decoder_input_ids,
-                    use_cache=False,
-                )
+                outputs, kwargs = prefill(model, start, prompt, mask)
+                given = {"input_ids": prompt[rows], "attention_mask": mask[rows]}
+                plain = model(**given, decoder_input_ids=torch.cat([start[rows], path], dim=1), use_cache=False)
             else:
-                positions = (mask.cumsum(-1) - 1).clamp(min=0)
-                kwargs = {"attention_mask": mask}
+                outputs, kwargs = prefill(model, prompt, None, mask)
                 longer = {"attention_mask": torch.nn.functional.pad(mask[rows], (0, 2), value=1)}
-                if _takes_positions(type(model).forward):
-                    kwargs["position_ids"] = positions
-                    steps = torch.tensor([1, 2], device=model.device)
-                    longer["position_ids"] = torch.cat([positions[rows], positions[rows, -1:] + steps], dim=1)
-                empty = DynamicCache(config=model.config.get_text_config(decoder=True))
-                outputs = model(input_ids=prompt, past_key_values=empty, use_cache=True, **kwargs)
+                if "position_ids" in kwargs:
+                    positions, steps = kwargs["position_ids"][rows], torch.tensor([1, 2], device=model.device)
+                    longer["position_ids"] = torch.cat([positions, positions[:, -1:] + steps], dim=1)
                 plain = model(input_ids=torch.cat([prompt[rows], path], dim=1), use_cache=False, **longer)
             scorer = make_scorer(model, layout, outputs, kwargs, batch_size=2, width=num_beams)
             scorer.score([Nodes(first, torch.zeros_like(first), first)], depth=1)

@@ -196,7 +196,7 @@ class GRGenerationMixin(GenerationMixin):
                     raise ValueError("generator is given, expected None in transformers' loop: use torch.manual_seed")
                 if drafting_of(config, assistant_model) is not None:
                     _say_once("decoding in transformers' loop: without a draft")
-                fill_token_id = _fill_token(config)
+                fill_token_id = fill_token(config)
                 return generate_by_processor(
                     super_.generate, rules, config, inputs, passed_on, model_kwargs, fill_token_id=fill_token_id
                 )
@@ -369,7 +369,7 @@ def _make_plan(
     eos = config._eos_token_tensor
     num_ends = 0 if eos is None else eos.shape[0]
     is_relaxed = config.verification == "relaxed"
-    fill = _fill_token(config)
+    fill = fill_token(config)
     catalogue = call.rules.any
     is_item = any(part.segment.trie.find([fill] * catalogue.max_length) >= 0 for part in catalogue.parts)
     return DecodePlan(
@@ -419,7 +419,7 @@ def _as_output(
     return made(**fields)
 
 
-def _fill_token(config: GenerationConfig) -> int:
+def fill_token(config: GenerationConfig) -> int:
     """What stands behind the end of a sequence: the padding token, else the end token, else -1, which is no token."""
     eos = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
     return next((token for token in (config.pad_token_id, eos) if token is not None), -1)

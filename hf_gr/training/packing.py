@@ -13,7 +13,6 @@ Axes: B batch, P prompt, S sequences, L positions of a sequence, N nodes: S * (L
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import DataParallel
 
-from hf_gr.generation.layouts import base_model, choose_layout, layer_types, mask_dtype
+from hf_gr.generation.layouts import base_model, choose_layout, layer_types, mask_dtype, takes_argument
 from hf_gr.torch.tree import to_additive
 
 # What a forward costs by itself, in tokens; on a GPU (True) thousands of tokens cost no more than one.
@@ -72,11 +71,6 @@ def pad_prompts(prompts: Sequence[Any], *, pad_token_id: int) -> tuple[Int[Tenso
         input_ids[row, width - len(prompt) :] = prompt
         mask[row, width - len(prompt) :] = 1
     return torch.from_numpy(input_ids), torch.from_numpy(mask)
-
-
-def takes_argument(model: Any, name: str) -> bool:
-    """Whether a model's forward has an argument of this name."""
-    return name in inspect.signature(type(base_model(model)).forward).parameters
 
 
 def can_pack(model: Any, length: int) -> bool:
@@ -223,8 +217,10 @@ def packed_mask(
 def _forward(model: Any, input_ids: Tensor, mask: Tensor, positions: Tensor, *, kept: int) -> Tensor:
     """The logits behind the last `kept` tokens."""
     given: dict[str, Any] = {"use_cache": False, "return_dict": True}
-    if takes_argument(model, "position_ids"):
+    if takes_argument(base_model(model), "position_ids"):
         given["position_ids"] = positions
-    if takes_argument(model, "logits_to_keep"):  # the rest is most of the work where the vocabulary is large
+    if takes_argument(
+        base_model(model), "logits_to_keep"
+    ):  # the rest is most of the work where the vocabulary is large
         given["logits_to_keep"] = kept
     return model(input_ids=input_ids, attention_mask=mask, **given).logits[:, -kept:]

@@ -29,10 +29,11 @@ from torch import Tensor
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.generation import GRGenerationMixin
-from hf_gr.generation.layouts import base_model, evaluation
+from hf_gr.generation.layouts import base_model, evaluation, takes_argument
+from hf_gr.generation.mixin import fill_token
 from hf_gr.torch.transition import DeviceCatalogue
 
-from .packing import pad_prompts, score_paths, takes_argument
+from .packing import pad_prompts, score_paths
 from .paths import PathLevel, index_digest, training_catalogue, training_snapshot, walk
 
 FORMAT_VERSION = 1
@@ -213,7 +214,8 @@ def _search_all(plan: _Plan, rows: Sequence[_Row], advance: Callable[[int], None
 
 def _search(plan: _Plan, rows: Sequence[_Row]) -> list[_Answer]:
     """Search for one batch, and keep what the search has computed anyway."""
-    pad_token_id = _pad_token(plan.model)
+    # The attention mask hides what fills short prompts, whatever it is.
+    pad_token_id = max(fill_token(plan.model.generation_config), 0)
     input_ids, mask = pad_prompts([row.prompt for row in rows], pad_token_id=pad_token_id)
     input_ids, mask = input_ids.to(plan.device), mask.to(plan.device)
     num_beams, batch_size = plan.num_beams, len(rows)
@@ -312,7 +314,7 @@ def _label_log_probs(
     elif _is_prompts_cache(cache, input_ids):
         steps = torch.arange(width - 1, device=input_ids.device)
         given: dict[str, Any] = {"attention_mask": torch.nn.functional.pad(mask, (0, width - 1), value=1)}
-        if takes_argument(plan.model, "position_ids"):
+        if takes_argument(base_model(plan.model), "position_ids"):
             given["position_ids"] = mask.sum(-1, keepdim=True) + steps
         rest = plan.model(input_ids=tokens, past_key_values=cache, use_cache=True, return_dict=True, **given).logits
         logits = torch.cat([first, rest.float()], dim=1)
@@ -481,13 +483,6 @@ def _model_digest(model: Any) -> str:
         some = flat[:: max(1, len(flat) // PROBED_WEIGHTS)][:PROBED_WEIGHTS].float().cpu().numpy()
         digest.update(f"{name} {tuple(parameter.shape)}".encode() + some.tobytes())
     return digest.hexdigest()
-
-
-def _pad_token(model: Any) -> int:
-    """What fills short prompts; the attention mask hides it, whatever it is."""
-    config = model.generation_config
-    eos = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
-    return next((token for token in (config.pad_token_id, eos) if token is not None), 0)
 
 
 def import_pyarrow() -> tuple[Any, Any]:
