@@ -1,0 +1,289 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A draft head: semantic IDs from the hidden states of one prefill, without another call of the model. Knows no trie.
+
+The prompt ends with placeholders, one a level. Their hidden states tell the head where it is, a recurrent state what
+it has chosen so far:
+
+    s_1 = h_0;  p_l = logit_head_l(h_l + s_l);  s_{l+1} = transition_l(s_l, embedding_l(t_l))
+
+Source: NEZHA, equations 1 to 3; the sum, the tanh cell and the head's own embeddings are those of its code.
+
+Axes: B batch, N nodes of a level, L levels, H hidden size, T_l codes of level l, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from .tree import Nodes
+
+Transition = Literal["rnn", "gru", "mlp", "add", "none"]
+IGNORED = -100  # of a label that ends before the last level: transformers' own
+
+
+@dataclass(frozen=True)
+class DraftHeadConfig:
+    """The shape of a draft head.
+
+    The paper's ablations are settings: NEZHA-1 is `use_state=False`, NEZHA-2 `use_placeholders=False`, NEZHA-3
+    `transition="add"` (NEZHA-4, no verification, is `generate(verification="none")`). Independent heads on the
+    prompt's last hidden state (MTP) are `use_placeholders=False, transition="none"`.
+
+    Args:
+        hidden_size: H, the model's.
+        codebook_sizes: T_1 to T_L.
+        placeholder_tokens: how a tokenizer spells the placeholders; by default `<SP_1>` to `<SP_L>`.
+        placeholder_token_ids: their ids; empty without placeholders.
+        transition: `"rnn"` (the paper's tanh cell), `"gru"`, `"mlp"` (a residual one of two layers), `"add"` (of the
+            token's embedding) or `"none"`.
+        use_state: whether logits read the state; if not, levels are independent.
+        use_placeholders: whether logits read the placeholders' hidden states; if not, none are put behind the prompt.
+
+    Raises:
+        ValueError: a field that is none of those above, or fields that contradict each other.
+
+    Example:
+        >>> DraftHeadConfig(hidden_size=64, codebook_sizes=(256, 256, 32), placeholder_token_ids=(9, 10, 11)).num_levels
+        3
+    """
+
+    hidden_size: int
+    codebook_sizes: tuple[int, ...]
+    placeholder_tokens: tuple[str, ...] = ()
+    placeholder_token_ids: tuple[int, ...] = ()
+    transition: Transition = "rnn"
+    use_state: bool = True
+    use_placeholders: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("codebook_sizes", "placeholder_tokens", "placeholder_token_ids"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        sizes = (self.hidden_size, *self.codebook_sizes)
+        if not self.codebook_sizes or not all(type(size) is int and size > 0 for size in sizes):
+            raise ValueError(
+                f"hidden_size={self.hidden_size!r} and codebook_sizes={self.codebook_sizes!r}, expected positive integers "
+                "and a size for every level"
+            )
+        if self.transition not in get_args(Transition):
+            raise ValueError(f"transition={self.transition!r}, expected one of {get_args(Transition)}")
+        if not self.use_state and (self.transition != "none" or not self.use_placeholders):
+            raise ValueError(
+                f"use_state=False with transition={self.transition!r} and use_placeholders={self.use_placeholders}, "
+                "expected transition='none' and placeholders: nothing else tells the levels apart"
+            )
+        names = self.placeholder_tokens or tuple(f"<SP_{level}>" for level in range(1, self.num_levels + 1))
+        object.__setattr__(self, "placeholder_tokens", names if self.use_placeholders else ())
+        for name in ("placeholder_tokens", "placeholder_token_ids"):
+            values: tuple[Any, ...] = getattr(self, name)
+            if len(values) != self.num_placeholders or len(set(values)) != len(values):
+                raise ValueError(
+                    f"{name}={values!r}, expected {self.num_placeholders} distinct ones: one for each level, none "
+                    "without placeholders"
+                )
+
+    @property
+    def num_levels(self) -> int:
+        """L."""
+        return len(self.codebook_sizes)
+
+    @property
+    def num_placeholders(self) -> int:
+        """Tokens behind the prompt."""
+        return self.num_levels if self.use_placeholders else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, for JSON."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+
+class DraftHead(nn.Module):
+    """Logits of every level's codes, from hidden states and from the codes before.
+
+    `model.add_draft_head(...)` makes one for a model, and `DraftHeadTrainer` trains it.
+
+    Args:
+        config: its shape.
+        codebooks: for every level the token ids of its codes, distinct; the vocabulary is the model's.
+
+    Raises:
+        ValueError: codebooks that are not those of `config`.
+
+    Example:
+        >>> config = DraftHeadConfig(hidden_size=8, codebook_sizes=(2, 3), placeholder_token_ids=(5, 6))
+        >>> head = DraftHead(config, [[0, 1], [2, 3, 4]])
+        >>> hidden = torch.zeros(1, 3, 8)  # of the prompt's last token and of the two placeholders
+        >>> [tuple(logits.shape) for logits in head(hidden, torch.tensor([[1, 4]]))]
+        [(1, 2), (1, 3)]
+
+    Source: NEZHA, equations 1 to 3.
+    """
+
+    codebooks: list[Tensor]
+
+    def __init__(self, config: DraftHeadConfig, codebooks: Sequence[Any]) -> None:
+        super().__init__()
+        self.config = config
+        codes = [torch.as_tensor(codes).long().flatten() for codes in codebooks]
+        sizes = tuple(len(level.unique()) for level in codes)
+        if sizes != config.codebook_sizes or any(len(level) != size for level, size in zip(codes, sizes, strict=True)):
+            raise ValueError(
+                f"codebooks have {sizes} distinct tokens, expected {config.codebook_sizes} as in the config, none twice"
+            )
+        if any(int(level.min()) < 0 for level in codes):
+            raise ValueError("codebooks have a token below 0, expected token ids of the model's vocabulary")
+        for level, tokens in enumerate(codes):
+            self.register_buffer(f"codebook_{level}", tokens)
+            columns = torch.zeros(int(tokens.max()) + 1, dtype=torch.long)
+            columns[tokens] = torch.arange(len(tokens))
+            # By token its place among the level's codes; what is no code gets one that nobody reads.
+            self.register_buffer(f"columns_{level}", columns, persistent=False)
+        size, inner = config.hidden_size, config.codebook_sizes[:-1]
+        self.logit_heads = nn.ModuleList(nn.Linear(size, codes, bias=False) for codes in config.codebook_sizes)
+        recurs = config.transition != "none"
+        self.embeddings = nn.ModuleList(nn.Embedding(codes, size) for codes in inner if recurs)
+        self.transitions = nn.ModuleList(_transition(config.transition, size) for _ in inner if recurs)
+
+    def codebook(self, level: int) -> Int[Tensor, " codes"]:
+        """The tokens of a level's codes."""
+        return self.get_buffer(f"codebook_{level}")
+
+    def columns(self, tokens: Int[Tensor, "*shape"], *, level: int) -> Int[Tensor, "*shape"]:
+        """The places of tokens among a level's codes; some place for what is none of them."""
+        columns = self.get_buffer(f"columns_{level}")
+        return columns[tokens.clamp(0, len(columns) - 1)]
+
+    def forward(
+        self, hidden: Float[Tensor, "batch positions hidden"], tokens: Int[Tensor, "batch levels"]
+    ) -> list[Float[Tensor, "batch codes"]]:
+        """Logits of every level, given the tokens of those before it.
+
+        Args:
+            hidden: of the prompt's last token and of the placeholders.
+            tokens: what was chosen, or is known (teacher forcing); the last level's are not read.
+        """
+        state, logits = hidden[:, :1], []
+        for level in range(self.config.num_levels):
+            if level:
+                state = self.advance(state, tokens[:, level - 1 : level], level=level - 1)
+            logits.append(self.logits(state, hidden, level=level)[:, 0])
+        return logits
+
+    def loss(
+        self, hidden: Float[Tensor, "batch positions hidden"], labels: Int[Tensor, "batch levels"]
+    ) -> Float[Tensor, ""]:
+        """The mean over levels of the cross entropy of the labels, each within its own codebook.
+
+        Args:
+            hidden: of the prompt's last token and of the placeholders.
+            labels: tokens; -100 behind the end of a short one.
+
+        Source: NEZHA, equation 6, as a mean.
+        """
+        losses = []
+        for level, logits in enumerate(self(hidden, labels)):
+            target = self.columns(labels[:, level], level=level).masked_fill(labels[:, level] == IGNORED, IGNORED)
+            losses.append(nn.functional.cross_entropy(logits.float(), target, ignore_index=IGNORED, reduction="sum"))
+        return torch.stack(losses).sum() / (labels != IGNORED).sum().clamp(min=1)
+
+    def logits(
+        self,
+        state: Float[Tensor, "batch nodes hidden"],
+        hidden: Float[Tensor, "batch positions hidden"],
+        *,
+        level: int,
+    ) -> Float[Tensor, "batch nodes codes"]:
+        """What may follow upon states: equation 2."""
+        if not self.config.use_placeholders:
+            read = state
+        elif not self.config.use_state:
+            read = hidden[:, level + 1, None].expand_as(state)
+        else:
+            read = state + hidden[:, level + 1, None]
+        return self.logit_heads[level](read)
+
+    def advance(
+        self, state: Float[Tensor, "batch nodes hidden"], tokens: Int[Tensor, "batch nodes"], *, level: int
+    ) -> Float[Tensor, "batch nodes hidden"]:
+        """The states behind one more token, which is of `level`: equation 3."""
+        if self.config.transition == "none":
+            return state
+        embedded = self.embeddings[level](self.columns(tokens, level=level))
+        return self.transitions[level](embedded.flatten(0, 1), state.flatten(0, 1)).view(state.shape)
+
+
+class _Add(nn.Module):
+    """The simple addition of NEZHA-3."""
+
+    def forward(self, embedded: Tensor, state: Tensor) -> Tensor:
+        return state + embedded
+
+
+class _Residual(nn.Module):
+    """Two layers, whose result is added to the state."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2 * size, size), nn.SiLU(), nn.Linear(size, size))
+
+    def forward(self, embedded: Tensor, state: Tensor) -> Tensor:
+        return state + self.layers(torch.cat([embedded, state], dim=-1))
+
+
+def _transition(kind: Transition, size: int) -> nn.Module:
+    """From embeddings and states `[rows, H]` to new states."""
+    made = {"rnn": lambda: nn.RNNCell(size, size), "gru": lambda: nn.GRUCell(size, size), "add": _Add}
+    return made[kind]() if kind in made else _Residual(size)
+
+
+class HeadScorer:
+    """A draft head as a scorer: nodes cost a small matrix product, and no forward of the model.
+
+    Serves one call.
+
+    Args:
+        head: the head.
+        hidden: hidden states of the prompt's last token and of the placeholders.
+        vocab_size: to have logits over the whole vocabulary, `-inf` for all but the level's codes, as processors want
+            them; None for the codes alone, whose places `columns` tells.
+    """
+
+    def __init__(
+        self, head: DraftHead, hidden: Float[Tensor, "batch positions hidden"], *, vocab_size: int | None = None
+    ) -> None:
+        self.takes_levels = True
+        self.num_forwards = 0
+        self.head = head
+        self.hidden = hidden
+        self.vocab_size = vocab_size
+        self.states: list[Float[Tensor, "batch _ hidden"]] = [hidden[:, :1]]  # by depth: of the nodes scored last
+        self.prompt_logits = self._logits(self.states[0], level=0)
+
+    def columns(self, tokens: Int[Tensor, "*shape"], *, level: int) -> Int[Tensor, "*shape"]:
+        """See `Scorer.columns`."""
+        return tokens if self.vocab_size is not None else self.head.columns(tokens, level=level)
+
+    def score(self, levels: Sequence[Nodes], *, depth: int) -> list[Float[Tensor, "batch _ codes"]]:
+        """See `Scorer.score`."""
+        del self.states[depth:]
+        logits = []
+        for level, nodes in enumerate(levels, start=depth):
+            above = self.states[-1]
+            parents = nodes.parents.clamp(max=above.shape[1] - 1)  # those of the first level are all the prompt
+            state = above.gather(1, parents[..., None].expand(-1, -1, above.shape[-1]))
+            self.states.append(self.head.advance(state, nodes.tokens, level=level - 1))
+            logits.append(self._logits(self.states[-1], level=level))
+        return logits
+
+    def _logits(self, state: Float[Tensor, "batch nodes hidden"], *, level: int) -> Float[Tensor, "batch nodes _"]:
+        logits = self.head.logits(state, self.hidden, level=level)
+        if self.vocab_size is None:
+            return logits
+        over = logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf)
+        return over.index_copy(-1, self.head.codebook(level), logits)
