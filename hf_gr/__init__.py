@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         classify,
         enable,
     )
+    from .torch.draft_head import DraftHead, DraftHeadConfig
 
 __version__ = "0.1.0.dev0"
 
@@ -27,6 +28,8 @@ _HOMES = {
     "AutoModelForGenerativeRetrieval": "generation",
     "ConstraintIndex": "catalogue",
     "ConstraintLogitsProcessor": "generation",
+    "DraftHead": "torch.draft_head",
+    "DraftHeadConfig": "torch.draft_head",
     "GRGenerationConfig": "generation",
     "GRGenerationMixin": "generation",
     "SemanticIds": "catalogue",
@@ -38,6 +41,8 @@ __all__ = [
     "AutoModelForGenerativeRetrieval",
     "ConstraintIndex",
     "ConstraintLogitsProcessor",
+    "DraftHead",
+    "DraftHeadConfig",
     "GRGenerationConfig",
     "GRGenerationMixin",
     "SemanticIds",

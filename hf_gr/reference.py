@@ -221,6 +221,66 @@ def reference_beam_search(
     return _best(finished, num_beams)
 
 
+def reference_head_log_probs(
+    hidden: Array,
+    weights: Mapping[str, Array],
+    codebooks: Sequence[Sequence[int]],
+    prefix: Sequence[int],
+    *,
+    transition: str,
+    use_state: bool = True,
+    use_placeholders: bool = True,
+) -> dict[int, float]:
+    """What a draft head gives every code behind a prefix, one vector at a time (NEZHA, equations 1 to 3).
+
+    1. the state is the hidden state of the prompt's last token, `hidden[0]`;
+    2. every token of the prefix moves it by its level's transition and by the token's own embedding;
+    3. the logits are a matrix times the sum of the state and of the next placeholder's hidden state.
+
+    Args:
+        hidden: `[L + 1, H]`, of the prompt's last token and of the placeholders.
+        weights: by the names of `DraftHead.state_dict()`.
+        codebooks: for every level the tokens of its codes.
+        prefix: tokens that were chosen.
+        transition: "rnn", "gru", "mlp", "add" or "none".
+        use_state: whether logits read the state.
+        use_placeholders: whether they read the placeholders' hidden states.
+
+    Returns:
+        Log-probabilities by token, normalised over the level's codes.
+    """
+
+    def sigmoid(x: Array) -> Array:
+        return (1 + np.tanh(x / 2)) / 2
+
+    state = np.asarray(hidden[0], dtype=np.float64)
+    for level, token in enumerate(prefix):
+        if transition == "none":
+            break
+        embedded = weights[f"embeddings.{level}.weight"][list(codebooks[level]).index(token)]
+        cell = {name.split(".", 2)[2]: value for name, value in weights.items() if f"transitions.{level}." in name}
+        if transition == "add":
+            state = state + embedded
+        elif transition == "mlp":
+            inner = cell["layers.0.weight"] @ np.concatenate([embedded, state]) + cell["layers.0.bias"]
+            state = state + cell["layers.2.weight"] @ (inner * sigmoid(inner)) + cell["layers.2.bias"]
+        else:
+            of_input = cell["weight_ih"] @ embedded + cell["bias_ih"]
+            of_state = cell["weight_hh"] @ state + cell["bias_hh"]
+            if transition == "rnn":
+                state = np.tanh(of_input + of_state)
+            else:
+                (ri, zi, ni), (rs, zs, ns) = np.split(of_input, 3), np.split(of_state, 3)
+                keep = sigmoid(zi + zs)
+                state = (1 - keep) * np.tanh(ni + sigmoid(ri + rs) * ns) + keep * state
+    read = state if use_state else np.zeros_like(state)
+    if use_placeholders:
+        read = read + hidden[len(prefix) + 1]
+    logits = weights[f"logit_heads.{len(prefix)}.weight"] @ read
+    logits = logits - np.logaddexp.reduce(logits)
+    return {token: float(value) for token, value in zip(codebooks[len(prefix)], logits, strict=True)}
+
+
 def _best(candidates: list[tuple[tuple[int, ...], float]], number: int) -> list[tuple[tuple[int, ...], float]]:
     return sorted(candidates, key=lambda candidate: (-candidate[1], candidate[0]))[:number]
 

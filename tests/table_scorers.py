@@ -56,7 +56,7 @@ class TableScorer:
     """A scorer that knows of every node its prefix only: what it is asked for is all that it can answer by."""
 
     def __init__(self, model: TableModel) -> None:
-        self.takes_levels = True
+        self.takes_levels, self.columns = True, None
         self.model = model
         self.prompt_logits = model.logits[0].expand(model.num_rows, -1, -1)
         self.num_forwards = 0

@@ -32,7 +32,7 @@ class TableScorer:
     def __init__(self, seed: int, batch_size: int) -> None:
         self.seeds = [seed + row for row in range(batch_size)]
         self.paths: list[torch.Tensor] = [torch.zeros((batch_size, 1, 0), dtype=torch.long)]  # by depth
-        self.num_forwards, self.takes_levels = 0, True
+        self.num_forwards, self.takes_levels, self.columns = 0, True, None
         self.prompt_logits = torch.stack([self.logits(row, ())[None] for row in range(batch_size)])
 
     def logits(self, row: int, prefix: tuple[int, ...]) -> torch.Tensor:

@@ -214,6 +214,15 @@ class SemanticIds:
         """The smallest vocabulary that holds every code token: the largest of them plus one."""
         return max(int(tokens.max()) for tokens in self._tokens) + 1
 
+    @property
+    def is_ragged(self) -> bool:
+        """Whether semantic IDs differ in length, so that a catalogue of them needs an end token."""
+        return self._is_ragged
+
+    def codebooks(self) -> list[npt.NDArray[np.int64]]:
+        """The tokens of every level's codes, also of those that no item has, if they have one."""
+        return [tokens[tokens != PADDING] for tokens in self._tokens]
+
     def token_sequences(self) -> npt.NDArray[np.int64]:
         """The `[N, L]` tokens of every item; -1 fills up shorter rows."""
         return np.stack([tokens[self.codes[:, level]] for level, tokens in enumerate(self._tokens)], axis=1)

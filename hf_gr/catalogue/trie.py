@@ -79,6 +79,17 @@ class Trie:
         levels = zip(self.level_starts[1:], self.level_starts[2:], self.token_bases, strict=False)
         return max(int(self.tokens[start:end].max()) + base for start, end, base in levels)
 
+    @cached_property
+    def codebooks(self) -> tuple[Longs, ...]:
+        """By level the distinct tokens on the edges into its nodes, ascending."""
+        codes: list[Longs] = []
+        for start, end, base in zip(self.level_starts[1:], self.level_starts[2:], self.token_bases, strict=False):
+            tokens = self.tokens[start:end]
+            used = np.zeros(int(tokens.max()) + 1, dtype=bool)
+            used[tokens] = True
+            codes.append(np.flatnonzero(used) + base)
+        return tuple(codes)
+
     def token(self, nodes: Array, level: int) -> Longs:
         """The tokens on the edges into nodes of one level."""
         return self.tokens[nodes].astype(np.int64) + self.token_bases[level - 1]

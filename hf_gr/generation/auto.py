@@ -11,8 +11,9 @@ from typing import Any, Literal, TypeVar
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
 
 from .configuration import GR_FIELDS, GRGenerationConfig
+from .draft_heads import load_draft_head
 from .mixin import GRGenerationMixin
-from .naming import remember_source
+from .naming import SOURCE_ARGUMENTS, remember_source
 
 Model = TypeVar("Model")
 
@@ -92,10 +93,12 @@ class AutoModelForGenerativeRetrieval:
             kwargs: as for transformers' auto classes: `dtype`, `device_map`, `attn_implementation`, `revision`, ...
 
         Returns:
-            The model, in evaluation mode, its `generation_config` a `GRGenerationConfig`.
+            The model, in evaluation mode, its `generation_config` a `GRGenerationConfig`. Where the checkpoint has a
+            draft head, it is `model.draft_head`.
 
         Raises:
-            ValueError: an unknown or unavailable backend.
+            ValueError: an unknown or unavailable backend; one of a draft head's two files without the other, or a
+                head that cannot be read or is another model's.
         """
         if backend not in ("auto", "torch"):
             raise ValueError(f"backend={backend!r}, expected 'auto' or 'torch': this release has no other")
@@ -116,6 +119,8 @@ class AutoModelForGenerativeRetrieval:
         auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         model = enable(auto.from_pretrained(repo_or_dir, *args, **kwargs))
         remember_source(model, **kwargs)
+        hub = (*SOURCE_ARGUMENTS, "force_download")
+        load_draft_head(model, repo_or_dir, **{name: kwargs[name] for name in hub if kwargs.get(name) is not None})
         return model
 
     @classmethod

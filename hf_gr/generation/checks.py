@@ -7,7 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import MaxLengthCriteria
@@ -15,9 +17,12 @@ from transformers.generation.configuration_utils import GenerationMode
 
 from hf_gr.catalogue.snapshot import Snapshot
 
-from .configuration import GR_FIELDS, check_fields
+from .configuration import BY_HEAD_ALONE, GR_FIELDS, check_fields
 from .layouts import base_model, check_cache, choose_layout
+from .placeholders import can_take_back
 
+# By draft head: the tries whose tokens all are its codes.
+_FITTING: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
 
 
@@ -154,9 +159,12 @@ def check_drafting(model: Any, assistant: Any, config: Any, prompt: Prompt, give
         ValueError: names the argument, its value, what is expected, and the fix.
     """
     drafting, verification = config.drafting, config.verification
-    if drafting == "head" or verification == "catalogue":
-        name = "drafting='head'" if drafting == "head" else "verification='catalogue'"
-        raise ValueError(f"{name} is given, expected another: this release has no draft head")
+    if verification in BY_HEAD_ALONE and (drafting != "head" or assistant is not None):
+        drafters = f"drafting={drafting!r}" + ("" if assistant is None else " and a draft model")
+        raise ValueError(
+            f"verification={verification!r} with {drafters}, expected drafting='head' alone: only a draft head "
+            "decodes without the model"
+        )
     if verification == "relaxed" and config.num_return_sequences > config.num_beams:
         raise ValueError(
             f"num_return_sequences={config.num_return_sequences}, expected at most num_beams={config.num_beams}: "
@@ -165,7 +173,7 @@ def check_drafting(model: Any, assistant: Any, config: Any, prompt: Prompt, give
     if assistant is None:
         if drafting == "assistant":
             raise ValueError("drafting='assistant' without assistant_model, expected both: pass assistant_model=")
-        if given.get("num_draft_beams") is not None:
+        if given.get("num_draft_beams") is not None and (drafting != "head" or verification in BY_HEAD_ALONE):
             raise ValueError(
                 f"num_draft_beams={given['num_draft_beams']} without a draft model, expected both: "
                 "pass assistant_model="
@@ -178,6 +186,8 @@ def check_drafting(model: Any, assistant: Any, config: Any, prompt: Prompt, give
         return
     if given.get("drafting") == "trie":
         raise ValueError("drafting='trie' with assistant_model, expected one of them: drafting='assistant' uses both")
+    if drafting == "head":
+        raise ValueError("drafting='head' with assistant_model, expected one of them: both draft")
     if not hasattr(assistant, "get_output_embeddings"):
         raise ValueError(f"assistant_model is a {type(assistant).__name__}, expected a language model of transformers")
     if assistant.config.is_encoder_decoder != model.config.is_encoder_decoder:
@@ -219,6 +229,96 @@ def check_drafting(model: Any, assistant: Any, config: Any, prompt: Prompt, give
         )
     if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
         raise ValueError(f"num_assistant_tokens={num_steps!r}, expected 1 or more levels a draft")
+
+
+def check_draft_head(model: Any, catalogue: Snapshot, config: Any, prompt: Prompt, past_key_values: Any) -> None:
+    """Refuse a draft head that does not fit the model, the catalogue or the prompt.
+
+    Args:
+        model: the model.
+        catalogue: the catalogue of any row.
+        config: the prepared config, with our fields.
+        prompt: the described prompt.
+        past_key_values: the user's own.
+
+    Raises:
+        ValueError: names the argument, its value, what is expected, and the fix.
+    """
+    head = getattr(model, "draft_head", None)
+    if head is None:
+        raise ValueError(
+            "drafting='head' and the model has no draft head, expected one: load a checkpoint that has it, or make "
+            "one by model.add_draft_head(...) and train it with hf_gr.training.DraftHeadTrainer"
+        )
+    text_config = model.config.get_text_config(decoder=True)
+    sizes = head.config.hidden_size, text_config.hidden_size
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"the draft head has hidden_size={sizes[0]}, expected the model's, {sizes[1]}: is it another model's head?"
+        )
+    check_codes(head, catalogue)
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    unknown = [token for token in head.config.placeholder_token_ids if token >= vocabulary]
+    if unknown:
+        raise ValueError(
+            f"the draft head has placeholder tokens {unknown}, expected less than {vocabulary}, which the model has "
+            "embeddings for: model.add_draft_head(head) adds them"
+        )
+    num, limit = head.config.num_placeholders, getattr(text_config, "max_position_embeddings", None)
+    if not model.config.is_encoder_decoder and limit is not None and prompt.length + num > limit:
+        raise ValueError(
+            f"the prompt has {prompt.length} tokens and the draft head's placeholders {num} more, expected at most "
+            f"{limit} together, which is the model's max_position_embeddings: shorten the prompt"
+        )
+    if past_key_values is not None and past_key_values.get_seq_length() and not can_take_back(past_key_values):
+        raise ValueError(
+            "past_key_values has layers that drop keys (sliding windows), expected plain ones with drafting='head', "
+            "whose placeholders are taken back: leave it away"
+        )
+    verification = config.verification
+    if verification in BY_HEAD_ALONE:
+        asked = [name for name in ("output_attentions", "output_hidden_states") if getattr(config, name)]
+        asked += ["stop_strings"] if config.stop_strings is not None else []
+        if asked:
+            raise ValueError(
+                f"{', '.join(asked)} with drafting='head', expected none: the model is called once, for the prompt"
+            )
+    tries = [part.segment.trie for part in catalogue.parts]
+    is_ragged = any(trie.num_sequences > trie.fanouts[-1].num_children for trie in tries)
+    if verification in ("last_level", "none") and (is_ragged or len({trie.max_length for trie in tries}) > 1):
+        raise ValueError(
+            f"verification={verification!r} with sequences of several lengths, expected one length: "
+            "verification='catalogue' takes any"
+        )
+
+
+def check_codes(head: Any, catalogue: Snapshot) -> None:
+    """Refuse a catalogue with tokens that a draft head has no code for, level by level.
+
+    Raises:
+        ValueError: another number of levels, or a token that is not in its level's codebook.
+    """
+    num_levels = head.config.num_levels
+    if catalogue.max_length != num_levels:
+        raise ValueError(
+            f"constraint_index has {catalogue.max_length} levels and the draft head {num_levels}, expected as many: "
+            "is it another catalogue's head?"
+        )
+    seen = _FITTING.setdefault(head, WeakSet())
+    for part in catalogue.parts:
+        trie = part.segment.trie
+        if trie in seen:
+            continue
+        for level, tokens in enumerate(trie.codebooks):
+            codes = head.codebook(level).cpu().numpy()
+            missing = np.setdiff1d(tokens, codes)
+            if len(missing):
+                raise ValueError(
+                    f"constraint_index has token {missing[0]} on level {level + 1}, expected one of the draft head's "
+                    f"{len(codes)} codes: is it another catalogue's head, or were codes added? Make one with "
+                    "model.add_draft_head(codebooks) of all codes"
+                )
+        seen.add(trie)
 
 
 def check_generator(generator: Any, device: Any) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 from transformers import GenerationConfig
 
 DRAFTING = (None, "auto", "trie", "assistant", "head")
-VERIFICATION = ("strict", "relaxed", "catalogue")
+BY_HEAD_ALONE = ("catalogue", "last_level", "none")  # verifications without a call of the model
+VERIFICATION = ("strict", "relaxed", *BY_HEAD_ALONE)
 # Fields beyond transformers', with their defaults. They may also be given to `generate` as keywords.
 GR_FIELDS: dict[str, Any] = {
     "constraint_index": None,
     "drafting": None,
-    "verification": "strict",
+    "verification": None,
     "num_draft_beams": None,
     "draft_token_budget": None,
 }
@@ -41,17 +42,23 @@ class GRGenerationConfig(GenerationConfig):
               gains nothing, nothing is drafted. Where the beams' own subtree turns out too large, it is left.
             - `"assistant"`: the draft model `assistant_model`, by a beam search of its own over the same catalogue;
               once what remains fits the budget, the catalogue takes over.
-            - `"head"`: the checkpoint's draft head. This release refuses it.
+            - `"head"`: the checkpoint's draft head (`model.add_draft_head`), which goes on from one prefill of the
+              prompt and its placeholders. By default it also decides (`verification="catalogue"`, NEZHA): the model is
+              not called again. With `"strict"` or `"relaxed"` it drafts like a draft model.
 
             Models that decode in transformers' loop, decoders in the batch layout (where every path has a copy of the
             prompt), and `synced_gpus` decode without, and say so once.
         verification: how drafts are accepted: `"strict"`, results are those without a draft (AtSpeed-S); `"relaxed"`,
             sampling beams that accept a drafted sample by the ratio of both models' probabilities (AtSpeed-R), which
-            implies `do_sample`, and `top_k=0` if nothing else is said; `"catalogue"` belongs to the draft head.
+            implies `do_sample`, and `top_k=0` if nothing else is said. With `drafting="head"` also, and by default,
+            `"catalogue"`: the head's own constrained beam search is the answer. For comparison there are
+            `"last_level"`, the paper's form: beams go where they like, each keeps its `num_beams` best tokens, and
+            only whole sequences are checked, so that fewer than asked for may be left; and `"none"`, where answers may
+            be no items. Both need sequences of one length. By default `"strict"`, with a head `"catalogue"`.
             Relaxed answers are close to the model's own samples with as many draft beams as beams; with more, more is
             accepted, and the answers move towards the draft model's (numbers: `hf_gr.torch.verifiers`).
-        num_draft_beams: beams of the draft model, at least `num_beams`; by default twice as many, or as many if
-            relaxed.
+        num_draft_beams: beams of the draft model or head, at least `num_beams`; by default twice as many, or as many
+            if relaxed.
         draft_token_budget: nodes that the catalogue drafts for one forward at most, a row, less those that the draft
             model drafts for it (as many as beams are always allowed); by default 512, or what keeps the logits of all
             rows under 256 MB. A budget too small for anything means plain beams, and that is said once.

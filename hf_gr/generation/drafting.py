@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hf_gr.torch.costs import WIDER_BY, ForwardCosts, measure_costs, plan_merges
 from hf_gr.torch.decode import DecodePlan
+from hf_gr.torch.draft_head import DraftHead, HeadScorer
 from hf_gr.torch.drafters import Assistant, TreeDrafter
 from hf_gr.torch.scorers import Scorer
 from hf_gr.torch.transition import DeviceCatalogue
@@ -28,7 +29,7 @@ _COSTS: WeakKeyDictionary[Any, dict[tuple[Any, ...], ForwardCosts]] = WeakKeyDic
 
 
 def drafting_of(config: Any, assistant: Any) -> str | None:
-    """Who drafts: None, "trie", "assistant" or "auto"; a draft model is asked whenever there is one."""
+    """Who drafts: None, or one of `DRAFTING`; a draft model is asked whenever there is one."""
     if assistant is not None and config.drafting != "auto":
         return "assistant"
     return config.drafting
@@ -36,31 +37,28 @@ def drafting_of(config: Any, assistant: Any) -> str | None:
 
 def make_drafter(
     model: Any,
-    assistant: Any,
+    drafting: str,
     config: Any,
     plan: DecodePlan,
     catalogue: DeviceCatalogue,
     new_scorer: Callable[[], Scorer],
+    draft_scorers: Callable[[int], Callable[[], Scorer]] | None,
     *,
     logits_shape: Sequence[int],
-    inputs: Tensor | None,
-    attention_mask: Tensor | None,
 ) -> TreeDrafter | None:
     """The drafter of a call; None if nothing is to be drafted.
 
     Args:
         model: the model.
-        assistant: the draft model, or None.
+        drafting: what `drafting_of` said.
         config: the prepared config, with our fields.
         plan: what is asked for.
         catalogue: what the rows may be answered with.
         new_scorer: makes another scorer of the model over the same prefill.
+        draft_scorers: from the width of a search to what makes scorers of a draft model or head; None for neither.
         logits_shape: [B, 1, V].
-        inputs: tokens that an encoder reads, for a draft model that has one; the prompt otherwise.
-        attention_mask: of those; None for no padding.
     """
-    drafting = drafting_of(config, assistant)
-    if drafting is None or catalogue.max_length <= 2:  # the prefill decides the first level, one forward the other
+    if catalogue.max_length <= 2:  # the prefill decides the first level, one forward the other
         return None
     batch_size, _, vocab_size = logits_shape
     budget = config.draft_token_budget or max(min(DEFAULT_BUDGET, LOGITS_AT_ONCE // (batch_size * vocab_size)), 1)
@@ -70,7 +68,7 @@ def make_drafter(
         worth = costs.worth + plan.width
         merges = plan_merges(catalogue.nodes_per_level, plan.width, costs, budget=budget)
     draft_model = None
-    if assistant is not None:
+    if draft_scorers is not None:
         num_beams = config.num_draft_beams or plan.width * (1 if plan.is_relaxed else DRAFT_BEAMS_PER_BEAM)
         search = replace(
             plan,
@@ -81,11 +79,7 @@ def make_drafter(
             processor_width=plan.width,
             stopping_criteria=None,
         )
-        draft_model = Assistant(
-            prefilled(base_model(assistant), plan.prompt, inputs, attention_mask, width=num_beams),
-            search,
-            num_steps=config.num_assistant_tokens,
-        )
+        draft_model = Assistant(draft_scorers(num_beams), search, num_steps=config.num_assistant_tokens)
     return TreeDrafter(
         catalogue,
         budget=budget,
@@ -94,6 +88,35 @@ def make_drafter(
         assistant=draft_model,
         from_zero=not plan.is_beam_search,
     )
+
+
+def assistant_scorers(
+    assistant: Any, prompt: Tensor, inputs: Tensor | None, attention_mask: Tensor | None
+) -> Callable[[int], Callable[[], Scorer]]:
+    """Scorers of a draft model, by the width of the search.
+
+    Args:
+        assistant: the draft model.
+        prompt: the prompt's tokens.
+        inputs: tokens that an encoder reads, for a draft model that has one.
+        attention_mask: of those, or of the prompt; None for no padding.
+    """
+    return lambda width: prefilled(base_model(assistant), prompt, inputs, attention_mask, width=width)
+
+
+def head_scorers(
+    head: DraftHead, hidden: Tensor, plan: DecodePlan, vocab_size: int
+) -> Callable[[int], Callable[[], Scorer]]:
+    """Scorers of a draft head, whatever the width.
+
+    Args:
+        head: the head.
+        hidden: of the prompt's last token and of the placeholders.
+        plan: what is asked for; processors and outputs want scores over the whole vocabulary.
+        vocab_size: V.
+    """
+    is_wide = plan.processors is not None or plan.output_scores or plan.output_logits
+    return lambda width: lambda: HeadScorer(head, hidden, vocab_size=vocab_size if is_wide else None)
 
 
 def _costs_of(model: Any, new_scorer: Callable[[], Scorer], plan: DecodePlan, *, wider_by: int) -> ForwardCosts:

@@ -11,28 +11,36 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, StoppingCriteriaList
-from transformers.generation import EosTokenCriteria, MaxLengthCriteria, PrefixConstrainedLogitsProcessor
+from transformers.generation import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    PrefixConstrainedLogitsProcessor,
+    TopKLogitsWarper,
+)
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.item_ids import ItemId
 from hf_gr.catalogue.snapshot import BatchRules
 from hf_gr.torch.decode import Decoded, DecodePlan, decode
+from hf_gr.torch.draft_head import DraftHead
 from hf_gr.torch.scorers import Scorer
-from hf_gr.torch.transition import device_catalogue
+from hf_gr.torch.transition import DeviceCatalogue, device_catalogue
 
-from .checks import check_call, check_drafting, check_generator, describe_prompt
-from .configuration import GR_FIELDS, check_fields
-from .drafting import drafting_of, make_drafter
+from .checks import check_call, check_draft_head, check_drafting, check_generator, describe_prompt
+from .configuration import BY_HEAD_ALONE, GR_FIELDS, check_fields
+from .draft_heads import add_draft_head, prepare_upload, save_draft_head
+from .drafting import assistant_scorers, drafting_of, head_scorers, make_drafter
 from .layouts import Layout, choose_layout, copy_cache, make_scorer
 from .naming import batch_rules, resolve_indexes
 from .outputs import output_class
+from .placeholders import prefill_with_placeholders
 from .processor_loop import generate_by_processor
 
 logger = logging.getLogger(__name__)
@@ -54,7 +62,7 @@ class _Call:
     """What a call carries past transformers' preparation."""
 
     rules: BatchRules
-    layout: Layout
+    layout: Layout | None  # None where the draft head alone decodes
     user_criteria: tuple[Any, ...]
     synced_gpus: bool
     inputs: Tensor | None
@@ -166,6 +174,7 @@ class GRGenerationMixin(GenerationMixin):
         config, model_kwargs = self._prepare_generation_config(generation_config, **kwargs)
         for name, default in GR_FIELDS.items():
             setattr(config, name, ours.get(name, getattr(config, name, default)))
+        config.verification = config.verification or ("catalogue" if config.drafting == "head" else "strict")
         prompt = describe_prompt(self, inputs, config, model_kwargs)
         rules = batch_rules(indexes, exclude_items, num_prompts=prompt.num_rows)
         cache = model_kwargs.get("past_key_values")
@@ -180,6 +189,8 @@ class GRGenerationMixin(GenerationMixin):
             past_key_values=cache,
         )
         check_drafting(self, assistant_model, config, prompt, ours)
+        if config.drafting == "head":
+            check_draft_head(self, rules.any, config, prompt, cache)
         check_generator(generator, self.device)
         if max_new_tokens is None:
             max_new_tokens = rules.any.max_length if max_length is None else max_length - prompt.length
@@ -188,10 +199,11 @@ class GRGenerationMixin(GenerationMixin):
         # Both name tokens that no catalogue without them could begin or end with.
         config.forced_bos_token_id = config.forced_eos_token_id = None
 
-        layout = self._choose_layout(config, model_kwargs)
+        by_head_alone = config.verification in BY_HEAD_ALONE
+        layout = None if by_head_alone else self._choose_layout(config, model_kwargs)
         prepared = _IS_PREPARED.set(True)
         try:
-            if layout is None:
+            if layout is None and not by_head_alone:
                 if generator is not None:
                     raise ValueError("generator is given, expected None in transformers' loop: use torch.manual_seed")
                 if drafting_of(config, assistant_model) is not None:
@@ -229,6 +241,28 @@ class GRGenerationMixin(GenerationMixin):
                 _ONE_ROW_PER_REQUEST.reset(one_row)
         finally:
             _IS_PREPARED.reset(prepared)
+
+    def add_draft_head(self: Any, codebooks: Any, **options: Any) -> DraftHead:
+        """Give the model a draft head for `drafting="head"`: see `hf_gr.generation.draft_heads.add_draft_head`.
+
+        Args:
+            codebooks: a `ConstraintIndex`, `SemanticIds`, a list of token ids for every level, or a `DraftHead`.
+            options: `tokenizer`, `transition`, `use_state`, `use_placeholders`, `placeholder_tokens`.
+
+        Example:
+            >>> from transformers import Qwen3Config, Qwen3ForCausalLM
+            >>> from hf_gr import ConstraintIndex, enable
+            >>> config = Qwen3Config(vocab_size=16, hidden_size=8, num_hidden_layers=1, head_dim=8, eos_token_id=None)
+            >>> model = enable(Qwen3ForCausalLM(config)).eval()
+            >>> index = ConstraintIndex.from_sequences([[3, 4], [3, 5], [6, 7]], item_ids=["ham", "jam", "yam"])
+            >>> head = model.add_draft_head(index)  # to be trained by hf_gr.training.DraftHeadTrainer
+            >>> prompt = torch.tensor([[1, 2]])
+            >>> how = {"num_beams": 3, "num_return_sequences": 3, "drafting": "head"}
+            >>> out = model.generate(prompt, constraint_index=index, **how)
+            >>> sorted(index.items(out[:, 2:]))
+            [['ham'], ['jam'], ['yam']]
+        """
+        return add_draft_head(self, codebooks, **options)
 
     def _prepare_generation_config(
         self: Any, generation_config: GenerationConfig | None, *args: Any, **kwargs: Any
@@ -297,34 +331,37 @@ def _decode_prepared(
 ) -> Any:
     """Prefill by transformers' own code, then decode; called by transformers' `generate` once inputs are prepared."""
     _ONE_ROW_PER_REQUEST.set(False)
-    outputs = model._prefill(input_ids, generation_config, model_kwargs)
     plan = _make_plan(input_ids, logits_processor, stopping_criteria, generation_config, call)
-    catalogue = device_catalogue(call.rules, outputs.logits.device)
     drafting = drafting_of(generation_config, call.assistant)
+    draft_scorers = None
+    if drafting == "head":
+        head = model.draft_head
+        outputs, hidden = prefill_with_placeholders(
+            model, input_ids, generation_config, model_kwargs, placeholder_ids=head.config.placeholder_token_ids
+        )
+        draft_scorers = head_scorers(head, hidden.to(head.device), plan, outputs.logits.shape[-1])
+    else:
+        outputs = model._prefill(input_ids, generation_config, model_kwargs)
+    if call.assistant is not None:
+        mask = model_kwargs.get("attention_mask")
+        draft_scorers = assistant_scorers(call.assistant, plan.prompt, call.inputs, mask)
+    catalogue = device_catalogue(call.rules, outputs.logits.device)
+    layout = call.layout
+    if layout is None:
+        assert draft_scorers is not None, "checked at the door"
+        decoded = decode(draft_scorers(plan.width)(), _checked(catalogue, model.draft_head, generation_config), plan)
+        return _as_output(model, input_ids, decoded, generation_config, outputs.get("past_key_values"))
 
     def new_scorer() -> Scorer:
-        return make_scorer(
-            model,
-            call.layout,
-            outputs,
-            model_kwargs,
-            batch_size=input_ids.shape[0],
-            width=plan.width,
-            scores_ahead=drafting is not None,
-        )
+        ahead = drafting is not None
+        rows = {"batch_size": input_ids.shape[0], "width": plan.width}
+        return make_scorer(model, layout, outputs, model_kwargs, **rows, scores_ahead=ahead)
 
     scorer, drafter = new_scorer(), None
     if drafting is not None and _can_draft(model, scorer, call):
+        shape = scorer.prompt_logits.shape
         drafter = make_drafter(
-            model,
-            call.assistant,
-            generation_config,
-            plan,
-            catalogue,
-            new_scorer,
-            logits_shape=scorer.prompt_logits.shape,
-            inputs=call.inputs,
-            attention_mask=model_kwargs.get("attention_mask"),
+            model, drafting, generation_config, plan, catalogue, new_scorer, draft_scorers, logits_shape=shape
         )
     decoded = decode(scorer, catalogue, plan, drafter)
     happened = decoded.speculation
@@ -335,6 +372,13 @@ def _decode_prepared(
             about="draft_token_budget",
         )
     return _as_output(model, input_ids, decoded, generation_config, outputs.past_key_values)
+
+
+def _checked(catalogue: DeviceCatalogue, head: DraftHead, config: Any) -> DeviceCatalogue:
+    """The catalogue with as many unchecked levels as the verification says."""
+    levels = {"catalogue": 0, "last_level": catalogue.max_length - 1, "none": catalogue.max_length}
+    codes = (head.codebook(level).to(catalogue.device) for level in range(levels[config.verification]))
+    return replace(catalogue, unchecked=tuple(codes))
 
 
 def _can_draft(model: Any, scorer: Scorer, call: _Call) -> bool:
@@ -357,6 +401,8 @@ def _make_plan(
     # A prefix function of the user's own has the place instead, and narrows the catalogue.
     is_ours = logits_processor[position]._prefix_allowed_tokens_fn is _no_constraint
     before = LogitsProcessorList(logits_processor[:position])
+    if config.verification == "last_level":
+        before.append(TopKLogitsWarper(config.num_beams))  # NEZHA, algorithm 3, line 19
     after = LogitsProcessorList(logits_processor[position + is_ours :])
     # Length and end token are the catalogue's business, unless the user says otherwise.
     criteria = StoppingCriteriaList(

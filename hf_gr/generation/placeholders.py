@@ -72,6 +72,12 @@ def prefill_with_placeholders(
         embedded = model.get_input_embeddings()(placeholders).to(kwargs["inputs_embeds"].dtype)
         kwargs["inputs_embeds"] = torch.cat([kwargs["inputs_embeds"], embedded], dim=1)
     mask = "decoder_attention_mask" if model.config.is_encoder_decoder else "attention_mask"
+    if cache is not None and cache.get_seq_length():
+        if kwargs.get(mask) is None:  # by its length transformers tells which of the tokens are in the cache
+            known = getattr(config, "_mask_length", input_ids.shape[1])
+            kwargs[mask] = torch.ones((len(input_ids), known), dtype=torch.long, device=input_ids.device)
+        if cache.get_seq_length() == kwargs[mask].shape[1]:
+            cache.crop(-1)  # the hidden state of the prompt's last token is not in there
     if kwargs.get(mask) is not None:
         kwargs[mask] = torch.nn.functional.pad(kwargs[mask], (0, size), value=1)
     if kwargs.get("position_ids") is not None:

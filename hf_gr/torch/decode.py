@@ -15,7 +15,7 @@ Axes: B batch, K beams, C children, V vocabulary, P prompt, T generated tokens, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -146,7 +146,7 @@ def decode(scorer: Scorer, catalogue: DeviceCatalogue, plan: DecodePlan, drafter
     for level in range(catalogue.max_length):
         legal = children(beams.states, catalogue, level=level)
         logits = lookahead.logits(beams, legal, level=level)
-        scores = child_scores(logits, legal, beams, plan)
+        scores = child_scores(logits, in_columns(legal, scorer, level=level), beams, plan)
         if plan.output_scores:
             step_scores.append(over_vocabulary(scores, legal, logits.shape[-1]))
         if plan.output_logits:
@@ -168,6 +168,13 @@ def decode(scorer: Scorer, catalogue: DeviceCatalogue, plan: DecodePlan, drafter
         step_logits=_per_path(step_logits, plan) if plan.output_logits else None,
         speculation=lookahead.speculation,
     )
+
+
+def in_columns(legal: Children, scorer: Scorer, *, level: int) -> Children:
+    """Children by their places in a scorer's logits, where those are not over the vocabulary."""
+    if scorer.columns is None:
+        return legal
+    return replace(legal, tokens=scorer.columns(legal.tokens, level=level), wide=None)
 
 
 def child_scores(

@@ -14,14 +14,17 @@ Axes: B batch, N nodes of a level, L levels, H hidden size, T_l codes of level l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any, Literal, get_args
+from weakref import ref
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from . import head_storage
 from .tree import Nodes
 
 Transition = Literal["rnn", "gru", "mlp", "add", "none"]
@@ -50,8 +53,9 @@ class DraftHeadConfig:
         ValueError: a field that is none of those above, or fields that contradict each other.
 
     Example:
-        >>> DraftHeadConfig(hidden_size=64, codebook_sizes=(256, 256, 32), placeholder_token_ids=(9, 10, 11)).num_levels
-        3
+        >>> config = DraftHeadConfig(hidden_size=64, codebook_sizes=(256, 256, 32), placeholder_token_ids=(9, 10, 11))
+        >>> config.num_levels, config.placeholder_tokens
+        (3, ('<SP_1>', '<SP_2>', '<SP_3>'))
     """
 
     hidden_size: int
@@ -68,8 +72,8 @@ class DraftHeadConfig:
         sizes = (self.hidden_size, *self.codebook_sizes)
         if not self.codebook_sizes or not all(type(size) is int and size > 0 for size in sizes):
             raise ValueError(
-                f"hidden_size={self.hidden_size!r} and codebook_sizes={self.codebook_sizes!r}, expected positive integers "
-                "and a size for every level"
+                f"hidden_size={self.hidden_size!r} and codebook_sizes={self.codebook_sizes!r}, expected positive "
+                "integers and a size for every level"
             )
         if self.transition not in get_args(Transition):
             raise ValueError(f"transition={self.transition!r}, expected one of {get_args(Transition)}")
@@ -126,6 +130,9 @@ class DraftHead(nn.Module):
     """
 
     codebooks: list[Tensor]
+    # The model that it was added to, held weakly, has the placeholders' embeddings; before that they are below.
+    _model: Callable[[], Any] | None = None
+    _placeholder_rows: Tensor | None = None
 
     def __init__(self, config: DraftHeadConfig, codebooks: Sequence[Any]) -> None:
         super().__init__()
@@ -134,7 +141,7 @@ class DraftHead(nn.Module):
         sizes = tuple(len(level.unique()) for level in codes)
         if sizes != config.codebook_sizes or any(len(level) != size for level, size in zip(codes, sizes, strict=True)):
             raise ValueError(
-                f"codebooks have {sizes} distinct tokens, expected {config.codebook_sizes} as in the config, none twice"
+                f"codebooks have {sizes} distinct tokens, expected {config.codebook_sizes} as in the config, each once"
             )
         if any(int(level.min()) < 0 for level in codes):
             raise ValueError("codebooks have a token below 0, expected token ids of the model's vocabulary")
@@ -149,6 +156,11 @@ class DraftHead(nn.Module):
         recurs = config.transition != "none"
         self.embeddings = nn.ModuleList(nn.Embedding(codes, size) for codes in inner if recurs)
         self.transitions = nn.ModuleList(_transition(config.transition, size) for _ in inner if recurs)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.codebook(0).device
 
     def codebook(self, level: int) -> Int[Tensor, " codes"]:
         """The tokens of a level's codes."""
@@ -217,6 +229,152 @@ class DraftHead(nn.Module):
         embedded = self.embeddings[level](self.columns(tokens, level=level))
         return self.transitions[level](embedded.flatten(0, 1), state.flatten(0, 1)).view(state.shape)
 
+    @property
+    def placeholder_embeddings(self) -> Float[Tensor, "placeholders embedding"] | None:
+        """The placeholders' input embeddings: rows of the model that it was added to, else those of its file.
+
+        None where nobody knows them: of a head that was never part of a model, or has no placeholders.
+
+        Raises:
+            ValueError: the model is gone, or this is a copy of its head.
+        """
+        if self._model is None or not self.config.num_placeholders:
+            return self._placeholder_rows
+        model = self._model()
+        if model is None:
+            raise ValueError(
+                "the draft head's model is gone, or this is a copy of its head, expected the model, which has the "
+                "placeholders' embeddings: keep it, or model.add_draft_head(head) first"
+            )
+        weight: Tensor = model.get_input_embeddings().weight
+        return weight.detach()[list(self.config.placeholder_token_ids)]
+
+    def save_pretrained(self, save_directory: str | Path) -> None:
+        """Write `draft_head_config.json`, `draft_head.safetensors` and, where there is none yet, a model card.
+
+        The files hold all that the model does not: the parameters, the codebooks and, if the head is part of a model,
+        its rows of the placeholders' embeddings. A save that is interrupted leaves the previous head readable.
+
+        Args:
+            save_directory: a folder, made if need be; in that of its model it is loaded together with it.
+
+        Raises:
+            ValueError: a file in the folder's place, or the model that the head was part of is gone.
+            OSError: the disk is full or read-only; the previous head is still readable.
+        """
+        directory = Path(save_directory)
+        self._save(directory, name=directory.resolve().name)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_or_dir: str | Path,
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        subfolder: str = "",
+    ) -> DraftHead:
+        """Load a head from a folder or from a repository of the Hub, for `model.add_draft_head(head)`.
+
+        Args:
+            repo_or_dir: a folder with the two files, or a repository id such as `"me/head"`.
+            revision: branch, tag or commit of the repository.
+            token: access token of the Hub, or True for the stored one.
+            cache_dir: where downloads are kept; the Hub's own cache by default.
+            local_files_only: use only what is cached.
+            subfolder: folder inside `repo_or_dir`.
+
+        Returns:
+            The head in the dtype that it was saved in, in evaluation mode.
+
+        Raises:
+            ValueError: a file that is missing, cut short, altered, of a newer format, or no safetensors file (never
+                unpickled), or tensors that do not fit the config.
+        """
+        from hf_gr.hub import resolve_folder
+
+        folder = resolve_folder(
+            repo_or_dir,
+            head_storage.FILES,
+            revision=revision,
+            token=token,
+            cache_dir=cache_dir,
+            local_files_only=local_files_only,
+            subfolder=subfolder,
+        )
+        description, tensors = head_storage.load(folder)
+        try:
+            config = DraftHeadConfig(**{field.name: description[field.name] for field in fields(DraftHeadConfig)})
+            rows = tensors.pop(head_storage.PLACEHOLDERS, None)
+            if rows is not None and (rows.ndim != 2 or len(rows) != config.num_placeholders):
+                raise ValueError(
+                    f"{head_storage.PLACEHOLDERS} has shape {list(rows.shape)}, expected a row for each of "
+                    f"{config.num_placeholders} placeholders"
+                )
+            with torch.random.fork_rng(devices=[]):  # loading draws no random numbers
+                head = cls(config, [tensors[f"codebook_{level}"] for level in range(config.num_levels)])
+            head_storage.check_tensors(head.state_dict(), tensors)
+        except (ValueError, KeyError, TypeError, RuntimeError) as error:
+            raise ValueError(
+                f"{folder / head_storage.TENSORS_FILE} holds no draft head ({error}): download it or save it again"
+            ) from error
+        head.load_state_dict(tensors, assign=True)
+        head._placeholder_rows = rows
+        return head.eval()
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: str | bool | None = None,
+        revision: str | None = None,
+        commit_message: str = "Upload draft head",
+        create_pr: bool = False,
+    ) -> str:
+        """Upload the head to a repository of the Hub, which is created if need be; an existing model card is kept.
+
+        Returns:
+            The commit's address.
+        """
+        from hf_gr.hub import push_folder
+
+        return push_folder(
+            lambda folder, name: self._save(folder, name=name),
+            repo_id,
+            private=private,
+            token=token,
+            revision=revision,
+            commit_message=commit_message,
+            create_pr=create_pr,
+        )
+
+    def _save(self, directory: Path, *, name: str) -> None:
+        """Save under the name by which the card tells users to load it."""
+        from hf_gr.cards import head_card
+
+        head_storage.save(
+            directory,
+            self.config.to_dict(),
+            self.state_dict(),
+            placeholder_embeddings=self.placeholder_embeddings,
+            card=head_card(self, name),
+        )
+
+    def _belong_to(self, model: Any) -> None:
+        """Be part of a model, which has the placeholders' embeddings from now on."""
+        self._model, self._placeholder_rows = ref(model), None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy is part of no model: whose embeddings would be its own is not known."""
+        return self.__dict__ if self._model is None else {**self.__dict__, "_model": _gone}
+
+
+def _gone() -> None:
+    """Stands for a model that there is no more."""
+
 
 class _Add(nn.Module):
     """The simple addition of NEZHA-3."""
@@ -259,15 +417,12 @@ class HeadScorer:
     ) -> None:
         self.takes_levels = True
         self.num_forwards = 0
+        self.columns: Callable[..., Tensor] | None = head.columns if vocab_size is None else None
         self.head = head
         self.hidden = hidden
         self.vocab_size = vocab_size
         self.states: list[Float[Tensor, "batch _ hidden"]] = [hidden[:, :1]]  # by depth: of the nodes scored last
         self.prompt_logits = self._logits(self.states[0], level=0)
-
-    def columns(self, tokens: Int[Tensor, "*shape"], *, level: int) -> Int[Tensor, "*shape"]:
-        """See `Scorer.columns`."""
-        return tokens if self.vocab_size is not None else self.head.columns(tokens, level=level)
 
     def score(self, levels: Sequence[Nodes], *, depth: int) -> list[Float[Tensor, "batch _ codes"]]:
         """See `Scorer.score`."""

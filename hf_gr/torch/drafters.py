@@ -17,7 +17,7 @@ from torch import Tensor
 
 from . import beam
 from .beam import Beams
-from .decode import DecodePlan, child_scores
+from .decode import DecodePlan, child_scores, in_columns
 from .scorers import Scorer
 from .transition import Children, DeviceCatalogue, children, is_leaf
 from .tree import Nodes
@@ -75,7 +75,8 @@ class Assistant:
             logits = self._score(scorer, pending, depth=first)
             # Samples are drawn of all children. Of the best, one that ends would take the place of one to go on with.
             may = legal.legal if plan.do_sample else open_children(legal, catalogue, depth=depth)
-            scores = torch.where(may, beams.scores[..., None] + child_scores(logits, legal, beams, plan), dead)
+            own = child_scores(logits, in_columns(legal, scorer, level=depth - 1), beams, plan)
+            scores = torch.where(may, beams.scores[..., None] + own, dead)
             beams = beam.select(
                 beams,
                 legal,

@@ -30,11 +30,14 @@ class Scorer(Protocol):
         prompt_logits: logits behind the prompt.
         num_forwards: forwards behind the prompt so far.
         takes_levels: whether one forward can score nodes of several levels, and the next go on from any of them.
+        columns: from tokens and the level that they follow upon to their places in that level's logits; None where
+            those are over the whole vocabulary.
     """
 
     prompt_logits: Float[Tensor, "batch 1 vocab"]
     num_forwards: int
     takes_levels: bool
+    columns: Callable[..., Tensor] | None
 
     def score(self, levels: Sequence[Nodes], *, depth: int) -> list[Float[Tensor, "batch _ vocab"]]:
         """Logits behind new nodes.
@@ -79,6 +82,7 @@ class TreeScorer:
         mask_dtype: torch.dtype | None,
     ) -> None:
         self.takes_levels = True
+        self.columns: Callable[..., Tensor] | None = None
         self.model = model
         self.prompt_logits = prompt_logits
         self.cache = cache
@@ -155,6 +159,7 @@ class BatchScorer:
         takes_levels: bool,
     ) -> None:
         self.takes_levels = takes_levels
+        self.columns: Callable[..., Tensor] | None = None
         self.model = model
         self.prompt_logits = prompt_logits
         self.cache = cache

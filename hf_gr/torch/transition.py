@@ -78,16 +78,24 @@ class DeviceCatalogue:
         added: what was added since, or None.
         twins: for every node of `added` the node of `base` with the same prefix, or -1.
         rule_of_row: which rule each request has; None where there is one for all.
+        unchecked: for the first levels, tokens that may all follow upon anything, legal or not; what leaves the
+            catalogue comes to the dead state.
     """
 
     base: DevicePart
     added: DevicePart | None = None
     twins: Int[Tensor, " added_nodes"] | None = None
     rule_of_row: Int[Tensor, " batch"] | None = None
+    unchecked: tuple[Int[Tensor, " codes"], ...] = ()
 
     @property
     def _tries(self) -> tuple[DeviceTrie, ...]:
         return (self.base.trie,) if self.added is None else (self.base.trie, self.added.trie)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its arrays are."""
+        return self.base.trie.tokens.device
 
     @property
     def max_length(self) -> int:
@@ -134,6 +142,7 @@ class Children:
         num_old: children before those.
         wide: the table that this was read from, if the level is wide.
         nodes: each beam's row of that table.
+        follow: on a level that is not checked, from states and tokens to new states; `first` then has the beams' own.
     """
 
     tokens: Int[Tensor, "batch beams children"]
@@ -143,6 +152,7 @@ class Children:
     num_old: int = 0
     wide: WideLevel | None = None
     nodes: Int[Tensor, "batch beams"] | None = None
+    follow: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def take(
         self, beams: Int[Tensor, "batch chosen"], children: Int[Tensor, "batch chosen"]
@@ -152,6 +162,8 @@ class Children:
         if self.wide is not None and self.nodes is not None:
             return self.wide.first_token + children, first + self.wide.ranks[self.nodes.gather(1, beams), children]
         tokens = self.tokens.flatten(1).gather(1, beams * self.tokens.shape[-1] + children)
+        if self.follow is not None:
+            return tokens, self.follow(first, tokens)
         if self.first_added is None:
             return tokens, first + children
         added = self.first_added.gather(1, beams) + children - self.num_old
@@ -193,6 +205,8 @@ def children(states: Int[Tensor, "batch beams"], catalogue: DeviceCatalogue, *, 
     tokens[child]`.
     """
     base, added = catalogue.base, catalogue.added
+    if level < len(catalogue.unchecked):
+        return _unchecked_children(states, catalogue, level=level)
     if added is None:
         wide = None if base.wide is None else base.wide[level]
         if wide is not None:
@@ -268,6 +282,17 @@ def _both_nodes(
     in_added = states - catalogue.base.trie.num_nodes
     is_added = (in_added >= 0) & (in_added < num_added)
     return in_added, torch.where(is_added, catalogue.twins[in_added.clamp(0, num_added - 1)], states)
+
+
+def _unchecked_children(states: Int[Tensor, "batch beams"], catalogue: DeviceCatalogue, *, level: int) -> Children:
+    """All codes of a level as children of every state."""
+    codes, checked = catalogue.unchecked[level], replace(catalogue, unchecked=())
+
+    def follow(states: Int[Tensor, "batch chosen"], tokens: Int[Tensor, "batch chosen"]) -> Tensor:
+        return advance(states, tokens, checked, level=level)
+
+    tokens = codes.expand(*states.shape, -1)
+    return Children(tokens, torch.ones_like(tokens, dtype=torch.bool), states, follow=follow)
 
 
 def _wide_children(nodes: Int[Tensor, "batch beams"], wide: WideLevel) -> Children:

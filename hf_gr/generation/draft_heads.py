@@ -1,0 +1,399 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Draft heads as parts of models: made for one, saved beside it, loaded with it. Knows no decoding and no file format.
+
+A head is the submodule `model.draft_head`; its weights are in files of their own, so that the model's are those of
+transformers. Its placeholders are rows of the model's embeddings and, where there is one, tokens of the tokenizer.
+
+Axes: L levels, E embedding size.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.utils.hub import cached_file
+
+from hf_gr.cards import tag_card
+from hf_gr.catalogue import ConstraintIndex, SemanticIds
+from hf_gr.torch import head_storage
+from hf_gr.torch.draft_head import DraftHead, DraftHeadConfig, Transition
+
+from .layouts import base_model
+
+NAME = "draft_head"  # of the submodule
+
+
+def add_draft_head(
+    model: Any,
+    codebooks: ConstraintIndex | SemanticIds | Sequence[Any] | DraftHead,
+    *,
+    tokenizer: Any = None,
+    transition: Transition = "rnn",
+    use_state: bool = True,
+    use_placeholders: bool = True,
+    placeholder_tokens: Sequence[str] | None = None,
+) -> DraftHead:
+    """Give a model a draft head, in the place of one that it may have; what `model.add_draft_head` does.
+
+    Args:
+        model: a language model of transformers.
+        codebooks: what the head chooses from, level by level: a catalogue (the tokens of its sequences, those of
+            removed items and the end token included), semantic IDs (also codes that no item has), or L lists of token
+            ids. Or a head, such as `DraftHead.from_pretrained(...)`, which brings all that follows with it but
+            `tokenizer`; its placeholders' embeddings are written into the model's.
+        tokenizer: gets the placeholders as special tokens, if it lacks them. Without one they are new ids behind the
+            model's embeddings, or those of the head before.
+        transition: as in `DraftHeadConfig`, like the next three.
+        use_state: as there.
+        use_placeholders: as there.
+        placeholder_tokens: as there.
+
+    Returns:
+        The head, `model.draft_head`, on the device and in the dtype of the model's output embeddings. A new one is
+        initialised from torch's generator of random numbers, as are embeddings that the placeholders are new to.
+
+    Raises:
+        ValueError: codebooks that are no such thing, or beyond the model's vocabulary; a head of another hidden size,
+            or with placeholders that the tokenizer reads otherwise; options besides a head. Nothing is changed then.
+    """
+    inner = base_model(model)
+    if isinstance(codebooks, DraftHead):
+        head = codebooks
+        if (transition, use_state, use_placeholders, placeholder_tokens) != ("rnn", True, True, None):
+            raise ValueError(
+                "codebooks is a DraftHead and transition=, use_state=, use_placeholders= or placeholder_tokens= is "
+                "given, expected none of them: the head has its own; make a new one with its codebooks instead"
+            )
+        rows = None if getattr(inner, NAME, None) is head else head.placeholder_embeddings
+        _check_head(inner, head, rows)
+        if tokenizer is not None and head.config.num_placeholders:
+            _give_placeholders(tokenizer, head)
+    else:
+        codes = _read_codebooks(codebooks)
+        _check_codes(inner, codes)
+        config = DraftHeadConfig(
+            hidden_size=_hidden_size(inner),
+            codebook_sizes=tuple(map(len, codes)),
+            placeholder_tokens=tuple(placeholder_tokens or ()),
+            placeholder_token_ids=tuple(range(len(codes))) if use_placeholders else (),  # until they are known
+            transition=transition,
+            use_state=use_state,
+            use_placeholders=use_placeholders,
+        )
+        ids = _placeholder_ids(inner, tokenizer, config.placeholder_tokens, codes)
+        head, rows = DraftHead(replace(config, placeholder_token_ids=ids), codes), None
+        head.train(inner.training)
+    _make_room(inner, head.config.placeholder_token_ids)
+    if rows is not None:
+        weight = inner.get_input_embeddings().weight
+        with torch.no_grad():
+            weight[list(head.config.placeholder_token_ids)] = rows.to(weight)
+    weight = inner.get_output_embeddings().weight
+    if not weight.is_meta:  # of a model whose last layer waits on the host
+        head.to(device=weight.device, dtype=weight.dtype)
+    setattr(inner, NAME, head)
+    head._belong_to(inner)
+    # Exact names: the model's own file has what transformers knows, and nothing else.
+    own = {f"{NAME}.{name}" for name in head.state_dict()}
+    inner._keys_to_ignore_on_save = {*(inner._keys_to_ignore_on_save or ()), *own}
+    return head
+
+
+def save_draft_head(model: Any, directory: str | Path, *, state_dict: Mapping[str, Tensor] | None = None) -> None:
+    """Write the draft head's files beside a model's; nothing, if it has no head.
+
+    Args:
+        model: the model.
+        directory: the folder of its checkpoint.
+        state_dict: the model's, where it was gathered from several processes; the head's and the embeddings' tensors
+            are taken from there, if it has them.
+
+    Raises:
+        ValueError: a file in the folder's place.
+        OSError: the disk is full or read-only; the previous head is still readable.
+    """
+    inner = base_model(model)
+    head: DraftHead | None = getattr(inner, NAME, None)
+    if head is None:
+        return
+    given: Mapping[str, Any] = state_dict or {}
+    tensors = {name: given.get(f"{NAME}.{name}", tensor) for name, tensor in head.state_dict().items()}
+    rows = None
+    if head.config.num_placeholders:
+        embeddings = inner.get_input_embeddings()
+        name = next(name for name, module in inner.named_modules() if module is embeddings)
+        weight = given.get(f"{name}.weight", embeddings.weight)
+        rows = weight[list(head.config.placeholder_token_ids)]
+    head_storage.save(Path(directory), head.config.to_dict(), tensors, placeholder_embeddings=rows)
+
+
+def load_draft_head(
+    model: Any,
+    repo_or_dir: str | Path,
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | Path | None = None,
+    local_files_only: bool = False,
+    subfolder: str = "",
+    force_download: bool = False,
+) -> DraftHead | None:
+    """Give a model the draft head of its checkpoint.
+
+    A head of the same shape that the model has already is kept, and gets the weights: an optimizer may know them.
+
+    Args:
+        model: the model, its weights loaded.
+        repo_or_dir: the checkpoint, a folder or a repository id.
+        revision: as of transformers' `from_pretrained`, like all that follow.
+        token: access token of the Hub.
+        cache_dir: where downloads are kept.
+        local_files_only: use only what is cached.
+        subfolder: folder inside `repo_or_dir`.
+        force_download: download what is cached, too.
+
+    Returns:
+        The head; None if the checkpoint has neither of its files.
+
+    Raises:
+        ValueError: one of the two files is missing, or cannot be read, or the head is not for this model.
+    """
+    found = {
+        name: cached_file(
+            str(repo_or_dir),
+            name,
+            revision=revision,
+            token=token,
+            cache_dir=cache_dir,
+            local_files_only=local_files_only,
+            subfolder=subfolder,
+            force_download=force_download,
+            # Of most checkpoints, which have no head: as transformers looks for files that need not be there.
+            _raise_exceptions_for_gated_repo=False,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+        for name in head_storage.FILES
+    }
+    paths = [Path(path) for path in found.values() if path is not None]
+    if not paths:
+        return None
+    if len(paths) < len(found):
+        missing = next(name for name, path in found.items() if path is None)
+        raise ValueError(
+            f"{str(repo_or_dir)!r} has {paths[0].name} and no {missing}, expected both or neither: save the "
+            f"checkpoint again, download {missing}, or delete {paths[0].name} to load the model without its draft head"
+        )
+    head = DraftHead.from_pretrained(paths[0].parent)
+    inner = base_model(model)
+    own: DraftHead | None = getattr(inner, NAME, None)
+    if own is None or own.config != head.config or not _have_same_codebooks(own, head):
+        return add_draft_head(inner, head)
+    rows = head.placeholder_embeddings
+    with torch.no_grad():
+        own.load_state_dict(head.state_dict())
+        if rows is not None:
+            weight = inner.get_input_embeddings().weight
+            weight[list(own.config.placeholder_token_ids)] = rows.to(weight)
+    return own
+
+
+def prepare_upload(
+    model: Any, directory: str | Path, repo_id: str, files_timestamps: Mapping[str, float]
+) -> dict[str, float]:
+    """What transformers is to upload of a saved model: the head's files in any case, and a card that tells of it.
+
+    Args:
+        model: the model.
+        directory: where it was saved, with transformers' model card.
+        repo_id: the repository.
+        files_timestamps: when the folder's files were written that are on the Hub already, as transformers knows it:
+            from before it saved the model, but after we saved the head.
+
+    Returns:
+        The same without the head's files.
+    """
+    head: DraftHead | None = getattr(base_model(model), NAME, None)
+    if head is None:
+        return dict(files_timestamps)
+    card = Path(directory, head_storage.CARD_FILE)
+    if card.is_file():
+        tag_card(card, head, repo_id)
+    return {name: written for name, written in files_timestamps.items() if name not in head_storage.FILES}
+
+
+def check_tokenizer(head: DraftHead, tokenizer: Any) -> None:
+    """Make sure that a tokenizer has the head's placeholders, under the ids that the head knows.
+
+    Raises:
+        ValueError: one that is missing, or has another id.
+    """
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    for name, token in zip(head.config.placeholder_tokens, head.config.placeholder_token_ids, strict=True):
+        if name not in vocabulary:
+            raise ValueError(
+                f"tokenizer has no token {name!r}, expected the draft head's placeholder with id {token}: load the "
+                "tokenizer that was saved with the head, or add it by model.add_draft_head(head, tokenizer=tokenizer)"
+            )
+        if vocabulary[name] != token:
+            raise ValueError(
+                f"tokenizer has token {name!r} with id {vocabulary[name]}, expected the draft head's placeholder with "
+                f"id {token}: is it another model's tokenizer? Load the one that was saved with the head, or, if "
+                "prompts are token ids, give none"
+            )
+
+
+def _read_codebooks(codebooks: Any) -> list[Tensor]:
+    """By level the tokens of its codes."""
+    if isinstance(codebooks, ConstraintIndex):
+        # Of every part, dead nodes included: what is out of stock today may come back tomorrow.
+        parts = zip_longest(*(part.segment.trie.codebooks for part in codebooks.snapshot.parts), fillvalue=())
+        return [torch.from_numpy(np.unique(np.concatenate(levels)).astype(np.int64)) for levels in parts]
+    if isinstance(codebooks, SemanticIds):
+        if codebooks.is_ragged:
+            raise ValueError(
+                "codebooks is SemanticIds that differ in length, expected one length, as they do not tell the end "
+                "token: pass codebooks.constraint_index(eos_token_id=...), or lists made of codebooks.codebooks()"
+            )
+        return [torch.from_numpy(tokens) for tokens in codebooks.codebooks()]
+    if isinstance(codebooks, (str, Mapping)) or not hasattr(codebooks, "__len__") or not len(codebooks):
+        raise ValueError(
+            f"codebooks is {codebooks!r}, expected a ConstraintIndex, SemanticIds, a DraftHead, or the token ids of "
+            "every level: [[5, 6], [7, 8, 9]]"
+        )
+    return [_read_level(level, tokens) for level, tokens in enumerate(codebooks, start=1)]
+
+
+def _read_level(level: int, tokens: Any) -> Tensor:
+    try:
+        codes = torch.as_tensor(tokens)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"codebooks has no list of token ids on level {level} ({error}), expected one") from error
+    if codes.ndim != 1 or not len(codes) or codes.is_floating_point() or codes.dtype == torch.bool:
+        raise ValueError(
+            f"codebooks has {codes.dtype} of shape {list(codes.shape)} on level {level}, expected a list of token "
+            "ids, at least one: [[5, 6], [7, 8, 9]]"
+        )
+    values, counts = codes.unique(return_counts=True)
+    if (counts > 1).any():
+        raise ValueError(
+            f"codebooks has token {int(values[counts > 1][0])} twice on level {level}, expected distinct ones"
+        )
+    return codes.long().cpu()
+
+
+def _check_codes(model: Any, codebooks: Sequence[Tensor]) -> None:
+    """Refuse codes that the model has no token for."""
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    for level, codes in enumerate(codebooks, start=1):
+        unknown = codes[(codes < 0) | (codes >= vocabulary)]
+        if len(unknown):
+            raise ValueError(
+                f"codebooks has token {int(unknown[0])} on level {level}, expected 0 to {vocabulary - 1}, the model's "
+                "vocabulary: are the codes another model's? If they were added to the tokenizer, "
+                "model.resize_token_embeddings(len(tokenizer)) first"
+            )
+
+
+def _check_head(model: Any, head: DraftHead, rows: Tensor | None) -> None:
+    """Refuse a head that was made for another model."""
+    size, embeddings = _hidden_size(model), model.get_input_embeddings().weight
+    if head.config.hidden_size != size:
+        raise ValueError(
+            f"the draft head has hidden_size={head.config.hidden_size}, expected the model's, {size}: it is another "
+            "model's head; load that model, or make a head for this one by model.add_draft_head(index)"
+        )
+    if rows is not None and rows.shape[1] != embeddings.shape[1]:
+        raise ValueError(
+            f"the draft head has placeholder embeddings of size {rows.shape[1]}, expected the model's, "
+            f"{embeddings.shape[1]}: it is another model's head; load that model"
+        )
+    _check_codes(model, [head.codebook(level) for level in range(head.config.num_levels)])
+
+
+def _hidden_size(model: Any) -> int:
+    """Of what the output embeddings read, which for some models (OPT-350m) is not the config's hidden size."""
+    outputs = model.get_output_embeddings()
+    if outputs is None:
+        raise ValueError(f"model is a {type(model).__name__}, expected one with a language-modelling head")
+    return getattr(outputs, "in_features", model.config.get_text_config(decoder=True).hidden_size)
+
+
+def _give_placeholders(tokenizer: Any, head: DraftHead) -> None:
+    """A head's placeholders for a tokenizer that lacks them; none are added if they would have other ids."""
+    if all(name not in tokenizer.get_vocab() for name in head.config.placeholder_tokens):
+        trial = copy.deepcopy(tokenizer)
+        _add_tokens(trial, head.config.placeholder_tokens)
+        check_tokenizer(head, trial)
+        _add_tokens(tokenizer, head.config.placeholder_tokens)
+    check_tokenizer(head, tokenizer)
+
+
+def _placeholder_ids(
+    model: Any, tokenizer: Any, names: tuple[str, ...], codebooks: Sequence[Tensor]
+) -> tuple[int, ...]:
+    """The ids of a new head's placeholders."""
+    if not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"placeholder_tokens={names!r}, expected strings such as '<SP_1>'")
+    if tokenizer is not None:
+        trial = copy.deepcopy(tokenizer)
+        _add_tokens(trial, names)
+        vocabulary: dict[str, int] = trial.get_vocab()
+        codes = torch.cat(list(codebooks)).tolist()
+        clashes = [name for name in names if vocabulary[name] in codes]
+        if clashes:
+            raise ValueError(
+                f"tokenizer has or would have id {vocabulary[clashes[0]]} for {clashes[0]!r}, expected one that is no "
+                "code: the codes are no tokens of this tokenizer; give it theirs first "
+                "(SemanticIds.from_tokenizer), or give none"
+            )
+        _add_tokens(tokenizer, names)
+        return tuple(vocabulary[name] for name in names)
+    before: DraftHead | None = getattr(model, NAME, None)
+    if before is not None and before.config.placeholder_tokens == names:
+        return before.config.placeholder_token_ids
+    start = model.get_input_embeddings().weight.shape[0]
+    return tuple(range(start, start + len(names)))
+
+
+def _add_tokens(tokenizer: Any, names: Sequence[str]) -> None:
+    """Special tokens for what a tokenizer lacks: they are never split, and decoding may skip them."""
+    vocabulary = tokenizer.get_vocab()
+    missing = [name for name in names if name not in vocabulary]
+    if missing:
+        tokenizer.add_tokens(missing, special_tokens=True)
+
+
+def _make_room(model: Any, tokens: tuple[int, ...]) -> None:
+    """Embeddings for tokens; those that are new are drawn about the mean of the others."""
+    needed = max(tokens, default=-1) + 1
+    if needed > model.get_input_embeddings().weight.shape[0]:
+        with _without_warnings():  # of the way in which transformers draws them
+            model.resize_token_embeddings(needed)
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    logger = logging.getLogger("transformers.modeling_utils")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _have_same_codebooks(one: DraftHead, other: DraftHead) -> bool:
+    levels = range(one.config.num_levels)
+    return all(torch.equal(one.codebook(level).cpu(), other.codebook(level).cpu()) for level in levels)

@@ -1,0 +1,327 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`DraftHeadTrainer`: transformers' Trainer with the loss of a model's draft head. Knows no catalogue.
+
+One forward of the model over prompt and placeholders, then the head over the label's tokens. Checkpoints, mixed
+precision, several processes, logging and resuming are transformers' own. Source: NEZHA, algorithm 3.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers.trainer_pt_utils import LengthGroupedSampler
+
+from hf_gr.generation.draft_heads import load_draft_head, save_draft_head
+from hf_gr.generation.layouts import base_model, takes_argument
+from hf_gr.generation.mixin import GRGenerationMixin
+from hf_gr.generation.placeholders import catch_hidden_states
+
+from .interactions import DraftHeadCollator, InteractionDataset
+
+
+class DraftHeadTrainer(Trainer):
+    """Trains a model's draft head, and the model with it.
+
+    The paper's recipe: AdamW, learning rate 1e-5, 1% of the steps warm-up and then a cosine; the head's own
+    embeddings learn 100 times faster than the model, its transitions 10 times:
+
+        model.add_draft_head(index, tokenizer=tokenizer)
+        trainer = DraftHeadTrainer(
+            model=model,
+            args=TrainingArguments("out", learning_rate=1e-5, lr_scheduler_type="cosine", warmup_steps=0.01),
+            train_dataset=InteractionDataset.from_histories(histories, semantic_ids, max_items=20),
+        )
+        trainer.train()
+
+    Whatever is to be trained takes part in one forward. An output layer of its own (no tied one) does not, and stays
+    as it is. While `train` runs, `requires_grad` says what is trained; afterwards it is as before.
+
+    A model that is trained jointly learns to serve its head, and what it says without it is not looked after. Train
+    the head alone where both are needed, as with `verification="strict"`.
+
+    Args:
+        model: a model with a draft head (`model.add_draft_head`), a decoder or an encoder-decoder; also one in PEFT's
+            wrapper, whose adapter is then trained with the head.
+        args: transformers' own.
+        train_dataset: an `InteractionDataset`, or a `torch.utils.data.Subset` of one.
+        eval_dataset: another, or several by name; `eval_loss` is the same loss.
+        train_backbone: train the model, too; if not, nothing but the head and the placeholders' rows of the input
+            embeddings changes. (The optimizer's state still is that of all rows.)
+        embedding_lr: learning rate of the head's embeddings, as a multiple of `args.learning_rate`.
+        transition_lr: likewise of its transitions.
+        logit_lr: likewise of its logit heads.
+        kwargs: transformers' own: `callbacks`, `optimizers` (then as given, without multiples), ...
+
+    Raises:
+        ValueError: before any work: a model without a draft head; data of another kind, with labels that are not of
+            the head's codebooks, or with prompts too long for the model with placeholders; several GPUs in one
+            process, FSDP or DeepSpeed.
+
+    Example:
+        >>> import tempfile
+        >>> from transformers import Qwen3Config, Qwen3ForCausalLM
+        >>> import hf_gr
+        >>> config = Qwen3Config(vocab_size=16, hidden_size=8, num_hidden_layers=1, head_dim=8, eos_token_id=None)
+        >>> model = hf_gr.enable(Qwen3ForCausalLM(config))
+        >>> head = model.add_draft_head([[3, 4], [5, 6, 7]])
+        >>> options = {"max_steps": 1, "use_cpu": True, "report_to": "none", "disable_tqdm": True}
+        >>> trainer = DraftHeadTrainer(
+        ...     model=model,
+        ...     args=TrainingArguments(tempfile.mkdtemp(), **options),
+        ...     train_dataset=InteractionDataset([[3, 5], [4, 7, 3, 6]], labels=[[3, 6], [4, 5]]),
+        ... )
+        >>> trainer.train().global_step  # doctest: +ELLIPSIS
+        {...
+        1
+
+    Source: NEZHA, algorithm 3 and equation 6; the multiples are those of its code.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        args: TrainingArguments | None = None,
+        *,
+        train_backbone: bool = True,
+        embedding_lr: float = 100.0,
+        transition_lr: float = 10.0,
+        logit_lr: float = 1.0,
+        **kwargs: Any,
+    ) -> None:
+        _check_model(model)
+        for name, dataset in _named_datasets(kwargs.get("train_dataset"), kwargs.get("eval_dataset")).items():
+            _check_data(name, dataset, base_model(model))
+        for name, rate in (("embedding_lr", embedding_lr), ("transition_lr", transition_lr), ("logit_lr", logit_lr)):
+            if not 0 <= rate < math.inf:
+                raise ValueError(f"{name}={rate!r}, expected a multiple of args.learning_rate, 0 or more")
+        args = TrainingArguments("tmp_trainer") if args is None else copy.copy(args)
+        args.remove_unused_columns = False  # the Trainer would take away whatever the model's forward does not name
+        if args.ddp_find_unused_parameters:
+            raise ValueError(
+                "ddp_find_unused_parameters=True, expected False: the head runs behind the model's forward, and would be "
+                "taken for unused"
+            )
+        args.ddp_find_unused_parameters = False
+        self.train_backbone = train_backbone
+        self._rates = {"logit_heads": logit_lr, "embeddings": embedding_lr, "transitions": transition_lr}
+        self._rows_alone = False
+        kwargs.setdefault("data_collator", DraftHeadCollator.for_model(model))
+        super().__init__(model=model, args=args, **kwargs)
+        if self.args.n_gpu > 1 or self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            raise ValueError(
+                f"args are for {self.args.n_gpu} GPUs in one process, FSDP or DeepSpeed, expected a process a GPU and "
+                "no more: accelerate launch --multi_gpu"
+            )
+        self.model_accepts_loss_kwargs = False  # the loss is a mean over a batch, not a sum over its tokens
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """transformers' own, with everything frozen that is not to be trained."""
+        inner: Any = base_model(self.model)
+        is_frozen = not (self.train_backbone and inner.get_input_embeddings().weight.requires_grad)
+        self._rows_alone = is_frozen and inner.draft_head.config.num_placeholders > 0
+        with _trained_parts(inner, train_backbone=self.train_backbone, rows_alone=self._rows_alone):
+            return super().train(*args, **kwargs)
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        """transformers' own, its groups split by learning rate."""
+        is_given = self.optimizer is not None
+        optimizer = super().create_optimizer(*args, **kwargs)
+        if not is_given:
+            optimizer.param_groups = self._split(optimizer.param_groups)
+        return optimizer
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """The loss of a batch that `DraftHeadCollator` made."""
+        inner = base_model(model)
+        given = {name: values for name, values in inputs.items() if name != "labels"}
+        if takes_argument(inner, "logits_to_keep"):
+            given["logits_to_keep"] = 1  # nobody reads them
+        with catch_hidden_states(model) as caught:
+            model(**given, use_cache=False)
+        head = inner.draft_head
+        hidden = caught[-1][:, -head.config.num_placeholders - 1 :]
+        loss = head.loss(hidden.to(head.logit_heads[0].weight.dtype), inputs["labels"])
+        return (loss, {}) if return_outputs else loss
+
+    def prediction_step(
+        self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The loss alone."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            return self.compute_loss(model, inputs).detach(), None, None
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        """transformers' own; by length, lengths are known without reading the data."""
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        if self.args.train_sampling_strategy == "group_by_length" and dataset is not None:
+            batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps
+            return LengthGroupedSampler(batch_size, lengths=_lengths(dataset).tolist())
+        return super()._get_train_sampler(train_dataset)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        super()._save(output_dir, state_dict)
+        if self.args.should_save and not isinstance(self.model, PreTrainedModel):
+            # The model's own save_pretrained writes its head; an adapter's does not know of it.
+            save_draft_head(base_model(self.model), output_dir or self.args.output_dir)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        _load_head(base_model(self.model), resume_from_checkpoint)
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        assert self.state.best_model_checkpoint is not None, "the Trainer calls this where there is one"
+        _load_head(base_model(self.model), self.state.best_model_checkpoint)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        # The head's weights have a file of their own.
+        missing = [name for name in load_result.missing_keys if not name.startswith("draft_head.")]
+        super()._issue_warnings_after_load(type(load_result)(missing, load_result.unexpected_keys))
+
+    def _split(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The same parameters, those of one learning rate and weight decay together."""
+        inner: Any = base_model(self.model)
+        rates = {
+            id(parameter): rate
+            for name, rate in self._rates.items()
+            for parameter in getattr(inner.draft_head, name).parameters()
+        }
+        embedding = inner.get_input_embeddings().weight
+        split = []
+        for group in groups:
+            parts: dict[tuple[float, float], list[Tensor]] = {}
+            for parameter in group["params"]:
+                # Decay would move the rows that are none of placeholders.
+                decay = 0.0 if parameter is embedding and self._rows_alone else group["weight_decay"]
+                parts.setdefault((rates.get(id(parameter), 1.0), decay), []).append(parameter)
+            for (rate, decay), parameters in parts.items():
+                split.append({**group, "params": parameters, "lr": group["lr"] * rate, "weight_decay": decay})
+        return split
+
+
+@contextmanager
+def _trained_parts(model: Any, *, train_backbone: bool, rows_alone: bool) -> Iterator[None]:
+    """Within, `requires_grad` is that of the parts that learn.
+
+    Args:
+        model: with a draft head.
+        train_backbone: leave the model's own as they are; if not, freeze them.
+        rows_alone: of the input embeddings, train the placeholders' rows, and no others.
+    """
+    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    embedding = model.get_input_embeddings().weight
+    output = model.get_output_embeddings()
+    handle = None
+    try:
+        if not train_backbone:
+            model.requires_grad_(False)
+        for parameter in () if output is None else output.parameters():
+            if parameter is not embedding:  # it gets no gradient, for which other processes would wait
+                parameter.requires_grad_(False)
+        model.draft_head.requires_grad_(True)
+        if rows_alone:
+            rows = torch.tensor(model.draft_head.config.placeholder_token_ids)
+            embedding.requires_grad_(True)
+            handle = embedding.register_hook(lambda gradient: _rows_of(gradient, rows.to(gradient.device)))
+        yield
+    finally:
+        if handle is not None:
+            handle.remove()
+        for parameter, is_trained in before:
+            parameter.requires_grad_(is_trained)
+
+
+def _rows_of(gradient: Tensor, rows: Tensor) -> Tensor:
+    """A gradient that is zero in all other rows."""
+    return torch.zeros_like(gradient).index_copy_(0, rows, gradient[rows])
+
+
+def _check_model(model: Any) -> None:
+    inner = base_model(model) if model is not None else None
+    if not isinstance(inner, GRGenerationMixin):
+        raise ValueError(
+            f"model is a {type(inner).__name__}, expected one with GRGenerationMixin, which saves the head with it: "
+            "hf_gr.enable(model) (model_init= is not supported)"
+        )
+    if getattr(inner, "draft_head", None) is None:
+        raise ValueError(
+            "model has no draft head, expected one: model.add_draft_head(constraint_index, tokenizer=tokenizer)"
+        )
+
+
+def _named_datasets(train: Any, evaluation: Any) -> dict[str, Any]:
+    """The datasets that are given, by the arguments' names."""
+    given = {"train_dataset": train}
+    if isinstance(evaluation, dict):
+        given |= {f"eval_dataset[{name!r}]": dataset for name, dataset in evaluation.items()}
+    else:
+        given["eval_dataset"] = evaluation
+    return {name: dataset for name, dataset in given.items() if dataset is not None}
+
+
+def _inner_data(name: str, dataset: Any) -> InteractionDataset:
+    inner = dataset
+    while not isinstance(inner, InteractionDataset):
+        if not hasattr(inner, "dataset") or not hasattr(inner, "indices"):
+            raise ValueError(
+                f"{name} is a {type(dataset).__name__}, expected an InteractionDataset, or a torch.utils.data.Subset "
+                "of one: InteractionDataset(prompts, labels)"
+            )
+        inner = inner.dataset
+    return inner
+
+
+def _lengths(dataset: Any) -> np.ndarray:
+    """The prompts' lengths, also those of subsets of subsets."""
+    if isinstance(dataset, InteractionDataset):
+        return dataset.lengths
+    return _lengths(dataset.dataset)[np.asarray(dataset.indices)]
+
+
+def _check_data(name: str, dataset: Any, model: Any) -> None:
+    data, head = _inner_data(name, dataset), model.draft_head
+    try:
+        data.check_labels([head.codebook(level).cpu().numpy() for level in range(head.config.num_levels)])
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    vocab_size = model.get_input_embeddings().weight.shape[0]
+    if data.max_token_id >= vocab_size:
+        raise ValueError(
+            f"{name} has token {data.max_token_id}, expected less than {vocab_size}, the model's embeddings: is it of "
+            "another tokenizer?"
+        )
+    lengths = _lengths(dataset)
+    text_config = model.config.get_text_config(decoder=True)
+    limit = getattr(text_config, "max_position_embeddings", None)
+    num = 0 if model.config.is_encoder_decoder else head.config.num_placeholders
+    if limit is not None and lengths.max() + num > limit:
+        raise ValueError(
+            f"entry {int(lengths.argmax())} of {name} has a prompt of {lengths.max()} tokens and {num} placeholders, "
+            f"expected at most {limit} together, the model's max_position_embeddings: shorten it (max_items=)"
+        )
+
+
+def _load_head(model: Any, directory: str) -> None:
+    """The weights of a checkpoint's head, into the model's own."""
+    own = model.draft_head
+    if load_draft_head(model, directory) is not own:
+        raise ValueError(
+            f"{directory} has no draft head like the model's, expected the one that was trained: make it with the same "
+            "codebooks and options, or start anew without resume_from_checkpoint"
+        )

@@ -1,0 +1,331 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts and the items that followed, and batches of them for a draft head. Knows no model's weights.
+
+Histories are kept once, as a flat array; a prompt is cut out of it when it is asked for.
+
+Axes: E entries, I items of all histories, N items of the catalogue, L levels, P prompt, B batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from hf_gr.catalogue import SemanticIds
+from hf_gr.catalogue.fanout import smallest_dtype
+from hf_gr.catalogue.item_ids import ItemId
+from hf_gr.catalogue.sequences import read_catalogue, read_rows, to_host
+from hf_gr.generation.layouts import base_model, takes_argument
+from hf_gr.torch.draft_head import IGNORED, DraftHead, DraftHeadConfig
+
+from .packing import pad_prompts
+
+NOTHING = -1  # behind the end of a short row
+
+
+class InteractionDataset(Dataset):
+    """Prompts and the item that followed each: what a draft head learns from.
+
+    An entry is `{"input_ids": tokens [P] of the prompt, "labels": tokens of the item, L at most}`, both NumPy arrays.
+
+    Args:
+        prompts: E lists of tokens.
+        labels: the tokens of E items, a list each, or `[E, L]` with -1 behind the end of short ones.
+
+    Raises:
+        ValueError: prompts and labels that differ in number, an empty one, or what is no token.
+
+    Example:
+        >>> data = InteractionDataset([[5, 6], [5, 6, 7, 8]], labels=[[7, 8], [5, 9]])
+        >>> {name: tokens.tolist() for name, tokens in data[1].items()}
+        {'input_ids': [5, 6, 7, 8], 'labels': [5, 9]}
+    """
+
+    _values: np.ndarray  # the prompts' tokens, or their items: rows of `_item_tokens`
+    _starts: np.ndarray  # [E]: where in `_values` an entry's prompt begins
+    _ends: np.ndarray  # [E]
+    _item_tokens: np.ndarray | None  # [N, L]
+    _prefix: np.ndarray
+    _label_tokens: np.ndarray  # [N, L]
+    _label_rows: np.ndarray  # [E]: rows of `_label_tokens`
+
+    def __init__(self, prompts: Iterable[Any], labels: Any) -> None:
+        values, bounds = _flatten("prompts", prompts)
+        rows = _read_tokens("labels", labels)
+        if len(rows) != len(bounds) - 1:
+            raise ValueError(f"prompts has {len(bounds) - 1} entries and labels {len(rows)}, expected as many")
+        if (bounds[1:] == bounds[:-1]).any():
+            raise ValueError(f"prompts[{int((bounds[1:] == bounds[:-1]).argmax())}] is empty, expected a token or more")
+        if (values < 0).any():
+            row = int(np.searchsorted(bounds, (values < 0).argmax(), side="right")) - 1
+            raise ValueError(f"prompts[{row}] has a token below 0, expected token ids: leave padding away")
+        self._fill(values, bounds[:-1], bounds[1:], rows, np.arange(len(rows)))
+
+    @classmethod
+    def from_histories(
+        cls,
+        histories: Iterable[Iterable[ItemId]],
+        items: SemanticIds | Any,
+        *,
+        max_items: int,
+        min_items: int = 1,
+        prefix_tokens: Sequence[int] = (),
+        eos_token_id: int | None = None,
+    ) -> InteractionDataset:
+        """One entry for every item that has others before it: these are its prompt.
+
+        Args:
+            histories: lists of items, oldest first.
+            items: the semantic IDs of the items, whose ids histories are made of; or the tokens of items that are
+                numbered from 0, `[N, L]` with -1 behind the end of short ones.
+            max_items: of a prompt; the latest are kept. The model must have room for them and for placeholders.
+            min_items: of a prompt; what has fewer before it is no entry.
+            prefix_tokens: stand in front of every prompt.
+            eos_token_id: stands behind every label, as in a catalogue with an end token.
+
+        Returns:
+            The dataset. It takes 24 bytes an entry, and prompts are put together when they are asked for.
+
+        Raises:
+            ValueError: an unknown item, by history; no entry at all.
+
+        Example:
+            >>> data = InteractionDataset.from_histories([[2, 0, 1]], [[5, 7], [5, 8], [6, 7]], max_items=2)
+            >>> [data[number]["input_ids"].tolist() for number in range(len(data))]
+            [[6, 7], [6, 7, 5, 7]]
+        """
+        if not 0 <= min_items <= max_items or max_items < 1 or (min_items == 0 and not len(prefix_tokens)):
+            raise ValueError(
+                f"min_items={min_items} and max_items={max_items}, expected 1 <= min_items <= max_items, or "
+                "min_items=0 with prefix_tokens: a prompt has a token"
+            )
+        if isinstance(items, SemanticIds):
+            row_of = {item: row for row, item in enumerate(items.item_ids)}
+            histories, tokens = _rows_of(histories, row_of), items.token_sequences()
+        else:
+            tokens = _read_tokens("items", items)
+        values, bounds = _flatten("histories", histories)
+        unknown = (values < 0) | (values >= len(tokens))
+        if unknown.any():
+            at = int(unknown.argmax())
+            raise ValueError(
+                f"histories[{int(np.searchsorted(bounds, at, side='right')) - 1}] has item {values[at]}, expected 0 to "
+                f"{len(tokens) - 1}, the rows of items: pass SemanticIds where items have other ids"
+            )
+        begins = np.repeat(bounds[:-1], np.diff(bounds))
+        places = np.arange(len(values))
+        targets = places[places - begins >= min_items]
+        if not len(targets):
+            raise ValueError(
+                f"histories have no item with {min_items} before it, expected one: a history has {min_items + 1} items"
+            )
+        labels = tokens if eos_token_id is None else read_catalogue(tokens, eos_token_id)
+        made = cls.__new__(cls)
+        starts = np.maximum(begins[targets], targets - max_items)
+        made._fill(values, starts, targets, labels, values[targets], tokens, prefix_tokens)
+        return made
+
+    def _fill(
+        self,
+        values: np.ndarray,
+        starts: np.ndarray,
+        ends: np.ndarray,
+        label_tokens: np.ndarray,
+        label_rows: np.ndarray,
+        item_tokens: np.ndarray | None = None,
+        prefix: Sequence[int] = (),
+    ) -> None:
+        self._values, self._starts, self._ends = _compact(values), starts, ends
+        self._label_tokens, self._label_rows = label_tokens, label_rows
+        self._item_tokens, self._prefix = item_tokens, np.asarray(prefix, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, number: int) -> dict[str, np.ndarray]:
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"{number} is out of range for {len(self)} entries")
+        prompt = self._values[self._starts[number] : self._ends[number]].astype(np.int64)
+        if self._item_tokens is not None:
+            prompt = self._item_tokens[prompt]
+            prompt = np.concatenate([self._prefix, prompt[prompt != NOTHING]])
+        label = self._label_tokens[self._label_rows[number]]
+        return {"input_ids": prompt, "labels": label[label != NOTHING].astype(np.int64)}
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """`[E]` tokens of the prompts, for sampling by length."""
+        if self._item_tokens is None:
+            return self._ends - self._starts
+        sizes = (self._item_tokens != NOTHING).sum(axis=1)[self._values]
+        before = np.concatenate([[0], np.cumsum(sizes)])
+        return len(self._prefix) + before[self._ends] - before[self._starts]
+
+    @property
+    def max_token_id(self) -> int:
+        """The largest token of all prompts and labels."""
+        prompts = self._values if self._item_tokens is None else self._item_tokens[np.unique(self._values)]
+        labels = self._label_tokens[np.unique(self._label_rows)]
+        return max(int(prompts.max()), int(labels.max()), int(self._prefix.max(initial=0)))
+
+    def check_labels(self, codebooks: Sequence[np.ndarray]) -> None:
+        """Refuse labels that are not of these codebooks.
+
+        Args:
+            codebooks: the tokens of each level.
+
+        Raises:
+            ValueError: a label of more levels, or with a token that its level does not have; by entry, level, token.
+        """
+        rows = np.unique(self._label_rows)
+        tokens = self._label_tokens[rows]
+        for level, column in enumerate(tokens.T):
+            is_known = np.isin(column, codebooks[level]) if level < len(codebooks) else np.zeros(len(column), bool)
+            bad = rows[~is_known & (column != NOTHING)]
+            if not len(bad):
+                continue
+            entry = int(np.isin(self._label_rows, bad).argmax())
+            token = int(self._label_tokens[self._label_rows[entry], level])
+            expected = f"one of the {len(codebooks[level])} codes" if level < len(codebooks) else "no more levels"
+            raise ValueError(
+                f"the label of entry {entry} has token {token} at level {level}, expected {expected} of the draft "
+                "head: make it with the codebooks of these items"
+            )
+
+
+class DraftHeadCollator:
+    """Entries of an `InteractionDataset` as the batch that `DraftHeadTrainer` takes: prompts as generation has them.
+
+    Placeholders stand behind the prompt, which is padded on the left; of an encoder-decoder they are the decoder's
+    input, behind its start token, and the prompt is padded on the right.
+
+    Args:
+        head: the draft head, or its config.
+        pad_token_id: what fills short prompts; the attention mask hides it.
+        decoder_start_token_id: of an encoder-decoder; None for a decoder.
+        position_ids: give positions that do not count padding; for decoders that take them.
+
+    Example:
+        >>> config = DraftHeadConfig(hidden_size=8, codebook_sizes=(2, 3), placeholder_token_ids=(98, 99))
+        >>> data = InteractionDataset([[5, 6], [7]], labels=[[0, 2], [1, 4]])
+        >>> batch = DraftHeadCollator(config)([data[0], data[1]])
+        >>> batch["input_ids"].tolist(), batch["position_ids"].tolist()
+        ([[5, 6, 98, 99], [0, 7, 98, 99]], [[0, 1, 2, 3], [0, 0, 1, 2]])
+    """
+
+    def __init__(
+        self,
+        head: DraftHead | DraftHeadConfig,
+        *,
+        pad_token_id: int = 0,
+        decoder_start_token_id: int | None = None,
+        position_ids: bool = True,
+    ) -> None:
+        config = head.config if isinstance(head, DraftHead) else head
+        self.placeholder_ids = config.placeholder_token_ids
+        self.num_levels = config.num_levels
+        self.pad_token_id = pad_token_id
+        self.decoder_start_token_id = decoder_start_token_id
+        self.position_ids = position_ids
+
+    @classmethod
+    def for_model(cls, model: Any) -> DraftHeadCollator:
+        """The collator for a model with a draft head.
+
+        Raises:
+            ValueError: an encoder-decoder that does not know its start token.
+        """
+        inner = base_model(model)
+        pad, start = inner.config.pad_token_id, None
+        if inner.config.is_encoder_decoder:
+            start = inner.generation_config.decoder_start_token_id
+            start = inner.generation_config.bos_token_id if start is None else start
+            if start is None:
+                raise ValueError(
+                    "model.generation_config.decoder_start_token_id is None, expected a token: set it, as for generate"
+                )
+        return cls(
+            inner.draft_head,
+            pad_token_id=0 if pad is None else pad,
+            decoder_start_token_id=start,
+            position_ids=takes_argument(inner, "position_ids"),
+        )
+
+    def __call__(self, samples: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+        """A batch of tensors; labels are `[B, L]`, -100 behind the end of short ones."""
+        labels = torch.full((len(samples), self.num_levels), IGNORED)
+        for row, sample in enumerate(samples):
+            labels[row, : len(sample["labels"])] = torch.as_tensor(sample["labels"])
+        prompts = [sample["input_ids"] for sample in samples]
+        behind = torch.tensor(self.placeholder_ids, dtype=torch.long).expand(len(samples), -1)
+        if self.decoder_start_token_id is not None:
+            flipped = pad_prompts([prompt[::-1] for prompt in prompts], pad_token_id=self.pad_token_id)
+            input_ids, mask = (values.flip(1) for values in flipped)
+            start = torch.full((len(samples), 1), self.decoder_start_token_id)
+            decoder = {"decoder_input_ids": torch.cat([start, behind], dim=1)}
+            return {"input_ids": input_ids, "attention_mask": mask, **decoder, "labels": labels}
+        input_ids, mask = pad_prompts(prompts, pad_token_id=self.pad_token_id)
+        mask = torch.cat([mask, torch.ones_like(behind)], dim=1)
+        batch = {"input_ids": torch.cat([input_ids, behind], dim=1), "attention_mask": mask, "labels": labels}
+        return batch | ({"position_ids": _positions(mask)} if self.position_ids else {})
+
+
+def _positions(mask: Int[Tensor, "batch tokens"]) -> Int[Tensor, "batch tokens"]:
+    """As generation counts them: padding does not count."""
+    return (mask.cumsum(-1) - 1).clamp(min=0)
+
+
+def _rows_of(histories: Iterable[Iterable[ItemId]], row_of: dict[ItemId, int]) -> list[list[int]]:
+    rows = []
+    for number, history in enumerate(histories):
+        host = to_host(history)
+        known = host.tolist() if isinstance(host, np.ndarray) else list(host)
+        try:
+            rows.append([row_of[item] for item in known])
+        except (KeyError, TypeError) as error:
+            item = next(item for item in known if item not in row_of)
+            raise ValueError(
+                f"histories[{number}] has item {item!r}, which has no semantic ID: leave it away, or is it a string "
+                "where ids are integers?"
+            ) from error
+    return rows
+
+
+def _flatten(name: str, rows: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Lists of integers one after the other, and their bounds."""
+    arrays = [np.asarray(to_host(row)) for row in rows]
+    if not arrays:
+        raise ValueError(f"{name} is empty, expected an entry or more")
+    for number, array in enumerate(arrays):
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            raise ValueError(
+                f"{name}[{number}] has shape {list(array.shape)} and dtype {array.dtype}, expected a list of integers"
+            )
+    bounds = np.cumsum([0, *map(len, arrays)])
+    return np.concatenate([array.astype(np.int64, copy=False) for array in arrays]), bounds
+
+
+def _read_tokens(name: str, tokens: Any) -> np.ndarray:
+    """`[N, L]` tokens, -1 behind the end of short rows."""
+    try:
+        rows, _ = read_rows(tokens)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    is_token = rows != NOTHING
+    bad = (rows < NOTHING).any(axis=1) | (is_token[:, 1:] & ~is_token[:, :-1]).any(axis=1) | ~is_token.any(axis=1)
+    if bad.any():
+        row = int(bad.argmax())
+        raise ValueError(f"{name}[{row}] is {rows[row].tolist()}, expected tokens, and -1 behind the last one only")
+    return rows
+
+
+def _compact(values: np.ndarray) -> np.ndarray:
+    """The same integers in the smallest type."""
+    return values.astype(smallest_dtype(int(values.max())))

@@ -1,0 +1,482 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Draft heads: what they score, what `generate(drafting="head")` answers, and what it refuses."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import BATCH_DECODERS, DECODERS, ENCODER_DECODERS, PAD, VOCABULARY, build, prompts
+from test_drafting import DETAILS, LONG_PROMPT, SCORE_TOL, assert_same, index_of, rows_of, updated_index
+
+from hf_gr import ConstraintIndex, enable
+from hf_gr.reference import ReferenceTrie, reference_beam_search, reference_head_log_probs
+from hf_gr.torch import draft_head
+from hf_gr.torch.draft_head import DraftHead, DraftHeadConfig
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "rnn": {"transition": "rnn"},
+    "gru": {"transition": "gru"},
+    "mlp": {"transition": "mlp"},
+    "NEZHA-1": {"transition": "none", "use_state": False},
+    "NEZHA-2": {"use_placeholders": False},
+    "NEZHA-3": {"transition": "add"},
+    "MTP": {"transition": "none", "use_placeholders": False},
+}
+FIRST_PLACEHOLDER = 54  # no code of any catalogue here
+NUM_CODES = 50
+
+
+def new_head(num_levels: int, *, hidden_size: int = 32, seed: int = 0, **variant: Any) -> DraftHead:
+    """A random head for tokens below NUM_CODES, with weights that make scores differ."""
+    torch.manual_seed(seed)
+    size = num_levels if variant.get("use_placeholders", True) else 0
+    config = DraftHeadConfig(
+        hidden_size,
+        (NUM_CODES,) * num_levels,
+        placeholder_token_ids=tuple(range(FIRST_PLACEHOLDER, FIRST_PLACEHOLDER + size)),
+        **variant,
+    )
+    # In no order, so that columns are not tokens.
+    head = DraftHead(config, [torch.randperm(NUM_CODES) for _ in range(num_levels)])
+    for name, parameter in head.named_parameters():
+        torch.nn.init.normal_(parameter, std=0.15 if name.startswith("transitions") else 0.4)
+    return head
+
+
+@cache
+def bare(family: str) -> Any:
+    return enable(build(family))
+
+
+def with_head(family: str, num_levels: int, **variant: Any) -> Any:
+    model = bare(family)
+    model.draft_head = new_head(num_levels, **variant)
+    return model
+
+
+def hidden_states(model: Any, inputs: dict[str, torch.Tensor], row: int) -> np.ndarray:
+    """Of one prompt without its padding, by transformers alone: `[L + 1, H]`."""
+    placeholders = torch.tensor([model.draft_head.config.placeholder_token_ids], dtype=torch.long)
+    tokens = inputs["input_ids"][row][inputs["attention_mask"][row].bool()][None]
+    with torch.no_grad():
+        if model.config.is_encoder_decoder:
+            begun = torch.cat([torch.tensor([[model.config.decoder_start_token_id]]), placeholders], dim=1)
+            outputs = model(input_ids=tokens, decoder_input_ids=begun, output_hidden_states=True)
+            return outputs.decoder_hidden_states[-1][0].double().numpy()
+        outputs = model(input_ids=torch.cat([tokens, placeholders], dim=1), output_hidden_states=True)
+        return outputs.hidden_states[-1][0, tokens.shape[1] - 1 :].double().numpy()
+
+
+def oracle(
+    model: Any, inputs: dict[str, torch.Tensor], row: int, sequences: Any, num_beams: int, **options: Any
+) -> list[tuple[tuple[int, ...], float]]:
+    """Beam search inside the head, one vector at a time."""
+    head, hidden = model.draft_head, hidden_states(model, inputs, row)
+    weights = {name: value.double().numpy() for name, value in head.state_dict().items()}
+    codebooks = [head.codebook(level).tolist() for level in range(head.config.num_levels)]
+
+    @cache
+    def scores(prefix: tuple[int, ...]) -> np.ndarray:
+        dense = np.full(VOCABULARY, -np.inf)
+        config = head.config
+        how = {"use_state": config.use_state, "use_placeholders": config.use_placeholders}
+        given = reference_head_log_probs(hidden, weights, codebooks, prefix, transition=config.transition, **how)
+        dense[list(given)] = list(given.values())
+        return dense
+
+    return reference_beam_search(scores, sequences, num_beams, **options)
+
+
+def assert_answers(out: Any, expected: list[list[tuple[tuple[int, ...], float]]], length: int) -> None:
+    """Best first, with their scores; then padding."""
+    number = len(out.sequences) // len(expected)
+    for row, wanted in enumerate(expected):
+        answers = out.sequences[row * number : (row + 1) * number, -length:].tolist()
+        found = out.sequences_scores[row * number : (row + 1) * number].tolist()
+        for place, (tokens, score) in enumerate(wanted[:number]):
+            assert found[place] == pytest.approx(score, abs=SCORE_TOL)
+            others = [other for at, (_, other) in enumerate(wanted) if at != place]
+            if all(abs(other - score) > SCORE_TOL for other in others):
+                assert answers[place][: len(tokens)] == list(tokens)
+        assert all(score == -np.inf for score in found[len(wanted) :])
+
+
+# The head's beam search is that of the slow twin
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("num_beams", [3, 900])
+def test_the_heads_beam_search_equals_the_slow_one(variant: str, num_beams: int) -> None:
+    model = with_head("qwen3", 5, **VARIANTS[variant])
+    inputs = prompts(2, LONG_PROMPT, padded=True)
+    rows, _ = rows_of("fixed")
+    out = model.generate(
+        **inputs, constraint_index=index_of("fixed"), drafting="head", num_beams=num_beams,
+        num_return_sequences=num_beams, pad_token_id=PAD, **DETAILS,
+    )  # fmt: skip
+    # As many beams as sequences: an exhaustive search. Scores are divided by the length, as transformers does.
+    expected = [oracle(model, inputs, row, rows, num_beams) for row in range(2)]
+    assert len(expected[0]) == min(num_beams, len(index_of("fixed")))
+    assert_answers(out, expected, 5)
+    assert out.speculation.target_forwards == 0
+
+
+@pytest.mark.parametrize("family", [*DECODERS, *BATCH_DECODERS, *ENCODER_DECODERS])
+def test_any_backbone_takes_a_head(family: str) -> None:
+    model = with_head(family, 5)
+    inputs = prompts(3, LONG_PROMPT, padded=family not in ENCODER_DECODERS)
+    rows, _ = rows_of("fixed")
+    out = model.generate(
+        **inputs, constraint_index=index_of("fixed"), drafting="head", num_beams=6, num_return_sequences=6,
+        pad_token_id=PAD, **DETAILS,
+    )  # fmt: skip
+    assert_answers(out, [oracle(model, inputs, row, rows, 6) for row in range(3)], 5)
+
+
+def test_ragged_catalogues_end_in_the_head() -> None:
+    model, inputs = with_head("llama", 6, transition="gru"), prompts(2, 7, padded=True)
+    rows, eos = rows_of("ragged")
+    for penalty in (0.0, 1.0):
+        out = model.generate(
+            **inputs, constraint_index=index_of("ragged"), drafting="head", num_beams=8, num_return_sequences=8,
+            length_penalty=penalty, early_stopping="never", pad_token_id=PAD, **DETAILS,
+        )  # fmt: skip
+        how = {"eos_token_id": eos, "length_penalty": penalty}
+        expected = [oracle(model, inputs, row, rows, 8, **how) for row in range(2)]
+        assert_answers(out, expected, out.sequences.shape[1] - 7)
+
+
+def test_every_row_has_its_own_rules() -> None:
+    model, inputs = with_head("qwen3", 5), prompts(3, 6, padded=True)
+    index, (rows, _) = updated_index("fixed"), rows_of("fixed")
+    living = {int(item): tuple(rows[int(item)]) for item in index.item_ids}
+    rng = random.Random(0)
+    views = [rng.sample(sorted(living), size) for size in (2, 40, 300)]
+    excluded = [rng.sample(view, len(view) // 2) for view in views]
+    out = model.generate(
+        **inputs, constraint_index=[index.where(view) for view in views], exclude_items=excluded, drafting="head",
+        num_beams=10, num_return_sequences=10, pad_token_id=PAD, **DETAILS,
+    )  # fmt: skip
+    expected = []
+    for row, (view, without) in enumerate(zip(views, excluded, strict=True)):
+        # A sequence goes if all of its items are excluded.
+        allowed = {living[item] for item in view if item not in without}
+        expected.append(oracle(model, inputs, row, allowed, 10))
+    assert_answers(out, expected, 5)
+    assert len(expected[0]) == 1  # and nine rows of padding
+
+
+def test_the_model_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = with_head("qwen3", 5), prompts(2, 6)
+    calls: list[Any] = []
+    handle = model.register_forward_hook(lambda module, given, output: calls.append(output.logits.shape))
+    try:
+        model.generate(**inputs, constraint_index=index_of("fixed"), drafting="head", num_beams=4)
+        assert len(calls) == 1
+        model.generate(**inputs, constraint_index=index_of("fixed"), num_beams=4)
+        assert len(calls) == 1 + 5
+    finally:
+        handle.remove()
+
+
+def test_scores_over_the_vocabulary_are_those_over_the_codes() -> None:
+    model, inputs = with_head("qwen3", 5), prompts(2, 6, padded=True)
+    settings = {"constraint_index": index_of("fixed"), "drafting": "head", "num_beams": 7, "num_return_sequences": 7}
+    narrow = model.generate(**inputs, **settings, return_dict_in_generate=True)
+    wide = model.generate(**inputs, **settings, **DETAILS, output_logits=True)
+    assert narrow.sequences.tolist() == wide.sequences.tolist()
+    assert narrow.beam_indices.tolist() == wide.beam_indices.tolist()
+    assert [tuple(step.shape) for step in wide.logits] == [(14, VOCABULARY)] * 5
+    for step in wide.scores:
+        assert bool((step.isfinite().sum(-1) <= NUM_CODES).all())
+    # Processors see scores over the vocabulary: a temperature changes what is sampled, a ban what is found.
+    token = int(narrow.sequences[0, 6])
+    banned = model.generate(**inputs, **settings, **DETAILS, bad_words_ids=[[token]])
+    is_there = banned.sequences_scores.isfinite()
+    assert not bool((banned.sequences[is_there, 6:] == token).any())
+    assert [bool(items) for items in index_of("fixed").items(banned.sequences[:, 6:])] == is_there.tolist()
+    assert int(is_there.sum()) > 7
+
+
+@pytest.mark.parametrize("settings", [{"do_sample": True, "top_k": 0}, {}], ids=["sample", "greedy"])
+def test_single_paths_stay_in_the_catalogue(settings: dict[str, Any]) -> None:
+    model, inputs = with_head("qwen3", 5), prompts(2, 6)
+    index, number = index_of("fixed"), 40 if settings else 1
+    how = {"constraint_index": index, "drafting": "head", **settings}
+    out = model.generate(**inputs, **how, num_beams=1, num_return_sequences=number)
+    assert all(index.items(out[:, 6:]))
+    if settings:
+        assert len({tuple(row) for row in out.tolist()}) > 10
+        beams = model.generate(**inputs, **how, num_beams=20, num_return_sequences=20)
+        assert all(index.items(beams[:, 6:]))
+    else:
+        (best, _), *_ = oracle(model, inputs, 0, rows_of("fixed")[0], 1)
+        assert out[0, 6:].tolist() == list(best)
+
+
+def test_a_prefilled_prompt_is_gone_on_from_and_left_as_it_is() -> None:
+    model, inputs = with_head("qwen3", 5), prompts(2, 8)
+    settings = {"constraint_index": index_of("fixed"), "drafting": "head", "num_beams": 5, **DETAILS}
+    expected = model.generate(**inputs, **settings)
+    begun = model(input_ids=inputs["input_ids"][:, :5], use_cache=True).past_key_values
+    found = model.generate(**inputs, past_key_values=begun, **settings)
+    assert_same(found, expected)
+    assert begun.get_seq_length() == 5
+    # What comes back is the prompt's cache, without the placeholders.
+    assert found.past_key_values.get_seq_length() == 8
+    again = model.generate(**inputs, past_key_values=found.past_key_values, **settings)
+    assert_same(again, expected)
+
+
+def test_prompts_as_embeddings_have_placeholders_too() -> None:
+    model, inputs = with_head("qwen3", 5), prompts(2, 8, padded=True)
+    settings = {"constraint_index": index_of("fixed"), "drafting": "head", "num_beams": 5, **DETAILS}
+    expected = model.generate(**inputs, **settings)
+    embeds = model.get_input_embeddings()(inputs["input_ids"])
+    found = model.generate(inputs_embeds=embeds, attention_mask=inputs["attention_mask"], **settings)
+    assert found.sequences.tolist() == expected.sequences[:, 8:].tolist()
+
+
+def test_half_precision_stays_finite() -> None:
+    model = enable(build("qwen3", dtype=torch.bfloat16))
+    model.draft_head = new_head(5).to(torch.bfloat16)
+    out = model.generate(
+        **prompts(2, 6, padded=True), constraint_index=index_of("fixed"), drafting="head", num_beams=20,
+        num_return_sequences=20, **DETAILS,
+    )  # fmt: skip
+    assert bool(out.sequences_scores.isfinite().all())
+    assert all(index_of("fixed").items(out.sequences[:, 6:]))
+
+
+# The paper's form
+
+
+def test_only_the_last_level_is_checked_in_the_papers_form() -> None:
+    """Against algorithm 3, line by line."""
+    model, inputs = with_head("qwen3", 4), prompts(1, 6)
+    rows, _ = rows_of("dense")
+    num_beams = 12
+    head, hidden = model.draft_head, hidden_states(model, inputs, 0)
+    weights = {name: value.double().numpy() for name, value in head.state_dict().items()}
+    codebooks = [head.codebook(level).tolist() for level in range(4)]
+    beams: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
+    trie = ReferenceTrie.from_sequences(rows)
+    lost = 0
+    for level in range(4):
+        candidates = []
+        for prefix, score in beams:
+            given = reference_head_log_probs(hidden, weights, codebooks, prefix, transition="rnn")
+            best = sorted(given, key=given.__getitem__, reverse=True)[:num_beams]
+            candidates += [((*prefix, token), score + given[token]) for token in best]
+        if level == 3:
+            valid = [one for one in candidates if one[0] in {tuple(row) for row in rows}]
+            lost = num_beams - len(valid)
+            candidates = valid
+        beams = sorted(candidates, key=lambda one: -one[1])[:num_beams]
+    assert lost > 0  # the form can do so, and here it does
+    assert trie.allowed(()) != []
+    settings = {"constraint_index": index_of("dense"), "drafting": "head", "num_beams": num_beams}
+    settings |= {"num_return_sequences": num_beams, "length_penalty": 0.0, **DETAILS}
+    out = model.generate(**inputs, **settings, verification="last_level")
+    assert_answers(out, [beams], 4)
+    assert sum(map(bool, index_of("dense").items(out.sequences[:, 6:]))) == num_beams - lost
+    # Checked level by level, nothing is lost.
+    out = model.generate(**inputs, **settings)
+    assert all(index_of("dense").items(out.sequences[:, 6:]))
+
+
+def test_nothing_is_checked_without_verification() -> None:
+    model, inputs = with_head("qwen3", 4), prompts(1, 6)
+    settings = {"constraint_index": index_of("dense"), "drafting": "head", "num_beams": 9, "num_return_sequences": 9}
+    out = model.generate(**inputs, **settings, length_penalty=0.0, verification="none", **DETAILS)
+    everything = ConstraintIndex.from_sequences(
+        [[*rest, token] for *rest, _ in out.sequences[:, 6:].tolist() for token in range(NUM_CODES)]
+    )
+    assert not all(index_of("dense").items(out.sequences[:, 6:]))
+    expected = oracle(model, inputs, 0, [list(row) for row in everything_sequences(everything)], 9, length_penalty=0.0)
+    assert_answers(out, [expected], 4)
+
+
+def everything_sequences(index: ConstraintIndex) -> np.ndarray:
+    return index.snapshot.rows()
+
+
+# Lossless: the head drafts, the model verifies
+
+
+def check_strict(seed: int) -> tuple[int, int]:
+    """One call against plain beam search; its forwards and those of plain search."""
+    rng = random.Random(seed)
+    family = rng.choice(("qwen3", "gemma3_text", "mistral", "llama", "gpt2", "deepseek_v3", "t5", "bart", "cohere2"))
+    kind, num_levels = rng.choice((("fixed", 5), ("dense", 4), ("ragged", 6)))
+    variant = VARIANTS[rng.choice(list(VARIANTS))]
+    model = with_head(family, num_levels, seed=seed, **variant)
+    num_rows, num_beams = rng.randint(1, 3), rng.choice((1, 2, 6, 12))
+    inputs = prompts(num_rows, rng.choice((10, LONG_PROMPT + 5)), padded=rng.random() < 0.5, seed=seed)
+    index = updated_index(kind) if rng.random() < 0.3 else index_of(kind)
+    settings: dict[str, Any] = {"constraint_index": index, "num_beams": num_beams, "pad_token_id": PAD, **DETAILS}
+    settings["num_return_sequences"] = rng.choice((1, num_beams))
+    if rng.random() < 0.3:
+        settings["repetition_penalty"] = 1.3
+    draft = {"drafting": "head", "verification": "strict", "draft_token_budget": rng.choice((1, 40, 512))}
+    plain = model.generate(**inputs, **settings)
+    drafted = model.generate(**inputs, **settings, **draft)
+    assert_same(drafted, plain)
+    return drafted.speculation.target_forwards, plain.speculation.target_forwards
+
+
+def test_self_speculation_changes_nothing() -> None:
+    forwards = [check_strict(seed) for seed in range(150)]
+    assert all(drafted <= plain for drafted, plain in forwards)
+    assert sum(drafted for drafted, _ in forwards) < 0.9 * sum(plain for _, plain in forwards)
+
+
+def test_a_good_head_saves_forwards() -> None:
+    """A head that knows the answer: its codes' logits are set to what the model says behind every prompt."""
+    model, inputs = with_head("qwen3", 4), prompts(1, 6)
+    settings = {"constraint_index": index_of("dense"), "num_beams": 2, "num_return_sequences": 2, **DETAILS}
+    plain = model.generate(**inputs, **settings)
+    head = model.draft_head
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.zero_()
+        hidden = torch.from_numpy(hidden_states(model, inputs, 0)).float()
+        for level in range(4):
+            for token in plain.sequences[:, 6 + level].tolist():
+                column = int(head.columns(torch.tensor(token), level=level))
+                head.logit_heads[level].weight[column] = hidden[level + 1]
+    how = {"drafting": "head", "verification": "strict", "draft_token_budget": 1, "num_draft_beams": 16}
+    drafted = model.generate(**inputs, **settings, **how)
+    assert_same(drafted, plain)
+    assert (plain.speculation.target_forwards, drafted.speculation.target_forwards) == (3, 1)
+    assert int(drafted.speculation.accepted_steps) == 2
+
+
+def test_relaxed_verification_takes_a_head() -> None:
+    model, inputs = with_head("qwen3", 5), prompts(2, 6)
+    settings = {"constraint_index": index_of("fixed"), "num_beams": 6, "num_return_sequences": 6, **DETAILS}
+    out = model.generate(**inputs, **settings, drafting="head", verification="relaxed")
+    assert all(index_of("fixed").items(out.sequences[:, 6:]))
+    for row in out.sequences.view(2, 6, -1).tolist():
+        assert len({tuple(path) for path in row}) == 6
+
+
+# A test that cannot fail is a defect
+
+
+@pytest.mark.parametrize("planted", ["state", "placeholder", "column"])
+def test_planted_errors_are_seen(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = DraftHead.logits
+
+    def next_level(self: Any, state: Any, hidden: Any, *, level: int) -> Any:
+        return real(self, state, hidden.roll(1, dims=1), level=level)
+
+    if planted == "placeholder":
+        monkeypatch.setattr(DraftHead, "logits", next_level)
+    elif planted == "state":
+        monkeypatch.setattr(DraftHead, "advance", lambda self, state, tokens, *, level: state)
+    else:
+        monkeypatch.setattr(DraftHead, "columns", lambda self, tokens, *, level: tokens.clamp(max=NUM_CODES - 1))
+    with pytest.raises(AssertionError):
+        test_the_heads_beam_search_equals_the_slow_one("rnn", 3)
+
+
+# Bad input
+
+
+def refused(model: Any, match: str, index: ConstraintIndex | None = None, **settings: Any) -> None:
+    given = {"constraint_index": index or index_of("fixed"), "num_beams": 3, "drafting": "head", **prompts(2, 6)}
+    with pytest.raises(ValueError, match=match):
+        model.generate(**(given | settings))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    model = enable(build("qwen3"))
+    refused(model, "no draft head, expected one: load a checkpoint")
+    model.draft_head = new_head(5, hidden_size=16)
+    refused(model, "hidden_size=16, expected the model's, 32")
+    model.draft_head = new_head(4)
+    refused(model, "5 levels and the draft head 4")
+    model.draft_head = new_head(5)
+    beyond = ConstraintIndex.from_sequences([[3, 4, 51, 6, 7], [3, 4, 5, 6, 7]])
+    refused(model, "token 51 on level 3, expected one of the draft head's 50 codes", beyond)
+    updated = ConstraintIndex.from_sequences([[3, 4, 5, 6, 7]])
+    updated.add([[3, 4, 5, 6, 52]], [9])
+    refused(model, "token 52 on level 5", updated)
+    refused(model, "124 tokens and the draft head's placeholders 5 more", **prompts(1, 124))
+    refused(model, "verification='last_level' with sequences of several lengths", verification="last_level",
+            index=short_index())  # fmt: skip
+    refused(model, "output_attentions with drafting='head'", output_attentions=True)
+    refused(model, "verification='catalogue' with drafting=None", drafting=None, verification="catalogue")
+    refused(model, "drafting='head' with assistant_model", assistant_model=bare("llama"), verification="strict")
+    refused(model, "num_draft_beams=9 without a draft model", num_draft_beams=9)
+    refused(model, "verification='sure'", verification="sure")
+    small = enable(build("qwen3", config={"vocab_size": FIRST_PLACEHOLDER}))
+    small.draft_head = new_head(5)
+    refused(
+        small,
+        "placeholder tokens .*, expected less than 54",
+        input_ids=torch.tensor([[3, 4]] * 2),
+        attention_mask=None,
+    )
+
+
+def short_index() -> ConstraintIndex:
+    return ConstraintIndex.from_sequences([[3, 4, 5, 6, 2], [3, 2]], eos_token_id=2)
+
+
+def test_sliding_caches_cannot_give_placeholders_back() -> None:
+    model = enable(build("mistral"))
+    model.draft_head = new_head(5)
+    inputs = prompts(2, 8)
+    begun = model(input_ids=inputs["input_ids"][:, :5], use_cache=True).past_key_values
+    refused(model, "layers that drop keys", past_key_values=begun, **inputs)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"codebook_sizes": ()},
+        {"codebook_sizes": (4, 0)},
+        {"hidden_size": 0},
+        {"transition": "lstm"},
+        {"use_state": False},
+        {"use_state": False, "transition": "none", "use_placeholders": False, "placeholder_token_ids": ()},
+        {"placeholder_token_ids": (5,)},
+        {"placeholder_token_ids": (5, 5)},
+        {"placeholder_tokens": ("<a>",)},
+        {"use_placeholders": False},
+    ],
+)
+def test_configs_that_mean_nothing_are_refused(fields: dict[str, Any]) -> None:
+    good: dict[str, Any] = {"hidden_size": 8, "codebook_sizes": (4, 4), "placeholder_token_ids": (5, 6)}
+    DraftHeadConfig(**good)
+    with pytest.raises(ValueError, match="expected"):
+        DraftHeadConfig(**(good | fields))
+
+
+@pytest.mark.parametrize("codebooks", [[[1, 2]], [[1, 2], [3, 4, 5]], [[1, 1], [3, 4]], [[-1, 2], [3, 4]]])
+def test_codebooks_are_those_of_the_config(codebooks: list[list[int]]) -> None:
+    config = DraftHeadConfig(hidden_size=8, codebook_sizes=(2, 2), placeholder_token_ids=(5, 6))
+    with pytest.raises(ValueError, match="expected"):
+        DraftHead(config, codebooks)
+
+
+def test_the_default_loss_is_a_mean_within_codebooks() -> None:
+    head = new_head(3, hidden_size=8)
+    hidden, labels = torch.randn(2, 4, 8), torch.tensor([[4, 9, 17], [30, 2, draft_head.IGNORED]])
+    weights = {name: value.double().numpy() for name, value in head.state_dict().items()}
+    codebooks = [head.codebook(level).tolist() for level in range(3)]
+    losses = []
+    for row, own in zip(hidden.double().numpy(), labels.tolist(), strict=True):
+        known = [token for token in own if token >= 0]
+        for level, token in enumerate(known):
+            given = reference_head_log_probs(row, weights, codebooks, known[:level], transition="rnn")
+            losses.append(-given[token])
+    assert float(head.loss(hidden, labels).detach()) == pytest.approx(np.mean(losses), abs=1e-5)

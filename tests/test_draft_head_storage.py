@@ -1,0 +1,903 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Draft heads on their way into models, folders and repositories, and back."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import logging
+import os
+import pickle
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import families
+import huggingface_hub
+import pytest
+import safetensors.torch
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerFast
+
+import hf_gr
+from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, DraftHead, DraftHeadConfig, SemanticIds
+from hf_gr.generation import draft_heads
+from hf_gr.generation.draft_heads import add_draft_head, check_tokenizer, load_draft_head, save_draft_head
+from hf_gr.torch import head_storage
+
+JSON_FILE, TENSORS_FILE = head_storage.FILES
+LEVELS = [[3, 4], [7, 5, 6], [4, 9]]
+TRANSITIONS = ("rnn", "gru", "mlp", "add", "none")
+
+
+def build(family: str = "qwen3", **kwargs: Any) -> Any:
+    return hf_gr.enable(families.build(family, **kwargs))
+
+
+def tokenizer_of(size: int = families.VOCABULARY) -> Any:
+    made = Tokenizer(models.WordLevel({f"w{number}": number for number in range(size)}, unk_token="w0"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=made)
+
+
+def same_tensors(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Names, types and bits."""
+    return one.keys() == other.keys() and all(
+        tensor.dtype == other[name].dtype and torch.equal(tensor, other[name]) for name, tensor in one.items()
+    )
+
+
+def same_heads(one: DraftHead, other: DraftHead) -> bool:
+    rows, others = one.placeholder_embeddings, other.placeholder_embeddings
+    return (
+        one.config == other.config
+        and same_tensors(one.state_dict(), other.state_dict())
+        and ((rows is None and others is None) or torch.equal(rows, others))
+    )
+
+
+def save_checkpoint(model: Any, folder: Path) -> None:
+    save_draft_head(model, folder)
+    model.save_pretrained(folder)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def rewrite(folder: Path, change: Any = None, **fields: Any) -> None:
+    """Write a saved head anew, with valid digests: `change` of its tensors, and other fields."""
+    description, tensors = head_storage.load(folder)
+    version = fields.pop("format_version", head_storage.FORMAT_VERSION)
+    if change is not None:
+        change(tensors)
+    before, head_storage.FORMAT_VERSION = head_storage.FORMAT_VERSION, version
+    try:
+        head_storage.save(folder, {**description, **fields}, tensors)
+    finally:
+        head_storage.FORMAT_VERSION = before
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """The folder of a head that was part of a model."""
+    model = build()
+    add_draft_head(model, LEVELS).save_pretrained(tmp_path / "head")
+    return tmp_path / "head"
+
+
+# A head for a model
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt2", "t5", "bart", "opt"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_head_is_made_for_the_model(family: str, dtype: torch.dtype) -> None:
+    model = build(family, dtype=dtype)
+    head = add_draft_head(model, LEVELS)
+    vocabulary = families.VOCABULARY
+    assert model.draft_head is head
+    assert head.config == DraftHeadConfig(
+        32, (2, 3, 2), placeholder_token_ids=tuple(range(vocabulary, vocabulary + 3))
+    )
+    assert [head.codebook(level).tolist() for level in range(3)] == LEVELS
+    assert {parameter.dtype for parameter in head.parameters()} == {dtype}
+    assert model.get_input_embeddings().weight.shape == (vocabulary + 3, 32)
+    assert model.get_output_embeddings().weight.shape == (vocabulary + 3, 32)
+    assert model.config.vocab_size == vocabulary + 3
+    assert not head.training
+    assert torch.equal(head.placeholder_embeddings, model.get_input_embeddings().weight[vocabulary:])
+
+
+def test_the_hidden_size_is_what_the_output_embeddings_read() -> None:
+    model = build("opt", config={"word_embed_proj_dim": 16})  # OPT-350m: narrower on the outside
+    assert add_draft_head(model, LEVELS).config.hidden_size == 16
+
+
+def test_a_head_is_drawn_from_torchs_generator() -> None:
+    states = []
+    for seed in (1, 1, 2):
+        model = build()
+        torch.manual_seed(seed)
+        add_draft_head(model, LEVELS)
+        states.append(model.state_dict())
+    assert same_tensors(states[0], states[1])
+    assert not same_tensors(states[0], states[2])
+
+
+def test_nothing_is_said_about_new_embeddings(caplog: Any, capfd: Any) -> None:
+    logging.getLogger("transformers").addHandler(caplog.handler)
+    try:
+        add_draft_head(build("gpt2"), LEVELS)
+    finally:
+        logging.getLogger("transformers").removeHandler(caplog.handler)
+    assert (caplog.records, *capfd.readouterr()) == ([], "", "")
+
+
+def test_a_catalogue_gives_its_codes() -> None:
+    index = ConstraintIndex.from_sequences([[9, 7], [5], [9], [6, 7, 8]], eos_token_id=2)
+    codes = [[5, 6, 9], [2, 7], [2, 8], [2]]
+    head = add_draft_head(build(), index)
+    assert [head.codebook(level).tolist() for level in range(4)] == codes
+    # What was removed may come back; what was added is there.
+    index.remove([1])
+    index.add([[11]], [7])
+    head = add_draft_head(build(), index)
+    assert [head.codebook(level).tolist() for level in range(4)] == [[5, 6, 9, 11], *codes[1:]]
+    one_length = ConstraintIndex.from_sequences([[9, 7], [5, 8]])
+    assert add_draft_head(build(), one_length).config.codebook_sizes == (2, 2)
+
+
+def test_semantic_ids_give_codes_that_no_item_has() -> None:
+    ids = SemanticIds([[0, 1], [2, 0]], level_sizes=[4, 3], offset=10)
+    head = add_draft_head(build(), ids)
+    assert [head.codebook(level).tolist() for level in range(2)] == [[10, 11, 12, 13], [14, 15, 16]]
+    tokenizer = tokenizer_of(60)
+    tokenizer.add_tokens(["<a_0>", "<b_1>"])
+    known = SemanticIds.from_tokenizer([[0, 1]], tokenizer, level_sizes=[2, 2])
+    head = add_draft_head(build(), known, tokenizer=tokenizer)
+    assert [head.codebook(level).tolist() for level in range(2)] == [[60], [61]]
+    assert head.config.placeholder_token_ids == (62, 63)
+
+
+def test_ragged_semantic_ids_need_their_end_token() -> None:
+    ids = SemanticIds([[0, 1], [2, -1]], offset=10)
+    with pytest.raises(ValueError, match=r"do not tell the end token: pass codebooks.constraint_index\(eos_token_id="):
+        add_draft_head(build(), ids)
+    assert add_draft_head(build(), ids.constraint_index(eos_token_id=2)).config.num_levels == 3
+
+
+@pytest.mark.parametrize(
+    ("levels", "message"),
+    [
+        ([], r"codebooks is \[\], expected a ConstraintIndex, SemanticIds, a DraftHead, or the token ids"),
+        ("codes", r"codebooks is 'codes', expected"),
+        (7, r"codebooks is 7, expected"),
+        ([256, 256], r"codebooks has torch.int64 of shape \[\] on level 1, expected a list of token ids"),
+        ([[3], []], r"of shape \[0\] on level 2"),
+        ([[3], [0.5]], r"codebooks has torch.float32 of shape \[1\] on level 2"),
+        ([[3], [[4]]], r"of shape \[1, 1\] on level 2"),
+        ([[3], ["a"]], r"codebooks has no list of token ids on level 2 \(.*\), expected one"),
+        ([[3], [4, 5, 4]], r"codebooks has token 4 twice on level 2, expected distinct ones"),
+        ([[3], [4, -1]], r"codebooks has token -1 on level 2, expected 0 to 63"),
+        ([[3], [64]], r"token 64 on level 2, expected 0 to 63, the model's vocabulary: .*resize_token_embeddings"),
+    ],
+)
+def test_bad_codebooks_are_clear_errors(levels: Any, message: str) -> None:
+    model, tokenizer = build(), tokenizer_of()
+    with pytest.raises(ValueError, match=message):
+        add_draft_head(model, levels, tokenizer=tokenizer)
+    assert not hasattr(model, "draft_head")
+    assert len(tokenizer) == model.get_input_embeddings().weight.shape[0] == 64
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"placeholder_tokens": ["<a>"]}, "placeholder_tokens=.*expected 2 distinct ones"),
+        ({"placeholder_tokens": ["<a>", "<a>"]}, "placeholder_tokens=.*expected 2 distinct ones"),
+        ({"placeholder_tokens": [1, 2]}, "expected strings such as '<SP_1>'"),
+        ({"transition": "lstm"}, "transition='lstm', expected one of"),
+        ({"use_state": False}, "use_state=False with transition='rnn'"),
+    ],
+)
+def test_bad_options_change_nothing(options: dict[str, Any], message: str) -> None:
+    model, tokenizer = build(), tokenizer_of()
+    with pytest.raises(ValueError, match=message):
+        add_draft_head(model, LEVELS[:2], tokenizer=tokenizer, **options)
+    assert not hasattr(model, "draft_head")
+    assert len(tokenizer) == model.get_input_embeddings().weight.shape[0] == 64
+
+
+def test_a_model_without_a_language_modelling_head_is_a_clear_error() -> None:
+    with pytest.raises(ValueError, match="model is a Qwen3Model, expected one with a language-modelling head"):
+        add_draft_head(build().model, LEVELS)
+
+
+# Placeholders and tokenizers
+
+
+def test_placeholders_are_special_tokens_that_survive_a_round_trip(tmp_path: Path) -> None:
+    model, tokenizer = build(), tokenizer_of()
+    head = add_draft_head(model, LEVELS, tokenizer=tokenizer)
+    assert head.config.placeholder_tokens == ("<SP_1>", "<SP_2>", "<SP_3>")
+    assert head.config.placeholder_token_ids == (64, 65, 66)
+    save_checkpoint(model, tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    for each in (tokenizer, again):
+        check_tokenizer(head, each)
+        assert each("w3 <SP_1><SP_2> w4<SP_3>").input_ids == [3, 64, 65, 4, 66]
+        assert each.decode([3, 64, 65, 66], skip_special_tokens=True) == "w3"
+    loaded = AutoModelForGenerativeRetrieval.from_pretrained(tmp_path)
+    check_tokenizer(loaded.draft_head, again)
+
+
+def test_a_tokenizer_with_room_resizes_nothing() -> None:
+    model, tokenizer = build(), tokenizer_of(60)
+    head = add_draft_head(model, LEVELS, tokenizer=tokenizer, placeholder_tokens=["<x>", "w11", "<y>"])
+    assert head.config.placeholder_token_ids == (60, 11, 61)
+    assert len(model.get_input_embeddings().weight) == 64
+
+
+def test_another_head_reuses_the_placeholders() -> None:
+    model, tokenizer = build(), tokenizer_of()
+    before = add_draft_head(model, LEVELS)
+    rows = before.placeholder_embeddings
+    head = add_draft_head(model, LEVELS, transition="gru")
+    assert head is model.draft_head
+    assert head.config.placeholder_token_ids == (64, 65, 66)
+    assert torch.equal(head.placeholder_embeddings, rows)
+    assert add_draft_head(model, LEVELS, tokenizer=tokenizer).config.placeholder_token_ids == (64, 65, 66)
+    shorter = add_draft_head(model, LEVELS[:2])
+    assert shorter.config.placeholder_token_ids == (67, 68)
+
+
+def test_without_placeholders_there_are_none() -> None:
+    model, tokenizer = build(), tokenizer_of()
+    head = add_draft_head(model, LEVELS, tokenizer=tokenizer, use_placeholders=False)
+    assert len(tokenizer) == len(model.get_input_embeddings().weight) == 64
+    assert head.placeholder_embeddings is None
+    check_tokenizer(head, tokenizer)
+
+
+def test_placeholders_that_would_be_codes_are_a_clear_error() -> None:
+    model, tokenizer = build(), tokenizer_of(9)  # ids from 9 on are codes that the tokenizer does not know
+    with pytest.raises(
+        ValueError, match=r"would have id 9 for '<SP_1>', expected one that is no code: .*or give none"
+    ):
+        add_draft_head(model, LEVELS, tokenizer=tokenizer)
+    assert len(tokenizer) == 9
+    assert add_draft_head(model, LEVELS).config.placeholder_token_ids == (64, 65, 66)
+
+
+def test_another_tokenizer_is_a_clear_error() -> None:
+    tokenizer = tokenizer_of()
+    head = add_draft_head(build(), LEVELS, tokenizer=tokenizer)
+    with pytest.raises(
+        ValueError, match=r"tokenizer has no token '<SP_1>', expected .* with id 64: load the tokenizer"
+    ):
+        check_tokenizer(head, tokenizer_of())
+    shifted = tokenizer_of(60)
+    shifted.add_tokens(list(head.config.placeholder_tokens), special_tokens=True)
+    with pytest.raises(
+        ValueError, match=r"token '<SP_1>' with id 60, expected the draft head's placeholder with id 64"
+    ):
+        check_tokenizer(head, shifted)
+
+
+# A head that is there already
+
+
+@pytest.mark.parametrize("transition", TRANSITIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_head_alone_survives_bit_by_bit(transition: Any, dtype: torch.dtype, tmp_path: Path) -> None:
+    model = build(dtype=dtype)
+    head = add_draft_head(model, LEVELS, transition=transition)
+    head.save_pretrained(tmp_path)
+    assert sorted(contents(tmp_path)) == ["README.md", TENSORS_FILE, JSON_FILE]
+    state = torch.random.get_rng_state()
+    loaded = DraftHead.from_pretrained(tmp_path)
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert same_heads(loaded, head)
+    assert not loaded.training
+    assert all(parameter.requires_grad for parameter in loaded.parameters())
+    tokens = torch.tensor([[3, 5, 9]])
+    hidden = torch.randn(1, 4, 32, dtype=dtype)
+    for ours, theirs in zip(loaded(hidden, tokens), head(hidden, tokens), strict=True):
+        assert torch.equal(ours, theirs)
+    # Onto the same model again: as it was.
+    before = model.state_dict()
+    add_draft_head(model, loaded)
+    assert same_tensors(before, model.state_dict())
+
+
+@pytest.mark.parametrize("options", [{"use_placeholders": False}, {"use_state": False, "transition": "none"}])
+def test_ablations_survive(options: dict[str, Any], saved: Path) -> None:
+    model = build()
+    head = add_draft_head(model, LEVELS, **options)
+    head.save_pretrained(saved)
+    assert same_heads(DraftHead.from_pretrained(saved), head)
+
+
+def test_a_head_is_shared_with_its_placeholders_embeddings(saved: Path) -> None:
+    head, model, tokenizer = DraftHead.from_pretrained(saved), build(seed=1), tokenizer_of()
+    rows = head.placeholder_embeddings
+    own = model.get_input_embeddings().weight.clone()
+    assert add_draft_head(model, head, tokenizer=tokenizer) is head is model.draft_head
+    weight = model.get_input_embeddings().weight
+    assert torch.equal(weight[64:], rows)
+    assert torch.equal(weight[:64], own)
+    assert weight.requires_grad
+    assert tokenizer.convert_tokens_to_ids(["<SP_1>", "<SP_3>"]) == [64, 66]
+    # From now on the model's rows are the head's.
+    with torch.no_grad():
+        weight[64] = 7
+    head.save_pretrained(saved)
+    assert torch.equal(DraftHead.from_pretrained(saved).placeholder_embeddings, weight[64:])
+
+
+def test_a_head_takes_the_models_dtype(saved: Path) -> None:
+    model = build(dtype=torch.bfloat16)
+    head = add_draft_head(model, DraftHead.from_pretrained(saved))
+    assert {parameter.dtype for parameter in head.parameters()} == {torch.bfloat16}
+    assert head.codebook(0).dtype == torch.int64
+
+
+def test_a_head_that_was_part_of_no_model_brings_no_embeddings(tmp_path: Path) -> None:
+    head = DraftHead(DraftHeadConfig(32, (2, 3, 2), placeholder_token_ids=(10, 11, 12)), LEVELS)
+    head.save_pretrained(tmp_path)
+    head = DraftHead.from_pretrained(tmp_path)
+    assert head.placeholder_embeddings is None
+    model = build()
+    before = model.get_input_embeddings().weight.clone()
+    add_draft_head(model, head)
+    assert torch.equal(model.get_input_embeddings().weight, before)
+
+
+def test_a_head_without_its_model_says_so_instead_of_losing_the_embeddings(tmp_path: Path) -> None:
+    model = build()
+    head = add_draft_head(model, LEVELS)
+    twins = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    for twin in twins:
+        with pytest.raises(ValueError, match=r"is gone, or this is a copy .*or model.add_draft_head\(head\) first"):
+            twin.draft_head.save_pretrained(tmp_path)
+        add_draft_head(twin, twin.draft_head)
+        twin.draft_head.save_pretrained(tmp_path)
+        assert same_heads(DraftHead.from_pretrained(tmp_path), head)
+    del model
+    gc.collect()
+    with pytest.raises(ValueError, match="the draft head's model is gone"):
+        head.save_pretrained(tmp_path)
+
+
+def test_a_head_of_another_model_is_a_clear_error(saved: Path) -> None:
+    head = DraftHead.from_pretrained(saved)
+    narrow = build(config={"hidden_size": 16})
+    with pytest.raises(ValueError, match=r"has hidden_size=32, expected the model's, 16: it is another model's head"):
+        add_draft_head(narrow, head)
+    small = build(config={"vocab_size": 8})
+    with pytest.raises(ValueError, match=r"codebooks has token 9 on level 3, expected 0 to 7, the model's vocabulary"):
+        add_draft_head(small, head)
+    model = build()
+    shifted = tokenizer_of(60)
+    with pytest.raises(
+        ValueError, match=r"token '<SP_1>' with id 60, expected the draft head's placeholder with id 64"
+    ):
+        add_draft_head(model, head, tokenizer=shifted)
+    assert len(shifted) == 60  # nothing was added
+    shifted.add_tokens(["<SP_2>"])
+    with pytest.raises(ValueError, match="tokenizer has no token '<SP_1>'"):
+        add_draft_head(model, head, tokenizer=shifted)
+    head._placeholder_rows = torch.zeros(3, 16)
+    with pytest.raises(ValueError, match="placeholder embeddings of size 16, expected the model's, 32"):
+        add_draft_head(model, head)
+    assert not hasattr(model, "draft_head")
+    assert len(model.get_input_embeddings().weight) == 64
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"transition": "gru"}, {"use_state": False}, {"use_placeholders": False}, {"placeholder_tokens": ["<a>"]}],
+)
+def test_a_head_has_its_own_options(options: dict[str, Any], saved: Path) -> None:
+    with pytest.raises(ValueError, match="codebooks is a DraftHead and .* is given, expected none of them"):
+        add_draft_head(build(), DraftHead.from_pretrained(saved), **options)
+
+
+# Checkpoints
+
+
+CHECKPOINTS = [
+    ("qwen3", {}, torch.float32),
+    ("qwen3", {"tie_word_embeddings": True}, torch.float32),
+    ("qwen3", {}, torch.bfloat16),
+    ("gpt2", {}, torch.float32),
+    ("t5", {}, torch.float32),
+    ("t5", {"tie_word_embeddings": False}, torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize(("family", "config", "dtype"), CHECKPOINTS)
+def test_a_checkpoint_survives_bit_by_bit(
+    family: str, config: dict[str, Any], dtype: torch.dtype, tmp_path: Path, caplog: Any
+) -> None:
+    model = build(family, config=config, dtype=dtype)
+    add_draft_head(model, LEVELS)
+    save_checkpoint(model, tmp_path)
+    again = AutoModelForGenerativeRetrieval.from_pretrained(tmp_path, dtype="auto")
+    assert same_tensors(model.state_dict(), again.state_dict())
+    assert same_heads(model.draft_head, again.draft_head)
+    # And once more from there.
+    save_checkpoint(again, tmp_path / "again")
+    for name in (TENSORS_FILE, JSON_FILE, "model.safetensors"):
+        assert (tmp_path / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+    # Plain transformers sees a checkpoint of its own.
+    assert not [name for name in safetensors.torch.load_file(tmp_path / "model.safetensors") if "draft" in name]
+    auto = AutoModelForSeq2SeqLM if model.config.is_encoder_decoder else AutoModelForCausalLM
+    logging.getLogger("transformers").addHandler(caplog.handler)
+    try:
+        plain, info = auto.from_pretrained(tmp_path, dtype="auto", output_loading_info=True)
+    finally:
+        logging.getLogger("transformers").removeHandler(caplog.handler)
+    assert not any(info.values())
+    assert not caplog.records
+    own = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("draft_head.")}
+    assert same_tensors(plain.state_dict(), own)
+
+
+def test_a_checkpoint_without_a_head_has_none(tmp_path: Path) -> None:
+    model = build()
+    save_checkpoint(model, tmp_path)
+    assert not [path for path in tmp_path.iterdir() if "draft" in path.name]
+    assert not hasattr(AutoModelForGenerativeRetrieval.from_pretrained(tmp_path), "draft_head")
+    assert load_draft_head(model, tmp_path) is None
+
+
+def test_a_head_in_a_subfolder_is_found(tmp_path: Path) -> None:
+    model = build()
+    add_draft_head(model, LEVELS)
+    save_checkpoint(model, tmp_path / "inner")
+    again = AutoModelForGenerativeRetrieval.from_pretrained(tmp_path, subfolder="inner")
+    assert same_heads(model.draft_head, again.draft_head)
+
+
+@pytest.mark.parametrize(("gone", "left"), [(JSON_FILE, TENSORS_FILE), (TENSORS_FILE, JSON_FILE)])
+def test_one_file_of_two_is_a_clear_error(gone: str, left: str, tmp_path: Path) -> None:
+    model = build()
+    add_draft_head(model, LEVELS)
+    save_checkpoint(model, tmp_path)
+    (tmp_path / gone).unlink()
+    with pytest.raises(ValueError, match=f"has {left} and no {gone}, expected both or neither: .*or delete {left}"):
+        AutoModelForGenerativeRetrieval.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"has no {gone}, expected both .* download the draft head or save it again"):
+        DraftHead.from_pretrained(tmp_path)
+
+
+def test_a_head_in_the_folder_of_a_model_that_lacks_its_rows_is_added(saved: Path) -> None:
+    build(seed=1).save_pretrained(saved)
+    model = AutoModelForGenerativeRetrieval.from_pretrained(saved)
+    assert same_heads(model.draft_head, DraftHead.from_pretrained(saved))
+    assert len(model.get_input_embeddings().weight) == 67
+
+
+def test_another_models_head_in_the_folder_is_a_clear_error(saved: Path) -> None:
+    build(config={"hidden_size": 16}).save_pretrained(saved)
+    with pytest.raises(ValueError, match="has hidden_size=32, expected the model's, 16"):
+        AutoModelForGenerativeRetrieval.from_pretrained(saved)
+
+
+def test_loading_into_a_model_keeps_a_head_of_the_same_shape(tmp_path: Path) -> None:
+    model, other = build(), build(seed=1)
+    add_draft_head(model, LEVELS)
+    head = add_draft_head(other, LEVELS)
+    parameters = list(head.parameters())
+    save_draft_head(model, tmp_path)
+    assert load_draft_head(other, tmp_path) is head is other.draft_head
+    assert [id(parameter) for parameter in head.parameters()] == [id(parameter) for parameter in parameters]
+    assert same_heads(head, model.draft_head)
+    add_draft_head(other, [[3, 4], [5, 6, 8], [4, 9]])
+    assert load_draft_head(other, tmp_path) is not head
+    assert same_heads(other.draft_head, model.draft_head)
+
+
+def test_a_gathered_state_dict_is_what_is_saved(tmp_path: Path) -> None:
+    model = build()
+    head = add_draft_head(model, LEVELS)
+    gathered = {name: tensor + 1 for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+    save_draft_head(model, tmp_path, state_dict=gathered)
+    loaded = DraftHead.from_pretrained(tmp_path)
+    assert torch.equal(loaded.logit_heads[0].weight, head.logit_heads[0].weight + 1)
+    assert torch.equal(loaded.placeholder_embeddings, head.placeholder_embeddings + 1)
+    assert torch.equal(loaded.codebook(1), head.codebook(1))
+
+
+def test_a_frozen_model_keeps_its_weights_frozen(saved: Path) -> None:
+    model = build().requires_grad_(False)
+    head = add_draft_head(model, DraftHead.from_pretrained(saved))
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained == {f"draft_head.{name}" for name, _ in head.named_parameters()}
+
+
+# Files
+
+
+def test_the_json_is_for_people(saved: Path) -> None:
+    text = (saved / JSON_FILE).read_text(encoding="utf-8")
+    fields = json.loads(text)
+    assert list(fields) == sorted(fields)
+    assert fields.pop("sha256")
+    assert fields == {
+        "codebook_sizes": [2, 3, 2],
+        "format_version": 1,
+        "hidden_size": 32,
+        "placeholder_token_ids": [64, 65, 66],
+        "placeholder_tokens": ["<SP_1>", "<SP_2>", "<SP_3>"],
+        "transition": "rnn",
+        "use_placeholders": True,
+        "use_state": True,
+    }
+
+
+def test_the_tensors_have_documented_names(saved: Path) -> None:
+    shapes = {name: list(tensor.shape) for name, tensor in safetensors.torch.load_file(saved / TENSORS_FILE).items()}
+    cells = {"weight_ih": [32, 32], "weight_hh": [32, 32], "bias_ih": [32], "bias_hh": [32]}
+    assert shapes == {
+        **{f"codebook_{level}": [size] for level, size in enumerate((2, 3, 2))},
+        **{f"logit_heads.{level}.weight": [size, 32] for level, size in enumerate((2, 3, 2))},
+        **{f"embeddings.{level}.weight": [size, 32] for level, size in enumerate((2, 3))},
+        **{f"transitions.{level}.{name}": shape for level in (0, 1) for name, shape in cells.items()},
+        "placeholder_embeddings": [3, 32],
+    }
+
+
+@pytest.mark.parametrize("interrupted_before", [TENSORS_FILE, JSON_FILE])
+def test_an_interrupted_save_leaves_the_old_head_or_the_new_one(
+    interrupted_before: str, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = DraftHead.from_pretrained(saved)
+    model = build(seed=1)
+    new = add_draft_head(model, LEVELS[:2])
+    replace = Path.replace
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.name == interrupted_before:
+            raise KeyboardInterrupt
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(KeyboardInterrupt):
+        new.save_pretrained(saved)
+    assert same_heads(DraftHead.from_pretrained(saved), old if interrupted_before == TENSORS_FILE else new)
+    assert sorted(contents(saved)) == ["README.md", TENSORS_FILE, JSON_FILE]
+
+
+def test_a_loaded_head_does_not_depend_on_its_file(saved: Path) -> None:
+    head = DraftHead.from_pretrained(saved)
+    before = {name: tensor.clone() for name, tensor in head.state_dict().items()}
+    path = saved / TENSORS_FILE
+    with path.open("rb+") as file:
+        file.write(bytes(path.stat().st_size))
+    assert same_tensors(before, head.state_dict())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of files are POSIX")
+def test_files_have_the_usual_modes(saved: Path) -> None:
+    (saved / "other").touch()
+    assert len({path.stat().st_mode for path in saved.iterdir()}) == 1
+
+
+def test_a_card_that_is_there_is_kept(saved: Path) -> None:
+    (saved / "README.md").write_text("mine", encoding="utf-8")
+    model = build()
+    add_draft_head(model, LEVELS).save_pretrained(saved)
+    assert (saved / "README.md").read_text(encoding="utf-8") == "mine"
+
+
+def test_a_file_in_the_folders_place_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    model = build()
+    with pytest.raises(ValueError, match="save_directory='.*file' is a file, expected a folder: name another one"):
+        add_draft_head(model, LEVELS).save_pretrained(tmp_path / "file")
+
+
+def test_what_cannot_be_written_is_an_os_error(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise safetensors.SafetensorError("No space left on device")
+
+    before = contents(saved)
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    model = build()
+    with pytest.raises(OSError, match="draft_head.safetensors cannot be written: No space left"):
+        add_draft_head(model, LEVELS).save_pretrained(saved)
+    assert contents(saved) == before
+
+
+@pytest.mark.parametrize("size", [0, 4, 8, 200, -1])
+def test_a_file_cut_short_is_a_clear_error(size: int, saved: Path) -> None:
+    path = saved / TENSORS_FILE
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(ValueError, match=r"is no safetensors file or is cut short \(.*\); hf_gr never unpickles"):
+        DraftHead.from_pretrained(saved)
+
+
+def test_what_is_pickled_is_not_loaded(saved: Path) -> None:
+    torch.save({"a": torch.zeros(1)}, saved / TENSORS_FILE)
+    with pytest.raises(ValueError, match="hf_gr never unpickles"):
+        DraftHead.from_pretrained(saved)
+
+
+def test_other_safetensors_are_no_head(saved: Path) -> None:
+    safetensors.torch.save_file({"a": torch.zeros(1)}, saved / TENSORS_FILE)
+    with pytest.raises(ValueError, match="holds no draft head, expected what save_pretrained writes"):
+        DraftHead.from_pretrained(saved)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", "{}", '{"hidden_size": 32}', "[" * 100_000])
+def test_a_json_that_is_none_is_a_clear_error(text: str, saved: Path) -> None:
+    (saved / JSON_FILE).write_text(text, encoding="utf-8")
+    with pytest.raises(
+        ValueError, match="draft_head_config.json is no description of a draft head: download it or save"
+    ):
+        DraftHead.from_pretrained(saved)
+
+
+def test_an_altered_json_is_a_clear_error(saved: Path) -> None:
+    text = (saved / JSON_FILE).read_text(encoding="utf-8")
+    (saved / JSON_FILE).write_text(text.replace("64", "63"), encoding="utf-8")
+    with pytest.raises(
+        ValueError, match="draft_head_config.json was altered after it was saved, expected its own digest"
+    ):
+        DraftHead.from_pretrained(saved)
+
+
+def test_a_newer_format_says_so(saved: Path) -> None:
+    rewrite(saved, format_version=2)
+    with pytest.raises(
+        ValueError, match=r"format_version 2, expected at most 1: a newer hf_gr wrote it; pip install -U"
+    ):
+        DraftHead.from_pretrained(saved)
+
+
+def drop(name: str) -> Any:
+    return lambda tensors: tensors.pop(name)
+
+
+def put(name: str, tensor: Any) -> Any:
+    return lambda tensors: tensors.update({name: tensor})
+
+
+@pytest.mark.parametrize(
+    ("change", "fields", "message"),
+    [
+        (drop("logit_heads.1.weight"), {}, r"there is no logit_heads.1.weight"),
+        (drop("codebook_2"), {}, r"'codebook_2'"),
+        (put("more", torch.zeros(1)), {}, r"there is more, which the config does not speak of"),
+        (
+            put("embeddings.0.weight", torch.zeros(3, 32)),
+            {},
+            r"embeddings.0.weight is torch.float32 of shape \[3, 32\]",
+        ),
+        (put("transitions.1.bias_hh", torch.zeros(32).long()), {}, r"transitions.1.bias_hh is torch.int64"),
+        (put("codebook_0", torch.tensor([3, 3])), {}, r"codebooks have \(1, 3, 2\) distinct tokens"),
+        (put("codebook_0", torch.tensor([3, -4])), {}, r"token below 0"),
+        (
+            put("placeholder_embeddings", torch.zeros(2, 32)),
+            {},
+            r"placeholder_embeddings has shape \[2, 32\], expected",
+        ),
+        (None, {"hidden_size": 16}, r"embeddings.0.weight is torch.float32 of shape \[2, 32\], expected \[2, 16\]"),
+        (None, {"hidden_size": None}, r"hidden_size=None"),
+        (None, {"codebook_sizes": [2, 3]}, r"distinct|placeholder_token_ids"),
+        (None, {"codebook_sizes": 7}, r"not iterable"),
+        (None, {"codebook_sizes": [2, 3, 3]}, r"codebooks have \(2, 3, 2\) distinct tokens, expected \(2, 3, 3\)"),
+        (None, {"transition": "gru"}, r"transitions.0.bias_hh is torch.float32 of shape \[32\], expected \[96\]"),
+        (None, {"transition": "none"}, r"there is embeddings.0.weight, which the config does not speak of"),
+    ],
+)
+def test_tensors_that_do_not_fit_the_config_are_a_clear_error(
+    change: Any, fields: dict[str, Any], message: str, saved: Path
+) -> None:
+    rewrite(saved, change, **fields)
+    with pytest.raises(
+        ValueError, match=rf"draft_head.safetensors holds no draft head \(.*({message}).*\): download it"
+    ):
+        DraftHead.from_pretrained(saved)
+
+
+# Cards and the Hub
+
+
+def test_the_card_is_a_model_card(saved: Path) -> None:
+    card = huggingface_hub.ModelCard.load(saved / "README.md")
+    assert card.data.library_name == "hf_gr"
+    assert {"generative-recommendation", "draft-head"} <= set(card.data.tags)
+    assert 'DraftHead.from_pretrained("head")' in card.text
+    assert "| 2 | 3 | `<SP_2>` | 65 |" in card.text
+    assert "4,608 parameters in float32 and a hidden size of 32; transition `rnn`, with a state" in card.text
+    assert "NEZHA" in card.text
+    compile(card.text.split("```python")[1].split("```")[0], "README.md", "exec")
+
+
+def test_the_card_of_a_head_without_placeholders_names_none(tmp_path: Path) -> None:
+    model = build()
+    add_draft_head(model, LEVELS, use_placeholders=False).save_pretrained(tmp_path)
+    text = huggingface_hub.ModelCard.load(tmp_path / "README.md").text
+    assert "| level | codes | \n|---|---|\n| 1 | 2 |\n" in text
+    assert "without placeholders" in text
+
+
+class FakeApi:
+    """What `push_to_hub` needs of HfApi, and a note of what it was asked."""
+
+    asked: dict[str, Any]
+    uploaded: dict[str, bytes]
+    has_card = False
+
+    def __init__(self, token: Any = None) -> None:
+        type(self).asked, type(self).uploaded = {"token": token}, {}
+
+    def create_repo(self, repo_id: str, **arguments: Any) -> Any:
+        self.asked["create_repo"] = (repo_id, arguments)
+        return SimpleNamespace(repo_id=repo_id if "/" in repo_id else f"me/{repo_id}")
+
+    def create_branch(self, repo_id: str, **arguments: Any) -> None:
+        self.asked["create_branch"] = (repo_id, arguments)
+
+    def file_exists(self, repo_id: str, filename: str, **arguments: Any) -> bool:
+        return self.has_card
+
+    def upload_folder(self, *, folder_path: str, ignore_patterns: list[str] | None, **arguments: Any) -> Any:
+        self.asked["upload_folder"] = arguments
+        files = contents(Path(folder_path)).items()
+        self.uploaded.update({name: data for name, data in files if name not in (ignore_patterns or ())})
+        return SimpleNamespace(commit_url="https://huggingface.co/me/head/commit/1")
+
+    def create_commit(self, *, operations: list[Any], **arguments: Any) -> Any:
+        self.asked["create_commit"] = arguments
+        self.uploaded.update({each.path_in_repo: Path(each.path_or_fileobj).read_bytes() for each in operations})
+        return SimpleNamespace(commit_url="https://huggingface.co/me/model/commit/1")
+
+
+@pytest.mark.parametrize("repo_id", ["me/head", "head"])
+def test_push_to_hub_uploads_a_head(
+    repo_id: str, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub, "HfApi", FakeApi)
+    head = DraftHead.from_pretrained(saved)
+    assert head.push_to_hub(repo_id, private=True, token="secret", commit_message="hello").endswith("/commit/1")
+    assert FakeApi.asked["token"] == "secret"
+    assert FakeApi.asked["create_repo"] == (repo_id, {"private": True, "exist_ok": True})
+    assert FakeApi.asked["upload_folder"] == {
+        "repo_id": "me/head",
+        "revision": None,
+        "commit_message": "hello",
+        "create_pr": False,
+    }
+    assert sorted(FakeApi.uploaded) == ["README.md", TENSORS_FILE, JSON_FILE]
+    assert b'DraftHead.from_pretrained("me/head")' in FakeApi.uploaded["README.md"]
+    for name, data in FakeApi.uploaded.items():
+        (tmp_path / name).write_bytes(data)
+    assert same_heads(DraftHead.from_pretrained(tmp_path), head)
+
+
+def test_push_to_hub_keeps_a_card_and_takes_a_branch(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub, "HfApi", FakeApi)
+    monkeypatch.setattr(FakeApi, "has_card", True)
+    DraftHead.from_pretrained(saved).push_to_hub("me/head", revision="next")
+    assert FakeApi.asked["create_branch"] == ("me/head", {"branch": "next", "exist_ok": True})
+    assert sorted(FakeApi.uploaded) == [TENSORS_FILE, JSON_FILE]
+
+
+def test_from_pretrained_downloads_with_every_argument(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def download(repo_id: str, filename: str, **arguments: Any) -> str:
+        asked.append((repo_id, filename, arguments))
+        return str(saved / filename)
+
+    monkeypatch.chdir(saved.parent)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    arguments = {"revision": "v1", "token": "t", "cache_dir": "cache", "local_files_only": True, "subfolder": "folder"}
+    assert same_heads(DraftHead.from_pretrained("me/head", **arguments), DraftHead.from_pretrained(saved))
+    assert asked == [("me/head", file, arguments) for file in head_storage.FILES]
+
+
+def test_a_repository_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"'me/head-of-nobody' is no folder here"):
+        DraftHead.from_pretrained("me/head-of-nobody", cache_dir=tmp_path, local_files_only=True)
+
+
+def cached_repository(folder: Path, cache: Path, *, without: tuple[str, ...] = ()) -> None:
+    """A folder as a download of `me/model`."""
+    commit = "0123456789" * 4
+    repository = cache / "models--me--model"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    shutil.copytree(folder, repository / "snapshots" / commit, ignore=lambda *_: without)
+
+
+@pytest.mark.parametrize("without", [(), (JSON_FILE,), (TENSORS_FILE,), (JSON_FILE, TENSORS_FILE)])
+def test_a_repositorys_head_is_found_in_the_cache(without: tuple[str, ...], tmp_path: Path) -> None:
+    model = build()
+    add_draft_head(model, LEVELS)
+    save_checkpoint(model, tmp_path / "model")
+    cached_repository(tmp_path / "model", tmp_path / "cache", without=without)
+    arguments = {"cache_dir": tmp_path / "cache", "local_files_only": True, "revision": "main"}
+    if len(without) == 1:
+        with pytest.raises(ValueError, match=f"'me/model' has draft_head.* and no {without[0]}, expected both or"):
+            AutoModelForGenerativeRetrieval.from_pretrained("me/model", **arguments)
+        return
+    loaded = AutoModelForGenerativeRetrieval.from_pretrained("me/model", **arguments)
+    if without:
+        assert not hasattr(loaded, "draft_head")
+    else:
+        assert same_heads(loaded.draft_head, model.draft_head)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> type[FakeApi]:
+    """A Hub for transformers' own `push_to_hub`, and the mixin's hooks."""
+    card = "---\nlibrary_name: transformers\ntags:\n- mine\n---\n\n# A model\n\nMy text.\n"
+    for module in (transformers.modeling_utils, transformers.utils.hub):
+        monkeypatch.setattr(module, "hf_api", FakeApi)
+        monkeypatch.setattr(
+            module, "create_and_tag_model_card", lambda *_, **__: huggingface_hub.ModelCard(card), raising=False
+        )
+    return FakeApi
+
+
+def test_a_pushed_checkpoint_has_its_head_and_a_card_that_tells_of_it(hub: type[FakeApi], tmp_path: Path) -> None:
+    model = build()
+    add_draft_head(model, LEVELS)
+    assert model.push_to_hub("me/model").commit_url.endswith("/commit/1")
+    assert {TENSORS_FILE, JSON_FILE, "model.safetensors", "README.md"} <= set(hub.uploaded)
+    for name, data in hub.uploaded.items():
+        (tmp_path / name).write_bytes(data)
+    assert same_heads(AutoModelForGenerativeRetrieval.from_pretrained(tmp_path).draft_head, model.draft_head)
+    card = huggingface_hub.ModelCard.load(tmp_path / "README.md")
+    assert card.data.tags == ["mine", "generative-recommendation", "draft-head", "hf_gr"]
+    assert card.data.library_name == "transformers"
+    assert "My text." in card.text
+    assert card.text.count("\n## Draft head\n") == 1
+    assert 'AutoModelForGenerativeRetrieval.from_pretrained("me/model")' in card.text
+    compile(card.text.split("```python")[1].split("```")[0], "README.md", "exec")
+
+
+def test_save_pretrained_that_pushes_uploads_the_head_also_the_second_time(hub: type[FakeApi], tmp_path: Path) -> None:
+    model = build()
+    add_draft_head(model, LEVELS)
+    for _ in range(2):
+        hub.uploaded = {}
+        model.save_pretrained(tmp_path, push_to_hub=True, repo_id="me/model")
+        assert {TENSORS_FILE, JSON_FILE, "model.safetensors", "README.md"} <= set(hub.uploaded)
+        assert hub.uploaded["README.md"].count(b"## Draft head") == 1
+
+
+def test_a_model_without_a_head_is_pushed_as_ever(hub: type[FakeApi]) -> None:
+    build().push_to_hub("me/model")
+    assert not [name for name in hub.uploaded if "draft" in name]
+    assert b"draft" not in hub.uploaded["README.md"]
+
+
+def test_save_pretrained_writes_the_head(tmp_path: Path) -> None:
+    model = build()
+    add_draft_head(model, LEVELS)
+    model.save_pretrained(tmp_path / "main")
+    assert same_heads(DraftHead.from_pretrained(tmp_path / "main"), model.draft_head)
+    model.save_pretrained(tmp_path / "worker", is_main_process=False)
+    assert not (tmp_path / "worker" / TENSORS_FILE).exists()
+
+
+def test_a_card_is_tagged_once(tmp_path: Path) -> None:
+    model = build()
+    add_draft_head(model, LEVELS)
+    (tmp_path / "README.md").write_text("# No front matter\n", encoding="utf-8")
+    for _ in range(2):
+        left = draft_heads.prepare_upload(model, tmp_path, "me/model", {TENSORS_FILE: 1.0, "config.json": 2.0})
+        assert left == {"config.json": 2.0}
+        assert (tmp_path / "README.md").read_text(encoding="utf-8").count("## Draft head") == 1
