@@ -17,7 +17,7 @@ two ways of decoding. `benchmark/nezha.py` does.
     pip install "hf-gr[tables]"
     python examples/train_draft_head.py --interactions ratings.csv --items semantic_ids.tsv --output recommender
     accelerate launch --num_processes 4 examples/train_draft_head.py --interactions ...   # the same on four GPUs
-    python examples/train_draft_head.py --fast   # seconds, on interactions made up on the spot: the way, not the quality
+    python examples/train_draft_head.py --fast  # seconds, on interactions that are made up: the way, not the quality
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ FAST = {"steps": 150, "base_steps": 150, "users": 100, "max_items": 6}
 
 def read_columns(path: Path, *, as_text: Sequence[str] = ()) -> Any:
     """A table of Arrow; ids in text files stay as they are written."""
-    import hf_gr.tables  # noqa: F401, says what to install if pyarrow is missing
     from pyarrow import csv, json, parquet, string
+
+    import hf_gr.tables  # noqa: F401, says what to install if pyarrow is missing
 
     suffix = path.suffix.lower()
     if suffix in SUFFIXES:
@@ -88,7 +89,9 @@ def read_histories(path: Path, columns: Sequence[str], items: Sequence[str]) -> 
     user, item, *times = columns
     table = read_columns(path, as_text=[user, item])
     if user not in table.column_names or item not in table.column_names:
-        raise SystemExit(f"{path} has columns {table.column_names}, expected {user!r} and {item!r}: name them by --columns")
+        raise SystemExit(
+            f"{path} has columns {table.column_names}, expected {user!r} and {item!r}: name them by --columns"
+        )
     row_of = {name: row for row, name in enumerate(items)}
     rows = np.array([row_of.get(str(name), -1) for name in table.column(item).to_pylist()])
     users = np.unique(np.array([str(name) for name in table.column(user).to_pylist()]), return_inverse=True)[1]
@@ -133,7 +136,8 @@ def load_model(options: argparse.Namespace, codes: np.ndarray, histories: list[n
     settings |= {"window": options.max_items + 1}
     start = time.perf_counter()
     model = train_model(histories, ids.token_sequences(), TrainSettings(**settings), seed=options.seed)
-    say(f"the model has {model.num_parameters() / 1e6:.2f} M parameters; trained in {time.perf_counter() - start:.0f} s")
+    seconds = time.perf_counter() - start
+    say(f"the model has {model.num_parameters() / 1e6:.2f} M parameters, and was trained for {seconds:.0f} s")
     return enable(model), ids, None
 
 
@@ -163,9 +167,6 @@ def train_head(model: Any, ids: SemanticIds, tokenizer: Any, histories: list[np.
         train_dataset=data,
         processing_class=tokenizer,
         train_backbone=not options.head_only,
-        embedding_lr=options.embedding_lr,
-        transition_lr=options.transition_lr,
-        logit_lr=options.logit_lr,
     )
     trainer.remove_callback(PrinterCallback)
     result = trainer.train()
@@ -179,7 +180,12 @@ def train_head(model: Any, ids: SemanticIds, tokenizer: Any, histories: list[np.
 
 @torch.no_grad()
 def ask(
-    model: Any, index: ConstraintIndex, prompts: list[np.ndarray], targets: np.ndarray, batch_size: int, **settings: Any
+    model: Any,
+    index: ConstraintIndex,
+    prompts: list[np.ndarray],
+    targets: np.ndarray,
+    batch_size: int,
+    **settings: Any,
 ) -> dict[str, float]:
     """Recall among the first items for every prompt, and the time of a call."""
     model.eval()
@@ -191,7 +197,12 @@ def ask(
             order = mask.argsort(dim=1, descending=True, stable=True)
             input_ids, mask = input_ids.gather(1, order), mask.gather(1, order)
         batch = {"input_ids": input_ids.to(model.device), "attention_mask": mask.to(model.device)}
-        options = {"constraint_index": index, "num_beams": LIST_LENGTH, "num_return_sequences": LIST_LENGTH, **settings}
+        options = {
+            "constraint_index": index,
+            "num_beams": LIST_LENGTH,
+            "num_return_sequences": LIST_LENGTH,
+            **settings,
+        }
         if not seconds:
             model.generate(**batch, **options)  # the first call is slower
         begin = time.perf_counter()
@@ -227,10 +238,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any] | None:
     rows["draft head"] = ask(trainer.model, index, prompts, targets, options.batch_size, drafting="head")
     print_table(
         ["", f"Recall@{LIST_LENGTH}", f"{options.batch_size} users"],
-        [
-            [name, f"{row[f'recall@{LIST_LENGTH}']:.1%}", f"{row['milliseconds']:.1f} ms"]
-            for name, row in rows.items()
-        ],
+        [[name, f"{row[f'recall@{LIST_LENGTH}']:.1%}", f"{row['milliseconds']:.1f} ms"] for name, row in rows.items()],
     )
     say(f"saved in {options.output}, to be loaded by AutoModelForGenerativeRetrieval.from_pretrained")
     return {"users": len(users), "items": len(items), "parameters": model.num_parameters(), "rows": rows}
@@ -251,11 +259,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--head-only", action="store_true", help="leave the model as it is")
     parser.add_argument("--transition", choices=get_args(Transition), default="rnn")
     parser.add_argument("--steps", type=int, default=2000, help="of the head's training")
-    parser.add_argument("--base-steps", type=int, default=SETTINGS["num_steps"], help="of the model's, without --model")
+    parser.add_argument(
+        "--base-steps", type=int, default=SETTINGS["num_steps"], help="of the model's, without --model"
+    )
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="the paper has 1e-5 for models of 1 B")
-    parser.add_argument("--embedding-lr", type=float, default=10.0, help="multiple of it; the paper's code has 100")
-    parser.add_argument("--transition-lr", type=float, default=3.0, help="multiple of it; the paper's code has 10")
-    parser.add_argument("--logit-lr", type=float, default=3.0, help="multiple of it; the paper's code has 1")
     parser.add_argument("--max-items", type=int, default=10, help="of a prompt, the latest")
     parser.add_argument("--users", type=int, default=1000, help="to recommend for")
     parser.add_argument("--batch-size", type=int, default=64)

@@ -104,8 +104,8 @@ model.add_draft_head(DraftHead.from_pretrained({name}), tokenizer=tokenizer)
 _HEAD_SECTION = """\
 {heading}
 
-With [hf_gr](https://pypi.org/project/hf-gr/) this model recommends after a single prefill (NEZHA): a draft head reads
-its hidden states and decodes semantic IDs by itself. Without hf_gr it is an ordinary checkpoint of transformers.
+With hf_gr this model recommends after a single prefill (NEZHA): a draft head reads its hidden states and decodes
+semantic IDs by itself. Without hf_gr it is an ordinary checkpoint of transformers.
 
 ```python
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex

@@ -61,11 +61,6 @@ def same_heads(one: DraftHead, other: DraftHead) -> bool:
     )
 
 
-def save_checkpoint(model: Any, folder: Path) -> None:
-    save_draft_head(model, folder)
-    model.save_pretrained(folder)
-
-
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -226,7 +221,7 @@ def test_placeholders_are_special_tokens_that_survive_a_round_trip(tmp_path: Pat
     head = add_draft_head(model, LEVELS, tokenizer=tokenizer)
     assert head.config.placeholder_tokens == ("<SP_1>", "<SP_2>", "<SP_3>")
     assert head.config.placeholder_token_ids == (64, 65, 66)
-    save_checkpoint(model, tmp_path)
+    model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     again = AutoTokenizer.from_pretrained(tmp_path)
     for each in (tokenizer, again):
@@ -428,12 +423,12 @@ def test_a_checkpoint_survives_bit_by_bit(
 ) -> None:
     model = build(family, config=config, dtype=dtype)
     add_draft_head(model, LEVELS)
-    save_checkpoint(model, tmp_path)
+    model.save_pretrained(tmp_path)
     again = AutoModelForGenerativeRetrieval.from_pretrained(tmp_path, dtype="auto")
     assert same_tensors(model.state_dict(), again.state_dict())
     assert same_heads(model.draft_head, again.draft_head)
     # And once more from there.
-    save_checkpoint(again, tmp_path / "again")
+    again.save_pretrained(tmp_path / "again")
     for name in (TENSORS_FILE, JSON_FILE, "model.safetensors"):
         assert (tmp_path / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
     # Plain transformers sees a checkpoint of its own.
@@ -452,7 +447,7 @@ def test_a_checkpoint_survives_bit_by_bit(
 
 def test_a_checkpoint_without_a_head_has_none(tmp_path: Path) -> None:
     model = build()
-    save_checkpoint(model, tmp_path)
+    model.save_pretrained(tmp_path)
     assert not [path for path in tmp_path.iterdir() if "draft" in path.name]
     assert not hasattr(AutoModelForGenerativeRetrieval.from_pretrained(tmp_path), "draft_head")
     assert load_draft_head(model, tmp_path) is None
@@ -461,7 +456,7 @@ def test_a_checkpoint_without_a_head_has_none(tmp_path: Path) -> None:
 def test_a_head_in_a_subfolder_is_found(tmp_path: Path) -> None:
     model = build()
     add_draft_head(model, LEVELS)
-    save_checkpoint(model, tmp_path / "inner")
+    model.save_pretrained(tmp_path / "inner")
     again = AutoModelForGenerativeRetrieval.from_pretrained(tmp_path, subfolder="inner")
     assert same_heads(model.draft_head, again.draft_head)
 
@@ -470,7 +465,7 @@ def test_a_head_in_a_subfolder_is_found(tmp_path: Path) -> None:
 def test_one_file_of_two_is_a_clear_error(gone: str, left: str, tmp_path: Path) -> None:
     model = build()
     add_draft_head(model, LEVELS)
-    save_checkpoint(model, tmp_path)
+    model.save_pretrained(tmp_path)
     (tmp_path / gone).unlink()
     with pytest.raises(ValueError, match=f"has {left} and no {gone}, expected both or neither: .*or delete {left}"):
         AutoModelForGenerativeRetrieval.from_pretrained(tmp_path)
@@ -500,8 +495,8 @@ def test_loading_into_a_model_keeps_a_head_of_the_same_shape(tmp_path: Path) -> 
     assert load_draft_head(other, tmp_path) is head is other.draft_head
     assert [id(parameter) for parameter in head.parameters()] == [id(parameter) for parameter in parameters]
     assert same_heads(head, model.draft_head)
-    add_draft_head(other, [[3, 4], [5, 6, 8], [4, 9]])
-    assert load_draft_head(other, tmp_path) is not head
+    of_other_codes = add_draft_head(other, [[3, 4], [5, 6, 8], [4, 9]])
+    assert load_draft_head(other, tmp_path) is not of_other_codes
     assert same_heads(other.draft_head, model.draft_head)
 
 
@@ -514,6 +509,18 @@ def test_a_gathered_state_dict_is_what_is_saved(tmp_path: Path) -> None:
     assert torch.equal(loaded.logit_heads[0].weight, head.logit_heads[0].weight + 1)
     assert torch.equal(loaded.placeholder_embeddings, head.placeholder_embeddings + 1)
     assert torch.equal(loaded.codebook(1), head.codebook(1))
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT 0.21 reads it
+def test_a_wrapped_model_gets_its_head_inside(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    model = build()
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"]))
+    head = add_draft_head(wrapped, LEVELS)
+    assert wrapped.draft_head is head is model.draft_head
+    save_draft_head(wrapped, tmp_path)
+    assert same_heads(DraftHead.from_pretrained(tmp_path), head)
+    assert load_draft_head(wrapped, tmp_path) is head
 
 
 def test_a_frozen_model_keeps_its_weights_frozen(saved: Path) -> None:
@@ -825,7 +832,7 @@ def cached_repository(folder: Path, cache: Path, *, without: tuple[str, ...] = (
 def test_a_repositorys_head_is_found_in_the_cache(without: tuple[str, ...], tmp_path: Path) -> None:
     model = build()
     add_draft_head(model, LEVELS)
-    save_checkpoint(model, tmp_path / "model")
+    model.save_pretrained(tmp_path / "model")
     cached_repository(tmp_path / "model", tmp_path / "cache", without=without)
     arguments = {"cache_dir": tmp_path / "cache", "local_files_only": True, "revision": "main"}
     if len(without) == 1:

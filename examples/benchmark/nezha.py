@@ -27,11 +27,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,22 +41,35 @@ import numpy as np
 import torch
 from beauty_data import DEFAULT_DATA, FILES, is_there, read_items, read_users
 from report import environment, print_table
-from speculation import make_once, show_progress
+from speculation import load, make_once, run_trainer, show_progress, training_arguments
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import Qwen3ForCausalLM
+from transformers import DynamicCache, Qwen3ForCausalLM, Trainer, set_seed
 from transformers.utils.logging import disable_progress_bar
 
-from hf_gr import ConstraintIndex, SemanticIds, enable
-from hf_gr.demo.evaluate import make_prompts
+from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, SemanticIds, enable
+from hf_gr.demo.evaluate import make_prompts, same_answers
 from hf_gr.demo.train import HistoryWindows, TrainSettings, build_model, pad_batch
+from hf_gr.training import DraftHeadTrainer, InteractionDataset
+from hf_gr.training.packing import pad_prompts
 
 WORK = Path("~/.cache/hf_gr/nezha")
-STAGES = ("backbone",)
+STAGES = ("backbone", "heads", "measure")
 PERIODS = ("valid", "test")
 WINDOW = 20  # items of a history that the model sees
 SPARE_ITEMS = 2  # positions behind a history: the item that follows, and as much again
 METRICS = ("H@5", "H@10", "N@5", "N@10")
+LIST_LENGTH = 10  # what a row is recommended
+NO_ITEM = -1  # in the place of a sequence that is none
+# What `add_draft_head` is given.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "nezha": {},
+    "mtp": {"use_placeholders": False, "transition": "none"},
+    "nezha-1": {"use_state": False, "transition": "none"},
+    "nezha-2": {"use_placeholders": False},
+    "nezha-3": {"transition": "add"},
+}
+ALONE, CONTINUED = "nezha-alone", "backbone-continued"
 
 
 @dataclass(frozen=True)
@@ -72,6 +87,8 @@ class BackboneSettings:
         hidden_tokens: Share of the input tokens of histories that the model does not get to see; it predicts them
             all the same.
         jitter: Items of a history change places with others up to about this many places away, anew in every window.
+        mixed_rows: Rows of random items beside those of a step on histories, as long as its longest, so that the
+            catalogue is not forgotten. Their items' first tokens do not count: nothing tells them.
         check_steps: After so many steps on histories, the loss on next items is compared with the best so far.
         check_rows: Rows of the period valid for that.
     """
@@ -85,6 +102,7 @@ class BackboneSettings:
     attention_dropout: float = 0.0
     hidden_tokens: float = 0.0
     jitter: float = 0.0
+    mixed_rows: int = 0
     check_steps: int = 400
     check_rows: int = 2000
 
@@ -97,22 +115,50 @@ BACKBONE = BackboneSettings(
         num_heads=4,
         window=WINDOW,
         batch_size=32,
-        num_steps=7400,
-        learning_rate=3e-3,
+        num_steps=2400,
+        learning_rate=2.5e-3,
         max_seconds=math.inf,
     ),
     catalogue_steps=600,
-    hidden_tokens=0.1,
     jitter=3.0,
+    mixed_rows=8,
 )
 TINY = BackboneSettings(
     model=replace(BACKBONE.model, hidden_size=32, intermediate_size=64, num_heads=2, num_steps=10),
     catalogue_steps=10,
     hidden_tokens=0.1,
     jitter=3.0,
+    mixed_rows=2,
     check_steps=5,
     check_rows=64,
 )
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """How heads are trained, the same for all of them.
+
+    Attributes:
+        num_steps: Steps on pairs of a history and the item that followed.
+        batch_size: Pairs of a step.
+        learning_rate: The largest, of the backbone and of the logit heads; also of its own further training.
+        alone_learning_rate: The largest of a head whose backbone is frozen.
+        embedding_lr: Of the head's embeddings, as a multiple.
+        transition_lr: Of its transitions.
+        logit_lr: Of its logit heads.
+        warm_start: Its logit heads and embeddings start as the backbone's rows of the same codes.
+        seeds: Of the head's first weights and of the order of the pairs; those behind the first are for NEZHA alone.
+    """
+
+    num_steps: int
+    batch_size: int = 64
+    learning_rate: float = 5e-4
+    alone_learning_rate: float = 2e-3
+    embedding_lr: float = 5.0
+    transition_lr: float = 2.0
+    logit_lr: float = 2.0
+    warm_start: bool = False
+    seeds: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True)
@@ -120,12 +166,24 @@ class Scale:
     """How much of everything."""
 
     backbone: BackboneSettings
-    num_beams: int = 50
+    heads: HeadSettings
+    num_beams: tuple[int, ...] = (10, 50)
+    users: int | None = None
     rows: int | None = None  # of a period
+    unconstrained_rows: int = 500
+    timed: tuple[tuple[int, int], ...] = ((1, 40), (32, 8))  # rows of a batch, and batches
 
 
-FULL = Scale(backbone=BACKBONE)
-FAST = Scale(backbone=TINY, num_beams=10, rows=32)
+FULL = Scale(backbone=BACKBONE, heads=HeadSettings(num_steps=1000))
+FAST = Scale(
+    backbone=TINY,
+    heads=HeadSettings(num_steps=4, batch_size=8, seeds=(0, 1)),
+    num_beams=(10, 12),
+    users=500,
+    rows=32,
+    unconstrained_rows=8,
+    timed=((1, 2), (4, 2)),
+)
 
 
 @dataclass(frozen=True)
@@ -140,6 +198,7 @@ class Row:
 class Data:
     """The catalogue, histories to train on, and rows to evaluate: items are numbered from 0."""
 
+    ids: SemanticIds
     tokens: np.ndarray  # [N, L]
     index: ConstraintIndex
     histories: list[np.ndarray]  # train
@@ -150,13 +209,14 @@ class Data:
         return int(self.tokens.max()) + 1
 
 
-def read_data(data: Path, *, num_rows: int | None = None) -> Data:
+def read_data(data: Path, *, num_users: int | None = None, num_rows: int | None = None) -> Data:
     item_ids, codes = read_items(data)
     if item_ids != list(range(len(codes))):
         raise SystemExit(f"the items of {data / 'items.tsv'} are not numbered 0, 1, 2, ...: number them as their rows")
-    users = read_users(data)
+    users = read_users(data)[:num_users]
     ids = SemanticIds(codes, level_sizes=[256] * codes.shape[1])
     return Data(
+        ids=ids,
         tokens=ids.token_sequences(),
         index=ids.constraint_index(),
         histories=[np.array(user["train"]) for user in users if user["train"]],
@@ -228,7 +288,10 @@ def history_batches(data: Data, settings: BackboneSettings) -> Iterator[Batch]:
         batches = [numbers[start : start + size] for start in range(0, len(numbers), size)]
         for place in rng.permutation(len(batches)):
             items = [shuffle_nearby(windows[int(number)], settings.jitter, rng) for number in batches[place]]
+            longest = max(map(len, items))
+            items += list(rng.integers(len(data.tokens), size=(settings.mixed_rows, longest)))
             batch = pad_batch([data.tokens[row].ravel() for row in items], pad_token_id=data.pad_token_id)
+            batch["labels"][len(batches[place]) :, :: data.tokens.shape[1]] = -100
             hidden = torch.from_numpy(rng.random(tuple(batch["input_ids"].shape)) < settings.hidden_tokens)
             yield Batch(batch["input_ids"].masked_fill(hidden, data.pad_token_id), batch["labels"])
 
@@ -361,7 +424,7 @@ def train_backbone(folder: Path, data: Data, settings: BackboneSettings) -> None
         "seconds": time.perf_counter() - start,
         "settings": asdict(settings),
     }
-    (folder / "training.json").write_text(json.dumps(log, default=str), encoding="utf-8")
+    (folder / "training.json").write_text(json.dumps(log), encoding="utf-8")
 
 
 def set_attention_dropout(model: Qwen3ForCausalLM, share: float) -> None:
@@ -370,23 +433,153 @@ def set_attention_dropout(model: Qwen3ForCausalLM, share: float) -> None:
         layer.self_attn.attention_dropout = share
 
 
+# ------------------------------------------------------------------------------------------------------------- heads
+
+
+def train_head(
+    folder: Path,
+    backbone: Path,
+    data: Data,
+    settings: HeadSettings,
+    *,
+    options: dict[str, Any],
+    train_backbone: bool = True,
+    seed: int = 0,
+) -> None:
+    """A head for the backbone, trained with it or alone; both go to `folder`."""
+    model = load(backbone)
+    set_seed(seed)
+    model.add_draft_head(data.ids, **options)
+    if settings.warm_start:
+        start_from_backbone(model)
+    rate = settings.learning_rate if train_backbone else settings.alone_learning_rate
+    trainer = DraftHeadTrainer(
+        model=model,
+        args=head_arguments(folder, settings, learning_rate=rate, seed=seed),
+        train_dataset=pairs_of(data),
+        train_backbone=train_backbone,
+        embedding_lr=settings.embedding_lr,
+        transition_lr=settings.transition_lr,
+        logit_lr=settings.logit_lr,
+    )
+    run_timed(trainer, folder.name.removesuffix(".part"), settings)
+
+
+def start_from_backbone(model: Any) -> None:
+    head = model.draft_head
+    with torch.no_grad():
+        for level in range(head.config.num_levels):
+            codes = head.codebook(level)
+            head.logit_heads[level].weight.copy_(model.get_output_embeddings().weight[codes])
+            if level < len(head.embeddings):
+                head.embeddings[level].weight.copy_(model.get_input_embeddings().weight[codes])
+
+
+def train_further(folder: Path, backbone: Path, data: Data, settings: HeadSettings) -> None:
+    """The backbone on the same pairs in as many steps, by its own loss on the tokens of the item that followed."""
+    trainer = Trainer(
+        model=load(backbone),
+        args=head_arguments(folder, settings, learning_rate=settings.learning_rate, seed=settings.seeds[0]),
+        train_dataset=pairs_of(data),
+        data_collator=lambda pairs: label_batch(pairs, pad_token_id=data.pad_token_id),
+    )
+    run_timed(trainer, folder.name.removesuffix(".part"), settings)
+
+
+def pairs_of(data: Data) -> InteractionDataset:
+    return InteractionDataset.from_histories(data.histories, data.tokens, max_items=WINDOW)
+
+
+def label_batch(pairs: Sequence[dict[str, np.ndarray]], *, pad_token_id: int) -> dict[str, Tensor]:
+    """Left-padded rows of a prompt and the item behind it, whose tokens alone are labels."""
+    rows = [np.concatenate([pair["input_ids"], pair["labels"]]) for pair in pairs]
+    input_ids, attention_mask = pad_prompts(rows, pad_token_id=pad_token_id)
+    labels = torch.full_like(input_ids, -100)
+    num_levels = len(pairs[0]["labels"])
+    labels[:, -num_levels:] = input_ids[:, -num_levels:]
+    position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)
+    return {
+        "input_ids": input_ids,
+        "attention_mask": attention_mask,
+        "position_ids": position_ids,
+        "labels": labels,
+    }
+
+
+def head_arguments(folder: Path, settings: HeadSettings, *, learning_rate: float, seed: int) -> Any:
+    args = training_arguments(folder, num_steps=settings.num_steps, learning_rate=learning_rate)
+    args.per_device_train_batch_size = settings.batch_size
+    args.remove_unused_columns = False
+    args.seed = seed
+    return args
+
+
+def run_timed(trainer: Trainer, name: str, settings: HeadSettings) -> None:
+    start = time.perf_counter()
+    run_trainer(trainer, name)
+    log = {"seconds": time.perf_counter() - start, "pairs": len(trainer.train_dataset), "settings": asdict(settings)}
+    (Path(trainer.args.output_dir) / "training.json").write_text(json.dumps(log), encoding="utf-8")
+
+
+def train_heads(work: Path, backbone: Path, data: Data, settings: HeadSettings) -> dict[str, Path]:
+    """All that is compared, by its folder's name."""
+    jobs: dict[str, Callable[[Path], None]] = {}
+
+    def add(name: str, **options: Any) -> None:
+        jobs[name] = lambda folder: train_head(folder, backbone, data, settings, **options)
+
+    first, *others = settings.seeds
+    for name, options in VARIANTS.items():
+        add(name, options=options, seed=first)
+    add(ALONE, options=VARIANTS["nezha"], train_backbone=False, seed=first)
+    jobs[CONTINUED] = lambda folder: train_further(folder, backbone, data, settings)
+    for seed in others:
+        add(f"nezha-seed-{seed}", options=VARIANTS["nezha"], seed=seed)
+    return {name: make_once(work / name, make) for name, make in jobs.items()}
+
+
 # --------------------------------------------------------------------------------------------------------- evaluating
 
 
-def recommend(model: Any, rows: Sequence[Row], data: Data, *, num_beams: int, batch_size: int = 64) -> list[list[int]]:
-    """Ten items a row, best first, by constrained beam search."""
-    count = min(10, num_beams)
+def recommend(
+    model: Any,
+    rows: Sequence[Row],
+    data: Data,
+    *,
+    num_beams: int,
+    batch_size: int = 64,
+    on_batch: Callable[[int], None] = lambda rows: None,
+    **settings: Any,
+) -> list[list[int]]:
+    """Ten items a row, best first, by constrained beam search or as `settings` say; `NO_ITEM` for what is none."""
+    count = min(LIST_LENGTH, num_beams)
     ranked: list[list[int]] = [[] for _ in rows]
     for numbers in batches_of(rows, batch_size):
         prompt = prompts_of([rows[number] for number in numbers], data)
-        sequences = model.generate(
-            **prompt, constraint_index=data.index, num_beams=num_beams, num_return_sequences=count
-        )
+        sequences = ask(model, prompt, data, num_beams=num_beams, count=count, **settings)
         found = data.index.items(sequences[:, prompt["input_ids"].shape[1] :])
         for place, number in enumerate(numbers):
-            items = [item for beam in found[place * count : (place + 1) * count] for item in beam]
-            ranked[number] = items[:10]  # a few items share all codes
+            items = [item for beam in found[place * count : (place + 1) * count] for item in beam or [NO_ITEM]]
+            ranked[number] = items[:LIST_LENGTH]  # a few items share all codes
+        on_batch(len(numbers))
     return ranked
+
+
+def ask(
+    model: Any,
+    prompt: dict[str, Tensor],
+    data: Data,
+    *,
+    num_beams: int,
+    count: int,
+    is_constrained: bool = True,
+    **settings: Any,
+) -> Any:
+    """One call."""
+    catalogue = {"constraint_index": data.index} if is_constrained else {"max_new_tokens": data.index.max_length}
+    return model.generate(
+        **prompt, **catalogue, num_beams=num_beams, num_return_sequences=count, do_sample=False, **settings
+    )
 
 
 def evaluate(ranked: Sequence[Sequence[int]], rows: Sequence[Row]) -> dict[str, float]:
@@ -440,13 +633,14 @@ def evaluate_backbone(backbone: Path, data: Data, scale: Scale) -> dict[str, Any
     """The model and what bounds it from below, on the rows of both periods."""
     model = enable(Qwen3ForCausalLM.from_pretrained(backbone).eval())
     bought = {item for history in data.histories for item in history.tolist()}
-    result: dict[str, Any] = {"num_beams": scale.num_beams, "periods": []}
+    num_beams = scale.num_beams[-1]
+    result: dict[str, Any] = {"num_beams": num_beams, "periods": []}
     for period, rows in data.rows.items():
         start = time.perf_counter()
         methods = {
             "popularity": rank_by_popularity(rows, data),
             "neighbours": rank_by_neighbours(rows, data),
-            "backbone": recommend(model, rows, data, num_beams=scale.num_beams),
+            "backbone": recommend(model, rows, data, num_beams=num_beams),
         }
         result["periods"].append(
             {
@@ -459,6 +653,274 @@ def evaluate_backbone(backbone: Path, data: Data, scale: Scale) -> dict[str, Any
         )
         show_progress(f"{period}: {len(rows):,} rows, {time.perf_counter() - start:.0f} s")
     return result
+
+
+# --------------------------------------------------------------------------------------------------------- comparing
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the table: a model, and how it is asked."""
+
+    name: str
+    model: str  # its folder
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_constrained(self) -> bool:
+        return self.settings.get("is_constrained", True)
+
+
+HEAD: dict[str, Any] = {"drafting": "head"}
+CONSTRAINED = Method("constrained beam search", "backbone")
+NEZHA = Method("NEZHA", "nezha", HEAD)
+PLAIN_ALONE = Method("beam search beside a head", ALONE)
+STRICT = Method("self-speculation (strict)", ALONE, HEAD | {"verification": "strict"})
+METHODS = (
+    CONSTRAINED,
+    Method("constrained, trained further", CONTINUED),
+    Method("unconstrained beam search", "backbone", {"is_constrained": False}),
+    Method("MTP", "mtp", HEAD),
+    NEZHA,
+    Method("NEZHA-1 (no state)", "nezha-1", HEAD),
+    Method("NEZHA-2 (no placeholders)", "nezha-2", HEAD),
+    Method("NEZHA-3 (add)", "nezha-3", HEAD),
+    Method("NEZHA-4 (no verification)", "nezha", HEAD | {"verification": "none"}),
+    Method("NEZHA, last level (paper)", "nezha", HEAD | {"verification": "last_level"}),
+    Method("NEZHA, head trained alone", ALONE, HEAD),
+    STRICT,
+)
+
+
+def answers_of(
+    work: Path, models: dict[str, Any], data: Data, method: Method, rows: Sequence[Row], num_beams: int
+) -> list[list[int]]:
+    """What a method recommends for every row, read where it has been found out before."""
+    plain = "".join(letter if letter.isalnum() else "_" for letter in method.name)
+    file = work / "answers" / f"{plain}_{num_beams}.json"
+    if not file.exists():
+        start = time.perf_counter()
+        batch_size = 64 if method.is_constrained else 16
+        found = recommend(
+            models[method.model], rows, data, num_beams=num_beams, batch_size=batch_size, **method.settings
+        )
+        show_progress(f"{method.name}, {num_beams} beams: {time.perf_counter() - start:.0f} s")
+        file.parent.mkdir(exist_ok=True)
+        write_json(file, found)
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def write_json(file: Path, value: Any) -> None:
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps(value), encoding="utf-8")
+    part.rename(file)
+
+
+def bootstrap_ratio(ours: np.ndarray, theirs: np.ndarray, *, resamples: int = 1000) -> dict[str, float]:
+    """The ratio of two means over the same rows, with a 95% interval: rows are drawn again, in pairs."""
+    rng = np.random.default_rng(0)
+    drawn = rng.integers(len(ours), size=(resamples, len(ours)))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = ours[drawn].mean(axis=1) / theirs[drawn].mean(axis=1)
+        low, high = np.percentile(ratios, [2.5, 97.5])
+        return {"ratio": float(ours.mean() / theirs.mean()), "low": float(low), "high": float(high)}
+
+
+def hits_of(ranked: Sequence[Sequence[int]], rows: Sequence[Row]) -> np.ndarray:
+    """Whether a row's item is among those recommended."""
+    return np.array([row.item in items for items, row in zip(ranked, rows, strict=True)], dtype=float)
+
+
+def compare(work: Path, models: dict[str, Any], data: Data, scale: Scale) -> dict[str, Any]:
+    """Metrics of all methods, and NEZHA's hits against beam search's."""
+    rows = data.rows["test"]
+    table, ratios = [], []
+    for num_beams in scale.num_beams:
+        answers = {}
+        for method in METHODS:
+            asked = rows if method.is_constrained else rows[: scale.unconstrained_rows]
+            answers[method.name] = found = answers_of(work, models, data, method, asked, num_beams)
+            valid = np.mean([item != NO_ITEM for items in found for item in items])
+            result = {"num_beams": num_beams, "method": method.name, "rows": len(asked), "valid": float(valid)}
+            table.append(result | evaluate(found, asked))
+        for seed in scale.heads.seeds[1:]:
+            method = Method(f"NEZHA, seed {seed}", f"nezha-seed-{seed}", HEAD)
+            answers[method.name] = answers_of(work, models, data, method, rows, num_beams)
+        hits = {name: hits_of(found, rows) for name, found in answers.items() if len(found) == len(rows)}
+        seeds = [hits[name] for name in (NEZHA.name, *(f"NEZHA, seed {seed}" for seed in scale.heads.seeds[1:]))]
+        hits["NEZHA, mean of seeds"] = np.mean(seeds, axis=0)
+        baselines = (CONSTRAINED.name, METHODS[1].name)
+        for name, ours in hits.items():
+            if name not in baselines and (name.startswith("NEZHA") or name == "MTP"):
+                ratios += [
+                    {"num_beams": num_beams, "method": name, "baseline": base, "H@10": float(ours.mean())}
+                    | bootstrap_ratio(ours, hits[base])
+                    for base in baselines
+                ]
+        small = rows[: scale.unconstrained_rows]
+        found = answers[CONSTRAINED.name][: len(small)]
+        table.append(
+            {"num_beams": num_beams, "method": "constrained, on those rows", "rows": len(small), "valid": 1.0}
+            | evaluate(found, small)
+        )
+        show_progress(f"{num_beams} beams: compared")
+    return {"rows": table, "ratios": ratios}
+
+
+def compare_strict(model: Any, rows: Sequence[Row], data: Data, num_beams: int) -> dict[str, Any]:
+    """Self-speculation against the same model's own beam search, all beams of every row."""
+    not_equal = wrong = 0
+    steps: list[int] = []
+    forwards: list[int] = []
+    for numbers in batches_of(rows, 64):
+        prompt = prompts_of([rows[number] for number in numbers], data)
+        asked = {"num_beams": num_beams, "count": num_beams, "return_dict_in_generate": True, "output_scores": True}
+        plain, strict = (ask(model, prompt, data, **asked, **method.settings) for method in (PLAIN_ALONE, STRICT))
+        steps += strict.speculation.accepted_steps.tolist()
+        forwards.append(strict.speculation.target_forwards)
+        both = [output.sequences.view(len(numbers), num_beams, -1) for output in (plain, strict)]
+        differ = (both[0] != both[1]).flatten(1).any(dim=1)
+        not_equal += int(differ.sum())
+        if differ.any():
+            # All rows of the batch, though one may be all there is to it.
+            wrong += 0 if same_answers(plain, strict, num_beams=num_beams) else int(differ.sum())
+    return {
+        "num_beams": num_beams,
+        "rows": len(rows),
+        "not_equal": not_equal,
+        "wrong": wrong,
+        "accepted_steps": statistics.mean(steps),
+        "forwards_of_batches": statistics.mean(forwards),
+    }
+
+
+@contextmanager
+def timed_prefill(model: Any) -> Iterator[list[float]]:
+    """When the prefills of calls ended."""
+    ends: list[float] = []
+    real = model._prefill
+
+    def prefill(*args: Any, **kwargs: Any) -> Any:
+        outputs = real(*args, **kwargs)
+        ends.append(time.perf_counter())
+        return outputs
+
+    model._prefill = prefill
+    try:
+        yield ends
+    finally:
+        del model._prefill
+
+
+def time_methods(models: dict[str, Any], data: Data, scale: Scale) -> list[dict[str, Any]]:
+    """Calls in turn: every batch goes through all methods, in an order that moves on from batch to batch."""
+    results = []
+    for size, num_batches in scale.timed:
+        batches = list(batches_of(data.rows["test"], size))
+        chosen = np.random.default_rng(0).permutation(len(batches))[:num_batches]
+        prompts = [prompts_of([data.rows["test"][n] for n in batches[number]], data) for number in chosen]
+        for num_beams in scale.num_beams:
+            results.append(time_batches(models, data, prompts, num_beams) | {"batch_size": size})
+            show_progress(f"{num_beams} beams, batches of {size}: timed")
+    return results
+
+
+def time_batches(
+    models: dict[str, Any], data: Data, prompts: Sequence[dict[str, Tensor]], num_beams: int
+) -> dict[str, Any]:
+    count = min(LIST_LENGTH, num_beams)
+    methods: list[Method | None] = [None, *METHODS]  # None: the bare prefill
+    prefill: dict[str, list[float]] = defaultdict(list)
+    decode: dict[str, list[float]] = defaultdict(list)
+    forwards: list[int] = []
+    for number, prompt in enumerate([prompts[0], *prompts], -1):
+        for method in (*methods[number % len(methods) :], *methods[: number % len(methods)]):
+            if method is None:
+                start = time.perf_counter()
+                forward_alone(models["backbone"], prompt)
+                spans = (time.perf_counter() - start, 0.0)
+            else:
+                model = models[method.model]
+                with timed_prefill(model) as ends:
+                    start = time.perf_counter()
+                    output = ask(
+                        model,
+                        prompt,
+                        data,
+                        num_beams=num_beams,
+                        count=count,
+                        return_dict_in_generate=True,
+                        **method.settings,
+                    )
+                    end = time.perf_counter()
+                spans = (ends[0] - start, end - ends[0])
+                if method is STRICT and number >= 0:
+                    forwards.append(output.speculation.target_forwards)
+            if number >= 0:  # the first warms up
+                name = BARE if method is None else method.name
+                prefill[name].append(spans[0])
+                decode[name].append(spans[1])
+
+    def paired(above: Sequence[float], below: Sequence[float]) -> float:
+        return statistics.median(one / other for one, other in zip(above, below, strict=True))
+
+    calls = {name: [one + other for one, other in zip(prefill[name], decode[name], strict=True)] for name in prefill}
+    return {
+        "num_beams": num_beams,
+        "batches": len(prompts),
+        "prompt_tokens": statistics.mean(int(prompt["attention_mask"].sum(dim=1).max()) for prompt in prompts),
+        "strict_forwards": statistics.mean(forwards),
+        "plain_forwards": data.index.max_length - 1,
+        "methods": {
+            name: {
+                "prefill": statistics.median(prefill[name]),
+                "decode": statistics.median(decode[name]),
+                "call": statistics.median(calls[name]),
+                "times_bare": paired(calls[name], calls[BARE]),
+                "decode_ratio": None if name == BARE else paired(decode[CONSTRAINED.name], decode[name]),
+            }
+            for name in calls
+        },
+    }
+
+
+BARE = "bare prefill"
+
+
+@torch.inference_mode()
+def forward_alone(model: Any, prompt: dict[str, Tensor]) -> None:
+    """One forward over the prompt with a cache."""
+    positions = (prompt["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    cache = DynamicCache(config=model.config)
+    model(**prompt, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1)
+
+
+def measure(work: Path, folders: dict[str, Path], data: Data, scale: Scale) -> dict[str, Any]:
+    models = {
+        name: (load if name in ("backbone", CONTINUED) else load_with_head)(folder) for name, folder in folders.items()
+    }
+    result: dict[str, Any] = {
+        "parameters": {name: model.num_parameters() for name, model in models.items()},
+        "training": {
+            name: json.loads((folder / "training.json").read_text(encoding="utf-8"))
+            for name, folder in folders.items()
+        },
+        **compare(work, models, data, scale),
+    }
+    for num_beams in scale.num_beams:
+        file = work / f"strict_{num_beams}.json"
+        if not file.exists():
+            write_json(file, compare_strict(models[ALONE], data.rows["test"], data, num_beams))
+            show_progress(f"{num_beams} beams: self-speculation compared")
+        result.setdefault("strict", []).append(json.loads(file.read_text(encoding="utf-8")))
+    file = work / "times.json"
+    if not file.exists():
+        write_json(file, {"times": time_methods(models, data, scale), **environment(torch.device("cpu"))})
+    return result | json.loads(file.read_text(encoding="utf-8"))
+
+
+def load_with_head(folder: Path) -> Any:
+    return AutoModelForGenerativeRetrieval.from_pretrained(folder).eval()
 
 
 # ---------------------------------------------------------------------------------------------------------- reporting
@@ -487,27 +949,108 @@ def show_backbone(result: dict[str, Any]) -> None:
     )
 
 
+def show_measure(result: dict[str, Any]) -> None:
+    sizes = result["parameters"]
+    nezha = result["training"]["nezha"]
+    settings = nezha["settings"]
+    seconds = ", ".join(f"{name} {log['seconds']:.0f}" for name, log in result["training"].items())
+    print(
+        f"\nparameters: backbone {sizes['backbone'] / 1e6:.2f} M, with NEZHA's head {sizes['nezha'] / 1e6:.2f} M; "
+        f"heads trained for {settings['num_steps']:,} steps of {settings['batch_size']} on {nezha['pairs']:,} pairs; "
+        f"seconds: {seconds}\n"
+        f"valid: the share of the {LIST_LENGTH} asked for that are items; what the paper's form loses counts as none\n"
+    )
+    print_table(
+        ["beams", "method", "rows", *METRICS, "valid"],
+        [
+            [
+                str(row["num_beams"]),
+                row["method"],
+                f"{row['rows']:,}",
+                *(format(row[name], ".2%") for name in METRICS),
+                format(row["valid"], ".2%"),
+            ]
+            for row in result["rows"]
+        ],
+    )
+    print("\nH@10 as a share of beam search's, with 95% intervals (rows drawn again in pairs, 1,000 times)")
+    print_table(
+        ["beams", "method", "H@10", "baseline", "share", "from", "to"],
+        [
+            [
+                str(row["num_beams"]),
+                row["method"],
+                format(row["H@10"], ".2%"),
+                row["baseline"],
+                *(format(row[name], ".1%") for name in ("ratio", "low", "high")),
+            ]
+            for row in result["ratios"]
+        ],
+    )
+    print("\nself-speculation against the same model's own beam search, all beams of all rows")
+    print_table(
+        ["beams", "rows", "not equal", "beyond rounding", "accepted steps", "forwards of 64 rows"],
+        [
+            [
+                str(row["num_beams"]),
+                f"{row['rows']:,}",
+                str(row["not_equal"]),
+                str(row["wrong"]),
+                format(row["accepted_steps"], ".2f"),
+                format(row["forwards_of_batches"], ".2f"),
+            ]
+            for row in result["strict"]
+        ],
+    )
+    for times in result["times"]:
+        print(
+            f"\nmilliseconds of a call: {times['batch_size']} rows, {times['num_beams']} beams; medians of "
+            f"{times['batches']} batches, {times['prompt_tokens']:.0f} tokens of prompt; self-speculation "
+            f"takes {times['strict_forwards']:.2f} forwards behind the prefill, beam search "
+            f"{times['plain_forwards']}; load {result['hardware']['load']}"
+        )
+        print_table(
+            ["", "method", "prefill", "decode", "call", "call a row", "calls / bare prefill", "decodes faster by"],
+            [
+                [
+                    "",
+                    name,
+                    *(format(1e3 * row[part], ".2f") for part in ("prefill", "decode", "call")),
+                    format(1e3 * row["call"] / times["batch_size"], ".2f"),
+                    format(row["times_bare"], ".2f"),
+                    "" if row["decode_ratio"] is None else format(row["decode_ratio"], ".1f"),
+                ]
+                for name, row in times["methods"].items()
+            ],
+        )
+
+
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DEFAULT_DATA, help=f"folder with {' and '.join(FILES)}")
     parser.add_argument("--work", type=Path, help=f"where stages keep what they make; {WORK}, for --fast nowhere")
     parser.add_argument("--stage", choices=STAGES, default=STAGES[-1], help="the last one to run")
-    parser.add_argument("--fast", action="store_true", help="a tiny model, few rows; skipped without the data")
+    parser.add_argument("--fast", action="store_true", help="tiny models, few rows; skipped without the data")
     return parser.parse_args(arguments)
 
 
-def run(work: Path, data: Data, scale: Scale) -> None:
+def run(work: Path, data: Data, scale: Scale, *, stage: str) -> None:
+    stages = STAGES[: STAGES.index(stage) + 1]
     backbone = make_once(work / "backbone", lambda folder: train_backbone(folder, data, scale.backbone))
     file = work / "backbone.json"
-    if file.exists():
-        line = file.read_text(encoding="utf-8")
-    else:
+    if not file.exists():
         training = json.loads((backbone / "training.json").read_text(encoding="utf-8"))
-        result = {"training": training, **evaluate_backbone(backbone, data, scale)}
-        line = json.dumps({"benchmark": "nezha backbone", **result, **environment(torch.device("cpu"))})
-        file.write_text(line, encoding="utf-8")
-    show_backbone(json.loads(line))
-    print(line)
+        write_json(file, {"training": training, **evaluate_backbone(backbone, data, scale)})
+    result = {"backbone": json.loads(file.read_text(encoding="utf-8"))}
+    show_backbone(result["backbone"])
+    if "heads" in stages:
+        folders = {"backbone": backbone, **train_heads(work, backbone, data, scale.heads)}
+    if "measure" in stages:
+        result |= measure(work, folders, data, scale)
+        show_measure(result)
+    else:
+        result |= environment(torch.device("cpu"))
+    print(json.dumps({"benchmark": "nezha", **result}))
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -517,12 +1060,12 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(1)  # a second one gains such small models little, and costs a lot where a core is busy
     disable_progress_bar()  # transformers' own, one for every model that is read or written
     scale = FAST if options.fast else FULL
-    data = read_data(options.data, num_rows=scale.rows)
+    data = read_data(options.data, num_users=scale.users, num_rows=scale.rows)
     if options.fast and options.work is None:
         with tempfile.TemporaryDirectory(prefix="hf_gr_nezha_") as folder:
-            run(Path(folder), data, scale)
+            run(Path(folder), data, scale, stage=options.stage)
     else:
-        run((options.work or WORK).expanduser(), data, scale)
+        run((options.work or WORK).expanduser(), data, scale, stage=options.stage)
 
 
 if __name__ == "__main__":

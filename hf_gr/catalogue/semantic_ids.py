@@ -214,10 +214,10 @@ class SemanticIds:
         """The smallest vocabulary that holds every code token: the largest of them plus one."""
         return max(int(tokens.max()) for tokens in self._tokens) + 1
 
-    @property
+    @cached_property
     def is_ragged(self) -> bool:
         """Whether semantic IDs differ in length, so that a catalogue of them needs an end token."""
-        return self._is_ragged
+        return bool((self.codes[:, -1] == PADDING).any())
 
     def codebooks(self) -> list[npt.NDArray[np.int64]]:
         """The tokens of every level's codes, also of those that no item has, if they have one."""
@@ -236,7 +236,7 @@ class SemanticIds:
         Raises:
             ValueError: semantic IDs of several lengths and no end token.
         """
-        if self._is_ragged and eos_token_id is None:
+        if self.is_ragged and eos_token_id is None:
             raise ValueError(
                 "semantic IDs differ in length and eos_token_id=None, expected an end token, which tells an item from "
                 "a longer one: pass eos_token_id= (usually model.generation_config.eos_token_id)"
@@ -264,8 +264,8 @@ class SemanticIds:
                 length, a token that is no code's.
         """
         rows, _ = read_rows(token_ids, one_is_enough=True)
-        if len(rows) > 1 or not self._is_ragged and rows.size % self.num_levels:
-            number = "" if self._is_ragged else f"a multiple of {self.num_levels} "
+        if len(rows) > 1 or not self.is_ragged and rows.size % self.num_levels:
+            number = "" if self.is_ragged else f"a multiple of {self.num_levels} "
             raise ValueError(
                 f"token_ids has shape {list(rows.shape)}, expected one list of {number}"
                 "tokens: cut the prompt and the end token off, and decode one row at a time"
@@ -305,7 +305,7 @@ class SemanticIds:
 
     def _split(self, tokens: npt.NDArray[np.int64]) -> list[list[int]]:
         """The tokens of each item; of several lengths, cut before any token that is not of the next level."""
-        if not self._is_ragged:
+        if not self.is_ragged:
             return tokens.reshape(-1, self.num_levels).tolist()
         parts: list[list[int]] = []
         next_level = 0
@@ -328,10 +328,6 @@ class SemanticIds:
                 f"item {item_id!r} has no semantic ID, expected one of the {len(self)} known items: leave it away"
             )
         return self._row_of[item_id]
-
-    @cached_property
-    def _is_ragged(self) -> bool:
-        return bool((self.codes[:, -1] == PADDING).any())
 
     @cached_property
     def _sequences(self) -> npt.NDArray[np.int64]:

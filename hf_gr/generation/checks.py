@@ -18,6 +18,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from hf_gr.catalogue.snapshot import Snapshot
 
 from .configuration import BY_HEAD_ALONE, GR_FIELDS, check_fields
+from .draft_heads import hidden_size_of
 from .layouts import base_model, check_cache, choose_layout
 from .placeholders import can_take_back
 
@@ -251,7 +252,7 @@ def check_draft_head(model: Any, catalogue: Snapshot, config: Any, prompt: Promp
             "one by model.add_draft_head(...) and train it with hf_gr.training.DraftHeadTrainer"
         )
     text_config = model.config.get_text_config(decoder=True)
-    sizes = head.config.hidden_size, text_config.hidden_size
+    sizes = head.config.hidden_size, hidden_size_of(model)
     if sizes[0] != sizes[1]:
         raise ValueError(
             f"the draft head has hidden_size={sizes[0]}, expected the model's, {sizes[1]}: is it another model's head?"

@@ -83,7 +83,7 @@ def add_draft_head(
         codes = _read_codebooks(codebooks)
         _check_codes(inner, codes)
         config = DraftHeadConfig(
-            hidden_size=_hidden_size(inner),
+            hidden_size=hidden_size_of(inner),
             codebook_sizes=tuple(map(len, codes)),
             placeholder_tokens=tuple(placeholder_tokens or ()),
             placeholder_token_ids=tuple(range(len(codes))) if use_placeholders else (),  # until they are known
@@ -308,7 +308,7 @@ def _check_codes(model: Any, codebooks: Sequence[Tensor]) -> None:
 
 def _check_head(model: Any, head: DraftHead, rows: Tensor | None) -> None:
     """Refuse a head that was made for another model."""
-    size, embeddings = _hidden_size(model), model.get_input_embeddings().weight
+    size, embeddings = hidden_size_of(model), model.get_input_embeddings().weight
     if head.config.hidden_size != size:
         raise ValueError(
             f"the draft head has hidden_size={head.config.hidden_size}, expected the model's, {size}: it is another "
@@ -322,7 +322,7 @@ def _check_head(model: Any, head: DraftHead, rows: Tensor | None) -> None:
     _check_codes(model, [head.codebook(level) for level in range(head.config.num_levels)])
 
 
-def _hidden_size(model: Any) -> int:
+def hidden_size_of(model: Any) -> int:
     """Of what the output embeddings read, which for some models (OPT-350m) is not the config's hidden size."""
     outputs = model.get_output_embeddings()
     if outputs is None:

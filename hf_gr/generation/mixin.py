@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -263,6 +264,28 @@ class GRGenerationMixin(GenerationMixin):
             [['ham'], ['jam'], ['yam']]
         """
         return add_draft_head(self, codebooks, **options)
+
+    def save_pretrained(
+        self: Any,
+        save_directory: str | Path,
+        is_main_process: bool = True,
+        state_dict: dict[str, Tensor] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """transformers' own; a draft head has two files of its own beside the model's."""
+        super_: Any = super()
+        if self.should_save_on_this_rank(is_main_process):
+            save_draft_head(self, save_directory, state_dict=state_dict)
+        super_.save_pretrained(save_directory, is_main_process, state_dict, *args, **kwargs)
+
+    def _upload_modified_files(
+        self: Any, working_dir: str | Path, repo_id: str, files_timestamps: dict[str, float], *args: Any, **kwargs: Any
+    ) -> Any:
+        """transformers' own, with the draft head's files, and a card that tells of it."""
+        super_: Any = super()
+        files_timestamps = prepare_upload(self, working_dir, repo_id, files_timestamps)
+        return super_._upload_modified_files(working_dir, repo_id, files_timestamps, *args, **kwargs)
 
     def _prepare_generation_config(
         self: Any, generation_config: GenerationConfig | None, *args: Any, **kwargs: Any

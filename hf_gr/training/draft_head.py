@@ -107,8 +107,8 @@ class DraftHeadTrainer(Trainer):
         args.remove_unused_columns = False  # the Trainer would take away whatever the model's forward does not name
         if args.ddp_find_unused_parameters:
             raise ValueError(
-                "ddp_find_unused_parameters=True, expected False: the head runs behind the model's forward, and would be "
-                "taken for unused"
+                "ddp_find_unused_parameters=True, expected False: the head runs behind the model's forward, and would "
+                "be taken for unused"
             )
         args.ddp_find_unused_parameters = False
         self.train_backbone = train_backbone
@@ -178,7 +178,7 @@ class DraftHeadTrainer(Trainer):
         super()._save(output_dir, state_dict)
         if self.args.should_save and not isinstance(self.model, PreTrainedModel):
             # The model's own save_pretrained writes its head; an adapter's does not know of it.
-            save_draft_head(base_model(self.model), output_dir or self.args.output_dir)
+            save_draft_head(self.model, output_dir or self.args.output_dir or ".")
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -322,6 +322,6 @@ def _load_head(model: Any, directory: str) -> None:
     own = model.draft_head
     if load_draft_head(model, directory) is not own:
         raise ValueError(
-            f"{directory} has no draft head like the model's, expected the one that was trained: make it with the same "
-            "codebooks and options, or start anew without resume_from_checkpoint"
+            f"{directory} has no draft head like the model's, expected the one that was trained: make the model's "
+            "with the same codebooks and options, or start anew without resume_from_checkpoint"
         )

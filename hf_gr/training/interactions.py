@@ -62,7 +62,9 @@ class InteractionDataset(Dataset):
         if len(rows) != len(bounds) - 1:
             raise ValueError(f"prompts has {len(bounds) - 1} entries and labels {len(rows)}, expected as many")
         if (bounds[1:] == bounds[:-1]).any():
-            raise ValueError(f"prompts[{int((bounds[1:] == bounds[:-1]).argmax())}] is empty, expected a token or more")
+            raise ValueError(
+                f"prompts[{int((bounds[1:] == bounds[:-1]).argmax())}] is empty, expected a token or more"
+            )
         if (values < 0).any():
             row = int(np.searchsorted(bounds, (values < 0).argmax(), side="right")) - 1
             raise ValueError(f"prompts[{row}] has a token below 0, expected token ids: leave padding away")
@@ -115,9 +117,10 @@ class InteractionDataset(Dataset):
         unknown = (values < 0) | (values >= len(tokens))
         if unknown.any():
             at = int(unknown.argmax())
+            history = int(np.searchsorted(bounds, at, side="right")) - 1
             raise ValueError(
-                f"histories[{int(np.searchsorted(bounds, at, side='right')) - 1}] has item {values[at]}, expected 0 to "
-                f"{len(tokens) - 1}, the rows of items: pass SemanticIds where items have other ids"
+                f"histories[{history}] has item {values[at]}, expected 0 to {len(tokens) - 1}, the rows of items: "
+                "pass SemanticIds where items have other ids"
             )
         begins = np.repeat(bounds[:-1], np.diff(bounds))
         places = np.arange(len(values))
@@ -290,7 +293,7 @@ def _rows_of(histories: Iterable[Iterable[ItemId]], row_of: dict[ItemId, int]) -
         try:
             rows.append([row_of[item] for item in known])
         except (KeyError, TypeError) as error:
-            item = next(item for item in known if item not in row_of)
+            item = next(item for item in known if not isinstance(item, (int, str)) or item not in row_of)
             raise ValueError(
                 f"histories[{number}] has item {item!r}, which has no semantic ID: leave it away, or is it a string "
                 "where ids are integers?"
