@@ -16,7 +16,7 @@ from label_tokenizers import tokenizer_of
 
 import hf_gr.torch.exhaustive as exhaustive
 from hf_gr import ConstraintIndex, classify, enable
-from hf_gr.generation import classification
+from hf_gr.generation import classification, layouts
 from hf_gr.reference import reference_label_log_probs
 
 # Of log-probabilities, since these models are sure of themselves: fp32 sums of at most 13 of some tens.
@@ -87,6 +87,35 @@ def test_the_tree_equals_a_forward_for_each_label(
     ranked = classify(model, tokenizer_of("bpe"), TEXTS, index, top_k=None, prompt=PROMPT, batch_size=2)
     for text, answer in zip(TEXTS, ranked, strict=True):
         assert difference(answer, plainly(model, text, index)) < LOG_TOL
+
+
+MAMBA = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
+
+
+@pytest.mark.parametrize("family", ["mamba", "llama", "t5"])
+@pytest.mark.parametrize("nodes", [0, 100])
+def test_a_model_that_takes_neither_layout_is_read_plainly(
+    family: str, nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if family != "mamba":
+        for module in (classification, layouts):
+            monkeypatch.setattr(module, "choose_layout", lambda model: None)
+    model = build("mamba", config={"vocab_size": 512, **MAMBA}) if family == "mamba" else model_of(family)
+    assert layouts.choose_layout(model) is None
+    options: dict[str, Any] = {"top_k": None, "prompt": PROMPT, "batch_size": 2, "max_tree_nodes": nodes}
+    ranked = classify(model, tokenizer_of("bpe"), TEXTS, index_of(), **options)
+    for text, answer in zip(TEXTS, ranked, strict=True):
+        assert difference(answer, plainly(model, text, index_of())) < LOG_TOL
+
+
+def test_a_thousand_labels_are_scored_as_by_themselves() -> None:
+    draw = random.Random(0)
+    words = ["sport", "science", "and", "deep", "learning", ">", "2048", "café", "of"]
+    labels = sorted({" ".join(draw.choices(words, k=draw.randrange(1, 5))) for _ in range(3000)})[:1000]
+    assert len(labels) == 1000
+    model, index = model_of("llama"), index_of(labels)
+    (ranked,) = classify(model, tokenizer_of("bpe"), TEXTS[1:2], index, top_k=None, prompt=PROMPT)
+    assert difference(ranked, plainly(model, TEXTS[1], index)) < LOG_TOL
 
 
 def test_a_wrong_parent_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,6 +322,7 @@ def call(**changes: Any) -> Callable[[], Any]:
         ({"texts": []}, "texts is empty"),
         ({"texts": "a text"}, "texts is 'a text', expected a list of strings"),
         ({"texts": ["a", 3]}, r"texts\[1\] is 3, expected a string"),
+        ({"texts": ["a", "\udc80"]}, r"texts\[1\] is '\\udc80', expected Unicode without lone surrogates"),
         ({"prompt": "no place"}, "prompt is 'no place', expected a string with {text}"),
         ({"prompt": "{text} is a "}, "prompt ends with a space"),
         ({"prompt": "Sports " * 300 + "{text}:"}, "prompt has .* tokens without a text, expected less than"),

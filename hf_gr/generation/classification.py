@@ -23,7 +23,7 @@ from tqdm.auto import tqdm
 from transformers import GenerationMixin
 
 from hf_gr.catalogue import ConstraintIndex
-from hf_gr.catalogue.labels import SENTENCEPIECE_SPACE, check_is_tokenizer, encode
+from hf_gr.catalogue.labels import SPACES, check_is_tokenizer, check_is_unicode, encode
 from hf_gr.catalogue.sequences import is_integer
 from hf_gr.catalogue.snapshot import Snapshot, combine_rules
 from hf_gr.torch.decode import DecodePlan, decode
@@ -37,7 +37,6 @@ from .layouts import base_model, choose_layout, evaluation, prefilled
 PLACE = "{text}"
 DEFAULT_PROMPT = "Classify the text into one category.\nText: {text}\nCategory:"
 NO_LIMIT = 10**9  # tokenizers without a largest length say 10**30
-SPACES = (" ", "Ġ", SENTENCEPIECE_SPACE)  # how a token begins that brings its own space
 
 # Of a batch, by row: the log-probabilities of label sequences, and what labels each of those stands for.
 Found = list[tuple[Float[Tensor, " sequences"], Sequence[Sequence[str]]]]
@@ -74,7 +73,7 @@ def classify(
 
     Args:
         model: a language model of transformers, decoder-only or encoder-decoder; it need not be enabled. It is used
-            in evaluation mode.
+            in evaluation mode. One that takes neither layout (Mamba, RWKV) reads every path anew: exact, but slow.
         tokenizer: the model's, with which the index was built.
         texts: what to classify.
         index: of `ConstraintIndex.from_labels`, or any index whose item ids are strings.
@@ -96,8 +95,8 @@ def classify(
     Raises:
         ValueError: before any work: no text, or one that is no string; a prompt without `{text}`, too long by itself,
             or ending with a space although labels begin with theirs; an index without labels, without living ones, or
-            of another tokenizer or vocabulary; numbers out of range; a model that takes neither layout. And while
-            it works: a model whose logits are no numbers.
+            of another tokenizer or vocabulary; numbers out of range. And while it works: a model whose logits are no
+            numbers.
 
     Example:
         A tokenizer of single bytes, and a model with random weights:
@@ -265,7 +264,7 @@ class _PromptEncoder:
             raise ValueError(f"prompt is {template!r}, expected a string with {PLACE}, where the text goes")
         if ends_open and template.endswith(" "):
             first = [str(token) for token in tokenizer.convert_ids_to_tokens(snapshot.rows()[:, 0].tolist())]
-            if any(token.startswith(SPACES) for token in first):
+            if any(token.startswith((" ", *SPACES)) for token in first):
                 raise ValueError(
                     f"prompt ends with a space, {template[-8:]!r}, expected none, for the labels begin with theirs: "
                     'cut it off, or build the index with prefix=""'
@@ -359,6 +358,7 @@ def _check_texts(texts: Any) -> list[str]:
     for number, text in enumerate(found):
         if not isinstance(text, str):
             raise ValueError(f"texts[{number}] is {text!r}, expected a string: str(...) makes it one")
+        check_is_unicode(text, f"texts[{number}]")
     return [str(text) for text in found]
 
 
@@ -378,7 +378,7 @@ def _check_index(index: Any, tokenizer: Any) -> Snapshot:
 
 
 def _check_model(model: Any) -> Any:
-    """The model of transformers inside; refuse what cannot write, and what takes neither layout."""
+    """The model of transformers inside; refuse what cannot write."""
     adapter: Any = getattr(model, "active_peft_config", None)
     inner = base_model(model) if isinstance(model, torch.nn.Module) else None
     if not isinstance(inner, GenerationMixin):
@@ -387,11 +387,6 @@ def _check_model(model: Any) -> Any:
         raise ValueError(
             f"model has a {adapter.peft_type.value} adapter, expected one of weights such as LoRA: a learned prefix "
             "is not supported"
-        )
-    if choose_layout(inner) is None:
-        raise ValueError(
-            f"model is a {type(inner).__name__}, which takes neither the tree nor the batch layout, expected another: "
-            "enable(model).generate(constraint_index=index) decodes it in transformers' own loop"
         )
     return inner
 
