@@ -209,6 +209,20 @@ def test_a_threshold_answers_none_of_them() -> None:
     assert nothing == []
 
 
+@pytest.mark.parametrize("family", ["qwen3", "t5"])
+def test_a_neutral_text_takes_the_labels_own_weight_away(family: str) -> None:
+    model, index = model_of(family), index_of()
+    ranked = classify(model, tokenizer_of("bpe"), TEXTS, index, top_k=None, prompt=PROMPT, neutral_text="N/A")
+    prior = plainly(model, "N/A", index)
+    for text, labels in zip(TEXTS, ranked, strict=True):
+        shares = {label: probability / prior[label] for label, probability in plainly(model, text, index).items()}
+        total = sum(shares.values())
+        assert difference(labels, {label: share / total for label, share in shares.items()}) < 2 * LOG_TOL
+    # The neutral text itself says nothing.
+    ((*same,),) = classify(model, tokenizer_of("bpe"), ["N/A"], index, top_k=None, prompt=PROMPT, neutral_text="N/A")
+    assert [probability for _, probability in same] == pytest.approx([1 / len(LABELS)] * len(LABELS))
+
+
 def test_a_view_is_a_smaller_label_set_and_additions_belong_to_it() -> None:
     model, tokenizer = model_of("llama"), tokenizer_of("bpe")
     smaller = ["Sports", "Technology", "北京"]
@@ -337,6 +351,8 @@ def call(**changes: Any) -> Callable[[], Any]:
         ({"batch_size": 0}, "batch_size=0, expected 1 or more"),
         ({"num_beams": 1.5}, "num_beams=1.5, expected 1 or more"),
         ({"max_tree_nodes": -1}, "max_tree_nodes=-1, expected 0"),
+        ({"neutral_text": 3}, "neutral_text=3, expected None or a string"),
+        ({"neutral_text": "N/A", "max_tree_nodes": 0}, "must have at most max_tree_nodes=0 inner nodes"),
         ({"threshold": 50}, "threshold=50, expected a probability"),
         ({"max_length": 300}, "max_length=300, expected at most"),
         ({"max_length": 0}, "max_length=0, expected 1 or more tokens"),
