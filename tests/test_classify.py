@@ -16,7 +16,7 @@ from label_tokenizers import tokenizer_of
 
 import hf_gr.torch.exhaustive as exhaustive
 from hf_gr import ConstraintIndex, classify, enable
-from hf_gr.generation import classification
+from hf_gr.generation import classification, layouts
 from hf_gr.reference import reference_label_log_probs
 
 # Of log-probabilities, since these models are sure of themselves: fp32 sums of at most 13 of some tens.
@@ -87,6 +87,35 @@ def test_the_tree_equals_a_forward_for_each_label(
     ranked = classify(model, tokenizer_of("bpe"), TEXTS, index, top_k=None, prompt=PROMPT, batch_size=2)
     for text, answer in zip(TEXTS, ranked, strict=True):
         assert difference(answer, plainly(model, text, index)) < LOG_TOL
+
+
+MAMBA = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
+
+
+@pytest.mark.parametrize("family", ["mamba", "llama", "t5"])
+@pytest.mark.parametrize("nodes", [0, 100])
+def test_a_model_that_takes_neither_layout_is_read_plainly(
+    family: str, nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if family != "mamba":
+        for module in (classification, layouts):
+            monkeypatch.setattr(module, "choose_layout", lambda model: None)
+    model = build("mamba", config={"vocab_size": 512, **MAMBA}) if family == "mamba" else model_of(family)
+    assert layouts.choose_layout(model) is None
+    options: dict[str, Any] = {"top_k": None, "prompt": PROMPT, "batch_size": 2, "max_tree_nodes": nodes}
+    ranked = classify(model, tokenizer_of("bpe"), TEXTS, index_of(), **options)
+    for text, answer in zip(TEXTS, ranked, strict=True):
+        assert difference(answer, plainly(model, text, index_of())) < LOG_TOL
+
+
+def test_a_thousand_labels_are_scored_as_by_themselves() -> None:
+    draw = random.Random(0)
+    words = ["sport", "science", "and", "deep", "learning", ">", "2048", "café", "of"]
+    labels = sorted({" ".join(draw.choices(words, k=draw.randrange(1, 5))) for _ in range(3000)})[:1000]
+    assert len(labels) == 1000
+    model, index = model_of("llama"), index_of(labels)
+    (ranked,) = classify(model, tokenizer_of("bpe"), TEXTS[1:2], index, top_k=None, prompt=PROMPT)
+    assert difference(ranked, plainly(model, TEXTS[1], index)) < LOG_TOL
 
 
 def test_a_wrong_parent_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,6 +207,20 @@ def test_a_threshold_answers_none_of_them() -> None:
     assert above == ranked[:2]
     (nothing,) = classify(model, tokenizer, TEXTS[:1], index.where(["sport", "北京"]), threshold=1.0)
     assert nothing == []
+
+
+@pytest.mark.parametrize("family", ["qwen3", "t5"])
+def test_a_neutral_text_takes_the_labels_own_weight_away(family: str) -> None:
+    model, index = model_of(family), index_of()
+    ranked = classify(model, tokenizer_of("bpe"), TEXTS, index, top_k=None, prompt=PROMPT, neutral_text="N/A")
+    prior = plainly(model, "N/A", index)
+    for text, labels in zip(TEXTS, ranked, strict=True):
+        shares = {label: probability / prior[label] for label, probability in plainly(model, text, index).items()}
+        total = sum(shares.values())
+        assert difference(labels, {label: share / total for label, share in shares.items()}) < 2 * LOG_TOL
+    # The neutral text itself says nothing.
+    ((*same,),) = classify(model, tokenizer_of("bpe"), ["N/A"], index, top_k=None, prompt=PROMPT, neutral_text="N/A")
+    assert [probability for _, probability in same] == pytest.approx([1 / len(LABELS)] * len(LABELS))
 
 
 def test_a_view_is_a_smaller_label_set_and_additions_belong_to_it() -> None:
@@ -293,6 +336,7 @@ def call(**changes: Any) -> Callable[[], Any]:
         ({"texts": []}, "texts is empty"),
         ({"texts": "a text"}, "texts is 'a text', expected a list of strings"),
         ({"texts": ["a", 3]}, r"texts\[1\] is 3, expected a string"),
+        ({"texts": ["a", "\udc80"]}, r"texts\[1\] is '\\udc80', expected Unicode without lone surrogates"),
         ({"prompt": "no place"}, "prompt is 'no place', expected a string with {text}"),
         ({"prompt": "{text} is a "}, "prompt ends with a space"),
         ({"prompt": "Sports " * 300 + "{text}:"}, "prompt has .* tokens without a text, expected less than"),
@@ -307,6 +351,8 @@ def call(**changes: Any) -> Callable[[], Any]:
         ({"batch_size": 0}, "batch_size=0, expected 1 or more"),
         ({"num_beams": 1.5}, "num_beams=1.5, expected 1 or more"),
         ({"max_tree_nodes": -1}, "max_tree_nodes=-1, expected 0"),
+        ({"neutral_text": 3}, "neutral_text=3, expected None or a string"),
+        ({"neutral_text": "N/A", "max_tree_nodes": 0}, "must have at most max_tree_nodes=0 inner nodes"),
         ({"threshold": 50}, "threshold=50, expected a probability"),
         ({"max_length": 300}, "max_length=300, expected at most"),
         ({"max_length": 0}, "max_length=0, expected 1 or more tokens"),

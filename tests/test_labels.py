@@ -16,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from label_tokenizers import tokenizer_of
+from transformers import ByT5Tokenizer
 
 from hf_gr import ConstraintIndex, ConstraintLogitsProcessor
 from hf_gr.catalogue import labels as labels_module
@@ -68,6 +69,27 @@ def test_another_prefix_is_other_tokens() -> None:
     tokenizer = tokenizer_of("bpe")
     index = ConstraintIndex.from_labels(["Sports"], tokenizer, prefix="")
     assert list(index) == [[*tokenizer("Sports")["input_ids"], tokenizer.eos_token_id]]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "bpe-prefix-space", "unigram", "llama"])
+@pytest.mark.parametrize("prefix", [" ", "", ";"])
+def test_the_prefix_alone_decides_on_a_space(kind: str, prefix: str) -> None:
+    """Also where the tokenizer puts one before every text: labels and separators follow another text."""
+    tokenizer = tokenizer_of(kind)
+    before = tokenizer("Category:", add_special_tokens=False)["input_ids"]
+    for label in ["Sports", "and", "a", ":x"]:
+        (row,) = ConstraintIndex.from_labels([label], tokenizer, prefix=prefix)
+        (same,) = labels_module.encode_continuations(tokenizer, [prefix + label])
+        assert row[:-1] == same
+        text = tokenizer.decode([*before, *same], clean_up_tokenization_spaces=False)
+        assert text.removeprefix(" ") == "Category:" + prefix + label
+
+
+def test_tokenizers_of_single_bytes_will_do() -> None:
+    """One without a vocabulary file, in plain Python."""
+    labels = [*LABELS, "😀", "👨\u200d👩\u200d👧", "שלום עולם", "e\u0301", "é"]
+    index = ConstraintIndex.from_labels(labels, ByT5Tokenizer())
+    assert sorted(str(index.items([row])[0][0]) for row in index) == sorted(labels)
 
 
 @settings(max_examples=30, deadline=None)
@@ -169,6 +191,7 @@ def test_another_end_token_is_another_tokenizer() -> None:
         ),
         (["a", "😀"], "wordpiece", "labels '😀' do not survive the tokenizer"),
         (["a", "a\u200b\u0000"], "wordpiece", None),
+        (["a", "\ud800b"], "bpe", r"labels\[1\] is '\\ud800b', expected Unicode without lone surrogates"),
     ],
 )
 def test_bad_labels_are_refused(labels: Any, kind: str, message: str | None) -> None:

@@ -166,6 +166,71 @@ def test_random_decodes_are_all_sequences() -> None:
     assert {tuple(row[: row.index(EOS) + 1]) for row in rows} == set(trie.sequences())
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 5.0},
+        {"temperature": 0.05},
+        {"top_k": 1},
+        {"top_p": 0.3},
+        {"min_p": 0.5},
+        {"typical_p": 0.3},
+        {"epsilon_cutoff": 0.2, "eta_cutoff": 0.2},
+        {"repetition_penalty": 3.0, "no_repeat_ngram_size": 4},
+        {"renormalize_logits": True, "temperature": 2.0},
+    ],
+    ids=str,
+)
+def test_whatever_is_sampled_is_a_sequence(options: dict[str, Any]) -> None:
+    """100,000 answers of random weights, over all settings."""
+    index = index_of(LABELS)
+    inputs = prompts(10, 6, padded=True)
+    out = build("qwen3", seed=3).generate(
+        **inputs,
+        logits_processor=[ConstraintLogitsProcessor(index, 6)],
+        do_sample=True,
+        num_return_sequences=1000,
+        max_new_tokens=5,
+        eos_token_id=EOS,
+        **options,
+    )
+    rows, counts = out[:, 6:].unique(dim=0, return_counts=True)
+    assert counts.sum() == 10_000
+    assert all(index.items(rows))
+    assert all(EOS in row for row in rows.tolist())
+
+
+@pytest.mark.parametrize("options", [{}, {"separator": [8]}], ids=["one", "several"])
+def test_items_are_those_of_each_prompts_rule(options: dict[str, Any]) -> None:
+    rows = [[3, EOS, 0, 0], [3, 4, -1, 9], [3, 4, EOS, -100], [5, 7, -100, 7]]
+    views = [NAMED.where(["a", "c"]), NAMED.where(["b", "c"])]
+    assert ConstraintLogitsProcessor(views, 1, **options).items(rows) == [["a"], [], ["b"], ["c"]]
+    excluding = ConstraintLogitsProcessor(NAMED, 1, exclude_items=[["a"], ["b"]], **options)
+    assert excluding.items(rows) == [[], ["b"], [], ["c"]]
+    assert excluding.items([]) == []
+    assert ConstraintLogitsProcessor(NAMED, 1, **options).items(rows) == [["a"], ["b"], ["b"], ["c"]]
+    with pytest.raises(ValueError, match="sequences have 3 rows for 2 rules"):
+        excluding.items(rows[:3])
+
+
+@pytest.mark.parametrize("several", [{}, {"separator": SEPARATOR}], ids=["one", "several"])
+@pytest.mark.parametrize(
+    "options",
+    [{"min_new_tokens": 9}, {"suppress_tokens": [3, 5, EOS]}, {"min_new_tokens": 9, "do_sample": True}],
+    ids=str,
+)
+def test_what_others_forbid_is_no_way_out(options: dict[str, Any], several: dict[str, Any]) -> None:
+    """Greedy search would take token 0, sampling would fail."""
+    processor = ConstraintLogitsProcessor(index_of([[3], [3, 4, 5]]), 6, **several)
+    inputs = prompts(3, 6)
+    out = build("qwen3").generate(
+        **inputs, logits_processor=[processor], max_new_tokens=12, eos_token_id=EOS, **{"do_sample": False, **options}
+    )
+    assert all(processor.items(out[:, 6:]))
+    assert all(EOS in row for row in out[:, 6:].tolist())
+
+
 # Several labels
 
 
@@ -255,6 +320,9 @@ def test_rules_hold_for_several_labels() -> None:
         (lambda: ConstraintLogitsProcessor(NAMED, separator=[]), r"separator=\[\], expected one token id"),
         (lambda: ConstraintLogitsProcessor(NAMED, separator=[8, EOS]), "has the end token"),
         (lambda: ConstraintLogitsProcessor(NAMED, separator=["x"]), "expected one token id"),  # pyright: ignore
+        (lambda: ConstraintLogitsProcessor(NAMED, separator=8), "separator=8, expected a list of token ids"),  # pyright: ignore
+        (lambda: ConstraintLogitsProcessor(NAMED, "3"), "prompt_length='3', expected 0 or more tokens"),  # pyright: ignore
+        (lambda: ConstraintLogitsProcessor(NAMED, -1), "prompt_length=-1, expected 0 or more tokens"),
         (lambda: ConstraintLogitsProcessor(NAMED, separator=";"), "is a text, expected tokenizer="),
         (lambda: ConstraintLogitsProcessor(NAMED, separator=[8], max_labels=0), "max_labels=0, expected 1 or more"),
         (lambda: ConstraintLogitsProcessor(NAMED, max_labels=2), "together with separator="),

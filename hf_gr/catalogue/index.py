@@ -90,9 +90,10 @@ class ConstraintIndex:
     def from_labels(cls, labels: Iterable[str], tokenizer: Any, *, prefix: str = " ") -> ConstraintIndex:
         """Compile a set of labels: a taxonomy, for a language model that classifies.
 
-        A label is tokenized as the text `prefix + label` without special tokens, and ends with the tokenizer's end
-        token. (SentencePiece puts a space before every text by itself, where the prefix adds no second one.) Labels
-        that tokenize alike are one sequence with several items; a label may begin with another one.
+        A label is tokenized as the text `prefix + label` behind another text, without special tokens, and ends with
+        the tokenizer's end token. (SentencePiece puts a space before every text by itself; here the prefix alone
+        decides whether there is one.) Labels that tokenize alike are one sequence with several items; a label may
+        begin with another one.
 
         Args:
             labels: distinct strings, in any order; they are the item ids, so `items` gives them back.

@@ -17,7 +17,8 @@ from typing import Any, cast
 from .sequences import is_integer
 
 ERRORS_SHOWN = 3
-SENTENCEPIECE_SPACE = "\u2581"
+SPACES = ("\u2581", "Ġ")  # how SentencePiece and byte-level BPE write a space
+ANCHORS = (":", "a", "\n")  # texts to continue: a tokenizer may merge one of them with what follows
 # What tells tokenizers apart: case, spaces, digits, punctuation, accents, other scripts.
 PROBES = (" Technology > AI", "An uncommon sentence, 2,048 words.", " naïve Ünïcode", " 北京 Москва", "\n\n  x_y")
 
@@ -32,6 +33,7 @@ def read_labels(labels: Any) -> list[str]:
             raise ValueError(f"labels[{number}] is {label!r}, expected a string: str(...) makes it one")
         if not label.strip():
             raise ValueError(f"labels[{number}] is {label!r}, expected some text: leave it away")
+        check_is_unicode(label, f"labels[{number}]")
         found.append(str(label))
     if not found:
         raise ValueError("labels is empty, expected at least one label")
@@ -57,9 +59,7 @@ def tokenize_labels(labels: Sequence[str], tokenizer: Any, prefix: str) -> tuple
             f"tokenizer.eos_token_id is {eos_token_id}, expected a token: labels end with it; "
             "set one, such as tokenizer.eos_token = tokenizer.sep_token"
         )
-    if prefix.startswith(" ") and writes_its_own_space(tokenizer):
-        prefix = prefix[1:]
-    rows = encode(tokenizer, [prefix + label for label in labels])
+    rows = encode_continuations(tokenizer, [prefix + label for label in labels])
     ended = [label for label, row in zip(labels, rows, strict=True) if eos_token_id in row]
     if ended:
         raise ValueError(
@@ -77,28 +77,53 @@ def tokenize_labels(labels: Sequence[str], tokenizer: Any, prefix: str) -> tuple
 
 def encode(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     """The tokens of texts, and no special ones around them."""
+    if not texts:  # which tokenizers do not take
+        return []
     rows = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
     return [[int(token) for token in row] for row in rows]
 
 
-def encode_continuation(tokenizer: Any, text: str) -> list[int]:
-    """The tokens of a text that follows another one immediately."""
-    alone, behind, both = encode(tokenizer, [text, "a", "a" + text])
-    if writes_its_own_space(tokenizer) and both[: len(behind)] == behind:
-        return both[len(behind) :]
-    return alone
+def encode_continuations(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of texts that follow another one immediately.
+
+    A tokenizer may put a space before every text by itself, as SentencePiece does: one that a text begins with would
+    be the second, and one before a text that begins with none would be too much.
+    """
+    if not _writes_its_own_space(tokenizer):
+        return encode(tokenizer, texts)
+    rows = encode(tokenizer, [text.removeprefix(" ") for text in texts])
+    left = [number for number, text in enumerate(texts) if not text.startswith(" ")]
+    for anchor in ANCHORS if left else ():
+        before, *both = encode(tokenizer, [anchor, *(anchor + texts[number] for number in left)])
+        split = [bool(before) and row[: len(before)] == before for row in both]
+        for number, row, is_split in zip(left, both, split, strict=True):
+            if is_split:
+                rows[number] = row[len(before) :]
+        left = [number for number, is_split in zip(left, split, strict=True) if not is_split]
+        if not left:
+            break
+    return rows
 
 
-def writes_its_own_space(tokenizer: Any) -> bool:
-    """Whether a tokenizer puts a space before every text by itself, as SentencePiece does: ours would be a second."""
+def _writes_its_own_space(tokenizer: Any) -> bool:
     tokens = tokenizer.convert_ids_to_tokens(encode(tokenizer, ["a"])[0])
-    return bool(tokens) and str(tokens[0]).startswith(SENTENCEPIECE_SPACE)
+    return bool(tokens) and str(tokens[0]).startswith(SPACES)
 
 
 def fingerprint(tokenizer: Any) -> str:
     """A digest of how a tokenizer reads a few texts; tokens that are added to it later do not change it."""
     check_is_tokenizer(tokenizer)
     return hashlib.sha256(json.dumps(encode(tokenizer, PROBES)).encode()).hexdigest()
+
+
+def check_is_unicode(text: str, name: str) -> None:
+    """Refuse halves of surrogate pairs, such as `errors="surrogateescape"` leaves: no tokenizer takes them."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} is {text!r}, expected Unicode without lone surrogates: decode it with its encoding"
+        ) from error
 
 
 def check_is_tokenizer(tokenizer: Any) -> None:
@@ -120,7 +145,7 @@ def _lost(labels: Sequence[str], rows: list[list[int]], tokenizer: Any, prefix: 
         for number, (label, text) in enumerate(zip(labels, texts, strict=True))
         if text.lstrip() != (prefix + label).lstrip()
     ]
-    again = encode(tokenizer, [prefix + texts[number].lstrip() for number in changed]) if changed else []
+    again = encode_continuations(tokenizer, [prefix + texts[number].lstrip() for number in changed])
     lost = {
         number
         for number, row in zip(changed, again, strict=True)

@@ -8,9 +8,11 @@ An answer is `label, separator, label, ..., end token`, every label at most once
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 
+from .fanout import Bools
 from .snapshot import ERRORS_SHOWN, Snapshot
 from .trie import PADDING
 
@@ -27,16 +29,16 @@ def check_separator(snapshot: Snapshot, separator: Sequence[int]) -> None:
     rows, eos_token_id = snapshot.rows(), snapshot.eos_token_id
     assert eos_token_id is not None
     parts = list(separator)
+    rows = rows[np.isin(rows, parts).any(axis=1)].astype(np.int64)  # no other label can take part in one
+    # Where a label goes on with the separator's first token: what is before that must not be a label.
+    going_on, places = np.nonzero(rows[:, 1:] == parts[0])
+    is_before = cast("Bools", places[:, None] >= np.arange(rows.shape[1]))
+    before = np.where(is_before, rows[going_on], PADDING)
+    goes_on = {int(row) for row, items in zip(going_on, snapshot.items(before), strict=True) if items}
     inside: list[list[int]] = []
-    for row in rows[np.isin(rows, parts).any(axis=1)]:  # no other label can take part in one
-        label = [int(token) for token in row if token not in (PADDING, eos_token_id)]
-        is_inside = find([*parts[1:], *label, *parts[:-1]], parts) >= 0
-        goes_on = any(
-            token == parts[0] and any(snapshot.items(np.array([label[:place]])))
-            for place, token in enumerate(label)
-            if place
-        )
-        if is_inside or goes_on:
+    for number, row in enumerate(rows.tolist()):
+        label = [token for token in row if token not in (PADDING, eos_token_id)]
+        if number in goes_on or find([*parts[1:], *label, *parts[:-1]], parts) >= 0:
             inside.append(label)
             if len(inside) == ERRORS_SHOWN:
                 break

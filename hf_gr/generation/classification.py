@@ -23,7 +23,7 @@ from tqdm.auto import tqdm
 from transformers import GenerationMixin
 
 from hf_gr.catalogue import ConstraintIndex
-from hf_gr.catalogue.labels import SENTENCEPIECE_SPACE, check_is_tokenizer, encode
+from hf_gr.catalogue.labels import SPACES, check_is_tokenizer, check_is_unicode, encode
 from hf_gr.catalogue.sequences import is_integer
 from hf_gr.catalogue.snapshot import Snapshot, combine_rules
 from hf_gr.torch.decode import DecodePlan, decode
@@ -37,7 +37,6 @@ from .layouts import base_model, choose_layout, evaluation, prefilled
 PLACE = "{text}"
 DEFAULT_PROMPT = "Classify the text into one category.\nText: {text}\nCategory:"
 NO_LIMIT = 10**9  # tokenizers without a largest length say 10**30
-SPACES = (" ", "Ġ", SENTENCEPIECE_SPACE)  # how a token begins that brings its own space
 
 # Of a batch, by row: the log-probabilities of label sequences, and what labels each of those stands for.
 Found = list[tuple[Float[Tensor, " sequences"], Sequence[Sequence[str]]]]
@@ -53,6 +52,7 @@ def classify(
     top_k: int | None = 5,
     prompt: str = DEFAULT_PROMPT,
     threshold: float | None = None,
+    neutral_text: str | None = None,
     batch_size: int = 8,
     max_tree_nodes: int = 8192,
     num_beams: int = 32,
@@ -74,7 +74,7 @@ def classify(
 
     Args:
         model: a language model of transformers, decoder-only or encoder-decoder; it need not be enabled. It is used
-            in evaluation mode.
+            in evaluation mode. One that takes neither layout (Mamba, RWKV) reads every path anew: exact, but slow.
         tokenizer: the model's, with which the index was built.
         texts: what to classify.
         index: of `ConstraintIndex.from_labels`, or any index whose item ids are strings.
@@ -83,6 +83,9 @@ def classify(
             `tokenizer.apply_chat_template(..., tokenize=False, add_generation_prompt=True)`. Other braces are
             themselves.
         threshold: labels with a smaller probability are left away. No label at all is the answer "none of them".
+        neutral_text: a text that says nothing, such as "N/A". Every label's probability is first divided by the one
+            that it has behind this text, so that labels which the model likes to write anyway, short ones for example,
+            have no advantage (contextual calibration). Only for label sets that are scored as a whole.
         batch_size: texts of one forward; they are sorted by length and padded, for a decoder on the left.
         max_tree_nodes: the largest label set that is scored as a whole; 0 for beams in any case.
         num_beams: of the search in larger sets, which finds as many labels; `top_k` of them, if that is more.
@@ -96,8 +99,9 @@ def classify(
     Raises:
         ValueError: before any work: no text, or one that is no string; a prompt without `{text}`, too long by itself,
             or ending with a space although labels begin with theirs; an index without labels, without living ones, or
-            of another tokenizer or vocabulary; numbers out of range; a model that takes neither layout. And while
-            it works: a model whose logits are no numbers.
+            of another tokenizer or vocabulary; numbers out of range; a neutral text and a label set that is searched.
+            And while it works: a model whose logits are no
+            numbers.
 
     Example:
         A tokenizer of single bytes, and a model with random weights:
@@ -114,7 +118,8 @@ def classify(
         >>> sorted([first[0], second[0]]), first[1] >= second[1], round(first[1] + second[1], 6)
         (['Science', 'Sports'], True, 1.0)
 
-    Source: "Constrained Decoding: Forcing LLMs to Respect Your Taxonomy", which decodes one label of one text.
+    Source: "Constrained Decoding: Forcing LLMs to Respect Your Taxonomy", which decodes one label of one text; the
+    neutral text is that of Zhao et al., "Calibrate Before Use: Improving Few-Shot Performance of Language Models".
     """
     read_texts = _check_texts(texts)
     snapshot = _check_index(index, tokenizer)
@@ -124,6 +129,12 @@ def classify(
     _check_numbers(counts, max_tree_nodes, threshold)
     room = _room(inner, tokenizer, snapshot, max_length)
     encoder = _PromptEncoder.of(prompt, tokenizer, snapshot, room, ends_open=not inner.config.is_encoder_decoder)
+    sequences = _sequences_of(snapshot, max_tree_nodes)
+    if neutral_text is not None and (not isinstance(neutral_text, str) or sequences is None):
+        raise ValueError(
+            f"neutral_text={neutral_text!r}, expected None or a string, and a label set that is scored as a whole: it "
+            f"must have at most max_tree_nodes={max_tree_nodes} inner nodes"
+        )
 
     prompts = encoder.encode(read_texts)
     # Longest first: what does not fit fails at once, and neighbours need little padding.
@@ -136,23 +147,31 @@ def classify(
         evaluation(inner),
         tqdm(total=len(prompts), unit="text", disable=None if progress is None else not progress) as bar,
     ):
-        find = _make_finder(inner, snapshot, batch_size, max_tree_nodes, max(num_beams, top_k or 1))
+        find = _make_finder(inner, snapshot, sequences, batch_size, max(num_beams, top_k or 1))
+        prior: Any = 0.0
+        if neutral_text is not None:
+            ((prior, _),) = find(*_padded(encoder.encode([neutral_text]), tokenizer, inner.device, side=side))
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
             found = find(*_padded([prompts[row] for row in rows], tokenizer, inner.device, side=side))
             for row, (log_probs, labels) in zip(rows, found, strict=True):
-                answers[row] = _rank(log_probs, labels, top_k, threshold or 0.0, inner.dtype)
+                answers[row] = _rank(log_probs - prior, labels, top_k, threshold or 0.0, inner.dtype)
             bar.update(len(rows))
     return answers
 
 
+def _sequences_of(snapshot: Snapshot, max_tree_nodes: int) -> Sequences | None:
+    """All sequences of a label set that is small enough to be scored as a whole; None for a larger one."""
+    sequences = Sequences(snapshot.rows()) if max_tree_nodes else None
+    return sequences if sequences is not None and sequences.num_nodes <= max_tree_nodes else None
+
+
 def _make_finder(
-    model: Any, snapshot: Snapshot, batch_size: int, max_tree_nodes: int, num_beams: int
+    model: Any, snapshot: Snapshot, sequences: Sequences | None, batch_size: int, num_beams: int
 ) -> Callable[[Tensor, Tensor], Found]:
     """What scores label sequences behind a batch of prompts: all of them exactly, or those that beams find."""
     layout = choose_layout(model)
-    sequences = Sequences(snapshot.rows()) if max_tree_nodes else None
-    if sequences is not None and sequences.num_nodes <= max_tree_nodes:
+    if sequences is not None:
         labels: Any = snapshot.items(sequences.rows.astype(np.int64))
         head = model.get_output_embeddings()
         exhaustive = ExhaustiveScorer(
@@ -265,7 +284,7 @@ class _PromptEncoder:
             raise ValueError(f"prompt is {template!r}, expected a string with {PLACE}, where the text goes")
         if ends_open and template.endswith(" "):
             first = [str(token) for token in tokenizer.convert_ids_to_tokens(snapshot.rows()[:, 0].tolist())]
-            if any(token.startswith(SPACES) for token in first):
+            if any(token.startswith((" ", *SPACES)) for token in first):
                 raise ValueError(
                     f"prompt ends with a space, {template[-8:]!r}, expected none, for the labels begin with theirs: "
                     'cut it off, or build the index with prefix=""'
@@ -359,6 +378,7 @@ def _check_texts(texts: Any) -> list[str]:
     for number, text in enumerate(found):
         if not isinstance(text, str):
             raise ValueError(f"texts[{number}] is {text!r}, expected a string: str(...) makes it one")
+        check_is_unicode(text, f"texts[{number}]")
     return [str(text) for text in found]
 
 
@@ -378,7 +398,7 @@ def _check_index(index: Any, tokenizer: Any) -> Snapshot:
 
 
 def _check_model(model: Any) -> Any:
-    """The model of transformers inside; refuse what cannot write, and what takes neither layout."""
+    """The model of transformers inside; refuse what cannot write."""
     adapter: Any = getattr(model, "active_peft_config", None)
     inner = base_model(model) if isinstance(model, torch.nn.Module) else None
     if not isinstance(inner, GenerationMixin):
@@ -387,11 +407,6 @@ def _check_model(model: Any) -> Any:
         raise ValueError(
             f"model has a {adapter.peft_type.value} adapter, expected one of weights such as LoRA: a learned prefix "
             "is not supported"
-        )
-    if choose_layout(inner) is None:
-        raise ValueError(
-            f"model is a {type(inner).__name__}, which takes neither the tree nor the batch layout, expected another: "
-            "enable(model).generate(constraint_index=index) decodes it in transformers' own loop"
         )
     return inner
 

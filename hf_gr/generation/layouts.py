@@ -21,7 +21,7 @@ from accelerate.utils import extract_model_from_parallel
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
-from hf_gr.torch.scorers import BatchScorer, Scorer, TreeScorer
+from hf_gr.torch.scorers import BatchScorer, PlainScorer, Scorer, TreeScorer
 from hf_gr.torch.tree import Nodes, to_additive
 
 from .cross_attention import fold_beams, foldable_modules
@@ -151,12 +151,15 @@ def prefilled(
     """Makes scorers of a model over prompts, which are computed when the first is made.
 
     Args:
-        model: in evaluation mode; `choose_layout` has a layout for it.
+        model: in evaluation mode; one that takes neither layout has nothing computed for it in advance.
         prompt: tokens of a decoder.
         inputs: tokens that an encoder reads.
         attention_mask: of the encoder's tokens, or of the decoder's.
         width: paths a request.
     """
+    layout = choose_layout(model)
+    if layout is None:
+        return lambda: PlainScorer(_plain_reader(model, prompt, inputs, attention_mask), batch_size=len(prompt))
 
     @cache
     def computed() -> tuple[Any, dict[str, Any]]:
@@ -164,8 +167,6 @@ def prefilled(
 
     def new_scorer() -> Scorer:
         outputs, kwargs = computed()
-        layout = choose_layout(model)
-        assert layout is not None, "checked at the door"
         return make_scorer(model, layout, outputs, kwargs, batch_size=len(prompt), width=width, scores_ahead=True)
 
     return new_scorer
@@ -185,6 +186,29 @@ def prefill(
     empty = DynamicCache(config=model.config.get_text_config(decoder=True))
     outputs = model(input_ids=prompt, past_key_values=empty, use_cache=True, return_dict=True, **kwargs, **last)
     return outputs, kwargs
+
+
+def _plain_reader(
+    model: Any, prompt: Tensor, inputs: Tensor | None, attention_mask: Tensor | None
+) -> Callable[[int, Tensor], Tensor]:
+    """Logits behind paths of a request, as transformers' own loop has them without a cache; arguments as `prefilled`.
+
+    No row has padding: a model with a recurrent state need not know a mask.
+    """
+
+    def read(request: int, paths: Tensor) -> Tensor:
+        paths = paths.to(prompt.device)
+        is_real = slice(None) if attention_mask is None else attention_mask[request].bool()
+        if inputs is not None:
+            rows = torch.cat([prompt[request].expand(len(paths), -1), paths], dim=1)
+            encoded = inputs[request, is_real].expand(len(paths), -1)
+            return model(input_ids=encoded, decoder_input_ids=rows, use_cache=False, return_dict=True).logits[:, -1]
+        rows = torch.cat([prompt[request, is_real].expand(len(paths), -1), paths], dim=1)
+        given = {"logits_to_keep": 1} if takes_argument(model, "logits_to_keep") else {}
+        given |= model.prepare_inputs_for_generation(rows, attention_mask=torch.ones_like(rows), use_cache=False)
+        return model(**given, return_dict=True).logits[:, -1]
+
+    return read
 
 
 def copy_cache(cache: Any) -> Any:

@@ -11,20 +11,21 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.item_ids import ItemId
-from hf_gr.catalogue.labels import check_is_tokenizer, encode_continuation
+from hf_gr.catalogue.labels import check_is_tokenizer, encode_continuations
 from hf_gr.catalogue.separators import check_separator, split
-from hf_gr.catalogue.sequences import LARGEST_TOKEN, is_integer, read_rows
+from hf_gr.catalogue.sequences import LARGEST_TOKEN, is_integer, read_rows, to_host
 from hf_gr.catalogue.snapshot import BatchRules, Snapshot, combine_rules
-from hf_gr.catalogue.trie import Trie
+from hf_gr.catalogue.trie import PADDING
 from hf_gr.torch.edges import MOST_NODES, edges_of, follow
 from hf_gr.torch.multi_label import LabelTrie, allowed_tokens, label_trie, read_answers
-from hf_gr.torch.transition import DeviceCatalogue, advance, children, device_catalogue
+from hf_gr.torch.transition import DeviceCatalogue, advance, children, device_catalogue, kept
 
 from .naming import batch_rules
 
@@ -33,8 +34,6 @@ from .naming import batch_rules
 FILLING = -1e30
 # Flattened label tries by rules and device, for as long as the rules live.
 _LABEL_TRIES: WeakKeyDictionary[BatchRules, dict[torch.device, LabelTrie]] = WeakKeyDictionary()
-# Edges by trie and device, as long as the trie lives.
-_EDGES: WeakKeyDictionary[Trie, dict[torch.device, Tensor]] = WeakKeyDictionary()
 
 
 class ConstraintLogitsProcessor(LogitsProcessor):
@@ -43,11 +42,14 @@ class ConstraintLogitsProcessor(LogitsProcessor):
     `generate(constraint_index=...)` is faster and needs no processor; this one is for models and loops that it cannot
     take. A row that is complete, or that is no prefix of the catalogue, is left one token: the end token (token 0
     without one), with a very low finite score, so that samplers still find a distribution and beams never prefer it.
+    So are legal tokens where other processors (`min_new_tokens`, `suppress_tokens`) forbid all of them.
 
     With `prompt_length` or `attention_mask` a call depends on its arguments alone: one instance serves any number of
     generations at a time, in any order. Without, it remembers the prompt of the first call, and whatever does not go
     on from there, at most one token further than the call before, begins a new generation: they come one after the
-    other, greedy, sampled, with beams or assisted.
+    other, greedy, sampled, with beams or assisted. It is then fooled by a new prompt that is the last one and some
+    more, if it is no longer than the last answer came (a next turn of one conversation): give the length there, for
+    generations in several threads, and on a device on which comparing prompts must not wait.
 
     With `separator` an answer is several labels, each at most once: the place of a label's end token may be taken by
     the separator while another label is left. `items` takes such answers apart.
@@ -152,26 +154,44 @@ class ConstraintLogitsProcessor(LogitsProcessor):
         return masked if scores.dim() == 3 else masked[:, 0]
 
     def items(self, sequences: Any) -> list[list[ItemId]]:
-        """The items of generated answers: those of all their complete labels, in the order of the answer.
+        """The items of generated answers: those of all their labels, in the order of the answer.
 
         Args:
-            sequences: `[rows, T]` tokens or token lists, the prompt cut off, padding allowed.
+            sequences: `[rows, T]` tokens or token lists, the prompt cut off, padding allowed (also -1 and -100); with
+                a rule for each prompt, as many rows of each as of the others.
 
         Returns:
-            A list for each row; a label that was cut off by a length limit is left away.
+            A list for each row. A label that a length limit cut off is left away, unless what is there is another one.
+
+        Raises:
+            ValueError: tokens that are no integers, or another number of rows.
         """
         rows, _ = read_rows(sequences, one_is_enough=True)
-        snapshot = self.rules.any
-        if self.separator is None or snapshot.eos_token_id is None:
-            return snapshot.items(rows[:, : snapshot.max_length])
-        labels = [split(row, self.separator, snapshot.eos_token_id) for row in rows.tolist()]
-        of = [row for row, several in enumerate(labels) for label in several if label]
-        found: list[list[ItemId]] = [[] for _ in labels]
-        if of:
-            tokens, _ = read_rows([label for several in labels for label in several if label])
-            for row, items in zip(of, snapshot.items(tokens), strict=True):
-                found[row] += items
+        rows = np.where(np.logical_or.accumulate(rows < 0, axis=1), PADDING, rows)
+        rules, found = self.rules, [[] for _ in rows]
+        num_prompts = rules.num_rows or max(len(rows), 1)
+        if len(rows) % num_prompts:
+            raise ValueError(
+                f"sequences have {len(rows)} rows for {num_prompts} rules, expected one or more for each prompt"
+            )
+        answers = [[row] if self.separator is None else self._split(row) for row in rows.tolist()]
+        row_of = np.repeat(np.arange(len(rows)), [len(labels) for labels in answers])
+        prompt_of = row_of // max(len(rows) // num_prompts, 1)
+        tokens, _ = read_rows([label for labels in answers for label in labels])
+        rule_of = np.zeros_like(prompt_of) if rules.rule_of_row is None else rules.rule_of_row[prompt_of]
+        for rule, snapshot in enumerate(rules.snapshots):
+            mine = np.flatnonzero(rule_of == rule)
+            for label, items in zip(mine.tolist(), snapshot.items(tokens[mine]), strict=True):
+                excluded = rules.excluded_ids[prompt_of[label]] if rules.excluded_ids else ()
+                found[row_of[label]] += [item for item in items if item not in excluded]
         return found
+
+    def _split(self, row: list[int]) -> list[list[int]]:
+        """The labels of an answer."""
+        eos_token_id = self.rules.any.eos_token_id
+        assert self.separator is not None
+        assert eos_token_id is not None
+        return split(row, self.separator, eos_token_id)
 
     def _find_start(self, input_ids: Tensor, first: int) -> int:
         """The length of the prompt that a call goes on from: the last one's, or all that is there."""
@@ -180,6 +200,7 @@ class ConstraintLogitsProcessor(LogitsProcessor):
             prompt is None
             or not prompt.shape[1] <= first <= self._longest + 1
             or len(prompt) != len(input_ids)
+            or prompt.device != input_ids.device
             or not torch.equal(prompt, input_ids[:, : prompt.shape[1]])
         ):
             self._prompt = prompt = input_ids[:, :first].clone()
@@ -217,11 +238,7 @@ class ConstraintLogitsProcessor(LogitsProcessor):
             or catalogue.base.trie.num_nodes > MOST_NODES
         ):
             return None
-        trie = self.rules.any.base.segment.trie
-        edges = _EDGES.setdefault(trie, {})
-        if device not in edges:
-            edges[device] = edges_of(trie, device)
-        return edges[device]
+        return edges_of(self.rules.any.base.segment.trie, device)
 
     def _mask_level(self, states: Tensor, scores: Tensor, catalogue: DeviceCatalogue, level: int) -> Tensor:
         if level >= catalogue.max_length:
@@ -233,7 +250,8 @@ class ConstraintLogitsProcessor(LogitsProcessor):
         masked = scores.new_full((num_rows * vocab_size + 1,), -torch.inf)
         first = torch.arange(0, num_rows * vocab_size, vocab_size, device=scores.device)[:, None]
         places = torch.where(is_legal, first + tokens, num_rows * vocab_size)
-        masked = masked.scatter_(0, places.flatten(), scores.gather(1, tokens).flatten())[:-1].view(scores.shape)
+        kept_scores = self._unblocked(scores.gather(1, tokens), is_legal)
+        masked = masked.scatter_(0, places.flatten(), kept_scores.flatten())[:-1].view(scores.shape)
         end = masked[:, self._end]
         masked[:, self._end] = torch.where(is_legal.any(dim=-1), end, self._filling(scores.dtype))
         return masked
@@ -244,10 +262,9 @@ class ConstraintLogitsProcessor(LogitsProcessor):
         num_rows, num_scores, vocab_size = scores.shape
         if not num_scores:
             return scores
-        tries = _LABEL_TRIES.setdefault(self.rules, {})
-        if scores.device not in tries:
-            tries[scores.device] = label_trie(self.rules.snapshots, scores.device)
-        trie = tries[scores.device]
+        trie: LabelTrie = kept(
+            _LABEL_TRIES, self.rules, scores.device, lambda rules, device: label_trie(rules.snapshots, device)
+        )
         rules = torch.zeros(num_prompts, dtype=torch.long, device=scores.device)
         if self.rules.rule_of_row is not None:
             rules = torch.from_numpy(self.rules.rule_of_row).to(scores.device)
@@ -259,8 +276,13 @@ class ConstraintLogitsProcessor(LogitsProcessor):
         options: dict[str, Any] = {"separator": self.separator, "max_labels": self.max_labels}
         answers = read_answers(tokens, trie, rules, **options)
         allowed = allowed_tokens(answers, trie, rules, vocab_size, **options).view(scores.shape)
-        masked = scores.masked_fill(~allowed, -torch.inf)
+        masked = self._unblocked(scores.masked_fill(~allowed, -torch.inf), allowed)
         return torch.where(allowed.any(dim=-1, keepdim=True), masked, self._over(scores))
+
+    def _unblocked(self, scores: Tensor, is_legal: Tensor) -> Tensor:
+        """The scores; where other processors left no legal token, each of them is possible: the constraint holds."""
+        is_left = (is_legal & (scores != -torch.inf)).any(dim=-1, keepdim=True)
+        return scores.masked_fill(is_legal & ~is_left, self._filling(scores.dtype))
 
     def _over(self, scores: Tensor) -> Tensor:
         """The scores of rows that are over."""
@@ -282,8 +304,10 @@ class ConstraintLogitsProcessor(LogitsProcessor):
 
 def _read_prompt_length(prompt_length: int | None, attention_mask: Tensor | None) -> int | None:
     """The prompt's length as it is given, or as its mask has it: padding counts, for it is in `input_ids`."""
-    if prompt_length is not None and prompt_length < 0:
-        raise ValueError(f"prompt_length={prompt_length}, expected 0 or more tokens")
+    if prompt_length is not None and (not is_integer(prompt_length) or prompt_length < 0):
+        raise ValueError(
+            f"prompt_length={prompt_length!r}, expected 0 or more tokens, as inputs['input_ids'].shape[1] has them"
+        )
     if attention_mask is None:
         return prompt_length
     shape = tuple(getattr(attention_mask, "shape", ()))
@@ -307,8 +331,11 @@ def _read_separator(separator: Sequence[int] | str, tokenizer: Any, eos_token_id
     if isinstance(separator, str):
         if tokenizer is None:
             raise ValueError(f"separator={separator!r} is a text, expected tokenizer= with it, or token ids")
-        separator = encode_continuation(tokenizer, separator) if separator else []
-    tokens = list(separator)
+        separator = encode_continuations(tokenizer, [separator])[0] if separator else []
+    host: Any = to_host(separator)
+    if not isinstance(host, Iterable):
+        raise ValueError(f"separator={separator!r}, expected a list of token ids, or a text")
+    tokens: list[Any] = list(host)
     if not tokens or not all(is_integer(token) and 0 <= token <= LARGEST_TOKEN for token in tokens):
         raise ValueError(f"separator={tokens}, expected one token id or more, or a text")
     if eos_token_id in tokens:

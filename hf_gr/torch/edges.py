@@ -7,6 +7,8 @@ Eight bytes a node that a catalogue of millions of items had better not spend: i
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import numpy as np
 import torch
 from jaxtyping import Int
@@ -14,12 +16,19 @@ from torch import Tensor
 
 from hf_gr.catalogue.trie import Trie
 
+from .transition import kept
+
 MOST_NODES = 2**22  # of tries that are walked by their edges: 32 MB
 TOKEN_BITS = 32
+_EDGES: WeakKeyDictionary[Trie, dict[torch.device, Tensor]] = WeakKeyDictionary()
 
 
 def edges_of(trie: Trie, device: torch.device) -> Int[Tensor, " edges"]:
-    """By node from 1: its parent and its token in one number."""
+    """By node from 1: its parent and its token in one number; made once, as long as the trie lives."""
+    return kept(_EDGES, trie, device, _make_edges)
+
+
+def _make_edges(trie: Trie, device: torch.device) -> Int[Tensor, " edges"]:
     starts = trie.level_starts
     edges = np.empty(trie.level_starts[-1] - 1, dtype=np.int64)
     for level, fanout in enumerate(trie.fanouts):

@@ -4,7 +4,7 @@
 
 `TreeScorer` puts the nodes of a request on the sequence axis, over one prompt. `BatchScorer` gives every path a row
 of its own, for models whose positions follow from the mask or the length. Both compute the prompt once, and score
-nodes of several levels in one forward.
+nodes of several levels in one forward. `PlainScorer` knows no cache, and serves any model.
 
 Axes: B batch, N nodes of a level, R rows a request, M levels, V vocabulary, P prompt.
 """
@@ -20,6 +20,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .tree import Nodes, Tree, to_additive
+
+ROWS_AT_ONCE = 32  # of a forward over whole rows, which may have logits behind every token
 
 
 @runtime_checkable
@@ -219,6 +221,40 @@ class BatchScorer:
             for states in (layer.keys, layer.values):
                 suffix = states[..., self.suffix_start :, :]
                 suffix.copy_(suffix[rows.to(states.device)])
+
+
+class PlainScorer:
+    """One row a path, read anew from the first token of the prompt for every level: right for any model, and slow.
+
+    Args:
+        read: from the number of a request and paths `[R, D]` behind its prompt to the logits behind those, `[R, V]`.
+        batch_size: B.
+    """
+
+    def __init__(self, read: Callable[[int, Int[Tensor, "rows depth"]], Tensor], *, batch_size: int) -> None:
+        self.takes_levels = False
+        self.num_forwards = 0
+        self.read = read
+        nothing = torch.empty((batch_size, 1, 0), dtype=torch.long)
+        self.prompt_logits = self._read(nothing)
+        self.paths = [nothing.to(self.prompt_logits.device)]  # by depth, of the nodes that were scored last
+
+    def score(self, levels: Sequence[Nodes], *, depth: int) -> list[Float[Tensor, "batch _ vocab"]]:
+        """See `Scorer.score`; one level."""
+        (nodes,) = levels
+        above = self.paths[depth - 1]
+        parents = nodes.parents if depth > 1 else torch.zeros_like(nodes.parents)
+        above = above.gather(1, parents[..., None].expand(-1, -1, depth - 1))
+        self.paths = [*self.paths[:depth], torch.cat([above, nodes.tokens[..., None]], dim=-1)]
+        self.num_forwards += 1
+        return [self._read(self.paths[depth])]
+
+    def _read(self, paths: Int[Tensor, "batch nodes depth"]) -> Float[Tensor, "batch nodes vocab"]:
+        logits = [
+            torch.cat([self.read(request, rows) for rows in of_request.split(ROWS_AT_ONCE)])
+            for request, of_request in enumerate(paths)
+        ]
+        return torch.stack(logits)
 
 
 def _joined(parts: list[Tensor], *, dim: int) -> Tensor:

@@ -188,7 +188,7 @@ def device_catalogue(rules: BatchRules, device: torch.device) -> DeviceCatalogue
     parts = [_device_part(rules, number, device) for number in range(len(rules.any.parts))]
     if len(parts) == 1 and parts[0].alive is None and parts[0].hidden is None:
         trie = rules.any.base.segment.trie
-        parts = [replace(parts[0], wide=_kept(_WIDE, trie, device, wide_levels))]
+        parts = [replace(parts[0], wide=kept(_WIDE, trie, device, wide_levels))]
     twins, rule_of_row = rules.any.twins, rules.rule_of_row
     return DeviceCatalogue(
         base=parts[0],
@@ -402,10 +402,10 @@ def _device_part(rules: BatchRules, number: int, device: torch.device) -> Device
 
 def _moved(what: Trie | Liveness, device: torch.device) -> Any:
     """A trie or the bits of a rule on a device."""
-    return _kept(_MOVED, what, device, _move_trie if isinstance(what, Trie) else _move_bits)
+    return kept(_MOVED, what, device, _move_trie if isinstance(what, Trie) else _move_bits)
 
 
-def _kept(made: WeakKeyDictionary[Any, Any], of: Any, device: torch.device, make: Callable[[Any, Any], Any]) -> Any:
+def kept(made: WeakKeyDictionary[Any, Any], of: Any, device: torch.device, make: Callable[[Any, Any], Any]) -> Any:
     """What is made of something for a device, once."""
     on_devices = made.setdefault(of, {})
     if device not in on_devices:
