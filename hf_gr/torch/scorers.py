@@ -233,6 +233,7 @@ class PlainScorer:
 
     def __init__(self, read: Callable[[int, Int[Tensor, "rows depth"]], Tensor], *, batch_size: int) -> None:
         self.takes_levels = False
+        self.columns: Callable[..., Tensor] | None = None
         self.num_forwards = 0
         self.read = read
         nothing = torch.empty((batch_size, 1, 0), dtype=torch.long)
