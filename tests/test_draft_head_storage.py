@@ -700,7 +700,7 @@ def put(name: str, tensor: Any) -> Any:
         (None, {"hidden_size": 16}, r"embeddings.0.weight is torch.float32 of shape \[2, 32\], expected \[2, 16\]"),
         (None, {"hidden_size": None}, r"hidden_size=None"),
         (None, {"codebook_sizes": [2, 3]}, r"distinct|placeholder_token_ids"),
-        (None, {"codebook_sizes": 7}, r"not iterable"),
+        (None, {"codebook_sizes": 7}, r"expected a sequence with an entry for every level"),
         (None, {"codebook_sizes": [2, 3, 3]}, r"codebooks have \(2, 3, 2\) distinct tokens, expected \(2, 3, 3\)"),
         (None, {"transition": "gru"}, r"transitions.0.bias_hh is torch.float32 of shape \[32\], expected \[96\]"),
         (None, {"transition": "none"}, r"there is embeddings.0.weight, which the config does not speak of"),

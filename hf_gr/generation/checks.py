@@ -221,15 +221,7 @@ def check_drafting(model: Any, assistant: Any, config: Any, prompt: Prompt, give
             f"guidance_scale={config.guidance_scale} with assistant_model, expected None: its processor keeps state "
             "of the model's rows, and the draft model has others"
         )
-    num_draft_beams, num_steps = config.num_draft_beams, config.num_assistant_tokens
-    name = "num_beams" if config.num_beams >= config.num_return_sequences else "num_return_sequences"
-    if num_draft_beams is not None and num_draft_beams < getattr(config, name):
-        raise ValueError(
-            f"num_draft_beams={num_draft_beams}, expected at least {name}={getattr(config, name)}: "
-            "a step is accepted only if all beams are among those of the draft"
-        )
-    if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
-        raise ValueError(f"num_assistant_tokens={num_steps!r}, expected 1 or more levels a draft")
+    _check_draft_width(config)
 
 
 def check_draft_head(model: Any, catalogue: Snapshot, config: Any, prompt: Prompt, past_key_values: Any) -> None:
@@ -266,7 +258,7 @@ def check_draft_head(model: Any, catalogue: Snapshot, config: Any, prompt: Promp
             "embeddings for: model.add_draft_head(head) adds them"
         )
     num, limit = head.config.num_placeholders, getattr(text_config, "max_position_embeddings", None)
-    if not model.config.is_encoder_decoder and limit is not None and prompt.length + num > limit:
+    if limit is not None and prompt.length + num > limit:
         raise ValueError(
             f"the prompt has {prompt.length} tokens and the draft head's placeholders {num} more, expected at most "
             f"{limit} together, which is the model's max_position_embeddings: shorten the prompt"
@@ -276,8 +268,15 @@ def check_draft_head(model: Any, catalogue: Snapshot, config: Any, prompt: Promp
             "past_key_values has layers that drop keys (sliding windows), expected plain ones with drafting='head', "
             "whose placeholders are taken back: leave it away"
         )
+    if config.guidance_scale not in (None, 1.0):
+        raise ValueError(
+            f"guidance_scale={config.guidance_scale} with drafting='head', expected None: its processor calls the "
+            "model behind every path, and the head has paths of its own"
+        )
     verification = config.verification
-    if verification in BY_HEAD_ALONE:
+    if verification not in BY_HEAD_ALONE:
+        _check_draft_width(config)
+    else:
         asked = [name for name in ("output_attentions", "output_hidden_states") if getattr(config, name)]
         asked += ["stop_strings"] if config.stop_strings is not None else []
         if asked:
@@ -329,6 +328,19 @@ def check_generator(generator: Any, device: Any) -> None:
     if not isinstance(generator, torch.Generator) or generator.device.type != device.type:
         found = generator.device if isinstance(generator, torch.Generator) else type(generator).__name__
         raise ValueError(f"generator is {found}, expected a torch.Generator: torch.Generator({str(device.type)!r})")
+
+
+def _check_draft_width(config: Any) -> None:
+    """Refuse searches of a draft model or head that could never be accepted, or go nowhere."""
+    num_draft_beams, num_steps = config.num_draft_beams, config.num_assistant_tokens
+    name = "num_beams" if config.num_beams >= config.num_return_sequences else "num_return_sequences"
+    if num_draft_beams is not None and num_draft_beams < getattr(config, name):
+        raise ValueError(
+            f"num_draft_beams={num_draft_beams}, expected at least {name}={getattr(config, name)}: "
+            "a step is accepted only if all beams are among those of the draft"
+        )
+    if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
+        raise ValueError(f"num_assistant_tokens={num_steps!r}, expected 1 or more levels a draft")
 
 
 def _check_tokens(model: Any, prompt: Prompt) -> None:

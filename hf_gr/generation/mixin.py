@@ -362,7 +362,7 @@ def _decode_prepared(
         outputs, hidden = prefill_with_placeholders(
             model, input_ids, generation_config, model_kwargs, placeholder_ids=head.config.placeholder_token_ids
         )
-        draft_scorers = head_scorers(head, hidden.to(head.device), plan, outputs.logits.shape[-1])
+        draft_scorers = head_scorers(head, hidden, plan, outputs.logits.shape[-1])
     else:
         outputs = model._prefill(input_ids, generation_config, model_kwargs)
     if call.assistant is not None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from hf_gr.generation.draft_heads import load_draft_head, save_draft_head
+from hf_gr.generation.draft_heads import check_bare, load_draft_head, save_draft_head
 from hf_gr.generation.layouts import base_model, takes_argument
 from hf_gr.generation.mixin import GRGenerationMixin
 from hf_gr.generation.placeholders import catch_hidden_states
@@ -62,9 +62,9 @@ class DraftHeadTrainer(Trainer):
         kwargs: transformers' own: `callbacks`, `optimizers` (then as given, without multiples), ...
 
     Raises:
-        ValueError: before any work: a model without a draft head; data of another kind, with labels that are not of
-            the head's codebooks, or with prompts too long for the model with placeholders; several GPUs in one
-            process, FSDP or DeepSpeed.
+        ValueError: before any work: a model without a draft head, or with one that an adapter was put into; data of
+            another kind, with labels that are not of the head's codebooks, or with prompts too long for the model with
+            placeholders; several GPUs in one process, FSDP or DeepSpeed.
 
     Example:
         >>> import tempfile
@@ -259,10 +259,12 @@ def _check_model(model: Any) -> None:
             f"model is a {type(inner).__name__}, expected one with GRGenerationMixin, which saves the head with it: "
             "hf_gr.enable(model) (model_init= is not supported)"
         )
-    if getattr(inner, "draft_head", None) is None:
+    head = getattr(inner, "draft_head", None)
+    if head is None:
         raise ValueError(
             "model has no draft head, expected one: model.add_draft_head(constraint_index, tokenizer=tokenizer)"
         )
+    check_bare(head)
 
 
 def _named_datasets(train: Any, evaluation: Any) -> dict[str, Any]:
