@@ -538,6 +538,7 @@ def test_the_json_is_for_people(saved: Path) -> None:
     fields = json.loads(text)
     assert list(fields) == sorted(fields)
     assert fields.pop("sha256")
+    assert fields.pop("tensors_sha256")
     assert fields == {
         "codebook_sizes": [2, 3, 2],
         "format_version": 1,
@@ -660,6 +661,31 @@ def test_an_altered_json_is_a_clear_error(saved: Path) -> None:
         ValueError, match="draft_head_config.json was altered after it was saved, expected its own digest"
     ):
         DraftHead.from_pretrained(saved)
+
+
+def test_an_altered_weight_is_a_clear_error(saved: Path) -> None:
+    content = bytearray((saved / TENSORS_FILE).read_bytes())
+    content[-100] ^= 1
+    (saved / TENSORS_FILE).write_bytes(content)
+    with pytest.raises(ValueError, match="draft_head.safetensors was altered after it was saved"):
+        DraftHead.from_pretrained(saved)
+
+
+def test_a_head_of_another_model_is_copied(tmp_path: Path) -> None:
+    first, second = build(), build(seed=1)
+    head = add_draft_head(first, LEVELS)
+    rows = head.placeholder_embeddings.clone()
+    copied = add_draft_head(second, head)
+    assert copied is second.draft_head
+    assert first.draft_head is head
+    with torch.no_grad():
+        second.get_input_embeddings().weight.fill_(7.0)
+        copied.logit_heads[0].weight.fill_(7.0)
+    assert head.placeholder_embeddings.equal(rows)
+    assert not bool((head.logit_heads[0].weight == 7).any())
+    del second, copied
+    head.save_pretrained(tmp_path)
+    assert DraftHead.from_pretrained(tmp_path).placeholder_embeddings.equal(rows)
 
 
 def test_a_newer_format_says_so(saved: Path) -> None:

@@ -51,13 +51,17 @@ def add_draft_head(
         codebooks: what the head chooses from, level by level: a catalogue (the tokens of its sequences, those of
             removed items and the end token included), semantic IDs (also codes that no item has), or L lists of token
             ids. Or a head, such as `DraftHead.from_pretrained(...)`, which brings all that follows with it but
-            `tokenizer`; its placeholders' embeddings are written into the model's.
+            `tokenizer`; its placeholders' embeddings are written into the model's, in the rows of their ids. That it
+            was trained on these weights nobody can check. Of a head that is part of another model, this is a copy.
         tokenizer: gets the placeholders as special tokens, if it lacks them. Without one they are new ids behind the
             model's embeddings, or those of the head before.
         transition: as in `DraftHeadConfig`, like the next three.
         use_state: as there.
         use_placeholders: as there.
         placeholder_tokens: as there.
+
+    Placeholders are tokens like others: they take part in the normalisation over the vocabulary, so scores of the
+    model move a little when they are added, and without a catalogue the model may write them.
 
     Returns:
         The head, `model.draft_head`, on the device and in the dtype of the model's output embeddings. A new one is
@@ -75,8 +79,11 @@ def add_draft_head(
                 "codebooks is a DraftHead and transition=, use_state=, use_placeholders= or placeholder_tokens= is "
                 "given, expected none of them: the head has its own; make a new one with its codebooks instead"
             )
-        rows = None if getattr(inner, NAME, None) is head else head.placeholder_embeddings
+        is_own = getattr(inner, NAME, None) is head
+        rows = None if is_own else head.placeholder_embeddings
         _check_head(inner, head, rows)
+        if not is_own and head._model is not None:
+            head = copy.deepcopy(head)
         if tokenizer is not None and head.config.num_placeholders:
             _give_placeholders(tokenizer, head)
     else:

@@ -55,7 +55,9 @@ class DraftHeadTrainer(Trainer):
         train_dataset: an `InteractionDataset`, or a `torch.utils.data.Subset` of one.
         eval_dataset: another, or several by name; `eval_loss` is the same loss.
         train_backbone: train the model, too; if not, nothing but the head and the placeholders' rows of the input
-            embeddings changes. (The optimizer's state still is that of all rows.)
+            embeddings changes. (The optimizer's state still is that of all rows. Where embeddings are tied, those rows
+            are the placeholders' logits, too, which all probabilities are normalised with: the model's own scores move
+            by that much.)
         embedding_lr: learning rate of the head's embeddings, as a multiple of `args.learning_rate`.
         transition_lr: likewise of its transitions.
         logit_lr: likewise of its logit heads.
