@@ -13,8 +13,8 @@ The backbone is a plain Qwen3 over semantic IDs, trained in two parts:
 Heads are added to it and trained with it (paper, algorithm 3) on pairs of a history and the item that followed, all of
 them in as many steps with the same settings: NEZHA, independent heads (MTP) and the paper's ablations 1 to 3. Before
 that, each is taught the catalogue behind hidden states of the backbone, which the paper does not do. One more head is
-trained alone; its backbone stays as it is, so that the model can verify what the head drafts. And so that NEZHA does not gain from more training alone, the backbone is also trained
-further, in as many steps on the same pairs.
+trained alone; its backbone stays as it is, so that the model can verify what the head drafts. And so that NEZHA does
+not gain from more training alone, the backbone is also trained further, in as many steps on the same pairs.
 
 Every item of a period is a row to evaluate: at most 20 items before it as the prompt, those of earlier rows included.
 Ten items are recommended. H@k is the share of rows with their item among the first k, N@k is the NDCG; what is no item
