@@ -85,7 +85,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "nezha-2": {"use_placeholders": False},
     "nezha-3": {"transition": "add"},
 }
-ALONE, CONTINUED = "nezha-alone", "backbone-continued"
+ALONE, LONGER, CONTINUED = "nezha-alone", "nezha-longer", "backbone-continued"
+LONGER_BY = 3
 
 
 @dataclass(frozen=True)
@@ -592,6 +593,8 @@ def train_heads(work: Path, backbone: Path, data: Data, settings: HeadSettings) 
         add(name, options=options, seed=first)
     jobs[CONTINUED] = lambda folder: train_further(folder, backbone, data, settings)
     add(ALONE, options=VARIANTS["nezha"], train_backbone=False, seed=first)
+    longer = replace(settings, num_steps=LONGER_BY * settings.num_steps)
+    jobs[LONGER] = lambda folder: train_head(folder, backbone, data, longer, options=VARIANTS["nezha"], seed=first)
     for seed in others:
         add(f"nezha-seed-{seed}", options=VARIANTS["nezha"], seed=seed)
     return {name: make_once(work / name, make) for name, make in jobs.items()}
@@ -734,6 +737,7 @@ class Method:
 
 
 HEAD: dict[str, Any] = {"drafting": "head"}
+RENORMALISED = {"renormalize_logits": True}  # over the legal tokens: levels without alternatives then have no say
 CONSTRAINED = Method("constrained beam search", "backbone")
 FURTHER = Method("constrained, trained further", CONTINUED)
 FREE = Method("unconstrained beam search", "backbone", {"is_constrained": False})
@@ -753,6 +757,10 @@ METHODS = (
     Method("NEZHA-4 (no verification)", "nezha", HEAD | {"verification": "none"}),
     Method("NEZHA, last level (paper)", "nezha", HEAD | {"verification": "last_level"}),
     Method("NEZHA, head trained alone", ALONE, HEAD),
+    Method(f"NEZHA, {LONGER_BY} times the steps", LONGER, HEAD),
+    Method("constrained, renormalised", "backbone", RENORMALISED),
+    Method("NEZHA, renormalised", "nezha", HEAD | RENORMALISED),
+    Method(f"NEZHA, {LONGER_BY} times, renormalised", LONGER, HEAD | RENORMALISED),
     STRICT,
 )
 
