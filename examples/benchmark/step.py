@@ -196,7 +196,7 @@ class MadeBeforehand:
     def __init__(self, levels: list[Tensor], clock: Clock) -> None:
         self.prompt_logits, *self.rest = levels
         self.clock = clock
-        self.num_forwards = 0
+        self.num_forwards, self.columns = 0, None
 
     def score(self, levels: Sequence[Nodes], *, depth: int) -> list[Tensor]:
         self.clock.mark()
