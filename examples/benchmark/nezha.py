@@ -26,14 +26,14 @@ Times are of calls in turn, paired: "prefill" is all up to the end of the first 
 call included; "decode" is what follows. The bare prefill is the backbone's forward over the prompt and nothing else.
 
 What to expect: with 500 steps (a third of the pairs) NEZHA reaches 86% of beam search's H@10 at 10 beams and 72% at
-50; 94% and 86% where the backbone is trained further as well. Intervals are some 15% to either side, as a row in a
-hundred is hit. Self-speculation scores hundreds of nodes a row at once, which costs a CPU more than it saves; at 50
+50; 94% and 86% where the backbone is trained further as well. With 1,500 steps, which one more head has, it is 96% and
+104%. Intervals are some 15% to either side, as a row in a hundred is hit. Self-speculation scores hundreds of nodes a row at once, which costs a CPU more than it saves; at 50
 beams it is compared on 1,000 rows.
 
 Stages keep what they made in the folder `--work` and go on from there. To make something again, remove it there, and
 what follows from it. Nothing of the periods valid and test is trained on.
 
-    python examples/benchmark/nezha.py                    # fifty minutes on one core
+    python examples/benchmark/nezha.py                    # an hour on one core
     python examples/benchmark/nezha.py --stage backbone   # stop after a stage: a quarter of an hour
     python examples/benchmark/nezha.py --fast             # half a minute: the way, not the numbers
 """
