@@ -27,8 +27,8 @@ call included; "decode" is what follows. The bare prefill is the backbone's forw
 
 What to expect: with 500 steps (a third of the pairs) NEZHA reaches 86% of beam search's H@10 at 10 beams and 72% at
 50; 94% and 86% where the backbone is trained further as well. With 1,500 steps, which one more head has, it is 96% and
-104%. Intervals are some 15% to either side, as a row in a hundred is hit. Self-speculation scores hundreds of nodes a row at once, which costs a CPU more than it saves; at 50
-beams it is compared on 1,000 rows.
+104%. Intervals are some 15% to either side, as a row in a hundred is hit. Self-speculation scores hundreds of nodes a
+row at once, which costs a CPU more than it saves; at 50 beams it is compared on 1,000 rows.
 
 Stages keep what they made in the folder `--work` and go on from there. To make something again, remove it there, and
 what follows from it. Nothing of the periods valid and test is trained on.
