@@ -49,6 +49,29 @@ The largest token is {max_token_id}: the model needs a vocabulary of at least {v
 """
 
 
+_MODEL_CARD = """\
+---
+library_name: transformers
+tags:
+- generative-recommendation
+- hf_gr
+---
+
+# Generative recommender
+
+An ordinary checkpoint of transformers, saved by hf_gr from JAX. Both of hf_gr's backends load it: `"flax"` for TPUs,
+`"torch"` for GPUs and CPUs.
+
+```python
+from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex
+
+model = AutoModelForGenerativeRetrieval.from_pretrained({name})
+index = ConstraintIndex.from_pretrained("...")  # the catalogue
+out = model.generate(**inputs, constraint_index=index, num_beams=20, num_return_sequences=20)
+```
+"""
+
+
 def index_card(index: ConstraintIndex, name: str) -> str:
     """The card of an index.
 
@@ -136,6 +159,15 @@ It has {num_levels} levels, {parameters:,} parameters in {dtype} and a hidden si
 Source: Wang et al., *NEZHA: A Zero-sacrifice and Hyperspeed Decoding Architecture for Generative Recommendations*,
 2026.\
 """
+
+
+def model_card(name: str) -> str:
+    """The card of a checkpoint that was saved from JAX.
+
+    Args:
+        name: what users load it by, such as its repository id.
+    """
+    return _MODEL_CARD.format(name=json.dumps(name))
 
 
 def head_card(head: DraftHead, name: str) -> str:

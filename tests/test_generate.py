@@ -736,8 +736,8 @@ def test_enable_refuses_what_cannot_generate(thing: Any) -> None:
 
 
 def test_auto_refuses_other_backends(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="backend='flax', expected"):
-        AutoModelForGenerativeRetrieval.from_pretrained(tmp_path, backend="flax")  # pyright: ignore
+    with pytest.raises(ValueError, match="backend='tensorflow', expected"):
+        AutoModelForGenerativeRetrieval.from_pretrained(tmp_path, backend="tensorflow")  # pyright: ignore
     with pytest.raises(ValueError, match="from_pretrained"):
         AutoModelForGenerativeRetrieval()
 

@@ -2,14 +2,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """The drop-in surface of transformers: configuration, mixin, auto class, logits processor, and `classify`.
 
-The only package that knows transformers' internals; supported are 5.17 to 5.23.
+The only package that knows transformers' internals; supported are 5.17 to 5.23. Every name is resolved on first use,
+so that models in Flax need no PyTorch.
 """
 
-from .auto import AutoModelForGenerativeRetrieval, enable
-from .classification import classify
-from .configuration import GRGenerationConfig
-from .logits_process import ConstraintLogitsProcessor
-from .mixin import GRGenerationMixin
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .auto import AutoModelForGenerativeRetrieval, enable
+    from .classification import classify
+    from .configuration import GRGenerationConfig
+    from .logits_process import ConstraintLogitsProcessor
+    from .mixin import GRGenerationMixin
+
+_HOMES = {
+    "AutoModelForGenerativeRetrieval": "auto",
+    "ConstraintLogitsProcessor": "logits_process",
+    "GRGenerationConfig": "configuration",
+    "GRGenerationMixin": "mixin",
+    "classify": "classification",
+    "enable": "auto",
+}
 
 __all__ = [
     "AutoModelForGenerativeRetrieval",
@@ -19,3 +35,14 @@ __all__ = [
     "classify",
     "enable",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Import a name's module when the name is first asked for (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it exports {', '.join(__all__)}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

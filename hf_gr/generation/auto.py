@@ -1,29 +1,25 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Models with the mixin: loaded with it, or given it afterwards. Knows no decoding."""
+"""Which backend a model is for. Loads that one alone, on first use: neither framework is needed for the other."""
 
 from __future__ import annotations
 
-from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
-
-from .configuration import GR_FIELDS, GRGenerationConfig
-from .draft_heads import load_draft_head
-from .mixin import GRGenerationMixin
-from .naming import SOURCE_ARGUMENTS, remember_source
-
 Model = TypeVar("Model")
+
+BACKENDS = ("auto", "torch", "flax")
 
 
 def enable(model: Model) -> Model:
-    """Give a loaded model `GRGenerationMixin`, in place.
+    """Give a loaded model `GRGenerationMixin` (in Flax: `FlaxGenerationMixin`), in place.
 
     Args:
-        model: any model of transformers with a language-modelling head, also one wrapped by PEFT. Enabling twice is
-            harmless.
+        model: any model of transformers with a language-modelling head, also one wrapped by PEFT; or a
+            `hf_gr.flax.model.FlaxModel`. Enabling twice is harmless.
 
     Returns:
         The same object, its `generation_config` a `GRGenerationConfig`. It is saved under its own class name, so its
@@ -34,48 +30,17 @@ def enable(model: Model) -> Model:
 
     Example:
         >>> from transformers import Qwen3Config, Qwen3ForCausalLM
+        >>> from hf_gr import GRGenerationMixin
         >>> model = Qwen3ForCausalLM(Qwen3Config(vocab_size=8, hidden_size=8, num_hidden_layers=1, head_dim=8))
         >>> isinstance(enable(model), GRGenerationMixin), type(model).__name__
         (True, 'Qwen3ForCausalLM')
     """
-    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore
-    adapter: Any = getattr(model, "active_peft_config", None)
-    if getattr(adapter, "is_prompt_learning", False) and not inner.config.is_encoder_decoder:
-        raise ValueError(
-            f"model has a {adapter.peft_type.value} adapter, expected one of weights such as LoRA: on decoders a "
-            "learned prefix is not supported; use ConstraintLogitsProcessor in transformers' own loop"
-        )
-    if not isinstance(inner, PreTrainedModel) or not hasattr(inner, "generate"):
-        raise ValueError(
-            f"model is a {type(model).__name__}, expected a transformers model that can generate: load it with "
-            "AutoModelForGenerativeRetrieval, or add GRGenerationMixin to its class; enable it before compiling it"
-        )
-    if not isinstance(inner, GRGenerationMixin):
-        inner.__class__ = _with_mixin(type(inner))
-    if not isinstance(inner.generation_config, GRGenerationConfig):
-        inner.generation_config = _extend(inner.generation_config)
-    return model
-
-
-@cache
-def _with_mixin(base: type) -> type:
-    """The subclass of a model class that has the mixin, under the same name: checkpoints record that name."""
-
-    def reduce(self: Any, protocol: int) -> tuple[Any, ...]:
-        # Pickle finds classes by name, and this name belongs to the base.
-        return _new, (base,), self.__dict__
-
-    namespace = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
-    return type(base.__name__, (GRGenerationMixin, base), {**namespace, "__reduce_ex__": reduce})
-
-
-def _new(base: type) -> Any:
-    enabled: Any = _with_mixin(base)
-    return enabled.__new__(enabled)
+    is_flax = any(base.__module__.startswith("hf_gr.flax.") for base in type(model).__mro__)
+    return _backend("flax" if is_flax else "torch").enable(model)
 
 
 class AutoModelForGenerativeRetrieval:
-    """Loads what `AutoModelForCausalLM` or `AutoModelForSeq2SeqLM` would, with `GRGenerationMixin` added."""
+    """Loads what `AutoModelForCausalLM` or `AutoModelForSeq2SeqLM` would, with `GRGenerationMixin`; or it in Flax."""
 
     def __init__(self) -> None:
         raise ValueError("AutoModelForGenerativeRetrieval is not instantiated: call from_pretrained or from_config")
@@ -87,53 +52,60 @@ class AutoModelForGenerativeRetrieval:
         """Load a checkpoint from a folder or the Hub.
 
         Args:
-            repo_or_dir: folder or repository id of any decoder or encoder-decoder checkpoint.
+            repo_or_dir: folder or repository id of any decoder or encoder-decoder checkpoint; in Flax one of Llama,
+                Qwen2, Qwen3, Mistral, Gemma or T5.
             args: as for transformers' auto classes.
-            backend: `"torch"`; `"auto"` chooses it, too.
-            kwargs: as for transformers' auto classes: `dtype`, `device_map`, `attn_implementation`, `revision`, ...
+            backend: `"torch"`, `"flax"`, or `"auto"`: Flax where JAX has a TPU, or where PyTorch is not installed;
+                else PyTorch.
+            kwargs: as for transformers' auto classes: `dtype`, `device_map`, `attn_implementation`, `revision`, ...;
+                in Flax those of `FlaxModel.from_pretrained`: `dtype`, `revision`, `token`, `cache_dir`,
+                `local_files_only`, `subfolder`.
 
         Returns:
             The model, in evaluation mode, its `generation_config` a `GRGenerationConfig`. Where the checkpoint has a
-            draft head, it is `model.draft_head`.
+            draft head, it is `model.draft_head` (in PyTorch).
 
         Raises:
-            ValueError: an unknown or unavailable backend; one of a draft head's two files without the other, or a
-                head that cannot be read or is another model's.
+            ImportError: a backend that is not installed; it names the extra.
+            NotImplementedError: an architecture, or a field of a config, that Flax has not.
+            ValueError: an unknown backend; arguments that Flax does not take; one of a draft head's two files without
+                the other, or a head that cannot be read or is another model's.
         """
-        if backend not in ("auto", "torch"):
-            raise ValueError(f"backend={backend!r}, expected 'auto' or 'torch': this release has no other")
-        config: Any = kwargs.get("config")
-        if not hasattr(config, "is_encoder_decoder"):
-            hub = (
-                "revision",
-                "token",
-                "cache_dir",
-                "local_files_only",
-                "subfolder",
-                "trust_remote_code",
-                "force_download",
-            )
-            config = AutoConfig.from_pretrained(
-                config or repo_or_dir, **{name: kwargs[name] for name in hub if name in kwargs}
-            )
-        auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-        model = enable(auto.from_pretrained(repo_or_dir, *args, **kwargs))
-        remember_source(model, **kwargs)
-        hub = (*SOURCE_ARGUMENTS, "force_download")
-        load_draft_head(model, repo_or_dir, **{name: kwargs[name] for name in hub if kwargs.get(name) is not None})
-        return model
+        if backend not in BACKENDS:
+            raise ValueError(f"backend={backend!r}, expected one of {BACKENDS}")
+        backend = choose_backend() if backend == "auto" else backend
+        if backend == "flax":
+            _refuse_for_flax(args, kwargs)
+            kwargs = {name: value for name, value in kwargs.items() if value is not None}
+        return _backend(backend).load(repo_or_dir, *args, **kwargs)
 
     @classmethod
     def from_config(cls, config: Any, **kwargs: Any) -> Any:
-        """A model with random weights, as of transformers' auto classes."""
-        auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-        return enable(auto.from_config(config, **kwargs))
+        """A model with random weights in PyTorch, as of transformers' auto classes."""
+        return _backend("torch").from_config(config, **kwargs)
 
 
-def _extend(config: GenerationConfig) -> GenerationConfig:
-    """The same configuration with our fields, those of its file included."""
-    fields = {name: getattr(config, name) for name in GR_FIELDS if hasattr(config, name)}
-    fields |= config.to_dict()
-    # transformers reads no fields but its own from a file that it takes for a copy of a model's config.
-    fields.pop("_from_model_config", None)
-    return GRGenerationConfig.from_dict(fields)
+def choose_backend() -> Literal["torch", "flax"]:
+    """Flax where JAX has a TPU, or where PyTorch is not installed; else PyTorch. JAX is not loaded without libtpu."""
+    if find_spec("torch") is None:
+        return "flax"
+    if find_spec("jax") is None or find_spec("libtpu") is None:
+        return "torch"
+    return "flax" if import_module("jax").default_backend() == "tpu" else "torch"
+
+
+def _backend(name: Literal["torch", "flax"]) -> Any:
+    """The module that loads and enables models of a backend."""
+    if name == "flax":
+        import_module("hf_gr.flax")  # where JAX is missing, this names the extra
+        return import_module(".flax", __package__)
+    return import_module(".torch_models", __package__)
+
+
+def _refuse_for_flax(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if args:
+        raise ValueError(f"{len(args)} positional arguments, expected none beside the checkpoint with backend='flax'")
+    taken = ("dtype", "revision", "token", "cache_dir", "local_files_only", "subfolder")
+    for name, value in kwargs.items():
+        if name not in taken and value is not None:
+            raise ValueError(f"{name} is given, expected one of {taken} with backend='flax': use backend='torch'")

@@ -13,18 +13,26 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import MaxLengthCriteria
-from transformers.generation.configuration_utils import GenerationMode
 
+from hf_gr.catalogue.sequences import to_host
 from hf_gr.catalogue.snapshot import Snapshot
 
-from .configuration import BY_HEAD_ALONE, GR_FIELDS, check_fields
+from .configuration import BY_HEAD_ALONE
 from .draft_heads import hidden_size_of
 from .layouts import base_model, check_cache, choose_layout
 from .placeholders import can_take_back
+from .shared_checks import (
+    check_config,
+    check_padding,
+    check_room,
+    check_some_tokens,
+    check_tokens_of_catalogue,
+    check_tokens_of_prompt,
+    inferred_padding,
+)
 
 # By draft head: the tries whose tokens all are its codes.
 _FITTING: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
-MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
 
 
 @dataclass(frozen=True)
@@ -69,9 +77,8 @@ def describe_prompt(model: Any, inputs: Any, config: Any, model_kwargs: dict[str
     if model.config.is_encoder_decoder:
         return Prompt(prompt, None, _decoder_prompt_length(model, config, begun), num_rows)
     if mask is None and is_text and prompt is not None and config.pad_token_id is not None:
-        eos = config.eos_token_id
-        is_eos = config.pad_token_id in (eos if isinstance(eos, list) else [eos])
-        mask = None if is_eos else prompt != config.pad_token_id
+        padding = inferred_padding(config)
+        mask = None if padding is None else prompt != padding
     return Prompt(prompt, mask, 0 if prompt is None else prompt.shape[1], num_rows)
 
 
@@ -101,14 +108,7 @@ def check_call(
     Raises:
         ValueError: names the argument, its value, what is expected, and the fix.
     """
-    check_fields({name: getattr(config, name, default) for name, default in GR_FIELDS.items()})
-    for name in ("num_beams", "num_return_sequences"):
-        if not isinstance(getattr(config, name), int) or getattr(config, name) < 1:
-            raise ValueError(f"{name}={getattr(config, name)!r}, expected 1 or more")
-    mode = config.get_generation_mode(None)
-    if mode not in MODES:
-        expected = [str(supported.value) for supported in MODES]
-        raise ValueError(f"generation mode {mode.value!r}, expected one of {expected} with a catalogue")
+    check_config(config)
     check_vocabulary(model, catalogue, name="constraint_index")
     _check_tokens(model, prompt)
     rooms = {f"max_new_tokens={max_new_tokens}": max_new_tokens}
@@ -118,12 +118,7 @@ def check_call(
         if isinstance(criterion, MaxLengthCriteria):
             name = f"stopping criterion of max_length={criterion.max_length}"
             rooms[name] = criterion.max_length - prompt.length
-    for name, room in rooms.items():
-        if room is not None and room < catalogue.max_length:
-            raise ValueError(
-                f"{name} leaves {room} new tokens, expected at least {catalogue.max_length} for the longest sequence: "
-                "leave the length away, the catalogue gives it"
-            )
+    check_room(catalogue, rooms)
     _check_prompt(prompt)
     if prompt.inputs is not None and past_key_values is not None:
         check_cache(past_key_values, prompt.inputs.shape[0])
@@ -139,11 +134,7 @@ def check_vocabulary(model: Any, catalogue: Snapshot, *, name: str) -> None:
     """
     head = model.get_output_embeddings()
     vocabulary = model.config.get_text_config(decoder=True).vocab_size if head is None else head.weight.shape[0]
-    if catalogue.max_token_id >= vocabulary:
-        raise ValueError(
-            f"{name} has token {catalogue.max_token_id}, expected less than the vocabulary, {vocabulary}: "
-            "is it another model's catalogue, or were the embeddings not resized?"
-        )
+    check_tokens_of_catalogue(catalogue, vocabulary, name=name)
 
 
 def check_drafting(model: Any, assistant: Any, config: Any, prompt: Prompt, given: Mapping[str, Any]) -> None:
@@ -361,25 +352,15 @@ def _check_tokens(model: Any, prompt: Prompt) -> None:
         return
     size = getattr(getattr(model.get_input_embeddings(), "weight", None), "shape", (None,))[0]
     least, most = (int(bound) for bound in prompt.inputs.aminmax())
-    if least < 0 or (size is not None and most >= size):
-        raise ValueError(
-            f"the prompt has token {least if least < 0 else most}, expected 0 to less than {size}: "
-            "is it another model's prompt, or a label such as -100?"
-        )
+    check_tokens_of_prompt(least, most, size)
 
 
 def _check_prompt(prompt: Prompt) -> None:
     """Refuse empty and right-padded prompts."""
-    if prompt.inputs is not None and prompt.length == 0:
-        raise ValueError("the prompt has no token, expected at least one: begin it with bos_token_id")
-    if prompt.mask is None or not prompt.mask.shape[1] or bool(prompt.mask[:, -1].all()):
-        return
-    row = int((prompt.mask[:, -1] == 0).nonzero()[0])
-    if not bool(prompt.mask[row].any()):
-        raise ValueError(f"prompt {row} is all padding, expected at least one token: begin it with bos_token_id")
-    raise ValueError(
-        f"prompt {row} ends with padding, expected padding on the left: set tokenizer.padding_side='left'"
-    )
+    if prompt.inputs is not None:
+        check_some_tokens(prompt.length)
+    if prompt.mask is not None and prompt.mask.shape[1] and not bool(prompt.mask[:, -1].all()):
+        check_padding(to_host(prompt.mask))
 
 
 def _decoder_prompt_length(model: Any, config: Any, decoder_input_ids: Tensor | None) -> int:

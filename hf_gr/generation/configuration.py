@@ -102,3 +102,14 @@ def check_fields(fields: dict[str, Any]) -> None:
         value = fields.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ValueError(f"{name}={value!r}, expected a positive integer or None")
+
+
+def extend(config: GenerationConfig) -> GRGenerationConfig:
+    """The same configuration with our fields, those of its file included."""
+    if isinstance(config, GRGenerationConfig):
+        return config
+    fields = {name: getattr(config, name) for name in GR_FIELDS if hasattr(config, name)}
+    fields |= config.to_dict()
+    # transformers reads no fields but its own from a file that it takes for a copy of a model's config.
+    fields.pop("_from_model_config", None)
+    return GRGenerationConfig.from_dict(fields)  # pyright: ignore

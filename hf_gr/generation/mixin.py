@@ -43,6 +43,7 @@ from .naming import batch_rules, resolve_indexes
 from .outputs import output_class
 from .placeholders import prefill_with_placeholders
 from .processor_loop import generate_by_processor
+from .shared_checks import fill_token, first_of, missing_token
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +149,7 @@ class GRGenerationMixin(GenerationMixin):
             "synced_gpus": synced_gpus,
         }
         configs = (generation_config, self.generation_config)
-        named = _first_of("constraint_index", {}, *configs)
+        named = first_of("constraint_index", {}, *configs)
         if constraint_index is False or (constraint_index is None and named is None):
             _refuse_alone(ours | {"exclude_items": exclude_items, "generator": generator})
             if assistant_model is not None:
@@ -162,10 +163,10 @@ class GRGenerationMixin(GenerationMixin):
             raise ValueError(
                 "custom_generate is given, expected None: with constraint_index this release decodes by its own loop"
             )
-        if _first_of("verification", ours, *configs) == "relaxed":
+        if first_of("verification", ours, *configs) == "relaxed":
             if kwargs.setdefault("do_sample", True) is False:
                 raise ValueError("do_sample=False with verification='relaxed', expected True: it samples beams")
-            if _first_of("top_k", kwargs, *configs) is None:
+            if first_of("top_k", kwargs, *configs) is None:
                 kwargs["top_k"] = 0  # transformers' default, 50, could leave fewer candidates than beams
         # Of the call itself: a checkpoint's lengths are older than its catalogue, its use_cache=False is training's.
         max_new_tokens, max_length, use_cache = (
@@ -448,8 +449,6 @@ def _make_plan(
     num_ends = 0 if eos is None else eos.shape[0]
     is_relaxed = config.verification == "relaxed"
     fill = fill_token(config)
-    catalogue = call.rules.any
-    is_item = any(part.segment.trie.find([fill] * catalogue.max_length) >= 0 for part in catalogue.parts)
     return DecodePlan(
         prompt=input_ids,
         num_beams=config.num_beams,
@@ -460,7 +459,7 @@ def _make_plan(
         early_stopping=config.early_stopping,
         max_new_tokens=config.max_new_tokens,
         fill_token_id=fill,
-        missing_token_id=-1 if is_item else fill,
+        missing_token_id=missing_token(call.rules.any, fill),
         processors=(before, after) if len(before) or len(after) else None,
         stopping_criteria=(lambda sequences: stop(sequences, None)) if len(criteria) else None,
         output_scores=bool(config.return_dict_in_generate and config.output_scores),
@@ -495,18 +494,6 @@ def _as_output(
         fields["beam_indices"] = decoded.beam_indices.int()
     made = output_class(is_encoder_decoder=model.config.is_encoder_decoder, is_beam_search=config.num_beams > 1)
     return made(**fields)
-
-
-def fill_token(config: GenerationConfig) -> int:
-    """What stands behind the end of a sequence: the padding token, else the end token, else -1, which is no token."""
-    eos = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
-    return next((token for token in (config.pad_token_id, eos) if token is not None), -1)
-
-
-def _first_of(name: str, ours: dict[str, Any], *configs: Any) -> Any:
-    """A field of ours as the call gives it, else as the first config does that has it."""
-    given = [ours.get(name), *(getattr(config, name, None) for config in configs)]
-    return next((value for value in given if value is not None), None)
 
 
 def _refuse_alone(ours: dict[str, Any]) -> None:

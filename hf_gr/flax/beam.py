@@ -1,0 +1,282 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Candidates to beams: selection, and the pool of finished sequences. Knows no model.
+
+Meaning and order are those of transformers' beam search (`GenerationMixin._beam_search`), so results equal its own;
+`-inf`, not a large negative number, stands for "no such beam", so a dead beam stays dead. Where a level has fewer
+candidates than beams are wanted there are only as many beams, so that no forward scores beams that cannot exist.
+
+Axes: B batch, K beams, C children, M candidates kept (at least K), T tokens generated so far, L tokens of the longest
+    sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from .transition import Children, along
+
+DEAD = -jnp.inf
+
+# Numbers that change from call to call without another program: arrays inside of it.
+Number = float | Float[Array, ""]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Beams:
+    """Prefixes with their scores.
+
+    Attributes:
+        sequences: generated tokens.
+        beam_indices: which beam of the row each token was appended to: transformers' field, without the batch offset.
+        scores: sum of log-probabilities; `-inf` for a beam that does not exist.
+        states: trie nodes.
+    """
+
+    sequences: Int[Array, "batch beams length"]
+    beam_indices: Int[Array, "batch beams length"]
+    scores: Float[Array, "batch beams"]
+    states: Int[Array, "batch beams"]
+
+    @classmethod
+    def start(cls, batch_size: int, width: int, *, independent: bool = False) -> Beams:
+        """Empty prefixes at the root: one alive, so that equal beams do not compete; all of them if `independent`."""
+        nothing = jnp.zeros((batch_size, width, 0), dtype=jnp.int32)
+        first = jnp.where(jnp.arange(width) == 0, 0.0, 0.0 if independent else DEAD)
+        scores = jnp.broadcast_to(first.astype(jnp.float32), (batch_size, width))
+        return cls(nothing, nothing, scores, jnp.zeros((batch_size, width), dtype=jnp.int32))
+
+    @property
+    def tokens(self) -> Int[Array, "batch beams"]:
+        """The token that each beam ends with."""
+        return self.sequences[..., -1]
+
+    @property
+    def parents(self) -> Int[Array, "batch beams"]:
+        """The beam that each beam was before its last token."""
+        return self.beam_indices[..., -1]
+
+    def take(self, positions: Int[Array, "batch selected"]) -> Beams:
+        """These beams of every row, in this order."""
+        return Beams(
+            sequences=along(self.sequences, positions[..., None]),
+            beam_indices=along(self.beam_indices, positions[..., None]),
+            scores=along(self.scores, positions),
+            states=along(self.states, positions),
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Finished:
+    """The complete sequences of every row so far; for beams the best, best first; else one for each path.
+
+    Attributes:
+        sequences: tokens; anything behind the end.
+        beam_indices: as in `Beams`, -1 behind the end.
+        scores: divided by length to the power `length_penalty`; `-inf` where there is no sequence yet.
+        may_improve: whether the row's running beams may still beat its finished ones.
+    """
+
+    sequences: Int[Array, "batch beams max_length"]
+    beam_indices: Int[Array, "batch beams max_length"]
+    scores: Float[Array, "batch beams"]
+    may_improve: Bool[Array, "batch 1"]
+
+    @classmethod
+    def none_yet(cls, batch_size: int, num_beams: int, max_length: int) -> Finished:
+        """An empty pool."""
+        shape = (batch_size, num_beams, max_length)
+        return cls(
+            sequences=jnp.zeros(shape, dtype=jnp.int32),
+            beam_indices=jnp.full(shape, -1, dtype=jnp.int32),
+            scores=jnp.full(shape[:2], DEAD, dtype=jnp.float32),
+            may_improve=jnp.ones((batch_size, 1), dtype=bool),
+        )
+
+    @property
+    def is_full(self) -> Bool[Array, "batch 1"]:
+        """Whether a row has as many sequences as beams."""
+        return (self.scores > DEAD).all(axis=-1, keepdims=True)
+
+
+def select(
+    beams: Beams,
+    candidates: Children,
+    scores: Float[Array, "batch beams children"],
+    *,
+    num_kept: int,
+    dead_state: int | Int[Array, ""],
+    do_sample: bool = False,
+    key: Key[Array, " batch"] | None = None,
+) -> Beams:
+    """Extend every beam by every legal child and keep the M best, or M drawn without replacement, in order of drawing.
+
+    Args:
+        beams: the prefixes.
+        candidates: their children.
+        scores: cumulative score of each child, `-inf` where there is none.
+        num_kept: M; fewer are kept where there are fewer candidates, illegal ones included.
+        dead_state: the state of a kept beam that does not exist.
+        do_sample: draw with probability proportional to `exp(score)` (the Gumbel top-k trick) instead.
+        key: of the draws of every row.
+    """
+    num_children = scores.shape[-1]
+    flat = scores.reshape(len(scores), -1)
+    keys = flat + gumbel_like(flat, key) if do_sample else flat
+    # Not in blocks as on the PyTorch side: XLA's own top-k of 34,000 candidates is faster (0.1 ms on a CPU).
+    chosen = lax.top_k(keys, min(num_kept, flat.shape[-1]))[1]
+    parents = chosen // num_children
+    tokens, states = candidates.take(parents, chosen - parents * num_children)
+    return _extend(beams, parents, tokens, states, along(flat, chosen), dead_state)
+
+
+def choose(
+    beams: Beams,
+    candidates: Children,
+    scores: Float[Array, "batch beams children"],
+    *,
+    dead_state: int | Int[Array, ""],
+    do_sample: bool = False,
+    key: Key[Array, " batch"] | None = None,
+) -> Beams:
+    """Extend every beam by its own best child, or by one drawn from its own children: beams do not compete.
+
+    The arguments are those of `select`, and so is the meaning of a score of `-inf`.
+    """
+    keys = scores + gumbel_like(scores, key) if do_sample else scores
+    best = keys.argmax(axis=-1).astype(jnp.int32)
+    parents = jnp.broadcast_to(jnp.arange(scores.shape[1], dtype=jnp.int32), scores.shape[:2])
+    tokens, states = candidates.take(parents, best)
+    kept_scores = along(scores, best[..., None], axis=-1)[..., 0]
+    return _extend(beams, parents, tokens, states, kept_scores, dead_state)
+
+
+def _extend(
+    prefixes: Beams,
+    parents: Int[Array, "batch kept"],
+    tokens: Int[Array, "batch kept"],
+    states: Int[Array, "batch kept"],
+    scores: Float[Array, "batch kept"],
+    dead_state: int | Int[Array, ""],
+) -> Beams:
+    """The prefixes `parents`, each with one more token."""
+    parent = parents[..., None]
+    return Beams(
+        sequences=jnp.concatenate([along(prefixes.sequences, parent), tokens[..., None]], axis=-1),
+        beam_indices=jnp.concatenate([along(prefixes.beam_indices, parent), parent], axis=-1),
+        scores=scores,
+        states=jnp.where(scores > DEAD, states, dead_state),
+    )
+
+
+def retire(
+    kept: Beams,
+    finished: Finished,
+    ends: Bool[Array, "batch kept"],
+    *,
+    length_penalty: Number,
+    early_stopping: bool | str,
+) -> tuple[Beams, Finished]:
+    """Move the candidates that end, and are among the K best, into the pool; the K best of the others go on.
+
+    Args:
+        kept: M candidates of one length, best first.
+        finished: the pool of K.
+        ends: which candidates are complete.
+        length_penalty: as in transformers: scores are divided by `length ** length_penalty`.
+        early_stopping: as in transformers: True closes a row as soon as its pool is full.
+
+    Returns:
+        The K beams that go on, best first, and the new pool.
+    """
+    num_beams, length = finished.scores.shape[1], kept.sequences.shape[-1]
+    is_open = finished.may_improve
+    if early_stopping is True:
+        is_open = is_open & ~finished.is_full
+    among_best = jnp.arange(ends.shape[1]) < num_beams
+    scores = jnp.where(ends & among_best & is_open, kept.scores / length**length_penalty, DEAD)
+    sequences, beam_indices = _to_length(kept, finished.sequences.shape[-1])
+
+    best_scores, best = lax.top_k(jnp.concatenate([finished.scores, scores], axis=1), num_beams)
+    pool = Finished(
+        sequences=along(jnp.concatenate([finished.sequences, sequences], axis=1), best[..., None]),
+        beam_indices=along(jnp.concatenate([finished.beam_indices, beam_indices], axis=1), best[..., None]),
+        scores=best_scores,
+        may_improve=finished.may_improve,
+    )
+    return keep_best(_stop(kept, ends), num_beams), pool
+
+
+def finish(kept: Beams, *, length_penalty: Number) -> Finished:
+    """The pool of K beams, best first, that all end with their last token: what `retire` would make of them."""
+    length = kept.sequences.shape[-1]
+    return Finished(
+        sequences=kept.sequences,
+        beam_indices=kept.beam_indices,
+        scores=kept.scores / length**length_penalty,
+        may_improve=jnp.ones_like(kept.scores[:, :1], dtype=bool),
+    )
+
+
+def retire_in_place(kept: Beams, finished: Finished, ends: Bool[Array, "batch beams"]) -> tuple[Beams, Finished]:
+    """Move the paths that end to their own places in the pool; they do not go on."""
+    ends = ends & (kept.scores > DEAD)
+    sequences, beam_indices = _to_length(kept, finished.sequences.shape[-1])
+    pool = Finished(
+        sequences=jnp.where(ends[..., None], sequences, finished.sequences),
+        beam_indices=jnp.where(ends[..., None], beam_indices, finished.beam_indices),
+        scores=jnp.where(ends, kept.scores, finished.scores),
+        may_improve=finished.may_improve,
+    )
+    return _stop(kept, ends), pool
+
+
+def keep_best(beams: Beams, num_beams: int) -> Beams:
+    """The K best beams, best first; all of them if there are fewer."""
+    return beams.take(lax.top_k(beams.scores, min(num_beams, beams.scores.shape[1]))[1])
+
+
+def update_may_improve(
+    beams: Beams,
+    finished: Finished,
+    *,
+    length_penalty: Number,
+    early_stopping: bool | str,
+    max_new_tokens: int | Int[Array, ""],
+) -> Finished:
+    """Close the rows whose best running beam cannot beat the worst finished one, by transformers' own heuristic."""
+    length: Number = beams.sequences.shape[-1]
+    if early_stopping == "never":
+        length = jnp.where(jnp.asarray(length_penalty) > 0.0, jnp.asarray(max_new_tokens, jnp.float32), length)
+    best_possible = beams.scores[:, :1] / length**length_penalty
+    worst = finished.scores.min(axis=-1, keepdims=True)
+    return replace(finished, may_improve=finished.may_improve & (best_possible > worst))
+
+
+def gumbel_like(
+    scores: Float[Array, " batch *shape"], key: Key[Array, " batch"] | None = None
+) -> Float[Array, " batch *shape"]:
+    """Gumbel noise: the k largest of `scores + noise` are k draws without replacement from `softmax(scores)`.
+
+    Every row of the batch has a key of its own, so that what it draws does not depend on the others.
+    """
+    assert key is not None, "samples are drawn with a key for every row"
+    return jax.vmap(lambda key: jax.random.gumbel(key, scores.shape[1:], scores.dtype))(key)
+
+
+def _stop(beams: Beams, ends: Bool[Array, "batch beams"]) -> Beams:
+    return replace(beams, scores=jnp.where(ends, DEAD, beams.scores))
+
+
+def _to_length(
+    beams: Beams, max_length: int
+) -> tuple[Int[Array, "batch beams max_length"], Int[Array, "batch beams max_length"]]:
+    behind = ((0, 0), (0, 0), (0, max_length - beams.sequences.shape[-1]))
+    return jnp.pad(beams.sequences, behind), jnp.pad(beams.beam_indices, behind, constant_values=-1)

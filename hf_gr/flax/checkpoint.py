@@ -1,0 +1,313 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints in transformers' format: config.json beside one or several safetensors. Knows no forward.
+
+Names and shapes are Hugging Face's, so that reading and writing is the identity. Headers are checked before the first
+tensor is read; files are replaced after the last one is written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+from huggingface_hub import split_state_dict_into_shards_factory
+from jaxtyping import Array
+
+from hf_gr.hub import resolve_folder
+
+from .decoder import FAMILIES, HEAD, DecoderSpec
+from .t5 import T5Spec
+
+CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+GENERATION_CONFIG = "generation_config.json"
+DTYPES = ("float32", "bfloat16", "float16")
+# By safetensors' names; anything else is a quantised checkpoint.
+_FLOATS = {"F64", "F32", "F16", "BF16"}
+# Tensors of older checkpoints that transformers leaves out, too: buffers, and a bias that T5 never used.
+_LEFT_OUT = re.compile(
+    r"\.rotary_emb\.inv_freq$|^decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\."
+)
+_SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+
+Spec = DecoderSpec | T5Spec
+
+
+def to_spec(config: Any) -> Spec:
+    """The static facts of the model that a transformers config describes.
+
+    Raises:
+        NotImplementedError: an architecture or a field that the Flax side does not have; it names the field.
+    """
+    _check_family(getattr(config, "model_type", None))
+    if getattr(config, "quantization_config", None) is not None:
+        raise NotImplementedError(
+            "config.quantization_config is there, expected none: quantised checkpoints are not implemented in Flax; "
+            "use backend='torch'"
+        )
+    return (T5Spec if config.model_type == "t5" else DecoderSpec).from_config(config)
+
+
+def find(repo_or_dir: str | Path, **hub: Any) -> Path:
+    """The local folder of a checkpoint, downloaded if need be.
+
+    Args:
+        repo_or_dir: a folder, or a repository id.
+        hub: `revision`, `token`, `cache_dir`, `local_files_only` and `subfolder`.
+
+    Raises:
+        ValueError: no such folder or repository, or one without a config or without safetensors.
+        NotImplementedError: an architecture that the Flax side does not have.
+    """
+    folder = resolve_folder(repo_or_dir, [CONFIG], **hub)
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"{folder} has no {CONFIG}, expected a checkpoint of transformers: check the path")
+    _check_family(_read_json(folder / CONFIG).get("model_type"))  # before gigabytes are downloaded
+    if Path(repo_or_dir).is_dir():
+        return folder
+    try:
+        resolve_folder(repo_or_dir, [SINGLE], **hub)
+    except ValueError as error:
+        try:
+            resolve_folder(repo_or_dir, [INDEX], **hub)
+        except ValueError:
+            raise error from None
+        resolve_folder(repo_or_dir, sorted(set(_weight_map(folder).values())), **hub)
+    try:
+        resolve_folder(repo_or_dir, [GENERATION_CONFIG], **hub)
+    except ValueError:
+        pass  # checkpoints need not have one
+    return folder
+
+
+def load(folder: Path, spec: Spec, *, dtype: str | None) -> dict[str, Array]:
+    """Read a checkpoint's parameters.
+
+    Args:
+        folder: where it is.
+        spec: what its config says.
+        dtype: what to convert to; None for the type of the checkpoint's first parameter.
+
+    Returns:
+        The parameters by name, on an accelerator in the host's memory. A head that differs from embeddings to which
+        the config ties it is among them: as in transformers, the file is right.
+
+    Raises:
+        ValueError: a tensor that is missing, unexpected, of another shape or not floating point, or a file that is
+            missing or no safetensors.
+    """
+    files = _tensor_files(folder)
+    shapes = {name: _header(file, name) for name, file in files.items() if not _LEFT_OUT.search(name)}
+    spec, sources = _resolve_aliases(spec, shapes, files)
+    expected = spec.shapes()
+    found: dict[str, str] = {}
+    for name, source in sources.items():
+        if source is None:
+            raise ValueError(
+                f"{folder} has no tensor {name}, expected one of shape {list(expected[name])}: the checkpoint and its "
+                f"{CONFIG} do not belong together, or it is one without a language-modelling head"
+            )
+        if shapes[source] != expected[name]:
+            raise ValueError(
+                f"tensor {source} of {folder} has shape {list(shapes[source])}, expected {list(expected[name])}: the "
+                f"checkpoint and its {CONFIG} do not belong together"
+            )
+        found[name] = source
+    known = {*found.values(), *spec.aliases}
+    if unknown := sorted(name for name in shapes if name not in known):
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        raise ValueError(
+            f"{folder} has a tensor {unknown[0]}{more}, expected only those of a {type(spec).__name__}: the "
+            f"checkpoint and its {CONFIG} do not belong together, or it has an adapter, which is to be merged first"
+        )
+    arrays: dict[str, Array] = {}
+    with jax.default_device(_host()):
+        for name, source in found.items():
+            array = _read(files[source], source)
+            dtype = dtype or str(array.dtype if array.dtype != np.float64 else np.dtype(np.float32))
+            arrays[name] = jnp.asarray(array.astype(jnp.dtype(dtype), copy=False))
+    return arrays
+
+
+def save(
+    folder: Path,
+    arrays: Mapping[str, np.ndarray],
+    write_configs: Callable[[Path], None],
+    *,
+    max_shard_size: int | str,
+    card: str | None = None,
+) -> None:
+    """Write a checkpoint that transformers loads. An older one in the folder is replaced when all is written.
+
+    Args:
+        folder: made if it is not there.
+        arrays: the parameters by name.
+        write_configs: writes the JSON files to a folder.
+        max_shard_size: of a file, such as "5GB"; what is larger gets several, and an index.
+        card: a model card, for a folder that has none.
+
+    Raises:
+        ValueError: a file in the folder's place.
+        OSError: a file that cannot be written, such as on a full disk.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"save_directory={str(folder)!r} is a file, expected a folder: name another one")
+    folder.mkdir(parents=True, exist_ok=True)
+    split = split_state_dict_into_shards_factory(
+        dict(arrays),
+        get_storage_size=lambda array: array.nbytes,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_shard_size,
+    )
+    with tempfile.TemporaryDirectory(prefix=".checkpoint-", dir=folder) as temporary:
+        work = Path(temporary)
+        write_configs(work)
+        mode = (work / CONFIG).stat().st_mode  # safetensors makes files for their owner alone
+        for name, tensors in split.filename_to_tensors.items():
+            try:
+                safetensors.numpy.save_file(
+                    {tensor: np.ascontiguousarray(arrays[tensor]) for tensor in tensors},
+                    work / name,
+                    metadata={"format": "pt"},
+                )
+            except safetensors.SafetensorError as error:  # a full disk, for one
+                raise OSError(f"{folder / name} cannot be written: {error}") from error
+            (work / name).chmod(mode)
+        if split.is_sharded:
+            index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+            (work / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        if card is not None and not (folder / "README.md").exists():
+            (work / "README.md").write_text(card, encoding="utf-8", newline="\n")
+        written = {path.name for path in work.iterdir()}
+        for name in sorted(written):
+            (work / name).replace(folder / name)
+    for path in folder.iterdir():  # of an older checkpoint: another number of files
+        is_weights = path.name in (SINGLE, INDEX) or _SHARD.fullmatch(path.name)
+        if is_weights and path.name not in written:
+            path.unlink()
+
+
+def check_dtype(dtype: Any) -> str | None:
+    """The name of a type of parameters; None for "the checkpoint's own".
+
+    Raises:
+        ValueError: no type that parameters can have.
+    """
+    if dtype is None or dtype == "auto":
+        return None
+    try:
+        name = str(jnp.dtype(dtype))
+    except TypeError:
+        name = str(dtype)
+    if name not in DTYPES:
+        raise ValueError(
+            f"dtype={dtype!r}, expected 'auto' or one of {', '.join(DTYPES)}, as a name or as jax.numpy's"
+        )
+    return name
+
+
+def _check_family(family: str | None) -> None:
+    if family not in (*FAMILIES, "t5"):
+        raise NotImplementedError(
+            f"config.model_type={family!r}, expected one of {', '.join((*FAMILIES, 't5'))}: other architectures are "
+            "not implemented in Flax; use backend='torch'"
+        )
+
+
+def _resolve_aliases(
+    spec: Spec, shapes: Mapping[str, tuple[int, ...]], files: Mapping[str, Path]
+) -> tuple[Spec, dict[str, str | None]]:
+    """From every parameter to the tensor that it is read from, None if there is none; transformers' rules for ties."""
+    for alias, name in spec.aliases.items():
+        if alias not in shapes or name not in shapes:
+            continue
+        if shapes[alias] == shapes[name] and np.array_equal(_read(files[alias], alias), _read(files[name], name)):
+            continue
+        if alias != HEAD:
+            raise NotImplementedError(
+                f"tensor {alias} differs from {name}, expected the same: embeddings of their own are not implemented "
+                "in Flax; use backend='torch'"
+            )
+        spec = spec.untie()
+    sources: dict[str, str | None] = {name: name if name in shapes else None for name in spec.shapes()}
+    for alias, name in spec.aliases.items():
+        if sources[name] is None and alias in shapes:
+            sources[name] = alias
+    return spec, sources
+
+
+def _tensor_files(folder: Path) -> dict[str, Path]:
+    """From every tensor's name to its file."""
+    if (folder / SINGLE).is_file():
+        with _open(folder / SINGLE) as file:
+            return {name: folder / SINGLE for name in file.keys()}  # noqa: SIM118
+    if not (folder / INDEX).is_file():
+        raise ValueError(
+            f"{folder} has no {SINGLE} and no {INDEX}, expected one of them: save the checkpoint as safetensors, "
+            "with save_pretrained"
+        )
+    files: dict[str, Path] = {}
+    for shard in sorted(set(_weight_map(folder).values())):
+        if Path(shard).name != shard or not (folder / shard).is_file():
+            raise ValueError(f"{folder} has no {shard}, which {INDEX} names: download or save the checkpoint again")
+        with _open(folder / shard) as file:
+            files |= {name: folder / shard for name in file.keys()}  # noqa: SIM118
+    return files
+
+
+def _weight_map(folder: Path) -> dict[str, str]:
+    found = _read_json(folder / INDEX).get("weight_map")
+    if not isinstance(found, dict) or not found or not all(isinstance(shard, str) for shard in found.values()):
+        raise ValueError(f"{folder / INDEX} has no weight_map, expected the file of every tensor: download it again")
+    return found
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        fields = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: download it or save it again") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"{path} is no JSON object: download it or save it again")
+    return fields
+
+
+def _header(path: Path, name: str) -> tuple[int, ...]:
+    """A tensor's shape."""
+    with _open(path) as file:
+        found = file.get_slice(name)
+        if found.get_dtype() not in _FLOATS:
+            raise ValueError(
+                f"tensor {name} of {path} has type {found.get_dtype()}, expected one of {', '.join(sorted(_FLOATS))}: "
+                "quantised checkpoints are not implemented in Flax; use backend='torch'"
+            )
+        return tuple(found.get_shape())
+
+
+def _read(path: Path, name: str) -> np.ndarray:
+    with _open(path) as file:
+        return file.get_tensor(name)
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safetensors.safe_open(path, framework="numpy")
+    except (safetensors.SafetensorError, OSError) as error:
+        raise ValueError(f"{path} cannot be read as safetensors ({error}): download it or save it again") from error
+
+
+def _host() -> Any:
+    """The host, so that an accelerator holds no copy but the one that it decodes with; None if JAX may not use it."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return None

@@ -1,0 +1,340 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The one loop: score, then accept, level by level. Knows no model beyond its scorer.
+
+All of it, prefill included, is one pure function of arrays, made to be compiled as one program: levels are unrolled,
+shapes follow from the plan and the catalogue, and nothing asks the device. Every array has the batch in front, so that
+the rows of a batch may be spread over devices.
+
+Axes: B batch, K beams, C children, V vocabulary, P prompt, T generated tokens, R returned sequences a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from . import beam
+from .beam import Beams, Finished, Number
+from .scorers import Cache, Params, Prompt, Scorer
+from .transition import Children, DeviceCatalogue, children, is_leaf, over_vocabulary, static
+from .tree import Tree
+from .warpers import keep_min_p, keep_top_k, keep_top_p, renormalize
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DecodePlan:
+    """What one call asks for; names and meanings are transformers'.
+
+    Attributes:
+        num_beams: K; 1 decodes every path for itself (greedy, or sampling). Static, as are all up to `exit_early`.
+        num_return_sequences: R.
+        num_kept: candidates kept a level: K and some to go on with when the best ones end.
+        do_sample: sample instead of taking the best.
+        early_stopping: when a row with K complete sequences is done.
+        top_k: children that are sampled from; None for all.
+        min_tokens_to_keep: children that no warper takes away.
+        renormalize_logits: have scores normalised over the legal tokens of each step.
+        output_scores: keep the processed scores of every level.
+        output_logits: keep the logits of every level.
+        exit_early: skip levels once nothing can change.
+        length_penalty: exponent of the length that scores are divided by. This and what follows may change from call
+            to call without another program.
+        max_new_tokens: the longest sequence that the heuristic of `early_stopping="never"` reckons with.
+        fill_token_id: what follows the end of a sequence.
+        missing_token_id: what a row consists of where there is no further sequence; not `fill_token_id` if such a row
+            would be a sequence of the catalogue.
+        temperature: what scores are divided by; None for nothing.
+        top_p: probability of the children that are sampled from; None for all.
+        min_p: the least probability of those, relative to the largest; None for any.
+    """
+
+    num_beams: int = static()
+    num_return_sequences: int = static()
+    num_kept: int = static()
+    do_sample: bool = static()
+    early_stopping: bool | str = static()
+    top_k: int | None = static(default=None)
+    min_tokens_to_keep: int = static(default=1)
+    renormalize_logits: bool = static(default=False)
+    output_scores: bool = static(default=False)
+    output_logits: bool = static(default=False)
+    exit_early: bool = static(default=True)
+    length_penalty: Number = 1.0
+    max_new_tokens: int | Int[Array, ""] = 0
+    fill_token_id: int | Int[Array, ""] = -1
+    missing_token_id: int | Int[Array, ""] = -1
+    temperature: Number | None = None
+    top_p: Number | None = None
+    min_p: Number | None = None
+
+    @property
+    def is_beam_search(self) -> bool:
+        """Whether the paths of a row compete."""
+        return self.num_beams > 1
+
+    @property
+    def width(self) -> int:
+        """Paths a row."""
+        return max(self.num_beams, self.num_return_sequences)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Decoded:
+    """What came out: transformers' fields, generated part only.
+
+    Attributes:
+        sequences: tokens, `fill_token_id` behind the end; a row of `missing_token_id` where there was no further one.
+        scores: `-inf` for such a row.
+        beam_indices: paths within the row, -1 behind the end.
+        num_levels: levels that were decided before nothing could change any more.
+        step_scores: one entry a level, if asked for; what was not decided means nothing.
+        step_logits: one entry a level, if asked for; what was not decided means nothing.
+    """
+
+    sequences: Int[Array, "batch returned length"]
+    scores: Float[Array, "batch returned"]
+    beam_indices: Int[Array, "batch returned length"]
+    num_levels: Int[Array, " batch"]
+    step_scores: tuple[Float[Array, "batch paths vocab"], ...] | None
+    step_logits: tuple[Float[Array, "batch paths vocab"], ...] | None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _State:
+    """What one level hands over to the next."""
+
+    beams: Beams
+    finished: Finished
+    tree: Tree
+    cache: Cache
+    num_levels: Int[Array, ""]
+
+
+def decode(
+    scorer: Scorer,
+    params: Params,
+    catalogue: DeviceCatalogue,
+    prompt: Prompt,
+    plan: DecodePlan,
+    key: Key[Array, " batch"] | None = None,
+) -> Decoded:
+    """Decode the best legal sequences of a batch.
+
+    Args:
+        scorer: the model; static.
+        params: its parameters.
+        catalogue: what each row may be answered with.
+        prompt: what each row begins with.
+        plan: what is asked for.
+        key: of the draws of every row; none are drawn without `do_sample`.
+
+    Returns:
+        R sequences a row: the best first, then rows of padding where there are no more.
+
+    Source: STATIC, algorithm 1, with candidates scored before any truncation.
+    """
+    prompt_logits, cache = scorer.prefill(params, prompt)
+    batch_size = len(prompt_logits)
+    # Equal beams need not be scored K times over.
+    width = 1 if plan.is_beam_search else plan.width
+    state = _State(
+        beams=Beams.start(batch_size, width, independent=not plan.is_beam_search),
+        finished=Finished.none_yet(batch_size, plan.width, catalogue.max_length),
+        tree=Tree.over_prompt(batch_size, width),
+        cache=cache,
+        num_levels=jnp.int32(0),
+    )
+    steps: list[tuple[Array | None, Array | None]] = []
+    for level in range(catalogue.max_length):
+
+        def decide(state: _State, level: int = level) -> tuple[_State, tuple[Array | None, Array | None]]:
+            if level == 0:
+                logits = jnp.broadcast_to(prompt_logits[:, None], (batch_size, width, prompt_logits.shape[-1]))
+            else:
+                logits, state = _score(scorer, params, state)
+            return _decide(logits, state, catalogue, plan, key, level=level)
+
+        may_be_done = plan.exit_early and any(catalogue.has_leaves[:level])
+        state, step = _unless_done(decide, state, plan) if may_be_done else decide(state)
+        steps.append(step)
+    step_scores, step_logits = zip(*steps, strict=True)
+    return Decoded(
+        *_best(state.finished, plan),
+        num_levels=jnp.broadcast_to(state.num_levels, batch_size),
+        step_scores=step_scores if plan.output_scores else None,
+        step_logits=step_logits if plan.output_logits else None,
+    )
+
+
+# The whole of a call as one program; there is one for every scorer, static plan, and shapes of what is given.
+decode_program = jax.jit(decode, static_argnames=("scorer",))
+
+
+def _score(scorer: Scorer, params: Params, state: _State) -> tuple[Float[Array, "batch beams vocab"], _State]:
+    """One forward over the live beams."""
+    beams, tree = state.beams, state.tree.grow(state.beams.parents)
+    depths = jnp.full(beams.scores.shape[1], tree.depth, dtype=jnp.int32)
+    logits, cache = scorer.score(params, state.cache, beams.tokens, depths, tree.attention_mask())
+    return logits, replace(state, tree=tree, cache=cache)
+
+
+def _decide(
+    logits: Float[Array, "batch beams vocab"],
+    state: _State,
+    catalogue: DeviceCatalogue,
+    plan: DecodePlan,
+    key: Key[Array, " batch"] | None,
+    *,
+    level: int,
+) -> tuple[_State, tuple[Array | None, Array | None]]:
+    """One level, by the logits behind the beams; and what of it is put out."""
+    beams = state.beams
+    legal = children(beams.states, catalogue, level=level)
+    scores = child_scores(logits, legal, plan)
+    step_scores = _per_path(over_vocabulary(scores, legal, logits.shape[-1]), plan) if plan.output_scores else None
+    step_logits = _per_path(logits.astype(jnp.float32), plan) if plan.output_logits else None
+    scores = jnp.where(legal.legal, beams.scores[..., None] + scores, beam.DEAD)
+    of_level = None if key is None else jax.vmap(lambda key: jax.random.fold_in(key, level))(key)
+    beams, finished = accept(beams, state.finished, legal, scores, catalogue, plan, level=level, key=of_level)
+    num_levels = state.num_levels + 1
+    return replace(state, beams=beams, finished=finished, num_levels=num_levels), (step_scores, step_logits)
+
+
+def _unless_done(decide: Callable[[_State], Any], state: _State, plan: DecodePlan) -> Any:
+    """Decide a level if any row can still change; else leave everything as it is, in the shapes of the next level."""
+    shapes, after = jax.tree.flatten(jax.eval_shape(decide, state))
+    # What is given back as it came is not copied, the prompt's keys above all.
+    of_state = len(jax.tree.leaves(state))
+
+    def skip(state: _State) -> Any:
+        leaves = [*jax.tree.leaves(state), *[None] * (len(shapes) - of_state)]
+        same = [
+            leaf if leaf is not None and leaf.shape == then.shape else jnp.zeros(then.shape, then.dtype)
+            for leaf, then in zip(leaves, shapes, strict=True)
+        ]
+        return jax.tree.unflatten(after, same)
+
+    return lax.cond(_any_left(state.beams, state.finished, plan), decide, skip, state)
+
+
+def child_scores(
+    logits: Float[Array, "batch beams vocab"], legal: Children, plan: DecodePlan
+) -> Float[Array, "batch beams children"]:
+    """The scores of one step for the children of every beam; what stands at illegal ones means nothing.
+
+    Beam methods add up log-softmax values over the *full* vocabulary, invalid tokens then dropped; independent paths
+    compare logits: transformers' meanings. What comes behind the constraint there, does so here: warpers, which
+    compare legal tokens alone, and the normalisation over them.
+    """
+    logits = logits.astype(jnp.float32)
+    scores = legal.scores(logits)
+    if plan.is_beam_search:
+        scores = scores - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    scores = jnp.where(legal.legal, scores, beam.DEAD)
+    if plan.do_sample:
+        keep = {"min_tokens_to_keep": plan.min_tokens_to_keep}
+        scores = scores if plan.temperature is None else scores / plan.temperature
+        scores = scores if plan.top_k is None else keep_top_k(scores, plan.top_k, **keep)
+        scores = scores if plan.top_p is None else keep_top_p(scores, plan.top_p, **keep)
+        scores = scores if plan.min_p is None else keep_min_p(scores, plan.min_p, **keep)
+    return renormalize(scores) if plan.renormalize_logits else scores
+
+
+def accept(
+    beams: Beams,
+    finished: Finished,
+    legal: Children,
+    scores: Float[Array, "batch beams children"],
+    catalogue: DeviceCatalogue,
+    plan: DecodePlan,
+    *,
+    level: int,
+    key: Key[Array, " batch"] | None = None,
+) -> tuple[Beams, Finished]:
+    """Decide one level: extend the beams, and move what is complete to the finished."""
+    may_end = catalogue.has_leaves[level]
+    how: dict[str, Any] = {"dead_state": catalogue.dead_state, "do_sample": plan.do_sample, "key": key}
+    if not plan.is_beam_search:
+        kept = beam.choose(beams, legal, scores, **how)
+        ends = is_leaf(kept.states, catalogue, level=level + 1)
+        return beam.retire_in_place(kept, finished, ends) if may_end else (kept, finished)
+
+    all_end = level + 1 == catalogue.max_length and not catalogue.is_ragged and not plan.do_sample
+    num_kept = plan.num_kept if (may_end and not all_end) or plan.do_sample else plan.num_beams
+    kept = beam.select(beams, legal, scores, num_kept=num_kept, **how)
+    if all_end:
+        return kept, beam.finish(_widened(kept, plan.width), length_penalty=plan.length_penalty)
+    if may_end:
+        beams, finished = beam.retire(
+            kept,
+            finished,
+            is_leaf(kept.states, catalogue, level=level + 1),
+            length_penalty=plan.length_penalty,
+            early_stopping=plan.early_stopping,
+        )
+    else:
+        beams = beam.keep_best(kept, plan.num_beams) if plan.do_sample else kept
+    if any(catalogue.has_leaves[: level + 1]):
+        finished = beam.update_may_improve(
+            beams,
+            finished,
+            length_penalty=plan.length_penalty,
+            early_stopping=plan.early_stopping,
+            max_new_tokens=plan.max_new_tokens,
+        )
+    return beams, finished
+
+
+def _any_left(beams: Beams, finished: Finished, plan: DecodePlan) -> Bool[Array, ""]:
+    """Whether some row can still change."""
+    open_rows = (beams.scores > beam.DEAD).any(axis=-1, keepdims=True)
+    if plan.is_beam_search:
+        open_rows = open_rows & finished.may_improve
+        if plan.early_stopping is True:
+            open_rows = open_rows & ~finished.is_full
+    return open_rows.any()
+
+
+def _best(
+    finished: Finished, plan: DecodePlan
+) -> tuple[Int[Array, "batch returned length"], Float[Array, "batch returned"], Int[Array, "batch returned length"]]:
+    """The R best of every row."""
+    beam_indices = finished.beam_indices[:, : plan.num_return_sequences]
+    scores = finished.scores[:, : plan.num_return_sequences]
+    is_there = scores[..., None] > beam.DEAD
+    beam_indices = jnp.where(is_there, beam_indices, -1)
+    sequences = jnp.where(beam_indices >= 0, finished.sequences[:, : plan.num_return_sequences], plan.fill_token_id)
+    return jnp.where(is_there, sequences, plan.missing_token_id), scores, beam_indices
+
+
+def _widened(beams: Beams, width: int) -> Beams:
+    """The same beams, and dead ones behind them."""
+    missing = width - beams.scores.shape[1]
+
+    def filled(array: Array, value: Any) -> Array:
+        return jnp.pad(array, ((0, 0), (0, missing), *[(0, 0)] * (array.ndim - 2)), constant_values=value)
+
+    return Beams(
+        sequences=filled(beams.sequences, 0),
+        beam_indices=filled(beams.beam_indices, -1),
+        scores=filled(beams.scores, beam.DEAD),
+        states=filled(beams.states, 0),
+    )
+
+
+def _per_path(step: Float[Array, "batch beams vocab"], plan: DecodePlan) -> Float[Array, "batch paths vocab"]:
+    """A row for every path; the first one of a plain beam search is the same for all."""
+    batch_size, num_beams, vocab_size = step.shape
+    if num_beams == 1:
+        return jnp.broadcast_to(step, (batch_size, plan.width, vocab_size))
+    return jnp.pad(step, ((0, 0), (0, plan.width - num_beams), (0, 0)), constant_values=beam.DEAD)

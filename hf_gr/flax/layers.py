@@ -1,0 +1,247 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What models are made of: pure functions of arrays. Knows no model, no checkpoint and no scorer.
+
+Numbers follow transformers: norms, softmax and logits in fp32, everything else in the parameters' type.
+
+Axes: B batch, H key-value heads, G query heads of each of those, N queries, S keys, D width of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+Layer: TypeAlias = Mapping[str, Array]  # the parameters of one layer, by their names within it
+Layers: TypeAlias = (
+    "tuple[Layer, ...] | Layer"  # one by one, or stacked: every array then has a leading axis of layers
+)
+
+QUERIES_AT_ONCE = 256  # of a causal prompt: what lies ahead of a whole block of queries is not computed
+MAX_BLOCKS = 8  # of a causal prompt: each is code of its own to compile
+# With fewer layers than this each is compiled for itself: XLA's loops copy a layer's parameters before they use them
+# (on a CPU 5 to 50 % of a forward), but compile in a time that does not grow with depth.
+MIN_SCANNED_LAYERS = 9
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu_new": jax.nn.gelu,
+    "gelu_pytorch_tanh": jax.nn.gelu,
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+    "swish": jax.nn.silu,
+}
+
+
+def linear(x: Float[Array, "*rows n_in"], layer: Layer, name: str) -> Float[Array, "*rows n_out"]:
+    """`torch.nn.Linear` with the parameters `name.weight` `[out, in]` and, if there is one, `name.bias`."""
+    y = _times_transposed(x, layer[f"{name}.weight"])
+    bias = layer.get(f"{name}.bias")
+    return y if bias is None else y + bias
+
+
+def to_logits(x: Float[Array, "*rows width"], weight: Float[Array, "vocab width"]) -> Float[Array, "*rows vocab"]:
+    """Logits, in fp32 whatever the parameters' type."""
+    return _times_transposed(x, weight, dtype=jnp.float32)
+
+
+def rms_norm(
+    x: Float[Array, "*rows width"], weight: Float[Array, " width"], *, eps: float, plus_one: bool = False
+) -> Float[Array, "*rows width"]:
+    """Root-mean-square norm. With `plus_one` (Gemma) weights are differences from 1, and multiply before rounding."""
+    wide = x.astype(jnp.float32)
+    normed = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    if plus_one:
+        return (normed * (1.0 + weight.astype(jnp.float32))).astype(x.dtype)
+    return weight * normed.astype(x.dtype)
+
+
+def rotation(
+    positions: Int[Array, "batch tokens"], inverse_frequencies: Sequence[float], dtype: Any
+) -> tuple[Float[Array, "batch tokens half"], Float[Array, "batch tokens half"]]:
+    """Cosines and sines of rotary embeddings (RoFormer, section 3.2.2)."""
+    angles = positions[..., None].astype(jnp.float32) * np.asarray(inverse_frequencies, dtype=np.float32)
+    return jnp.cos(angles).astype(dtype), jnp.sin(angles).astype(dtype)
+
+
+def rotate(
+    x: Float[Array, "batch *heads tokens width"],
+    cos_sin: tuple[Float[Array, "batch tokens half"], Float[Array, "batch tokens half"]],
+) -> Float[Array, "batch *heads tokens width"]:
+    """Rotate every pair of channels `(i, i + width / 2)` by the angle of its position."""
+    cos, sin = (jnp.expand_dims(part, tuple(range(1, x.ndim - 2))) for part in cos_sin)
+    first, second = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def to_heads(x: Float[Array, "batch tokens width"], *heads: int) -> Float[Array, "batch *heads tokens head_dim"]:
+    """Channels to heads, which come before tokens: `[B, N, H * G * D] -> [B, H, G, N, D]`."""
+    batch, tokens, _ = x.shape
+    return jnp.moveaxis(x.reshape(batch, tokens, *heads, -1), 1, -2)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Block:
+    """Keys that queries may attend to, with values.
+
+    Attributes:
+        keys: of each key-value head; its query heads share them.
+        values: likewise.
+        mask: who sees whom; one row if all queries see the same.
+        bias: added to scores; None for nothing.
+    """
+
+    keys: Float[Array, "batch heads keys head_dim"]
+    values: Float[Array, "batch heads keys head_dim"]
+    mask: Bool[Array, "batch _ keys"]
+    bias: Float[Array, "heads groups #queries keys"] | None = None
+
+
+def attention(
+    queries: Float[Array, "batch heads groups queries head_dim"], blocks: Sequence[Block], *, scale: float
+) -> Float[Array, "batch queries width"]:
+    """Attention over several blocks of keys at once: one softmax over all, and no block is moved or repeated.
+
+    A query that sees nothing gets some average of the values: what comes of padding means nothing, but is finite.
+
+    Args:
+        queries: of all query heads, grouped by the key-value head that they share.
+        blocks: what is attended to.
+        scale: of scores, before their bias.
+
+    Source: xGR, section 5, over a shared and an unshared cache.
+    """
+    batch, heads, groups, num_queries, head_dim = queries.shape
+    rows = queries.reshape(batch, heads, groups * num_queries, head_dim)
+    scores = []
+    for block in blocks:
+        found = _batched(rows, block.keys, axis=3, dtype=jnp.float32) * scale
+        found = found.reshape(batch, heads, groups, num_queries, -1)
+        if block.bias is not None:
+            found = found + block.bias
+        scores.append(jnp.where(block.mask[:, None, None], found, jnp.finfo(jnp.float32).min))
+    largest = jnp.stack([jnp.max(part, axis=-1) for part in scores]).max(axis=0)[..., None]
+    weights = [jnp.exp(part - lax.stop_gradient(largest)) for part in scores]
+    totals = [jnp.sum(part, axis=-1) for part in weights]
+    total = sum(totals[1:], start=totals[0])
+    parts = [
+        _batched(part.astype(queries.dtype).reshape(*rows.shape[:3], -1), block.values, axis=2, dtype=jnp.float32)
+        for part, block in zip(weights, blocks, strict=True)
+    ]
+    mixed = sum(parts[1:], start=parts[0]).reshape(queries.shape) / total[..., None]
+    return jnp.moveaxis(mixed.astype(queries.dtype), 3, 1).reshape(batch, num_queries, -1)
+
+
+def causal_attention(
+    queries: Float[Array, "batch heads groups tokens head_dim"],
+    keys: Float[Array, "batch heads tokens head_dim"],
+    values: Float[Array, "batch heads tokens head_dim"],
+    *,
+    mask: Bool[Array, "batch tokens"],
+    scale: float,
+    bias: Float[Array, "heads groups tokens tokens"] | None = None,
+) -> Float[Array, "batch tokens width"]:
+    """Attention of a prompt to itself, where a token sees the real ones up to itself."""
+    length = mask.shape[-1]
+    step = max(QUERIES_AT_ONCE, -(-length // MAX_BLOCKS))
+    parts = []
+    for start in range(0, length, step):
+        end = min(start + step, length)
+        is_past = np.arange(end) <= np.arange(start, end)[:, None]
+        block = Block(
+            keys[:, :, :end],
+            values[:, :, :end],
+            mask[:, None, :end] & is_past,
+            None if bias is None else bias[..., start:end, :end],
+        )
+        parts.append(attention(queries[..., start:end, :], [block], scale=scale))
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
+
+
+def over_layers(
+    step: Callable[[Any, Layer, Any], tuple[Any, Any]],
+    carry: Any,
+    layers: Layers,
+    given: Any = None,
+) -> tuple[Any, Any]:
+    """Run layers one after the other: `carry, made = step(carry, layer, given)`.
+
+    Args:
+        step: one layer.
+        carry: what the first layer begins with.
+        layers: parameters, one by one or stacked.
+        given: what each layer is given beside them, one by one or stacked as the layers are; None for nothing.
+
+    Returns:
+        What the last layer ends with, and what the layers made, one by one or stacked.
+    """
+    if isinstance(layers, tuple):
+        made = []
+        for place, layer in enumerate(layers):
+            carry, new = step(carry, layer, None if given is None else given[place])
+            made.append(new)
+        return carry, tuple(made)
+
+    return lax.scan(lambda carry, own: step(carry, *own), carry, (layers, given))
+
+
+@dataclass(frozen=True)
+class RelativeBuckets:
+    """T5's relative positions: near ones have a bias each, far ones share theirs.
+
+    Attributes:
+        num_buckets: of them, for both directions.
+        max_distance: distances from here on share the last bucket.
+        is_causal: whether keys lie behind their query only.
+        buckets: the bucket of each distance, key minus query, from `-max_distance` to `max_distance`.
+
+    Source: T5, section 2.1; transformers' `_relative_position_bucket`, to the rounding of its fp32 logarithm.
+    """
+
+    num_buckets: int
+    max_distance: int
+    is_causal: bool
+    buckets: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        distances = np.arange(-self.max_distance, self.max_distance + 1)
+        count, offset = self.num_buckets, 0
+        if self.is_causal:
+            steps = np.maximum(-distances, 0)
+        else:
+            count //= 2
+            offset = np.where(distances > 0, count, 0)
+            steps = np.abs(distances)
+        exact = count // 2
+        ratio = np.log(np.maximum(steps, 1).astype(np.float32) / np.float32(exact)) / np.float32(
+            np.log(self.max_distance / exact)
+        )
+        far = np.minimum(exact + (ratio * np.float32(count - exact)).astype(np.int64), count - 1)
+        buckets = offset + np.where(steps < exact, steps, far)
+        object.__setattr__(self, "buckets", tuple(buckets.tolist()))
+
+    def bias(
+        self, weight: Float[Array, "buckets heads"], queries: Int[Array, " queries"], keys: Int[Array, " keys"]
+    ) -> Float[Array, "heads 1 queries keys"]:
+        """The bias of every query for every key, by their positions."""
+        distances = jnp.clip(keys[None, :] - queries[:, None], -self.max_distance, self.max_distance)
+        by_distance = weight[np.asarray(self.buckets, dtype=np.int32)].T
+        return by_distance[:, distances + self.max_distance][:, None]
+
+
+def _times_transposed(x: Array, weight: Array, dtype: Any = None) -> Array:
+    return lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=dtype)
+
+
+def _batched(rows: Array, other: Array, *, axis: int, dtype: Any) -> Array:
+    """Rows of each head times the keys or values of that head, over one of their axes."""
+    return lax.dot_general(rows, other, (((3,), (axis,)), ((0, 1), (0, 1))), preferred_element_type=dtype)

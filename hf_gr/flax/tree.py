@@ -1,0 +1,57 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Beams as a tree of tokens over one shared prompt: ancestry, and who sees whom. Knows no trie and no model.
+
+Every token that is scored gets a *slot* behind the prompt's keys, once and for all: nothing is moved when beams are
+selected, only the small table of ancestors is. Source: xGR, section 5 (separated shared and unshared cache), with an
+ancestry table in place of its in-place reordering, which needs sorted parents.
+
+Axes: B batch, N nodes scored together, D depth (tokens from the prompt to a node, itself included), S slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from .transition import along
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Tree:
+    """The nodes scored last, by the slots of their ancestors and their own.
+
+    Attributes:
+        ancestry: slots from the first token to the node itself.
+        num_slots: slots in use, those of other nodes included (static).
+    """
+
+    ancestry: Int[Array, "batch nodes depth"]
+    num_slots: int = field(metadata={"static": True})
+
+    @classmethod
+    def over_prompt(cls, batch_size: int, num_nodes: int) -> Tree:
+        """The tree of a prompt alone: so many nodes of depth 0, all of them the prompt."""
+        return cls(jnp.zeros((batch_size, num_nodes, 0), dtype=jnp.int32), 0)
+
+    @property
+    def depth(self) -> int:
+        """Tokens from the prompt to a node."""
+        return self.ancestry.shape[-1]
+
+    def grow(self, parents: Int[Array, "batch nodes"]) -> Tree:
+        """One new node below each of `parents` (positions among the nodes of this tree)."""
+        batch_size, num_nodes = parents.shape
+        inherited = along(self.ancestry, parents[..., None])
+        slots = jnp.arange(self.num_slots, self.num_slots + num_nodes, dtype=jnp.int32)
+        own = jnp.broadcast_to(slots[:, None], (batch_size, num_nodes, 1))
+        return Tree(jnp.concatenate([inherited, own], axis=-1), self.num_slots + num_nodes)
+
+    def attention_mask(self) -> Bool[Array, "batch nodes slots"]:
+        """Who sees whom behind the prompt, which all see: a node sees its ancestors and itself."""
+        slots = jnp.arange(self.num_slots, dtype=jnp.int32)
+        return (self.ancestry[..., None] == slots).any(-2)

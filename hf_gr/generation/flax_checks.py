@@ -1,0 +1,217 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a call in Flax is refused for, before any work: what no backend takes, and what only PyTorch does.
+
+Axes: B batch, P prompt, Q tokens that an encoder-decoder's sequences begin with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hf_gr.catalogue.sequences import to_host
+from hf_gr.catalogue.snapshot import Snapshot
+
+from .shared_checks import (
+    check_config,
+    check_padding,
+    check_room,
+    check_some_tokens,
+    check_tokens_of_catalogue,
+    check_tokens_of_prompt,
+    inferred_padding,
+    num_end_tokens,
+)
+
+# By field of a generation config: the values that ask for nothing.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "repetition_penalty": (None, 1.0),
+    "encoder_repetition_penalty": (None, 1.0),
+    "no_repeat_ngram_size": (None, 0),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "bad_words_ids": (None,),
+    "sequence_bias": (None,),
+    "guidance_scale": (None, 1.0),
+    "remove_invalid_values": (None, False),
+    "exponential_decay_length_penalty": (None,),
+    "suppress_tokens": (None,),
+    "begin_suppress_tokens": (None,),
+    "watermarking_config": (None,),
+    "stop_strings": (None,),
+    "max_time": (None,),
+    "output_attentions": (None, False),
+    "output_hidden_states": (None, False),
+    "prompt_lookup_num_tokens": (None,),
+    "drafting": (None,),
+    "verification": (None, "strict"),
+    "num_draft_beams": (None,),
+    "draft_token_budget": (None,),
+}
+NEUTRAL_ENDS = {"min_length": (None, 0), "min_new_tokens": (None, 0)}  # where there is an end token
+NEUTRAL_WARPERS = {  # where samples are drawn
+    "top_h": (None,),
+    "typical_p": (None, 1.0),
+    "epsilon_cutoff": (None, 0.0),
+    "eta_cutoff": (None, 0.0),
+}
+
+
+@dataclass(frozen=True)
+class HostPrompt:
+    """The prompt of a call, in NumPy.
+
+    Attributes:
+        input_ids: `[B, P]`.
+        mask: `[B, P]` booleans, true at real tokens.
+        decoder_input_ids: `[B, Q]`, what an encoder-decoder's sequences begin with; None for a decoder.
+    """
+
+    input_ids: npt.NDArray[np.int32]
+    mask: npt.NDArray[np.bool_]
+    decoder_input_ids: npt.NDArray[np.int32] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """B."""
+        return len(self.input_ids)
+
+    @property
+    def length(self) -> int:
+        """Tokens in front of the generated ones, by which `max_length` counts."""
+        begun = self.input_ids if self.decoder_input_ids is None else self.decoder_input_ids
+        return begun.shape[1]
+
+    @classmethod
+    def read(
+        cls,
+        model: Any,
+        config: Any,
+        *,
+        inputs: Any = None,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        decoder_input_ids: Any = None,
+    ) -> HostPrompt:
+        """Read the arguments of a call, by transformers' rules.
+
+        Raises:
+            ValueError: tokens or a mask of another rank, type or number of rows, tokens that the model does not have,
+                padding where none may be.
+        """
+        if inputs is not None and input_ids is not None:
+            raise ValueError("inputs and input_ids are given, expected one of them: they are the same")
+        name, given = ("inputs", inputs) if input_ids is None else ("input_ids", input_ids)
+        if given is None:
+            raise ValueError("inputs=None, expected prompts [batch, length]: pass input_ids=")
+        tokens = _read_tokens(given, "the prompt" if name == "inputs" else name, model.config.vocab_size)
+        if attention_mask is None:
+            padding = inferred_padding(config)
+            mask = np.ones(tokens.shape, bool) if padding is None else tokens != padding
+        else:
+            host = np.asarray(to_host(attention_mask))
+            if host.shape != tokens.shape:
+                raise ValueError(
+                    f"attention_mask is {list(host.shape)}, expected {list(tokens.shape)} as the prompt: a row for "
+                    "every prompt, an entry for every token"
+                )
+            mask = host != 0
+        if not model.is_encoder_decoder:
+            if decoder_input_ids is not None:
+                raise ValueError("decoder_input_ids is given, expected None: the model is a decoder")
+            check_padding(mask)
+            return cls(tokens, mask)
+        empty = np.flatnonzero(~mask.any(-1))
+        if len(empty):
+            raise ValueError(f"prompt {empty[0]} is all padding, expected at least one token")
+        return cls(tokens, mask, _read_start(model, config, decoder_input_ids, len(tokens)))
+
+
+def check_call(
+    model: Any,
+    catalogue: Snapshot,
+    config: Any,
+    prompt: HostPrompt,
+    *,
+    max_new_tokens: int | None,
+    max_length: int | None,
+) -> None:
+    """Refuse what cannot lead to the catalogue's sequences, or what Flax has not.
+
+    Args:
+        model: the model.
+        catalogue: the catalogue of any row; what is checked is the same for all.
+        config: the prepared generation config.
+        prompt: the prompt.
+        max_new_tokens: as the call itself gives it.
+        max_length: as the call itself gives it; `max_new_tokens` goes before.
+
+    Raises:
+        ValueError: names the argument, its value, what is expected, and the fix.
+        NotImplementedError: longer sequences than a sliding window.
+    """
+    check_config(config)
+    neutral = (
+        NEUTRAL | (NEUTRAL_ENDS if num_end_tokens(config) else {}) | (NEUTRAL_WARPERS if config.do_sample else {})
+    )
+    for name, values in neutral.items():
+        if (value := getattr(config, name, None)) not in values:
+            raise ValueError(f"{name}={value!r}, expected {values[-1]!r}: Flax has no such thing; use backend='torch'")
+    if config.num_beams > 1 and config.num_return_sequences > config.num_beams:
+        raise ValueError(
+            f"num_return_sequences={config.num_return_sequences}, expected at most num_beams={config.num_beams}"
+        )
+    check_tokens_of_catalogue(catalogue, model.config.vocab_size, name="constraint_index")
+    rooms = {f"max_new_tokens={max_new_tokens}": max_new_tokens}
+    if max_new_tokens is None and max_length is not None:
+        rooms[f"max_length={max_length}"] = max_length - prompt.length
+    check_room(catalogue, rooms)
+    model.spec.check_length(prompt.length + catalogue.max_length)
+
+
+def refuse_arguments(arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that are neither Flax's nor fields of a generation config, unless they are None."""
+    for name, value in arguments.items():
+        if name == "generator" and value is not None:
+            raise ValueError("generator is given, expected None in Flax: pass key=, a seed or a key of jax.random")
+        if value is not None:
+            raise ValueError(
+                f"{name} is given, expected None: Flax has no such argument; leave it away, or use backend='torch'"
+            )
+
+
+def _read_tokens(tokens: Any, name: str, vocabulary: int) -> npt.NDArray[np.int32]:
+    host: Any = to_host(tokens)
+    try:
+        host = np.asarray(host)
+    except ValueError as error:
+        raise ValueError(f"{name} is ragged, expected an array [batch, length]: pad it on the left") from error
+    if host.ndim != 2 or not np.issubdtype(host.dtype, np.integer):
+        raise ValueError(
+            f"{name} is {list(host.shape)} of {host.dtype}, expected integers [batch, length]: pad, stack and "
+            "unsqueeze first"
+        )
+    check_some_tokens(host.size and host.shape[1])
+    check_tokens_of_prompt(int(host.min()), int(host.max()), vocabulary)
+    return host.astype(np.int32)
+
+
+def _read_start(model: Any, config: Any, decoder_input_ids: Any, num_rows: int) -> npt.NDArray[np.int32]:
+    """What an encoder-decoder's sequences begin with; the start token is put in front where it is missing."""
+    start = config.decoder_start_token_id if config.decoder_start_token_id is not None else config.bos_token_id
+    if isinstance(start, list):
+        raise ValueError(f"decoder_start_token_id={start}, expected one token for all rows in Flax")
+    if start is None and decoder_input_ids is None:
+        raise ValueError("decoder_start_token_id=None, expected a token, which sequences begin with: set it")
+    if decoder_input_ids is None:
+        return np.full((num_rows, 1), start, np.int32)
+    given = _read_tokens(decoder_input_ids, "decoder_input_ids", model.config.vocab_size)
+    if len(given) != num_rows:
+        raise ValueError(f"decoder_input_ids has {len(given)} rows, expected {num_rows}: one for each prompt")
+    if start is not None and (given[:, 0] != start).all():
+        given = np.concatenate([np.full((num_rows, 1), start, np.int32), given], axis=1)
+    return given

@@ -1,0 +1,44 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What `generate` returns in Flax: transformers' fields, of JAX arrays. transformers' own classes need PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from jaxtyping import Array, Float, Int
+from transformers.utils import ModelOutput
+
+
+@dataclass
+class FlaxGenerateOutput(ModelOutput):
+    """The fields of `GRGenerateBeamDecoderOnlyOutput` and its siblings.
+
+    Attributes:
+        sequences: prompt (of an encoder-decoder: what its sequences begin with) and generated tokens.
+        sequences_scores: of beams, if scores were asked for.
+        scores: by level, the processed scores, `-inf` for illegal tokens, if asked for.
+        logits: by level, if asked for.
+        beam_indices: of beams; -1 behind the end.
+        attentions: None.
+        hidden_states: None.
+        past_key_values: None: the prompt's keys live inside the program.
+        speculation: what was scored ahead; None, as nothing is.
+    """
+
+    sequences: Int[Array, "rows length"] | None = None
+    sequences_scores: Float[Array, " rows"] | None = None
+    scores: tuple[Float[Array, "paths vocab"], ...] | None = None
+    logits: tuple[Float[Array, "paths vocab"], ...] | None = None
+    beam_indices: Int[Array, "rows new"] | None = None
+    attentions: Any = None
+    hidden_states: Any = None
+    past_key_values: Any = None
+    speculation: Any = None
+
+    def __post_init__(self) -> None:
+        """Have what is there under its name; transformers' own would look into the first array, entry by entry."""
+        for field in fields(self):
+            if (value := getattr(self, field.name)) is not None:
+                self[field.name] = value

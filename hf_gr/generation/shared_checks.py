@@ -1,0 +1,123 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What is refused on both backends, before any work, and what both read off a call. Knows NumPy alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from transformers.generation.configuration_utils import GenerationMode
+
+from hf_gr.catalogue.snapshot import Snapshot
+
+from .configuration import GR_FIELDS, check_fields
+
+MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
+
+
+def check_config(config: Any) -> None:
+    """Refuse a prepared config with values that mean nothing, or a mode that has no catalogue.
+
+    Raises:
+        ValueError: names the field, its value and what is expected.
+    """
+    check_fields({name: getattr(config, name, default) for name, default in GR_FIELDS.items()})
+    for name in ("num_beams", "num_return_sequences"):
+        if not isinstance(getattr(config, name), int) or getattr(config, name) < 1:
+            raise ValueError(f"{name}={getattr(config, name)!r}, expected 1 or more")
+    mode = config.get_generation_mode(None)
+    if mode not in MODES:
+        expected = [str(supported.value) for supported in MODES]
+        raise ValueError(f"generation mode {mode.value!r}, expected one of {expected} with a catalogue")
+
+
+def check_tokens_of_catalogue(catalogue: Snapshot, vocabulary: int, *, name: str) -> None:
+    """Refuse a catalogue with tokens that a model cannot write.
+
+    Args:
+        catalogue: the catalogue.
+        vocabulary: tokens that the model can write.
+        name: of the argument that the catalogue was given as.
+    """
+    if catalogue.max_token_id >= vocabulary:
+        raise ValueError(
+            f"{name} has token {catalogue.max_token_id}, expected less than the vocabulary, {vocabulary}: "
+            "is it another model's catalogue, or were the embeddings not resized?"
+        )
+
+
+def check_tokens_of_prompt(least: int, most: int, vocabulary: int | None) -> None:
+    """Refuse prompts with tokens, the smallest and the largest given, that a model has no embedding for."""
+    if least < 0 or (vocabulary is not None and most >= vocabulary):
+        raise ValueError(
+            f"the prompt has token {least if least < 0 else most}, expected 0 to less than {vocabulary}: "
+            "is it another model's prompt, or a label such as -100?"
+        )
+
+
+def check_room(catalogue: Snapshot, rooms: Mapping[str, int | None]) -> None:
+    """Refuse lengths that the longest sequence does not fit.
+
+    Args:
+        catalogue: the catalogue.
+        rooms: by how a length was given, the new tokens that it leaves; None for any number.
+    """
+    for name, room in rooms.items():
+        if room is not None and room < catalogue.max_length:
+            raise ValueError(
+                f"{name} leaves {room} new tokens, expected at least {catalogue.max_length} for the longest sequence: "
+                "leave the length away, the catalogue gives it"
+            )
+
+
+def check_some_tokens(length: int) -> None:
+    """Refuse a prompt without tokens."""
+    if length == 0:
+        raise ValueError("the prompt has no token, expected at least one: begin it with bos_token_id")
+
+
+def check_padding(mask: npt.NDArray[Any]) -> None:
+    """Refuse right-padded prompts, and prompts that are nothing but padding, by their `[B, P]` mask."""
+    padded = np.flatnonzero(mask[:, -1] == 0)
+    if not len(padded):
+        return
+    row = int(padded[0])
+    if not (mask[row] != 0).any():
+        raise ValueError(f"prompt {row} is all padding, expected at least one token: begin it with bos_token_id")
+    raise ValueError(
+        f"prompt {row} ends with padding, expected padding on the left: set tokenizer.padding_side='left'"
+    )
+
+
+def inferred_padding(config: Any) -> int | None:
+    """The token that is padding where no mask is given, as in transformers; None where no token surely is."""
+    eos = config.eos_token_id
+    is_eos = config.pad_token_id in (eos if isinstance(eos, list) else [eos])
+    return None if is_eos else config.pad_token_id
+
+
+def num_end_tokens(config: Any) -> int:
+    """How many end tokens a config names."""
+    eos = config.eos_token_id
+    return len(eos) if isinstance(eos, list) else int(eos is not None)
+
+
+def fill_token(config: Any) -> int:
+    """What stands behind the end of a sequence: the padding token, else the end token, else -1, which is no token."""
+    eos = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
+    return next((token for token in (config.pad_token_id, eos) if token is not None), -1)
+
+
+def missing_token(catalogue: Snapshot, fill: int) -> int:
+    """What a row consists of where there is no sequence: the fill token, or -1 if such a row would be an item."""
+    is_item = any(part.segment.trie.find([fill] * catalogue.max_length) >= 0 for part in catalogue.parts)
+    return -1 if is_item else fill
+
+
+def first_of(name: str, ours: Mapping[str, Any], *configs: Any) -> Any:
+    """A field of ours as the call gives it, else as the first config does that has it."""
+    given = [ours.get(name), *(getattr(config, name, None) for config in configs)]
+    return next((value for value in given if value is not None), None)

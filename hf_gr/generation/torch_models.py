@@ -1,0 +1,85 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Models in PyTorch with the mixin: loaded with it, or given it afterwards. Knows no decoding."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+
+from .configuration import extend
+from .draft_heads import load_draft_head
+from .mixin import GRGenerationMixin
+from .naming import SOURCE_ARGUMENTS, remember_source
+
+Model = TypeVar("Model")
+
+
+def enable(model: Model) -> Model:
+    """Give a loaded model `GRGenerationMixin`, in place: see `hf_gr.enable`."""
+    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore
+    adapter: Any = getattr(model, "active_peft_config", None)
+    if getattr(adapter, "is_prompt_learning", False) and not inner.config.is_encoder_decoder:
+        raise ValueError(
+            f"model has a {adapter.peft_type.value} adapter, expected one of weights such as LoRA: on decoders a "
+            "learned prefix is not supported; use ConstraintLogitsProcessor in transformers' own loop"
+        )
+    if not isinstance(inner, PreTrainedModel) or not hasattr(inner, "generate"):
+        raise ValueError(
+            f"model is a {type(model).__name__}, expected a transformers model that can generate: load it with "
+            "AutoModelForGenerativeRetrieval, or add GRGenerationMixin to its class; enable it before compiling it"
+        )
+    if not isinstance(inner, GRGenerationMixin):
+        inner.__class__ = _with_mixin(type(inner))
+    inner.generation_config = extend(inner.generation_config)
+    return model
+
+
+@cache
+def _with_mixin(base: type) -> type:
+    """The subclass of a model class that has the mixin, under the same name: checkpoints record that name."""
+
+    def reduce(self: Any, protocol: int) -> tuple[Any, ...]:
+        # Pickle finds classes by name, and this name belongs to the base.
+        return _new, (base,), self.__dict__
+
+    namespace = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    return type(base.__name__, (GRGenerationMixin, base), {**namespace, "__reduce_ex__": reduce})
+
+
+def _new(base: type) -> Any:
+    enabled: Any = _with_mixin(base)
+    return enabled.__new__(enabled)
+
+
+def load(repo_or_dir: str | Path, *args: Any, **kwargs: Any) -> Any:
+    """What transformers' auto classes load, with the mixin, and with the checkpoint's draft head if it has one."""
+    config: Any = kwargs.get("config")
+    if not hasattr(config, "is_encoder_decoder"):
+        hub = (
+            "revision",
+            "token",
+            "cache_dir",
+            "local_files_only",
+            "subfolder",
+            "trust_remote_code",
+            "force_download",
+        )
+        config = AutoConfig.from_pretrained(
+            config or repo_or_dir, **{name: kwargs[name] for name in hub if name in kwargs}
+        )
+    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    model = enable(auto.from_pretrained(repo_or_dir, *args, **kwargs))
+    remember_source(model, **kwargs)
+    hub = (*SOURCE_ARGUMENTS, "force_download")
+    load_draft_head(model, repo_or_dir, **{name: kwargs[name] for name in hub if kwargs.get(name) is not None})
+    return model
+
+
+def from_config(config: Any, **kwargs: Any) -> Any:
+    """A model with random weights, as of transformers' auto classes."""
+    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    return enable(auto.from_config(config, **kwargs))

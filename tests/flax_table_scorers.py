@@ -1,0 +1,62 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The JAX twin of `table_scorers`: logits from tables by prefix, known to a scorer by what a node sees alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hf_gr.flax.scorers import Prompt
+
+
+def tables(seed: int, num_rows: int, *, vocabulary: int, longest: int, scale: float = 2.0) -> list[np.ndarray]:
+    """By depth: logits of every row behind every prefix, which is read as a number of base `vocabulary`."""
+    rng = np.random.default_rng(seed)
+    shapes = [(num_rows, vocabulary**depth, vocabulary) for depth in range(longest)]
+    return [rng.normal(scale=scale, size=shape).astype(np.float32) for shape in shapes]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TableCache:
+    """The token and the depth of the node in each slot."""
+
+    tokens: Any
+    depths: Any
+
+
+@dataclass(frozen=True)
+class TableScorer:
+    """A scorer that reads a node's prefix off the slots that it sees: its parameters are the tables, by depth."""
+
+    vocabulary: int
+
+    def prefill(self, params: list[Any], prompt: Prompt) -> tuple[Any, TableCache]:
+        batch_size = len(prompt.input_ids)
+        logits = jnp.broadcast_to(params[0][:, 0], (batch_size, self.vocabulary))
+        return logits, TableCache(jnp.zeros((batch_size, 0), jnp.int32), jnp.zeros(0, jnp.int32))
+
+    def score(
+        self, params: list[Any], cache: TableCache, tokens: Any, depths: Any, visible: Any
+    ) -> tuple[Any, TableCache]:
+        cache = TableCache(
+            jnp.concatenate([cache.tokens, tokens], axis=1), jnp.concatenate([cache.depths, depths.astype(jnp.int32)])
+        )
+        behind = depths[:, None] - cache.depths
+        worth = jnp.where(behind >= 0, self.vocabulary ** jnp.maximum(behind, 0), 0)
+        prefixes = (jnp.where(visible, worth, 0) * cache.tokens[:, None]).sum(-1)
+        stacked = jnp.concatenate([jnp.broadcast_to(t, (len(tokens), *t.shape[1:])) for t in params], axis=1)
+        starts = np.cumsum([0, *(t.shape[1] for t in params)])
+        places = jnp.asarray(starts)[depths] + prefixes
+        return jnp.take_along_axis(stacked, places[..., None], axis=1), cache
+
+
+def prompt_of(batch_size: int) -> Prompt:
+    """A prompt that nobody reads."""
+    ones = np.ones((batch_size, 2), np.int32)
+    return Prompt(ones, ones.astype(bool))  # pyright: ignore

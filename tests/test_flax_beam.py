@@ -1,0 +1,180 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Selection, the pool, ancestry and warpers in JAX, against the PyTorch side's and transformers' on small arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers.generation import (
+    LogitNormalization,
+    MinPLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+pytest.importorskip("jax")
+
+import jax
+import jax.numpy as jnp
+
+from hf_gr.flax import beam, warpers
+from hf_gr.flax.beam import DEAD, Beams, Finished
+from hf_gr.flax.transition import Children
+from hf_gr.flax.tree import Tree
+from hf_gr.torch import beam as torch_beam
+from hf_gr.torch import transition as torch_transition
+from hf_gr.torch import tree as torch_tree
+
+BATCH, WIDTH, CHILDREN, LENGTH = 2, 5, 6, 3
+FIELDS = ("sequences", "beam_indices", "scores", "states")
+
+
+def random_beams(seed: int) -> dict[str, np.ndarray]:
+    """Fields of beams, one of them dead."""
+    rng = np.random.default_rng(seed)
+    shape = (BATCH, WIDTH, LENGTH)
+    scores = -np.sort(rng.uniform(0.1, 5.0, shape[:2])).astype(np.float32)
+    scores[1, -1] = -np.inf
+    integers = [rng.integers(0, 9, shape).astype(np.int32) for _ in range(2)]
+    return dict(zip(FIELDS, (*integers, scores, rng.integers(0, 9, shape[:2]).astype(np.int32)), strict=True))
+
+
+def both(fields: dict[str, np.ndarray]) -> tuple[Beams, torch_beam.Beams]:
+    theirs = {name: torch.from_numpy(value) for name, value in fields.items()}
+    theirs |= {name: value.long() for name, value in theirs.items() if name != "scores"}
+    return Beams(**{name: jnp.asarray(value) for name, value in fields.items()}), torch_beam.Beams(**theirs)
+
+
+def candidates(seed: int) -> tuple[Any, Any, np.ndarray]:
+    """Children on both sides, and their scores."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, 9, (BATCH, WIDTH, CHILDREN)).astype(np.int32)
+    legal = rng.random(tokens.shape) < 0.6
+    first, added = (rng.integers(20, 90, (BATCH, WIDTH)).astype(np.int32) for _ in range(2))
+    ours = Children(jnp.where(legal, tokens, -1), jnp.asarray(first), jnp.asarray(added), 4)
+    as_torch = [torch.from_numpy(array).long() for array in (tokens, first, added)]
+    theirs = torch_transition.Children(as_torch[0], torch.from_numpy(legal), as_torch[1], as_torch[2], 4)
+    scores = rng.normal(size=tokens.shape).astype(np.float32)
+    return ours, theirs, np.where(legal, scores, -np.inf)
+
+
+def check_equal(ours: Any, theirs: Any, names: tuple[str, ...]) -> None:
+    """Where beams exist, everything is equal; elsewhere, their scores are."""
+    alive = np.isfinite(np.asarray(theirs.scores))
+    for name in names:
+        mine, other = np.asarray(getattr(ours, name)), getattr(theirs, name).numpy()
+        assert mine.shape == other.shape
+        if name in ("scores", "may_improve"):
+            np.testing.assert_allclose(mine, other, rtol=1e-6)
+        else:
+            assert (mine[alive] == other[alive]).all(), name
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_selections_equal_the_other_side(seed: int) -> None:
+    (ours, theirs), (legal, their_legal, scores) = both(random_beams(seed)), candidates(seed)
+    for name, kwargs in (("select", {"num_kept": 7}), ("choose", {})):
+        mine = getattr(beam, name)(ours, legal, jnp.asarray(scores), dead_state=7, **kwargs)
+        other = getattr(torch_beam, name)(theirs, their_legal, torch.from_numpy(scores), dead_state=7, **kwargs)
+        check_equal(mine, other, FIELDS)
+    best, their_best = beam.keep_best(ours, 3), torch_beam.keep_best(theirs, 3)
+    check_equal(best, their_best, FIELDS)
+
+
+def test_no_more_beams_than_candidates() -> None:
+    (ours, _), (legal, _, scores) = both(random_beams(0)), candidates(0)
+    kept = beam.select(ours, legal, jnp.asarray(scores), num_kept=99, dead_state=7)
+    assert kept.scores.shape == (BATCH, WIDTH * CHILDREN)
+    dead = np.asarray(kept.scores) == DEAD
+    assert (np.asarray(kept.states)[dead] == 7).all()
+    assert dead.sum() == (scores == DEAD).sum()
+    assert beam.keep_best(kept, 99).scores.shape == kept.scores.shape
+
+
+@pytest.mark.parametrize("early_stopping", [False, True, "never"])
+def test_pools_equal_the_other_side(early_stopping: bool | str) -> None:
+    names = ("sequences", "beam_indices", "scores", "may_improve")
+    options = {"length_penalty": 0.7, "early_stopping": early_stopping}
+    ours, theirs = Finished.none_yet(BATCH, 3, 6), torch_beam.Finished.none_yet(BATCH, 3, 6, torch.device("cpu"))
+    for seed in range(4):
+        mine, other = both(random_beams(seed))
+        ends = np.random.default_rng(seed).random((BATCH, WIDTH)) < 0.5
+        mine, ours = beam.retire(mine, ours, jnp.asarray(ends), **options)
+        other, theirs = torch_beam.retire(other, theirs, torch.from_numpy(ends), **options)
+        ours = beam.update_may_improve(mine, ours, max_new_tokens=9, **options)
+        theirs = torch_beam.update_may_improve(other, theirs, max_new_tokens=9, **options)
+        check_equal(mine, other, FIELDS)
+        check_equal(ours, theirs, names)
+        assert ours.is_full.tolist() == theirs.is_full.tolist()
+
+
+def test_paths_finish_in_their_own_places() -> None:
+    mine, other = both(random_beams(3))
+    ends = np.array([[True, False, True, False, True]] * BATCH)
+    pool, their_pool = (
+        Finished.none_yet(BATCH, WIDTH, 6),
+        torch_beam.Finished.none_yet(BATCH, WIDTH, 6, torch.device("cpu")),
+    )
+    ours = beam.retire_in_place(mine, pool, jnp.asarray(ends))
+    theirs = torch_beam.retire_in_place(other, their_pool, torch.from_numpy(ends))
+    check_equal(ours[0], theirs[0], FIELDS)
+    check_equal(ours[1], theirs[1], ("sequences", "beam_indices", "scores"))
+    at_once = beam.finish(mine, length_penalty=0.7)
+    check_equal(at_once, torch_beam.finish(other, length_penalty=0.7), ("sequences", "beam_indices", "scores"))
+
+
+def test_draws_follow_the_softmax_and_the_dead_are_not_drawn() -> None:
+    scores = jnp.asarray([0.0, 1.0, 2.0, DEAD])
+    keys = jax.random.split(jax.random.key(0), 20_000)
+    draws = (scores + beam.gumbel_like(jnp.broadcast_to(scores, (20_000, 4)), keys)).argmax(-1)
+    frequencies = np.bincount(np.asarray(draws), minlength=4) / 20_000
+    np.testing.assert_allclose(frequencies, jax.nn.softmax(scores), atol=0.015)  # 4 standard deviations
+
+
+def test_trees_equal_the_other_side() -> None:
+    rng = np.random.default_rng(0)
+    ours, theirs = Tree.over_prompt(BATCH, 1), torch_tree.Tree.over_prompt(BATCH, 1, torch.device("cpu"))
+    for depth, (above, width) in enumerate(((1, 4), (4, 6), (6, 3)), start=1):
+        parents = rng.integers(0, above, (BATCH, width))
+        ours, theirs = ours.grow(jnp.asarray(parents, jnp.int32)), theirs.grow(torch.from_numpy(parents))
+        assert ours.depth == theirs.depth == depth
+        assert ours.num_slots == theirs.num_slots
+        assert ours.ancestry.tolist() == theirs.ancestry.tolist()
+        mask = theirs.attention_mask(torch.zeros((BATCH, 0), dtype=torch.bool))[:, 0]
+        assert ours.attention_mask().tolist() == mask.tolist()
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.parametrize(
+    ("ours", "theirs", "value"),
+    [
+        (warpers.keep_top_k, TopKLogitsWarper, 3),
+        (warpers.keep_top_k, TopKLogitsWarper, 50),
+        (warpers.keep_top_p, TopPLogitsWarper, 0.6),
+        (warpers.keep_top_p, TopPLogitsWarper, 0.01),
+        (warpers.keep_min_p, MinPLogitsWarper, 0.2),
+        (warpers.keep_min_p, MinPLogitsWarper, 1.0),
+    ],
+)
+def test_warpers_are_those_of_transformers(ours: Any, theirs: Any, value: Any, keep: int) -> None:
+    scores = np.random.default_rng(0).normal(scale=2.0, size=(BATCH, 4, 9)).astype(np.float32)
+    scores[0, :2, 3:] = -np.inf
+    scores[1, 3] = -np.inf  # a dead beam
+    found = np.asarray(ours(jnp.asarray(scores), value, min_tokens_to_keep=keep))
+    expected = theirs(value, min_tokens_to_keep=keep)(None, torch.from_numpy(scores.reshape(-1, 9)))
+    assert not np.isnan(found).any()
+    alive = np.isfinite(scores).any(-1).ravel()
+    assert (found.reshape(-1, 9)[alive] == expected.numpy()[alive]).all()
+    assert (found[1, 3] == -np.inf).all()
+
+
+def test_renormalisation_is_that_of_transformers() -> None:
+    scores = np.random.default_rng(0).normal(size=(BATCH, 3, 5)).astype(np.float32)
+    scores[0, 0, 2:] = -np.inf
+    expected = LogitNormalization()(None, torch.from_numpy(scores)).numpy()
+    np.testing.assert_allclose(warpers.renormalize(jnp.asarray(scores)), expected, atol=1e-6)
+    assert (warpers.renormalize(jnp.full((1, 1, 3), DEAD)) == DEAD).all()

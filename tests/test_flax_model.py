@@ -1,0 +1,751 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Models in JAX: held to transformers' own in PyTorch, on the same checkpoints."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flax", reason="needs the extra flax")
+
+import families
+import huggingface_hub
+import jax
+import jax.numpy as jnp
+import safetensors.torch
+import test_index
+import torch
+from flax import nnx
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from hf_gr.flax import layers
+from hf_gr.flax.decoder import DecoderSpec
+from hf_gr.flax.model import FlaxModel, to_params
+from hf_gr.flax.scorers import Prompt, Scorer
+
+LOGIT_TOL = 1e-4  # the issue's; fp32 with sums in another order, logits up to 10
+SAME_TOL = 2e-5  # the same numbers by another program of XLA
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,  # so that some wavelengths are long, some short and some between
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
+V11 = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 3}
+# From a name to a family of tests/families.py and fields of its config.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama of one layer": ("llama", {"num_hidden_layers": 1, "tie_word_embeddings": True, "head_dim": 16}),
+    "llama with llama3 scaling": ("llama", {"rope_parameters": LLAMA3}),
+    "llama with linear scaling": ("llama", {"rope_parameters": LINEAR}),
+    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"}),
+    "llama of many layers": ("llama", {"num_hidden_layers": 10}),
+    "qwen2": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {"attention_bias": True, "head_dim": 16}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "gemma": ("gemma", families.LLAMA | {"num_key_value_heads": 1, "head_dim": 16}),
+    "t5": ("t5", {"relative_attention_max_distance": 20}),
+    "t5 v1.1": ("t5", V11),
+    "t5 with a head of its own": ("t5", V11),
+    "t5 of many layers": ("t5", {"num_layers": 9, "num_decoder_layers": 10}),
+}
+TREE_MODELS = ["llama", "llama of many layers", "qwen3", "gemma", "t5", "t5 of many layers"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def highest_precision() -> Iterator[None]:
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
+@cache
+def built(name: str) -> tuple[Any, Path]:
+    """A model of transformers, and its checkpoint."""
+    family, fields = MODELS[name]
+    model = families.build(family, config=fields)
+    for parameter in model.parameters():
+        if parameter.ndim == 1:  # norms and biases: as they begin, most mistakes with them do not show
+            torch.nn.init.normal_(parameter, mean=0.5, std=0.5)
+    if name == "t5 with a head of its own":
+        model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight) * 0.25)
+        model.all_tied_weights_keys = {}
+    folder = Path(mkdtemp())
+    model.save_pretrained(folder)
+    return model, folder
+
+
+@cache
+def loaded(name: str) -> FlaxModel:
+    return FlaxModel.from_pretrained(built(name)[1])
+
+
+def batch(name: str, *, rows: int = 3, length: int = 12) -> dict[str, torch.Tensor]:
+    inputs = families.prompts(rows, length, padded=True)
+    if MODELS[name][0] == "t5":  # encoders may have padding anywhere
+        inputs["attention_mask"][-1, 4:6] = 0
+        inputs["decoder_input_ids"] = families.prompts(rows, 5, seed=1)["input_ids"]
+    return inputs
+
+
+def reference(model: Any, inputs: dict[str, torch.Tensor]) -> np.ndarray:
+    with torch.no_grad():
+        return model(**inputs).logits.numpy()
+
+
+def real(inputs: dict[str, torch.Tensor]) -> np.ndarray:
+    """Where logits mean something."""
+    tokens = inputs.get("decoder_input_ids")
+    return inputs["attention_mask"].numpy() == 1 if tokens is None else np.ones(tokens.shape, dtype=bool)
+
+
+def arrays_of(model: FlaxModel) -> dict[str, np.ndarray]:
+    return {
+        name: np.asarray(p.get_raw_value())
+        for name, p in zip(model._facts.names, model._facts.get(model), strict=True)
+    }
+
+
+def as_numpy(inputs: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in inputs.items()}
+
+
+# Logits
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_transformers(name: str) -> None:
+    inputs = batch(name)
+    expected, found = reference(built(name)[0], inputs), loaded(name)(**as_numpy(inputs))
+    assert found.dtype == jnp.float32
+    assert np.ptp(expected) > 1  # flat logits would hide errors
+    np.testing.assert_allclose(np.asarray(found)[real(inputs)], expected[real(inputs)], atol=LOGIT_TOL)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("llama with llama3 scaling", {"inverse_frequencies": (1.0, 0.1, 0.01, 0.001)}),
+        ("llama with biases", {"activation": "silu"}),
+        ("gemma", {"norms_plus_one": False}),
+        ("gemma", {"embedding_scale": None}),
+        ("qwen3", {"head_norms": False}),
+        ("t5", {"scales_outputs": False}),
+        ("t5", {"max_distance": 128}),
+    ],
+)
+def test_a_wrong_fact_shows_in_the_logits(name: str, fields: dict[str, Any]) -> None:
+    inputs, model = batch(name), loaded(name)
+    scorer: Any = replace(model.spec, **fields).scorer
+    given = [jnp.asarray(tensor.numpy()) for tensor in inputs.values()]
+    found = np.asarray(jax.jit(scorer)(model.params, given[0], given[1] != 0, *given[2:]))
+    assert np.abs(found - reference(built(name)[0], inputs))[real(inputs)].max() > 10 * LOGIT_TOL
+
+
+@pytest.mark.parametrize("length", [layers.QUERIES_AT_ONCE + 40, 2 * layers.QUERIES_AT_ONCE])
+def test_long_prompts_are_attended_to_in_blocks(length: int) -> None:
+    inputs = batch("qwen2", rows=2, length=length)
+    found = np.asarray(loaded("qwen2")(**as_numpy(inputs)))
+    expected = reference(built("qwen2")[0], inputs)
+    np.testing.assert_allclose(found[real(inputs)], expected[real(inputs)], atol=LOGIT_TOL)
+
+
+def test_padding_may_be_on_the_right() -> None:
+    inputs = {name: tensor.flip(1) for name, tensor in batch("llama").items()}
+    found = np.asarray(loaded("llama")(**as_numpy(inputs)))
+    expected = reference(built("llama")[0], inputs)
+    np.testing.assert_allclose(found[real(inputs)], expected[real(inputs)], atol=LOGIT_TOL)
+
+
+def test_a_row_of_padding_is_finite() -> None:
+    tokens = np.ones((2, 4), dtype=np.int32)
+    assert np.isfinite(np.asarray(loaded("llama")(tokens, np.zeros_like(tokens)))).all()
+
+
+@pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (32, 20), (16, 64), (8, 9), (64, 500)])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_relative_positions_have_the_buckets_of_transformers(
+    num_buckets: int, max_distance: int, is_causal: bool
+) -> None:
+    far = 3 * max_distance
+    distances = np.arange(-far, far + 1)
+    expected = T5Attention._relative_position_bucket(
+        torch.from_numpy(distances), not is_causal, num_buckets, max_distance
+    )
+    buckets = layers.RelativeBuckets(num_buckets, max_distance, is_causal)
+    number = jnp.arange(num_buckets, dtype=jnp.float32)[:, None]
+    found = buckets.bias(number, jnp.zeros(1, dtype=jnp.int32), jnp.asarray(distances))
+    np.testing.assert_array_equal(np.asarray(found)[0, 0, 0], expected.numpy())
+
+
+# Trees of nodes
+
+
+def tree(rows: int, *, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Tokens and parents of three levels; every row has a tree of its own."""
+    random = np.random.default_rng(seed)
+    widths = (3, 4, 5)
+    above = (1, *widths)
+    return [
+        (random.integers(3, families.VOCABULARY, (rows, n)), random.integers(0, m, (rows, n)))
+        for n, m in zip(widths, above, strict=False)
+    ]
+
+
+def paths_of(levels: list[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
+    """By level, the tokens from the prompt to each node: `[B, N, depth]`."""
+    rows = levels[0][0].shape[0]
+    paths, found = np.zeros((rows, 1, 0), dtype=int), []
+    for tokens, parents in levels:
+        paths = np.concatenate([np.take_along_axis(paths, parents[..., None], 1), tokens[..., None]], axis=-1)
+        found.append(paths)
+    return found
+
+
+def visible_of(levels: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    """Who sees which slot, over all nodes: `[B, nodes, nodes]`."""
+    rows, total = len(levels[0][0]), sum(tokens.shape[1] for tokens, _ in levels)
+    visible = np.zeros((rows, total, total), dtype=bool)
+    start, above = 0, None
+    for tokens, parents in levels:
+        for row in range(rows):
+            for node in range(tokens.shape[1]):
+                slot = start + node
+                if above is not None:
+                    visible[row, slot] = visible[row, above + parents[row, node]]
+                visible[row, slot, slot] = True
+        start, above = start + tokens.shape[1], start
+    return visible
+
+
+def prompt_of(name: str, inputs: dict[str, torch.Tensor]) -> Prompt:
+    start = inputs.get("decoder_input_ids")
+    return Prompt(
+        jnp.asarray(inputs["input_ids"].numpy()),
+        jnp.asarray(inputs["attention_mask"].numpy() != 0),
+        None if start is None else jnp.asarray(start.numpy()),
+    )
+
+
+@partial(jax.jit, static_argnums=0)
+def prefill(scorer: Scorer, *arguments: Any) -> Any:
+    return scorer.prefill(*arguments)
+
+
+@partial(jax.jit, static_argnums=0)
+def score(scorer: Scorer, *arguments: Any) -> Any:
+    return scorer.score(*arguments)
+
+
+def by_tree(
+    scorer: Scorer, params: Any, prompt: Prompt, levels: list[tuple[np.ndarray, np.ndarray]], calls: list[list[int]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Logits behind the prompt and behind all nodes, with the levels of each call scored together."""
+    visible, used, behind = visible_of(levels), 0, []
+    first, cache = prefill(scorer, params, prompt)
+    assert cache.num_slots == 0
+    for call in calls:
+        tokens = np.concatenate([levels[level][0] for level in call], axis=1)
+        depths = np.concatenate([np.full(levels[level][0].shape[1], level + 1) for level in call])
+        end = used + tokens.shape[1]
+        logits, cache = score(scorer, params, cache, tokens, depths, visible[:, used:end, :end])
+        assert cache.num_slots == end
+        behind.append(np.asarray(logits))
+        used = end
+    return np.asarray(first), np.concatenate(behind, axis=1)
+
+
+def by_path(name: str, levels: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """The same from the plain forward of transformers, path by path."""
+    inputs, model = batch(name), built(name)[0]
+    field = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
+    first, behind = reference(model, inputs)[:, -1], []
+    for paths in paths_of(levels):
+        count, depth = paths.shape[1:]
+        long = {key: tensor.repeat_interleave(count, 0) for key, tensor in inputs.items()}
+        long[field] = torch.cat([long[field], torch.from_numpy(paths).flatten(0, 1)], dim=1)
+        if field == "input_ids":
+            mask = long["attention_mask"]
+            long["attention_mask"] = torch.cat([mask, mask.new_ones((len(mask), depth))], dim=1)
+        behind.append(reference(model, long)[:, -1].reshape(len(first), count, -1))
+    return first, np.concatenate(behind, axis=1)
+
+
+@pytest.mark.parametrize("name", TREE_MODELS)
+def test_nodes_of_a_tree_have_the_logits_of_their_paths(name: str) -> None:
+    levels, model = tree(3), loaded(name)
+    expected_first, expected = by_path(name, levels)
+    first, found = by_tree(model.scorer, model.params, prompt_of(name, batch(name)), levels, [[0], [1], [2]])
+    np.testing.assert_allclose(first, expected_first, atol=LOGIT_TOL)
+    np.testing.assert_allclose(found, expected, atol=LOGIT_TOL)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "t5"])
+@pytest.mark.parametrize("calls", [[[0, 1, 2]], [[0], [1, 2]]], ids=["all", "the last two"])
+def test_levels_may_be_scored_together(name: str, calls: list[list[int]]) -> None:
+    levels, model, prompt = tree(3), loaded(name), prompt_of(name, batch(name))
+    one_by_one = by_tree(model.scorer, model.params, prompt, levels, [[0], [1], [2]])[1]
+    together = by_tree(model.scorer, model.params, prompt, levels, calls)[1]
+    np.testing.assert_allclose(together, one_by_one, atol=SAME_TOL)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "t5"])
+def test_stacked_layers_compute_what_single_ones_do(name: str) -> None:
+    levels, model, prompt = tree(3), loaded(name), prompt_of(name, batch(name))
+    arrays = {name: jnp.asarray(array) for name, array in arrays_of(model).items()}
+    stacked, single = (to_params(arrays, model.spec.stacks, scanned=scanned) for scanned in (True, False))
+    assert len(jax.tree.leaves(stacked)) < len(jax.tree.leaves(single)) == len(arrays)
+    expected = by_tree(model.scorer, single, prompt, levels, [[0], [1, 2]])
+    found = by_tree(model.scorer, stacked, prompt, levels, [[0], [1, 2]])
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=SAME_TOL)
+
+
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_a_node_that_sees_its_neighbour_shows(name: str) -> None:
+    levels, model, prompt = tree(3), loaded(name), prompt_of(name, batch(name))
+    expected = by_tree(model.scorer, model.params, prompt, levels[:1], [[0]])[1]
+    _, cache = prefill(model.scorer, model.params, prompt)
+    tokens, depths = levels[0][0], jnp.ones(3, dtype=jnp.int32)
+    everything = jnp.ones((3, 3, 3), dtype=bool)
+    found, _ = score(model.scorer, model.params, cache, tokens, depths, everything)
+    assert np.abs(np.asarray(found) - expected).max() > 10 * LOGIT_TOL
+    deeper, _ = score(model.scorer, model.params, cache, tokens, depths + 3, everything & jnp.eye(3, dtype=bool))
+    assert np.abs(np.asarray(deeper) - expected).max() > 10 * LOGIT_TOL
+
+
+def test_scorers_are_static() -> None:
+    one, other = loaded("llama").scorer, FlaxModel.from_pretrained(built("llama")[1]).scorer
+    assert isinstance(one, Scorer)
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one != loaded("llama with biases").scorer
+
+
+# What a call costs
+
+
+def test_deep_models_have_few_arrays_and_compile_once() -> None:
+    model = loaded("llama of many layers")
+    assert len(jax.tree.leaves(model.params)) == 12  # 9 of the layers, embeddings, last norm, head
+    assert model.params is model.params
+    model(np.ones((1, 6), dtype=np.int32))
+    compiled = _compilations(lambda: model(np.full((1, 6), 5, dtype=np.int32)))
+    assert compiled == 0
+    assert _compilations(lambda: model(np.full((1, 7), 5, dtype=np.int32))) > 0
+
+
+def _compilations(call: Callable[[], Any]) -> int:
+    counted: list[str] = []
+
+    def count(event: str, duration: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            counted.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        call()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(count)
+    return len(counted)
+
+
+# nnx
+
+
+def test_parameters_are_attributes_named_as_in_the_checkpoint() -> None:
+    model, (original, _) = loaded("qwen3"), built("qwen3")
+    expected = {name: tensor.numpy() for name, tensor in original.state_dict().items()}
+    flat = {".".join(map(str, path)): np.asarray(p[...]) for path, p in nnx.to_flat_state(nnx.state(model))}
+    assert sorted(flat) == sorted(expected)
+    for name, array in flat.items():
+        np.testing.assert_array_equal(array, expected[name])
+    assert model.model.layers[1].self_attn.q_norm.weight.shape == (16,)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "llama of many layers"])
+def test_params_follow_what_is_replaced(name: str) -> None:
+    model = FlaxModel.from_pretrained(built(name)[1])
+    tokens = np.array([[3, 4, 5]])
+    before, params = np.asarray(model(tokens)), model.params
+    assert model.params is params
+    weight = model.model.layers[-1].mlp.up_proj.weight
+    kept = weight[...]
+    weight[...] = kept * 2
+    assert np.abs(np.asarray(model(tokens)) - before).max() > 0.1
+    weight[...] = kept
+    np.testing.assert_array_equal(np.asarray(model(tokens)), before)
+    model.model.layers[0].mlp = nnx.clone(model.model.layers[1].mlp)
+    assert np.abs(np.asarray(model(tokens)) - before).max() > 0.1
+
+
+@pytest.mark.parametrize("name", ["qwen2", "llama of many layers"])
+def test_a_model_is_trained_as_any_of_nnx(name: str) -> None:
+    model, tokens = FlaxModel.from_pretrained(built(name)[1]), jnp.array([[3, 4, 5, 6]])
+
+    def loss(model: FlaxModel) -> jax.Array:
+        log_probs = jax.nn.log_softmax(model(tokens)[:, :-1])
+        return -jnp.take_along_axis(log_probs, tokens[:, 1:, None], axis=-1).mean()
+
+    value, grads = nnx.value_and_grad(loss)(model)
+    original = built(name)[0]
+    original.zero_grad()
+    ours = torch.from_numpy(np.array(tokens)).long()
+    original(input_ids=ours, labels=ours).loss.backward()
+    expected = original.model.layers[1].self_attn.k_proj.weight.grad.numpy()
+    found = np.asarray(grads["model"]["layers"][1]["self_attn"]["k_proj"]["weight"][...])
+    np.testing.assert_allclose(found, expected, atol=LOGIT_TOL)
+    assert np.abs(expected).max() > 0.01
+    assert np.isfinite(float(value))
+    model(tokens)  # no tracer is left behind
+
+
+def test_random_models_can_be_had_without_a_checkpoint() -> None:
+    config = AutoConfig.for_model("gemma", **families.LLAMA)
+    model = FlaxModel(config, rngs=nnx.Rngs(1), dtype=jnp.bfloat16)
+    assert model.dtype == jnp.bfloat16
+    assert np.isfinite(np.asarray(model(np.array([[3, 4]])))).all()
+    assert not np.asarray(model.model.norm.weight[...]).any()
+    assert np.asarray(FlaxModel(AutoConfig.for_model("llama", **families.LLAMA)).model.norm.weight[...]).all()
+
+
+# Checkpoints
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_checkpoint_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
+    original, folder = built(name)
+    loaded(name).save_pretrained(tmp_path)
+    auto = AutoModelForSeq2SeqLM if MODELS[name][0] == "t5" else AutoModelForCausalLM
+    again = auto.from_pretrained(tmp_path)
+    assert type(again) is type(original)
+    expected = original.state_dict()
+    found = again.state_dict()
+    assert sorted(found) == sorted(expected)
+    assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
+    ignored = ("transformers_version", "_name_or_path")
+    ours, theirs = (json.loads((at / "config.json").read_text()) for at in (tmp_path, folder))
+    assert {k: v for k, v in ours.items() if k not in ignored} == {k: v for k, v in theirs.items() if k not in ignored}
+    assert (tmp_path / "generation_config.json").is_file()
+    with safetensors.safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_sharded_checkpoints_are_read_and_written(tmp_path: Path) -> None:
+    original = built("qwen2")[0]
+    original.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
+    assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 1
+    model = FlaxModel.from_pretrained(tmp_path / "theirs")
+    model.save_pretrained(tmp_path / "ours", max_shard_size="10KB")
+    shards = sorted(path.name for path in (tmp_path / "ours").glob("*.safetensors"))
+    assert len(shards) > 2
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), original.parameters(), strict=True))
+    # Another number of files replaces these, and leaves what is not of a checkpoint.
+    (tmp_path / "ours" / "draft_head.safetensors").touch()
+    model.save_pretrained(tmp_path / "ours")
+    assert sorted(path.name for path in (tmp_path / "ours").iterdir()) == [
+        "config.json",
+        "draft_head.safetensors",
+        "generation_config.json",
+        "model.safetensors",
+    ]
+
+
+def test_types_of_parameters(tmp_path: Path) -> None:
+    original = built("qwen2")[0]
+    half = FlaxModel.from_pretrained(built("qwen2")[1], dtype=jnp.bfloat16)
+    assert half.dtype == jnp.bfloat16
+    logits = np.asarray(half(np.array([[3, 4, 5]])))
+    assert logits.dtype == np.float32
+    assert np.abs(logits - reference(original, {"input_ids": torch.tensor([[3, 4, 5]])})).max() < 0.5
+    half.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert theirs.dtype == torch.bfloat16
+    expected = original.model.norm.weight.to(torch.bfloat16)
+    assert torch.equal(theirs.model.norm.weight, expected)
+    assert FlaxModel.from_pretrained(tmp_path).dtype == jnp.bfloat16
+    assert FlaxModel.from_pretrained(tmp_path, dtype="float32").dtype == jnp.float32
+    with pytest.raises(ValueError, match="dtype='int8', expected 'auto' or one of float32, bfloat16, float16"):
+        FlaxModel.from_pretrained(tmp_path, dtype="int8")
+
+
+def edited(name: str, folder: Path, **changes: Any) -> Path:
+    """A copy of a checkpoint: tensors changed, with None left out."""
+    shutil.copytree(built(name)[1], folder, dirs_exist_ok=True)
+    path = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    for key, tensor in changes.items():
+        tensors.pop(key, None)
+        if tensor is not None:
+            tensors[key] = tensor
+    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+    return folder
+
+
+def test_tied_embeddings_may_have_another_name_or_two(tmp_path: Path) -> None:
+    expected = np.asarray(loaded("qwen2")(np.array([[3, 4]])))
+    embedding = built("qwen2")[0].model.embed_tokens.weight.detach()
+    twice = edited("qwen2", tmp_path / "twice", **{"lm_head.weight": embedding.clone()})
+    other = edited(
+        "qwen2", tmp_path / "other", **{"lm_head.weight": embedding.clone(), "model.embed_tokens.weight": None}
+    )
+    for folder in (twice, other):
+        model = FlaxModel.from_pretrained(folder)
+        assert model.spec.is_tied
+        np.testing.assert_array_equal(np.asarray(model(np.array([[3, 4]]))), expected)
+    # As transformers has it, a head that differs is the right one, whatever the config says.
+    own = edited("qwen2", tmp_path / "own", **{"lm_head.weight": embedding * 2})
+    theirs = AutoModelForCausalLM.from_pretrained(own)
+    np.testing.assert_allclose(
+        np.asarray(FlaxModel.from_pretrained(own)(np.array([[3, 4]]))),
+        reference(theirs, {"input_ids": torch.tensor([[3, 4]])}),
+        atol=LOGIT_TOL,
+    )
+    shared = built("t5")[0].shared.weight.detach()
+    olds = {"encoder.embed_tokens.weight": shared.clone(), "decoder.embed_tokens.weight": shared.clone()}
+    FlaxModel.from_pretrained(edited("t5", tmp_path / "t5", **olds))
+    with pytest.raises(NotImplementedError, match=r"tensor encoder.embed_tokens.weight differs from shared.weight"):
+        FlaxModel.from_pretrained(edited("t5", tmp_path / "t5", **{"encoder.embed_tokens.weight": shared * 2}))
+
+
+def test_tensors_that_transformers_leaves_out_are_left_out(tmp_path: Path) -> None:
+    FlaxModel.from_pretrained(
+        edited("llama", tmp_path, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)})
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"model.layers.1.mlp.up_proj.weight": None},
+            r"no tensor model\.layers\.1\.mlp\.up_proj\.weight, expected one of shape \[48, 32\]",
+        ),
+        ({"lm_head.weight": None}, r"no tensor lm_head.weight, .* without a language-modelling head"),
+        (
+            {"model.norm.weight": torch.ones(31)},
+            r"tensor model\.norm\.weight of .* has shape \[31\], expected \[32\]: the checkpoint and its config",
+        ),
+        (
+            {"model.layers.0.self_attn.q_proj.weight": torch.ones(32, 32).char()},
+            r"tensor model\.layers\.0\.self_attn\.q_proj\.weight of .* has type I8, expected one of BF16, F16, F32",
+        ),
+        (
+            {"model.layers.0.lora_A.weight": torch.ones(2), "model.layers.9.x": torch.ones(2)},
+            r"has a tensor model\.layers\.0\.lora_A\.weight and 1 more, expected only .* an adapter",
+        ),
+    ],
+)
+def test_wrong_tensors_are_refused_by_name(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        FlaxModel.from_pretrained(edited("llama", tmp_path, **changes))
+
+
+def test_wrong_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is no folder here"):
+        FlaxModel.from_pretrained("me/nothing")
+    with pytest.raises(ValueError, match=r"has no config\.json, expected a checkpoint of transformers"):
+        FlaxModel.from_pretrained(tmp_path)
+    folder = edited("llama", tmp_path)
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:-100])
+    with pytest.raises(ValueError, match=r"model\.safetensors cannot be read as safetensors .*: download it"):
+        FlaxModel.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"has no model\.safetensors and no model\.safetensors\.index\.json"):
+        FlaxModel.from_pretrained(folder)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}))
+    with pytest.raises(ValueError, match=r"has no model-00001-of-00002\.safetensors, which .*index\.json names"):
+        FlaxModel.from_pretrained(folder)
+    for text, message in (("{}", "has no weight_map"), ("[1]", "is no JSON object"), ("{", "is no JSON:")):
+        index.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            FlaxModel.from_pretrained(folder)
+
+
+def test_what_cannot_be_written_is_an_error_and_leaves_the_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = loaded("llama")
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="is a file, expected a folder"):
+        model.save_pretrained(tmp_path / "file")
+    model.save_pretrained(tmp_path / "folder")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "folder").iterdir()}
+
+    def full(*_: Any, **__: Any) -> None:
+        raise safetensors.SafetensorError("no space")
+
+    monkeypatch.setattr(safetensors.numpy, "save_file", full)
+    with pytest.raises(OSError, match=r"model\.safetensors cannot be written: no space"):
+        model.save_pretrained(tmp_path / "folder")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "folder").iterdir()} == before
+
+
+def test_push_to_hub_uploads_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub, "HfApi", test_index.FakeApi)
+    model = loaded("qwen2")
+    assert model.push_to_hub("model", private=True, max_shard_size="20KB").endswith("/commit/1")
+    uploaded = test_index.FakeApi.uploaded
+    assert b'AutoModelForGenerativeRetrieval.from_pretrained("me/model")' in uploaded["README.md"]
+    for name, data in uploaded.items():
+        (tmp_path / name).write_bytes(data)
+    assert "model.safetensors.index.json" in uploaded
+    again = FlaxModel.from_pretrained(tmp_path)
+    for name, array in arrays_of(model).items():
+        np.testing.assert_array_equal(arrays_of(again)[name], array)
+
+
+@pytest.mark.parametrize("max_shard_size", ["5GB", "20KB"])
+def test_checkpoints_are_downloaded_with_every_argument(
+    max_shard_size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "source"
+    loaded("qwen2").save_pretrained(source, max_shard_size=max_shard_size)
+    asked: list[str] = []
+    hub = {"revision": "v1", "token": "secret", "cache_dir": "there", "local_files_only": True, "subfolder": "source"}
+
+    def download(repo: str, file: str, **arguments: Any) -> str:
+        assert (repo, arguments) == ("me/model", hub)
+        asked.append(file)
+        if not (source / file).exists():
+            raise huggingface_hub.errors.LocalEntryNotFoundError(f"no {file}")
+        return str(source / file)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    model = FlaxModel.from_pretrained("me/model", **hub)
+    assert model.config._name_or_path == "me/model"
+    assert set(asked) >= {path.name for path in source.iterdir()}
+    (source / "config.json").write_text(json.dumps({"model_type": "mamba"}))
+    asked.clear()
+    with pytest.raises(NotImplementedError, match="config.model_type='mamba'"):
+        FlaxModel.from_pretrained("me/model", **hub)
+    assert asked == ["config.json"]  # no weights of what cannot be loaded
+
+
+# Bad input
+
+
+def config(family: str, **fields: Any) -> Any:
+    return AutoConfig.for_model(family, **families.FAMILIES.get(family, families.LLAMA), **fields)
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "message"),
+    [
+        ("gemma2", {}, "config.model_type='gemma2', expected one of gemma, llama, mistral, qwen2, qwen3, t5"),
+        ("gemma3_text", {}, "config.model_type='gemma3_text'"),
+        ("qwen3_moe", {}, "config.model_type='qwen3_moe'"),
+        ("bart", {}, "config.model_type='bart'"),
+        ("llama", {"rope_parameters": YARN}, "rope_parameters has rope_type='yarn', expected 'default'"),
+        ("llama", {"rope_parameters": PARTIAL}, "has partial_rotary_factor=0.5, expected 1.0"),
+        ("llama", {"hidden_act": "relu6"}, "config.hidden_act='relu6', expected one of gelu"),
+        ("llama", {"quantization_config": {"bits": 4}}, "config.quantization_config is there"),
+        ("qwen3", {"layer_types": ["chunked_attention"] * 2}, "config.layer_types has chunked_attention"),
+        ("gemma", {"use_bidirectional_attention": True}, "config.use_bidirectional_attention=True"),
+        ("t5", {"feed_forward_proj": "gated-relu6"}, "config.feed_forward_proj='gated-relu6'"),
+        ("t5", {"is_encoder_decoder": False}, "config.is_encoder_decoder=False"),
+        ("t5", {"relative_attention_max_distance": 8}, "config.relative_attention_max_distance=8, expected more"),
+    ],
+)
+def test_what_is_not_implemented_is_refused_by_field(family: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(NotImplementedError, match=re.escape(message)):
+        FlaxModel(config(family, **fields))
+
+
+def test_sizes_that_do_not_go_together_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"num_attention_heads=4, expected a multiple of num_key_value_heads=3"):
+        DecoderSpec.from_config(_with(config("qwen3"), num_key_value_heads=3))
+    with pytest.raises(ValueError, match=r"head_dim=7, expected an even number"):
+        DecoderSpec.from_config(_with(config("qwen3"), head_dim=7))
+
+
+def _with(made: Any, **fields: Any) -> Any:
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def test_sequences_longer_than_a_sliding_window_are_refused(tmp_path: Path) -> None:
+    original = families.build("mistral", config={"sliding_window": 8})
+    original.save_pretrained(tmp_path)
+    model = FlaxModel.from_pretrained(tmp_path)
+    inputs = families.prompts(2, 8)
+    found = np.asarray(model(**as_numpy(inputs)))
+    np.testing.assert_allclose(found, reference(original, inputs), atol=LOGIT_TOL)
+    with pytest.raises(NotImplementedError, match=r"config.sliding_window=8, and sequences have 9 tokens"):
+        model(np.ones((1, 9), dtype=np.int32))
+    sliding = config("qwen3", use_sliding_window=True, sliding_window=16, max_window_layers=1)
+    assert DecoderSpec.from_config(sliding).sliding_window == 16
+    assert DecoderSpec.from_config(config("qwen3", use_sliding_window=False)).sliding_window is None
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("llama", {"input_ids": [3, 4]}, r"input_ids is int32\[2\], expected integers \[batch, tokens\]"),
+        ("llama", {"input_ids": [[0.5]]}, r"input_ids is float32\[1, 1\]"),
+        ("llama", {"input_ids": [[3, 4]], "attention_mask": [[1]]}, r"attention_mask has shape \(1, 1\), expected"),
+        ("llama", {"input_ids": [[3]], "decoder_input_ids": [[3]]}, r"decoder_input_ids=.*, expected none"),
+        ("t5", {"input_ids": [[3]]}, r"decoder_input_ids=None, expected some"),
+        ("t5", {"input_ids": [[3]], "decoder_input_ids": [[3], [4]]}, r"has 2 rows, expected 1"),
+    ],
+)
+def test_wrong_inputs_are_refused(name: str, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        loaded(name)(
+            **{
+                key: np.asarray(value, dtype=np.float32 if "0.5" in str(value) else np.int32)
+                for key, value in arguments.items()
+            }
+        )
+
+
+def test_an_encoder_decoder_needs_a_start() -> None:
+    model = loaded("t5")
+    with pytest.raises(ValueError, match="decoder_input_ids=None, expected what sequences"):
+        model.scorer.prefill(model.params, replace(prompt_of("t5", batch("t5")), decoder_input_ids=None))
+
+
+# Without PyTorch
+
+
+def test_models_are_loaded_and_saved_without_torch(tmp_path: Path) -> None:
+    code = f"""
+import sys
+sys.modules["torch"] = None
+import numpy as np
+from hf_gr.flax.model import FlaxModel
+for name, folder in {[(name, str(built(name)[1])) for name in ("qwen3", "t5")]!r}:
+    model = FlaxModel.from_pretrained(folder)
+    start = np.array([[1]]) if name == "t5" else None
+    assert np.isfinite(np.asarray(model(np.array([[3, 4, 5]]), None, start))).all()
+    model.save_pretrained({str(tmp_path)!r} + "/" + name)
+assert sys.modules["torch"] is None
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "qwen3")
+    assert all(map(torch.equal, theirs.parameters(), built("qwen3")[0].parameters()))

@@ -1,0 +1,156 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Paired modules of both backends: the same public names, with the same parameters, but for what is listed here."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("jax")
+
+PAIRS = ("beam", "decode", "transition", "tree")
+# By module: names of one side alone, and why.
+TORCH_ONLY = {
+    "beam": {
+        "BLOCK": "top-k in blocks, which XLA does not need",
+        "BLOCKS_FROM": "the same",
+        "top_places": "the same",
+    },
+    "decode": {
+        "process_scores": "logits processors are callables of PyTorch",
+        "in_columns": "draft heads have not landed in Flax",
+        "SCORES_AT_ONCE": "XLA keeps no log-softmax of a whole vocabulary",
+    },
+    "transition": {"kept": "wide levels are kept by it, too, which Flax has not"},
+    "tree": {"Nodes": "drafting has not landed in Flax", "to_additive": "attention masks in Flax are boolean"},
+}
+FLAX_ONLY = {
+    "beam": {},
+    "decode": {"decode_program": "the compiled form of decode"},
+    "transition": {
+        "ADDED_CHILDREN": "buckets",
+        "ADDED_NODES": "buckets",
+        "CHILDREN": "buckets",
+        "HIDDEN_NODES": "buckets",
+        "PARENTS": "buckets",
+        "SMALLEST": "buckets",
+        "STEPS": "buckets",
+        "COMPARED": "how exclusions are looked up",
+        "LARGEST_NODE": "32-bit integers",
+        "Device": "a device, or a sharding over several",
+        "along": "a gather",
+        "static": "a field that is part of a program",
+    },
+    "tree": {},
+}
+# Parameters that one side has and the other cannot have, wherever they are.
+DEVICES = {"device"}  # arrays of a program are where it runs
+RANDOMNESS = {"generator", "key"}
+DRAFTS = {"picked", "drafter", "is_relaxed", "unchecked", "speculation"}  # drafting has not landed in Flax
+PROCESSORS = {"processors", "processor_width", "stopping_criteria", "prompt"}  # callables of PyTorch
+# By name: what else differs.
+OTHERWISE = {
+    "beam.select": set(),
+    "decode.decode": {"params"},  # a program holds no parameters
+    "decode.child_scores": {"beams"},  # what processors read
+    "decode.DecodePlan": {
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "min_tokens_to_keep",
+        "renormalize_logits",
+    },  # processors in torch
+    "decode.Decoded": {"num_levels"},  # a program's outputs have fixed shapes
+    "transition.Children": {"legal", "wide", "nodes", "follow"},  # legal is a property; wide levels are dense in torch
+    "transition.Children.scores": {"rows"},  # log-probabilities are not cut into pieces
+    "transition.DevicePart": {"wide"},
+    "transition.DeviceCatalogue.nodes_per_level": {"(property)"},  # of plans of drafts
+    "transition.device_catalogue": {"num_rows"},  # rows are filled up to a bucket
+    "tree.Tree.attention_mask": {"prompt_mask", "window"},  # scorers join the prompt's own
+}
+
+
+def public(module: ModuleType) -> dict[str, Any]:
+    """What a module defines itself: functions, classes, constants, types."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and not isinstance(value, ModuleType)
+        and getattr(value, "__module__", module.__name__) in (module.__name__, "typing", "types", "jax._src.pjit")
+        and (name not in ("Any", "Callable", "Sequence", "Protocol", "Key", "Params", "Number", "annotations"))
+    }
+
+
+def parameters(thing: Any) -> list[str]:
+    if is_dataclass(thing):
+        return [field.name for field in fields(thing)]
+    return list(inspect.signature(thing).parameters)
+
+
+def members(thing: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(thing).items() if not name.startswith("_")}
+
+
+def check(name: str, ours: Any, theirs: Any) -> None:
+    allowed = DEVICES | RANDOMNESS | DRAFTS | PROCESSORS | OTHERWISE.get(name, set())
+    mine, other = ([p for p in parameters(one) if p not in allowed] for one in (ours, theirs))
+    if is_dataclass(ours):  # static fields with defaults may come in another order
+        mine, other = sorted(mine), sorted(other)
+    assert mine == other, name
+
+
+@pytest.mark.parametrize("module", PAIRS)
+def test_paired_modules_export_the_same_names_with_the_same_parameters(module: str) -> None:
+    ours, theirs = public(import_module(f"hf_gr.flax.{module}")), public(import_module(f"hf_gr.torch.{module}"))
+    assert set(theirs) - set(ours) == set(TORCH_ONLY[module])
+    assert set(ours) - set(theirs) == set(FLAX_ONLY[module])
+    for name in sorted(set(ours) & set(theirs)):
+        if not callable(ours[name]):
+            continue
+        check(f"{module}.{name}", ours[name], theirs[name])
+        if not inspect.isclass(ours[name]):
+            continue
+        mine, other = members(ours[name]), members(theirs[name])
+        for method in set(mine) | set(other):
+            full = f"{module}.{name}.{method}"
+            if is_dataclass(ours[name]) and method in {field.name for field in fields(ours[name])}:
+                continue
+            if method not in mine or method not in other:
+                alone = mine.get(method, other.get(method))
+                is_field = method in OTHERWISE.get(f"{module}.{name}", set())
+                is_listed = OTHERWISE.get(full) == {"(property)"} or method in PROCESSORS | DRAFTS | DEVICES
+                is_default = not callable(alone) and not isinstance(alone, (property, classmethod))
+                is_cut = full in ("decode.DecodePlan.full_sequences", "transition.Children.legal")
+                assert is_field or is_listed or is_default or is_cut, full
+            elif callable(getattr(ours[name], method)):
+                check(full, getattr(ours[name], method), getattr(theirs[name], method))
+
+
+def test_generate_takes_the_same_arguments() -> None:
+    from hf_gr.generation.flax import FlaxGenerationMixin
+    from hf_gr.generation.mixin import GRGenerationMixin
+
+    ours, theirs = (
+        list(inspect.signature(mixin.generate).parameters) for mixin in (FlaxGenerationMixin, GRGenerationMixin)
+    )
+    refused = {"logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "synced_gpus", "args"}
+    assert [name for name in ours if name != "key"] == [name for name in theirs if name not in refused | {"generator"}]
+
+
+def test_a_planted_difference_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hf_gr.flax import beam
+
+    monkeypatch.setattr(beam, "keep_best", lambda beams, number: beams)
+    with pytest.raises(AssertionError):
+        check("beam.keep_best", beam.keep_best, import_module("hf_gr.torch.beam").keep_best)
+    monkeypatch.delattr(beam, "retire")
+    with pytest.raises(AssertionError):
+        test_paired_modules_export_the_same_names_with_the_same_parameters("beam")
