@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         classify,
         enable,
     )
+    from .offline import recommend
     from .torch.draft_head import DraftHead, DraftHeadConfig
 
 __version__ = "0.1.0.dev0"
@@ -35,6 +36,7 @@ _HOMES = {
     "SemanticIds": "catalogue",
     "classify": "generation",
     "enable": "generation",
+    "recommend": "offline",
 }
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "SemanticIds",
     "classify",
     "enable",
+    "recommend",
 ]
 
 

@@ -9,7 +9,8 @@ The way of a call: `generate` -> `_decode_prepared` (transformers has prepared t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,6 +56,8 @@ CONTINUED_ARGUMENTS = frozenset(
 _IS_PREPARED: ContextVar[bool] = ContextVar("is_prepared", default=False)
 # True while transformers prepares a call of ours: the prompt is not repeated for every beam.
 _ONE_ROW_PER_REQUEST: ContextVar[bool] = ContextVar("one_row_per_request", default=False)
+# False where `output_scores=True` asks for `sequences_scores` alone.
+_KEEP_STEP_SCORES: ContextVar[bool] = ContextVar("keep_step_scores", default=True)
 _SAID: set[str] = set()
 
 
@@ -342,6 +345,19 @@ class GRGenerationMixin(GenerationMixin):
         return layout
 
 
+@contextmanager
+def sequences_scores_only() -> Iterator[None]:
+    """`output_scores=True` gives `sequences_scores` and not the scores of all steps, `[batch * beams, vocab]` each.
+
+    transformers' loop, where a model decodes in it, keeps them all the same.
+    """
+    token = _KEEP_STEP_SCORES.set(False)
+    try:
+        yield
+    finally:
+        _KEEP_STEP_SCORES.reset(token)
+
+
 def _decode_prepared(
     model: Any,
     input_ids: Tensor,
@@ -454,7 +470,7 @@ def _make_plan(
         missing_token_id=-1 if is_item else fill,
         processors=(before, after) if len(before) or len(after) else None,
         stopping_criteria=(lambda sequences: stop(sequences, None)) if len(criteria) else None,
-        output_scores=bool(config.return_dict_in_generate and config.output_scores),
+        output_scores=bool(config.return_dict_in_generate and config.output_scores and _KEEP_STEP_SCORES.get()),
         output_logits=bool(config.return_dict_in_generate and config.output_logits),
         exit_early=not call.synced_gpus,
         is_relaxed=is_relaxed,

@@ -1,0 +1,121 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Models, catalogues and tokenizers by name or as they are, and what tells them from others. Knows no users."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from hf_gr.catalogue import ConstraintIndex
+from hf_gr.generation import AutoModelForGenerativeRetrieval, enable
+from hf_gr.generation.naming import resolve_index
+
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def load_model(model: Any, *, dtype: str | torch.dtype, device_map: Any, device: Any, num_processes: int) -> Any:
+    """A model with `GRGenerationMixin`, in evaluation mode; one that is loaded already stays where it is.
+
+    Raises:
+        ValueError: weights that are divided among processes, `device_map` with several of them, or no model.
+    """
+    if device_map is not None and num_processes > 1:
+        raise ValueError(
+            f"device_map={device_map!r} with {num_processes} processes, expected one of both: it spreads one model "
+            "over all devices, and every process has a model of its own"
+        )
+    if isinstance(model, (str, Path)):
+        name = dtype if isinstance(dtype, torch.dtype) or dtype == "auto" else getattr(torch, dtype, None)
+        if name is None:
+            raise ValueError(f"dtype={dtype!r}, expected one of {', '.join(DTYPES)}")
+        kwargs = {} if device_map is None else {"device_map": device_map}
+        loaded = AutoModelForGenerativeRetrieval.from_pretrained(model, dtype=name, **kwargs)
+        return (loaded if device_map is not None else loaded.to(device)).eval()
+    if dtype != "auto" or device_map is not None:
+        raise ValueError("dtype= or device_map= with a loaded model, expected neither: load it with them")
+    if isinstance(model, DistributedDataParallel):
+        model = model.module
+    if any(_is_sharded(module) for module in getattr(model, "modules", lambda: ())()):
+        raise ValueError(
+            "model is wrapped by FSDP, expected whole weights in every process: here users are divided among "
+            "processes, not weights, and processes do not take equally many steps. Save it and pass the folder's name, with "
+            "device_map='auto' in one process if it is larger than a device"
+        )
+    model = enable(model)
+    if model.training:
+        raise ValueError("model is in training mode, expected evaluation: model.eval()")
+    return model
+
+
+def load_index(index: Any, model: Any) -> ConstraintIndex:
+    """A catalogue as it is now: an index, the name of one, or for None the one that the model's checkpoint names.
+
+    Raises:
+        ValueError: none is given, and the checkpoint names none.
+    """
+    named = getattr(model.generation_config, "constraint_index", None) if index is None else index
+    if named is None:
+        raise ValueError(
+            "constraint_index=None and the checkpoint names none, expected a catalogue: "
+            "pass constraint_index= (--index)"
+        )
+    return copy.copy(resolve_index(model, named))
+
+
+def load_tokenizer(tokenizer: Any, model: Any) -> Any:
+    """A tokenizer as it is, by name, or for None the one in the model's checkpoint."""
+    if tokenizer is None and not isinstance(model, (str, Path)):
+        raise ValueError("text= with a loaded model and tokenizer=None, expected its tokenizer: pass tokenizer=")
+    if tokenizer is None or isinstance(tokenizer, (str, Path)):
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(model if tokenizer is None else tokenizer)
+    return tokenizer
+
+
+def prompt_room(model: Any, index: ConstraintIndex, *, by_head: bool) -> int | None:
+    """The most tokens of a prompt that the model has positions for; None where it does not say."""
+    limit = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    if limit is None or model.config.is_encoder_decoder:
+        return limit
+    head = getattr(model, "draft_head", None)
+    return limit - max(index.max_length - 1, head.config.num_placeholders if by_head and head is not None else 0)
+
+
+def fingerprint_model(model: Any) -> str:
+    """A digest of a model's weights, the same on every device: their bits are added up as integers."""
+    digest = hashlib.sha256(type(model).__name__.encode())
+    with torch.no_grad():
+        for name, tensor in sorted(model.state_dict().items()):
+            digest.update(f"{name} {list(tensor.shape)} {tensor.dtype}".encode())
+            if isinstance(tensor, torch.Tensor) and not tensor.is_meta and tensor.numel():
+                bits = tensor.detach().contiguous().flatten()
+                bits = bits.view(INTEGERS[bits.element_size()]) if bits.element_size() in INTEGERS else bits.long()
+                odd = bits[1::2].sum(dtype=torch.int64) if len(bits) > 1 else 0
+                digest.update(f"{int(bits.sum(dtype=torch.int64))} {int(odd)}".encode())
+    return digest.hexdigest()
+
+
+def fingerprint_index(index: ConstraintIndex) -> str:
+    """A digest of a catalogue: what was compiled, and what of it is alive."""
+    digest = hashlib.sha256(str(index.eos_token_id).encode())
+    for part in index.snapshot.parts:
+        for name, array in sorted(part.segment.arrays().items()):
+            digest.update(f"{name} {array.shape} {array.dtype}".encode())
+            digest.update(memoryview(array.reshape(-1).view("uint8")))  # no copy of what is mapped
+        if part.alive is not None:
+            digest.update(part.alive.items.tobytes())
+    return digest.hexdigest()
+
+
+def _is_sharded(module: Any) -> bool:
+    """Whether a module is one of FSDP's, of either version."""
+    names = {base.__name__ for base in type(module).__mro__}
+    return bool(names & {"FullyShardedDataParallel", "FSDPModule"})

@@ -1,0 +1,107 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A small recommender in folders, users in files, and the slow oracle: one user at a time through `model.generate`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import families
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, enable
+
+SCORE_TOL = 1e-4  # fp32: sums of 3 log-probabilities, in batches of other sizes and paddings
+NUM_ITEMS = 60
+
+
+@dataclass(frozen=True)
+class Case:
+    """Folders of a model and a catalogue, and what is in them."""
+
+    folder: Path
+    model: Path
+    index: Path
+    tokens: dict[Any, list[int]]  # by item id
+
+    def load(self) -> tuple[Any, ConstraintIndex]:
+        return AutoModelForGenerativeRetrieval.from_pretrained(self.model), ConstraintIndex.from_pretrained(self.index)
+
+
+def make_case(folder: Path, *, family: str = "llama", strings: bool = False, eos: int | None = None) -> Case:
+    """Save a tiny random model and a catalogue of `NUM_ITEMS` items of 3 tokens; two items share a sequence."""
+    draw = np.random.default_rng(0)
+    rows = np.unique(draw.integers(3, families.VOCABULARY, size=(200, 3)), axis=0)[:NUM_ITEMS]
+    rows = draw.permutation(rows)
+    rows[1] = rows[0]
+    ids = [f"item-{number}" for number in range(NUM_ITEMS)] if strings else list(range(100, 100 + NUM_ITEMS))
+    enable(families.build(family)).save_pretrained(folder / "model")
+    ConstraintIndex.from_sequences(rows, item_ids=ids, eos_token_id=eos).save_pretrained(folder / "index")
+    tokens = dict(zip(ids, rows.tolist(), strict=True))
+    return Case(folder, folder / "model", folder / "index", tokens)
+
+
+def make_users(case: Case, num_users: int, *, seed: int = 0, longest: int = 12) -> list[dict[str, Any]]:
+    """Users with histories of 1 to `longest` items, some with exclusions, some with a filter."""
+    draw = np.random.default_rng(seed)
+    ids = list(case.tokens)
+    users = []
+    for number in range(num_users):
+        history = [ids[i] for i in draw.integers(0, len(ids), size=draw.integers(1, longest + 1))]
+        exclude = [ids[i] for i in draw.integers(0, len(ids), size=draw.integers(0, 5))]
+        allowed = [ids[i] for i in range(len(ids)) if i % 3 == number % 3] if number % 4 == 0 else None
+        users.append({"who": f"u{number}", "seen": history, "not": exclude, "only": allowed})
+    return users
+
+
+def write_users(path: Path, users: list[dict[str, Any]], **options: Any) -> Path:
+    pq.write_table(pa.Table.from_pylist(users), path, **options)
+    return path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return pq.read_table(path).to_pylist()
+
+
+def oracle(
+    model: Any, index: ConstraintIndex, case: Case, user: dict[str, Any], *, top_k: int, num_beams: int
+) -> tuple[list[Any], list[float]]:
+    """One user, by nothing but `generate` and a catalogue without what the user must not get."""
+    prompt = torch.tensor([[token for item in user["seen"] for token in case.tokens[item]]])
+    allowed = [item for item in (case.tokens if user["only"] is None else user["only"]) if item not in user["not"]]
+    out = model.generate(
+        prompt,
+        constraint_index=index.where(allowed),
+        num_beams=num_beams,
+        num_return_sequences=top_k,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    behind = 1 if model.config.is_encoder_decoder else prompt.shape[1]
+    pairs = [
+        (item, score)
+        for tokens, score in zip(out.sequences[:, behind:].tolist(), out.sequences_scores.tolist(), strict=True)
+        for item, sequence in case.tokens.items()
+        if score > -torch.inf and item in allowed and tokens[: len(sequence)] == sequence
+    ][:top_k]
+    return [item for item, _ in pairs], [score for _, score in pairs]
+
+
+def same(found: dict[str, Any], expected: tuple[list[Any], list[float]]) -> bool:
+    """Whether an answer is the oracle's; items compare as sets within groups of equal scores."""
+    items, scores = expected
+    if len(found["items"]) != len(items) or not np.allclose(found["scores"], scores, atol=SCORE_TOL, rtol=0):
+        return False
+    start = 0
+    for end in range(1, len(items) + 1):
+        if end == len(items) or scores[end - 1] - scores[end] > SCORE_TOL:
+            # what ties with the last may have lost its place to an item that is not listed
+            if end < len(items) and sorted(found["items"][start:end]) != sorted(items[start:end]):
+                return False
+            start = end
+    return True
