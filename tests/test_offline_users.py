@@ -91,8 +91,8 @@ def test_formats_and_windows_give_the_same_requests(tmp_path: Path, format: str,
 
 def test_several_files_are_one_table_whose_rows_count_on(tmp_path: Path) -> None:
     paths = [write(tmp_path, "parquet", ROWS[:2], "a"), write(tmp_path, "parquet", ROWS[2:], "b")]
-    for given in (paths, tmp_path):
-        assert requests(Users(given, COLUMNS, are_strings=False), size=3) == EXPECTED
+    for source in (paths, tmp_path):
+        assert requests(Users(source, COLUMNS, are_strings=False), size=3) == EXPECTED
     pq.write_table(pa.Table.from_pylist([ROWS[4] | {"seen": [1]}]), tmp_path / "c.parquet")
     problem = requests(Users(tmp_path, COLUMNS, are_strings=False), size=4)[5]
     assert problem.startswith(
@@ -265,10 +265,10 @@ def test_a_corrupt_row_group_is_named_by_its_rows(tmp_path: Path) -> None:
     data[middle : middle + 8] = bytes(8 * [0xAA])
     path.write_bytes(data)
     users = Users(path, UserColumns(history="seen"), are_strings=False)
-    seen = []
-    with pytest.raises(ValueError, match=r"users.parquet cannot be read from row (\d+) on, expected complete parquet"):
-        for window in users.windows(500):
-            seen.append(window.first_row)  # noqa: PERF401
+    seen: list[int] = []
+    message = r"users.parquet cannot be read from row (\d+) on, expected complete parquet"
+    with pytest.raises(ValueError, match=message):
+        seen.extend(window.first_row for window in users.windows(500))
     assert seen == [0, 500, 1000, 1500]
 
 

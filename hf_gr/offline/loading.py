@@ -45,8 +45,8 @@ def load_model(model: Any, *, dtype: str | torch.dtype, device_map: Any, device:
     if any(_is_sharded(module) for module in getattr(model, "modules", lambda: ())()):
         raise ValueError(
             "model is wrapped by FSDP, expected whole weights in every process: here users are divided among "
-            "processes, not weights, and processes do not take equally many steps. Save it and pass the folder's name, with "
-            "device_map='auto' in one process if it is larger than a device"
+            "processes, not weights, and processes do not take equally many steps. Save it and pass the folder's "
+            "name, with device_map='auto' in one process if it is larger than a device"
         )
     model = enable(model)
     if model.training:
@@ -109,7 +109,8 @@ def fingerprint_index(index: ConstraintIndex) -> str:
     for part in index.snapshot.parts:
         for name, array in sorted(part.segment.arrays().items()):
             digest.update(f"{name} {array.shape} {array.dtype}".encode())
-            digest.update(memoryview(array.reshape(-1).view("uint8")))  # no copy of what is mapped
+            view: Any = array.reshape(-1).view("uint8")  # no copy of what is mapped
+            digest.update(view)
         if part.alive is not None:
             digest.update(part.alive.items.tobytes())
     return digest.hexdigest()

@@ -4,14 +4,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
+import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import broadcast_object_list, gather_object, parse_flag_from_env
 
 # At its end a process waits for the slowest one; where a process dies, its peers see that at once (gloo), or are ended
 # by the launcher. Only a process group that is begun here has it: one that is there already keeps its own.
@@ -22,7 +24,15 @@ class Processes:
     """This process and its peers; a single one is the usual case."""
 
     def __init__(self) -> None:
-        self._state = PartialState(timeout=PATIENCE)
+        # Accelerate's state reads neither of this for itself, and would take every process for the only one.
+        on_cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
+        self._state = PartialState(**({} if PartialState._shared_state else {"cpu": on_cpu, "timeout": PATIENCE}))
+        started = int(os.environ.get("WORLD_SIZE", "1"))
+        if started != self._state.num_processes:
+            raise RuntimeError(
+                f"{started} processes were started, and Accelerate's state knows {self._state.num_processes}: begin "
+                "with Accelerator() or leave it to this function, and not with PartialState() alone"
+            )
 
     @cached_property
     def count(self) -> int:

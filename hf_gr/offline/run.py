@@ -3,9 +3,9 @@
 """`recommend`: answers for a whole table of users, window by window, on as many devices as there are.
 
 The table is cut into windows of rows. A window is the unit of everything: its rows are sorted by length, cut into
-batches, decoded, put back in order, and written as one part. Window i is process i % N's. Windows depend neither on the
-number of processes nor on what is finished, so one process and many make the same parts, and to resume is to skip the
-parts that are there. Memory is that of a window.
+batches, decoded, put back in order, and written as one part. Window i is process i % N's. Windows depend neither on
+the number of processes nor on what is finished, so one process and many make the same parts, and to resume is to skip
+the parts that are there. Memory is that of a window.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ def recommend(
 
     Runs as it is on one device, and under `accelerate launch` on many: call it in every process. Each has the model
     and the catalogue, takes every N-th window of users, and the first one merges what they have written; all of them
-    see the same folders. Interrupted or killed, a repeated call goes on where it stopped. Windows that are finished are
-    in `OUTPUT.parts` until all are; no process holds more than one.
+    see the same folders. Interrupted or killed, a repeated call goes on where it stopped. Windows that are finished
+    are in `OUTPUT.parts` until all are; no process holds more than one.
 
     Args:
         model: a loaded model, or the folder or repository of one.
