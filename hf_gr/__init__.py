@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         classify,
         enable,
     )
-    from .offline import recommend
+    from .offline import evaluate, recommend
     from .torch.draft_head import DraftHead, DraftHeadConfig
 
 __version__ = "0.1.0.dev0"
@@ -36,6 +36,7 @@ _HOMES = {
     "SemanticIds": "catalogue",
     "classify": "generation",
     "enable": "generation",
+    "evaluate": "offline",
     "recommend": "offline",
 }
 
@@ -50,6 +51,7 @@ __all__ = [
     "SemanticIds",
     "classify",
     "enable",
+    "evaluate",
     "recommend",
 ]
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from .evaluate import evaluate
 from .run import recommend
 
-__all__ = ["recommend"]
+__all__ = ["evaluate", "recommend"]

@@ -168,7 +168,7 @@ def recommend(
         >>> import hf_gr  # doctest: +SKIP
         >>> hf_gr.recommend("me/recommender", "users.parquet", "recs.parquet", history="items")  # doctest: +SKIP
     """
-    settings = _check(
+    settings = check_settings(
         Settings(
             columns=UserColumns(history, tokens, text, user, exclude, filter),
             top_k=top_k,
@@ -362,7 +362,7 @@ def _run_windows(job: Job, users: Users, parts: Parts, processes: Processes, adv
     return num_windows
 
 
-def _check(settings: Settings) -> Settings:
+def check_settings(settings: Settings) -> Settings:
     """Refuse settings that mean nothing, before anything is loaded."""
     for name in ("top_k", "token_budget", "window_rows"):
         _check_count(name, getattr(settings, name))
