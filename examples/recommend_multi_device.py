@@ -7,9 +7,9 @@
 
     python examples/recommend_multi_device.py --fast    # two processes on the CPU, with a tiny model of random weights
 
-Every process has the model and takes every N-th window of users; the first one merges what all have written. Killed, the
-same command goes on where it stopped. `--device-map auto` instead spreads one model that is larger than a device over
-all of them: start that with `python`, as one process.
+Every process has the model and takes every N-th window of users; the first one merges what all have written. Killed,
+the same command goes on where it stopped. `--device-map auto` instead spreads one model that is larger than a device
+over all of them: start that with `python`, as one process.
 """
 
 from __future__ import annotations
@@ -52,9 +52,11 @@ def run_fast() -> None:
         folder = Path(name)
         ids = hf_gr.SemanticIds(draw.integers(0, 16, size=(500, 3)), level_sizes=[16] * 3, offset=3)
         ids.constraint_index().save_pretrained(folder / "catalogue")
-        config = Qwen3Config(vocab_size=ids.vocab_size, hidden_size=32, intermediate_size=64, num_hidden_layers=1)
+        heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
+        size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+        config = Qwen3Config(vocab_size=ids.vocab_size, **size, **heads)
         Qwen3ForCausalLM(config).save_pretrained(folder / "recommender")
-        histories = [draw.integers(0, 500, size=draw.integers(1, 20)).tolist() for _ in range(5_000)]
+        histories = [draw.integers(0, 500, size=draw.integers(1, 20)).tolist() for _ in range(3_000)]
         pq.write_table(pa.table({"items": histories}), folder / "users.parquet")
         outputs = [folder / "one.parquet", folder / "two.parquet"]
         launch = [

@@ -48,7 +48,9 @@ def save_plot(found: Evaluation, path: Path, *, title: str) -> None:
     by_beams.minorticks_off()
     by_beams.set_ylim(bottom=0)
     by_beams.yaxis.set_major_formatter(PercentFormatter(1))
-    by_beams.legend(frameon=False, labelcolor=TEXT, fontsize=9)
+    by_beams.legend(
+        loc="lower right", bbox_to_anchor=(1.01, 0.985), ncols=3, frameon=False, fontsize=9, labelcolor=TEXT
+    )
     alone = "one user alone" if is_alone else "a user in a batch"
     _finish(by_latency, f"Recall@{found.cutoffs[-1]} and latency, by beams", f"milliseconds, {alone}")
     figure.savefig(path, dpi=150)

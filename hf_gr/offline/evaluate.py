@@ -316,6 +316,6 @@ def _free_invalid(job: Job, request: Request) -> float:
 
 def _hardware(model: Any, num_processes: int) -> str:
     device = model.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
     dtype = str(model.dtype).removeprefix("torch.")
     return f"{num_processes} x {name}, {dtype}, torch {torch.__version__}"
