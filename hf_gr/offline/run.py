@@ -459,7 +459,6 @@ def _progress_bar(users: Users, window_rows: int, parts: Parts, *, shown: bool) 
         yield lambda num_rows: None
         return
     from rich.console import Console
-    from rich.markup import escape
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -473,7 +472,7 @@ def _progress_bar(users: Users, window_rows: int, parts: Parts, *, shown: bool) 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("users"))
     times = (TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, *times, console=Console(stderr=True)) as bar:
-        task = bar.add_task(f"Recommending to {escape(users.name)}", total=total)
+        task = bar.add_task("Recommending", total=total)
 
         def advance(num_rows: int) -> None:
             # Of the other processes the parts are seen.
