@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import families
+import label_tokenizers
 import offline_case
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -463,3 +465,20 @@ def test_device_map_is_of_one_process(tmp_path: Path, case: Case, users: Path, p
 def test_the_public_name() -> None:
     assert hf_gr.recommend is recommend
     assert ConstraintIndex.__module__.startswith("hf_gr")
+
+
+def test_texts_are_prompts_with_a_tokenizer(tmp_path: Path, case: Case) -> None:
+    tokenizer = label_tokenizers.tokenizer_of("bpe")
+    model = hf_gr.enable(families.build("llama", config={"vocab_size": 512}))
+    texts = ["a", "what else", "tea and jam", "b"]
+    pq.write_table(pa.table({"ask": texts}), tmp_path / "u.parquet")
+    index = ConstraintIndex.from_pretrained(case.index)
+    options = {"constraint_index": index, "text": "ask", "tokenizer": tokenizer, "top_k": 3, "num_beams": 4}
+    made = recommend(model, tmp_path / "u.parquet", tmp_path / "recs.parquet", **options)
+    for text, row in zip(texts, read(made.output), strict=True):
+        prompt = torch.tensor([tokenizer(text)["input_ids"]])
+        out = model.generate(prompt, constraint_index=index, num_beams=4, num_return_sequences=3)
+        expected = [item for items in index.items(out[:, prompt.shape[1] :]) for item in items]
+        assert row["items"] == expected[:3]
+    with pytest.raises(ValueError, match="text= with a loaded model and tokenizer=None"):
+        recommend(model, tmp_path / "u.parquet", tmp_path / "r.parquet", **(options | {"tokenizer": None}))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from hf_gr.catalogue import ConstraintIndex
+from hf_gr.catalogue.labels import fingerprint
 from hf_gr.generation import AutoModelForGenerativeRetrieval, enable
 from hf_gr.generation.naming import resolve_index
 
@@ -114,6 +116,12 @@ def fingerprint_index(index: ConstraintIndex) -> str:
         if part.alive is not None:
             digest.update(part.alive.items.tobytes())
     return digest.hexdigest()
+
+
+def fingerprint_tokenizer(tokenizer: Any) -> str:
+    """A digest of a tokenizer's vocabulary, and of how it reads a few texts."""
+    vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
+    return hashlib.sha256(f"{fingerprint(tokenizer)} {vocabulary}".encode()).hexdigest()
 
 
 def _is_sharded(module: Any) -> bool:

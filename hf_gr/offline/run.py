@@ -21,12 +21,20 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
+from hf_gr import __version__
 from hf_gr.catalogue import ConstraintIndex
-from hf_gr.generation.configuration import GRGenerationConfig
 from hf_gr.tables import Format, pa
 
 from .decoding import Decoder
-from .loading import fingerprint_index, fingerprint_model, load_index, load_model, load_tokenizer, prompt_room
+from .loading import (
+    fingerprint_index,
+    fingerprint_model,
+    fingerprint_tokenizer,
+    load_index,
+    load_model,
+    load_tokenizer,
+    prompt_room,
+)
 from .parts import Parts, check_output
 from .processes import Processes
 from .prompts import PromptMaker
@@ -38,6 +46,7 @@ WINDOW_ROWS = 2048  # some ten batches: sorting finds alike lengths, and little 
 TOKEN_BUDGET = 16_384
 NUM_BEAMS = 20
 OnError = Literal["stop", "skip"]
+BOOKKEEPING = ("transformers_version", "_from_model_config")  # of a generation config; they decide nothing
 KEPT = ("group", "is_new")  # columns that `evaluate` finds beside the answers
 # What `recommend` gives to `generate` itself.
 OWN_OPTIONS = frozenset(
@@ -425,20 +434,16 @@ def _manifest(job: Job, users: Users) -> dict[str, Any]:
     settings.pop("options")
     tokenizer = job.maker.tokenizer if job.settings.columns.text is not None else None
     options = {name: _describe(value) for name, value in sorted(job.settings.options.items())}
-    from hf_gr import __version__
-
     config = job.decoder.model.generation_config
     described = {
         "hf_gr": __version__,
         "users": users.fingerprint(),
         "model": fingerprint_model(job.decoder.model),
         "generation config": {
-            name: repr(value)
-            for name, value in sorted(config.to_diff_dict().items())
-            if isinstance(config, GRGenerationConfig) and name not in ("transformers_version", "_from_model_config")
+            name: repr(value) for name, value in sorted(config.to_diff_dict().items()) if name not in BOOKKEEPING
         },
         "catalogue": fingerprint_index(job.decoder.index),
-        "tokenizer": None if tokenizer is None else sorted(tokenizer.get_vocab().items())[:1] + [len(tokenizer)],
+        "tokenizer": None if tokenizer is None else fingerprint_tokenizer(tokenizer),
         "settings": settings,
         "options": options,
     }
