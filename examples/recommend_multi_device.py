@@ -21,6 +21,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from accelerate import PartialState
+
 import hf_gr
 
 
@@ -36,8 +38,9 @@ def main(arguments: argparse.Namespace) -> None:
         num_beams=20,
         device_map=arguments.device_map,
     )
-    if os.environ.get("RANK", "0") == "0":
-        print(f"{made.num_rows:,} users in {made.output}")
+    state = PartialState()
+    if state.is_main_process:
+        print(f"{made.num_rows:,} users in {made.output}, number of processes: {state.num_processes}")
 
 
 def run_fast() -> None:
@@ -59,17 +62,9 @@ def run_fast() -> None:
         histories = [draw.integers(0, 500, size=draw.integers(1, 20)).tolist() for _ in range(3_000)]
         pq.write_table(pa.table({"items": histories}), folder / "users.parquet")
         outputs = [folder / "one.parquet", folder / "two.parquet"]
-        launch = [
-            sys.executable,
-            "-m",
-            "accelerate.commands.launch",
-            "--num_processes",
-            "2",
-            "--cpu",
-            "--num_machines",
-        ]
-        launch += ["1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-        for output, command in zip(outputs, ([sys.executable], launch), strict=True):
+        # Not `accelerate launch --cpu --num_processes 2`: for CPUs, Accelerate 1.15 starts one process, whatever N is.
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+        for number, output, command in zip((1, 2), outputs, ([sys.executable], launch), strict=True):
             options = {
                 "model": folder / "recommender",
                 "index": folder / "catalogue",
@@ -77,7 +72,11 @@ def run_fast() -> None:
             }
             options |= {"history": "items", "output": output}
             given = [text for option, value in options.items() for text in (f"--{option}", str(value))]
-            subprocess.run([*command, __file__, *given], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            settings = {**os.environ, "OMP_NUM_THREADS": "1"}
+            whole = [*command, __file__, *given]
+            done = subprocess.run(whole, check=True, env=settings, stdout=subprocess.PIPE, text=True)
+            print(done.stdout, end="")
+            assert f"number of processes: {number}" in done.stdout, "another number of processes has run"
         assert outputs[0].read_bytes() == outputs[1].read_bytes(), "two processes wrote another file than one"
         print("one process and two wrote the same file")
 
