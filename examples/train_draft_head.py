@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Train a draft head on interactions, then recommend with it and with beam search. NEZHA, algorithm 3.
+"""Train a draft head on interactions, and count its hits and those of beam search. NEZHA, algorithm 3.
 
 What is read:
 
@@ -12,7 +12,7 @@ What is read:
 The last item of every user is held out. The model is a checkpoint that knows the codes' tokens, or, without `--model`,
 a small Qwen3 that is first trained on the same histories. Beam search by the model comes before the head's training,
 which changes the model unless it is `--head-only`: it goes on learning for as many steps, so hits do not compare the
-two ways of decoding. `benchmark/nezha.py` does.
+two ways of decoding. `benchmark/nezha.py` does. The catalogue is saved beside the model, under the items' own ids.
 
     pip install "hf-gr[tables]"
     python examples/train_draft_head.py --interactions ratings.csv --items semantic_ids.tsv --output recommender
@@ -56,16 +56,19 @@ def read_columns(path: Path, *, as_text: Sequence[str] = ()) -> Any:
     import hf_gr.tables  # noqa: F401, says what to install if pyarrow is missing
 
     suffix = path.suffix.lower()
-    if suffix in SUFFIXES:
-        return csv.read_csv(
-            path,
-            parse_options=csv.ParseOptions(delimiter=SUFFIXES[suffix]),
-            convert_options=csv.ConvertOptions(column_types={name: string() for name in as_text}),
-        )
-    if suffix in (".parquet", ".pq"):
-        return parquet.read_table(path)
-    if suffix in (".jsonl", ".ndjson"):
-        return json.read_json(path)
+    try:
+        if suffix in SUFFIXES:
+            return csv.read_csv(
+                path,
+                parse_options=csv.ParseOptions(delimiter=SUFFIXES[suffix]),
+                convert_options=csv.ConvertOptions(column_types={name: string() for name in as_text}),
+            )
+        if suffix in (".parquet", ".pq"):
+            return parquet.read_table(path)
+        if suffix in (".jsonl", ".ndjson"):
+            return json.read_json(path)
+    except (OSError, ValueError) as error:  # pyarrow's own are among them
+        raise SystemExit(f"{path}: {error}") from error
     raise SystemExit(f"{path}: expected .csv, .tsv, .parquet or .jsonl")
 
 
@@ -81,6 +84,10 @@ def read_items(path: Path) -> tuple[list[str], np.ndarray]:
         codes = np.stack([table.column(level).to_numpy() for level in levels], axis=1) if levels else np.zeros((0, 0))
     if codes.dtype.kind not in "iu" or (codes < 0).any():
         raise SystemExit(f"{path}: expected items, and behind them as many codes for each, integers from 0")
+    if len(set(items)) < len(items):
+        raise SystemExit(
+            f"{path}: {len(items) - len(set(items))} items are there more than once, expected one row each"
+        )
     return [str(item) for item in items], codes
 
 
@@ -220,6 +227,10 @@ def compare(options: argparse.Namespace) -> dict[str, Any] | None:
     items, codes = read_items(options.items)
     histories = read_histories(options.interactions, options.columns, items)
     known = [history[:-1] for history in histories if len(history) > 1]
+    if not any(len(history) > 1 for history in known):
+        raise SystemExit(
+            f"{options.interactions}: no user has 3 items, expected some: two to learn from, one held out"
+        )
     rng = np.random.default_rng(options.seed)
     users = rng.permutation(len(known))[: options.users]
     targets = np.array([history[-1] for history in histories if len(history) > 1])[users]
@@ -240,7 +251,9 @@ def compare(options: argparse.Namespace) -> dict[str, Any] | None:
         ["", f"Recall@{LIST_LENGTH}", f"{options.batch_size} users"],
         [[name, f"{row[f'recall@{LIST_LENGTH}']:.1%}", f"{row['milliseconds']:.1f} ms"] for name, row in rows.items()],
     )
-    say(f"saved in {options.output}, to be loaded by AutoModelForGenerativeRetrieval.from_pretrained")
+    ConstraintIndex.from_sequences(tokens, item_ids=items).save_pretrained(options.output)
+    if not options.fast:
+        say(f"saved in {options.output}: AutoModelForGenerativeRetrieval.from_pretrained and ConstraintIndex load it")
     return {"users": len(users), "items": len(items), "parameters": model.num_parameters(), "rows": rows}
 
 
@@ -253,10 +266,16 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--interactions", type=Path, help="file with a row an interaction")
     parser.add_argument("--items", type=Path, help="file with the items' semantic IDs")
     parser.add_argument("--columns", nargs="+", default=["user", "item", "time"], help="names of user, item and time")
-    parser.add_argument("--model", type=Path, help="folder of a checkpoint; by default a small one is trained first")
+    parser.add_argument(
+        "--model",
+        type=Path,
+        help="folder of a checkpoint; a head that it has is replaced. By default a small one is trained first",
+    )
     parser.add_argument("--offset", type=int, default=0, help="first code token of a model without a tokenizer")
-    parser.add_argument("--output", type=Path, default=Path("recommender"), help="where the checkpoint goes")
-    parser.add_argument("--head-only", action="store_true", help="leave the model as it is")
+    parser.add_argument(
+        "--output", type=Path, default=Path("recommender"), help="where the checkpoint goes; nothing stays with --fast"
+    )
+    parser.add_argument("--head-only", action="store_true", help="train nothing of the model but the placeholders")
     parser.add_argument("--transition", choices=get_args(Transition), default="rnn")
     parser.add_argument("--steps", type=int, default=2000, help="of the head's training")
     parser.add_argument(
@@ -269,6 +288,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fast", action="store_true", help="few steps on interactions that are made up")
     options = parser.parse_args(arguments)
+    if not 2 <= len(options.columns) <= 3:
+        parser.error("--columns takes the names of user and item, and of time if there is one")
+    if options.model is not None and not options.model.is_dir():
+        parser.error(f"--model {options.model} is no folder")
+    for name in ("max_items", "steps", "users", "batch_size"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} {getattr(options, name)}, expected 1 or more")
     if options.fast:
         vars(options).update(FAST)
     elif options.interactions is None or options.items is None:

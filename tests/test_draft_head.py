@@ -11,8 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import BATCH_DECODERS, DECODERS, ENCODER_DECODERS, PAD, VOCABULARY, build, prompts
+import transformers
+from families import BATCH_DECODERS, DECODERS, ENCODER_DECODERS, LLAMA, PAD, VOCABULARY, build, prompts
+from packaging.version import Version
 from test_drafting import DETAILS, LONG_PROMPT, SCORE_TOL, assert_same, index_of, rows_of, updated_index
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.generation.streamers import BaseStreamer
 
 from hf_gr import ConstraintIndex, enable
 from hf_gr.reference import ReferenceTrie, reference_beam_search, reference_head_log_probs
@@ -139,6 +143,43 @@ def test_any_backbone_takes_a_head(family: str) -> None:
     assert_answers(out, [oracle(model, inputs, row, rows, 6) for row in range(3)], 5)
 
 
+HEADS = {"num_key_value_heads": 2, "head_dim": 8}
+MAMBA = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "state_size": 4, "num_hidden_layers": 2}
+LINEAR = {f"linear_{name}": size for name, size in [("num_value_heads", 2), ("num_key_heads", 2)]} | {
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+OTHERS: dict[str, dict[str, Any]] = {
+    # Recurrent layers, whose state cannot give the placeholders back.
+    "mamba": MAMBA,
+    "lfm2": LLAMA | {"layer_types": ["conv", "full_attention"]},
+    "qwen3_next": LLAMA
+    | LINEAR
+    | {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8}
+    | {"layer_types": ["linear_attention", "full_attention"]},
+    # transformers takes another module for their decoder.
+    "llama4_text": LLAMA | {"num_local_experts": 2, "intermediate_size_mlp": 48, "attention_chunk_size": 4},
+    "modernbert-decoder": {name: value for name, value in LLAMA.items() if name not in HEADS},
+}
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_a_prefill_is_all_that_a_backbone_needs(family: str) -> None:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **(OTHERS[family] | {"eos_token_id": None, "pad_token_id": PAD}))
+    model = enable(AutoModelForCausalLM.from_config(config)).eval()
+    index, inputs = index_of("fixed"), prompts(2, 8)
+    model.draft_head = new_head(5)
+    settings = {"constraint_index": index, "num_beams": 4, "num_return_sequences": 4, **DETAILS, **inputs}
+    out = model.generate(**settings, drafting="head")
+    expected = [oracle(model, inputs, row, rows_of("fixed")[0], 4) for row in range(2)]
+    assert_answers(out, expected, 5)
+    # What read the placeholders, too, is no prompt's cache.
+    cache = out.past_key_values
+    assert cache is None or cache.get_seq_length() == 8
+    assert_same(model.generate(**settings, drafting="head", verification="strict"), model.generate(**settings))
+
+
 def test_ragged_catalogues_end_in_the_head() -> None:
     model, inputs = with_head("llama", 6, transition="gru"), prompts(2, 7, padded=True)
     rows, eos = rows_of("ragged")
@@ -232,6 +273,57 @@ def test_a_prefilled_prompt_is_gone_on_from_and_left_as_it_is() -> None:
     assert found.past_key_values.get_seq_length() == 8
     again = model.generate(**inputs, past_key_values=found.past_key_values, **settings)
     assert_same(again, expected)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "bloom", "t5"])
+@pytest.mark.parametrize("size", [1, 2, 4, 8, 12, 20])
+def test_prompts_may_be_prefilled_in_chunks(family: str, size: int) -> None:
+    model, inputs = with_head(family, 5), prompts(2, LONG_PROMPT, padded=True)
+    settings = {"constraint_index": index_of("fixed"), "num_beams": 5, "drafting": "head", **DETAILS, **inputs}
+    for verification in ("catalogue", "strict"):
+        settings["verification"] = verification
+        assert_same(model.generate(**settings, prefill_chunk_size=size), model.generate(**settings))
+
+
+@pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.23"), reason="its chunks begin before the cache's end"
+)
+@pytest.mark.parametrize("size", [1, 4, 9])
+def test_chunks_go_on_from_a_cache(size: int) -> None:
+    model, inputs = with_head("qwen3", 5), prompts(2, LONG_PROMPT)
+    settings = {"constraint_index": index_of("fixed"), "num_beams": 5, "drafting": "head", **DETAILS, **inputs}
+    for length in (3, LONG_PROMPT):
+        begun = model(input_ids=inputs["input_ids"][:, :length], use_cache=True).past_key_values
+        found = model.generate(**settings, past_key_values=begun, prefill_chunk_size=size)
+        assert_same(found, model.generate(**settings))
+
+
+def test_token_types_go_on_as_they_ended() -> None:
+    model, inputs, seen = with_head("gpt2", 5), prompts(2, 3), []
+
+    def record(module: Any, arguments: Any, given: dict[str, Any]) -> None:
+        seen.append(given["token_type_ids"].tolist())
+
+    handle = model.register_forward_pre_hook(record, with_kwargs=True)
+    types = torch.tensor([[0, 0, 1], [0, 4, 5]])
+    model.generate(**inputs, token_type_ids=types, constraint_index=index_of("fixed"), drafting="head", num_beams=2)
+    handle.remove()
+    assert seen == [[[0, 0, 1, 1, 1, 1, 1, 1], [0, 4, 5, 5, 5, 5, 5, 5]]]
+
+
+def test_a_head_may_be_of_another_dtype_than_its_model() -> None:
+    model = enable(build("qwen3", dtype=torch.bfloat16))
+    model.draft_head = new_head(5)
+    out = model.generate(**prompts(2, 6), constraint_index=index_of("fixed"), drafting="head", num_beams=4)
+    assert all(index_of("fixed").items(out[:, 6:]))
+
+
+def test_weights_that_are_loaded_bring_their_codebooks() -> None:
+    one, other = new_head(2, seed=0, hidden_size=8), new_head(2, seed=1, hidden_size=8)
+    assert not torch.equal(one.codebook(0), other.codebook(0))
+    one.load_state_dict(other.state_dict())
+    hidden, labels = torch.randn(2, 3, 8), torch.tensor([[4, 9], [30, 2]])
+    assert torch.equal(one.loss(hidden, labels), other.loss(hidden, labels))
 
 
 def test_prompts_as_embeddings_have_placeholders_too() -> None:
@@ -415,8 +507,14 @@ def test_what_does_not_fit_is_refused() -> None:
     refused(model, "output_attentions with drafting='head'", output_attentions=True)
     refused(model, "verification='catalogue' with drafting=None", drafting=None, verification="catalogue")
     refused(model, "drafting='head' with assistant_model", assistant_model=bare("llama"), verification="strict")
-    refused(model, "num_draft_beams=9 without a draft model", num_draft_beams=9)
+    refused(model, "num_draft_beams=9 with verification='catalogue', expected None", num_draft_beams=9)
+    refused(model, "streamer with drafting='head'", streamer=_Streamer())
+    ended = ConstraintIndex.from_sequences([[3, 4, 5, 6, 7, 2]], eos_token_id=2)
+    refused(model, "its end token is a level: model.add_draft_head\\(index\\)", ended)
     refused(model, "verification='sure'", verification="sure")
+    refused(model, "guidance_scale=1.5 with drafting='head'", guidance_scale=1.5)
+    refused(model, "num_draft_beams=2, expected at least num_beams=3", num_draft_beams=2, verification="strict")
+    refused(model, "num_assistant_tokens=0", num_assistant_tokens=0, verification="strict")
     small = enable(build("qwen3", config={"vocab_size": FIRST_PLACEHOLDER}))
     small.draft_head = new_head(5)
     refused(
@@ -425,6 +523,17 @@ def test_what_does_not_fit_is_refused() -> None:
         input_ids=torch.tensor([[3, 4]] * 2),
         attention_mask=None,
     )
+
+
+def test_a_decoder_at_its_limit_has_no_room_for_placeholders() -> None:
+    begun = torch.full((2, 60), PAD)
+    refused(with_head("bart", 5), "60 tokens and the draft head's placeholders 5 more", decoder_input_ids=begun)
+
+
+class _Streamer(BaseStreamer):
+    def put(self, value: Any) -> None: ...
+
+    def end(self) -> None: ...
 
 
 def short_index() -> ConstraintIndex:
@@ -450,7 +559,11 @@ def test_sliding_caches_cannot_give_placeholders_back() -> None:
         {"use_state": False, "transition": "none", "use_placeholders": False, "placeholder_token_ids": ()},
         {"placeholder_token_ids": (5,)},
         {"placeholder_token_ids": (5, 5)},
+        {"placeholder_token_ids": (5, -1)},
+        {"placeholder_token_ids": (5, 6.0)},
         {"placeholder_tokens": ("<a>",)},
+        {"placeholder_tokens": "<>"},
+        {"codebook_sizes": 4},
         {"use_placeholders": False},
     ],
 )

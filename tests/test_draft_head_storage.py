@@ -538,6 +538,7 @@ def test_the_json_is_for_people(saved: Path) -> None:
     fields = json.loads(text)
     assert list(fields) == sorted(fields)
     assert fields.pop("sha256")
+    assert fields.pop("tensors_sha256")
     assert fields == {
         "codebook_sizes": [2, 3, 2],
         "format_version": 1,
@@ -662,6 +663,31 @@ def test_an_altered_json_is_a_clear_error(saved: Path) -> None:
         DraftHead.from_pretrained(saved)
 
 
+def test_an_altered_weight_is_a_clear_error(saved: Path) -> None:
+    content = bytearray((saved / TENSORS_FILE).read_bytes())
+    content[-100] ^= 1
+    (saved / TENSORS_FILE).write_bytes(content)
+    with pytest.raises(ValueError, match="draft_head.safetensors was altered after it was saved"):
+        DraftHead.from_pretrained(saved)
+
+
+def test_a_head_of_another_model_is_copied(tmp_path: Path) -> None:
+    first, second = build(), build(seed=1)
+    head = add_draft_head(first, LEVELS)
+    rows = head.placeholder_embeddings.clone()
+    copied = add_draft_head(second, head)
+    assert copied is second.draft_head
+    assert first.draft_head is head
+    with torch.no_grad():
+        second.get_input_embeddings().weight.fill_(7.0)
+        copied.logit_heads[0].weight.fill_(7.0)
+    assert head.placeholder_embeddings.equal(rows)
+    assert not bool((head.logit_heads[0].weight == 7).any())
+    del second, copied
+    head.save_pretrained(tmp_path)
+    assert DraftHead.from_pretrained(tmp_path).placeholder_embeddings.equal(rows)
+
+
 def test_a_newer_format_says_so(saved: Path) -> None:
     rewrite(saved, format_version=2)
     with pytest.raises(
@@ -700,7 +726,7 @@ def put(name: str, tensor: Any) -> Any:
         (None, {"hidden_size": 16}, r"embeddings.0.weight is torch.float32 of shape \[2, 32\], expected \[2, 16\]"),
         (None, {"hidden_size": None}, r"hidden_size=None"),
         (None, {"codebook_sizes": [2, 3]}, r"distinct|placeholder_token_ids"),
-        (None, {"codebook_sizes": 7}, r"not iterable"),
+        (None, {"codebook_sizes": 7}, r"expected a sequence with an entry for every level"),
         (None, {"codebook_sizes": [2, 3, 3]}, r"codebooks have \(2, 3, 2\) distinct tokens, expected \(2, 3, 3\)"),
         (None, {"transition": "gru"}, r"transitions.0.bias_hh is torch.float32 of shape \[32\], expected \[96\]"),
         (None, {"transition": "none"}, r"there is embeddings.0.weight, which the config does not speak of"),

@@ -23,7 +23,8 @@ from torch.utils.data import Subset
 from transformers import TrainingArguments
 
 import hf_gr
-from hf_gr import SemanticIds
+from hf_gr import ConstraintIndex, SemanticIds
+from hf_gr.generation.draft_heads import save_draft_head
 from hf_gr.torch.draft_head import DraftHead, DraftHeadConfig
 from hf_gr.training import DraftHeadCollator, DraftHeadTrainer, InteractionDataset, interactions
 from hf_gr.training import draft_head as trainer_module
@@ -122,8 +123,13 @@ def test_bad_data_is_named() -> None:
             lambda: InteractionDataset.from_histories([[0, 1], [0, 2]], items, max_items=3),
             r"histories\[1\] has item 2",
         ),
-        (lambda: InteractionDataset.from_histories([[0], [1]], items, max_items=3), "no item with 1 before it"),
-        (lambda: InteractionDataset.from_histories([[0, 1]], items, max_items=1, min_items=2), "max_items=1"),
+        (lambda: InteractionDataset.from_histories([[0], [1]], items, max_items=3), "no history of 2 items or more"),
+        (lambda: InteractionDataset.from_histories([[0, 1]], items, max_items=1, min_items=2), "min_items=2, exp"),
+        (lambda: InteractionDataset.from_histories([[0, 1]], items, max_items=0), "max_items=0, expected 1 or more"),
+        (
+            lambda: InteractionDataset.from_histories([[0, 1]], ConstraintIndex.from_sequences(items), max_items=1),
+            "items is a ConstraintIndex, expected SemanticIds",
+        ),
         (lambda: InteractionDataset.from_histories([[0, 1]], items, max_items=1, min_items=0), "prefix_tokens"),
     ]:
         with pytest.raises(ValueError, match=message):
@@ -378,6 +384,23 @@ def test_an_adapter_trains_with_the_head_and_resumes(tmp_path: Path) -> None:
     trainer(tmp_path, two, **options).train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
     for (name, first), (_, second) in zip(one.named_parameters(), two.named_parameters(), strict=True):
         assert torch.equal(first, second), name
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # inside PEFT
+def test_an_adapter_inside_the_head_is_refused(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+
+    def wrapped(**options: Any) -> Any:
+        return peft.get_peft_model(model_of(), peft.LoraConfig(task_type="CAUSAL_LM", **options))
+
+    everywhere = wrapped(target_modules="all-linear")
+    for model in (everywhere, wrapped(target_modules=["q_proj"], modules_to_save=["draft_head"])):
+        with pytest.raises(ValueError, match=r"model.draft_head has layers of an adapter .*exclude_modules"):
+            trainer(tmp_path, model)
+    with pytest.raises(ValueError, match=r"model.draft_head has layers of an adapter"):
+        save_draft_head(everywhere, tmp_path / "head")
+    # What the message says helps.
+    trainer(tmp_path, wrapped(target_modules="all-linear", exclude_modules=r"draft_head\..*"))
 
 
 PROCESS = """

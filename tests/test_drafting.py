@@ -583,7 +583,7 @@ def vocabulary_of_50() -> Any:
         ({"drafting": "assistant"}, "drafting='assistant' without assistant_model"),
         ({"drafting": "head"}, "drafting='head' and the model has no draft head, expected one"),
         ({"drafting": "magic"}, "drafting='magic', expected one of"),
-        ({"verification": "catalogue"}, "verification='catalogue' with drafting=None, expected drafting='head' alone"),
+        ({"verification": "catalogue"}, "verification='catalogue' with drafting=None, expected drafting='head'"),
         ({"num_draft_beams": 8}, "num_draft_beams=8 without a draft model, expected both"),
         ({"num_draft_beams": 8, "drafting": "trie"}, "num_draft_beams=8 without a draft model, expected both"),
         ({"draft_token_budget": 8}, "draft_token_budget=8 without drafting"),

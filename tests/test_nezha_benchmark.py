@@ -136,6 +136,7 @@ def strict_against(benchmark: Any, data: Any, scores: list[float], others: list[
 
 def test_strict_answers_that_differ_are_counted_and_forgiven_only_for_rounding(benchmark: Any, data: Any) -> None:
     same = strict_against(benchmark, data, [-1.0, -2.0], [-1.0, -2.0], swapped=False)
+    assert same["ranked"] == dict.fromkeys(same["ranked"], [[0, 1]] * 3)
     assert (same["rows"], same["not_equal"], same["wrong"], same["accepted_steps"]) == (3, 0, 0, 1)
     tied = strict_against(benchmark, data, [-1.0, -1.00001], [-1.0, -1.00001], swapped=True)
     assert (tied["not_equal"], tied["wrong"]) == (3, 0)
@@ -165,11 +166,13 @@ def test_fast_run_compares_all_and_stages_are_not_run_again(tmp_path: Path) -> N
     assert report["hardware"]
     for num_beams in (10, 12):
         rows = {row["method"]: row for row in report["rows"] if row["num_beams"] == num_beams}
-        assert len(rows) == 13
-        assert {row["valid"] for name, row in rows.items() if row["rows"] == 32 and "4" not in name} >= {1.0}
-        assert rows["NEZHA"]["valid"] == rows["MTP"]["valid"] == 1.0
-        strict, beams = rows["self-speculation (strict)"], rows["constrained beam search"]
-        assert (strict["rows"], strict["valid"], beams["valid"]) == (32, 1.0, 1.0)
+        assert len(rows) == 14  # with NEZHA by a second seed
+        unchecked = {"unconstrained beam search", "NEZHA-4 (no verification)", "NEZHA, last level (paper)"}
+        assert all(row["valid"] == 1.0 for name, row in rows.items() if name not in unchecked)
+        assert {name for name, row in rows.items() if row["rows"] != 32} == {
+            "unconstrained beam search",
+            "constrained, on as few rows",
+        }
     assert [(row["rows"], row["wrong"]) for row in report["strict"]] == [(32, 0)] * 2
     assert [(times["batch_size"], times["num_beams"]) for times in report["times"]] == [
         (size, num_beams) for size in (1, 4) for num_beams in (10, 12)

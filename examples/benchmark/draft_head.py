@@ -13,7 +13,7 @@ search.
 
 "decode" is the time inside `hf_gr.torch.decode.decode`, which is all that follows upon the prefill.
 
-    python examples/benchmark/draft_head.py         # 25.7 M parameters, some minutes
+    python examples/benchmark/draft_head.py         # 23 M parameters, some minutes
     python examples/benchmark/draft_head.py --fast  # a tiny model, some seconds
 """
 

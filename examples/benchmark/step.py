@@ -196,7 +196,7 @@ class MadeBeforehand:
     def __init__(self, levels: list[Tensor], clock: Clock) -> None:
         self.prompt_logits, *self.rest = levels
         self.clock = clock
-        self.num_forwards = 0
+        self.num_forwards, self.columns = 0, None
 
     def score(self, levels: Sequence[Nodes], *, depth: int) -> list[Tensor]:
         self.clock.mark()
@@ -216,7 +216,7 @@ class FromLastToken:
         self.tables = tables
         self.rows = torch.arange(batch_size, device=tables[0].device)[:, None]
         self.prompt_logits = tables[0][self.rows]
-        self.num_forwards = 0
+        self.num_forwards, self.columns = 0, None
 
     def score(self, levels: Sequence[Nodes], *, depth: int) -> list[Tensor]:
         self.num_forwards += 1

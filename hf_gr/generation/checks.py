@@ -160,10 +160,14 @@ def check_drafting(model: Any, assistant: Any, config: Any, prompt: Prompt, give
         ValueError: names the argument, its value, what is expected, and the fix.
     """
     drafting, verification = config.drafting, config.verification
-    if verification in BY_HEAD_ALONE and (drafting != "head" or assistant is not None):
-        drafters = f"drafting={drafting!r}" + ("" if assistant is None else " and a draft model")
+    if drafting == "head" and assistant is not None:
         raise ValueError(
-            f"verification={verification!r} with {drafters}, expected drafting='head' alone: only a draft head "
+            "drafting='head' with assistant_model, expected one of them, since both draft: leave one away, or pass "
+            "drafting='assistant' and verification='strict' for the draft model"
+        )
+    if verification in BY_HEAD_ALONE and drafting != "head":
+        raise ValueError(
+            f"verification={verification!r} with drafting={drafting!r}, expected drafting='head': only a draft head "
             "decodes without the model"
         )
     if verification == "relaxed" and config.num_return_sequences > config.num_beams:
@@ -174,7 +178,12 @@ def check_drafting(model: Any, assistant: Any, config: Any, prompt: Prompt, give
     if assistant is None:
         if drafting == "assistant":
             raise ValueError("drafting='assistant' without assistant_model, expected both: pass assistant_model=")
-        if given.get("num_draft_beams") is not None and (drafting != "head" or verification in BY_HEAD_ALONE):
+        if given.get("num_draft_beams") is not None and verification in BY_HEAD_ALONE:
+            raise ValueError(
+                f"num_draft_beams={given['num_draft_beams']} with verification={verification!r}, expected None: the "
+                "head's own num_beams are the answer; with verification='strict' it drafts"
+            )
+        if given.get("num_draft_beams") is not None and drafting != "head":
             raise ValueError(
                 f"num_draft_beams={given['num_draft_beams']} without a draft model, expected both: "
                 "pass assistant_model="
@@ -187,8 +196,6 @@ def check_drafting(model: Any, assistant: Any, config: Any, prompt: Prompt, give
         return
     if given.get("drafting") == "trie":
         raise ValueError("drafting='trie' with assistant_model, expected one of them: drafting='assistant' uses both")
-    if drafting == "head":
-        raise ValueError("drafting='head' with assistant_model, expected one of them: both draft")
     if not hasattr(assistant, "get_output_embeddings"):
         raise ValueError(f"assistant_model is a {type(assistant).__name__}, expected a language model of transformers")
     if assistant.config.is_encoder_decoder != model.config.is_encoder_decoder:
@@ -221,18 +228,12 @@ def check_drafting(model: Any, assistant: Any, config: Any, prompt: Prompt, give
             f"guidance_scale={config.guidance_scale} with assistant_model, expected None: its processor keeps state "
             "of the model's rows, and the draft model has others"
         )
-    num_draft_beams, num_steps = config.num_draft_beams, config.num_assistant_tokens
-    name = "num_beams" if config.num_beams >= config.num_return_sequences else "num_return_sequences"
-    if num_draft_beams is not None and num_draft_beams < getattr(config, name):
-        raise ValueError(
-            f"num_draft_beams={num_draft_beams}, expected at least {name}={getattr(config, name)}: "
-            "a step is accepted only if all beams are among those of the draft"
-        )
-    if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
-        raise ValueError(f"num_assistant_tokens={num_steps!r}, expected 1 or more levels a draft")
+    _check_draft_width(config)
 
 
-def check_draft_head(model: Any, catalogue: Snapshot, config: Any, prompt: Prompt, past_key_values: Any) -> None:
+def check_draft_head(
+    model: Any, catalogue: Snapshot, config: Any, prompt: Prompt, model_kwargs: Mapping[str, Any]
+) -> None:
     """Refuse a draft head that does not fit the model, the catalogue or the prompt.
 
     Args:
@@ -240,7 +241,7 @@ def check_draft_head(model: Any, catalogue: Snapshot, config: Any, prompt: Promp
         catalogue: the catalogue of any row.
         config: the prepared config, with our fields.
         prompt: the described prompt.
-        past_key_values: the user's own.
+        model_kwargs: what else the call was given.
 
     Raises:
         ValueError: names the argument, its value, what is expected, and the fix.
@@ -266,20 +267,29 @@ def check_draft_head(model: Any, catalogue: Snapshot, config: Any, prompt: Promp
             "embeddings for: model.add_draft_head(head) adds them"
         )
     num, limit = head.config.num_placeholders, getattr(text_config, "max_position_embeddings", None)
-    if not model.config.is_encoder_decoder and limit is not None and prompt.length + num > limit:
+    if limit is not None and prompt.length + num > limit:
         raise ValueError(
             f"the prompt has {prompt.length} tokens and the draft head's placeholders {num} more, expected at most "
             f"{limit} together, which is the model's max_position_embeddings: shorten the prompt"
         )
-    if past_key_values is not None and past_key_values.get_seq_length() and not can_take_back(past_key_values):
+    cache = model_kwargs.get("past_key_values")
+    if cache is not None and cache.get_seq_length() and not can_take_back(cache):
         raise ValueError(
             "past_key_values has layers that drop keys (sliding windows), expected plain ones with drafting='head', "
             "whose placeholders are taken back: leave it away"
         )
+    if config.guidance_scale not in (None, 1.0):
+        raise ValueError(
+            f"guidance_scale={config.guidance_scale} with drafting='head', expected None: its processor calls the "
+            "model behind every path, and the head has paths of its own"
+        )
     verification = config.verification
-    if verification in BY_HEAD_ALONE:
+    if verification not in BY_HEAD_ALONE:
+        _check_draft_width(config)
+    else:
         asked = [name for name in ("output_attentions", "output_hidden_states") if getattr(config, name)]
         asked += ["stop_strings"] if config.stop_strings is not None else []
+        asked += ["streamer"] if model_kwargs.get("streamer") is not None else []
         if asked:
             raise ValueError(
                 f"{', '.join(asked)} with drafting='head', expected none: the model is called once, for the prompt"
@@ -301,9 +311,10 @@ def check_codes(head: Any, catalogue: Snapshot) -> None:
     """
     num_levels = head.config.num_levels
     if catalogue.max_length != num_levels:
+        has_end = catalogue.eos_token_id is not None and catalogue.max_length == num_levels + 1
         raise ValueError(
             f"constraint_index has {catalogue.max_length} levels and the draft head {num_levels}, expected as many: "
-            "is it another catalogue's head?"
+            + ("its end token is a level: model.add_draft_head(index)" if has_end else "is it another catalogue's?")
         )
     seen = _FITTING.setdefault(head, WeakSet())
     for part in catalogue.parts:
@@ -329,6 +340,19 @@ def check_generator(generator: Any, device: Any) -> None:
     if not isinstance(generator, torch.Generator) or generator.device.type != device.type:
         found = generator.device if isinstance(generator, torch.Generator) else type(generator).__name__
         raise ValueError(f"generator is {found}, expected a torch.Generator: torch.Generator({str(device.type)!r})")
+
+
+def _check_draft_width(config: Any) -> None:
+    """Refuse searches of a draft model or head that could never be accepted, or go nowhere."""
+    num_draft_beams, num_steps = config.num_draft_beams, config.num_assistant_tokens
+    name = "num_beams" if config.num_beams >= config.num_return_sequences else "num_return_sequences"
+    if num_draft_beams is not None and num_draft_beams < getattr(config, name):
+        raise ValueError(
+            f"num_draft_beams={num_draft_beams}, expected at least {name}={getattr(config, name)}: "
+            "a step is accepted only if all beams are among those of the draft"
+        )
+    if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
+        raise ValueError(f"num_assistant_tokens={num_steps!r}, expected 1 or more levels a draft")
 
 
 def _check_tokens(model: Any, prompt: Prompt) -> None:

@@ -51,13 +51,17 @@ def add_draft_head(
         codebooks: what the head chooses from, level by level: a catalogue (the tokens of its sequences, those of
             removed items and the end token included), semantic IDs (also codes that no item has), or L lists of token
             ids. Or a head, such as `DraftHead.from_pretrained(...)`, which brings all that follows with it but
-            `tokenizer`; its placeholders' embeddings are written into the model's.
+            `tokenizer`; its placeholders' embeddings are written into the model's, in the rows of their ids. That it
+            was trained on these weights nobody can check. Of a head that is part of another model, this is a copy.
         tokenizer: gets the placeholders as special tokens, if it lacks them. Without one they are new ids behind the
             model's embeddings, or those of the head before.
         transition: as in `DraftHeadConfig`, like the next three.
         use_state: as there.
         use_placeholders: as there.
         placeholder_tokens: as there.
+
+    Placeholders are tokens like others: they take part in the normalisation over the vocabulary, so scores of the
+    model move a little when they are added, and without a catalogue the model may write them.
 
     Returns:
         The head, `model.draft_head`, on the device and in the dtype of the model's output embeddings. A new one is
@@ -75,13 +79,16 @@ def add_draft_head(
                 "codebooks is a DraftHead and transition=, use_state=, use_placeholders= or placeholder_tokens= is "
                 "given, expected none of them: the head has its own; make a new one with its codebooks instead"
             )
-        rows = None if getattr(inner, NAME, None) is head else head.placeholder_embeddings
+        is_own = getattr(inner, NAME, None) is head
+        rows = None if is_own else head.placeholder_embeddings
         _check_head(inner, head, rows)
+        if not is_own and head._model is not None:
+            head = copy.deepcopy(head)
         if tokenizer is not None and head.config.num_placeholders:
             _give_placeholders(tokenizer, head)
     else:
         codes = _read_codebooks(codebooks)
-        _check_codes(inner, codes)
+        _check_codebooks(inner, codes)
         config = DraftHeadConfig(
             hidden_size=hidden_size_of(inner),
             codebook_sizes=tuple(map(len, codes)),
@@ -120,13 +127,14 @@ def save_draft_head(model: Any, directory: str | Path, *, state_dict: Mapping[st
             are taken from there, if it has them.
 
     Raises:
-        ValueError: a file in the folder's place.
+        ValueError: a file in the folder's place, or a head with layers of an adapter.
         OSError: the disk is full or read-only; the previous head is still readable.
     """
     inner = base_model(model)
     head: DraftHead | None = getattr(inner, NAME, None)
     if head is None:
         return
+    check_bare(head)
     given: Mapping[str, Any] = state_dict or {}
     tensors = {name: given.get(f"{NAME}.{name}", tensor) for name, tensor in head.state_dict().items()}
     rows = None
@@ -233,6 +241,19 @@ def prepare_upload(
     return {name: written for name, written in files_timestamps.items() if name not in head_storage.FILES}
 
 
+def check_bare(head: Any) -> None:
+    """Refuse a head that an adapter has put layers into, or around: its weights would have other names.
+
+    Raises:
+        ValueError: tells how to leave it out.
+    """
+    if not isinstance(head, DraftHead) or any(hasattr(module, "base_layer") for module in head.modules()):
+        raise ValueError(
+            "model.draft_head has layers of an adapter (PEFT), expected its own, which are trained beside the "
+            "adapter: leave it out by LoraConfig(exclude_modules=r'draft_head\\..*'), and out of modules_to_save"
+        )
+
+
 def check_tokenizer(head: DraftHead, tokenizer: Any) -> None:
     """Make sure that a tokenizer has the head's placeholders, under the ids that the head knows.
 
@@ -293,7 +314,7 @@ def _read_level(level: int, tokens: Any) -> Tensor:
     return codes.long().cpu()
 
 
-def _check_codes(model: Any, codebooks: Sequence[Tensor]) -> None:
+def _check_codebooks(model: Any, codebooks: Sequence[Tensor]) -> None:
     """Refuse codes that the model has no token for."""
     vocabulary = model.get_input_embeddings().weight.shape[0]
     for level, codes in enumerate(codebooks, start=1):
@@ -319,7 +340,7 @@ def _check_head(model: Any, head: DraftHead, rows: Tensor | None) -> None:
             f"the draft head has placeholder embeddings of size {rows.shape[1]}, expected the model's, "
             f"{embeddings.shape[1]}: it is another model's head; load that model"
         )
-    _check_codes(model, [head.codebook(level) for level in range(head.config.num_levels)])
+    _check_codebooks(model, [head.codebook(level) for level in range(head.config.num_levels)])
 
 
 def hidden_size_of(model: Any) -> int:

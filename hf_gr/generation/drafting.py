@@ -115,6 +115,7 @@ def head_scorers(
         plan: what is asked for; processors and outputs want scores over the whole vocabulary.
         vocab_size: V.
     """
+    hidden = hidden.to(next(head.parameters()))  # its device and type, which may be others than the model's
     is_wide = plan.processors is not None or plan.output_scores or plan.output_logits
     return lambda width: lambda: HeadScorer(head, hidden, vocab_size=vocab_size if is_wide else None)
 

@@ -52,7 +52,11 @@ class ConstraintLogitsProcessor(LogitsProcessor):
     generations in several threads, and on a device on which comparing prompts must not wait.
 
     With `separator` an answer is several labels, each at most once: the place of a label's end token may be taken by
-    the separator while another label is left. `items` takes such answers apart.
+    the separator while another label is left. `items` takes such answers apart. Labels of `from_labels` bring the
+    space before them, so that `","` writes "Sports, Science".
+
+    Where a row of beams has fewer sequences to go to than beams, transformers fills it with copies, whose scores are
+    that very low number (`generate(constraint_index=...)` gives padding rows of score `-inf`).
 
     Args:
         index: the catalogue as it is now, or a list of one for each prompt (views of one index); rows are taken for as
@@ -92,7 +96,10 @@ class ConstraintLogitsProcessor(LogitsProcessor):
         every = list(index) if isinstance(index, (list, tuple)) else [index]
         for one in every:
             if not isinstance(one, ConstraintIndex):
-                raise ValueError(f"index is a {type(one).__name__}, expected a ConstraintIndex")
+                raise ValueError(
+                    f"index is a {type(one).__name__}, expected a ConstraintIndex: ConstraintIndex.from_labels makes "
+                    "one of labels"
+                )
             if tokenizer is not None:
                 check_is_tokenizer(tokenizer)
                 one.check_tokenizer(tokenizer)

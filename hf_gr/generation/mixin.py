@@ -194,7 +194,7 @@ class GRGenerationMixin(GenerationMixin):
         )
         check_drafting(self, assistant_model, config, prompt, ours)
         if config.drafting == "head":
-            check_draft_head(self, rules.any, config, prompt, cache)
+            check_draft_head(self, rules.any, config, prompt, model_kwargs)
         check_generator(generator, self.device)
         if max_new_tokens is None:
             max_new_tokens = rules.any.max_length if max_length is None else max_length - prompt.length
@@ -247,11 +247,20 @@ class GRGenerationMixin(GenerationMixin):
             _IS_PREPARED.reset(prepared)
 
     def add_draft_head(self: Any, codebooks: Any, **options: Any) -> DraftHead:
-        """Give the model a draft head for `drafting="head"`: see `hf_gr.generation.draft_heads.add_draft_head`.
+        """Give the model a draft head for `drafting="head"`, in the place of one that it may have.
 
         Args:
-            codebooks: a `ConstraintIndex`, `SemanticIds`, a list of token ids for every level, or a `DraftHead`.
-            options: `tokenizer`, `transition`, `use_state`, `use_placeholders`, `placeholder_tokens`.
+            codebooks: what the head chooses from: a `ConstraintIndex`, `SemanticIds`, a list of token ids for every
+                level, or a `DraftHead`.
+            options: `tokenizer`, which gets the placeholders; and the fields of `DraftHeadConfig`: `transition`,
+                `use_state`, `use_placeholders`, `placeholder_tokens`.
+
+        Returns:
+            The head, `model.draft_head`, untrained unless it was given.
+
+        Raises:
+            ValueError: what does not fit the model or the tokenizer. Nothing is changed then. All of it is told by
+                `help(hf_gr.generation.draft_heads.add_draft_head)`.
 
         Example:
             >>> from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -378,7 +387,7 @@ def _decode_prepared(
         outputs, hidden = prefill_with_placeholders(
             model, input_ids, generation_config, model_kwargs, placeholder_ids=head.config.placeholder_token_ids
         )
-        draft_scorers = head_scorers(head, hidden.to(head.device), plan, outputs.logits.shape[-1])
+        draft_scorers = head_scorers(head, hidden, plan, outputs.logits.shape[-1])
     else:
         outputs = model._prefill(input_ids, generation_config, model_kwargs)
     if call.assistant is not None:

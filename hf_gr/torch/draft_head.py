@@ -68,6 +68,8 @@ class DraftHeadConfig:
 
     def __post_init__(self) -> None:
         for name in ("codebook_sizes", "placeholder_tokens", "placeholder_token_ids"):
+            if isinstance(getattr(self, name), (str, int)):
+                raise ValueError(f"{name}={getattr(self, name)!r}, expected a sequence with an entry for every level")
             object.__setattr__(self, name, tuple(getattr(self, name)))
         sizes = (self.hidden_size, *self.codebook_sizes)
         if not self.codebook_sizes or not all(type(size) is int and size > 0 for size in sizes):
@@ -91,6 +93,9 @@ class DraftHeadConfig:
                     f"{name}={values!r}, expected {self.num_placeholders} distinct ones: one for each level, none "
                     "without placeholders"
                 )
+
+        if not all(type(token) is int and token >= 0 for token in self.placeholder_token_ids):
+            raise ValueError(f"placeholder_token_ids={self.placeholder_token_ids!r}, expected integers, 0 or more")
 
     @property
     def num_levels(self) -> int:
@@ -147,20 +152,26 @@ class DraftHead(nn.Module):
             raise ValueError("codebooks have a token below 0, expected token ids of the model's vocabulary")
         for level, tokens in enumerate(codes):
             self.register_buffer(f"codebook_{level}", tokens)
-            columns = torch.zeros(int(tokens.max()) + 1, dtype=torch.long)
-            columns[tokens] = torch.arange(len(tokens))
-            # By token its place among the level's codes; what is no code gets one that nobody reads.
-            self.register_buffer(f"columns_{level}", columns, persistent=False)
+        self._number_codes()
         size, inner = config.hidden_size, config.codebook_sizes[:-1]
         self.logit_heads = nn.ModuleList(nn.Linear(size, codes, bias=False) for codes in config.codebook_sizes)
         recurs = config.transition != "none"
         self.embeddings = nn.ModuleList(nn.Embedding(codes, size) for codes in inner if recurs)
         self.transitions = nn.ModuleList(_transition(config.transition, size) for _ in inner if recurs)
 
-    @property
-    def device(self) -> torch.device:
-        """Where it is."""
-        return self.codebook(0).device
+    def _number_codes(self) -> None:
+        """By token its place among the level's codes; what is no code gets one that nobody reads."""
+        for level in range(self.config.num_levels):
+            tokens = self.codebook(level)
+            columns = torch.zeros(int(tokens.max()) + 1, dtype=torch.long, device=tokens.device)
+            columns[tokens] = torch.arange(len(tokens), device=tokens.device)
+            self.register_buffer(f"columns_{level}", columns, persistent=False)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """torch's own: with other codebooks, tokens have other places."""
+        super()._load_from_state_dict(*args, **kwargs)
+        if not self.codebook(0).is_meta:
+            self._number_codes()
 
     def codebook(self, level: int) -> Int[Tensor, " codes"]:
         """The tokens of a level's codes."""

@@ -49,11 +49,11 @@ def save(
     if directory.exists() and not directory.is_dir():
         raise ValueError(f"save_directory={str(directory)!r} is a file, expected a folder: name another one")
     directory.mkdir(parents=True, exist_ok=True)
-    fields = {"format_version": FORMAT_VERSION, **config}
-    text = json.dumps({**fields, "sha256": _digest(fields)}, indent=2, sort_keys=True) + "\n"
     given = dict(tensors) if placeholder_embeddings is None else {**tensors, PLACEHOLDERS: placeholder_embeddings}
     # Copies: tensors of a model may share memory, which safetensors refuses.
     kept = {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in given.items()}
+    fields = {"format_version": FORMAT_VERSION, **config, "tensors_sha256": _tensors_digest(kept)}
+    text = json.dumps({**fields, "sha256": _digest(fields)}, indent=2, sort_keys=True) + "\n"
     with tempfile.TemporaryDirectory(prefix=".draft_head-", dir=directory) as folder:
         work = Path(folder)
         try:
@@ -102,7 +102,10 @@ def load(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise ValueError(
             f"{path} holds no draft head, expected what save_pretrained writes: download it or save it again"
         )
-    return _read(metadata["draft_head"].encode(), path), tensors
+    fields = _read(metadata["draft_head"].encode(), path)
+    if fields.pop("tensors_sha256", None) != _tensors_digest(tensors):
+        raise _altered(path)
+    return fields, tensors
 
 
 def check_tensors(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
@@ -136,11 +139,21 @@ def _read(text: bytes, path: Path) -> dict[str, Any]:
         )
     fields = {name: value for name, value in description.items() if name != "sha256"}
     if description.get("sha256") != _digest(fields):
-        raise ValueError(
-            f"{path} was altered after it was saved, expected its own digest: download it or save it again"
-        )
+        raise _altered(path)
     del fields["format_version"]
     return fields
+
+
+def _altered(path: Path) -> ValueError:
+    return ValueError(f"{path} was altered after it was saved, expected its own digest: download it or save it again")
+
+
+def _tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _digest(fields: Mapping[str, Any]) -> str:

@@ -14,21 +14,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, Trainer, TrainingArguments
-from transformers.trainer_pt_utils import LengthGroupedSampler
+from transformers import PreTrainedModel, TrainingArguments
 
-from hf_gr.generation.draft_heads import load_draft_head, save_draft_head
+from hf_gr.generation.draft_heads import check_bare, load_draft_head, save_draft_head
 from hf_gr.generation.layouts import base_model, takes_argument
 from hf_gr.generation.mixin import GRGenerationMixin
 from hf_gr.generation.placeholders import catch_hidden_states
 
+from .base import LossTrainer, lengths_of
 from .interactions import DraftHeadCollator, InteractionDataset
 
 
-class DraftHeadTrainer(Trainer):
+class DraftHeadTrainer(LossTrainer):
     """Trains a model's draft head, and the model with it.
 
     The paper's recipe: AdamW, learning rate 1e-5, 1% of the steps warm-up and then a cosine; the head's own
@@ -55,16 +54,18 @@ class DraftHeadTrainer(Trainer):
         train_dataset: an `InteractionDataset`, or a `torch.utils.data.Subset` of one.
         eval_dataset: another, or several by name; `eval_loss` is the same loss.
         train_backbone: train the model, too; if not, nothing but the head and the placeholders' rows of the input
-            embeddings changes. (The optimizer's state still is that of all rows.)
+            embeddings changes. (The optimizer's state still is that of all rows. Where embeddings are tied, those rows
+            are the placeholders' logits, too, which all probabilities are normalised with: the model's own scores move
+            by that much.)
         embedding_lr: learning rate of the head's embeddings, as a multiple of `args.learning_rate`.
         transition_lr: likewise of its transitions.
         logit_lr: likewise of its logit heads.
         kwargs: transformers' own: `callbacks`, `optimizers` (then as given, without multiples), ...
 
     Raises:
-        ValueError: before any work: a model without a draft head; data of another kind, with labels that are not of
-            the head's codebooks, or with prompts too long for the model with placeholders; several GPUs in one
-            process, FSDP or DeepSpeed.
+        ValueError: before any work: a model without a draft head, or with one that an adapter was put into; data of
+            another kind, with labels that are not of the head's codebooks, or with prompts too long for the model with
+            placeholders; several GPUs in one process, FSDP or DeepSpeed.
 
     Example:
         >>> import tempfile
@@ -121,7 +122,6 @@ class DraftHeadTrainer(Trainer):
                 f"args are for {self.args.n_gpu} GPUs in one process, FSDP or DeepSpeed, expected a process a GPU and "
                 "no more: accelerate launch --multi_gpu"
             )
-        self.model_accepts_loss_kwargs = False  # the loss is a mean over a batch, not a sum over its tokens
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """transformers' own, with everything frozen that is not to be trained."""
@@ -139,14 +139,7 @@ class DraftHeadTrainer(Trainer):
             optimizer.param_groups = self._split(optimizer.param_groups)
         return optimizer
 
-    def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:
-        """The loss of a batch that `DraftHeadCollator` made."""
+    def _loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         inner = base_model(model)
         given = {name: values for name, values in inputs.items() if name != "labels"}
         if takes_argument(inner, "logits_to_keep"):
@@ -155,24 +148,7 @@ class DraftHeadTrainer(Trainer):
             model(**given, use_cache=False)
         head = inner.draft_head
         hidden = caught[-1][:, -head.config.num_placeholders - 1 :]
-        loss = head.loss(hidden.to(head.logit_heads[0].weight.dtype), inputs["labels"])
-        return (loss, {}) if return_outputs else loss
-
-    def prediction_step(
-        self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """The loss alone."""
-        inputs = self._prepare_inputs(inputs)
-        with torch.no_grad(), self.compute_loss_context_manager():
-            return self.compute_loss(model, inputs).detach(), None, None
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        """transformers' own; by length, lengths are known without reading the data."""
-        dataset = self.train_dataset if train_dataset is None else train_dataset
-        if self.args.train_sampling_strategy == "group_by_length" and dataset is not None:
-            batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps
-            return LengthGroupedSampler(batch_size, lengths=_lengths(dataset).tolist())
-        return super()._get_train_sampler(train_dataset)
+        return head.loss(hidden.to(head.logit_heads[0].weight.dtype), inputs["labels"])
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         super()._save(output_dir, state_dict)
@@ -259,10 +235,12 @@ def _check_model(model: Any) -> None:
             f"model is a {type(inner).__name__}, expected one with GRGenerationMixin, which saves the head with it: "
             "hf_gr.enable(model) (model_init= is not supported)"
         )
-    if getattr(inner, "draft_head", None) is None:
+    head = getattr(inner, "draft_head", None)
+    if head is None:
         raise ValueError(
             "model has no draft head, expected one: model.add_draft_head(constraint_index, tokenizer=tokenizer)"
         )
+    check_bare(head)
 
 
 def _named_datasets(train: Any, evaluation: Any) -> dict[str, Any]:
@@ -287,13 +265,6 @@ def _inner_data(name: str, dataset: Any) -> InteractionDataset:
     return inner
 
 
-def _lengths(dataset: Any) -> np.ndarray:
-    """The prompts' lengths, also those of subsets of subsets."""
-    if isinstance(dataset, InteractionDataset):
-        return dataset.lengths
-    return _lengths(dataset.dataset)[np.asarray(dataset.indices)]
-
-
 def _check_data(name: str, dataset: Any, model: Any) -> None:
     data, head = _inner_data(name, dataset), model.draft_head
     try:
@@ -306,7 +277,7 @@ def _check_data(name: str, dataset: Any, model: Any) -> None:
             f"{name} has token {data.max_token_id}, expected less than {vocab_size}, the model's embeddings: is it of "
             "another tokenizer?"
         )
-    lengths = _lengths(dataset)
+    lengths = lengths_of(dataset)
     text_config = model.config.get_text_config(decoder=True)
     limit = getattr(text_config, "max_position_embeddings", None)
     num = 0 if model.config.is_encoder_decoder else head.config.num_placeholders

@@ -18,7 +18,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hf_gr.catalogue import SemanticIds
+from hf_gr.catalogue import ConstraintIndex, SemanticIds
 from hf_gr.catalogue.fanout import smallest_dtype
 from hf_gr.catalogue.item_ids import ItemId
 from hf_gr.catalogue.sequences import read_catalogue, read_rows, to_host
@@ -87,26 +87,36 @@ class InteractionDataset(Dataset):
             histories: lists of items, oldest first.
             items: the semantic IDs of the items, whose ids histories are made of; or the tokens of items that are
                 numbered from 0, `[N, L]` with -1 behind the end of short ones.
-            max_items: of a prompt; the latest are kept. The model must have room for them and for placeholders.
+            max_items: of a prompt, 1 or more; the latest are kept. The model must have room for them and for
+                placeholders.
             min_items: of a prompt; what has fewer before it is no entry.
             prefix_tokens: stand in front of every prompt.
-            eos_token_id: stands behind every label, as in a catalogue with an end token.
+            eos_token_id: stands behind every label: needed where the catalogue has an end token, or the head would
+                never learn to stop.
 
         Returns:
             The dataset. It takes 24 bytes an entry, and prompts are put together when they are asked for.
 
         Raises:
-            ValueError: an unknown item, by history; no entry at all.
+            ValueError: an unknown item, by history; a catalogue for `items`, which has an order of its own; no entry
+                at all.
 
         Example:
             >>> data = InteractionDataset.from_histories([[2, 0, 1]], [[5, 7], [5, 8], [6, 7]], max_items=2)
             >>> [data[number]["input_ids"].tolist() for number in range(len(data))]
             [[6, 7], [6, 7, 5, 7]]
         """
-        if not 0 <= min_items <= max_items or max_items < 1 or (min_items == 0 and not len(prefix_tokens)):
+        if max_items < 1:
+            raise ValueError(f"max_items={max_items}, expected 1 or more: a prompt has an item")
+        if not 0 <= min_items <= max_items or (min_items == 0 and not len(prefix_tokens)):
             raise ValueError(
-                f"min_items={min_items} and max_items={max_items}, expected 1 <= min_items <= max_items, or "
-                "min_items=0 with prefix_tokens: a prompt has a token"
+                f"min_items={min_items}, expected 1 to max_items={max_items}; 0 goes with prefix_tokens alone, for a "
+                "prompt has a token"
+            )
+        if isinstance(items, ConstraintIndex):
+            raise ValueError(
+                "items is a ConstraintIndex, expected SemanticIds, or the tokens of items 0, 1, 2, ...: an index has "
+                "its sequences in an order of its own"
             )
         if isinstance(items, SemanticIds):
             row_of = {item: row for row, item in enumerate(items.item_ids)}
@@ -127,7 +137,8 @@ class InteractionDataset(Dataset):
         targets = places[places - begins >= min_items]
         if not len(targets):
             raise ValueError(
-                f"histories have no item with {min_items} before it, expected one: a history has {min_items + 1} items"
+                f"histories has no history of {min_items + 1} items or more, expected one: {min_items} for the prompt "
+                "and the one that followed"
             )
         labels = tokens if eos_token_id is None else read_catalogue(tokens, eos_token_id)
         made = cls.__new__(cls)

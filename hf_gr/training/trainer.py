@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import Trainer, TrainingArguments
-from transformers.trainer_pt_utils import LengthGroupedSampler
+from transformers import TrainingArguments
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.generation.layouts import base_model
 
 from . import losses
+from .base import LossTrainer
 from .dataset import TeacherCollator, TeacherDataset
 from .losses import LevelLogProbs
 from .packing import PathScores, score_paths
@@ -49,7 +49,7 @@ NEEDS: dict[str, _Needs] = {
 }
 
 
-class AtSpeedTrainer(Trainer):
+class AtSpeedTrainer(LossTrainer):
     """Trains a draft model to draft what the target's beam search will choose.
 
     The paper's recipe: AdamW, learning rate 1e-3, batches of 64 prompts, 200 steps of warm-up and then a cosine, 20
@@ -139,34 +139,6 @@ class AtSpeedTrainer(Trainer):
         self._snapshot = snapshot
         kwargs.setdefault("data_collator", TeacherCollator(_pad_token(model), **vars(needs)))
         super().__init__(model=model, args=args, **kwargs)
-        self.model_accepts_loss_kwargs = False  # losses are means over a batch, not sums over its tokens
-
-    def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:
-        """The loss of a batch that `TeacherCollator` made."""
-        loss = self._loss(model, inputs)
-        return (loss, {}) if return_outputs else loss
-
-    def prediction_step(
-        self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """The loss alone."""
-        inputs = self._prepare_inputs(inputs)
-        with torch.no_grad(), self.compute_loss_context_manager():
-            return self.compute_loss(model, inputs).detach(), None, None
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        """transformers' own; by length, lengths are known without reading the data."""
-        dataset = self.train_dataset if train_dataset is None else train_dataset
-        if self.args.train_sampling_strategy == "group_by_length" and dataset is not None:
-            batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps
-            return LengthGroupedSampler(batch_size, lengths=_lengths(dataset))
-        return super()._get_train_sampler(train_dataset)
 
     def _loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         needs = NEEDS[self.loss]
@@ -259,14 +231,6 @@ def _teacher_data(name: str, dataset: Any) -> TeacherDataset:
             )
         inner = inner.dataset
     return inner
-
-
-def _lengths(dataset: Any) -> list[int]:
-    """The prompts' lengths, also those of subsets of subsets."""
-    if isinstance(dataset, TeacherDataset):
-        return dataset.lengths.tolist()
-    lengths = _lengths(dataset.dataset)
-    return [lengths[number] for number in dataset.indices]
 
 
 def _check_data(name: str, data: TeacherDataset, digest: str, loss: str, needs: _Needs, alpha: float) -> None:

@@ -1,0 +1,61 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the trainers here share: a loss of their own, and batches by length. Knows no loss and no data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import Trainer
+from transformers.trainer_pt_utils import LengthGroupedSampler
+
+
+class LossTrainer(Trainer):
+    """transformers' Trainer with a loss that the model's forward does not know of.
+
+    A subclass has `_loss(model, inputs)`; its datasets, or what their subsets are of, have `lengths`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.model_accepts_loss_kwargs = False  # losses are means over a batch, not sums over its tokens
+
+    def _loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        raise NotImplementedError
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """The loss of a batch that the collator made."""
+        loss = self._loss(model, inputs)
+        return (loss, {}) if return_outputs else loss
+
+    def prediction_step(
+        self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The loss alone."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            return self.compute_loss(model, inputs).detach(), None, None
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        """transformers' own; by length, lengths are known without reading the data."""
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        if self.args.train_sampling_strategy == "group_by_length" and dataset is not None:
+            batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps
+            return LengthGroupedSampler(batch_size, lengths=lengths_of(dataset).tolist())
+        return super()._get_train_sampler(train_dataset)
+
+
+def lengths_of(dataset: Any) -> np.ndarray:
+    """The prompts' lengths, also those of subsets of subsets."""
+    if hasattr(dataset, "lengths"):
+        return np.asarray(dataset.lengths)
+    return lengths_of(dataset.dataset)[np.asarray(dataset.indices)]
