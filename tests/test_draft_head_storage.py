@@ -19,6 +19,7 @@ import families
 import huggingface_hub
 import pytest
 import safetensors.torch
+import test_index
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -764,31 +765,8 @@ def test_the_card_of_a_head_without_placeholders_names_none(tmp_path: Path) -> N
     assert "without placeholders" in text
 
 
-class FakeApi:
-    """What `push_to_hub` needs of HfApi, and a note of what it was asked."""
-
-    asked: dict[str, Any]
-    uploaded: dict[str, bytes]
-    has_card = False
-
-    def __init__(self, token: Any = None) -> None:
-        type(self).asked, type(self).uploaded = {"token": token}, {}
-
-    def create_repo(self, repo_id: str, **arguments: Any) -> Any:
-        self.asked["create_repo"] = (repo_id, arguments)
-        return SimpleNamespace(repo_id=repo_id if "/" in repo_id else f"me/{repo_id}")
-
-    def create_branch(self, repo_id: str, **arguments: Any) -> None:
-        self.asked["create_branch"] = (repo_id, arguments)
-
-    def file_exists(self, repo_id: str, filename: str, **arguments: Any) -> bool:
-        return self.has_card
-
-    def upload_folder(self, *, folder_path: str, ignore_patterns: list[str] | None, **arguments: Any) -> Any:
-        self.asked["upload_folder"] = arguments
-        files = contents(Path(folder_path)).items()
-        self.uploaded.update({name: data for name, data in files if name not in (ignore_patterns or ())})
-        return SimpleNamespace(commit_url="https://huggingface.co/me/head/commit/1")
+class FakeApi(test_index.FakeApi):
+    """Also what transformers needs to push a model."""
 
     def create_commit(self, *, operations: list[Any], **arguments: Any) -> Any:
         self.asked["create_commit"] = arguments

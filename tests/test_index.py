@@ -35,7 +35,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from hf_gr import ConstraintIndex
+from hf_gr import ConstraintIndex, paired_files
 from hf_gr.catalogue import storage
 from hf_gr.catalogue.segment import Segment
 
@@ -1058,7 +1058,7 @@ def test_a_crash_between_the_two_files_leaves_an_index(order: tuple[str, str], t
 def write_in_place(directory: Path, description: Any, arrays: Any, *, card: str) -> None:
     """`storage.save` as one would first write it."""
     fields = {"format_version": 2, **description, "arrays_sha256": storage._arrays_digest(arrays)}
-    text = json.dumps({**fields, "sha256": storage._description_digest(fields)})
+    text = json.dumps({**fields, "sha256": paired_files.digest(fields)})
     (directory / ARRAYS_FILE).write_bytes(b"")
     safetensors.numpy.save_file(arrays, directory / ARRAYS_FILE, metadata={"constraint_index": text})
     (directory / JSON_FILE).write_text(text)
@@ -1072,10 +1072,13 @@ def test_a_planted_error_in_saving_is_seen(tmp_path: Path, monkeypatch: pytest.M
         check("save_file", 1, ERRORS[0], tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("digest", ["_arrays_digest", "_description_digest"])
-def test_a_planted_error_in_the_digests_is_seen(digest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, digest, lambda _: "0" * 64)
-    file = ARRAYS_FILE if digest == "_arrays_digest" else JSON_FILE
+@pytest.mark.parametrize(
+    ("module", "digest", "file"), [(storage, "_arrays_digest", ARRAYS_FILE), (paired_files, "digest", JSON_FILE)]
+)
+def test_a_planted_error_in_the_digests_is_seen(
+    module: Any, digest: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, digest, lambda _: "0" * 64)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         test_any_flipped_bit_is_refused(file, 0, tmp_path)
 

@@ -20,7 +20,7 @@ import safetensors.numpy
 from test_index import FakeApi
 from typer.testing import CliRunner
 
-from hf_gr import ConstraintIndex, cli
+from hf_gr import ConstraintIndex, cli, paired_files
 from hf_gr.catalogue import storage
 from hf_gr.catalogue.storage import ARRAYS_FILE, JSON_FILE
 from hf_gr.catalogue.summary import summarise
@@ -448,7 +448,7 @@ def resign(folder: Path, **fields: Any) -> None:
     """Another description beside the arrays, with a digest that fits."""
     description = json.loads((folder / JSON_FILE).read_text()) | fields
     del description["sha256"]
-    description["sha256"] = storage._description_digest(description)
+    description["sha256"] = paired_files.digest(description)
     (folder / JSON_FILE).write_text(json.dumps(description))
 
 

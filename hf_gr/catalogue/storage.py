@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two files of an index: a JSON that people read and a safetensors that holds everything.
 
-The safetensors carries the JSON's text in its own header, so it alone is a complete index. Each file is replaced in
-one step; whatever is interrupted, the safetensors is the old index or the new one. The text carries digests of itself
-and of the arrays: a file that was altered is told from one that an interrupted save left behind.
+The safetensors carries the JSON's text in its own header, so it alone is a complete index (`hf_gr.paired_files`). The
+text carries a digest of the arrays, too.
 
 Arrays are mapped into memory, not read: an index of 20 million items is there at once, and several processes share it.
 A mapped file may be replaced, as `save` does by renaming, but must not be overwritten in place.
@@ -16,7 +15,6 @@ import hashlib
 import json
 import math
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +25,8 @@ import numpy.typing as npt
 import safetensors
 import safetensors.numpy
 
+from hf_gr import paired_files
+
 from .fanout import Fanout, require
 from .item_ids import ItemId, ItemIds
 from .segment import Items, Segment
@@ -36,7 +36,6 @@ from .trie import Trie
 FORMAT_VERSION = 2
 JSON_FILE = "constraint_index.json"
 ARRAYS_FILE = "constraint_index.safetensors"
-CARD_FILE = "README.md"
 FILES = (JSON_FILE, ARRAYS_FILE)
 VERIFIED_BYTES = 64 * 2**20  # what is verified at every load: less than a tenth of a second
 DTYPES = {"U8": np.uint8, "I16": np.int16, "I32": np.int32, "I64": np.int64}
@@ -54,24 +53,12 @@ def save(directory: Path, description: Mapping[str, Any], arrays: Arrays, *, car
         OSError: a file that cannot be written, such as on a full disk.
     """
     fields = {"format_version": FORMAT_VERSION, **description, "arrays_sha256": _arrays_digest(arrays)}
-    text = json.dumps({**fields, "sha256": _description_digest(fields)}, indent=2) + "\n"
-    with tempfile.TemporaryDirectory(prefix=".constraint_index-", dir=directory) as folder:
-        work = Path(folder)
-        try:
-            cast(Any, safetensors.numpy).save_file(arrays, work / ARRAYS_FILE, metadata={"constraint_index": text})
-        except safetensors.SafetensorError as error:  # a full disk, for one
-            raise OSError(f"{directory / ARRAYS_FILE} cannot be written: {error}") from error
-        (work / JSON_FILE).write_text(text, encoding="utf-8", newline="\n")
-        (work / ARRAYS_FILE).chmod((work / JSON_FILE).stat().st_mode)  # safetensors makes files for their owner alone
-        names = [ARRAYS_FILE, JSON_FILE]
-        if not (directory / CARD_FILE).exists():  # it may be a model's
-            (work / CARD_FILE).write_text(card, encoding="utf-8", newline="\n")
-            names.append(CARD_FILE)
-        for name in names:
-            with (work / name).open("rb+") as file:
-                os.fsync(file.fileno())
-        for name in names:
-            (work / name).replace(directory / name)
+    text = paired_files.to_text(fields)
+
+    def write_arrays(path: Path) -> None:
+        cast(Any, safetensors.numpy).save_file(arrays, path, metadata={"constraint_index": text})
+
+    paired_files.write(directory, text, write_arrays, json_file=JSON_FILE, tensors_file=ARRAYS_FILE, card=card)
 
 
 def load(directory: Path, *, verify: bool | None = None) -> tuple[dict[str, Any], Arrays]:
@@ -105,7 +92,7 @@ def load(directory: Path, *, verify: bool | None = None) -> tuple[dict[str, Any]
     # Where the two differ, a save was interrupted between the files: the one that came with the arrays holds.
     description = _read_description(metadata["constraint_index"].encode(), path)
     if should_verify(arrays, verify) and description.get("arrays_sha256") != _arrays_digest(arrays):
-        raise _altered(path)
+        raise paired_files.altered(path)
     return description, arrays
 
 
@@ -225,28 +212,7 @@ def _read_fanout(name: str, arrays: Arrays, described: Fanout) -> Fanout:
 
 
 def _read_description(text: bytes, path: Path) -> dict[str, Any]:
-    try:
-        description = json.loads(text)
-        version = description["format_version"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} is no description of a constraint index: download it or save it again") from error
-    if isinstance(version, int) and version > FORMAT_VERSION:
-        raise ValueError(
-            f"{path} has format_version {version}, expected at most {FORMAT_VERSION}: a newer hf_gr wrote it; "
-            'pip install -U "hf-gr"'
-        )
-    fields = {name: value for name, value in description.items() if name != "sha256"}
-    if description.get("sha256") != _description_digest(fields):
-        raise _altered(path)
-    return description
-
-
-def _altered(path: Path) -> ValueError:
-    return ValueError(f"{path} was altered after it was saved, expected its own digest: download it or save it again")
-
-
-def _description_digest(fields: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+    return paired_files.read_text(text, path, what="a constraint index", newest=FORMAT_VERSION)
 
 
 def _arrays_digest(arrays: Arrays) -> str:

@@ -26,6 +26,7 @@ from transformers.utils.hub import cached_file
 
 from hf_gr.cards import tag_card
 from hf_gr.catalogue import ConstraintIndex, SemanticIds
+from hf_gr.paired_files import CARD_FILE
 from hf_gr.torch import head_storage
 from hf_gr.torch.draft_head import DraftHead, DraftHeadConfig, Transition
 
@@ -235,7 +236,7 @@ def prepare_upload(
     head: DraftHead | None = getattr(base_model(model), NAME, None)
     if head is None:
         return dict(files_timestamps)
-    card = Path(directory, head_storage.CARD_FILE)
+    card = Path(directory, CARD_FILE)
     if card.is_file():
         tag_card(card, head, repo_id)
     return {name: written for name, written in files_timestamps.items() if name not in head_storage.FILES}

@@ -134,7 +134,6 @@ class DraftHead(nn.Module):
     Source: NEZHA, equations 1 to 3.
     """
 
-    codebooks: list[Tensor]
     # The model that it was added to, held weakly, has the placeholders' embeddings; before that they are below.
     _model: Callable[[], Any] | None = None
     _placeholder_rows: Tensor | None = None

@@ -2,17 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two files of a draft head: a JSON that people read and a safetensors that holds everything. Knows no head.
 
-As with an index, the safetensors carries the JSON's text in its own header, and each file is replaced in one step:
-whatever is interrupted, what is loaded is the old head or the new one. Where the texts differ, that of the tensors
-holds; a text that was altered is told from an older one by its digest of itself.
+As with an index (`hf_gr.paired_files`): where an interrupted save left texts that differ, that of the tensors holds.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,10 +17,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from hf_gr import paired_files
+
 FORMAT_VERSION = 1
 JSON_FILE = "draft_head_config.json"
 TENSORS_FILE = "draft_head.safetensors"
-CARD_FILE = "README.md"
 FILES = (JSON_FILE, TENSORS_FILE)
 PLACEHOLDERS = "placeholder_embeddings"  # `[L, E]`: rows of the model's embeddings, where they are known
 
@@ -53,25 +49,13 @@ def save(
     # Copies: tensors of a model may share memory, which safetensors refuses.
     kept = {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in given.items()}
     fields = {"format_version": FORMAT_VERSION, **config, "tensors_sha256": _tensors_digest(kept)}
-    text = json.dumps({**fields, "sha256": _digest(fields)}, indent=2, sort_keys=True) + "\n"
-    with tempfile.TemporaryDirectory(prefix=".draft_head-", dir=directory) as folder:
-        work = Path(folder)
-        try:
-            # One entry: safetensors writes several in any order, and equal heads are to be equal files.
-            safetensors.torch.save_file(kept, work / TENSORS_FILE, metadata={"draft_head": text})
-        except safetensors.SafetensorError as error:  # a full disk, for one
-            raise OSError(f"{directory / TENSORS_FILE} cannot be written: {error}") from error
-        (work / JSON_FILE).write_text(text, encoding="utf-8", newline="\n")
-        (work / TENSORS_FILE).chmod((work / JSON_FILE).stat().st_mode)  # safetensors makes files for their owner alone
-        names = [TENSORS_FILE, JSON_FILE]
-        if card is not None and not (directory / CARD_FILE).exists():  # it may be a model's
-            (work / CARD_FILE).write_text(card, encoding="utf-8", newline="\n")
-            names.append(CARD_FILE)
-        for name in names:
-            with (work / name).open("rb+") as file:
-                os.fsync(file.fileno())
-        for name in names:
-            (work / name).replace(directory / name)
+    text = paired_files.to_text(fields, sort_keys=True)
+
+    def write_tensors(path: Path) -> None:
+        # One entry: safetensors writes several in any order, and equal heads are to be equal files.
+        safetensors.torch.save_file(kept, path, metadata={"draft_head": text})
+
+    paired_files.write(directory, text, write_tensors, json_file=JSON_FILE, tensors_file=TENSORS_FILE, card=card)
 
 
 def load(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -104,7 +88,7 @@ def load(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         )
     fields = _read(metadata["draft_head"].encode(), path)
     if fields.pop("tensors_sha256", None) != _tensors_digest(tensors):
-        raise _altered(path)
+        raise paired_files.altered(path)
     return fields, tensors
 
 
@@ -127,25 +111,9 @@ def check_tensors(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -
 
 
 def _read(text: bytes, path: Path) -> dict[str, Any]:
-    try:
-        description = json.loads(text)
-        version = description["format_version"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} is no description of a draft head: download it or save it again") from error
-    if isinstance(version, int) and version > FORMAT_VERSION:
-        raise ValueError(
-            f"{path} has format_version {version}, expected at most {FORMAT_VERSION}: a newer hf_gr wrote it; "
-            'pip install -U "hf-gr"'
-        )
-    fields = {name: value for name, value in description.items() if name != "sha256"}
-    if description.get("sha256") != _digest(fields):
-        raise _altered(path)
-    del fields["format_version"]
-    return fields
-
-
-def _altered(path: Path) -> ValueError:
-    return ValueError(f"{path} was altered after it was saved, expected its own digest: download it or save it again")
+    """The fields of a config."""
+    description = paired_files.read_text(text, path, what="a draft head", newest=FORMAT_VERSION)
+    return {name: value for name, value in description.items() if name not in ("format_version", "sha256")}
 
 
 def _tensors_digest(tensors: Mapping[str, Tensor]) -> str:
@@ -154,7 +122,3 @@ def _tensors_digest(tensors: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
         digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _digest(fields: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,108 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A JSON that people read beside a safetensors that holds everything. Knows neither arrays nor what they mean.
+
+The safetensors carries the JSON's text in its own header, and each file is replaced in one step: whatever is
+interrupted, what is loaded is the old pair or the new one. The text carries a digest of itself: one that was altered
+is told from one that an interrupted save left behind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+
+CARD_FILE = "README.md"
+
+
+def to_text(fields: Mapping[str, Any], *, sort_keys: bool = False) -> str:
+    """A description as JSON, with its digest."""
+    return json.dumps({**fields, "sha256": digest(fields)}, indent=2, sort_keys=sort_keys) + "\n"
+
+
+def read_text(text: bytes, path: Path, *, what: str, newest: int) -> dict[str, Any]:
+    """The description that `to_text` wrote, its digest included.
+
+    Args:
+        text: what was read.
+        path: where, for errors.
+        what: it describes, such as "a draft head".
+        newest: the newest format version that is known.
+
+    Raises:
+        ValueError: no description, one that was altered, or one of a newer format.
+    """
+    try:
+        description = json.loads(text)
+        version = description["format_version"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} is no description of {what}: download it or save it again") from error
+    if isinstance(version, int) and version > newest:
+        raise ValueError(
+            f"{path} has format_version {version}, expected at most {newest}: a newer hf_gr wrote it; "
+            'pip install -U "hf-gr"'
+        )
+    fields = {name: value for name, value in description.items() if name != "sha256"}
+    if description.get("sha256") != digest(fields):
+        raise altered(path)
+    return description
+
+
+def write(
+    directory: Path,
+    text: str,
+    write_tensors: Callable[[Path], None],
+    *,
+    json_file: str,
+    tensors_file: str,
+    card: str | None = None,
+) -> None:
+    """Write both files and, unless the folder has one already, a card.
+
+    Everything is written and on the disk before the first file is replaced; until then an older pair is untouched.
+
+    Args:
+        directory: a folder that is there.
+        text: of the JSON; `write_tensors` puts it into the header, too.
+        write_tensors: writes the safetensors to a path.
+        json_file: its name.
+        tensors_file: likewise.
+        card: a model card.
+
+    Raises:
+        OSError: a file that cannot be written, such as on a full disk.
+    """
+    with tempfile.TemporaryDirectory(prefix=f".{Path(tensors_file).stem}-", dir=directory) as folder:
+        work = Path(folder)
+        try:
+            write_tensors(work / tensors_file)
+        except safetensors.SafetensorError as error:  # a full disk, for one
+            raise OSError(f"{directory / tensors_file} cannot be written: {error}") from error
+        (work / json_file).write_text(text, encoding="utf-8", newline="\n")
+        (work / tensors_file).chmod((work / json_file).stat().st_mode)  # safetensors makes files for their owner alone
+        names = [tensors_file, json_file]
+        if card is not None and not (directory / CARD_FILE).exists():  # it may be a model's
+            (work / CARD_FILE).write_text(card, encoding="utf-8", newline="\n")
+            names.append(CARD_FILE)
+        for name in names:
+            with (work / name).open("rb+") as file:
+                os.fsync(file.fileno())
+        for name in names:
+            (work / name).replace(directory / name)
+
+
+def altered(path: Path) -> ValueError:
+    """The error of a file that does not have its own digest."""
+    return ValueError(f"{path} was altered after it was saved, expected its own digest: download it or save it again")
+
+
+def digest(fields: Mapping[str, Any]) -> str:
+    """SHA-256 of a description."""
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
