@@ -19,6 +19,8 @@ def test_python_blocks_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(tmp_path / "modules")
     namespace: dict[str, Any] = {"__name__": "readme"}
     assert len(BLOCKS) >= 4
     for number, block in enumerate(BLOCKS):
