@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import test_hub
 import torch
 from hub_server import HubServer
 from transformers import (
@@ -38,8 +37,6 @@ ROWS = [[3 + a, 11 + b, 19 + (a * b) % 8] for a in range(8) for b in range(0, 8,
 PROMPT = [[3, 11, 20], [7, 15, 21]]
 BEAMS = {"num_beams": 4, "num_return_sequences": 4}
 FILE = "custom_generate/generate.py"
-hub = test_hub.hub  # a fixture
-client_warning = test_hub.pytestmark
 
 # Reads what to do, and writes what came of it. It must not name the library.
 COLLEAGUE = """
@@ -315,7 +312,6 @@ def test_a_broken_head_stays_an_error(made: Any, tmp_path: Path) -> None:
         assert not isinstance(model, GRGenerationMixin)
 
 
-@client_warning
 def test_pushed_and_loaded_over_http(hub: HubServer, made: Any, modules: Path) -> None:
     folder, jobs, results = made
     model = AutoModelForGenerativeRetrieval.from_pretrained(folder / "decoder")
@@ -338,7 +334,6 @@ def test_pushed_and_loaded_over_http(hub: HubServer, made: Any, modules: Path) -
             assert found == results["decoder"]["answers"][:2]
 
 
-@client_warning
 def test_a_file_that_was_in_the_folder_before_is_pushed(hub: HubServer, tmp_path: Path) -> None:
     model = decoder()
     model.save_pretrained(tmp_path / "model", custom_generate=True)

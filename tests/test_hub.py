@@ -4,13 +4,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ import huggingface_hub
 import numpy as np
 import pytest
 import torch
-import transformers
 from hub_server import HubServer
 from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import HfHubHTTPError, HTTPError
@@ -31,36 +28,11 @@ from hf_gr.catalogue.storage import ARRAYS_FILE, JSON_FILE
 from hf_gr.generation.draft_heads import add_draft_head, load_draft_head
 from hf_gr.torch import head_storage
 
-# The client hands files to its HTTP library in a way that this calls deprecated.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
-
 ROWS, ITEMS = [[5, 7, 9], [5, 7, 8], [6, 6, 8]], ["ham", "jam", "yam"]
 OTHER_ROWS, OTHER_ITEMS = [[7, 9, 3], [8, 4, 4], [8, 4, 5]], ["tea", "pie", "bun"]
 HEAD_FILES = [*head_storage.FILES]
 COMMIT = re.compile("/commit/([0-9a-f]{40})$")
 PUSHED = ["README.md", JSON_FILE, ARRAYS_FILE]
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    """A Hub, and this process as one that was started by a user of it: the client reads its environment once."""
-    with HubServer() as server:
-        for name, value in server.environment(tmp_path / "home").items():
-            monkeypatch.setenv(name, value)
-        spec: Any = importlib.util.spec_from_file_location("fresh_constants", constants.__file__)
-        fresh = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(fresh)
-        for name, value in vars(fresh).items():
-            if name.isupper() and value != getattr(constants, name):
-                monkeypatch.setattr(constants, name, value)
-        monkeypatch.setattr(transformers.utils.hub, "_hf_api", None)  # knows the endpoint of when it was made
-        monkeypatch.chdir(tmp_path)
-        huggingface_hub.close_session()
-        huggingface_hub.utils.disable_progress_bars()
-        yield server
-        huggingface_hub.utils.enable_progress_bars()
-        huggingface_hub.close_session()
-    assert server.problems == []
 
 
 @pytest.fixture
