@@ -5,7 +5,7 @@
     accelerate launch examples/recommend_multi_device.py --model me/recommender --index me/catalogue \
         --users users.parquet --history items --output recs.parquet
 
-    python examples/recommend_multi_device.py --fast    # two processes on the CPU, with a tiny model of random weights
+    python examples/recommend_multi_device.py --fast    # one process and two on the CPU, with a tiny random model
 
 Every process has the model and takes every N-th window of users; the first one merges what all have written. Killed,
 the same command goes on where it stopped. `--device-map auto` instead spreads one model that is larger than a device
@@ -62,8 +62,12 @@ def run_fast() -> None:
         histories = [draw.integers(0, 500, size=draw.integers(1, 20)).tolist() for _ in range(3_000)]
         pq.write_table(pa.table({"items": histories}), folder / "users.parquet")
         outputs = [folder / "one.parquet", folder / "two.parquet"]
-        # Not `accelerate launch --cpu --num_processes 2`: for CPUs, Accelerate 1.15 starts one process, whatever N is.
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+        # On CPUs `accelerate launch --cpu --num_processes N script.py` runs the script once, whatever N is (Accelerate
+        # 1.15, `simple_launcher`): it leaves N processes to mpirun, and the flag of its own launcher of several,
+        # --multi_gpu, excludes --cpu. So what it launches here is torch's launcher, which that one is, too.
+        launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+        launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+        launch += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
         for number, output, command in zip((1, 2), outputs, ([sys.executable], launch), strict=True):
             options = {
                 "model": folder / "recommender",

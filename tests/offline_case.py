@@ -19,6 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import transformers
+from accelerate import PartialState
+from torch.distributed.fsdp import fully_shard
 
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, enable, recommend
 from hf_gr.offline.parts import Parts
@@ -201,7 +203,12 @@ def run_as_rank(
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
     try:
-        made = run(case, users, output, **more)
+        if more.pop("divided", False):
+            PartialState(cpu=True)
+            model, index = case.load()
+            made = recommend(fully_shard(model), users, output, constraint_index=index, **RUN)
+        else:
+            made = run(case, users, output, **more)
         messages.put((rank, "done", (made.num_rows, made.num_skipped, output.exists())))
     except Exception as error:
         messages.put((rank, type(error).__name__, str(error)))

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import math
 import re
@@ -19,7 +21,7 @@ from hypothesis import strategies as st
 from offline_case import Case, make_case, make_users, options_of, read, run, write_users
 from typer.testing import CliRunner
 
-from hf_gr import ConstraintIndex, cli, evaluate
+from hf_gr import ConstraintIndex, cli, evaluate, recommend
 from hf_gr.offline.metrics import RankingTotals
 
 NUM_USERS = 60
@@ -167,6 +169,7 @@ def test_users_that_are_skipped_count_nowhere(tmp_path: Path, case: Case) -> Non
         ({"cutoffs": []}, "cutoffs=.*expected integers of 1 or more"),
         ({"cutoffs": [30], "num_beams": 20}, "num_beams=20, expected at least top_k=30"),
         ({"num_beams": []}, "expected one number or more"),
+        ({"sampled_users": -1}, "sampled_users=-1, expected an integer of 0 or more"),
         ({"history": None, "tokens": "seen"}, "target=None without history="),
         ({"is_new": "country", "new_items": [1]}, "expected one of them"),
     ],
@@ -198,6 +201,65 @@ def test_the_command_writes_what_the_function_does(tmp_path: Path, case: Case, u
     assert other.stderr.count("\n") == 1
 
 
+def test_every_argument_has_a_flag() -> None:
+    """And every flag is an argument, but for what writes the report."""
+    renamed = {"constraint_index": "index", "assistant_model": "draft_model", "users": "input", "options": "option"}
+    for name, function, reports in (("recommend", recommend, set()), ("evaluate", evaluate, {"json", "plot"})):
+        arguments = {renamed.get(argument, argument) for argument in inspect.signature(function).parameters}
+        # Of the options of `generate`, drafting has a flag of its own.
+        flags = set(inspect.signature(getattr(cli_of(name), name)).parameters) - reports - {"drafting"}
+        assert flags == arguments
+
+
+def cli_of(name: str) -> Any:
+    return importlib.import_module(f"hf_gr.commands.{name}")
+
+
+def test_flags_reach_the_function(tmp_path: Path, case: Case) -> None:
+    path = tmp_path / "u.csv"
+    path.write_text("seen;not\n100 101;[102]\n")
+    columns = ["--model", case.model, "--index", case.index, "--input", path, "--history", "seen", "--exclude", "not"]
+    flags = ["--prefix-tokens", "1,2", "--suffix-tokens", "3", "--delimiter", ";", "--top-k", 3, "--num-beams", 4]
+    draft = ["--draft-model", case.model, "--drafting", "assistant", "--option", "length_penalty=0.5", "--no-progress"]
+    done = command("recommend", *columns, "--output", tmp_path / "a.parquet", *flags, *draft)
+    assert (done.exit_code, done.stderr) == (0, "")
+    same = {"prefix_tokens": [1, 2], "suffix_tokens": [3], "delimiter": ";", "top_k": 3, "num_beams": 4}
+    same |= {"assistant_model": case.model, "drafting": "assistant", "length_penalty": 0.5}
+    columns = {"constraint_index": case.index, "history": "seen", "exclude": "not"}
+    made = recommend(case.model, path, tmp_path / "b.parquet", **columns, **same)
+    assert made.output.read_bytes() == (tmp_path / "a.parquet").read_bytes()  # and so what decides the rows
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--option", "length_penalty"], "--option 'length_penalty', expected NAME=VALUE"),
+        (
+            ["--option", "top_k=3"],
+            "--option 'top_k=3', expected NAME=VALUE of an argument of generate that has no flag",
+        ),
+        (["--prefix-tokens", "x"], "--prefix-tokens 'x', expected integers such as 5,10"),
+    ],
+)
+def test_flags_that_cannot_be_read(tmp_path: Path, case: Case, users: Path, flags: list[str], message: str) -> None:
+    done = command("recommend", *options_of(case, users, tmp_path / "recs.parquet"), *flags)
+    assert done.exit_code == 1
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--json", "gone/m.json"], "gone is no folder, expected one that m.json can be written to"),
+        (["--plot", "m.xyz"], "--plot 'm.xyz', expected a name that ends in one of"),
+    ],
+)
+def test_reports_that_cannot_be_written_are_refused_before_any_work(flags: list[str], message: str) -> None:
+    done = command("evaluate", "--model", "nowhere", "--input", "nothing.parquet", "--history", "seen", *flags)
+    assert done.exit_code == 1
+    assert message in done.stderr
+
+
 def test_exit_codes_say_what_became_of_rows(tmp_path: Path, case: Case) -> None:
     rows = make_users(case, 40)
     rows[30]["seen"] = [7]
@@ -207,8 +269,9 @@ def test_exit_codes_say_what_became_of_rows(tmp_path: Path, case: Case) -> None:
     assert "row 30 is [7], expected items of the catalogue, which has no 7" in stopped.stderr
     assert stopped.stderr.count("\n") == 1
     assert len(list((tmp_path / "recs.parquet.parts").glob("part-*"))) == 1
-    skipped = command("recommend", *options_of(case, users, output), "--on-error", "skip", "--overwrite")
+    skipped = command("recommend", *options_of(case, users, output), "--window-rows", 16, "--on-error", "skip")
     assert skipped.exit_code == 3
+    assert "1 windows were finished by an earlier run" in skipped.stdout
     assert "1 rows were skipped" in skipped.stdout
     assert [number for number, row in enumerate(read(output)) if row["error"]] == [30]
 

@@ -19,13 +19,18 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from offline_case import Case, make_case, make_users, oracle, read, run, same, write_users
+from torch.distributed.fsdp import FullyShardedDataParallel
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 import hf_gr
-from hf_gr import ConstraintIndex, recommend
+from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, recommend
 from hf_gr.offline import run as module
-from hf_gr.offline.parts import folder_of
+from hf_gr.offline.job import Job
+from hf_gr.offline.loading import fingerprint_model
+from hf_gr.offline.parts import Parts, folder_of
 
 NUM_USERS = 100  # 7 windows of 16, the last of 4
+TELLING = (1, 2, 3, 4, 9, 16, 17, 18)  # of the moments of a kill: the first and last parts, and one between
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +127,7 @@ def test_the_checkpoint_may_name_all(tmp_path: Path, case: Case, users: Path) ->
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_weights_may_be_loaded_in_half(tmp_path: Path, case: Case, users: Path, dtype: str) -> None:
+def test_weights_may_be_loaded_in_half(tmp_path: Path, case: Case, users: Path, dtype: str, whole: bytes) -> None:
     made = run(case, users, tmp_path / "recs.parquet", dtype=dtype)
     pairs = zip(read(made.output), read(case.folder / "whole.parquet"), strict=True)
     assert sum(len(set(a["items"]) & set(b["items"])) for a, b in pairs) > 5 * NUM_USERS
@@ -189,9 +194,11 @@ def test_bad_rows_are_skipped_with_a_reason(tmp_path: Path, case: Case, whole: b
         ({"do_sample": True}, "expected beam search"),
         ({"num_return_sequences": 3}, "num_return_sequences= is given, expected none"),
         ({"user": "items_"}, "has no column 'items_'"),
+        ({"generation_config": GenerationConfig(do_sample=True)}, "expected beam search"),
         ({"window_rows": 0}, "window_rows=0, expected an integer of 1 or more"),
         ({"prefix_tokens": [-1]}, r"prefix_tokens=\(-1,\), expected token ids"),
         ({"dtype": "float8"}, "dtype='float8', expected one of auto, float32, bfloat16, float16"),
+        ({"dtype": "int8"}, "dtype='int8', expected one of auto, float32, bfloat16, float16"),
     ],
 )
 def test_arguments_are_checked_before_any_work(
@@ -215,11 +222,20 @@ def test_an_output_that_cannot_be_written(tmp_path: Path, case: Case, users: Pat
 
 def test_a_model_in_pieces_is_refused(tmp_path: Path, case: Case, users: Path) -> None:
     model, index = case.load()
-    model.model.__class__ = type("FSDPModel", (type(model.model), type("FSDPModule", (), {})), {})
-    with pytest.raises(ValueError, match="model is wrapped by FSDP, expected whole weights in every process"):
-        recommend(model, users, tmp_path / "recs.parquet", constraint_index=index, history="seen")
+    wrapped = FullyShardedDataParallel.__new__(FullyShardedDataParallel)  # it is made on accelerators alone
+    torch.nn.Module.__init__(wrapped)
+    wrapped._fsdp_wrapped_module = model
+    with pytest.raises(ValueError, match=r"model is in pieces \(FSDP or tensor parallelism\), expected whole weights"):
+        recommend(wrapped, users, tmp_path / "recs.parquet", constraint_index=index, history="seen")
     with pytest.raises(ValueError, match="model is in training mode, expected evaluation"):
         recommend(case.load()[0].train(), users, tmp_path / "r.parquet", constraint_index=index, history="seen")
+
+
+def test_a_model_that_fsdp_has_divided_is_refused(tmp_path: Path, case: Case, users: Path, port: int) -> None:
+    said = run_ranks(case, users, tmp_path / "recs.parquet", port, divided=True)
+    assert {kind for kind, _ in said.values()} == {"ValueError"}
+    assert "model is in pieces (FSDP or tensor parallelism)" in said[0][1]
+    assert not (tmp_path / "recs.parquet.parts").exists()
 
 
 def test_a_corrupt_row_group_keeps_the_rows_before_it(tmp_path: Path, case: Case) -> None:
@@ -236,7 +252,204 @@ def test_a_corrupt_row_group_keeps_the_rows_before_it(tmp_path: Path, case: Case
     assert len(list(folder_of(output).glob("part-*"))) >= 4  # 64 rows at least
 
 
+def test_a_column_of_users_keeps_its_cells(tmp_path: Path, case: Case) -> None:
+    rows = [{"seen": [100], "targets": "ann"}, {"seen": [101], "targets": "bob"}]
+    path = write_users(tmp_path / "u.parquet", [row | {"error": row["targets"]} for row in rows])
+    options = {"constraint_index": case.index, "history": "seen"}
+    made = recommend(case.model, path, tmp_path / "recs.parquet", **options, user="targets")
+    assert [row["targets"] for row in read(made.output)] == ["ann", "bob"]
+    with pytest.raises(ValueError, match="user='error', expected another name than items, scores and error"):
+        recommend(case.model, path, tmp_path / "r.parquet", **options, user="error")
+
+
+def test_scores_that_are_no_numbers_are_told_of(tmp_path: Path, case: Case) -> None:
+    model, index = case.load()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[1] = torch.nan  # of no item
+    path = write_users(tmp_path / "u.parquet", [{"seen": [token]} for token in (3, 4, 5, 1)])
+    options = {"constraint_index": index, "tokens": "seen"}
+    with pytest.raises(
+        ValueError, match=r"u.parquet, row 3 has no item with a score, expected some, .* scores are not numbers"
+    ):
+        recommend(model, path, tmp_path / "a.parquet", **options)
+    made = recommend(model, path, tmp_path / "b.parquet", **options, on_error="skip")
+    rows = read(made.output)
+    assert [len(row["items"]) for row in rows] == [10, 10, 10, 0]
+    assert made.num_skipped == 1
+    assert "row 3 has no item with a score" in rows[3]["error"]
+
+
+# transformers 5.17 says so of weights that are on no device until they are needed.
+@pytest.mark.filterwarnings("ignore:You are calling .generate.. with the `input_ids` being on a device:UserWarning")
+def test_a_model_that_is_partly_on_the_disk(tmp_path: Path, case: Case, users: Path, whole: bytes) -> None:
+    places = {"model.embed_tokens": "disk", "model.layers.0": "disk", "model.layers.1": "cpu"}
+    places |= {"model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
+    model = AutoModelForGenerativeRetrieval.from_pretrained(
+        case.model, device_map=places, offload_folder=tmp_path / "offload"
+    )
+    assert model.device.type == "meta"
+    index = ConstraintIndex.from_pretrained(case.index)
+    made = recommend(model, users, tmp_path / "a.parquet", constraint_index=index, window_rows=16, **offline_case.RUN)
+    assert made.output.read_bytes() == whole  # metadata included, and so the weights' digest
+    assert run(case, users, tmp_path / "b.parquet", device_map=places).output.read_bytes() == whole
+    assert run(case, users, tmp_path / "c.parquet", device_map="auto").output.read_bytes() == whole
+    with torch.no_grad():
+        other = AutoModelForGenerativeRetrieval.from_pretrained(case.model)
+        other.get_input_embeddings().weight[3, 3] += 1
+    other.save_pretrained(tmp_path / "other")
+    moved = AutoModelForGenerativeRetrieval.from_pretrained(
+        tmp_path / "other", device_map=places, offload_folder=tmp_path / "offload2"
+    )
+    assert fingerprint_model(moved) == fingerprint_model(other) != fingerprint_model(model)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_draft_model_by_name_or_loaded(tmp_path: Path, case: Case, users: Path, loaded: bool, whole: bytes) -> None:
+    draft = case.load()[0] if loaded else case.model
+    made = run(case, users, tmp_path / "recs.parquet", assistant_model=draft, drafting="assistant", num_draft_beams=8)
+    expected = read(case.folder / "whole.parquet")
+    assert all(same(row, (one["items"], one["scores"])) for row, one in zip(read(made.output), expected, strict=True))
+    assert run(case, users, tmp_path / "recs.parquet", assistant_model=draft, drafting="assistant", num_draft_beams=8)
+
+
+def test_the_draft_head_of_a_checkpoint_that_names_it(tmp_path: Path, case: Case, users: Path, whole: bytes) -> None:
+    model, index = case.load()
+    model.add_draft_head(index)
+    model.generation_config.drafting = "head"
+    model.generation_config.verification = "strict"
+    model.save_pretrained(tmp_path / "model")
+    options = offline_case.RUN | {"constraint_index": index, "window_rows": 16}
+    made = recommend(tmp_path / "model", users, tmp_path / "recs.parquet", **options)
+    plain = recommend(tmp_path / "model", users, tmp_path / "plain.parquet", **options, drafting=None)
+    pairs = zip(read(made.output), read(plain.output), strict=True)
+    assert all(same(row, (one["items"], one["scores"])) for row, one in pairs)
+
+
+def test_an_output_that_would_be_read_as_users(tmp_path: Path, case: Case, users: Path) -> None:
+    path = tmp_path / "u.parquet"
+    path.write_bytes(users.read_bytes())
+    for given, message in {path: "is users=", tmp_path: "is in users="}.items():
+        with pytest.raises(ValueError, match=f"{message}.*it would be read as users"):
+            run(case, given, path, overwrite=True)
+    assert path.read_bytes() == users.read_bytes()
+
+
+def test_users_that_change_while_they_are_read(
+    tmp_path: Path, case: Case, users: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, original = tmp_path / "u.parquet", Job.run
+    path.write_bytes(users.read_bytes())
+
+    def touching(*args: Any) -> Any:
+        path.touch()
+        return original(*args)
+
+    monkeypatch.setattr(Job, "run", touching)
+    with pytest.raises(ValueError, match=r"u.parquet has changed since the run began"):
+        run(case, path, tmp_path / "recs.parquet")
+    assert not (tmp_path / "recs.parquet").exists()
+
+
 # Resuming
+
+
+def stop_at_a_bad_row(tmp_path: Path, case: Case) -> tuple[Path, Path]:
+    """A table whose row 40 is bad, and the output of a run that has stopped there."""
+    users = make_users(case, NUM_USERS)
+    users[40]["seen"] = [7]
+    path, output = write_users(tmp_path / "u.parquet", users), tmp_path / "recs.parquet"
+    with pytest.raises(ValueError, match=r"row 40 is \[7\]"):
+        run(case, path, output)
+    return path, output
+
+
+def test_a_run_that_stopped_at_a_row_goes_on_and_skips_it(tmp_path: Path, case: Case) -> None:
+    path, output = stop_at_a_bad_row(tmp_path, case)
+    made = run(case, path, output, on_error="skip")
+    assert (made.num_skipped, made.num_resumed) == (1, 2)
+    fresh = run(case, path, tmp_path / "fresh.parquet", on_error="skip")
+    assert made.output.read_bytes() == fresh.output.read_bytes()
+    with pytest.raises(ValueError, match="is there already, of another run"):
+        run(case, path, output)
+
+
+def test_skipped_rows_stop_a_run_that_goes_on_without_skipping(tmp_path: Path, case: Case) -> None:
+    path, output = stop_at_a_bad_row(tmp_path, case)
+    arguments = (11, "hf_gr.offline.parts.os.fsync", case, path, output, {"on_error": "skip"})
+    assert was_killed(offline_case.in_another_process(offline_case.run_until_call, *arguments))
+    assert len(list(folder_of(output).glob("part-*"))) == 6
+    with pytest.raises(ValueError, match=r"u.parquet, column 'seen', row 40 is \[7\]"):
+        run(case, path, output)
+    assert not output.exists()
+    assert run(case, path, output, on_error="skip").num_resumed == 7
+
+
+def test_a_run_may_go_on_with_smaller_batches(tmp_path: Path, case: Case, users: Path, whole: bytes) -> None:
+    output = tmp_path / "recs.parquet"
+    arguments = (9, "hf_gr.offline.parts.os.fsync", case, users, output, {})
+    assert was_killed(offline_case.in_another_process(offline_case.run_until_call, *arguments))
+    assert run(case, users, output, token_budget=200).num_resumed == 3
+    expected = read(case.folder / "whole.parquet")
+    assert all(same(row, (one["items"], one["scores"])) for row, one in zip(read(output), expected, strict=True))
+
+
+def test_a_run_that_finished_nothing_is_in_nobodys_way(
+    tmp_path: Path, case: Case, users: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "recs.parquet"
+    with monkeypatch.context() as patched:
+        patched.setattr(Job, "run", lambda *args: (_ for _ in ()).throw(ValueError("at once")))
+        with pytest.raises(ValueError, match="at once"):
+            run(case, users, output, top_k=3)
+    assert folder_of(output).exists()
+    assert run(case, users, output).output.read_bytes() == whole
+
+
+def test_of_two_runs_at_once_the_second_is_refused(tmp_path: Path, case: Case, users: Path, whole: bytes) -> None:
+    output = tmp_path / "recs.parquet"
+    first = Parts(output, with_errors=False)
+    assert not first.prepare({"users": []}, overwrite=False)
+    for overwrite in (False, True):
+        with pytest.raises(ValueError, match=r"recs.parquet.parts is being written to by another run"):
+            run(case, users, output, overwrite=overwrite)
+    first.release()
+    assert run(case, users, output).output.read_bytes() == whole
+
+
+def test_only_files_of_a_run_are_removed(tmp_path: Path, case: Case, users: Path) -> None:
+    output = tmp_path / "recs.parquet"
+    folder_of(output).mkdir()
+    (folder_of(output) / "notes.txt").write_text("mine")
+    (folder_of(output) / "part-00000000.parquet").write_text("of somebody")
+    with pytest.raises(ValueError, match="has parts of another run, expected"):
+        run(case, users, output)
+    seen = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            Job, "run", lambda *args: seen.append(sorted(p.name for p in folder_of(output).iterdir())) or 1
+        )
+        with pytest.raises(AttributeError):
+            run(case, users, output, overwrite=True)
+    assert seen == [["manifest.json", "notes.txt"]]
+
+
+class Louder(LogitsProcessor):
+    """Without a repr of its own, which would tell an address."""
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        return scores
+
+
+def test_options_that_are_objects_are_the_same_in_the_next_run(tmp_path: Path, case: Case, users: Path) -> None:
+    output = tmp_path / "recs.parquet"
+    run(case, users, output, stopping_criteria=None, sequence_bias=None, logits_processor=make_processors())
+    written = output.stat().st_mtime_ns
+    run(case, users, output, stopping_criteria=None, sequence_bias=None, logits_processor=make_processors())
+    assert output.stat().st_mtime_ns == written
+
+
+def make_processors() -> LogitsProcessorList:
+    return LogitsProcessorList([Louder()])
 
 
 def test_the_same_run_again_does_nothing(tmp_path: Path, case: Case, users: Path, whole: bytes) -> None:
@@ -293,7 +506,9 @@ def check_left(output: Path, whole: bytes) -> None:
 
 
 # 2 calls for the manifest, 2 for each of 7 parts, 2 for the output: one before each name is taken, one behind it
-@pytest.mark.parametrize("call", range(1, 19))
+@pytest.mark.parametrize(
+    "call", [pytest.param(call, marks=[] if call in TELLING else pytest.mark.slow) for call in range(1, 19)]
+)
 def test_killed_while_writing_the_run_goes_on(
     tmp_path: Path, case: Case, users: Path, whole: bytes, call: int
 ) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hf_gr import ConstraintIndex
 from hf_gr.offline.batching import make_batches
 from hf_gr.offline.prompts import PromptMaker
-from hf_gr.offline.users import UserColumns, Users
+from hf_gr.offline.users import UserColumns, Users, read_list
 
 INDEX = ConstraintIndex.from_sequences([[5, 7, 2], [5, 8, 2], [6, 2]], item_ids=[10, 11, 12], eos_token_id=2)
 NAMED = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]], item_ids=["ham", "jam", "yam"])
@@ -126,6 +126,31 @@ def test_lists_of_names_in_csv(tmp_path: Path, cell: str) -> None:
     with path.open("w", newline="") as file:
         csv.writer(file, delimiter="\t").writerows([["seen"], [cell]])
     assert requests(Users(path, UserColumns(history="seen"), are_strings=True), NAMED) == [([5, 7, 5, 8], (), None)]
+
+
+@pytest.mark.parametrize(
+    ("cell", "ids"),
+    [
+        ('["rye bread", "jam, red"]', ["rye bread", "jam, red"]),
+        ("['rye bread' 'jam, red']", ["rye bread", "jam, red"]),
+        ("'rye bread' ham", ["rye bread", "ham"]),
+        ("o'neil (x) é", ["o'neil", "(x)", "é"]),
+        ('["caf\\u00e9"]', ["café"]),
+        ("[5, 7]", ["5", "7"]),
+        ("('5', '7')", ["5", "7"]),
+        ("[]", []),
+        ("", []),
+    ],
+)
+def test_ids_in_texts_may_have_spaces_and_quotes(cell: str, ids: list[str]) -> None:
+    assert read_list(cell, are_strings=True) == ids
+
+
+@pytest.mark.parametrize(
+    ("cell", "ids"), [("[5, 7]", [5, 7]), ("[ 5  7]", [5, 7]), ("[5.5]", None), ('["5"]', [5]), ("[[5]]", None)]
+)
+def test_integers_in_texts(cell: str, ids: list[int] | None) -> None:
+    assert read_list(cell, are_strings=False) == ids
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,22 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Batches by token budget against fixed batches in file order, on the histories of Amazon Beauty; and peak memory.
+"""Batches by token budget against fixed batches in file order, on the histories of Amazon Beauty; memory, and kills.
 
 Both ways run the same decoder over the same users; what differs is who shares a batch. Answers are compared first. A
 small Qwen3 with random weights: time does not depend on what a model has learnt.
 
     python examples/benchmark/recommend.py --users 2048
     python examples/benchmark/recommend.py --memory    # 10,000 and 200,000 users through hf_gr.recommend
-    python examples/benchmark/recommend.py --fast
+    python examples/benchmark/recommend.py --check     # 10,000 users: 2 processes, killed and resumed, against 1
+    python examples/benchmark/recommend.py --fast      # with --check or without
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import os
+import random
 import resource
 import statistics
 import subprocess
@@ -24,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -34,10 +38,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 import hf_gr
 from hf_gr.offline.decoding import Decoder
 from hf_gr.offline.prompts import Request
-from hf_gr.offline.run import TOKEN_BUDGET, WINDOW_ROWS
+from hf_gr.offline.settings import TOKEN_BUDGET, WINDOW_ROWS
 
 SCORE_TOL = 1e-3  # fp32: sums of 4 log-probabilities, in batches of other sizes and paddings
 FIXED_BATCHES = (16, 32, 64, 128)
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 
 
 def make_model(ids: hf_gr.SemanticIds, *, hidden: int, layers: int) -> Any:
@@ -107,14 +112,10 @@ def measure_memory(ids: hf_gr.SemanticIds, users: list[list[int]], sizes: list[i
     peaks: dict[int, float] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_model(ids, hidden=32, layers=1).save_pretrained(folder / "model")
-        ids.constraint_index().save_pretrained(folder / "index")
+        save_recommender(ids, folder)
         for size in sizes:
-            with pq.ParquetWriter(folder / "users.parquet", pa.schema([("items", pa.list_(pa.int64()))])) as writer:
-                for start in range(0, size, 10_000):
-                    rows = [users[row % len(users)] for row in range(start, min(start + 10_000, size))]
-                    writer.write_table(pa.table({"items": rows}, schema=writer.schema))
-            command = [sys.executable, __file__, "--one-run", str(folder)]
+            write_users(users, size, folder)
+            command = [sys.executable, __file__, "--one-run", str(folder / f"{size}.parquet")]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             seconds, peak = map(float, done.stdout.split()[-2:])
             peaks[size] = peak
@@ -124,12 +125,73 @@ def measure_memory(ids: hf_gr.SemanticIds, users: list[list[int]], sizes: list[i
     return {"peak_mb": peaks, "growth": last / first - 1}
 
 
-def one_run(folder: Path) -> None:
+def save_recommender(ids: hf_gr.SemanticIds, folder: Path) -> None:
+    make_model(ids, hidden=32, layers=1).save_pretrained(folder / "model")
+    ids.constraint_index().save_pretrained(folder / "index")
+
+
+def write_users(users: list[list[int]], size: int, folder: Path) -> None:
+    """A table of so many users, the same again where there are fewer."""
+    with pq.ParquetWriter(folder / "users.parquet", pa.schema([("items", pa.list_(pa.int64()))])) as writer:
+        for start in range(0, size, 10_000):
+            rows = [users[row % len(users)] for row in range(start, min(start + 10_000, size))]
+            writer.write_table(pa.table({"items": rows}, schema=writer.schema))
+
+
+def one_run(output: Path, window_rows: int) -> None:
     start = time.perf_counter()
-    names = {"constraint_index": folder / "index", "history": "items", "overwrite": True}
-    hf_gr.recommend(folder / "model", folder / "users.parquet", folder / "recs.parquet", **names)
+    folder = output.parent
+    names = {"constraint_index": folder / "index", "history": "items", "window_rows": window_rows}
+    hf_gr.recommend(folder / "model", folder / "users.parquet", output, **names)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
     print(time.perf_counter() - start, peak)
+
+
+def check_kills(ids: hf_gr.SemanticIds, users: list[list[int]], size: int, *, seed: int) -> dict[str, Any]:
+    """One process, two, and two that are killed three times and resumed make the same file, or this fails."""
+    chance, window_rows = random.Random(seed), max(8, size // 50)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+
+    def start(output: Path, launcher: list[str]) -> subprocess.Popen[bytes]:
+        mine = [__file__, "--one-run", str(output), "--window-rows", str(window_rows)]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        return subprocess.Popen([sys.executable, *launcher, *mine], env=environment, **quiet)
+
+    def finished(output: Path) -> int:
+        return len(list(output.with_name(output.name + ".parts").glob("part-*.parquet")))
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        save_recommender(ids, folder)
+        write_users(users, size, folder)
+        one, two, killed = (folder / f"{name}.parquet" for name in ("one", "two", "killed"))
+        seconds = {}
+        for output, launcher in ((one, []), (two, TORCHRUN)):
+            begun = time.perf_counter()
+            assert start(output, launcher).wait() == 0, f"{output.stem}: the run has failed"
+            seconds[output.stem] = time.perf_counter() - begun
+            print(f"{output.stem}: {size:,} users in {seconds[output.stem]:.1f} s with loading", flush=True)
+        kept = []
+        for _ in range(3):
+            process = start(killed, TORCHRUN)
+            enough = finished(killed) + chance.randint(1, size // window_rows // 4)
+            while process.poll() is None and finished(killed) < enough:
+                time.sleep(0.001)
+            time.sleep(chance.uniform(0, 0.1))
+            # Workers are in sessions of their own, and outlive their launcher.
+            for member in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
+                member.kill()
+            process.wait()
+            kept.append(finished(killed))
+            assert not killed.exists(), "the run was over before it was killed: take more users"
+            print(f"killed with {kept[-1]} of {-(-size // window_rows)} windows finished", flush=True)
+        assert start(killed, TORCHRUN).wait() == 0, "the run could not go on"
+        assert one.read_bytes() == two.read_bytes(), "two processes wrote another file than one"
+        assert one.read_bytes() == killed.read_bytes(), "the killed run wrote another file"
+        rows = pq.read_table(killed).column("row").to_pylist()
+        assert rows == list(range(size)), "rows are lost or doubled"
+        print(f"the same {one.stat().st_size:,} bytes from one process, two, and two killed three times", flush=True)
+    return {"users": size, "seed": seed, "windows_kept": kept, "seconds_of_one_and_two": list(seconds.values())}
 
 
 def main() -> None:
@@ -142,11 +204,14 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--token-budget", type=int, default=TOKEN_BUDGET)
     parser.add_argument("--memory", action="store_true", help="peak memory instead, of 10,000 and 200,000 users")
+    parser.add_argument("--check", action="store_true", help="two processes, killed and resumed, against one instead")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments of --check")
     parser.add_argument("--fast", action="store_true", help="seconds, not minutes: few users, no claim")
     parser.add_argument("--one-run", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--window-rows", type=int, default=WINDOW_ROWS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one_run is not None:
-        return one_run(arguments.one_run)
+        return one_run(arguments.one_run, arguments.window_rows)
     if not is_there(arguments.data, fast=arguments.fast):
         return None
     item_ids, codes = read_items(arguments.data)
@@ -155,9 +220,11 @@ def main() -> None:
     if arguments.fast:
         arguments.users, arguments.repeats = 128, 1
     results: dict[str, Any] = {}
-    if arguments.memory or arguments.fast:
+    if arguments.check:
+        results |= check_kills(ids, users, 2_000 if arguments.fast else 10_000, seed=arguments.seed)
+    elif arguments.memory or arguments.fast:
         results |= measure_memory(ids, users, [500, 2_000] if arguments.fast else [10_000, 200_000])
-    if not arguments.memory:
+    if not (arguments.memory or arguments.check):
         results |= compare(ids, users[: arguments.users], arguments)
     print_json_line("recommend", arguments.device, results)
     return None

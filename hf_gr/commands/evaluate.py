@@ -13,16 +13,20 @@ from typing import Annotated
 import typer
 
 from .recommend import (
+    RUN,
     SEARCH,
     SKIPPED,
     BudgetOption,
+    DelimiterOption,
     DeviceMapOption,
     DraftingOption,
+    DraftModelOption,
     Dtype,
     DtypeOption,
     ExcludeOption,
     FilterOption,
     FormatOption,
+    GenerateOption,
     HistoryOption,
     IndexOption,
     InputOption,
@@ -30,6 +34,9 @@ from .recommend import (
     ModelOption,
     OnError,
     OnErrorOption,
+    PrefixOption,
+    ProgressOption,
+    SuffixOption,
     TextOption,
     TokenizerOption,
     TokensOption,
@@ -38,9 +45,12 @@ from .recommend import (
     errors_on_one_line,
     is_main,
     quiet_libraries,
+    read_numbers,
+    to_arguments,
 )
 
 MEASURES = "What is measured"
+LISTS = ("cutoffs", "num_beams")  # integers between commas
 
 
 def evaluate(
@@ -90,14 +100,31 @@ def evaluate(
         ),
     ] = 16,
     drafting: DraftingOption = None,
+    draft_model: DraftModelOption = None,
     max_prompt_tokens: MaxPromptOption = None,
+    prefix_tokens: PrefixOption = None,
+    suffix_tokens: SuffixOption = None,
     dtype: DtypeOption = Dtype.AUTO,
     device_map: DeviceMapOption = None,
     tokenizer: TokenizerOption = None,
+    option: GenerateOption = None,
     token_budget: BudgetOption = None,
     window_rows: WindowOption = None,
     on_error: OnErrorOption = OnError.STOP,
     format: FormatOption = None,
+    delimiter: DelimiterOption = None,
+    work_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="For rows on the way, if processes are on several machines: one that all of them see.",
+            exists=True,
+            file_okay=False,
+            show_default=False,
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    progress: ProgressOption = True,
     json: Annotated[
         Path | None,
         typer.Option(metavar="FILE.json", help="Write all numbers.", dir_okay=False, show_default=False),
@@ -114,40 +141,26 @@ def evaluate(
 ) -> None:
     """Measure recommendations against what users chose next.
 
-    Without --target the last item of every history is what is looked for, and the others are the prompt.
+    Without --target the last item of every history is what is looked for, and the others are the prompt. Exit codes
+    are those of `hf-gr recommend`.
     """
+    flags = locals()
     with errors_on_one_line("evaluate"):
+        given = to_arguments({name: value for name, value in flags.items() if name not in ("json", "plot")})
+        given |= {name: read_numbers(f"--{name.replace('_', '-')}", given[name]) for name in LISTS if name in given}
+        if new_items is not None:
+            given["new_items"] = _read_ids(new_items)
+        for path in (json, plot):  # ahead of what takes time
+            if path is not None and not path.absolute().parent.is_dir():
+                raise ValueError(f"{path.parent} is no folder, expected one that {path.name} can be written to")
         if plot is not None:
-            from .evaluate_plot import save_plot  # ahead of what takes time: it needs matplotlib
+            from .evaluate_plot import check_plot, save_plot  # needs matplotlib
+
+            check_plot(plot)
         quiet_libraries()
         from hf_gr.offline import evaluate as run
 
-        named = None if new_items is None else _read_ids(new_items)
-        given = {"drafting": drafting, "token_budget": token_budget, "window_rows": window_rows}
-        found = run(
-            model,
-            input,
-            constraint_index=index,
-            history=history,
-            tokens=tokens,
-            text=text,
-            target=target,
-            exclude=exclude,
-            filter=filter,
-            group=group,
-            is_new=is_new,
-            new_items=named,
-            cutoffs=_read_numbers("--cutoffs", cutoffs),
-            num_beams=None if num_beams is None else _read_numbers("--num-beams", num_beams),
-            sampled_users=sampled_users,
-            on_error=on_error.value,
-            format=None if format is None else format.value,
-            tokenizer=tokenizer,
-            max_prompt_tokens=max_prompt_tokens,
-            dtype=dtype.value,
-            device_map=device_map,
-            **{name: value for name, value in given.items() if value is not None},
-        )
+        found = run(given.pop("model"), given.pop("input"), **given)
         if is_main():
             from .evaluate_report import print_evaluation
 
@@ -156,15 +169,8 @@ def evaluate(
             print_evaluation(found, title=model)
             if plot is not None:
                 save_plot(found, plot, title=Path(model).resolve().name if Path(model).is_dir() else model)
-    if any(result.num_skipped for result in found.results):
+    if is_main() and any(result.num_skipped for result in found.results):
         raise typer.Exit(SKIPPED)
-
-
-def _read_numbers(name: str, text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"{name} {text!r}, expected integers such as 5,10") from None
 
 
 def _read_ids(path: Path) -> list[int | str]:

@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from hf_gr.offline.evaluate import Evaluation
 
 COLOURS = (DARK, GREEN, ORANGE)  # of the largest cutoffs
+MOST_LETTERS = 90  # of a title in one line
+
+
+def check_plot(path: Path) -> None:
+    """Refuse an ending that names no format, before there is anything to draw."""
+    formats = Figure().canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in formats:
+        raise ValueError(f"--plot {str(path)!r}, expected a name that ends in one of {', '.join(sorted(formats))}")
 
 
 def save_plot(found: Evaluation, path: Path, *, title: str) -> None:
@@ -26,9 +34,10 @@ def save_plot(found: Evaluation, path: Path, *, title: str) -> None:
     """
     results = sorted(found.results, key=lambda result: result.num_beams)
     beams = [result.num_beams for result in results]
-    figure = Figure(figsize=(10, 4), layout=ConstrainedLayoutEngine(wspace=0.06), facecolor="white")
-    headline = f"{title}: {results[0].num_users:,} users, {found.hardware}"
-    figure.suptitle(headline + "\n", x=0.005, ha="left", fontsize=12, color=TEXT, parse_math=False)
+    figure = Figure(figsize=(10, 4.4), layout=ConstrainedLayoutEngine(wspace=0.06), facecolor="white")
+    name = title if len(title) <= MOST_LETTERS else f"...{title[3 - MOST_LETTERS :]}"
+    headline = f"{name}\n{results[0].num_users:,} users, {found.hardware}"
+    figure.suptitle(headline, x=0.005, ha="left", fontsize=12, color=TEXT, parse_math=False)
     by_beams, by_latency = figure.subplots(1, 2, sharey=True)
     # Without a sample of single users, the time of a user in a batch.
     milliseconds = [1000 * (result.latency_seconds or 1 / result.users_per_second) for result in results]
@@ -42,17 +51,15 @@ def save_plot(found: Evaluation, path: Path, *, title: str) -> None:
                 by_latency.annotate(
                     f"{number}", (x, y), textcoords="offset points", xytext=(0, 7), ha="center", fontsize=9, color=TEXT
                 )
-    _finish(by_beams, "Recall and beams", "beams")
+    _finish(by_beams, "Recall by beams", "beams")
     by_beams.set_xscale("log", base=2)
     by_beams.set_xticks(beams, [str(number) for number in beams])
     by_beams.minorticks_off()
     by_beams.set_ylim(bottom=0)
     by_beams.yaxis.set_major_formatter(PercentFormatter(1))
-    by_beams.legend(
-        loc="lower right", bbox_to_anchor=(1.01, 0.985), ncols=3, frameon=False, fontsize=9, labelcolor=TEXT
-    )
+    figure.legend(loc="outside lower center", ncols=len(COLOURS), frameon=False, fontsize=9, labelcolor=TEXT)
     alone = "one user alone" if is_alone else "a user in a batch"
-    _finish(by_latency, f"Recall@{found.cutoffs[-1]} and latency, by beams", f"milliseconds, {alone}")
+    _finish(by_latency, "Recall by latency; the numbers are beams", f"milliseconds, {alone}")
     figure.savefig(path, dpi=150)
 
 

@@ -2,13 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """`hf-gr recommend`: a table of users to a table of items. Parses options; `hf_gr.offline` does the work.
 
-Exit codes: 0 all rows, 1 refused or stopped (what is finished is kept), 3 finished, with skipped rows.
+Exit codes: 0 all rows, 1 refused or stopped (what is finished is kept), 3 finished, with skipped rows, 130
+interrupted. Of several processes the first alone has code 3: launchers (torch's, and so Accelerate's) take any other
+code than 0 for a failure, end what is still there, and end with code 1 themselves.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -89,7 +92,30 @@ BeamsOption = Annotated[
 DraftingOption = Annotated[
     str | None,
     typer.Option(
-        metavar="HOW", help="trie, auto or head; see `generate`. Default: the model's own.", rich_help_panel=SEARCH
+        metavar="HOW",
+        help="trie, head, assistant or auto; see `generate`. Default: the model's own.",
+        rich_help_panel=SEARCH,
+    ),
+]
+DraftModelOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL", help="A draft model's folder or repository, for --drafting assistant.", rich_help_panel=SEARCH
+    ),
+]
+PrefixOption = Annotated[
+    str | None, typer.Option(metavar="N,N,...", help="Token ids in front of every history.", rich_help_panel=SEARCH)
+]
+SuffixOption = Annotated[
+    str | None, typer.Option(metavar="N,N,...", help="Token ids behind every history.", rich_help_panel=SEARCH)
+]
+GenerateOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="A further argument of `generate`, such as length_penalty=0.5; may be given several times.",
+        show_default=False,
+        rich_help_panel=SEARCH,
     ),
 ]
 MaxPromptOption = Annotated[
@@ -130,6 +156,16 @@ FormatOption = Annotated[
     UserFormat | None,
     typer.Option(help="What USERS is. Default: what its ending says.", show_default=False, rich_help_panel=RUN),
 ]
+DelimiterOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CHARACTER",
+        help="What separates the columns of CSV. Default: a tab in .tsv, else a comma.",
+        show_default=False,
+        rich_help_panel=RUN,
+    ),
+]
+ProgressOption = Annotated[bool, typer.Option(help="Show a bar, if stderr is a terminal.", rich_help_panel=RUN)]
 
 
 def recommend(
@@ -149,10 +185,14 @@ def recommend(
     top_k: Annotated[int, typer.Option(min=1, help="Items for every user.", rich_help_panel=SEARCH)] = 10,
     num_beams: BeamsOption = None,
     drafting: DraftingOption = None,
+    draft_model: DraftModelOption = None,
     max_prompt_tokens: MaxPromptOption = None,
+    prefix_tokens: PrefixOption = None,
+    suffix_tokens: SuffixOption = None,
     dtype: DtypeOption = Dtype.AUTO,
     device_map: DeviceMapOption = None,
     tokenizer: TokenizerOption = None,
+    option: GenerateOption = None,
     token_budget: BudgetOption = None,
     window_rows: WindowOption = None,
     on_error: OnErrorOption = OnError.STOP,
@@ -161,48 +201,70 @@ def recommend(
         typer.Option("--overwrite", help="Replace the output, or the parts, of another run.", rich_help_panel=RUN),
     ] = False,
     format: FormatOption = None,
+    delimiter: DelimiterOption = None,
+    progress: ProgressOption = True,
 ) -> None:
     """Recommend items to every user of a table.
 
     Writes a Parquet file with a row for every user, in their order: the user, items (ids, best first) and scores.
     Killed or interrupted, the same command goes on where it stopped. Under `accelerate launch -m hf_gr.cli recommend
     ...` it runs on all devices. Exit code 0: all rows; 1: refused or stopped, what is finished is kept; 3: finished,
-    with skipped rows.
+    with skipped rows; 130: interrupted. Under a launcher that starts several processes all but 0 become its own, 1.
     """
+    flags = locals()
     start = perf_counter()
     with errors_on_one_line("recommend"):
+        given = to_arguments(flags)
         quiet_libraries()
         from hf_gr.offline import recommend as run
 
-        given = {"drafting": drafting, "token_budget": token_budget, "window_rows": window_rows}
-        made = run(
-            model,
-            input,
-            output,
-            constraint_index=index,
-            history=history,
-            tokens=tokens,
-            text=text,
-            user=user,
-            exclude=exclude,
-            filter=filter,
-            top_k=top_k,
-            num_beams=num_beams,
-            on_error=on_error.value,
-            overwrite=overwrite,
-            format=None if format is None else format.value,
-            tokenizer=tokenizer,
-            max_prompt_tokens=max_prompt_tokens,
-            dtype=dtype.value,
-            device_map=device_map,
-            **{name: value for name, value in given.items() if value is not None},
-        )
+        made = run(given.pop("model"), given.pop("input"), given.pop("output"), **given)
         if is_main():
             from .recommend_report import print_recommended
 
             print_recommended(made, perf_counter() - start)
-    if made.num_skipped:
+    if made.num_skipped and is_main():
         raise typer.Exit(SKIPPED)
+
+
+def to_arguments(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags that are given, as arguments of the function behind a command; the others are left to its defaults.
+
+    Raises:
+        ValueError: a list of token ids, or a further argument, that is none.
+    """
+    given = {name: value for name, value in flags.items() if value is not None}
+    for flag, argument in {"index": "constraint_index", "draft_model": "assistant_model"}.items():
+        if flag in given:
+            given[argument] = given.pop(flag)
+    for name, value in given.items():
+        if isinstance(value, StrEnum):
+            given[name] = value.value
+        elif name in ("prefix_tokens", "suffix_tokens"):
+            given[name] = read_numbers(f"--{name.replace('_', '-')}", value)
+    for text in given.pop("option", ()):
+        name, equals, value = text.partition("=")
+        if not (name.isidentifier() and equals) or name in given:
+            raise ValueError(
+                f"--option {text!r}, expected NAME=VALUE of an argument of generate that has no flag of its own"
+            )
+        try:
+            given[name] = json.loads(value)
+        except ValueError:
+            given[name] = value
+    return given
+
+
+def read_numbers(flag: str, text: str) -> list[int]:
+    """Integers between commas.
+
+    Raises:
+        ValueError: anything else.
+    """
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{flag} {text!r}, expected integers such as 5,10") from None
 
 
 def is_main() -> bool:
@@ -226,6 +288,9 @@ def errors_on_one_line(command: str) -> Iterator[None]:
 
     try:
         yield
+    except KeyboardInterrupt as error:
+        typer.echo(f"hf-gr {command}: interrupted; what is finished is kept: repeat the run", err=True)
+        raise typer.Exit(130) from error
     except torch.OutOfMemoryError as error:
         typer.echo(
             f"hf-gr {command}: the device has no memory for a batch ({' '.join(str(error).split())[:200]}): what is "
@@ -240,6 +305,3 @@ def errors_on_one_line(command: str) -> Iterator[None]:
             raise
         typer.echo(f"hf-gr {command}: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(1) from error
-    except KeyboardInterrupt as error:
-        typer.echo(f"hf-gr {command}: interrupted; what is finished is kept: repeat the run", err=True)
-        raise typer.Exit(130) from error

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from hf_gr.catalogue import ConstraintIndex
 from hf_gr.generation.mixin import sequences_scores_only
 
 from .batching import make_batches
+from .loading import input_device
 from .prompts import Request
 
 MOST_VIEWS = 64  # filters that are kept for later rows: most tables have few distinct ones
@@ -22,10 +24,14 @@ MOST_VIEWS = 64  # filters that are kept for later rows: most tables have few di
 
 @dataclass(frozen=True)
 class Answer:
-    """What one request is answered with, best first: `[k]` items and their scores, k at most `top_k`."""
+    """What one request is answered with, best first: `[k]` items and their scores, k at most `top_k`.
+
+    `is_broken` tells that there are none though some are allowed: the model's scores are no numbers.
+    """
 
     items: list[Any]
     scores: list[float]
+    is_broken: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,16 +97,16 @@ class Decoder:
         scores = out.sequences_scores.tolist()
         answers = []
         for number, request in enumerate(batch):
-            exclude, allowed = set(request.exclude), None if request.allowed is None else set(request.allowed)
-            best: dict[Any, float] = {}
-            for row in range(number * self.top_k, (number + 1) * self.top_k):
-                if scores[row] > -torch.inf:
-                    for item in found[row]:  # several where items share a sequence
-                        if item not in exclude and (allowed is None or item in allowed):
-                            best.setdefault(item, scores[row])
-            items = list(best)[: self.top_k]
-            answers.append(Answer(items, [best[item] for item in items]))
+            rows = slice(number * self.top_k, (number + 1) * self.top_k)
+            answers.append(self._best_of(request, found[rows], scores[rows]))
         return answers
+
+    def option(self, name: str) -> Any:
+        """An option of `generate`: of this call, of the config it is given, else the checkpoint's."""
+        if name in self.options:
+            return self.options[name]
+        own = getattr(self.options.get("generation_config"), name, None)
+        return getattr(self.model.generation_config, name, None) if own is None else own
 
     def prompts(self, batch: Sequence[Request]) -> dict[str, torch.Tensor]:
         """`input_ids` and `attention_mask` `[B, P]`: decoders want padding on the left, encoders on the right."""
@@ -114,7 +120,7 @@ class Decoder:
             place = slice(0, length) if self.model.config.is_encoder_decoder else slice(longest - length, longest)
             input_ids[row, place] = torch.tensor(request.tokens)
             mask[row, place] = 1
-        device = self.model.device
+        device = input_device(self.model)
         return {"input_ids": input_ids.to(device), "attention_mask": mask.to(device)}
 
     def _view(self, allowed: tuple[Any, ...] | None) -> ConstraintIndex:
@@ -127,3 +133,15 @@ class Decoder:
                 self._views.popitem(last=False)
         self._views.move_to_end(key)
         return self._views[key]
+
+    def _best_of(self, request: Request, found: Sequence[Sequence[Any]], scores: Sequence[float]) -> Answer:
+        """The items of `top_k` sequences, by sequence, that a request may be answered with: as many at most."""
+        exclude, allowed = set(request.exclude), None if request.allowed is None else set(request.allowed)
+        best: dict[Any, float] = {}
+        for items, score in zip(found, scores, strict=True):
+            for item in items if score > -math.inf else ():  # several where items share a sequence
+                if item not in exclude and (allowed is None or item in allowed):
+                    best.setdefault(item, score)
+        kept = list(best)[: self.top_k]
+        some_are_allowed = self.index.num_items > len(exclude) if allowed is None else bool(allowed - exclude)
+        return Answer(kept, [best[item] for item in kept], is_broken=some_are_allowed and not kept)

@@ -13,19 +13,20 @@ import tempfile
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from time import perf_counter
 from typing import Any
 
 import torch
 
 from hf_gr.catalogue import ConstraintIndex
-from hf_gr.tables import Format, pyarrow
+from hf_gr.tables import Format
 
-from .metrics import RankingTotals
+from .job import Job, make_job
+from .loading import input_device
+from .measures import count_rows, time_users
 from .processes import Processes
-from .prompts import Request
-from .run import TOKEN_BUDGET, WINDOW_ROWS, Job, OnError, Settings, check_settings, make_job, run_job
+from .run import run_job
+from .settings import TOKEN_BUDGET, WINDOW_ROWS, OnError, Settings, check_count
 from .users import Paths, UserColumns, Users
 
 CUTOFFS = (1, 5, 10)
@@ -100,6 +101,7 @@ def evaluate(
     is_new: str | None = None,
     cutoffs: Sequence[int] = CUTOFFS,
     num_beams: int | Sequence[int] | None = None,
+    assistant_model: Any = None,
     sampled_users: int = SAMPLED_USERS,
     on_error: OnError = "stop",
     format: Format | None = None,
@@ -136,6 +138,7 @@ def evaluate(
         is_new: column that says whether the target is new, instead.
         cutoffs: the K of Recall@K and NDCG@K; the largest is the number of items that a user gets.
         num_beams: one number or several, each evaluated; by default the checkpoint's own, else 20.
+        assistant_model: a draft model for `generate`, loaded or by name.
         sampled_users: users whose latency is measured, one after the other, and whose beams without the catalogue are
             looked up; 0 for neither.
         on_error: `"stop"` or `"skip"`, as in `recommend`; skipped users count nowhere.
@@ -166,37 +169,51 @@ def evaluate(
         raise ValueError("target=None without history=, expected the column of what came next: pass target=")
     if new_items is not None and is_new is not None:
         raise ValueError("new_items= and is_new= are given, expected one of them")
-    beams = list(num_beams) if isinstance(num_beams, Sequence) else [num_beams]
+    check_count("sampled_users", sampled_users, at_least=0)
+    beams = list(dict.fromkeys(num_beams)) if isinstance(num_beams, Sequence) else [num_beams]
     if not beams:
         raise ValueError("num_beams=[], expected one number or more")
-    settings = Settings(
-        columns=UserColumns(history, tokens, text, None, exclude, filter, target, group, is_new),
-        top_k=ks[-1],
-        num_beams=beams[0] or 0,
-        on_error=on_error,
-        token_budget=token_budget,
-        window_rows=window_rows,
-        max_prompt_tokens=max_prompt_tokens,
-        prefix_tokens=tuple(prefix_tokens),
-        suffix_tokens=tuple(suffix_tokens),
-        options=options,
-        leave_one_out=target is None,
-    )
-    for width in beams:
-        check_settings(replace(settings, num_beams=width or 0))
+    every = [
+        Settings(
+            columns=UserColumns(history, tokens, text, None, exclude, filter, target, group, is_new),
+            top_k=ks[-1],
+            num_beams=width,
+            options=options,
+            on_error=on_error,
+            token_budget=token_budget,
+            window_rows=window_rows,
+            max_prompt_tokens=max_prompt_tokens,
+            prefix_tokens=tuple(prefix_tokens),
+            suffix_tokens=tuple(suffix_tokens),
+            leave_one_out=target is None,
+        )
+        for width in beams
+    ]
     processes = Processes()
-    where = {"dtype": dtype, "device_map": device_map, "tokenizer": tokenizer}
     job, table = make_job(
-        model, users, settings, processes, index=constraint_index, format=format, delimiter=delimiter, **where
+        model,
+        users,
+        every[0],
+        processes,
+        index=constraint_index,
+        format=format,
+        delimiter=delimiter,
+        tokenizer=tokenizer,
+        draft_model=assistant_model,
+        dtype=dtype,
+        device_map=device_map,
     )
     known_new = None if new_items is None else frozenset(new_items)
-    own = tempfile.mkdtemp(prefix="hf_gr-evaluate-", dir=work_dir) if processes.is_main else None
-    folder = Path(processes.from_main(own))
+    folder = Path(
+        processes.by_main(
+            lambda: tempfile.mkdtemp(prefix="hf_gr-evaluate-", dir=work_dir), doing="has no folder for rows on the way"
+        )
+    )
     try:
-        results = []
-        for width in beams:
-            how = {"cutoffs": ks, "new_items": known_new, "sampled_users": sampled_users, "progress": progress}
-            results.append(_evaluate_beams(job, table, width or job.decoder.num_beams, folder, processes, **how))
+        how = {"cutoffs": ks, "new_items": known_new, "sampled_users": sampled_users, "progress": progress}
+        results = [
+            _evaluate_beams(job, table, width or job.decoder.num_beams, folder, processes, **how) for width in beams
+        ]
     finally:
         if processes.is_main:
             shutil.rmtree(folder, ignore_errors=True)
@@ -220,102 +237,29 @@ def _evaluate_beams(
         settings=replace(job.settings, num_beams=num_beams),
         decoder=replace(job.decoder, num_beams=num_beams),
     )
-    latency, invalid = _sample(job, users, sampled_users) if processes.is_main and sampled_users else (None, None)
-    processes.from_main(None)  # nobody begins while the first one takes the time
+    # By the first process; nobody else begins while it takes the time.
+    latency, invalid = processes.by_main(
+        lambda: time_users(job, users, sampled_users), doing="could not take the time"
+    )
     start = perf_counter()
     made = run_job(job, users, folder / f"{num_beams}.parquet", processes, overwrite=True, progress=progress)
     seconds = perf_counter() - start
-    result = None
-    if processes.is_main:
-        counted = _count(made.output, job.decoder.index, cutoffs, new_items)
-        result = BeamResult(
-            num_beams=num_beams,
-            num_users=made.num_rows - made.num_skipped,
-            num_skipped=made.num_skipped,
-            **counted,
-            unconstrained_invalid=invalid,
-            latency_seconds=latency,
-            users_per_second=made.num_rows / seconds,
-        )
-    return processes.from_main(result)
-
-
-def _count(
-    output: Path, index: ConstraintIndex, cutoffs: tuple[int, ...], new_items: Collection[Any] | None
-) -> dict[str, Any]:
-    """Metrics of a file of rows, read in pieces."""
-    totals, of_new = RankingTotals(cutoffs), RankingTotals(cutoffs)
-    groups: dict[str, RankingTotals] = {}
-    seen: set[Any] = set()
-    num_items = num_invalid = 0
-    with pyarrow.parquet.ParquetFile(output) as reader:
-        for batch in reader.iter_batches(8192):
-            columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
-            found = {item for items in columns["items"] for item in items}
-            unknown = found - seen
-            listed = list(unknown)
-            invalid = {item for item, there in zip(listed, index.has_items(listed), strict=True) if not there}
-            seen |= unknown
-            for row, (items, targets) in enumerate(zip(columns["items"], columns["targets"], strict=True)):
-                if columns["error"][row] is not None if "error" in columns else False:
-                    continue
-                num_items += len(items)
-                num_invalid += sum(item in invalid for item in items)
-                totals.add(items, targets)
-                if "group" in columns:
-                    groups.setdefault(str(columns["group"][row]), RankingTotals(cutoffs)).add(items, targets)
-                is_new = columns["is_new"][row] if "is_new" in columns else targets[0] in (new_items or ())
-                if is_new in (True, 1, "true", "True", "1"):
-                    of_new.add(items, targets)
-    return {
-        "metrics": totals.means(),
-        "groups": {name: _with_size(groups[name]) for name in sorted(groups)},
-        "new_items": _with_size(of_new) if new_items is not None or "is_new" in reader.schema_arrow.names else {},
-        "coverage": len(seen) / max(1, len(set(index.item_ids))),
-        "filled": num_items / max(1, totals.num_users * cutoffs[-1]),
-        "invalid": num_invalid / max(1, num_items),
-    }
-
-
-def _with_size(totals: RankingTotals) -> dict[str, float]:
-    return {"num_users": totals.num_users, **totals.means()}
-
-
-def _sample(job: Job, users: Users, num_users: int) -> tuple[float | None, float | None]:
-    """Mean seconds of one user alone, and the share of beams that are no item without the catalogue."""
-    requests = job.maker(next(users.windows(num_users))).requests
-    if not requests:
-        return None, None
-    decoder = job.decoder
-    decoder.answer(requests[:1])  # the first call is slower than all others
-    seconds = []
-    for request in requests:
-        start = perf_counter()
-        decoder.answer([request])  # it ends with items on the host: the device has finished
-        seconds.append(perf_counter() - start)
-    return fmean(seconds), fmean(_free_invalid(job, request) for request in requests)
-
-
-def _free_invalid(job: Job, request: Request) -> float:
-    """The share of the beams of a model without its catalogue that are no item."""
-    decoder = job.decoder
-    prompts = decoder.prompts([request])
-    sequences: torch.Tensor = decoder.model.generate(
-        **prompts,
-        constraint_index=False,
-        num_beams=decoder.num_beams,
-        num_return_sequences=decoder.top_k,
-        max_new_tokens=decoder.index.max_length,
-        min_new_tokens=None,
-        do_sample=False,
+    counted = processes.by_main(
+        lambda: count_rows(made.output, job.decoder.index, cutoffs, new_items), doing="could not count"
     )
-    length = 1 if decoder.model.config.is_encoder_decoder else prompts["input_ids"].shape[1]
-    found = decoder.index.items(sequences[:, length:].cpu())
-    return sum(not items for items in found) / len(found)
+    return BeamResult(
+        num_beams=num_beams,
+        num_users=made.num_rows - made.num_skipped,
+        num_skipped=made.num_skipped,
+        **counted,
+        unconstrained_invalid=invalid,
+        latency_seconds=latency,
+        users_per_second=made.num_rows / seconds,
+    )
 
 
 def _hardware(model: Any, num_processes: int) -> str:
-    device = model.device
+    device = input_device(model)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
     dtype = str(model.dtype).removeprefix("torch.")
     return f"{num_processes} x {name}, {dtype}, torch {torch.__version__}"

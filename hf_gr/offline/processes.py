@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
@@ -62,6 +62,26 @@ class Processes:
         with _loss_of_a_process():
             broadcast_object_list(held, from_process=0)
         return held[0]
+
+    def by_main(self, work: Callable[[], Any], *, doing: str) -> Any:
+        """What a function gives that the main process alone calls.
+
+        Raises:
+            RuntimeError: it failed, in the other processes; `doing` says at what. The main one raises its own error.
+        """
+        value: Any = None
+        failure: Exception | None = None
+        if self.is_main:
+            try:
+                value = work()
+            except Exception as error:  # told to the others, and raised below
+                failure = error
+        value, message = self.from_main((value, None if failure is None else str(failure)))
+        if failure is not None:
+            raise failure
+        if message is not None:
+            raise RuntimeError(f"the first process {doing}: {message}")
+        return value
 
     def gather(self, value: Any) -> list[Any]:
         """What every process has, in order."""

@@ -7,9 +7,11 @@ Parquet, CSV and JSON lines; rows are numbered from 0 through all files, in the 
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -256,16 +258,33 @@ class Window:
 
     def problem(self, name: str, row: int, value: object, expected: str) -> str:
         """What is wrong with a cell; `row` is counted from the window's first."""
-        number = self.first_row + row
-        _, file = self.starts[bisect([start for start, _ in self.starts], number) - 1]
+        file, number = self._place(row)
         return f"{file}, column {name!r}, row {number} is {shorten(value)}, expected {expected}"
+
+    def problem_of_row(self, row: int, what: str) -> str:
+        """What is wrong with a row, whatever its cells are."""
+        file, number = self._place(row)
+        return f"{file}, row {number} {what}"
+
+    def _place(self, row: int) -> tuple[Path, int]:
+        number = self.first_row + row
+        return self.starts[bisect([start for start, _ in self.starts], number) - 1][1], number
 
 
 def read_list(value: Any, *, are_strings: bool) -> list[Any] | None:
-    """The ids in a cell: of a list, or of a text such as `5 7`, `5,7` or `['5', '7']`; None for what is neither."""
+    """The ids in a cell: of a list, or of a text; None for what is neither.
+
+    A text is JSON, or ids between spaces or commas, with brackets around them or without; ids with spaces or commas
+    are in quotes.
+
+    Example:
+        >>> [read_list(text, are_strings=False) for text in ("5 7", "[5, 7]", "5,x")]
+        [[5, 7], [5, 7], None]
+        >>> read_list("['rye bread', 'jam']", are_strings=True)
+        ['rye bread', 'jam']
+    """
     if isinstance(value, str):
-        parts = [part.strip("'\"") for part in re.split(r"[\s,]+", value.strip(" \t\r\n,[]()"))]
-        value = [part for part in parts if part]
+        value = _split(value.strip())
         if not are_strings:
             try:
                 value = [int(part) for part in value]
@@ -276,6 +295,21 @@ def read_list(value: Any, *, are_strings: bool) -> list[Any] | None:
     if are_strings:
         return value if all(type(item) is str for item in value) else None
     return value if all(type(item) is int and INT64_MIN <= item <= INT64_MAX for item in value) else None
+
+
+def _split(text: str) -> list[str]:
+    """The ids in a text."""
+    if text[:1] == "[":
+        with suppress(ValueError):  # of lists as Python or NumPy write them
+            parts = json.loads(text)
+            if all(type(part) is str for part in parts):
+                return parts
+    if (text[:1], text[-1:]) in (("[", "]"), ("(", ")")):
+        text = text[1:-1]
+    return [
+        part[1:-1] if part[0] in "'\"" and len(part) > 1 and part[-1] == part[0] else part
+        for part in re.findall(r"""'[^']*'|"[^"]*"|[^\s,]+""", text)
+    ]
 
 
 def _format_of(paths: Paths) -> Format:
