@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         classify,
         enable,
     )
+    from .offline import evaluate, recommend
     from .torch.draft_head import DraftHead, DraftHeadConfig
 
 __version__ = "0.1.0.dev0"
@@ -35,6 +36,8 @@ _HOMES = {
     "SemanticIds": "catalogue",
     "classify": "generation",
     "enable": "generation",
+    "evaluate": "offline",
+    "recommend": "offline",
 }
 
 __all__ = [
@@ -48,6 +51,8 @@ __all__ = [
     "SemanticIds",
     "classify",
     "enable",
+    "evaluate",
+    "recommend",
 ]
 
 

@@ -1,17 +1,16 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Generated model cards. Knows what a card says, not how its subject works."""
+"""Generated model cards, and tags for those of others. Knows what a card says, not how its subject works."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .catalogue.summary import summarise
+from .catalogue.summary import Summary, summarise
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from .catalogue import ConstraintIndex
     from .torch.draft_head import DraftHead
 
@@ -36,39 +35,24 @@ from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex
 index = ConstraintIndex.from_pretrained({name})
 model = AutoModelForGenerativeRetrieval.from_pretrained("...")  # the model that the catalogue's tokens were made for
 out = model.generate(**inputs, constraint_index=index, num_beams=20, num_return_sequences=20)
-items = index.items(out[:, inputs["input_ids"].shape[1]:])
+items = index.items(out[:, inputs["input_ids"].shape[1]:])  # of a decoder; out[:, 1:] of an encoder-decoder
 ```
 
 ## Levels
 
-| level | nodes | mean children | most children |
-|---|---|---|---|
+| level | nodes | mean children | most children | distinct tokens | without a choice | decided |
+|---|---|---|---|---|---|---|
 {levels}
 
+A node is a distinct beginning of a sequence. Children are counted for the nodes of the level above: what one step
+chooses from. Without a choice are those of them that have a single child. Decided are the sequences that no other
+one begins like, up to there.
+
+## Items
+
+{items}
+
 The largest token is {max_token_id}: the model needs a vocabulary of at least {vocabulary} tokens.
-"""
-
-
-_MODEL_CARD = """\
----
-library_name: transformers
-tags:
-- generative-recommendation
-- hf_gr
----
-
-# Generative recommender
-
-An ordinary checkpoint of transformers, saved by hf_gr from JAX. Both of hf_gr's backends load it: `"flax"` for TPUs,
-`"torch"` for GPUs and CPUs.
-
-```python
-from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex
-
-model = AutoModelForGenerativeRetrieval.from_pretrained({name})
-index = ConstraintIndex.from_pretrained("...")  # the catalogue
-out = model.generate(**inputs, constraint_index=index, num_beams=20, num_return_sequences=20)
-```
 """
 
 
@@ -79,21 +63,43 @@ def index_card(index: ConstraintIndex, name: str) -> str:
         index: its subject.
         name: what users load it by, such as its repository id.
     """
+    snapshot = index.snapshot.compact()
+    summary, trie = summarise(snapshot), snapshot.base.segment.trie
     levels = [
-        f"| {level.level} | {level.nodes:,} | {level.mean_children:.2f} | {level.largest_branching:,} |"
-        for level in summarise(index.snapshot).levels
+        f"| {level.level} | {level.nodes:,} | {level.mean_children:.2f} | {level.largest_branching:,} | "
+        f"{len(tokens):,} | {_percent(level.forced_share)} | {_percent(level.decided_share)} |"
+        for level, tokens in zip(summary.levels, trie.codebooks, strict=True)
     ]
     return _INDEX_CARD.format(
-        num_sequences=len(index),
-        num_items=index.num_items,
-        max_length=index.max_length,
-        end_token="" if index.eos_token_id is None else f" including the end token {index.eos_token_id}",
-        megabytes=index.nbytes / 1e6,
+        num_sequences=summary.num_sequences,
+        num_items=summary.num_items,
+        max_length=summary.max_length,
+        end_token="" if summary.eos_token_id is None else f" including the end token {summary.eos_token_id}",
+        megabytes=summary.nbytes / 1e6,
         name=json.dumps(name),
         levels="\n".join(levels),
-        max_token_id=index.max_token_id,
-        vocabulary=index.max_token_id + 1,
+        items=_items(summary),
+        max_token_id=summary.max_token_id,
+        vocabulary=summary.max_token_id + 1,
     )
+
+
+def _items(summary: Summary) -> str:
+    """How items are named, and what they share."""
+    ids = {"string": "strings", "integer": "integers", "row number": "row numbers"}
+    sharing = "No two items share a sequence."
+    if summary.num_shared_sequences:
+        sharing = (
+            f"{summary.num_sharing_items:,} items share {summary.num_shared_sequences:,} sequences, at most "
+            f"{summary.most_items_of_a_sequence:,} one of them."
+        )
+    return f"Item ids are {ids[summary.item_id_type]}. {sharing} One item takes {summary.bytes_per_item:.1f} bytes."
+
+
+def _percent(share: float) -> str:
+    """A share that reads 0% or 100% only where it is that."""
+    text = f"{share:.0%}"
+    return f"{share:.2%}" if text in ("0%", "100%") and share not in (0, 1) else text
 
 
 _HEAD_CARD = """\
@@ -124,25 +130,6 @@ model.add_draft_head(DraftHead.from_pretrained({name}), tokenizer=tokenizer)
 {facts}
 """
 
-_HEAD_SECTION = """\
-{heading}
-
-With hf_gr this model recommends after a single prefill (NEZHA): a draft head reads its hidden states and decodes
-semantic IDs by itself. Without hf_gr it is an ordinary checkpoint of transformers.
-
-```python
-from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex
-
-model = AutoModelForGenerativeRetrieval.from_pretrained({name})
-
-{usage}
-```
-
-{facts}
-"""
-
-_HEAD_HEADING = "## Draft head"
-
 _HEAD_USAGE = """\
 index = ConstraintIndex.from_pretrained("...")  # the catalogue
 out = model.generate(**inputs, constraint_index=index, drafting="head", num_beams=20, num_return_sequences=20)
@@ -161,15 +148,6 @@ Source: Wang et al., *NEZHA: A Zero-sacrifice and Hyperspeed Decoding Architectu
 """
 
 
-def model_card(name: str) -> str:
-    """The card of a checkpoint that was saved from JAX.
-
-    Args:
-        name: what users load it by, such as its repository id.
-    """
-    return _MODEL_CARD.format(name=json.dumps(name))
-
-
 def head_card(head: DraftHead, name: str) -> str:
     """The card of a draft head that is shared alone.
 
@@ -180,24 +158,149 @@ def head_card(head: DraftHead, name: str) -> str:
     return _HEAD_CARD.format(name=json.dumps(name), usage=_HEAD_USAGE, facts=_head_facts(head))
 
 
-def tag_card(path: Path, head: DraftHead, name: str) -> None:
-    """Have the card of a checkpoint tell of its draft head: a section and tags, unless it has them.
+_MODEL_CARD = """\
+# {title}
+
+A generative recommender: it answers a prompt, such as a user's history, with token sequences that stand for items. Its
+network is `{architecture}`{base}. With hf_gr (`pip install hf-gr`) all answers are items of {catalogue}.
+
+```python
+from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex
+
+model = AutoModelForGenerativeRetrieval.from_pretrained({name})
+index = ConstraintIndex.from_pretrained({index_name})
+out = model.generate(**inputs, constraint_index=index, num_beams=20, num_return_sequences=20)
+items = index.items(out[:, {start}:])
+```
+{custom_generate}
+Without hf_gr it is an ordinary checkpoint of transformers, and may write what is no item.
+{head}
+This card was generated when the model was saved. It knows neither the training data, nor an evaluation, nor the
+licence.
+"""
+
+_CUSTOM_GENERATE = """
+The checkpoint brings this `generate` with it: where hf_gr is installed, nothing of it need be imported.
+
+```python
+from transformers import {auto}
+
+model = {auto}.from_pretrained({name}, trust_remote_code=True)
+{out}
+```
+"""
+
+_HEAD_SECTION = """
+## Draft head
+
+The checkpoint has a draft head (NEZHA): it reads the hidden states of one prefill and decodes semantic IDs by itself,
+without another call of the model.
+
+```python
+out = model.generate(**inputs, constraint_index=index, drafting="head", num_beams=20, num_return_sequences=20)
+```
+
+{facts}
+"""
+
+# What transformers says on the card that it makes where there is none.
+_TEMPLATE_DESCRIPTION = (
+    "This is the model card of a 🤗 transformers model that has been pushed on the Hub. This model card has been "
+    "automatically generated."
+)
+
+
+def model_tags(*, has_head: bool, custom_generate: bool) -> list[str]:
+    """The tags of a checkpoint's card."""
+    kinds = [*["draft-head"] * has_head, *["custom_generate"] * custom_generate]
+    return ["generative-recommendation", *kinds, "hf_gr"]
+
+
+def model_card(
+    name: str,
+    *,
+    architecture: str,
+    is_encoder_decoder: bool,
+    catalogue: str | None,
+    head: DraftHead | None = None,
+    custom_generate: bool = False,
+    base_model: str | None = None,
+    tags: Sequence[str] = (),
+) -> str:
+    """The card of a checkpoint.
 
     Args:
-        path: the card, which may have been written by anybody.
-        head: the checkpoint's head.
-        name: what users load the checkpoint by, such as its repository id.
+        name: what users load it by, such as its repository id.
+        architecture: its class in transformers.
+        is_encoder_decoder: whether generated sequences begin with a start token instead of the prompt.
+        catalogue: the index that its generation config names, `"."` for the checkpoint itself, or None.
+        head: its draft head.
+        custom_generate: whether it carries `custom_generate/generate.py`.
+        base_model: the repository of the Hub that it was made from, if that is known.
+        tags: beside those that it has anyway.
+    """
+    from huggingface_hub import ModelCardData
+
+    own = model_tags(has_head=head is not None, custom_generate=custom_generate)
+    data = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        base_model=base_model,
+        tags=list(dict.fromkeys([*tags, *own])),
+    )
+    index_name = json.dumps("..." if catalogue is None else name if catalogue == "." else catalogue)
+    call = "model.generate(**inputs, {index}num_beams=20, num_return_sequences=20)"
+    if catalogue is None:
+        out = "out = " + call.format(index="constraint_index=index, ")
+    else:
+        out = f"out = {call.format(index='')}  # the checkpoint names its catalogue"
+    auto = "AutoModelForSeq2SeqLM" if is_encoder_decoder else "AutoModelForCausalLM"
+    text = _MODEL_CARD.format(
+        title=name.rsplit("/", 1)[-1],
+        architecture=architecture,
+        base="" if base_model is None else f", made from `{base_model}`",
+        catalogue="a catalogue" if catalogue is None else "its catalogue",
+        name=json.dumps(name),
+        index_name=index_name,
+        start="1" if is_encoder_decoder else 'inputs["input_ids"].shape[1]',
+        custom_generate=_CUSTOM_GENERATE.format(auto=auto, name=json.dumps(name), out=out) if custom_generate else "",
+        head="" if head is None else _HEAD_SECTION.format(facts=_head_facts(head)),
+    )
+    return f"---\n{data.to_yaml()}\n---\n\n{text}"
+
+
+def is_template(text: str) -> bool:
+    """Whether a card is the one that transformers makes for a new repository, with nothing written into it."""
+    from huggingface_hub import ModelCard
+
+    card: Any = ModelCard(text)
+    template: Any = ModelCard.from_template(card.data, model_description=_TEMPLATE_DESCRIPTION)
+    return card.text.strip() == template.text.strip()
+
+
+def read_tags(text: str) -> list[str]:
+    """The tags of a card."""
+    from huggingface_hub import ModelCard
+
+    data: Any = ModelCard(text).data
+    return [data.tags] if isinstance(data.tags, str) else list(data.tags or ())
+
+
+def tag_card(text: str, tags: Sequence[str]) -> str:
+    """A card with tags that it lacks; whatever it says is kept, and a card that has them all is left as it is.
+
+    Args:
+        text: the card, which may have been written by anybody.
+        tags: the tags.
     """
     from huggingface_hub import ModelCard
 
-    card = ModelCard.load(path)
-    data: Any = card.data
-    data.tags = list(dict.fromkeys([*(data.tags or ()), "generative-recommendation", "draft-head", "hf_gr"]))
-    if _HEAD_HEADING not in card.text.splitlines():
-        facts = _head_facts(head)
-        section = _HEAD_SECTION.format(heading=_HEAD_HEADING, name=json.dumps(name), usage=_HEAD_USAGE, facts=facts)
-        card.text = f"{card.text.rstrip()}\n\n{section}"
-    card.save(path)
+    there = read_tags(text)
+    if set(tags) <= set(there):
+        return text
+    card: Any = ModelCard(text)
+    card.data.tags = list(dict.fromkeys([*there, *tags]))
+    return str(card)
 
 
 def _head_facts(head: DraftHead) -> str:

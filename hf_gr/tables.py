@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -108,7 +108,7 @@ def read_table(
         raise ValueError(f"delimiter={delimiter!r}, expected one ASCII character: leave it away for a tab or comma")
     is_list = isinstance(sequence, str)
     wanted = _Wanted((sequence,) if is_list else tuple(sequence), is_list, item_id)
-    files = _list_files(path, format)
+    files = list_files(path, format)
     rows, ids = _Rows(), _Ids()
     with _progress_bar(files, is_shown=progress) as advance:
         for file in files:
@@ -184,7 +184,7 @@ class _Batch:
     def row_error(self, names: Sequence[str], row: int, problem: str) -> ValueError:
         cells = [self.columns.column(name)[row].as_py() for name in names]
         where = f"{self.file}, column{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"
-        found = _shorten(cells if len(names) > 1 else cells[0])
+        found = shorten(cells if len(names) > 1 else cells[0])
         return ValueError(f"{where}, row {self.first_row + row} is {found}, {problem}")
 
 
@@ -311,7 +311,7 @@ def _read_tokens(batch: _Batch, name: str, values: Any, row_of: Callable[[int], 
         try:
             values = texts.cast(pa.int64())
         except pa.ArrowInvalid as error:
-            at = _first_failure(texts, lambda some: some.cast(pa.int64()))
+            at = first_failure(texts, lambda some: some.cast(pa.int64()))
             expected = f"expected integers of 64 bits and not {texts[at].as_py()!r}: {fix}"
             raise batch.row_error([name], row_of(at), expected) from error
     if not (pa.types.is_integer(values.type) or pa.types.is_null(values.type)):
@@ -349,11 +349,11 @@ def _read_batches(
 ) -> Iterator[_Batch]:
     """The batches of a file that have rows; `advance` is told how many bytes each took."""
     if format == "parquet":
-        batches = _read_parquet(file, wanted)
+        batches = read_parquet(file, wanted)
     elif format == "csv":
-        batches = _read_csv(file, wanted, delimiter)
+        batches = read_csv(file, wanted, delimiter)
     else:
-        batches = _read_jsonl(file, wanted)
+        batches = read_jsonl(file, lambda number, line: _json_schema(file, number, line, wanted))
     first_row, position = 0, 0
     for columns, end in batches:
         if columns.num_rows:
@@ -366,17 +366,33 @@ def _read_batches(
 Batches = Iterator[tuple[pa.RecordBatch, int]]  # and how far in the file, in bytes, each ends
 
 
-def _read_parquet(file: Path, wanted: _Wanted) -> Batches:
+class Columns(Protocol):
+    """Columns to read, and the check that a file has them."""
+
+    @property
+    def names(self) -> list[str]:
+        """The columns, in the order in which they are wanted."""
+        ...
+
+    def check(self, file: Path, names: Sequence[str], there: Sequence[str]) -> None:
+        """Refuse a file that has not all of `names` among the columns that are `there`."""
+        ...
+
+
+def read_parquet(file: Path, wanted: Columns, *, batch_rows: int | None = None) -> Batches:
+    """Batches of some columns of a Parquet file, of `BATCH_ROWS` rows or as many as asked for."""
     # By default, pyarrow holds the compressed columns of all row groups; without a buffer size, those of one.
-    with pyarrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=BLOCK_BYTES) as reader:
+    options: Any = {"pre_buffer": False, "buffer_size": BLOCK_BYTES, "page_checksum_verification": True}
+    with pyarrow.parquet.ParquetFile(file, **options) as reader:
         wanted.check(file, wanted.names, reader.schema_arrow.names)
         size, num_read, num_rows = file.stat().st_size, 0, max(1, reader.metadata.num_rows)
-        for columns in reader.iter_batches(BATCH_ROWS, columns=wanted.names):
+        for columns in reader.iter_batches(batch_rows or BATCH_ROWS, columns=wanted.names):
             num_read += columns.num_rows
             yield columns, size * num_read // num_rows
 
 
-def _read_csv(file: Path, wanted: _Wanted, delimiter: str | None) -> Batches:
+def read_csv(file: Path, wanted: Columns, delimiter: str | None) -> Batches:
+    """Batches of some columns of a CSV file with a header, every cell as text or null."""
     if delimiter is None:
         delimiter = "\t" if ".tsv" in file.suffixes[-2:] else ","
     read = pyarrow.csv.ReadOptions(block_size=BLOCK_BYTES, use_threads=False)  # with threads, errors name no row
@@ -388,33 +404,34 @@ def _read_csv(file: Path, wanted: _Wanted, delimiter: str | None) -> Batches:
         null_values=[""],
         strings_can_be_null=True,
     )
-    with _open(file) as (raw, stream):
+    with open_file(file) as (raw, stream):
         try:
             reader = pyarrow.csv.open_csv(stream, read, parse_options=parse, convert_options=convert)
         except KeyError:
-            with _open(file) as (_, again):
+            with open_file(file) as (_, again):
                 wanted.check(file, wanted.names, pyarrow.csv.open_csv(again, parse_options=parse).schema.names)
             raise
         for columns in reader:
             yield columns, raw.tell()
 
 
-def _read_jsonl(file: Path, wanted: _Wanted) -> Batches:
+def read_jsonl(file: Path, make_schema: Callable[[int, bytes], pa.Schema]) -> Batches:
+    """Batches of a file of JSON lines; `make_schema` is given the first line, and its number from 0."""
     # Not pyarrow's open_json, which does not tell the line of an error and is not in pyarrow 18.
     schema, num_lines = None, 0
-    with _open(file) as (raw, stream):
+    with open_file(file) as (raw, stream):
         for block in _read_lines(stream):
             if schema is None:
                 lines = block.split(b"\n")
                 first = next((number for number, line in enumerate(lines) if line.strip()), None)
                 if first is not None:
-                    schema = _json_schema(file, num_lines + first, lines[first], wanted)
+                    schema = make_schema(num_lines + first, lines[first])
             if schema is not None:
                 try:
                     table = _parse_json(block, schema)
                 except (pa.ArrowInvalid, UnicodeDecodeError) as error:
                     lines = block.split(b"\n")
-                    bad = _first_failure(lines, lambda some, schema=schema: _parse_json(b"\n".join(some), schema))
+                    bad = first_failure(lines, lambda some, schema=schema: _parse_json(b"\n".join(some), schema))
                     raise _line_error(file, num_lines + bad, lines[bad], schema, error) from error
                 for columns in table.to_batches():
                     yield columns, raw.tell()
@@ -426,17 +443,23 @@ def _json_schema(file: Path, number: int, line: bytes, wanted: _Wanted) -> pa.Sc
     types: dict[str, pa.DataType] = dict.fromkeys(wanted.names, pa.int64())
     if wanted.is_list:
         types[wanted.sequence[0]] = pa.list_(pa.int64())
-    try:
-        first = json.loads(line)
-    except ValueError as error:
-        raise _line_error(file, number, line, pa.schema(types), error) from error
-    if not isinstance(first, dict):
-        raise _line_error(file, number, line, pa.schema(types), "it is no object")
+    first = read_object(file, number, line, pa.schema(types))
     # The first line may be of a short sequence, and lack the keys of further levels.
     wanted.check(file, [wanted.sequence[0], *wanted.names[len(wanted.sequence) :]], list(first))
     if wanted.item_id is not None and isinstance(first[wanted.item_id], str):
         types[wanted.item_id] = pa.string()
     return pa.schema(types)
+
+
+def read_object(file: Path, number: int, line: bytes, schema: pa.Schema) -> dict[str, Any]:
+    """One line of JSON; an error shows an object with the fields of `schema`."""
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise _line_error(file, number, line, schema, error) from error
+    if not isinstance(found, dict):
+        raise _line_error(file, number, line, schema, "it is no object")
+    return found
 
 
 def _parse_json(block: bytes, schema: pa.Schema) -> pa.Table:
@@ -446,11 +469,11 @@ def _parse_json(block: bytes, schema: pa.Schema) -> pa.Table:
 
 
 def _line_error(file: Path, number: int, line: bytes, schema: pa.Schema, reason: object) -> ValueError:
-    cells = {pa.int64(): 5, pa.string(): "ham"}
+    cells = {pa.int64(): 5, pa.string(): "ham", pa.list_(pa.string()): ["ham", "jam"], pa.bool_(): True}
     example = json.dumps(
         {name: cells.get(kind, [5, 7]) for name, kind in zip(schema.names, schema.types, strict=True)}
     )
-    found = _shorten(line.decode(errors="replace"))
+    found = shorten(line.decode(errors="replace"))
     reason = str(reason).partition(" in row ")[0]  # a row of what was parsed, not of the file
     return ValueError(
         f"{file}, line {number + 1} is {found}, expected an object such as {example} ({reason}): correct it"
@@ -469,7 +492,7 @@ def _read_lines(stream: Any) -> Iterator[bytes]:
 
 
 @contextmanager
-def _open(file: Path) -> Iterator[tuple[Any, Any]]:
+def open_file(file: Path) -> Iterator[tuple[Any, Any]]:
     """A file, whose position is how far one has read, and its text, decompressed."""
     codec = CODECS.get(file.suffix.lower())
     with pa.OSFile(str(file), "rb") as raw:
@@ -480,7 +503,7 @@ def _open(file: Path) -> Iterator[tuple[Any, Any]]:
                 yield raw, stream
 
 
-def _first_failure(items: Any, parse: Callable[[Any], object]) -> int:
+def first_failure(items: Any, parse: Callable[[Any], object]) -> int:
     """The first of some items without which `parse` does not fail, in few calls."""
 
     def fails(end: int) -> bool:
@@ -493,7 +516,7 @@ def _first_failure(items: Any, parse: Callable[[Any], object]) -> int:
     return bisect(range(1, len(items)), False, key=fails)
 
 
-def _list_files(path: str | PathLike[str] | Sequence[str | PathLike[str]], format: Format) -> list[Path]:
+def list_files(path: str | PathLike[str] | Sequence[str | PathLike[str]], format: Format) -> list[Path]:
     """The files that `path` stands for, folders replaced by what they hold."""
     suffixes = tuple(suffix + codec for suffix in SUFFIXES[format] for codec in ("", *CODECS))
     files: list[Path] = []
@@ -515,7 +538,8 @@ def _list_files(path: str | PathLike[str] | Sequence[str | PathLike[str]], forma
     return files
 
 
-def _shorten(value: object) -> str:
+def shorten(value: object) -> str:
+    """A value as an error shows it."""
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:100]}..."
 

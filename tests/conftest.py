@@ -4,14 +4,48 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import pytest
+from hub_server import HubServer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach a hub
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models run faster on one thread
 # Programs of tiny models compile in half the time without LLVM's optimisations.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+
+collect_ignore_glob = [] if find_spec("pyarrow") else ["test_offline_*"]  # they write tables of users
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """A Hub, and this process as one that was started by a user of it: the client reads its environment once."""
+    import huggingface_hub
+    import transformers
+    from huggingface_hub import constants
+
+    with HubServer() as server:
+        for name, value in server.environment(tmp_path / "home").items():
+            monkeypatch.setenv(name, value)
+        spec: Any = importlib.util.spec_from_file_location("fresh_constants", constants.__file__)
+        fresh = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(fresh)
+        for name, value in vars(fresh).items():
+            if name.isupper() and value != getattr(constants, name):
+                monkeypatch.setattr(constants, name, value)
+        monkeypatch.setattr(transformers.utils.hub, "_hf_api", None)  # knows the endpoint of when it was made
+        monkeypatch.chdir(tmp_path)
+        huggingface_hub.close_session()
+        huggingface_hub.utils.disable_progress_bars()
+        yield server
+        huggingface_hub.utils.enable_progress_bars()
+        huggingface_hub.close_session()
+    assert server.problems == []
 
 
 @pytest.fixture

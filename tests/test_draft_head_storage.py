@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 
 import hf_gr
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, DraftHead, DraftHeadConfig, SemanticIds
-from hf_gr.generation import draft_heads
+from hf_gr.generation import checkpoints
 from hf_gr.generation.draft_heads import add_draft_head, check_tokenizer, load_draft_head, save_draft_head
 from hf_gr.torch import head_storage
 
@@ -873,10 +873,8 @@ def test_a_pushed_checkpoint_has_its_head_and_a_card_that_tells_of_it(hub: type[
     card = huggingface_hub.ModelCard.load(tmp_path / "README.md")
     assert card.data.tags == ["mine", "generative-recommendation", "draft-head", "hf_gr"]
     assert card.data.library_name == "transformers"
-    assert "My text." in card.text
-    assert card.text.count("\n## Draft head\n") == 1
-    assert 'AutoModelForGenerativeRetrieval.from_pretrained("me/model")' in card.text
-    compile(card.text.split("```python")[1].split("```")[0], "README.md", "exec")
+    # Somebody wrote it: it gets tags, and keeps its words.
+    assert card.text.strip() == "# A model\n\nMy text."
 
 
 def test_save_pretrained_that_pushes_uploads_the_head_also_the_second_time(hub: type[FakeApi], tmp_path: Path) -> None:
@@ -886,7 +884,7 @@ def test_save_pretrained_that_pushes_uploads_the_head_also_the_second_time(hub: 
         hub.uploaded = {}
         model.save_pretrained(tmp_path, push_to_hub=True, repo_id="me/model")
         assert {TENSORS_FILE, JSON_FILE, "model.safetensors", "README.md"} <= set(hub.uploaded)
-        assert hub.uploaded["README.md"].count(b"## Draft head") == 1
+        assert hub.uploaded["README.md"].count(b"- draft-head") == 1
 
 
 def test_a_model_without_a_head_is_pushed_as_ever(hub: type[FakeApi]) -> None:
@@ -909,6 +907,6 @@ def test_a_card_is_tagged_once(tmp_path: Path) -> None:
     add_draft_head(model, LEVELS)
     (tmp_path / "README.md").write_text("# No front matter\n", encoding="utf-8")
     for _ in range(2):
-        left = draft_heads.prepare_upload(model, tmp_path, "me/model", {TENSORS_FILE: 1.0, "config.json": 2.0})
+        left = checkpoints.prepare_upload(model, tmp_path, "me/model", {TENSORS_FILE: 1.0, "config.json": 2.0})
         assert left == {"config.json": 2.0}
-        assert (tmp_path / "README.md").read_text(encoding="utf-8").count("## Draft head") == 1
+        assert (tmp_path / "README.md").read_text(encoding="utf-8").count("- draft-head") == 1

@@ -443,3 +443,11 @@ def test_reference_beam_search_cuts_off_at_every_level() -> None:
     ]
     nothing = reference_beam_search(lambda prefix: np.full(8, -np.inf), rows, 2)
     assert nothing == []
+
+
+@pytest.mark.parametrize("num_tokens", [300, 40_000, 65_536, 70_000])  # from 32,769 on, bases lie within the level
+def test_codebooks_are_the_distinct_tokens_of_every_level(num_tokens: int) -> None:
+    tokens = np.arange(7, 7 + num_tokens)
+    rows = np.stack([np.where(tokens == 8, 7, tokens), tokens[::-1] + num_tokens], axis=1)
+    for column, codes in zip(rows.T, trie_of(ConstraintIndex.from_sequences(rows)).codebooks, strict=True):
+        assert np.array_equal(codes, np.unique(column))

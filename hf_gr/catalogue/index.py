@@ -432,7 +432,8 @@ class ConstraintIndex:
 
         Raises:
             ValueError: a file that is missing, cut short, altered, of a newer format, or no safetensors file (never
-                unpickled).
+                unpickled); a repository that is not there, or not for this token.
+            ConnectionError: the Hub is not working, or the connection broke; nothing is kept of a file that broke off.
         """
         from hf_gr.hub import resolve_folder
 
@@ -472,8 +473,22 @@ class ConstraintIndex:
     ) -> str:
         """Upload the index to a repository of the Hub, which is created if need be; an existing model card is kept.
 
+        Args:
+            repo_id: the repository, such as `"me/catalogue"`; without a user's name it is yours.
+            private: make a private repository; one that is there stays what it is.
+            token: access token of the Hub; by default the stored one.
+            revision: branch to push to, made if need be, or a pull request such as `"refs/pr/1"`.
+            commit_message: the commit's.
+            create_pr: open a pull request instead.
+
         Returns:
-            The commit's address.
+            The commit's address. All files are one commit: whatever fails, the repository is as before, and pushing
+            again uploads only what is not there yet.
+
+        Raises:
+            ValueError: no item is left; no repository is made then.
+            ConnectionError: a file did not get there.
+            huggingface_hub.errors.HTTPError: the Hub refuses, or is not working.
         """
         from hf_gr.hub import push_folder
 

@@ -203,6 +203,32 @@ class Snapshot:
         """`[Q]`: whether there is a living item with this id."""
         return self._living(self._check_ids(item_ids, "item_ids"))[0]
 
+    def sequences_of(self, item_ids: Any) -> tuple[Bools, Longs]:
+        """The sequences of items by their ids, for prompts: a history may name what is sold out since.
+
+        Returns:
+            `[Q]` flags: whether there is an item with this id, alive or not; and `[Q, L]` tokens with their end token,
+            -1 behind them. Of several sequences of one id, the first of a living item.
+
+        Raises:
+            ValueError: ids of another type than the catalogue's.
+        """
+        ids = self._check_ids(item_ids, "item_ids")
+        rows = np.full((len(ids), self.max_length), PADDING, dtype=np.int64)
+        rank = np.zeros(len(ids), dtype=np.int64)  # 1: found, 2: alive
+        for part in self.parts:
+            counts, at = part.find(ids)
+            of, found = np.repeat(np.arange(len(ids)), counts), 1 + part.living(at)
+            order = np.lexsort((-found, of))  # stable
+            order = order[np.append(True, of[order][1:] != of[order][:-1])[: len(order)]]
+            order = order[found[order] > rank[of[order]]]
+            leaves = part.segment.items.at_leaf.parents(at[order])
+            sequences = part.segment.trie.sequences(leaves)
+            rows[of[order]] = PADDING
+            rows[of[order], : sequences.shape[1]] = sequences
+            rank[of[order]] = found[order]
+        return rank > 0, rows
+
     def where(self, mask_or_item_ids: Any) -> Snapshot:
         """Only some of the living items: a mask with an entry for each of `item_ids`, or ids."""
         mask = _read_mask(mask_or_item_ids, self.num_items)

@@ -85,9 +85,10 @@ class Trie:
         codes: list[Longs] = []
         for start, end, base in zip(self.level_starts[1:], self.level_starts[2:], self.token_bases, strict=False):
             tokens = self.tokens[start:end]
-            used = np.zeros(int(tokens.max()) + 1, dtype=bool)
-            used[tokens] = True
-            codes.append(np.flatnonzero(used) + base)
+            least = min(int(tokens.min()), 0)  # bases lie in the middle of a level that spans more than 32,768 tokens
+            used = np.zeros(int(tokens.max()) - least + 1, dtype=bool)
+            used[tokens] = True  # negative ones count from the end
+            codes.append(np.flatnonzero(np.roll(used, -least)) + least + base)
         return tuple(codes)
 
     def token(self, nodes: Array, level: int) -> Longs:

@@ -172,7 +172,13 @@ class FlaxModel(Parameters):
         from hf_gr.cards import model_card
 
         def save(folder: Path, name: str) -> None:
-            self._save(folder, max_shard_size=max_shard_size, card=model_card(name))
+            card = model_card(
+                name,
+                architecture=self.config.architectures[0],
+                is_encoder_decoder=self.is_encoder_decoder,
+                catalogue=getattr(self.generation_config, "constraint_index", None),
+            )
+            self._save(folder, max_shard_size=max_shard_size, card=card)
 
         return push_folder(
             save,

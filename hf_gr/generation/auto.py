@@ -68,6 +68,7 @@ class AutoModelForGenerativeRetrieval:
         Raises:
             ImportError: a backend that is not installed; it names the extra.
             NotImplementedError: an architecture, or a field of a config, that Flax has not.
+            OSError: as transformers, and where the Hub does not say whether there is a draft head.
             ValueError: an unknown backend; arguments that Flax does not take; one of a draft head's two files without
                 the other, or a head that cannot be read or is another model's.
         """

@@ -22,11 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.utils.hub import cached_file
 
-from hf_gr.cards import tag_card
 from hf_gr.catalogue import ConstraintIndex, SemanticIds
-from hf_gr.paired_files import CARD_FILE
+from hf_gr.hub import find_files
 from hf_gr.torch import head_storage
 from hf_gr.torch.draft_head import DraftHead, DraftHeadConfig, Transition
 
@@ -177,25 +175,20 @@ def load_draft_head(
 
     Raises:
         ValueError: one of the two files is missing, or cannot be read, or the head is not for this model.
+        ConnectionError: the Hub does not say whether there is a head.
     """
-    found = {
-        name: cached_file(
-            str(repo_or_dir),
-            name,
-            revision=revision,
-            token=token,
-            cache_dir=cache_dir,
-            local_files_only=local_files_only,
-            subfolder=subfolder,
-            force_download=force_download,
-            # Of most checkpoints, which have no head: as transformers looks for files that need not be there.
-            _raise_exceptions_for_gated_repo=False,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
-        for name in head_storage.FILES
-    }
-    paths = [Path(path) for path in found.values() if path is not None]
+    files = find_files(
+        repo_or_dir,
+        head_storage.FILES,
+        revision=revision,
+        token=token,
+        cache_dir=cache_dir,
+        local_files_only=local_files_only,
+        subfolder=subfolder,
+        force_download=force_download,
+    )
+    found = dict(zip(head_storage.FILES, files, strict=True))
+    paths = [path for path in files if path is not None]
     if not paths:
         return None
     if len(paths) < len(found):
@@ -216,30 +209,6 @@ def load_draft_head(
             weight = inner.get_input_embeddings().weight
             weight[list(own.config.placeholder_token_ids)] = rows.to(weight)
     return own
-
-
-def prepare_upload(
-    model: Any, directory: str | Path, repo_id: str, files_timestamps: Mapping[str, float]
-) -> dict[str, float]:
-    """What transformers is to upload of a saved model: the head's files in any case, and a card that tells of it.
-
-    Args:
-        model: the model.
-        directory: where it was saved, with transformers' model card.
-        repo_id: the repository.
-        files_timestamps: when the folder's files were written that are on the Hub already, as transformers knows it:
-            from before it saved the model, but after we saved the head.
-
-    Returns:
-        The same without the head's files.
-    """
-    head: DraftHead | None = getattr(base_model(model), NAME, None)
-    if head is None:
-        return dict(files_timestamps)
-    card = Path(directory, CARD_FILE)
-    if card.is_file():
-        tag_card(card, head, repo_id)
-    return {name: written for name, written in files_timestamps.items() if name not in head_storage.FILES}
 
 
 def check_bare(head: Any) -> None:

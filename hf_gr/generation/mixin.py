@@ -9,7 +9,8 @@ The way of a call: `generate` -> `_decode_prepared` (transformers has prepared t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,9 +35,10 @@ from hf_gr.torch.draft_head import DraftHead
 from hf_gr.torch.scorers import Scorer
 from hf_gr.torch.transition import DeviceCatalogue, device_catalogue
 
+from .checkpoints import prepare_upload, save_beside
 from .checks import check_call, check_draft_head, check_drafting, check_generator, describe_prompt
 from .configuration import BY_HEAD_ALONE, GR_FIELDS, check_fields
-from .draft_heads import add_draft_head, prepare_upload, save_draft_head
+from .draft_heads import add_draft_head
 from .drafting import assistant_scorers, drafting_of, head_scorers, make_drafter
 from .layouts import Layout, choose_layout, copy_cache, make_scorer
 from .naming import batch_rules, resolve_indexes
@@ -56,6 +58,10 @@ CONTINUED_ARGUMENTS = frozenset(
 _IS_PREPARED: ContextVar[bool] = ContextVar("is_prepared", default=False)
 # True while transformers prepares a call of ours: the prompt is not repeated for every beam.
 _ONE_ROW_PER_REQUEST: ContextVar[bool] = ContextVar("one_row_per_request", default=False)
+# False where `output_scores=True` asks for `sequences_scores` alone.
+_KEEP_STEP_SCORES: ContextVar[bool] = ContextVar("keep_step_scores", default=True)
+# True while a checkpoint is saved or pushed that is to carry `custom_generate/generate.py`.
+_CUSTOM_GENERATE: ContextVar[bool] = ContextVar("custom_generate", default=False)
 _SAID: set[str] = set()
 
 
@@ -161,7 +167,7 @@ class GRGenerationMixin(GenerationMixin):
         indexes = resolve_indexes(self, named if constraint_index is None else constraint_index)
         if kwargs.pop("custom_generate", None) is not None or args:
             raise ValueError(
-                "custom_generate is given, expected None: with constraint_index this release decodes by its own loop"
+                "custom_generate is given, expected None: with constraint_index this model decodes by hf_gr's own loop"
             )
         if first_of("verification", ours, *configs) == "relaxed":
             if kwargs.setdefault("do_sample", True) is False:
@@ -281,20 +287,64 @@ class GRGenerationMixin(GenerationMixin):
         is_main_process: bool = True,
         state_dict: dict[str, Tensor] | None = None,
         *args: Any,
+        custom_generate: bool = False,
         **kwargs: Any,
     ) -> None:
-        """transformers' own; a draft head has two files of its own beside the model's."""
+        """transformers' own; a draft head has two files of its own beside the model's.
+
+        Args:
+            save_directory: as in transformers, like all but the last.
+            is_main_process: as there.
+            state_dict: as there.
+            args: as there.
+            custom_generate: also write `custom_generate/generate.py`. Whoever loads the checkpoint by
+                `AutoModelForCausalLM.from_pretrained(..., trust_remote_code=True)` (or `AutoModelForSeq2SeqLM`) has
+                this `generate` then, without importing hf_gr, which must be installed; without `trust_remote_code`
+                it is an ordinary checkpoint.
+            kwargs: as in transformers.
+
+        A checkpoint with a draft head, a named catalogue or `custom_generate` gets a model card, where there is none.
+
+        Raises:
+            ValueError: a file in the folder's place, or a draft head with layers of an adapter.
+        """
         super_: Any = super()
-        if self.should_save_on_this_rank(is_main_process):
-            save_draft_head(self, save_directory, state_dict=state_dict)
-        super_.save_pretrained(save_directory, is_main_process, state_dict, *args, **kwargs)
+        carries = _CUSTOM_GENERATE.set(custom_generate or _CUSTOM_GENERATE.get())
+        try:
+            if self.should_save_on_this_rank(is_main_process):
+                save_beside(self, save_directory, state_dict=state_dict, custom_generate=_CUSTOM_GENERATE.get())
+            super_.save_pretrained(save_directory, is_main_process, state_dict, *args, **kwargs)
+        finally:
+            _CUSTOM_GENERATE.reset(carries)
+
+    def push_to_hub(self: Any, repo_id: str, *, custom_generate: bool = False, **kwargs: Any) -> Any:
+        """transformers' own, with the draft head's files, and a model card where the repository has none.
+
+        A card that somebody wrote gets tags, and keeps all that it says.
+
+        Args:
+            repo_id: as in transformers.
+            custom_generate: as in `save_pretrained`.
+            kwargs: as in transformers.
+
+        Returns:
+            What transformers returns.
+        """
+        super_: Any = super()
+        carries = _CUSTOM_GENERATE.set(custom_generate)
+        try:
+            return super_.push_to_hub(repo_id, **kwargs)
+        finally:
+            _CUSTOM_GENERATE.reset(carries)
 
     def _upload_modified_files(
         self: Any, working_dir: str | Path, repo_id: str, files_timestamps: dict[str, float], *args: Any, **kwargs: Any
     ) -> Any:
-        """transformers' own, with the draft head's files, and a card that tells of it."""
+        """transformers' own, with the files that are ours, and a card that tells of them."""
         super_: Any = super()
-        files_timestamps = prepare_upload(self, working_dir, repo_id, files_timestamps)
+        files_timestamps = prepare_upload(
+            self, working_dir, repo_id, files_timestamps, custom_generate=_CUSTOM_GENERATE.get()
+        )
         return super_._upload_modified_files(working_dir, repo_id, files_timestamps, *args, **kwargs)
 
     def _prepare_generation_config(
@@ -350,6 +400,19 @@ class GRGenerationMixin(GenerationMixin):
                 "with a logits processor for the catalogue; it is slower"
             )
         return layout
+
+
+@contextmanager
+def sequences_scores_only() -> Iterator[None]:
+    """`output_scores=True` gives `sequences_scores` and not the scores of all steps, `[batch * beams, vocab]` each.
+
+    transformers' loop, where a model decodes in it, keeps them all the same.
+    """
+    token = _KEEP_STEP_SCORES.set(False)
+    try:
+        yield
+    finally:
+        _KEEP_STEP_SCORES.reset(token)
 
 
 def _decode_prepared(
@@ -462,7 +525,7 @@ def _make_plan(
         missing_token_id=missing_token(call.rules.any, fill),
         processors=(before, after) if len(before) or len(after) else None,
         stopping_criteria=(lambda sequences: stop(sequences, None)) if len(criteria) else None,
-        output_scores=bool(config.return_dict_in_generate and config.output_scores),
+        output_scores=bool(config.return_dict_in_generate and config.output_scores and _KEEP_STEP_SCORES.get()),
         output_logits=bool(config.return_dict_in_generate and config.output_logits),
         exit_early=not call.synced_gpus,
         is_relaxed=is_relaxed,

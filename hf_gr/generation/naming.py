@@ -18,7 +18,8 @@ _LOADED: WeakKeyDictionary[Any, dict[str, tuple[int | None, ConstraintIndex]]] =
 # By model: the arguments that its checkpoint was found by.
 _SOURCES: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 
-SOURCE_ARGUMENTS = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
+ACCESS_ARGUMENTS = ("token", "cache_dir", "local_files_only")  # good for other repositories, too
+SOURCE_ARGUMENTS = (*ACCESS_ARGUMENTS, "revision", "subfolder")
 
 
 def remember_source(model: Any, **arguments: Any) -> None:
@@ -59,6 +60,8 @@ def batch_rules(
 def resolve_index(model: Any, index: Any) -> ConstraintIndex:
     """An index object as it is; a repository id or folder loaded; `"."` from the checkpoint that the model came from.
 
+    What is loaded is loaded with the token and the cache that the model was loaded with.
+
     Raises:
         ValueError: anything else, or nothing there.
     """
@@ -70,13 +73,15 @@ def resolve_index(model: Any, index: Any) -> ConstraintIndex:
             f"constraint_index is {given}, expected a ConstraintIndex or the name of one: "
             "ConstraintIndex.from_sequences(...) makes it"
         )
-    name, source = str(index), {}
+    name, source = str(index), _SOURCES.get(model, {})
     if name == ".":
-        name, source = model.config._name_or_path, _SOURCES.get(model, {})
+        name = model.config._name_or_path
         if not name:
             raise ValueError(
                 'constraint_index="." means the checkpoint itself, but this model was not loaded from one'
             )
+    else:
+        source = {argument: source[argument] for argument in ACCESS_ARGUMENTS if argument in source}
     file = Path(name, source.get("subfolder", ""), ARRAYS_FILE)
     saved = file.stat().st_mtime_ns if file.is_file() else None
     loaded = _LOADED.setdefault(model, {})

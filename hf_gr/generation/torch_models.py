@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers.utils import CONFIG_NAME
+
+from hf_gr.hub import find_commit
 
 from .configuration import extend
 from .draft_heads import load_draft_head
@@ -59,18 +62,15 @@ def load(repo_or_dir: str | Path, *args: Any, **kwargs: Any) -> Any:
     """What transformers' auto classes load, with the mixin, and with the checkpoint's draft head if it has one."""
     config: Any = kwargs.get("config")
     if not hasattr(config, "is_encoder_decoder"):
-        hub = (
-            "revision",
-            "token",
-            "cache_dir",
-            "local_files_only",
-            "subfolder",
-            "trust_remote_code",
-            "force_download",
-        )
+        hub = (*SOURCE_ARGUMENTS, "trust_remote_code", "force_download")
         config = AutoConfig.from_pretrained(
             config or repo_or_dir, **{name: kwargs[name] for name in hub if name in kwargs}
         )
+    if kwargs.get("config") is None and not Path(repo_or_dir).is_dir():
+        # Weights, draft head and catalogue are of the config's commit, whatever is pushed meanwhile.
+        where = {name: kwargs[name] for name in ("revision", "cache_dir", "subfolder") if kwargs.get(name)}
+        commit = find_commit(repo_or_dir, CONFIG_NAME, **where)
+        kwargs |= {} if commit is None else {"revision": commit}
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     model = enable(auto.from_pretrained(repo_or_dir, *args, **kwargs))
     remember_source(model, **kwargs)

@@ -1,0 +1,27 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What `hf-gr recommend` prints. Counts nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+
+if TYPE_CHECKING:
+    from hf_gr.offline.run import Recommended
+
+
+def print_recommended(made: Recommended, seconds: float) -> None:
+    """What was written, and what was not."""
+    console = Console()
+    answered = made.num_rows - made.num_skipped
+    console.print(
+        f"[bold]{answered:,} of {made.num_rows:,} users[/] have recommendations; {seconds:.1f} s with loading."
+    )
+    if made.num_resumed:
+        console.print(f"{made.num_resumed:,} windows were finished by an earlier run.")
+    if made.num_skipped:
+        console.print(f"[yellow]{made.num_skipped:,} rows were skipped[/]: column error says why.")
+    console.print(f"Saved to {escape(str(made.output))}", soft_wrap=True)

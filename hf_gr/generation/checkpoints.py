@@ -1,0 +1,133 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkpoint has beside transformers' files, when it is saved and when it is pushed. Knows no decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hf_gr import cards
+from hf_gr.paired_files import CARD_FILE
+from hf_gr.torch import head_storage
+
+from . import custom_generate as custom
+from .draft_heads import NAME, save_draft_head
+from .layouts import base_model
+
+
+def save_beside(
+    model: Any,
+    directory: str | Path,
+    *,
+    state_dict: Mapping[str, Tensor] | None = None,
+    custom_generate: bool = False,
+) -> None:
+    """Write the files of a checkpoint that transformers does not know, and a card where there is none.
+
+    Args:
+        model: the model.
+        directory: the folder of its checkpoint.
+        state_dict: as in `save_draft_head`.
+        custom_generate: whether it carries `custom_generate/generate.py`.
+
+    Raises:
+        ValueError: as `save_draft_head`.
+        OSError: the disk is full or read-only.
+    """
+    folder = Path(directory)
+    save_draft_head(model, folder, state_dict=state_dict)
+    if not _is_ours(model, custom_generate):
+        return
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"save_directory={str(directory)!r} is a file, expected a folder: name another one")
+    folder.mkdir(parents=True, exist_ok=True)
+    if custom_generate:
+        custom.save_custom_generate(folder)
+    card = folder / CARD_FILE
+    if not card.exists():
+        _write(card, _card(model, folder.resolve().name, custom_generate))
+
+
+def prepare_upload(
+    model: Any,
+    directory: str | Path,
+    repo_id: str,
+    files_timestamps: Mapping[str, float],
+    *,
+    custom_generate: bool = False,
+) -> dict[str, float]:
+    """What transformers is to upload of a saved model: our files in any case, and a card that tells of them.
+
+    A card that somebody has written gets tags, and keeps all that it says. The one that transformers makes for a new
+    repository gives way to ours.
+
+    Args:
+        model: the model.
+        directory: where it was saved, with transformers' model card.
+        repo_id: the repository.
+        files_timestamps: when the folder's files were written that are on the Hub already, as transformers knows it:
+            from before it saved the model, but after we saved what is ours.
+        custom_generate: whether the checkpoint carries `custom_generate/generate.py`.
+
+    Returns:
+        The same without our files.
+    """
+    card = Path(directory, CARD_FILE)
+    if _is_ours(model, custom_generate) and card.is_file():
+        text = card.read_text(encoding="utf-8")
+        has_head = getattr(base_model(model), NAME, None) is not None
+        if cards.is_template(text):
+            _write(card, _card(model, repo_id, custom_generate, tags=cards.read_tags(text)))
+        else:
+            tags = cards.model_tags(has_head=has_head, custom_generate=custom_generate)
+            _write(card, cards.tag_card(text, tags))
+    ours = (*head_storage.FILES, *[custom.FOLDER] * custom_generate)
+    return {name: written for name, written in files_timestamps.items() if name not in ours}
+
+
+def _is_ours(model: Any, custom_generate: bool) -> bool:
+    """Whether a checkpoint has anything that its card should tell of."""
+    inner = base_model(model)
+    named = getattr(inner.generation_config, "constraint_index", None)
+    return custom_generate or named is not None or getattr(inner, NAME, None) is not None
+
+
+def _card(model: Any, name: str, custom_generate: bool, *, tags: Sequence[str] = ()) -> str:
+    inner = base_model(model)
+    catalogue = getattr(inner.generation_config, "constraint_index", None)
+    if catalogue not in (None, ".") and (Path(catalogue).is_absolute() or Path(catalogue).exists()):
+        catalogue = None  # a folder of this machine means nothing to a reader
+    return cards.model_card(
+        name,
+        architecture=type(inner).__name__,
+        is_encoder_decoder=inner.config.is_encoder_decoder,
+        catalogue=catalogue,
+        head=getattr(inner, NAME, None),
+        custom_generate=custom_generate,
+        base_model=_repository(inner.config._name_or_path, other_than=name),
+        tags=tags,
+    )
+
+
+def _repository(name: str, *, other_than: str) -> str | None:
+    """The repository of the Hub that a model was loaded from; None where that is not certain.
+
+    A name alone does not tell a repository from a folder that is gone; one whose config is cached was downloaded.
+    """
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    if not name or name == other_than or Path(name).exists():
+        return None
+    try:
+        return name if isinstance(try_to_load_from_cache(name, "config.json"), str) else None
+    except HFValidationError:
+        return None
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8", newline="\n")

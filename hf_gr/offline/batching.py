@@ -1,0 +1,38 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Batches of prompts of several lengths, with little padding. Knows lengths only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def make_batches(lengths: Sequence[int], *, token_budget: int, tokens_ahead: int) -> list[list[int]]:
+    """Divide prompts into batches of similar lengths, as large as a budget of tokens allows.
+
+    A batch of B prompts, the longest of P tokens, costs `B * (P + tokens_ahead)`, padding included. Prompts are sorted
+    by length and cut greedily, the longest first: what does not fit a device fails at once, and not after hours.
+
+    Args:
+        lengths: tokens of every prompt.
+        token_budget: the most that a batch may cost; a single prompt may cost more, and is a batch of its own.
+        tokens_ahead: what is generated for a prompt: beams times the levels behind the first.
+
+    Returns:
+        Rows of `lengths`, each once, by batch. The same lengths give the same batches.
+
+    Example:
+        >>> make_batches([3, 9, 3, 8], token_budget=20, tokens_ahead=1)
+        [[1, 3], [0, 2]]
+    """
+    order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable").tolist()
+    batches: list[list[int]] = []
+    most = 0
+    for row in order:
+        if not batches or len(batches[-1]) == most:
+            batches.append([])
+            most = max(1, token_budget // (lengths[row] + tokens_ahead))
+        batches[-1].append(row)
+    return batches

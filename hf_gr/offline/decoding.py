@@ -1,0 +1,147 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Requests to answers: batches for `model.generate`, and items out of its sequences. Knows no files."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hf_gr.catalogue import ConstraintIndex
+from hf_gr.generation.mixin import sequences_scores_only
+
+from .batching import make_batches
+from .loading import input_device
+from .prompts import Request
+
+MOST_VIEWS = 64  # filters that are kept for later rows: most tables have few distinct ones
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one request is answered with, best first: `[k]` items and their scores, k at most `top_k`.
+
+    `is_broken` tells that there are none though some are allowed: the model's scores are no numbers.
+    """
+
+    items: list[Any]
+    scores: list[float]
+    is_broken: bool = False
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A model, its catalogue, and how to ask it.
+
+    Attributes:
+        model: with `GRGenerationMixin`, in evaluation mode.
+        index: the catalogue, of one moment.
+        top_k: items of an answer.
+        num_beams: of the search.
+        token_budget: see `make_batches`.
+        options: further arguments of `generate`.
+    """
+
+    model: Any
+    index: ConstraintIndex
+    top_k: int
+    num_beams: int
+    token_budget: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+    _views: OrderedDict[tuple[Any, ...], ConstraintIndex] = field(default_factory=OrderedDict, repr=False)
+
+    def answer_all(
+        self, requests: Sequence[Request], on_progress: Callable[[int], None] = lambda num_rows: None
+    ) -> list[Answer]:
+        """Answers in the order of the requests; `on_progress` is told how many more are there."""
+        answers: dict[int, Answer] = {}
+        for batch in self.batches(requests):
+            for number, answer in zip(batch, self.answer([requests[number] for number in batch]), strict=True):
+                answers[number] = answer
+            on_progress(len(batch))
+        return [answers[number] for number in range(len(requests))]
+
+    def batches(self, requests: Sequence[Request]) -> list[list[int]]:
+        """The numbers of the requests that are answered together."""
+        return make_batches(
+            [len(request.tokens) for request in requests],
+            token_budget=self.token_budget,
+            tokens_ahead=self.num_beams * (self.index.max_length - 1),
+        )
+
+    def answer(self, batch: Sequence[Request]) -> list[Answer]:
+        """Answers to one batch."""
+        prompts = self.prompts(batch)
+        rules: Any = self.index
+        if any(request.allowed is not None for request in batch):
+            rules = [self._view(request.allowed) for request in batch]
+        excluded = [request.exclude for request in batch] if any(request.exclude for request in batch) else None
+        with sequences_scores_only():
+            out = self.model.generate(
+                **prompts,
+                constraint_index=rules,
+                exclude_items=excluded,
+                num_beams=self.num_beams,
+                num_return_sequences=self.top_k,
+                return_dict_in_generate=True,
+                output_scores=True,
+                **self.options,
+            )
+        length = 1 if self.model.config.is_encoder_decoder else prompts["input_ids"].shape[1]
+        found = self.index.items(out.sequences[:, length:].cpu())
+        scores = out.sequences_scores.tolist()
+        answers = []
+        for number, request in enumerate(batch):
+            rows = slice(number * self.top_k, (number + 1) * self.top_k)
+            answers.append(self._best_of(request, found[rows], scores[rows]))
+        return answers
+
+    def option(self, name: str) -> Any:
+        """An option of `generate`: of this call, of the config it is given, else the checkpoint's."""
+        if name in self.options:
+            return self.options[name]
+        own = getattr(self.options.get("generation_config"), name, None)
+        return getattr(self.model.generation_config, name, None) if own is None else own
+
+    def prompts(self, batch: Sequence[Request]) -> dict[str, torch.Tensor]:
+        """`input_ids` and `attention_mask` `[B, P]`: decoders want padding on the left, encoders on the right."""
+        config = self.model.generation_config
+        fill = next((token for token in (config.pad_token_id, config.eos_token_id) if isinstance(token, int)), 0)
+        longest = max(len(request.tokens) for request in batch)
+        input_ids = torch.full((len(batch), longest), fill)
+        mask = torch.zeros_like(input_ids)
+        for row, request in enumerate(batch):
+            length = len(request.tokens)
+            place = slice(0, length) if self.model.config.is_encoder_decoder else slice(longest - length, longest)
+            input_ids[row, place] = torch.tensor(request.tokens)
+            mask[row, place] = 1
+        device = input_device(self.model)
+        return {"input_ids": input_ids.to(device), "attention_mask": mask.to(device)}
+
+    def _view(self, allowed: tuple[Any, ...] | None) -> ConstraintIndex:
+        if allowed is None:
+            return self.index
+        key = tuple(sorted(set(allowed)))
+        if key not in self._views:
+            self._views[key] = self.index.where(key)
+            if len(self._views) > MOST_VIEWS:
+                self._views.popitem(last=False)
+        self._views.move_to_end(key)
+        return self._views[key]
+
+    def _best_of(self, request: Request, found: Sequence[Sequence[Any]], scores: Sequence[float]) -> Answer:
+        """The items of `top_k` sequences, by sequence, that a request may be answered with: as many at most."""
+        exclude, allowed = set(request.exclude), None if request.allowed is None else set(request.allowed)
+        best: dict[Any, float] = {}
+        for items, score in zip(found, scores, strict=True):
+            for item in items if score > -math.inf else ():  # several where items share a sequence
+                if item not in exclude and (allowed is None or item in allowed):
+                    best.setdefault(item, score)
+        kept = list(best)[: self.top_k]
+        some_are_allowed = self.index.num_items > len(exclude) if allowed is None else bool(allowed - exclude)
+        return Answer(kept, [best[item] for item in kept], is_broken=some_are_allowed and not kept)

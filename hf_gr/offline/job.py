@@ -1,0 +1,217 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What turns a window of users into a window of rows, and what decides these rows. Knows no files but the users'."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hf_gr import __version__
+from hf_gr.catalogue import ConstraintIndex
+from hf_gr.tables import Format, pa
+
+from .decoding import Decoder
+from .loading import (
+    fingerprint_index,
+    fingerprint_model,
+    fingerprint_tokenizer,
+    load_draft_model,
+    load_index,
+    load_model,
+    load_tokenizer,
+    prompt_room,
+)
+from .processes import Processes
+from .prompts import PromptMaker
+from .settings import NUM_BEAMS, Settings
+from .users import Paths, Users, Window
+
+KEPT = ("group", "is_new")  # columns that `evaluate` finds beside the answers
+BOOKKEEPING = ("transformers_version", "_from_model_config")  # of a generation config; they decide nothing
+# Settings by which an interrupted run may go on differently: the advice of a bad row, and of a device without memory.
+CHANGEABLE = ("on_error", "token_budget")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model that is ready for a table.
+
+    Attributes:
+        settings: how.
+        maker: rows to prompts.
+        decoder: prompts to items.
+        schema: of the rows: the user, items, scores, error, and what `evaluate` needs.
+    """
+
+    settings: Settings
+    maker: PromptMaker
+    decoder: Decoder
+    schema: Any
+
+    def run(self, window: Window, on_progress: Callable[[int], None] = lambda num_rows: None) -> Any:
+        """The rows of a window.
+
+        Raises:
+            ValueError: a row that cannot be answered, unless such rows are skipped.
+        """
+        made = self.maker(window)
+        self._refuse(made.problems)
+        answers = self.decoder.answer_all(made.requests, on_progress)
+        problems, rows = dict(made.problems), range(len(window))
+        items: list[list[Any]] = [[] for _ in rows]
+        scores: list[list[float]] = [[] for _ in rows]
+        for request, answer in zip(made.requests, answers, strict=True):
+            items[request.row], scores[request.row] = answer.items, answer.scores
+            if answer.is_broken:
+                problems[request.row] = window.problem_of_row(
+                    request.row,
+                    "has no item with a score, expected some, since some are allowed: the model's scores are not "
+                    "numbers (float16 overflows where bfloat16 and float32 do not: dtype=, --dtype), or options of "
+                    "generate leave nothing",
+                )
+        self._refuse(problems)
+        columns = self.settings.columns
+        user = range(window.first_row, window.first_row + len(window)) if columns.user is None else columns.user
+        values = [user, items, scores, [problems.get(row) for row in rows]]
+        if self.settings.has_targets:
+            values.append([made.targets.get(row) for row in rows])
+        values += [name for name in (getattr(columns, role) for role in KEPT) if name is not None]
+        arrays = [
+            window.columns.column(value).combine_chunks() if isinstance(value, str) else pa.array(value, type=kind)
+            for value, kind in zip(values, self.schema.types, strict=True)
+        ]
+        return pa.Table.from_arrays(arrays, schema=self.schema)
+
+    def manifest(self, users: Users) -> dict[str, Any]:
+        """All that decides the rows, but for what may change where an interrupted run goes on."""
+        decoder = self.decoder
+        settings = asdict(replace(self.settings, options={})) | {"num_beams": decoder.num_beams}
+        tokenizer = self.maker.tokenizer if self.settings.columns.text is not None else None
+        config = decoder.model.generation_config
+        described = {
+            "hf_gr": __version__,
+            "users": users.fingerprint(),
+            "model": fingerprint_model(decoder.model),
+            "generation config": _describe(config),
+            "catalogue": fingerprint_index(decoder.index),
+            "tokenizer": None if tokenizer is None else fingerprint_tokenizer(tokenizer),
+            "settings": {name: value for name, value in settings.items() if name not in CHANGEABLE},
+            "options": {name: _describe(value) for name, value in sorted(self.settings.options.items())},
+        }
+        return json.loads(json.dumps(described))  # as it is read again: tuples are lists
+
+    def _refuse(self, problems: Mapping[int, str]) -> None:
+        if problems and self.settings.on_error == "stop":
+            raise ValueError(problems[min(problems)])
+
+
+def make_job(
+    model: Any,
+    users: Paths,
+    settings: Settings,
+    processes: Processes,
+    *,
+    index: Any,
+    format: Format | None,
+    delimiter: str | None,
+    tokenizer: Any,
+    draft_model: Any,
+    dtype: Any,
+    device_map: Any,
+) -> tuple[Job, Users]:
+    """Load what a run needs, and check it all before the first row."""
+    if isinstance(index, (str, Path)) and str(index) != ".":
+        index = ConstraintIndex.from_pretrained(index)  # ahead of the model: what is wrong with users shows at once
+
+    def read_users(index: ConstraintIndex) -> Users:
+        are_strings = index.snapshot.are_strings
+        return Users(users, settings.columns, are_strings=are_strings, format=format, delimiter=delimiter)
+
+    table = read_users(index) if isinstance(index, ConstraintIndex) else None
+    if settings.columns.text is not None:
+        tokenizer = load_tokenizer(tokenizer, model)
+    model = load_model(
+        model, dtype=dtype, device_map=device_map, device=processes.device, num_processes=processes.count
+    )
+    index = load_index(index, model)
+    table = table or read_users(index)
+    if settings.columns.text is not None:
+        index.check_tokenizer(tokenizer)
+    if draft_model is not None:
+        options = settings.options | {"assistant_model": load_draft_model(draft_model, model)}
+        settings = replace(settings, options=options)
+    decoder = Decoder(
+        model,
+        index,
+        top_k=settings.top_k,
+        num_beams=settings.num_beams or _default_beams(model, settings),
+        token_budget=settings.token_budget,
+        options=settings.options,
+    )
+    _check_decoding(decoder)
+    maker = PromptMaker(
+        index.snapshot,
+        settings.columns,
+        tokenizer=tokenizer,
+        vocab_size=getattr(getattr(model.get_input_embeddings(), "weight", None), "shape", (None,))[0],
+        longest=prompt_room(model, index, drafting=decoder.option("drafting"), options=settings.options),
+        max_prompt_tokens=settings.max_prompt_tokens,
+        prefix_tokens=settings.prefix_tokens,
+        suffix_tokens=settings.suffix_tokens,
+        leave_one_out=settings.leave_one_out,
+    )
+    return Job(settings, maker, decoder, _schema(settings, table)), table
+
+
+def _schema(settings: Settings, users: Users) -> Any:
+    """The columns of the rows, in the order in which `Job.run` has them."""
+    columns, item = settings.columns, pa.string() if users.are_strings else pa.int64()
+    who = pa.field("row", pa.int64()) if columns.user is None else users.schema.field(columns.user)
+    fields = [who, pa.field("items", pa.list_(item)), pa.field("scores", pa.list_(pa.float32()))]
+    fields.append(pa.field("error", pa.string()))
+    if who.name in ("items", "scores", "error"):
+        raise ValueError(f"user={who.name!r}, expected another name than items, scores and error: rename the column")
+    if settings.has_targets:
+        fields.append(pa.field("targets", pa.list_(item)))
+    kept = {role: getattr(columns, role) for role in KEPT}
+    fields += [pa.field(role, users.schema.field(name).type) for role, name in kept.items() if name is not None]
+    return pa.schema(fields)
+
+
+def _check_decoding(decoder: Decoder) -> None:
+    """Refuse what leads to other rows each time, and beams that cannot hold the items."""
+    if decoder.option("do_sample") or decoder.option("verification") == "relaxed":
+        raise ValueError(
+            "the checkpoint's generation config samples, expected beam search: pass do_sample=False, since a resumed "
+            "run would draw other rows"
+        )
+    if decoder.num_beams < decoder.top_k or decoder.num_beams < 2:
+        raise ValueError(
+            f"num_beams={decoder.num_beams}, expected 2 or more and at least top_k={decoder.top_k}: pass num_beams="
+        )
+
+
+def _default_beams(model: Any, settings: Settings) -> int:
+    """The checkpoint's own number of beams, if it searches with beams at all."""
+    configs = (settings.options.get("generation_config"), model.generation_config)
+    numbers = (getattr(config, "num_beams", None) for config in configs)
+    own = next((number for number in numbers if number is not None), 1)
+    return own if own > 1 else max(NUM_BEAMS, settings.top_k)
+
+
+def _describe(value: Any) -> Any:
+    """An option of `generate` as JSON: a model by its weights, a config by its fields, the rest as it is written."""
+    if hasattr(value, "state_dict"):
+        return fingerprint_model(value)
+    if hasattr(value, "to_diff_dict"):
+        fields = sorted(value.to_diff_dict().items())
+        return {name: repr(field) for name, field in fields if name not in BOOKKEEPING}
+    if isinstance(value, (list, tuple)):
+        return [_describe(part) for part in value]
+    if type(value).__repr__ is object.__repr__:  # it would tell an address
+        return [type(value).__qualname__, {name: repr(field) for name, field in sorted(vars(value).items())}]
+    return repr(value)

@@ -1,0 +1,168 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Models, catalogues and tokenizers by name or as they are, and what tells them from others. Knows no users."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Mapping
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import align_module_device
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from hf_gr.catalogue import ConstraintIndex
+from hf_gr.catalogue.labels import fingerprint
+from hf_gr.generation import AutoModelForGenerativeRetrieval, enable
+from hf_gr.generation.naming import resolve_index
+
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
+# Of a model's config: where it came from, and what the weights say themselves.
+UNDECIDING = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures"})
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def load_model(model: Any, *, dtype: str | torch.dtype, device_map: Any, device: Any, num_processes: int) -> Any:
+    """A model with `GRGenerationMixin`, in evaluation mode; one that is loaded already stays where it is.
+
+    Raises:
+        ValueError: weights that are divided among processes, `device_map` with several of them, or no model.
+    """
+    if device_map is not None and num_processes > 1:
+        raise ValueError(
+            f"device_map={device_map!r} with {num_processes} processes, expected one of both: it spreads one model "
+            "over all devices, and every process has a model of its own"
+        )
+    if isinstance(model, (str, Path)):
+        name = dtype if dtype in (None, "auto") else getattr(torch, str(dtype).removeprefix("torch."), None)
+        if name is not None and name != "auto" and not getattr(name, "is_floating_point", False):
+            name = None
+        if name is None:
+            raise ValueError(f"dtype={dtype!r}, expected one of {', '.join(DTYPES)}")
+        kwargs = {} if device_map is None else {"device_map": device_map}
+        loaded = AutoModelForGenerativeRetrieval.from_pretrained(model, dtype=name, **kwargs)
+        return (loaded if device_map is not None else loaded.to(device)).eval()
+    if dtype != "auto" or device_map is not None:
+        raise ValueError("dtype= or device_map= with a loaded model, expected neither: load it with them")
+    if isinstance(model, DistributedDataParallel):
+        model = model.module
+    if _is_sharded(model):
+        raise ValueError(
+            "model is in pieces (FSDP or tensor parallelism), expected whole weights in every process: here users are "
+            "divided among processes, not weights, and processes do not take equally many steps. Save it and pass the "
+            "folder's name, with device_map='auto' in one process if it is larger than a device"
+        )
+    model = enable(model)
+    if model.training:
+        raise ValueError("model is in training mode, expected evaluation: model.eval()")
+    return model
+
+
+def load_draft_model(draft_model: Any, model: Any) -> Any:
+    """A draft model for a model, loaded beside it; one that is loaded already stays where it is."""
+    if isinstance(draft_model, (str, Path)):
+        loaded = AutoModelForGenerativeRetrieval.from_pretrained(draft_model, dtype=model.dtype)
+        return loaded.to(input_device(model)).eval()
+    return draft_model
+
+
+def input_device(model: Any) -> torch.device:
+    """Where a model takes its prompts: its weights may be on the disk until they are needed."""
+    return model.device if model.device.type != "meta" else torch.device(model._hf_hook.execution_device)
+
+
+def load_index(index: Any, model: Any) -> ConstraintIndex:
+    """A catalogue as it is now: an index, the name of one, or for None the one that the model's checkpoint names.
+
+    Raises:
+        ValueError: none is given, and the checkpoint names none.
+    """
+    named = getattr(model.generation_config, "constraint_index", None) if index is None else index
+    if named is None:
+        raise ValueError(
+            "constraint_index=None and the checkpoint names none, expected a catalogue: "
+            "pass constraint_index= (--index)"
+        )
+    return copy.copy(resolve_index(model, named))
+
+
+def load_tokenizer(tokenizer: Any, model: Any) -> Any:
+    """A tokenizer as it is, by name, or for None the one in the model's checkpoint."""
+    if tokenizer is None and not isinstance(model, (str, Path)):
+        raise ValueError("text= with a loaded model and tokenizer=None, expected its tokenizer: pass tokenizer=")
+    if tokenizer is None or isinstance(tokenizer, (str, Path)):
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(model if tokenizer is None else tokenizer)
+    return tokenizer
+
+
+def prompt_room(model: Any, index: ConstraintIndex, *, drafting: str | None, options: Mapping[str, Any]) -> int | None:
+    """The most tokens of a prompt that the model, and a draft model, have positions for; None where neither says."""
+    models = [one for one in (model, options.get("assistant_model")) if one is not None]
+    limits = [getattr(one.config.get_text_config(decoder=True), "max_position_embeddings", None) for one in models]
+    limit = min((limit for limit in limits if limit is not None), default=None)
+    if limit is None or model.config.is_encoder_decoder:
+        return limit
+    head = getattr(model, "draft_head", None) if drafting == "head" else None
+    return limit - max(index.max_length - 1, 0 if head is None else head.config.num_placeholders)
+
+
+def fingerprint_model(model: Any) -> str:
+    """A digest of a model's config and weights, the same on every device: their bits are added up as integers."""
+    config = model.config.to_dict()
+    digest = hashlib.sha256(type(model).__name__.encode())
+    for name in sorted(set(config) - UNDECIDING):
+        digest.update(f"{name} {config[name]!r}".encode())
+    with torch.no_grad():
+        for prefix, module in sorted(model.named_modules()):
+            tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+            with align_module_device(module):  # weights that are on the disk
+                for name, _ in sorted(tensors, key=itemgetter(0)):
+                    tensor = getattr(module, name)
+                    digest.update(f"{prefix} {name} {list(tensor.shape)} {tensor.dtype}".encode())
+                    digest.update(_sums_of_bits(tensor).encode())
+    return digest.hexdigest()
+
+
+def _sums_of_bits(tensor: torch.Tensor) -> str:
+    """Sums of all and of every other value, as integers: they do not depend on their order, as floats' do."""
+    if not tensor.numel():
+        return ""
+    bits = tensor.detach().contiguous().flatten()
+    bits = bits.view(INTEGERS[bits.element_size()]) if bits.element_size() in INTEGERS else bits.long()
+    return f"{int(bits.sum(dtype=torch.int64))} {int(bits[1::2].sum(dtype=torch.int64))}"
+
+
+def fingerprint_index(index: ConstraintIndex) -> str:
+    """A digest of a catalogue: what was compiled, and what of it is alive."""
+    digest = hashlib.sha256(str(index.eos_token_id).encode())
+    for part in index.snapshot.parts:
+        for name, array in sorted(part.segment.arrays().items()):
+            digest.update(f"{name} {array.shape} {array.dtype}".encode())
+            view: Any = array.reshape(-1).view("uint8")  # no copy of what is mapped
+            digest.update(view)
+        if part.alive is not None:
+            digest.update(part.alive.items.tobytes())
+    return digest.hexdigest()
+
+
+def fingerprint_tokenizer(tokenizer: Any) -> str:
+    """A digest of a tokenizer's vocabulary, and of how it reads a few texts."""
+    vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
+    return hashlib.sha256(f"{fingerprint(tokenizer)} {vocabulary}".encode()).hexdigest()
+
+
+def _is_sharded(model: Any) -> bool:
+    """Whether weights are in pieces: by FSDP, of either version, or as distributed tensors."""
+    if not isinstance(model, torch.nn.Module):
+        return False
+    names = {base.__name__ for module in model.modules() for base in type(module).__mro__}
+    is_wrapped = bool(names & {"FullyShardedDataParallel", "FSDPModule"})
+    return is_wrapped or any(isinstance(parameter, DTensor) for parameter in model.parameters())

@@ -1,0 +1,243 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a table of users to requests: a prompt, and what may and may not be answered. Knows no model.
+
+Whatever is wrong with a row becomes a problem of that row, never one of the window's other rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from hf_gr.catalogue.snapshot import Snapshot
+from hf_gr.catalogue.trie import PADDING
+
+from .users import SKIPPING, UserColumns, Window, read_list
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one user asks.
+
+    Attributes:
+        row: the user's, counted from the window's first.
+        tokens: of the prompt.
+        exclude: ids of items that are no answer.
+        allowed: ids of the only items that are an answer; None for all.
+    """
+
+    row: int
+    tokens: list[int]
+    exclude: tuple[Any, ...] = ()
+    allowed: tuple[Any, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Requests:
+    """The requests of a window in the order of its rows, and what is wrong with the rows that have none.
+
+    Attributes:
+        requests: of all rows without a problem.
+        problems: by row, counted from the window's first.
+        targets: by row without a problem: the items that came next, where they are asked for.
+    """
+
+    requests: list[Request]
+    problems: dict[int, str]
+    targets: dict[int, list[Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PromptMaker:
+    """Makes requests.
+
+    Attributes:
+        snapshot: the catalogue, which knows the tokens of the items of a history.
+        columns: what the columns mean.
+        tokenizer: for a column of texts.
+        vocab_size: tokens are below it; None if that is not known.
+        longest: the most tokens that the model has room for; None if that is not known. Of a history the latest items
+            that fit are kept; other prompts that do not fit are problems.
+        max_prompt_tokens: the same, as the user says: the latest tokens of any prompt are kept.
+        prefix_tokens: stand in front of every prompt made of a history.
+        suffix_tokens: stand behind it.
+        leave_one_out: the last item of a history is the target, and no part of the prompt.
+    """
+
+    snapshot: Snapshot
+    columns: UserColumns
+    tokenizer: Any = None
+    vocab_size: int | None = None
+    longest: int | None = None
+    max_prompt_tokens: int | None = None
+    prefix_tokens: tuple[int, ...] = ()
+    suffix_tokens: tuple[int, ...] = ()
+    leave_one_out: bool = False
+
+    def __call__(self, window: Window) -> Requests:
+        """The requests of a window."""
+        problems: dict[int, str] = {}
+        targets = self._read_targets(window, problems)
+        if self.columns.history is not None:
+            prompts = self._from_histories(window, problems, targets)
+        elif self.columns.tokens is not None:
+            prompts = self._from_tokens(window, problems)
+        else:
+            prompts = self._from_texts(window, problems)
+        excluded = self._read_lists(window, self.columns.exclude, problems)
+        allowed = self._read_lists(window, self.columns.filter, problems)
+        self._refuse_unknown(window, self.columns.filter, allowed, self._living(allowed), problems)
+        requests = []
+        for row in range(len(window)):
+            if row in problems:
+                continue
+            exclude = [item for item in excluded.get(row) or () if item not in targets.get(row, ())]
+            only = allowed.get(row)
+            requests.append(Request(row, prompts[row], tuple(exclude), None if only is None else tuple(only)))
+        kept = {request.row for request in requests}
+        return Requests(requests, problems, {row: items for row, items in targets.items() if row in kept})
+
+    def _from_histories(
+        self, window: Window, problems: dict[int, str], targets: dict[int, list[Any]]
+    ) -> dict[int, list[int]]:
+        name = self.columns.history
+        assert name is not None
+        histories = self._read_lists(window, name, problems, at_least=2 if self.leave_one_out else 1)
+        distinct = list(dict.fromkeys(chain.from_iterable(histories.values())))
+        is_known, sequences = self.snapshot.sequences_of(distinct)
+        endings = (PADDING, self.snapshot.eos_token_id)
+        tokens_of = {
+            item: [token for token in sequence if token not in endings]
+            for item, known, sequence in zip(distinct, is_known.tolist(), sequences.tolist(), strict=True)
+            if known
+        }
+        self._refuse_unknown(window, name, histories, tokens_of, problems)
+        prompts: dict[int, list[int]] = {}
+        for row, items in histories.items():
+            if row in problems:
+                continue
+            if self.leave_one_out:
+                items, targets[row] = items[:-1], items[-1:]
+            left = self._room - len(self.prefix_tokens) - len(self.suffix_tokens)
+            latest: list[list[int]] = []
+            for item in reversed(items):
+                left -= len(tokens_of[item])
+                if left < 0:
+                    break
+                latest.append(tokens_of[item])
+            if not latest:
+                problems[row] = window.problem(
+                    name, row, items, f"its latest item to fit a prompt of {self._room} tokens: allow longer ones"
+                )
+            prompts[row] = [*self.prefix_tokens, *chain.from_iterable(reversed(latest)), *self.suffix_tokens]
+        return prompts
+
+    def _from_tokens(self, window: Window, problems: dict[int, str]) -> dict[int, list[int]]:
+        name = self.columns.tokens
+        assert name is not None
+        below = "" if self.vocab_size is None else f" below the model's {self.vocab_size}"
+        prompts: dict[int, list[int]] = {}
+        for row, cell in enumerate(window.cells(name)):
+            tokens = read_list(cell, are_strings=False)
+            if not tokens or min(tokens) < 0 or (self.vocab_size is not None and max(tokens) >= self.vocab_size):
+                problems.setdefault(
+                    row, window.problem(name, row, cell, f"one or more token ids from 0{below}: {SKIPPING}")
+                )
+            else:
+                prompts[row] = self._cut(window, name, row, tokens, problems)
+        return prompts
+
+    def _from_texts(self, window: Window, problems: dict[int, str]) -> dict[int, list[int]]:
+        name = self.columns.text
+        assert name is not None
+        cells = window.cells(name)
+        texts: dict[int, str] = {}
+        for row, cell in enumerate(cells):
+            if isinstance(cell, str) and cell:
+                texts[row] = cell
+            else:
+                problems.setdefault(row, window.problem(name, row, cell, f"a text: {SKIPPING}"))
+        # Not all at once: a tokenizer may tell of long ones, which is no news here.
+        encoded = self.tokenizer(list(texts.values()), verbose=False)["input_ids"] if texts else []
+        prompts: dict[int, list[int]] = {}
+        for row, tokens in zip(texts, encoded, strict=True):
+            if not tokens:
+                problems.setdefault(row, window.problem(name, row, texts[row], f"a text with tokens: {SKIPPING}"))
+            else:
+                prompts[row] = self._cut(window, name, row, list(tokens), problems)
+        return prompts
+
+    @property
+    def _room(self) -> int:
+        """The most tokens of a prompt."""
+        limits = [limit for limit in (self.longest, self.max_prompt_tokens) if limit is not None]
+        return min(limits, default=2**31)
+
+    def _cut(self, window: Window, name: str, row: int, tokens: list[int], problems: dict[int, str]) -> list[int]:
+        if self.max_prompt_tokens is not None:
+            return tokens[-self._room :]
+        if self.longest is not None and len(tokens) > self.longest:
+            expected = (
+                f"at most {self.longest} tokens and not {len(tokens)}, which the model has room for: shorten it, or "
+                "keep the latest with max_prompt_tokens="
+            )
+            problems.setdefault(row, window.problem(name, row, tokens, expected))
+        return tokens
+
+    def _read_targets(self, window: Window, problems: dict[int, str]) -> dict[int, list[Any]]:
+        name = self.columns.target
+        if name is None:
+            return {}
+        targets: dict[int, list[Any]] = {}
+        for row, cell in enumerate(window.cells(name)):
+            is_one = not isinstance(cell, (list, str)) or (self.snapshot.are_strings and isinstance(cell, str))
+            items = read_list([cell] if is_one else cell, are_strings=self.snapshot.are_strings)
+            if items:
+                targets[row] = items
+            else:
+                expected = f"the id of an item, or a list of them: {SKIPPING}"
+                problems.setdefault(row, window.problem(name, row, cell, expected))
+        return targets
+
+    def _read_lists(
+        self, window: Window, name: str | None, problems: dict[int, str], *, at_least: int = 0
+    ) -> dict[int, list[Any]]:
+        """By row the lists of item ids of a column; rows where it is null, if that may be, are left away."""
+        if name is None:
+            return {}
+        kind = "strings" if self.snapshot.are_strings else "integers"
+        lists: dict[int, list[Any]] = {}
+        for row, cell in enumerate(window.cells(name)):
+            if cell is None and not at_least:
+                continue
+            items = read_list(cell, are_strings=self.snapshot.are_strings)
+            if items is None or len(items) < at_least:
+                how_many = f"{at_least} or more " if at_least else ""
+                expected = f"a list of {how_many}item ids, which are {kind} in the catalogue: {SKIPPING}"
+                problems.setdefault(row, window.problem(name, row, cell, expected))
+            else:
+                lists[row] = items
+        return lists
+
+    def _refuse_unknown(
+        self,
+        window: Window,
+        name: str | None,
+        lists: dict[int, list[Any]],
+        known: Container[Any],
+        problems: dict[int, str],
+    ) -> None:
+        """A problem for every row that names an item which is not known."""
+        for row, items in lists.items():
+            unknown = next((item for item in items if item not in known), None)
+            if unknown is not None and name is not None:
+                expected = f"items of the catalogue, which has no {unknown!r}: remove it, {SKIPPING}"
+                problems.setdefault(row, window.problem(name, row, items, expected))
+
+    def _living(self, lists: dict[int, list[Any]]) -> set[Any]:
+        """Which of the items in some lists the catalogue has."""
+        distinct = list(dict.fromkeys(chain.from_iterable(lists.values())))
+        return {item for item, alive in zip(distinct, self.snapshot.has_items(distinct), strict=True) if alive}

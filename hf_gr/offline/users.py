@@ -1,0 +1,336 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A table of users, streamed in windows of rows. Knows files and columns, and nothing of models and items.
+
+Parquet, CSV and JSON lines; rows are numbered from 0 through all files, in the order in which these are given.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from hf_gr.tables import (
+    CODECS,
+    INT64_MAX,
+    INT64_MIN,
+    SUFFIXES,
+    Format,
+    list_files,
+    pa,
+    pyarrow,
+    read_csv,
+    read_jsonl,
+    read_object,
+    read_parquet,
+    shorten,
+)
+
+Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
+# What pyarrow raises for a file that is damaged or of another format.
+READ_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)
+SKIPPING = "drop the row, or skip such rows with on_error='skip' (--on-error skip)"
+
+
+@dataclass(frozen=True)
+class UserColumns:
+    """The columns that are read, by what they mean; None for what there is not.
+
+    Attributes:
+        history: lists of item ids, oldest first.
+        tokens: lists of token ids: the prompt as it is.
+        text: the prompt as a text.
+        user: who it is, of any type; the row number without it.
+        exclude: lists of ids of items that the user must not be answered with.
+        filter: lists of ids of the only items that the user may be answered with; null for any.
+        target: the item that came next, or a list of them.
+        group: a part of the users, such as a country.
+        is_new: whether the target is a new item.
+    """
+
+    history: str | None = None
+    tokens: str | None = None
+    text: str | None = None
+    user: str | None = None
+    exclude: str | None = None
+    filter: str | None = None
+    target: str | None = None
+    group: str | None = None
+    is_new: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("history", "tokens", "text") if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = " and ".join(f"{name}={getattr(self, name)!r}" for name in given) or "none of them"
+            raise ValueError(
+                f"{found} is given, expected one of history=, tokens= and text=: the column that makes the prompt"
+            )
+
+    @property
+    def by_role(self) -> dict[str, str]:
+        """What each column means, and its name."""
+        roles = ("history", "tokens", "text", "user", "exclude", "filter", "target", "group", "is_new")
+        return {role: getattr(self, role) for role in roles if getattr(self, role) is not None}
+
+    @property
+    def names(self) -> list[str]:
+        """The columns, each once: the history may be what is excluded, too."""
+        return list(dict.fromkeys(self.by_role.values()))
+
+    def check(self, file: Path, names: Sequence[str], there: Sequence[str]) -> None:
+        """Refuse a file that does not have each of these columns once."""
+        for name in names:
+            if there.count(name) != 1:
+                role = next(role for role, column in self.by_role.items() if column == name)
+                how_many = f"{there.count(name)} columns" if name in there else "no column"
+                listed = ", ".join(map(repr, there)) or "(there are none)"
+                raise ValueError(f"{file} has {how_many} {name!r}, expected one of {listed}: name it with {role}=")
+
+
+class Users:
+    """A table of users.
+
+    Args:
+        paths: a file, several in order, or a folder, whose files are read in the order of their names.
+        columns: what to read.
+        are_strings: whether item ids are strings.
+        format: `"parquet"`, `"csv"` or `"jsonl"`; by default what the first file's ending says.
+        delimiter: what separates the columns of CSV; by default a tab in `.tsv` and a comma elsewhere.
+
+    Raises:
+        ValueError: a file that is missing, damaged or of another format, a missing column, or no row at all.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        columns: UserColumns,
+        *,
+        are_strings: bool,
+        format: Format | None = None,
+        delimiter: str | None = None,
+    ) -> None:
+        if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii()):
+            raise ValueError(
+                f"delimiter={delimiter!r}, expected one ASCII character: leave it away for a tab or comma"
+            )
+        self.columns, self.are_strings, self._delimiter = columns, are_strings, delimiter
+        self.format: Format = format or _format_of(paths)
+        self.files = list_files(paths, self.format)
+        self._check_sizes()
+        first = next(self.windows(1), None)  # also finds a missing column before a model is loaded
+        if first is None:
+            raise ValueError(f"{self.name} has no row, expected at least one: there is nobody to recommend to")
+        self.schema = first.columns.schema
+
+    @property
+    def name(self) -> str:
+        """The files, as messages name them."""
+        return str(self.files[0]) if len(self.files) == 1 else f"{self.files[0]} and {len(self.files) - 1} more"
+
+    @property
+    def num_rows(self) -> int | None:
+        """The number of rows if the files know it: those of Parquet."""
+        if self.format != "parquet":
+            return None
+        return sum(pyarrow.parquet.read_metadata(file).num_rows for file in self.files)
+
+    def fingerprint(self) -> list[list[Any]]:
+        """By file: its name, its size, and when it was written."""
+        stats = [(file, file.stat()) for file in self.files]
+        return [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in stats]
+
+    def windows(self, size: int) -> Iterator[Window]:
+        """All rows, `size` at a time; the last window may have fewer. Memory is that of a window.
+
+        Raises:
+            ValueError: a file that cannot be read, by the row from which on.
+        """
+        schema: Any = None
+        pending: list[Any] = []
+        held, number, row = 0, 0, 0
+        starts: list[tuple[int, Path]] = []
+        for file in self.files:
+            starts.append((row, file))
+            try:
+                for batch in self._read(file, batch_rows=size):
+                    if schema is None:
+                        schema = _plain(batch.schema)
+                    batch = self._as(batch, schema, file)
+                    row += batch.num_rows
+                    start = 0
+                    while batch.num_rows - start:
+                        taken = min(size - held, batch.num_rows - start)
+                        pending.append(batch.slice(start, taken))
+                        held, start = held + taken, start + taken
+                        if held == size:
+                            yield Window(number, number * size, _join(pending, schema), tuple(starts))
+                            pending, held, number = [], 0, number + 1
+            except READ_ERRORS as error:
+                reason = " ".join(str(error).split())
+                raise ValueError(
+                    f"{file} cannot be read from row {row} on, expected complete {self.format}: {reason} "
+                    "(write the file again)"
+                ) from error
+        if pending:
+            yield Window(number, number * size, _join(pending, schema), tuple(starts))
+
+    def _read(self, file: Path, *, batch_rows: int) -> Iterator[Any]:
+        if self.format == "parquet":
+            batches = read_parquet(file, self.columns, batch_rows=max(batch_rows, 64))
+        elif self.format == "csv":
+            batches = read_csv(file, self.columns, self._delimiter)
+        else:
+            batches = read_jsonl(file, lambda number, line: self._json_schema(file, number, line))
+        for batch, _ in batches:
+            if batch.num_rows:
+                yield batch.select(self.columns.names)
+
+    def _as(self, batch: Any, schema: Any, file: Path) -> Any:
+        """A batch with the types of the first one."""
+        if batch.schema.equals(schema):
+            return batch
+        for name, expected in zip(schema.names, schema.types, strict=True):
+            found = batch.schema.field(name).type
+            try:
+                if found != expected:
+                    batch.column(name).cast(expected)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                raise ValueError(
+                    f"{file}, column {name!r} has type {found}, expected {expected} as in {self.files[0]}: convert it"
+                ) from None
+        return batch.cast(schema)
+
+    def _json_schema(self, file: Path, number: int, line: bytes) -> Any:
+        """The types that columns have by what they mean; else those of the first line."""
+        item = pa.string() if self.are_strings else pa.int64()
+        lists = dict.fromkeys(("history", "exclude", "filter"), pa.list_(item)) | {"tokens": pa.list_(pa.int64())}
+        types: dict[str, Any] = {"text": pa.string(), "is_new": pa.bool_()} | lists
+        roles = self.columns.by_role
+        shown = pa.schema({name: types.get(role, item) for role, name in reversed(roles.items())})
+        first = read_object(file, number, line, shown)
+        self.columns.check(file, self.columns.names, list(first))
+        found: dict[str, Any] = {}
+        for role, name in roles.items():
+            if role == "target":
+                types[role] = pa.list_(item) if isinstance(first[name], list) else item
+            elif role not in types:
+                types[role] = pa.string() if first[name] is None else pa.scalar(first[name]).type
+            found.setdefault(name, types[role])
+        return pa.schema(found)
+
+    def _check_sizes(self) -> None:
+        """An empty file is no table; pyarrow says so in many ways."""
+        empty = [file for file in self.files if file.is_file() and not file.stat().st_size]
+        if empty:
+            raise ValueError(f"{empty[0]} has no byte, expected a table of users: write it again")
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """Some rows of a table.
+
+    Attributes:
+        number: of the window, from 0.
+        first_row: the number of its first row among all.
+        columns: what was read.
+        starts: the first row of every file that was begun, and the file.
+    """
+
+    number: int
+    first_row: int
+    columns: Any
+    starts: tuple[tuple[int, Path], ...] = field(repr=False)
+
+    def __len__(self) -> int:
+        return self.columns.num_rows
+
+    def cells(self, name: str) -> list[Any]:
+        """A column, as Python's values."""
+        return self.columns.column(name).to_pylist()
+
+    def problem(self, name: str, row: int, value: object, expected: str) -> str:
+        """What is wrong with a cell; `row` is counted from the window's first."""
+        file, number = self._place(row)
+        return f"{file}, column {name!r}, row {number} is {shorten(value)}, expected {expected}"
+
+    def problem_of_row(self, row: int, what: str) -> str:
+        """What is wrong with a row, whatever its cells are."""
+        file, number = self._place(row)
+        return f"{file}, row {number} {what}"
+
+    def _place(self, row: int) -> tuple[Path, int]:
+        number = self.first_row + row
+        return self.starts[bisect([start for start, _ in self.starts], number) - 1][1], number
+
+
+def read_list(value: Any, *, are_strings: bool) -> list[Any] | None:
+    """The ids in a cell: of a list, or of a text; None for what is neither.
+
+    A text is JSON, or ids between spaces or commas, with brackets around them or without; ids with spaces or commas
+    are in quotes.
+
+    Example:
+        >>> [read_list(text, are_strings=False) for text in ("5 7", "[5, 7]", "5,x")]
+        [[5, 7], [5, 7], None]
+        >>> read_list("['rye bread', 'jam']", are_strings=True)
+        ['rye bread', 'jam']
+    """
+    if isinstance(value, str):
+        value = _split(value.strip())
+        if not are_strings:
+            try:
+                value = [int(part) for part in value]
+            except ValueError:
+                return None
+    if not isinstance(value, list):
+        return None
+    if are_strings:
+        return value if all(type(item) is str for item in value) else None
+    return value if all(type(item) is int and INT64_MIN <= item <= INT64_MAX for item in value) else None
+
+
+def _split(text: str) -> list[str]:
+    """The ids in a text."""
+    if text[:1] == "[":
+        with suppress(ValueError):  # of lists as Python or NumPy write them
+            parts = json.loads(text)
+            if all(type(part) is str for part in parts):
+                return parts
+    if (text[:1], text[-1:]) in (("[", "]"), ("(", ")")):
+        text = text[1:-1]
+    return [
+        part[1:-1] if part[0] in "'\"" and len(part) > 1 and part[-1] == part[0] else part
+        for part in re.findall(r"""'[^']*'|"[^"]*"|[^\s,]+""", text)
+    ]
+
+
+def _format_of(paths: Paths) -> Format:
+    """The format that the ending of the first file says."""
+    first = Path(paths if isinstance(paths, (str, PathLike)) else next(iter(paths), ""))
+    names = sorted(file.name for file in first.iterdir()) if first.is_dir() else [first.name]
+    for name in names:
+        endings = [ending for ending in Path(name.lower()).suffixes if ending not in CODECS]
+        for format, suffixes in SUFFIXES.items():
+            if endings and endings[-1] in suffixes and not name.startswith((".", "_")):
+                return format  # pyright: ignore[reportReturnType]
+    expected = ", ".join(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
+    raise ValueError(f"{first} does not say what it is, expected a name that ends in one of {expected}: pass format=")
+
+
+def _plain(schema: Any) -> Any:
+    """A schema without metadata and without categories, which differ from file to file."""
+    return pa.schema(
+        [(field.name, field.type.value_type if pa.types.is_dictionary(field.type) else field.type) for field in schema]
+    )
+
+
+def _join(batches: list[Any], schema: Any) -> Any:
+    return pa.Table.from_batches(batches, schema=schema).combine_chunks()

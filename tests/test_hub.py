@@ -1,0 +1,685 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Indexes, draft heads and checkpoints to a Hub and back: the real client, over HTTP, to a Hub on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import families
+import huggingface_hub
+import numpy as np
+import pytest
+import torch
+from hub_server import HubServer
+from huggingface_hub import HfApi, constants
+from huggingface_hub.errors import HfHubHTTPError, HTTPError
+from typer.testing import CliRunner
+
+import hf_gr
+from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, DraftHead, GRGenerationConfig, cli
+from hf_gr.catalogue.storage import ARRAYS_FILE, JSON_FILE
+from hf_gr.generation.draft_heads import add_draft_head, load_draft_head
+from hf_gr.torch import head_storage
+
+ROWS, ITEMS = [[5, 7, 9], [5, 7, 8], [6, 6, 8]], ["ham", "jam", "yam"]
+OTHER_ROWS, OTHER_ITEMS = [[7, 9, 3], [8, 4, 4], [8, 4, 5]], ["tea", "pie", "bun"]
+HEAD_FILES = [*head_storage.FILES]
+COMMIT = re.compile("/commit/([0-9a-f]{40})$")
+PUSHED = ["README.md", JSON_FILE, ARRAYS_FILE]
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Nobody waits between attempts; the seconds that somebody would have."""
+    seconds: list[float] = []
+    monkeypatch.setattr("time.sleep", seconds.append)
+    return seconds
+
+
+def make_index(rows: Any = ROWS, items: Any = ITEMS) -> ConstraintIndex:
+    return ConstraintIndex.from_sequences(rows, item_ids=items)
+
+
+def other_index() -> ConstraintIndex:
+    return make_index(OTHER_ROWS, OTHER_ITEMS)
+
+
+def same(one: ConstraintIndex, other: ConstraintIndex) -> bool:
+    return list(one) == list(other) and one.items(list(one)) == other.items(list(one))
+
+
+def cached(folder: Path) -> list[str]:
+    """The names of all files in a cache that hold anything of a repository."""
+    return sorted(path.name for path in folder.rglob("*") if path.is_file() and "models--" in str(path))
+
+
+def big_index() -> ConstraintIndex:
+    """Of 14 MB: the client keeps what it has of a broken download by pieces of 10 MB."""
+    draw = np.random.default_rng(0)
+    index = ConstraintIndex.from_sequences(draw.integers(0, 60_000, size=(1_400_000, 2)))
+    assert index.nbytes > constants.DOWNLOAD_CHUNK_SIZE + 10_000
+    return index
+
+
+# An index
+
+
+def test_an_index_goes_to_the_hub_and_back(hub: HubServer, tmp_path: Path) -> None:
+    address = make_index().push_to_hub("me/catalogue", commit_message="hello")
+    assert COMMIT.search(address)[1] == hub.commit("me/catalogue")  # pyright: ignore
+    assert sorted(hub.files("me/catalogue")) == PUSHED
+    repository = hub.repositories["me/catalogue"]
+    commit = repository.commits[hub.commit("me/catalogue")]
+    assert (commit.title, len(repository.commits), repository.private) == ("hello", 2, False)
+    assert {path for path, file in commit.files.items() if file.is_large} == {ARRAYS_FILE}
+    make_index().save_pretrained(tmp_path / "catalogue")
+    for name in (JSON_FILE, ARRAYS_FILE):
+        assert hub.files("me/catalogue")[name] == (tmp_path / "catalogue" / name).read_bytes()
+    assert same(ConstraintIndex.from_pretrained("me/catalogue"), make_index())
+
+
+def test_the_card_of_a_pushed_index_has_its_tags_and_loads_it(hub: HubServer, tmp_path: Path) -> None:
+    make_index().push_to_hub("catalogue")  # the Hub puts the user's name before it
+    assert list(hub.repositories) == ["me/catalogue"]
+    (tmp_path / "card.md").write_bytes(hub.files("me/catalogue")["README.md"])
+    card = huggingface_hub.ModelCard.load(tmp_path / "card.md")
+    assert card.data.library_name == "hf_gr"
+    assert {"generative-recommendation", "constrained-decoding", "hf_gr"} <= set(card.data.tags)
+    code = next(line for line in card.text.splitlines() if "ConstraintIndex.from_pretrained" in line)
+    assert code == 'index = ConstraintIndex.from_pretrained("me/catalogue")'
+    assert same(eval(code.removeprefix("index = ")), make_index())
+    assert [request.status for request in hub.asked("POST", "^/api/validate-yaml$")] == [200, 200]
+
+
+def test_a_card_that_somebody_wrote_is_kept(hub: HubServer) -> None:
+    make_index().push_to_hub("me/catalogue")
+    mine = b"---\nlicense: mit\n---\nMine.\n"
+    HfApi().upload_file(path_or_fileobj=mine, path_in_repo="README.md", repo_id="me/catalogue")
+    other_index().push_to_hub("me/catalogue")
+    assert hub.files("me/catalogue")["README.md"] == mine
+    assert same(ConstraintIndex.from_pretrained("me/catalogue"), other_index())
+
+
+def test_pushing_the_same_again_uploads_nothing_and_makes_no_commit(hub: HubServer) -> None:
+    first, second = make_index().push_to_hub("me/catalogue"), make_index().push_to_hub("me/catalogue")
+    assert first == second
+    assert len(hub.asked("PUT", "^/objects/")) == len(hub.asked("POST", "/commit/")) == 1
+
+
+def test_branches_tags_and_commits_are_revisions(hub: HubServer) -> None:
+    first = COMMIT.search(make_index().push_to_hub("me/catalogue"))
+    assert first is not None
+    HfApi().create_tag("me/catalogue", tag="v1")
+    assert COMMIT.search(other_index().push_to_hub("me/catalogue", revision="season/next"))
+    load = ConstraintIndex.from_pretrained
+    for revision in (None, "main", "v1", first[1]):
+        assert same(load("me/catalogue", revision=revision), make_index())
+    assert same(load("me/catalogue", revision="season/next"), other_index())
+    assert same(load("me/catalogue", revision=hub.commit("me/catalogue", "season/next")), other_index())
+    other_index().push_to_hub("me/catalogue")
+    assert same(load("me/catalogue"), other_index())
+    assert same(load("me/catalogue", revision="v1"), make_index())
+    with pytest.raises(ValueError, match=r"'me/catalogue' is no folder here, and the Hub gives no .*revision="):
+        load("me/catalogue", revision="v2")
+
+
+def test_a_pull_request_is_made_and_pushed_to_again(hub: HubServer) -> None:
+    make_index().push_to_hub("me/catalogue")
+    other_index().push_to_hub("me/catalogue", create_pr=True)
+    assert same(ConstraintIndex.from_pretrained("me/catalogue"), make_index())
+    assert same(ConstraintIndex.from_pretrained("me/catalogue", revision="refs/pr/1"), other_index())
+    third = make_index([[3, 3, 3]], ["egg"])
+    third.push_to_hub("me/catalogue", revision="refs/pr/1")
+    assert same(ConstraintIndex.from_pretrained("me/catalogue", revision="refs/pr/1"), third)
+    assert same(ConstraintIndex.from_pretrained("me/catalogue"), make_index())
+    assert list(hub.repositories["me/catalogue"].branches) == ["main"]
+
+
+def test_an_index_is_found_in_a_subfolder(hub: HubServer, tmp_path: Path) -> None:
+    make_index().push_to_hub("me/catalogue")
+    other_index().save_pretrained(tmp_path / "other")
+    HfApi().upload_folder(repo_id="me/catalogue", folder_path=tmp_path / "other", path_in_repo="eu/de")
+    assert same(ConstraintIndex.from_pretrained("me/catalogue", subfolder="eu/de"), other_index())
+    assert same(ConstraintIndex.from_pretrained("me/catalogue"), make_index())
+    with pytest.raises(ValueError, match=r"the Hub gives no constraint_index.json .*subfolder="):
+        ConstraintIndex.from_pretrained("me/catalogue", subfolder="eu/fr")
+
+
+def test_the_cache_is_where_cache_dir_says(hub: HubServer, tmp_path: Path) -> None:
+    make_index().push_to_hub("me/catalogue")
+    index = ConstraintIndex.from_pretrained("me/catalogue", cache_dir=tmp_path / "cache")
+    assert same(index, make_index())
+    assert cached(tmp_path / "cache") != []
+    assert cached(tmp_path / "home") == []
+
+
+# Who may
+
+
+def test_a_private_repository_is_for_its_owner(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_index().push_to_hub("me/catalogue", private=True)
+    assert hub.repositories["me/catalogue"].private
+    assert same(ConstraintIndex.from_pretrained("me/catalogue"), make_index())
+    eve, wrong = hub.add_user("eve"), "hf_" + "0" * 34
+    for refused, expected in (
+        (False, "check the name, revision= and subfolder=, and token= if it is private"),
+        (eve, "check the name, revision= and subfolder=, and token= if it is private"),
+        (wrong, "the Hub refuses .*check token=, which may be wrong, expired"),
+    ):
+        with pytest.raises(ValueError, match=expected) as caught:
+            ConstraintIndex.from_pretrained("me/catalogue", token=refused, cache_dir="empty")
+        assert str(refused) not in str(caught.value) or refused is False
+        assert cached(Path("empty")) == []
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(ValueError, match="token= if it is private"):
+        ConstraintIndex.from_pretrained("me/catalogue", cache_dir="empty")
+    assert same(ConstraintIndex.from_pretrained("me/catalogue", token=hub.token, cache_dir="mine"), make_index())
+
+
+def test_a_token_that_may_not_read_is_told_from_a_missing_repository(hub: HubServer, waits: list[float]) -> None:
+    make_index().push_to_hub("me/catalogue")
+    hub.fail("HEAD", "/resolve/", status=403, times=99)
+    with pytest.raises(ValueError, match=r"the Hub refuses constraint_index.json of 'me/catalogue' .*check token="):
+        ConstraintIndex.from_pretrained("me/catalogue")
+
+
+@pytest.mark.parametrize("who", ["nobody", "eve", "wrong"])
+def test_only_the_owner_pushes(who: str, hub: HubServer) -> None:
+    make_index().push_to_hub("me/catalogue")
+    before = hub.commit("me/catalogue")
+    token: Any = {"nobody": False, "eve": hub.add_user("eve"), "wrong": "hf_" + "0" * 34}[who]
+    with pytest.raises(HfHubHTTPError, match="403" if who == "eve" else "401") as caught:
+        other_index().push_to_hub("me/catalogue", token=token)
+    assert str(token) not in str(caught.value) or token is False
+    with pytest.raises(HfHubHTTPError):
+        other_index().push_to_hub("me/new", token=token)
+    assert (hub.commit("me/catalogue"), list(hub.repositories)) == (before, ["me/catalogue"])
+
+
+def test_a_token_goes_to_the_hub_alone(hub: HubServer) -> None:
+    make_index().push_to_hub("me/catalogue", private=True)
+    ConstraintIndex.from_pretrained("me/catalogue")
+    to_storage = [request for request in hub.requests if request.path.startswith("/objects/")]
+    assert {request.method for request in to_storage} == {"PUT", "GET"}
+    assert not any(hub.token in json.dumps(request.headers) for request in to_storage)
+    assert all(hub.token in json.dumps(request.headers) for request in hub.requests if request not in to_storage)
+    assert not any(hub.token in request.path + str(request.query) + str(request.body) for request in hub.requests)
+
+
+# What goes wrong on the way down
+
+
+def test_an_interrupted_download_goes_on_where_it_stopped(hub: HubServer, waits: list[float]) -> None:
+    index = big_index()
+    index.push_to_hub("me/catalogue")
+    size = len(hub.files("me/catalogue")[ARRAYS_FILE])
+    there = constants.DOWNLOAD_CHUNK_SIZE  # of what arrives, the client keeps whole pieces
+    hub.fail("GET", "^/objects/", after=there + 1000)
+    hub.fail("GET", "^/objects/", after=1000)
+    loaded = ConstraintIndex.from_pretrained("me/catalogue", verify=True)
+    assert len(loaded) == len(index)
+    first, second, third = hub.asked("GET", "^/objects/")
+    assert ("range" not in first.headers, first.sent) == (True, there + 1000)
+    for request, sent in ((second, 1000), (third, size - there)):
+        assert (request.headers["range"], request.status, request.sent) == (f"bytes={there}-", 206, sent)
+    assert len(waits) == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "pattern", "fault"),
+    [
+        ("HEAD", f"{JSON_FILE}$", {"status": 503}),
+        ("HEAD", f"{ARRAYS_FILE}$", {"status": 500}),
+        ("HEAD", f"{ARRAYS_FILE}$", {"after": 0}),
+        ("GET", f"{JSON_FILE}$", {"status": 503}),
+        ("GET", f"{JSON_FILE}$", {"after": 100}),
+        ("GET", "^/objects/", {"status": 503}),
+        ("GET", "^/objects/", {"after": 100}),
+    ],
+)
+def test_a_download_that_fails_leaves_nothing_half_loaded(
+    method: str, pattern: str, fault: dict[str, Any], hub: HubServer, waits: list[float], tmp_path: Path
+) -> None:
+    make_index().push_to_hub("me/catalogue")
+    if method == "HEAD" and "after" in fault:
+        fault = {"loses_answer": True}
+    hub.fail(method, pattern, times=99, **fault)
+    with pytest.raises(ConnectionError, match=r"of 'me/catalogue' did not arrive .*nothing of it is kept: try again"):
+        ConstraintIndex.from_pretrained("me/catalogue")
+    assert not [name for name in cached(tmp_path / "home") if name.endswith((".incomplete", ".safetensors"))]
+    hub.recover()
+    assert same(ConstraintIndex.from_pretrained("me/catalogue"), make_index())
+
+
+def test_a_failure_that_passes_is_not_noticed(hub: HubServer, waits: list[float]) -> None:
+    make_index().push_to_hub("me/catalogue")
+    hub.fail("HEAD", JSON_FILE, status=503, times=2)
+    hub.fail("GET", "^/objects/", after=10, times=3)
+    assert same(ConstraintIndex.from_pretrained("me/catalogue"), make_index())
+
+
+def test_other_bytes_than_were_pushed_are_refused(hub: HubServer) -> None:
+    make_index().push_to_hub("me/catalogue")
+    (oid,) = hub.objects
+    hub.objects[oid] = hub.objects[oid][:-1] + bytes([hub.objects[oid][-1] ^ 1])  # nor does the client look
+    with pytest.raises(ValueError, match="was altered after it was saved"):
+        ConstraintIndex.from_pretrained("me/catalogue")
+
+
+def test_both_files_are_of_one_commit_whatever_is_pushed_meanwhile(hub: HubServer) -> None:
+    make_index().push_to_hub("me/catalogue")
+    hub.fail("GET", f"{JSON_FILE}$", action=lambda: other_index().push_to_hub("me/catalogue"))
+    assert same(ConstraintIndex.from_pretrained("me/catalogue"), make_index())
+    assert same(ConstraintIndex.from_pretrained("me/catalogue"), other_index())
+
+
+def test_what_is_cached_needs_no_hub(hub: HubServer, waits: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    make_index().push_to_hub("me/catalogue")
+    with pytest.raises(ValueError, match=r"is not in the cache.*download it with a connection"):
+        ConstraintIndex.from_pretrained("me/catalogue", local_files_only=True)
+    ConstraintIndex.from_pretrained("me/catalogue")
+    other_index().push_to_hub("me/catalogue")
+    before = len(hub.requests)
+    assert same(ConstraintIndex.from_pretrained("me/catalogue", local_files_only=True), make_index())
+    with monkeypatch.context() as patch:
+        patch.setattr(constants, "HF_HUB_OFFLINE", True)
+        assert same(ConstraintIndex.from_pretrained("me/catalogue"), make_index())
+    assert len(hub.requests) == before
+    hub.fail("HEAD", "", status=503, times=99)
+    assert same(ConstraintIndex.from_pretrained("me/catalogue"), make_index())
+
+
+# What goes wrong on the way up
+
+UPLOAD_FAULTS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "preupload": ("POST", "/preupload/", {"status": 503}),
+    "batch": ("POST", "/info/lfs/objects/batch", {"status": 500}),
+    "upload": ("PUT", "^/objects/", {"status": 503}),
+    "upload refused": ("PUT", "^/objects/", {"status": 403}),
+    "upload cut": ("PUT", "^/objects/", {"after": 100}),
+    "verify": ("POST", "/info/lfs/verify", {"status": 500}),
+    "commit": ("POST", "/commit/", {"status": 500}),
+    "commit cut": ("POST", "/commit/", {"after": 100}),
+}
+
+
+@pytest.mark.parametrize("name", UPLOAD_FAULTS)
+def test_an_upload_that_fails_leaves_the_repository_as_before(
+    name: str, hub: HubServer, waits: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    make_index().push_to_hub("me/catalogue")
+    before, files = hub.commit("me/catalogue"), hub.files("me/catalogue")
+    method, pattern, fault = UPLOAD_FAULTS[name]
+    hub.fail(method, pattern, times=99, **fault)
+    expected = (ConnectionError,) if "upload" in name[:6] or name == "verify" else (HTTPError,)
+    with pytest.raises(expected) as caught:
+        other_index().push_to_hub("me/catalogue")
+    if expected == (ConnectionError,):
+        assert re.search(r"me/catalogue is as before, .*safetensors.*: push again", str(caught.value))
+    assert (hub.commit("me/catalogue"), hub.files("me/catalogue")) == (before, files)
+    assert same(ConstraintIndex.from_pretrained("me/catalogue"), make_index())
+    assert list((tmp_path / "tmp").iterdir()) == []
+    hub.recover()
+    uploads = len(hub.asked("PUT", "^/objects/"))
+    other_index().push_to_hub("me/catalogue")
+    assert same(ConstraintIndex.from_pretrained("me/catalogue"), other_index())
+    # What has arrived is not uploaded again.
+    assert len(hub.asked("PUT", "^/objects/")) - uploads == (name in ("preupload", "batch") or "upload" in name)
+
+
+def test_an_upload_that_fails_once_is_not_noticed(hub: HubServer, waits: list[float]) -> None:
+    hub.fail("PUT", "^/objects/", after=100)
+    hub.fail("PUT", "^/objects/", status=503)
+    make_index().push_to_hub("me/catalogue")
+    assert [request.status for request in hub.asked("PUT", "^/objects/")] == [0, 503, 200]
+    assert same(ConstraintIndex.from_pretrained("me/catalogue"), make_index())
+
+
+def test_a_push_whose_answer_is_lost_is_repeated(hub: HubServer, waits: list[float]) -> None:
+    hub.fail("POST", "/commit/", loses_answer=True)
+    with pytest.raises(HTTPError):
+        make_index().push_to_hub("me/catalogue")
+    address = make_index().push_to_hub("me/catalogue")
+    assert COMMIT.search(address)[1] == hub.commit("me/catalogue")  # pyright: ignore
+    assert len(hub.repositories["me/catalogue"].commits) == 2  # the Hub's own, and one
+    assert same(ConstraintIndex.from_pretrained("me/catalogue"), make_index())
+
+
+def test_an_index_that_cannot_be_saved_makes_no_repository(hub: HubServer) -> None:
+    index = make_index()
+    with pytest.raises(ValueError, match="no item is alive"):
+        index.where(np.zeros(3, dtype=bool)).push_to_hub("me/catalogue")
+    assert hub.requests == []
+
+
+# Draft heads and checkpoints
+
+
+def make_model(*, with_head: bool = True, catalogue: str | None = None, seed: int = 0) -> Any:
+    model = hf_gr.enable(families.build("qwen3", seed=seed))
+    model.generation_config = GRGenerationConfig.from_dict(
+        {**model.generation_config.to_dict(), "constraint_index": catalogue, "num_beams": 2, "num_return_sequences": 2}
+    )
+    if with_head:
+        add_draft_head(model, [sorted({*level}) for level in zip(*ROWS, *OTHER_ROWS, strict=True)])
+    return model
+
+
+def same_weights(one: Any, other: Any) -> bool:
+    """Of two modules, to the bit."""
+    mine, theirs = one.state_dict(), other.state_dict()
+    return mine.keys() == theirs.keys() and all(torch.equal(tensor, theirs[name]) for name, tensor in mine.items())
+
+
+def answers(model: Any, index: ConstraintIndex, **options: Any) -> set[str]:
+    """The items that a model gives by the catalogue that it names."""
+    prompt = torch.tensor([[3, 5, 4]])
+    out = model.generate(prompt, **options)
+    return {item for items in index.items(out[:, prompt.shape[1] :]) for item in items}
+
+
+def load(repo_id: str = "me/recommender", **options: Any) -> Any:
+    return AutoModelForGenerativeRetrieval.from_pretrained(repo_id, **options)
+
+
+def test_a_draft_head_goes_to_the_hub_and_back(hub: HubServer, tmp_path: Path) -> None:
+    model, newer = make_model(), make_model(seed=1)  # a head needs its model to be saved
+    head = model.draft_head
+    assert COMMIT.search(head.push_to_hub("me/head", private=True))
+    assert sorted(hub.files("me/head")) == sorted(["README.md", *HEAD_FILES])
+    loaded = DraftHead.from_pretrained("me/head")
+    assert loaded.config == head.config
+    assert same_weights(loaded, head)
+    HfApi().create_tag("me/head", tag="v1")
+    newer.draft_head.push_to_hub("me/head")
+    assert not same_weights(DraftHead.from_pretrained("me/head"), head)
+    assert same_weights(DraftHead.from_pretrained("me/head", revision="v1"), head)
+    assert same_weights(DraftHead.from_pretrained("me/head", revision="v1", local_files_only=True), head)
+    with pytest.raises(ValueError, match="token= if it is private"):
+        DraftHead.from_pretrained("me/head", token=False, cache_dir=tmp_path / "empty")
+
+
+def test_a_checkpoint_carries_its_draft_head_and_its_catalogue(hub: HubServer) -> None:
+    model = make_model(catalogue=".")
+    model.push_to_hub("me/recommender", private=True)
+    make_index().push_to_hub("me/recommender")
+    HfApi().create_tag("me/recommender", tag="v1")
+    newer = make_model(catalogue=".", seed=1)
+    newer.push_to_hub("me/recommender")
+    other_index().push_to_hub("me/recommender")
+    files = hub.files("me/recommender")
+    assert {"model.safetensors", "config.json", "generation_config.json", *HEAD_FILES, *PUSHED} <= files.keys()
+    assert json.loads(files["generation_config.json"])["constraint_index"] == "."
+    for revision, pushed, index in (("v1", model, make_index()), (None, newer, other_index())):
+        loaded = load(revision=revision)
+        assert isinstance(loaded.generation_config, GRGenerationConfig)
+        assert same_weights(loaded, pushed)
+        assert loaded.draft_head.config == pushed.draft_head.config
+        assert answers(loaded, index) == answers(pushed, index, constraint_index=index) != set()
+        assert answers(loaded, index, drafting="head") != set()
+    with pytest.raises(OSError, match="private repository"):
+        load(token=False, cache_dir="empty")
+
+
+@pytest.mark.parametrize("subfolder", ["", "eu/de"])
+def test_a_saved_checkpoint_is_uploaded_as_one_commit(subfolder: str, hub: HubServer, tmp_path: Path) -> None:
+    model = make_model(catalogue=".")
+    model.save_pretrained(tmp_path / "checkpoint")
+    make_index().save_pretrained(tmp_path / "checkpoint")
+    HfApi().create_repo("me/recommender")
+    HfApi().upload_folder(repo_id="me/recommender", folder_path=tmp_path / "checkpoint", path_in_repo=subfolder)
+    assert len(hub.asked("POST", "/commit/")) == 1
+    loaded = load(subfolder=subfolder)
+    assert same_weights(loaded, model)
+    assert answers(loaded, make_index()) != set()
+    asked = len(hub.requests)
+    again = load(subfolder=subfolder, local_files_only=True)
+    assert same_weights(again, model)
+    assert answers(again, make_index()) == answers(loaded, make_index())
+    assert len(hub.requests) == asked
+
+
+def test_a_checkpoint_is_of_one_commit_whatever_is_pushed_meanwhile(hub: HubServer) -> None:
+    model = make_model(catalogue=".")
+    model.push_to_hub("me/recommender")
+    make_index().push_to_hub("me/recommender")
+
+    def push_another() -> None:
+        make_model(catalogue=".", seed=1).push_to_hub("me/recommender")
+        other_index().push_to_hub("me/recommender")
+
+    hub.fail("GET", "/resolve/.*/config.json$", action=push_another)
+    loaded = load()
+    assert same_weights(loaded, model)
+    assert answers(loaded, make_index()) != set()
+    assert not same_weights(load(), model)
+
+
+@pytest.mark.parametrize("name", HEAD_FILES)
+@pytest.mark.parametrize("fault", [{"status": 503}, {"loses_answer": True}])
+def test_a_model_is_not_loaded_without_the_draft_head_that_failed(
+    name: str, fault: dict[str, Any], hub: HubServer, waits: list[float]
+) -> None:
+    model = make_model()
+    model.push_to_hub("me/recommender")
+    hub.fail("HEAD", f"/{name}$", times=99, **fault)
+    with pytest.raises(ConnectionError, match=f"{name} of 'me/recommender' did not arrive"):
+        load()
+    hub.recover()
+    assert same_weights(load(), model)
+    assert same_weights(load(local_files_only=True), model)
+
+
+def test_weights_that_do_not_arrive_are_an_error(hub: HubServer, waits: list[float], tmp_path: Path) -> None:
+    make_model().push_to_hub("me/recommender")
+    oid = hub.repositories["me/recommender"].commits[hub.commit("me/recommender")].files["model.safetensors"].oid
+    hub.fail("GET", f"^/objects/{oid}", after=1000, times=99)
+    with pytest.raises((OSError, HTTPError)):
+        load()
+    assert not [name for name in cached(tmp_path / "home") if name.endswith((".incomplete", "model.safetensors"))]
+
+
+def test_a_model_without_a_draft_head_needs_no_hub_once_it_is_cached(hub: HubServer, waits: list[float]) -> None:
+    make_model(with_head=False).push_to_hub("me/recommender")
+    assert not hasattr(load(), "draft_head")
+    asked = len(hub.asked("HEAD", "draft_head"))
+    assert asked == len(HEAD_FILES)
+    load()
+    assert len(hub.asked("HEAD", "draft_head")) == asked  # a commit never changes
+    for method in ("HEAD", "GET"):
+        hub.fail(method, "", status=503, times=99)
+    assert not hasattr(load(), "draft_head")
+
+
+def test_a_draft_head_that_was_pushed_later_is_found(hub: HubServer) -> None:
+    make_model(with_head=False).push_to_hub("me/recommender")
+    model = load()
+    assert load_draft_head(model, "me/recommender", revision="main") is None
+    pushed = make_model()
+    pushed.push_to_hub("me/recommender")
+    assert same_weights(load_draft_head(model, "me/recommender", revision="main"), pushed.draft_head)
+    assert same_weights(load(), pushed)
+
+
+def test_a_catalogue_that_a_model_names_is_loaded_as_the_model_was(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_index().push_to_hub("me/catalogue", private=True)
+    make_model(with_head=False, catalogue="me/catalogue").push_to_hub("me/recommender", private=True)
+    HfApi().create_tag("me/recommender", tag="v1")
+    monkeypatch.delenv("HF_TOKEN")
+    model = load(token=hub.token, cache_dir=tmp_path / "cache", revision="v1")  # which the catalogue does not have
+    assert answers(model, make_index()) != set()
+    assert not {ARRAYS_FILE, "model.safetensors"} & {*cached(tmp_path / "home")}
+    before = len(hub.requests)
+    assert answers(load(cache_dir=tmp_path / "cache", local_files_only=True, revision="v1"), make_index()) != set()
+    assert len(hub.requests) == before
+
+
+# From the command line, and to every user of a table
+
+
+def write_users(path: Path) -> Path:
+    path.write_text("".join(json.dumps({"seen": items}) + "\n" for items in (["ham"], ["jam", "yam"])))
+    return path
+
+
+def test_recommend_loads_model_and_catalogue_by_name(hub: HubServer, tmp_path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    make_model(with_head=False).push_to_hub("me/recommender", private=True)
+    make_index().push_to_hub("me/catalogue", private=True)
+    users = write_users(tmp_path / "users.jsonl")
+    for output, options in (("a", {"constraint_index": "me/catalogue"}), ("b", {})):
+        if not options:
+            make_model(with_head=False, catalogue=".").push_to_hub("me/recommender")
+            make_index().push_to_hub("me/recommender")
+        path = tmp_path / f"{output}.parquet"
+        hf_gr.recommend("me/recommender", users, path, history="seen", top_k=2, num_beams=2, **options)
+        rows = pq.read_table(path).to_pylist()
+        assert [len(row["items"]) for row in rows] == [2, 2]
+        assert {item for row in rows for item in row["items"]} <= {*ITEMS}
+
+
+def command(*arguments: Any) -> Any:
+    return CliRunner().invoke(cli.build_app(), [*map(str, arguments)])
+
+
+def test_the_commands_push_and_read(hub: HubServer, tmp_path: Path) -> None:
+    make_index().save_pretrained(tmp_path / "catalogue")
+    pushed = command("index", "push", tmp_path / "catalogue", "me/catalogue", "--private", "--revision", "next")
+    assert pushed.exit_code == 0, pushed.output
+    assert COMMIT.search(pushed.stdout.strip())[1] == hub.commit("me/catalogue", "next")  # pyright: ignore
+    make_model(with_head=False).push_to_hub("me/recommender")
+    for arguments in (("show", "--json"), ("check", "--model", "me/recommender")):
+        result = command("index", arguments[0], "me/catalogue", "--revision", "next", *arguments[1:])
+        assert result.exit_code == 0, result.output
+    missing = command("index", "show", "me/catalogue")
+    assert (missing.exit_code, missing.stderr.count("\n")) == (1, 1)
+
+
+def test_the_command_recommends_with_what_is_on_the_hub(hub: HubServer, tmp_path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    make_model(with_head=False).push_to_hub("me/recommender")
+    make_index().push_to_hub("me/catalogue")
+    users, output = write_users(tmp_path / "users.jsonl"), tmp_path / "out.parquet"
+    options = ("--input", users, "--output", output, "--history", "seen", "--top-k", 2, "--num-beams", 2)
+    result = command("recommend", "--model", "me/recommender", "--index", "me/catalogue", *options)
+    assert result.exit_code == 0, result.output
+    assert len(pq.read_table(output)) == 2
+
+
+@pytest.mark.parametrize("name", UPLOAD_FAULTS)
+def test_a_command_that_fails_to_push_says_so_on_one_line(
+    name: str, hub: HubServer, waits: list[float], tmp_path: Path
+) -> None:
+    make_index().save_pretrained(tmp_path / "catalogue")
+    method, pattern, fault = UPLOAD_FAULTS[name]
+    hub.fail(method, pattern, times=99, **fault)
+    result = command("index", "push", tmp_path / "catalogue", "me/catalogue")
+    assert result.exit_code == 1
+    (said,) = [line for line in result.stderr.splitlines() if line.startswith("hf-gr index push: ")]
+    assert "me/catalogue" in said
+    assert "Traceback" not in result.output
+
+
+def test_a_command_that_fails_to_load_says_so_on_one_line(hub: HubServer, waits: list[float]) -> None:
+    make_index().push_to_hub("me/catalogue")
+    hub.fail("GET", "^/objects/", times=99, after=10)
+    result = command("index", "show", "me/catalogue")
+    assert result.exit_code == 1
+    (said,) = [line for line in result.stderr.splitlines() if line.startswith("hf-gr index show: ")]
+    assert "did not arrive" in said
+
+
+# A user's own process: what it writes, and what it tells of the token
+
+STORY = """
+import logging, os, sys
+logging.basicConfig(level=logging.DEBUG, stream=sys.stderr)
+import torch, transformers, huggingface_hub
+for name in ("hf_gr", "huggingface_hub", "transformers"):
+    logging.getLogger(name).setLevel(logging.DEBUG)
+    logging.getLogger(name).propagate = True
+sys.path.insert(0, sys.argv[1])
+from test_hub import ITEMS, answers, load, make_index, make_model
+from hf_gr import ConstraintIndex, DraftHead
+
+target = sys.argv[2]
+make_model(catalogue=".").push_to_hub("me/recommender", private=True)
+make_index().push_to_hub("me/recommender")
+model = load()
+assert answers(model, make_index(), drafting="head") <= {*ITEMS}
+model.draft_head.push_to_hub("me/head", private=True, token=os.environ["HF_TOKEN"])
+DraftHead.from_pretrained("me/head", token=os.environ["HF_TOKEN"]).save_pretrained(target)
+ConstraintIndex.from_pretrained("me/recommender").save_pretrained(target)
+model.save_pretrained(target)
+os.environ["HF_TOKEN"] = "hf_" + "1" * 34  # from now on a wrong one
+for attempt in (
+    lambda: ConstraintIndex.from_pretrained("me/recommender", revision="v9"),
+    lambda: load(revision="v9"),
+    lambda: make_index().push_to_hub("me/other"),
+    lambda: make_index().push_to_hub("me/other", token=os.environ["EVES_TOKEN"]),
+    lambda: ConstraintIndex.from_pretrained("me/recommender", revision="v9", token=os.environ["EVES_TOKEN"]),
+):
+    try:
+        attempt()
+    except Exception:
+        logging.getLogger("story").exception("as expected")
+    else:
+        raise AssertionError("was let in")
+print("done")
+"""
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_nothing_is_written_elsewhere_and_no_token_anywhere(tmp_path: Path) -> None:
+    folders = {name: tmp_path / name for name in ("home", "tmp", "cwd", "hf", "target")}
+    for folder in folders.values():
+        folder.mkdir()
+    (tmp_path / "story.py").write_text(STORY)
+    with HubServer() as hub:
+        eve = hub.add_user("eve")
+        kept = ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "PYTHONPATH")
+        done = subprocess.run(
+            [sys.executable, str(tmp_path / "story.py"), str(Path(__file__).parent), str(folders["target"])],
+            env={
+                **{name: os.environ[name] for name in kept if name in os.environ},
+                **hub.environment(folders["hf"]),
+                "HOME": str(folders["home"]),
+                "TMPDIR": str(folders["tmp"]),
+                "EVES_TOKEN": eve,
+                "HF_DEBUG": "1",  # the client tells all that it asks
+                "OMP_NUM_THREADS": "1",
+                "PYTHONDONTWRITEBYTECODE": "1",
+            },
+            cwd=folders["cwd"],
+            capture_output=True,
+            text=True,
+            timeout=400,
+        )
+        assert (done.returncode, done.stdout.endswith("done\n")) == (0, True), done.stderr[-3000:]
+        told = done.stdout + done.stderr
+        assert hub.problems == []
+        everything = [told.encode()]
+        for folder in folders.values():
+            written = snapshot(folder)
+            everything += [data for one in written.items() for data in (one[0].encode(), one[1])]
+            assert (written != {}) == (folder in (folders["hf"], folders["target"])), (folder, [*written])
+        everything += [data for repo in hub.repositories for data in hub.files(repo).values()]
+        # It is told what was sent, so that a token would have been seen: it is masked there.
+        assert re.search(r"curl .*authorization: <TOKEN>", told)
+        assert told.count("as expected") == 5
+        for token in (hub.token, eve, "hf_" + "1" * 34):
+            assert not any(token.encode() in data for data in everything)

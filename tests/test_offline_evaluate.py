@@ -1,0 +1,359 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics against formulas written out, `evaluate` against the rows of `recommend`, and both commands."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import offline_case
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from offline_case import Case, make_case, make_users, options_of, read, run, write_users
+from typer.testing import CliRunner
+
+from hf_gr import ConstraintIndex, cli, evaluate, recommend
+from hf_gr.offline.metrics import RankingTotals
+
+NUM_USERS = 60
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return make_case(tmp_path_factory.mktemp("case"))
+
+
+@pytest.fixture(scope="module")
+def users(case: Case) -> Path:
+    rows = make_users(case, NUM_USERS)
+    for number, row in enumerate(rows):
+        row |= {"seen": [*row["seen"], 100 + number % 7], "country": "fr" if number % 3 else "de"}
+    return write_users(case.folder / "users.parquet", rows)
+
+
+# The metrics
+
+
+def reference_metrics(items: list[int], targets: set[int], k: int) -> dict[str, float]:
+    """One list, straight from the definitions."""
+    relevance = [int(item in targets) for item in items]
+    gain = sum(relevance[i] / math.log2(i + 2) for i in range(min(k, len(items))))
+    ideal = sum(sorted(([1] * len(targets) + [0] * k)[:k], reverse=True)[i] / math.log2(i + 2) for i in range(k))
+    found = [rank for rank, hit in enumerate(relevance, start=1) if hit]
+    return {
+        f"recall@{k}": len(targets & set(items[:k])) / len(targets),
+        f"ndcg@{k}": gain / ideal,
+        "mrr": 1 / found[0] if found else 0.0,
+    }
+
+
+lists = st.lists(st.integers(0, 12), max_size=10, unique=True)
+wanted = st.sets(st.integers(0, 12), min_size=1, max_size=4)
+
+
+@given(st.lists(st.tuples(lists, wanted), min_size=1, max_size=5), st.integers(1, 12))
+def test_metrics_are_means_of_the_definitions(rows: list[tuple[list[int], set[int]]], k: int) -> None:
+    totals = RankingTotals((k,))
+    for items, targets in rows:
+        totals.add(items, targets)
+    expected = [reference_metrics(items, targets, k) for items, targets in rows]
+    means = totals.means()
+    assert set(means) == set(expected[0])
+    for name, value in means.items():
+        assert value == pytest.approx(sum(one[name] for one in expected) / len(rows))
+        assert 0 <= value <= 1
+
+
+def test_a_perfect_list_has_all_of_every_metric() -> None:
+    totals = RankingTotals((1, 5))
+    totals.add([3, 1, 2], [3])
+    assert set(totals.means().values()) == {1.0}
+    assert RankingTotals((1,)).means() == {}
+
+
+# The function
+
+
+def test_leave_one_out_is_recommend_over_shorter_histories(tmp_path: Path, case: Case, users: Path) -> None:
+    rows = read(users)
+    targets = [row["seen"].pop() for row in rows]
+    for row, target in zip(rows, targets, strict=True):
+        row["not"] = [item for item in row["not"] if item != target]
+    made = run(case, write_users(tmp_path / "short.parquet", rows), tmp_path / "recs.parquet", filter=None)
+    answers = [row["items"] for row in read(made.output)]
+    totals = {name: RankingTotals((1, 6)) for name in ("all", "de", "fr", "new")}
+    for row, target, items in zip(rows, targets, answers, strict=True):
+        parts = ["all", row["country"], *(["new"] if target in (100, 103) else [])]
+        for name in parts:
+            totals[name].add(items, [target])
+    found = evaluate(
+        case.model,
+        users,
+        constraint_index=case.index,
+        history="seen",
+        exclude="not",
+        group="country",
+        new_items=[100, 103],
+        cutoffs=(6, 1),
+        num_beams=8,
+        sampled_users=2,
+        window_rows=16,
+    )
+    (result,) = found.results
+    assert found.cutoffs == (1, 6)
+    assert result.metrics == pytest.approx(totals["all"].means())
+    assert {name: part["num_users"] for name, part in result.groups.items()} == {"de": 20, "fr": 40}
+    assert result.groups["de"] == pytest.approx({"num_users": 20, **totals["de"].means()})
+    assert result.new_items == pytest.approx({"num_users": totals["new"].num_users, **totals["new"].means()})
+    assert 0 < totals["new"].num_users < NUM_USERS
+    assert result.coverage == pytest.approx(len({item for items in answers for item in items}) / len(case.tokens))
+    assert (result.num_users, result.num_skipped, result.filled, result.invalid) == (NUM_USERS, 0, 1.0, 0.0)
+    assert result.latency_seconds is not None
+    assert 0 < result.latency_seconds < 10
+    assert result.users_per_second > 0
+    assert result.unconstrained_invalid is not None
+    assert result.unconstrained_invalid > 0.5  # a random model knows no item
+    assert json.loads(found.to_json())["results"][0]["metrics"] == result.metrics
+
+
+def test_given_targets_one_or_several(tmp_path: Path, case: Case) -> None:
+    rows = [{"seen": [100, 101], "next": [105, 110], "new": True}, {"seen": [102], "next": [108], "new": False}]
+    path = write_users(tmp_path / "u.parquet", rows)
+    options = {"constraint_index": case.index, "history": "seen", "target": "next", "num_beams": 40, "cutoffs": [40]}
+    (result,) = evaluate(case.model, path, **options, is_new="new", sampled_users=0).results
+    model, index = case.load()
+    plain = run(case, path, tmp_path / "r.parquet", user=None, exclude=None, filter=None, top_k=40, num_beams=40)
+    totals = RankingTotals((40,))
+    for row, answer in zip(rows, read(plain.output), strict=True):
+        totals.add(answer["items"], row["next"])
+    assert result.metrics == pytest.approx(totals.means())
+    assert result.metrics["recall@40"] > 0
+    assert result.new_items["num_users"] == 1
+    assert (result.latency_seconds, result.unconstrained_invalid) == (None, None)
+
+
+def test_filters_that_leave_too_few_are_seen(tmp_path: Path, case: Case) -> None:
+    path = write_users(
+        tmp_path / "u.parquet", [{"seen": [100, 101], "only": [103]}, {"seen": [100, 102], "only": None}]
+    )
+    options = {"constraint_index": case.index, "history": "seen", "filter": "only", "num_beams": 10, "cutoffs": [10]}
+    (result,) = evaluate(case.model, path, **options, sampled_users=0).results
+    assert result.filled == pytest.approx(11 / 20)
+
+
+def test_users_that_are_skipped_count_nowhere(tmp_path: Path, case: Case) -> None:
+    good = [{"seen": [100, 101]}, {"seen": [102, 105, 106]}]
+    options = {"constraint_index": case.index, "history": "seen", "cutoffs": [5], "num_beams": 5, "sampled_users": 0}
+    clean = evaluate(case.model, write_users(tmp_path / "a.parquet", good), **options).results[0]
+    path = write_users(tmp_path / "b.parquet", [good[0], {"seen": [7, 100]}, {"seen": [100]}, good[1]])
+    with pytest.raises(ValueError, match=r"b.parquet, column 'seen', row 1 is \[7, 100\]"):
+        evaluate(case.model, path, **options)
+    result = evaluate(case.model, path, **options, on_error="skip").results[0]
+    assert (result.num_users, result.num_skipped) == (2, 2)
+    assert result.metrics == clean.metrics
+    assert result.filled == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cutoffs": []}, "cutoffs=.*expected integers of 1 or more"),
+        ({"cutoffs": [30], "num_beams": 20}, "num_beams=20, expected at least top_k=30"),
+        ({"num_beams": []}, "expected one number or more"),
+        ({"sampled_users": -1}, "sampled_users=-1, expected an integer of 0 or more"),
+        ({"history": None, "tokens": "seen"}, "target=None without history="),
+        ({"is_new": "country", "new_items": [1]}, "expected one of them"),
+    ],
+)
+def test_arguments_of_evaluate_are_checked(case: Case, users: Path, options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        evaluate(case.model, users, **({"constraint_index": case.index, "history": "seen"} | options))
+
+
+# The commands
+
+
+def command(*arguments: Any) -> Any:
+    return CliRunner().invoke(cli.build_app(), [*map(str, arguments)])
+
+
+def test_the_command_writes_what_the_function_does(tmp_path: Path, case: Case, users: Path) -> None:
+    output = tmp_path / "recs.parquet"
+    done = command("recommend", *options_of(case, users, output), "--window-rows", 16)
+    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    assert f"{NUM_USERS} of {NUM_USERS} users" in done.stdout
+    assert output.read_bytes() == run(case, users, tmp_path / "twin.parquet").output.read_bytes()
+    again = command("recommend", *options_of(case, users, output), "--window-rows", 16)
+    assert again.exit_code == 0
+    other = command("recommend", *options_of(case, users, output, **{"top-k": 3}))
+    assert other.exit_code == 1
+    assert other.stderr.startswith("hf-gr recommend: ")
+    assert "--overwrite" in other.stderr
+    assert other.stderr.count("\n") == 1
+
+
+def test_every_argument_has_a_flag() -> None:
+    """And every flag is an argument, but for what writes the report."""
+    renamed = {"constraint_index": "index", "assistant_model": "draft_model", "users": "input", "options": "option"}
+    for name, function, reports in (("recommend", recommend, set()), ("evaluate", evaluate, {"json", "plot"})):
+        arguments = {renamed.get(argument, argument) for argument in inspect.signature(function).parameters}
+        # Of the options of `generate`, drafting has a flag of its own.
+        flags = set(inspect.signature(getattr(cli_of(name), name)).parameters) - reports - {"drafting"}
+        assert flags == arguments
+
+
+def cli_of(name: str) -> Any:
+    return importlib.import_module(f"hf_gr.commands.{name}")
+
+
+def test_flags_reach_the_function(tmp_path: Path, case: Case) -> None:
+    path = tmp_path / "u.csv"
+    path.write_text("seen;not\n100 101;[102]\n")
+    columns = ["--model", case.model, "--index", case.index, "--input", path, "--history", "seen", "--exclude", "not"]
+    flags = ["--prefix-tokens", "1,2", "--suffix-tokens", "3", "--delimiter", ";", "--top-k", 3, "--num-beams", 4]
+    draft = ["--draft-model", case.model, "--drafting", "assistant", "--option", "length_penalty=0.5", "--no-progress"]
+    done = command("recommend", *columns, "--output", tmp_path / "a.parquet", *flags, *draft)
+    assert (done.exit_code, done.stderr) == (0, "")
+    same = {"prefix_tokens": [1, 2], "suffix_tokens": [3], "delimiter": ";", "top_k": 3, "num_beams": 4}
+    same |= {"assistant_model": case.model, "drafting": "assistant", "length_penalty": 0.5}
+    columns = {"constraint_index": case.index, "history": "seen", "exclude": "not"}
+    made = recommend(case.model, path, tmp_path / "b.parquet", **columns, **same)
+    assert made.output.read_bytes() == (tmp_path / "a.parquet").read_bytes()  # and so what decides the rows
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--option", "length_penalty"], "--option 'length_penalty', expected NAME=VALUE"),
+        (
+            ["--option", "top_k=3"],
+            "--option 'top_k=3', expected NAME=VALUE of an argument of generate that has no flag",
+        ),
+        (["--prefix-tokens", "x"], "--prefix-tokens 'x', expected integers such as 5,10"),
+    ],
+)
+def test_flags_that_cannot_be_read(tmp_path: Path, case: Case, users: Path, flags: list[str], message: str) -> None:
+    done = command("recommend", *options_of(case, users, tmp_path / "recs.parquet"), *flags)
+    assert done.exit_code == 1
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--json", "gone/m.json"], "gone is no folder, expected one that m.json can be written to"),
+        (["--plot", "m.xyz"], "--plot 'm.xyz', expected a name that ends in one of"),
+    ],
+)
+def test_reports_that_cannot_be_written_are_refused_before_any_work(flags: list[str], message: str) -> None:
+    done = command("evaluate", "--model", "nowhere", "--input", "nothing.parquet", "--history", "seen", *flags)
+    assert done.exit_code == 1
+    assert message in done.stderr
+
+
+def test_exit_codes_say_what_became_of_rows(tmp_path: Path, case: Case) -> None:
+    rows = make_users(case, 40)
+    rows[30]["seen"] = [7]
+    users, output = write_users(tmp_path / "u.parquet", rows), tmp_path / "recs.parquet"
+    stopped = command("recommend", *options_of(case, users, output), "--window-rows", 16)
+    assert stopped.exit_code == 1
+    assert "row 30 is [7], expected items of the catalogue, which has no 7" in stopped.stderr
+    assert stopped.stderr.count("\n") == 1
+    assert len(list((tmp_path / "recs.parquet.parts").glob("part-*"))) == 1
+    skipped = command("recommend", *options_of(case, users, output), "--window-rows", 16, "--on-error", "skip")
+    assert skipped.exit_code == 3
+    assert "1 windows were finished by an earlier run" in skipped.stdout
+    assert "1 rows were skipped" in skipped.stdout
+    assert [number for number, row in enumerate(read(output)) if row["error"]] == [30]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"history": "gone"}, "has no column 'gone'"),
+        ({"input": "gone.parquet"}, "gone.parquet is not there"),
+        ({"index": "gone"}, "gone"),
+        ({"output": "recs.csv"}, "expected a name that ends in .parquet"),
+        ({"num-beams": 3}, "num_beams=3, expected at least top_k=6"),
+    ],
+)
+def test_what_a_user_can_mend_is_one_line(tmp_path: Path, case: Case, users: Path, changed: Any, message: str) -> None:
+    given = [
+        text for name, value in changed.items() for text in (f"--{name}", value)
+    ]  # of options given twice, the last
+    done = command("recommend", *options_of(case, users, tmp_path / "recs.parquet"), *given)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "recs.parquet").exists()
+
+
+def test_evaluate_prints_and_writes_and_draws(tmp_path: Path, case: Case, users: Path) -> None:
+    (tmp_path / "new.txt").write_text("100\n103\n")
+    arguments = [
+        "--model",
+        case.model,
+        "--index",
+        case.index,
+        "--input",
+        users,
+        "--history",
+        "seen",
+        "--group",
+        "country",
+    ]
+    arguments += ["--num-beams", "5,10", "--cutoffs", "1,5", "--sampled-users", 1, "--new-items", tmp_path / "new.txt"]
+    done = command("evaluate", *arguments, "--json", tmp_path / "m.json", "--plot", tmp_path / "m.png")
+    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    found = json.loads((tmp_path / "m.json").read_text())
+    assert [result["num_beams"] for result in found["results"]] == [5, 10]
+    for text in ("recall@5", "group de", "target is new", f"{found['results'][1]['metrics']['recall@5']:.4f}"):
+        assert text in done.stdout
+    assert found["results"][0]["new_items"]["num_users"] > 0
+    assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
+    wrong = command("evaluate", *arguments, "--num-beams", "x")
+    assert (wrong.exit_code, wrong.stderr) == (1, "hf-gr evaluate: --num-beams 'x', expected integers such as 5,10\n")
+
+
+def test_names_of_items_may_look_like_numbers(tmp_path: Path) -> None:
+    case = make_case(tmp_path, strings=True)
+    index = ConstraintIndex.from_pretrained(case.index)
+    assert index.snapshot.are_strings
+    path = tmp_path / "u.csv"
+    path.write_text("seen,next\nitem-3 item-4,item-9\nitem-5,item-2\n")
+    options = {"constraint_index": index, "history": "seen", "target": "next", "num_beams": 60, "cutoffs": [60]}
+    (result,) = evaluate(case.model, path, **options, new_items=["item-9", 9], sampled_users=0).results
+    assert result.new_items["num_users"] == 1
+    assert result.metrics["recall@60"] > 0
+
+
+def test_progress_is_shown_on_a_terminal_only(
+    tmp_path: Path, case: Case, users: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    run(case, users, tmp_path / "a.parquet", progress=True)
+    assert "Recommending" not in capsys.readouterr().err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    run(case, users, tmp_path / "b.parquet", progress=True)
+    shown = capsys.readouterr().err
+    assert "Recommending" in shown
+    assert f"{NUM_USERS}/{NUM_USERS} users" in re.sub("\x1b\\[[0-9;]*m", "", shown)
+
+
+def test_the_output_is_plain_parquet(tmp_path: Path, case: Case, users: Path) -> None:
+    table = pq.read_table(run(case, users, tmp_path / "a.parquet").output)
+    assert table.schema.names == ["who", "items", "scores"]
+    assert table.schema.field("items").type == pa.list_(pa.int64())
+    assert table.schema.field("scores").type == pa.list_(pa.float32())
+    assert offline_case.NUM_ITEMS == len(case.tokens)

@@ -1,0 +1,135 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`transformers.pipeline` needs nothing of ours: what it is called with reaches `generate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, pipeline
+
+from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, GRGenerationMixin, enable
+
+# transformers 5.17's pipeline hands a config of its own to generate, beside what it is called with.
+pytestmark = pytest.mark.filterwarnings("ignore:Passing `generation_config` together with")
+
+WORDS = ["<pad>", *(f"<{level}_{code}>" for level in "abc" for code in range(8))]
+ROWS = [[1 + a, 9 + b, 17 + (a + b) % 8] for a in range(8) for b in range(0, 8, 2)]
+INDEX = ConstraintIndex.from_sequences(ROWS, item_ids=[f"item {row}" for row in range(len(ROWS))])
+TEXTS = ["<a_1> <b_2> <c_3>", "<a_5>", "<a_1> <b_2> <c_3> <a_7> <b_4> <c_3>"]
+BEAMS = {"num_beams": 4, "num_return_sequences": 4, "do_sample": False}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    made = Tokenizer(models.WordLevel({word: token for token, word in enumerate(WORDS)}, unk_token="<pad>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", padding_side="left")
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(WORDS),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        initializer_range=0.3,
+        eos_token_id=None,
+        bos_token_id=None,
+        pad_token_id=0,
+    )
+    return enable(Qwen3ForCausalLM(config).eval())
+
+
+def expected(model: Any, tokenizer: Any, text: str, **options: Any) -> tuple[list[list[Any]], list[float]]:
+    """Items and scores of `generate`."""
+    prompt = tokenizer(text, return_tensors="pt")["input_ids"]
+    out = model.generate(
+        prompt, **{"constraint_index": INDEX} | BEAMS | options, return_dict_in_generate=True, output_scores=True
+    )
+    return INDEX.items(out.sequences[:, prompt.shape[1] :]), out.sequences_scores.tolist()
+
+
+def items_of(tokenizer: Any, records: list[dict[str, Any]]) -> list[list[Any]]:
+    return INDEX.items([tokenizer(record["generated_text"])["input_ids"] for record in records])
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_text_generation_takes_the_catalogue(batch_size: int, model: Any, tokenizer: Any) -> None:
+    recommend = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    found = recommend(TEXTS, constraint_index=INDEX, **BEAMS, return_full_text=False, batch_size=batch_size)
+    for text, records in zip(TEXTS, found, strict=True):
+        items, _ = expected(model, tokenizer, text)
+        assert items_of(tokenizer, records) == items
+        assert all(items)
+    free = recommend(TEXTS[0], **BEAMS, return_full_text=False, max_new_tokens=3)
+    assert not all(items_of(tokenizer, free))  # it is the catalogue that makes them items
+
+
+def test_its_answers_are_token_ids_or_scores_if_asked(model: Any, tokenizer: Any) -> None:
+    recommend = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    items, scores = expected(model, tokenizer, TEXTS[0])
+    records = recommend(TEXTS[0], constraint_index=INDEX, **BEAMS, return_tensors=True)
+    assert INDEX.items([record["generated_token_ids"][3:] for record in records]) == items
+    asked = {"return_dict_in_generate": True, "output_scores": True, "return_full_text": False}
+    records = recommend(TEXTS[0], constraint_index=INDEX, **BEAMS, **asked)
+    assert items_of(tokenizer, records) == items
+    if Version(transformers.__version__) >= Version("5.23"):  # 5.17 leaves them away
+        assert [record["sequences_scores"] for record in records] == pytest.approx(scores)
+
+
+def test_rules_and_drafting_reach_generate(model: Any, tokenizer: Any) -> None:
+    recommend = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    items, _ = expected(model, tokenizer, TEXTS[0])
+    options: dict[str, Any] = {"exclude_items": [items[0] + items[2]], "drafting": "trie"}
+    records = recommend(TEXTS[0], constraint_index=INDEX, **BEAMS, **options, return_full_text=False)
+    left, _ = expected(model, tokenizer, TEXTS[0], **options)
+    assert items_of(tokenizer, records) == left
+    assert not {items[0][0], items[2][0]} & {item for row in left for item in row}
+
+
+def test_it_samples_unless_told_otherwise(model: Any, tokenizer: Any) -> None:
+    """The pipeline's own default, which the README warns of."""
+    recommend = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    options = {name: value for name, value in BEAMS.items() if name != "do_sample"} | {"return_full_text": False}
+    drawn = []
+    for seed in range(4):
+        torch.manual_seed(seed)
+        drawn.append(items_of(tokenizer, recommend(TEXTS[0], constraint_index=INDEX, **options)))
+    assert any(items != drawn[0] for items in drawn)
+    assert all(len(row) == 1 for items in drawn for row in items)
+
+
+def test_a_checkpoint_that_names_its_catalogue_needs_no_argument(
+    model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = AutoModelForGenerativeRetrieval.from_config(model.config)
+    saved.load_state_dict(model.state_dict())
+    for name, value in {"constraint_index": ".", **BEAMS}.items():
+        setattr(saved.generation_config, name, value)
+    saved.save_pretrained(tmp_path / "recommender", custom_generate=True)
+    INDEX.save_pretrained(tmp_path / "recommender")
+    tokenizer.save_pretrained(tmp_path / "recommender")
+
+    loaded = AutoModelForGenerativeRetrieval.from_pretrained(tmp_path / "recommender")
+    recommend = pipeline("text-generation", model=loaded, tokenizer=tokenizer)
+    items, _ = expected(model, tokenizer, TEXTS[0])
+    assert items_of(tokenizer, recommend(TEXTS[0], return_full_text=False)) == items
+
+    # And by its name alone: its `generate` comes with it.
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    recommend = pipeline("text-generation", model=str(tmp_path / "recommender"), trust_remote_code=True)
+    assert not isinstance(recommend.model, GRGenerationMixin)
+    assert items_of(tokenizer, recommend(TEXTS[0], return_full_text=False)) == items
