@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .catalogue import ConstraintIndex, SemanticIds
+    from .draft_head_config import DraftHeadConfig
     from .generation import (
         AutoModelForGenerativeRetrieval,
         ConstraintLogitsProcessor,
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
         enable,
     )
     from .offline import evaluate, recommend
-    from .torch.draft_head import DraftHead, DraftHeadConfig
+    from .torch.draft_head import DraftHead
 
 __version__ = "0.1.0.dev0"
 
@@ -30,7 +31,7 @@ _HOMES = {
     "ConstraintIndex": "catalogue",
     "ConstraintLogitsProcessor": "generation",
     "DraftHead": "torch.draft_head",
-    "DraftHeadConfig": "torch.draft_head",
+    "DraftHeadConfig": "draft_head_config",
     "GRGenerationConfig": "generation",
     "GRGenerationMixin": "generation",
     "SemanticIds": "catalogue",

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from .catalogue.summary import Summary, summarise
 
 if TYPE_CHECKING:
     from .catalogue import ConstraintIndex
+    from .flax.draft_head import DraftHead as FlaxDraftHead
     from .torch.draft_head import DraftHead
 
 _INDEX_CARD = """\
@@ -148,7 +150,7 @@ Source: Wang et al., *NEZHA: A Zero-sacrifice and Hyperspeed Decoding Architectu
 """
 
 
-def head_card(head: DraftHead, name: str) -> str:
+def head_card(head: DraftHead | FlaxDraftHead, name: str) -> str:
     """The card of a draft head that is shared alone.
 
     Args:
@@ -222,7 +224,7 @@ def model_card(
     architecture: str,
     is_encoder_decoder: bool,
     catalogue: str | None,
-    head: DraftHead | None = None,
+    head: DraftHead | FlaxDraftHead | None = None,
     custom_generate: bool = False,
     base_model: str | None = None,
     tags: Sequence[str] = (),
@@ -303,7 +305,7 @@ def tag_card(text: str, tags: Sequence[str]) -> str:
     return str(card)
 
 
-def _head_facts(head: DraftHead) -> str:
+def _head_facts(head: DraftHead | FlaxDraftHead) -> str:
     """Shape and source."""
     config, weight = head.config, head.logit_heads[0].weight
     rows = [f"| {level} | {size:,} |" for level, size in enumerate(config.codebook_sizes, start=1)]
@@ -312,7 +314,7 @@ def _head_facts(head: DraftHead) -> str:
         rows = [f"{row} `{name}` | {token} |" for row, (name, token) in zip(rows, spelled, strict=True)]
     return _HEAD_FACTS.format(
         num_levels=config.num_levels,
-        parameters=sum(parameter.numel() for parameter in head.parameters()),
+        parameters=sum(math.prod(parameter.shape) for parameter in head.parameters()),
         dtype=str(weight.dtype).removeprefix("torch."),
         hidden_size=config.hidden_size,
         settings=(

@@ -41,6 +41,7 @@ CPU = torch.device("cpu")
 FILL = 9
 SCORER = TableScorer(VOCABULARY)
 NUM_ROWS, NUM_BEAMS = 2, 4
+SLOW = pytest.mark.slow  # what compiles another program for what one has proven already
 FREE = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SHARED = tables(0, NUM_ROWS, vocabulary=VOCABULARY, longest=LENGTH + 1)
 # The catalogue in one state: additions, removals, a rule for every row, exclusions.
@@ -95,6 +96,7 @@ def check(rules: BatchRules, plan: DecodePlan, params: Any = SHARED, **kwargs: A
         np.testing.assert_allclose(logits[alive], theirs.step_logits[level].numpy()[alive], atol=SCORE_TOL, rtol=0)
 
 
+BOTH = [pytest.param(False, marks=SLOW, id="fixed"), pytest.param(True, id="ragged")]
 OPTIONS = [
     {"early_stopping": "never"},
     {"early_stopping": False, "num_return_sequences": 3},
@@ -102,7 +104,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", [*OPTIONS[:2], pytest.param(OPTIONS[2], marks=SLOW)], ids=str)
 @FREE
 @given(seed=st.integers(0, 10**6), length_penalty=st.sampled_from([1.0, 0.0, -0.5, 2.0]))
 def test_ragged_catalogues_in_every_state_equal_the_other_side(
@@ -114,7 +116,7 @@ def test_ragged_catalogues_in_every_state_equal_the_other_side(
     check(rules, plan_of(length_penalty=length_penalty, **options), params)
 
 
-@pytest.mark.parametrize("num_beams", [4, 40])
+@pytest.mark.parametrize("num_beams", [pytest.param(4, marks=SLOW), 40])
 @FREE
 @given(seed=st.integers(0, 10**6))
 def test_fixed_catalogues_in_every_state_equal_the_other_side(one_shape: None, num_beams: int, seed: int) -> None:
@@ -124,7 +126,7 @@ def test_fixed_catalogues_in_every_state_equal_the_other_side(one_shape: None, n
     check(random_rules(rng, random_index(rng, ragged=False)), plan_of(num_beams), params)
 
 
-@pytest.mark.parametrize("ragged", [False, True], ids=["fixed", "ragged"])
+@pytest.mark.parametrize("ragged", BOTH)
 @FREE
 @given(seed=st.integers(0, 10**6))
 def test_greedy_paths_equal_the_other_side(one_shape: None, ragged: bool, seed: int) -> None:
@@ -134,15 +136,15 @@ def test_greedy_paths_equal_the_other_side(one_shape: None, ragged: bool, seed: 
     check(random_rules(rng, random_index(rng, ragged=ragged)), plan, params)
 
 
-@pytest.mark.parametrize("ragged", [False, True], ids=["fixed", "ragged"])
+@pytest.mark.parametrize("ragged", BOTH)
 def test_what_is_put_out_equals_the_other_side(one_shape: None, ragged: bool) -> None:
     for seed in range(5):
         rng = random.Random(seed)
         rules = random_rules(rng, random_index(rng, ragged=ragged))
-        check(rules, plan_of(8, output_scores=True, output_logits=True, early_stopping=True))
+        check(rules, plan_of(8, output_scores=True, output_logits=True, **OPTIONS[2]))
 
 
-@pytest.mark.parametrize("ragged", [False, True], ids=["fixed", "ragged"])
+@pytest.mark.parametrize("ragged", BOTH)
 def test_beams_equal_the_slow_search(ragged: bool) -> None:
     rows = random_rows(random.Random(0), 60, ragged=ragged)
     index = ConstraintIndex.from_sequences(rows, eos_token_id=EOS if ragged else None)
@@ -163,16 +165,17 @@ def test_beams_equal_the_slow_search(ragged: bool) -> None:
 @pytest.mark.parametrize(
     ("home", "name", "spoil"),
     [
-        (decode, "child_scores", lambda scores: -scores),
+        pytest.param(decode, "child_scores", lambda scores: -scores, marks=SLOW),
         (beam, "_extend", lambda kept: replace(kept, beam_indices=jnp.roll(kept.beam_indices, 1, 1))),
-        (decode, "is_leaf", lambda leaf: leaf & (np.arange(leaf.shape[1]) > 0)),
+        pytest.param(decode, "is_leaf", lambda leaf: leaf & (np.arange(leaf.shape[1]) > 0), marks=SLOW),
         (decode, "_any_left", lambda left: left & False),
     ],
 )
 def test_a_planted_error_is_seen(home: Any, name: str, spoil: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     right = getattr(home, name)
     monkeypatch.setattr(home, name, lambda *args, **kwargs: spoil(right(*args, **kwargs)))
-    index = ConstraintIndex.from_sequences(random_rows(random.Random(1), 60, ragged=True), eos_token_id=EOS)
+    rows = [row[:2] for row in random_rows(random.Random(1), 60, ragged=True)]  # few levels compile sooner
+    index = ConstraintIndex.from_sequences(rows, eos_token_id=EOS)
     with pytest.raises((AssertionError, TypeError)):
         check(combine_rules([index.snapshot]), plan_of(5), fresh=True)
 
@@ -229,18 +232,18 @@ def check_frequencies(counts: dict[tuple[int, ...], int], expected: dict[tuple[i
         assert abs(counts.get(sequence, 0) - draws * p) <= 5 * np.sqrt(draws * p * (1 - p)) + 1e-9, sequence
 
 
-def test_independent_draws_follow_the_constrained_distribution() -> None:
+@pytest.mark.parametrize("warpers", [pytest.param({}, marks=SLOW), {"temperature": 2.0, "top_k": 3, "top_p": 0.8}])
+def test_independent_draws_follow_the_constrained_distribution(warpers: dict[str, Any]) -> None:
     index = ConstraintIndex.from_sequences(random_rows(random.Random(3), 16, ragged=True), eos_token_id=EOS)
     draws = 2000
-    for warpers in ({}, {"temperature": 2.0, "top_k": 3, "top_p": 0.8}):
-        plan = plan_of(1, num_return_sequences=draws, do_sample=True, **warpers)
-        decoded = run(combine_rules([index.snapshot]), plan, key=keys(0))
-        for row in range(NUM_ROWS):
-            counts: dict[tuple[int, ...], int] = {}
-            for path in np.asarray(decoded.sequences)[row].tolist():
-                sequence = tuple(token for token in path if token != FILL)
-                counts[sequence] = counts.get(sequence, 0) + 1
-            check_frequencies(counts, legal_distribution(index, row, **warpers), draws)
+    plan = plan_of(1, num_return_sequences=draws, do_sample=True, **warpers)
+    decoded = run(combine_rules([index.snapshot]), plan, key=keys(0))
+    for row in range(NUM_ROWS):
+        counts: dict[tuple[int, ...], int] = {}
+        for path in np.asarray(decoded.sequences)[row].tolist():
+            sequence = tuple(token for token in path if token != FILL)
+            counts[sequence] = counts.get(sequence, 0) + 1
+        check_frequencies(counts, legal_distribution(index, row, **warpers), draws)
 
 
 def test_beam_samples_follow_draws_without_replacement() -> None:
@@ -265,6 +268,7 @@ def test_beam_samples_follow_draws_without_replacement() -> None:
         check_frequencies(counts, expected, draws)
 
 
+@SLOW
 def test_what_a_row_draws_does_not_depend_on_the_others() -> None:
     index = ConstraintIndex.from_sequences(random_rows(random.Random(3), 100, ragged=True), eos_token_id=EOS)
     plan = plan_of(do_sample=True, temperature=np.float32(3.0))

@@ -66,7 +66,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "t5 with a head of its own": ("t5", V11),
     "t5 of many layers": ("t5", {"num_layers": 9, "num_decoder_layers": 10}),
 }
-TREE_MODELS = ["llama", "llama of many layers", "qwen3", "gemma", "t5", "t5 of many layers"]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "t5 of many layers")]
+TREE_MODELS = ["llama of many layers", "qwen3", "gemma", "t5", *SLOW]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -291,18 +292,18 @@ def by_path(name: str, levels: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.
 def test_nodes_of_a_tree_have_the_logits_of_their_paths(name: str) -> None:
     levels, model = tree(3), loaded(name)
     expected_first, expected = by_path(name, levels)
-    first, found = by_tree(model.scorer, model.params, prompt_of(name, batch(name)), levels, [[0], [1], [2]])
+    first, found = by_tree(model.scorer, model.params, prompt_of(name, batch(name)), levels, [[0], [1, 2]])
     np.testing.assert_allclose(first, expected_first, atol=LOGIT_TOL)
     np.testing.assert_allclose(found, expected, atol=LOGIT_TOL)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "t5"])
-@pytest.mark.parametrize("calls", [[[0, 1, 2]], [[0], [1, 2]]], ids=["all", "the last two"])
+@pytest.mark.parametrize("calls", [[[0, 1, 2]], [[0], [1], [2]]], ids=["all", "one by one"])
 def test_levels_may_be_scored_together(name: str, calls: list[list[int]]) -> None:
     levels, model, prompt = tree(3), loaded(name), prompt_of(name, batch(name))
-    one_by_one = by_tree(model.scorer, model.params, prompt, levels, [[0], [1], [2]])[1]
-    together = by_tree(model.scorer, model.params, prompt, levels, calls)[1]
-    np.testing.assert_allclose(together, one_by_one, atol=SAME_TOL)
+    expected = by_tree(model.scorer, model.params, prompt, levels, [[0], [1, 2]])[1]
+    found = by_tree(model.scorer, model.params, prompt, levels, calls)[1]
+    np.testing.assert_allclose(found, expected, atol=SAME_TOL)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "t5"])
@@ -708,6 +709,9 @@ def test_sequences_longer_than_a_sliding_window_are_refused(tmp_path: Path) -> N
     [
         ("llama", {"input_ids": [3, 4]}, r"input_ids is int32\[2\], expected integers \[batch, tokens\]"),
         ("llama", {"input_ids": [[0.5]]}, r"input_ids is float32\[1, 1\]"),
+        ("llama", {"input_ids": [[3, 64]]}, "input_ids has token 64, expected 0 to less than 64"),
+        ("llama", {"input_ids": [[-1, 3]]}, "input_ids has token -1"),
+        ("t5", {"input_ids": [[3]], "decoder_input_ids": [[99]]}, "decoder_input_ids has token 99"),
         ("llama", {"input_ids": [[3, 4]], "attention_mask": [[1]]}, r"attention_mask has shape \(1, 1\), expected"),
         ("llama", {"input_ids": [[3]], "decoder_input_ids": [[3]]}, r"decoder_input_ids=.*, expected none"),
         ("t5", {"input_ids": [[3]]}, r"decoder_input_ids=None, expected some"),
@@ -722,6 +726,16 @@ def test_wrong_inputs_are_refused(name: str, arguments: dict[str, Any], message:
                 for key, value in arguments.items()
             }
         )
+
+
+def test_tokens_outside_of_32_bits_are_refused() -> None:
+    with pytest.raises(ValueError, match=f"input_ids has token {2**31 + 5}, expected 0 to less than 64"):
+        loaded("llama")(np.array([[3, 2**31 + 5]]))
+
+
+def test_t5_in_float16_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match="dtype='float16', expected 'float32' or 'bfloat16'"):
+        FlaxModel.from_pretrained(built("t5")[1], dtype="float16")
 
 
 def test_an_encoder_decoder_needs_a_start() -> None:

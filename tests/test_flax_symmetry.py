@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("jax")
 
-PAIRS = ("beam", "decode", "transition", "tree")
+PAIRS = ("beam", "decode", "draft_head", "drafters", "head_storage", "speculation", "transition", "tree", "verifiers")
 # By module: names of one side alone, and why.
 TORCH_ONLY = {
     "beam": {
@@ -24,11 +24,15 @@ TORCH_ONLY = {
     },
     "decode": {
         "process_scores": "logits processors are callables of PyTorch",
-        "in_columns": "draft heads have not landed in Flax",
         "SCORES_AT_ONCE": "XLA keeps no log-softmax of a whole vocabulary",
     },
+    "draft_head": {"IGNORED": "heads are trained in PyTorch"},
+    "drafters": {"Assistant": "models draft in PyTorch alone", "nodes_of": "the same"},
+    "head_storage": {},
+    "speculation": {},
+    "verifiers": {"LAST_RESORT": "relaxed verification is PyTorch's alone", "relaxed_places": "the same"},
     "transition": {"kept": "wide levels are kept by it, too, which Flax has not"},
-    "tree": {"Nodes": "drafting has not landed in Flax", "to_additive": "attention masks in Flax are boolean"},
+    "tree": {"to_additive": "attention masks in Flax are boolean"},
 }
 FLAX_ONLY = {
     "beam": {},
@@ -48,11 +52,24 @@ FLAX_ONLY = {
         "static": "a field that is part of a program",
     },
     "tree": {},
+    "draft_head": {
+        "HeadCache": "caches are arguments",
+        "load_draft_head": "hf_gr.generation.draft_heads in PyTorch",
+        "shapes_of": "torch's modules know theirs",
+    },
+    "drafters": {
+        "HEADROOM": "sizes of drafts are fixed in a program",
+        "SMALLEST_DRAFT": "the same",
+        "plan_sizes": "the same",
+    },
+    "head_storage": {},
+    "speculation": {},
+    "verifiers": {},
 }
 # Parameters that one side has and the other cannot have, wherever they are.
 DEVICES = {"device"}  # arrays of a program are where it runs
 RANDOMNESS = {"generator", "key"}
-DRAFTS = {"picked", "drafter", "is_relaxed", "unchecked", "speculation"}  # drafting has not landed in Flax
+DRAFTS = {"picked", "drafter", "is_relaxed", "unchecked"}  # only the catalogue drafts; it is part of the plan
 PROCESSORS = {"processors", "processor_width", "stopping_criteria", "prompt"}  # callables of PyTorch
 # By name: what else differs.
 OTHERWISE = {
@@ -65,14 +82,47 @@ OTHERWISE = {
         "top_p",
         "min_p",
         "min_tokens_to_keep",
-        "renormalize_logits",
-    },  # processors in torch
+        "renormalize_logits",  # processors in torch, as those before
+        "rows_axis",  # several devices run one program
+    },
     "decode.Decoded": {"num_levels"},  # a program's outputs have fixed shapes
     "transition.Children": {"legal", "wide", "nodes", "follow"},  # legal is a property; wide levels are dense in torch
     "transition.Children.scores": {"rows"},  # log-probabilities are not cut into pieces
     "transition.DevicePart": {"wide"},
     "transition.DeviceCatalogue.nodes_per_level": {"(property)"},  # of plans of drafts
     "transition.device_catalogue": {"num_rows"},  # rows are filled up to a bucket
+    "decode.in_columns": {"params"},
+    "draft_head.DraftHead": {"arrays", "placeholder_embeddings"},  # loaded, not initialised
+    "draft_head.DraftHead.columns": {"(property)"},  # of the scorer, like the next four
+    "draft_head.DraftHead.forward": {"(property)"},
+    "draft_head.DraftHead.logits": {"(property)"},
+    "draft_head.DraftHead.advance": {"(property)"},
+    "draft_head.DraftHead.loss": {"(property)"},
+    "draft_head.DraftHead.params": {"(property)"},
+    "draft_head.DraftHead.params_on": {"(property)"},
+    "draft_head.DraftHead.parameters": {"(property)"},  # torch.nn.Module's
+    "draft_head.DraftHead.astype": {"(property)"},  # torch.nn.Module's `to`
+    "draft_head.DraftHead.config": {"(property)"},
+    "draft_head.DraftHead.save_beside": {"(property)"},
+    "draft_head.HeadScorer": {"head", "hidden", "config", "model"},  # arrays are arguments
+    "draft_head.HeadScorer.prefill": {"(property)"},
+    "draft_head.HeadScorer.advance": {"(property)"},
+    "draft_head.HeadScorer.columns": {"(property)"},
+    "draft_head.HeadScorer.score": {"params", "cache", "tokens", "visible", "depths", "levels", "depth"},
+    "drafters.TreeDrafter": {"catalogue", "budget", "merges", "worth", "assistant", "from_zero", "sizes"},
+    "drafters.TreeDrafter.size": {"(property)"},
+    "drafters.TreeDrafter.num_forwards": {"(property)"},
+    "drafters.TreeDrafter.draft": {"catalogue", "legal"},  # enumerated anew, as it is asked for before a level
+    "speculation.Speculation.none": {"(property)"},
+    "speculation.Drafter.size": {"(property)"},
+    "speculation.Drafter.num_forwards": {"(property)"},
+    "speculation.Drafter.draft": {"catalogue", "legal"},
+    "speculation.Lookahead": {"scorer", "dead_state", "nodes", "scored", "speculation"},  # mutable in torch
+    "speculation.Lookahead.over": {"(property)"},
+    "speculation.Lookahead.samples": {"(property)"},
+    "speculation.Lookahead.logits": {"legal", "level"},
+    "tree.Nodes": {"is_complete", "log_probs", "depths"},  # of all levels, and never samples
+    "tree.Tree.mask_with": {"(property)"},
     "tree.Tree.attention_mask": {"prompt_mask", "window"},  # scorers join the prompt's own
 }
 
@@ -92,6 +142,8 @@ def public(module: ModuleType) -> dict[str, Any]:
 def parameters(thing: Any) -> list[str]:
     if is_dataclass(thing):
         return [field.name for field in fields(thing)]
+    if inspect.isclass(thing) and "__init__" in vars(thing):  # nnx makes objects by a metaclass
+        return list(inspect.signature(thing.__init__).parameters)[1:]
     return list(inspect.signature(thing).parameters)
 
 
@@ -142,7 +194,9 @@ def test_generate_takes_the_same_arguments() -> None:
         list(inspect.signature(mixin.generate).parameters) for mixin in (FlaxGenerationMixin, GRGenerationMixin)
     )
     refused = {"logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "synced_gpus", "args"}
-    assert [name for name in ours if name != "key"] == [name for name in theirs if name not in refused | {"generator"}]
+    assert [name for name in ours if name not in ("key", "mesh")] == [
+        name for name in theirs if name not in refused | {"generator"}
+    ]
 
 
 def test_a_planted_difference_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from hf_gr.flax.transition import DeviceCatalogue, device_catalogue
 from hf_gr.reference import ReferenceTrie
 
 WIDTH = 128  # states that are looked at together
-FREE = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FREE = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def _step(states: Any, catalogue: DeviceCatalogue, level: int) -> Any:

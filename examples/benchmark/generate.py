@@ -10,6 +10,8 @@ answers agree; if they do not, the exit status is 1.
     python examples/benchmark/generate.py                      # some ten minutes on 2 cores, most of it transformers'
     python examples/benchmark/generate.py --skip-transformers  # against the raw forwards alone
     python examples/benchmark/generate.py --memory             # peak memory, every contender in a process of its own
+    python examples/benchmark/generate.py --backend flax       # our Flax path against our PyTorch path
+    python examples/benchmark/generate.py --backend flax --compile  # what its programs cost beside their run
     python examples/benchmark/generate.py --fast               # a tiny model, some seconds
 
 Axes: B batch, K beams, L tokens of an item, P prompt.
@@ -421,6 +423,23 @@ def run_memory(options: argparse.Namespace, arguments: list[str]) -> dict[str, A
     return {"memory": results}
 
 
+def run_torch(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
+    results = [run_setting(bench, setting, options) for setting in options.settings]
+    print_times(results)
+    return {"results": results}
+
+
+def run_flax(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
+    """The other backend, which is loaded here alone."""
+    import flax_backend
+
+    if options.compile:
+        return flax_backend.run_compile(bench, options)
+    results = flax_backend.run_settings(bench, options)
+    flax_backend.print_times(results, SHAPE)
+    return {"results": results}
+
+
 def log(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
@@ -442,6 +461,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--skip-transformers", action="store_true", help="raw forwards are the only baseline")
     parser.add_argument("--fast", action="store_true", help="a tiny model and tiny settings, for CI")
+    parser.add_argument("--backend", choices=("torch", "flax"), default="torch", help="flax: against our PyTorch path")
+    parser.add_argument("--compile", action="store_true", help="with --backend flax: compilation and dispatch")
     parser.add_argument("--memory", action="store_true", help="measure peak memory instead of time")
     parser.add_argument("--memory-setting", type=Setting.parse, metavar=METAVAR, help="1,1024,256")
     parser.add_argument(
@@ -450,11 +471,22 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--memory-repeats", type=int, default=3, help="processes of every contender; medians")
     parser.add_argument("--memory-child", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.backend == "flax" and (options.memory or options.device != "cpu"):
+        parser.error("--backend flax compares two backends on a CPU, and measures no memory")
+    if options.compile and options.backend != "flax":
+        parser.error("--compile, expected --backend flax with it: PyTorch compiles nothing")
+    if options.compile:
+        options.layers, options.hidden, options.vocab = (
+            options.layers or 28,
+            options.hidden or 64,
+            options.vocab or 1040,
+        )
     defaults = {"layers": 6, "hidden": 512, "vocab": 13312, "items": 12000, "repeats": 7}
     for name, value in (FAST if options.fast else defaults).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
-    options.settings = options.settings or [Setting.parse(s) for s in (FAST_SETTINGS if options.fast else SETTINGS)]
+    fast = FAST_SETTINGS[1:2] if options.backend == "flax" else FAST_SETTINGS
+    options.settings = options.settings or [Setting.parse(s) for s in (fast if options.fast else SETTINGS)]
     options.memory_setting = options.memory_setting or Setting.parse("1,64,20" if options.fast else "1,1024,256")
     return options
 
@@ -476,9 +508,10 @@ def main(arguments: list[str] | None = None) -> None:
             f"{len(bench.index):,} items of {bench.length} tokens ({options.catalogue}); medians",
             flush=True,
         )
-        results = {"results": [run_setting(bench, setting, options) for setting in options.settings]}
-        print_times(results["results"])
-    print_json_line("generate", torch.device(options.device), {"model": described, **results})
+        results = run_flax(bench, options) if options.backend == "flax" else run_torch(bench, options)
+    packages = ("jax", "jaxlib", "flax") if options.backend == "flax" else ()
+    described = {"model": described, "backend": options.backend}
+    print_json_line("generate", torch.device(options.device), {**described, **results}, packages=packages)
 
 
 if __name__ == "__main__":

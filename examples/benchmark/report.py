@@ -26,15 +26,17 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         print("  ".join(padded).rstrip(), flush=True)
 
 
-def print_json_line(benchmark: str, device: torch.device, results: dict[str, Any]) -> None:
-    """Results with versions, commit and hardware, as the last line of the output."""
-    print(json.dumps({"benchmark": benchmark, **results, **environment(device)}), flush=True)
+def print_json_line(
+    benchmark: str, device: torch.device, results: dict[str, Any], *, packages: Sequence[str] = ()
+) -> None:
+    """Results with versions (of further packages, too), commit and hardware, as the last line of the output."""
+    print(json.dumps({"benchmark": benchmark, **results, **environment(device, packages)}), flush=True)
 
 
-def environment(device: torch.device) -> dict[str, Any]:
+def environment(device: torch.device, packages: Sequence[str] = ()) -> dict[str, Any]:
     """Versions, commit and hardware of this run."""
     return {
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in (*PACKAGES, *packages)}},
         "commit": commit(),
         "hardware": {
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),

@@ -23,7 +23,7 @@ import safetensors.numpy
 from huggingface_hub import split_state_dict_into_shards_factory
 from jaxtyping import Array
 
-from hf_gr.hub import resolve_folder
+from hf_gr.hub import commit_of, resolve_folder
 
 from .decoder import FAMILIES, HEAD, DecoderSpec
 from .t5 import T5Spec
@@ -58,7 +58,7 @@ def to_spec(config: Any) -> Spec:
 
 
 def find(repo_or_dir: str | Path, **hub: Any) -> Path:
-    """The local folder of a checkpoint, downloaded if need be.
+    """The local folder of a checkpoint, downloaded if need be: all of one commit, whatever is pushed meanwhile.
 
     Args:
         repo_or_dir: a folder, or a repository id.
@@ -74,6 +74,7 @@ def find(repo_or_dir: str | Path, **hub: Any) -> Path:
     _check_family(_read_json(folder / CONFIG).get("model_type"))  # before gigabytes are downloaded
     if Path(repo_or_dir).is_dir():
         return folder
+    hub |= {"revision": commit_of(folder / CONFIG) or hub.get("revision")}
     try:
         resolve_folder(repo_or_dir, [SINGLE], **hub)
     except ValueError as error:

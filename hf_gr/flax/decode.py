@@ -6,6 +6,9 @@ All of it, prefill included, is one pure function of arrays, made to be compiled
 shapes follow from the plan and the catalogue, and nothing asks the device. Every array has the batch in front, so that
 the rows of a batch may be spread over devices.
 
+With a drafter there are two ways on from a level: if all that can follow fits a draft, one forward scores it and the
+rest is decided by lookups; else the level is decided as without, and the next one asks again.
+
 Axes: B batch, K beams, C children, V vocabulary, P prompt, T generated tokens, R returned sequences a row.
 """
 
@@ -23,8 +26,9 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from . import beam
 from .beam import Beams, Finished, Number
 from .scorers import Cache, Params, Prompt, Scorer
+from .speculation import Drafter, Lookahead, Speculation
 from .transition import Children, DeviceCatalogue, children, is_leaf, over_vocabulary, static
-from .tree import Tree
+from .tree import Nodes, Tree
 from .warpers import keep_min_p, keep_top_k, keep_top_p, renormalize
 
 
@@ -34,7 +38,7 @@ class DecodePlan:
     """What one call asks for; names and meanings are transformers'.
 
     Attributes:
-        num_beams: K; 1 decodes every path for itself (greedy, or sampling). Static, as are all up to `exit_early`.
+        num_beams: K; 1 decodes every path for itself (greedy, or sampling). Static, as are all up to `rows_axis`.
         num_return_sequences: R.
         num_kept: candidates kept a level: K and some to go on with when the best ones end.
         do_sample: sample instead of taking the best.
@@ -45,6 +49,8 @@ class DecodePlan:
         output_scores: keep the processed scores of every level.
         output_logits: keep the logits of every level.
         exit_early: skip levels once nothing can change.
+        drafter: who proposes nodes to be scored ahead; None for nobody.
+        rows_axis: the mesh axis over which rows are spread that go on together; None if these go on alone.
         length_penalty: exponent of the length that scores are divided by. This and what follows may change from call
             to call without another program.
         max_new_tokens: the longest sequence that the heuristic of `early_stopping="never"` reckons with.
@@ -67,6 +73,8 @@ class DecodePlan:
     output_scores: bool = static(default=False)
     output_logits: bool = static(default=False)
     exit_early: bool = static(default=True)
+    drafter: Drafter | None = static(default=None)
+    rows_axis: str | None = static(default=None)
     length_penalty: Number = 1.0
     max_new_tokens: int | Int[Array, ""] = 0
     fill_token_id: int | Int[Array, ""] = -1
@@ -98,6 +106,7 @@ class Decoded:
         num_levels: levels that were decided before nothing could change any more.
         step_scores: one entry a level, if asked for; what was not decided means nothing.
         step_logits: one entry a level, if asked for; what was not decided means nothing.
+        speculation: how many forwards it took, and what was scored ahead.
     """
 
     sequences: Int[Array, "batch returned length"]
@@ -106,18 +115,36 @@ class Decoded:
     num_levels: Int[Array, " batch"]
     step_scores: tuple[Float[Array, "batch paths vocab"], ...] | None
     step_logits: tuple[Float[Array, "batch paths vocab"], ...] | None
+    speculation: Speculation
+
+
+# Of one level, what of it is put out: scores and logits.
+Step = tuple[Array | None, Array | None]
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _State:
-    """What one level hands over to the next."""
+    """What one level hands over to the next. What grows is last, so that the rest keeps its places.
+
+    `source` is what logits come from: the tree and the model's cache, or what was scored ahead.
+    """
 
     beams: Beams
     finished: Finished
-    tree: Tree
-    cache: Cache
     num_levels: Int[Array, ""]
+    source: tuple[Tree, Cache] | Lookahead
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Outcome:
+    """What is left behind the last level."""
+
+    finished: Finished
+    num_levels: Int[Array, ""]
+    speculation: Speculation
+    steps: tuple[Step, ...]
 
 
 def decode(
@@ -150,29 +177,20 @@ def decode(
     state = _State(
         beams=Beams.start(batch_size, width, independent=not plan.is_beam_search),
         finished=Finished.none_yet(batch_size, plan.width, catalogue.max_length),
-        tree=Tree.over_prompt(batch_size, width),
-        cache=cache,
         num_levels=jnp.int32(0),
+        source=(Tree.over_prompt(batch_size, width), cache),
     )
-    steps: list[tuple[Array | None, Array | None]] = []
-    for level in range(catalogue.max_length):
-
-        def decide(state: _State, level: int = level) -> tuple[_State, tuple[Array | None, Array | None]]:
-            if level == 0:
-                logits = jnp.broadcast_to(prompt_logits[:, None], (batch_size, width, prompt_logits.shape[-1]))
-            else:
-                logits, state = _score(scorer, params, state)
-            return _decide(logits, state, catalogue, plan, key, level=level)
-
-        may_be_done = plan.exit_early and any(catalogue.has_leaves[:level])
-        state, step = _unless_done(decide, state, plan) if may_be_done else decide(state)
-        steps.append(step)
-    step_scores, step_logits = zip(*steps, strict=True)
+    search = _Search(scorer, params, catalogue, plan, key)
+    shape = (batch_size, width, prompt_logits.shape[-1])
+    state, step = search.decide(jnp.broadcast_to(prompt_logits[:, None], shape), state, level=0)
+    outcome = search.go_on(state, level=1)
+    step_scores, step_logits = zip(step, *outcome.steps, strict=True)
     return Decoded(
-        *_best(state.finished, plan),
-        num_levels=jnp.broadcast_to(state.num_levels, batch_size),
+        *_best(outcome.finished, plan),
+        num_levels=jnp.broadcast_to(outcome.num_levels, batch_size),
         step_scores=step_scores if plan.output_scores else None,
         step_logits=step_logits if plan.output_logits else None,
+        speculation=outcome.speculation,
     )
 
 
@@ -180,51 +198,136 @@ def decode(
 decode_program = jax.jit(decode, static_argnames=("scorer",))
 
 
-def _score(scorer: Scorer, params: Params, state: _State) -> tuple[Float[Array, "batch beams vocab"], _State]:
-    """One forward over the live beams."""
-    beams, tree = state.beams, state.tree.grow(state.beams.parents)
-    depths = jnp.full(beams.scores.shape[1], tree.depth, dtype=jnp.int32)
-    logits, cache = scorer.score(params, state.cache, beams.tokens, depths, tree.attention_mask())
-    return logits, replace(state, tree=tree, cache=cache)
+@dataclass(frozen=True)
+class _Search:
+    """What is the same on all levels of a call, and the two ways on from one."""
+
+    scorer: Scorer
+    params: Params
+    catalogue: DeviceCatalogue
+    plan: DecodePlan
+    key: Key[Array, " batch"] | None
+
+    def go_on(self, state: _State, *, level: int) -> _Outcome:
+        """From a level to the end."""
+        if level == self.catalogue.max_length:
+            return _outcome(state)
+        drafter = self.plan.drafter
+        if drafter is None or not drafter.size(level):
+            return self._plainly(state, level=level)
+        nodes, num_steps, fits = drafter.draft(state.beams, self.catalogue, level=level)
+        fits = _in_all_rows(fits, self.plan) & _any_left(state.beams, state.finished, self.plan)
+        return lax.cond(
+            fits,
+            lambda state: self._ahead(state, nodes, num_steps, level=level),
+            lambda state: self._plainly(state, level=level),
+            state,
+        )
+
+    def decide(self, logits: Float[Array, "batch beams vocab"], state: _State, *, level: int) -> tuple[_State, Step]:
+        """One level, by the logits behind the beams; and what of it is put out."""
+        beams, catalogue, plan = state.beams, self.catalogue, self.plan
+        legal = children(beams.states, catalogue, level=level)
+        scores = child_scores(logits, in_columns(legal, self.scorer, self.params, level=level), plan)
+        step_scores = _per_path(over_vocabulary(scores, legal, logits.shape[-1]), plan) if plan.output_scores else None
+        step_logits = _per_path(logits.astype(jnp.float32), plan) if plan.output_logits else None
+        scores = jnp.where(legal.legal, beams.scores[..., None] + scores, beam.DEAD)
+        of_level = None if self.key is None else jax.vmap(lambda key: jax.random.fold_in(key, level))(self.key)
+        beams, finished = accept(beams, state.finished, legal, scores, catalogue, plan, level=level, key=of_level)
+        num_levels = state.num_levels + 1
+        return replace(state, beams=beams, finished=finished, num_levels=num_levels), (step_scores, step_logits)
+
+    def _plainly(self, state: _State, *, level: int) -> _Outcome:
+        """Score the live beams, decide their level, and go on."""
+        state, step = self._one_level(state, level=level)
+        rest = self.go_on(state, level=level + 1)
+        return replace(rest, steps=(step, *rest.steps))
+
+    def _ahead(self, state: _State, nodes: Nodes, num_steps: Int[Array, ""], *, level: int) -> _Outcome:
+        """Score the live beams and all that can follow, and decide all levels."""
+        logits, source = self._score_ahead(state, nodes, num_steps, level=level)
+        state, step = self.decide(logits, replace(state, source=source), level=level)
+        steps = [step]
+        for below in range(level + 1, self.catalogue.max_length):
+            state, step = self._one_level(state, level=below)
+            steps.append(step)
+        return replace(_outcome(state), steps=tuple(steps))
+
+    def _one_level(self, state: _State, *, level: int) -> tuple[_State, Step]:
+        """Score the live beams, or look their logits up, and decide; or leave all as it is if nothing can change."""
+
+        def run(state: _State) -> tuple[_State, Step]:
+            if isinstance(state.source, Lookahead):
+                logits, source = state.source.logits(state.beams)
+            else:
+                logits, source = self._score(state.beams, *state.source)
+            return self.decide(logits, replace(state, source=source), level=level)
+
+        may_be_done = self.plan.exit_early and any(self.catalogue.has_leaves[:level])
+        return _unless_done(run, state, self.plan) if may_be_done else run(state)
+
+    def _score(
+        self, beams: Beams, tree: Tree, cache: Cache
+    ) -> tuple[Float[Array, "batch beams vocab"], tuple[Tree, Cache]]:
+        """One forward over the live beams."""
+        tree = tree.grow(beams.parents)
+        depths = jnp.full(beams.scores.shape[1], tree.depth, dtype=jnp.int32)
+        logits, cache = self.scorer.score(self.params, cache, beams.tokens, depths, tree.attention_mask())
+        return logits, (tree, cache)
+
+    def _score_ahead(
+        self, state: _State, nodes: Nodes, num_steps: Int[Array, ""], *, level: int
+    ) -> tuple[Float[Array, "batch beams vocab"], Lookahead]:
+        """One forward over the live beams and what is drafted below them; it is the last one."""
+        assert not isinstance(state.source, Lookahead)
+        beams, (tree, cache) = state.beams, state.source
+        tree, num_beams = tree.grow(beams.parents), beams.scores.shape[1]
+        tokens = jnp.concatenate([beams.tokens, nodes.tokens], axis=1)
+        depths = jnp.concatenate([jnp.full(num_beams, tree.depth, dtype=jnp.int32), nodes.depths])
+        visible = tree.mask_with(nodes, num_levels=self.catalogue.max_length - 1 - level)
+        logits, _ = self.scorer.score(self.params, cache, tokens, depths, visible)
+        dead = self.catalogue.dead_state
+        ahead = Lookahead.over(
+            nodes, logits[:, num_beams:], num_steps=num_steps, target_forwards=level, dead_state=dead
+        )
+        return logits[:, :num_beams], ahead
 
 
-def _decide(
-    logits: Float[Array, "batch beams vocab"],
-    state: _State,
-    catalogue: DeviceCatalogue,
-    plan: DecodePlan,
-    key: Key[Array, " batch"] | None,
-    *,
-    level: int,
-) -> tuple[_State, tuple[Array | None, Array | None]]:
-    """One level, by the logits behind the beams; and what of it is put out."""
-    beams = state.beams
-    legal = children(beams.states, catalogue, level=level)
-    scores = child_scores(logits, legal, plan)
-    step_scores = _per_path(over_vocabulary(scores, legal, logits.shape[-1]), plan) if plan.output_scores else None
-    step_logits = _per_path(logits.astype(jnp.float32), plan) if plan.output_logits else None
-    scores = jnp.where(legal.legal, beams.scores[..., None] + scores, beam.DEAD)
-    of_level = None if key is None else jax.vmap(lambda key: jax.random.fold_in(key, level))(key)
-    beams, finished = accept(beams, state.finished, legal, scores, catalogue, plan, level=level, key=of_level)
-    num_levels = state.num_levels + 1
-    return replace(state, beams=beams, finished=finished, num_levels=num_levels), (step_scores, step_logits)
+def _outcome(state: _State) -> _Outcome:
+    """What is left of the last level's state, without what its logits came from."""
+    source, batch_size = state.source, len(state.beams.scores)
+    if isinstance(source, Lookahead):
+        speculation = source.speculation
+    else:  # the prefill decides the first level, a forward each of the others
+        speculation = Speculation.none(batch_size, target_forwards=state.num_levels - 1)
+    return _Outcome(state.finished, state.num_levels, speculation, ())
 
 
-def _unless_done(decide: Callable[[_State], Any], state: _State, plan: DecodePlan) -> Any:
+def _unless_done(run: Callable[[_State], Any], state: _State, plan: DecodePlan) -> Any:
     """Decide a level if any row can still change; else leave everything as it is, in the shapes of the next level."""
-    shapes, after = jax.tree.flatten(jax.eval_shape(decide, state))
+    shapes, after = jax.tree.flatten(jax.eval_shape(run, state))
     # What is given back as it came is not copied, the prompt's keys above all.
     of_state = len(jax.tree.leaves(state))
 
     def skip(state: _State) -> Any:
         leaves = [*jax.tree.leaves(state), *[None] * (len(shapes) - of_state)]
         same = [
-            leaf if leaf is not None and leaf.shape == then.shape else jnp.zeros(then.shape, then.dtype)
+            leaf
+            if leaf is not None and (leaf.shape, leaf.dtype) == (then.shape, then.dtype)
+            else jnp.zeros(then.shape, then.dtype)
             for leaf, then in zip(leaves, shapes, strict=True)
         ]
         return jax.tree.unflatten(after, same)
 
-    return lax.cond(_any_left(state.beams, state.finished, plan), decide, skip, state)
+    return lax.cond(_any_left(state.beams, state.finished, plan), run, skip, state)
+
+
+def in_columns(legal: Children, scorer: Scorer, params: Params, *, level: int) -> Children:
+    """Children by their places in a scorer's logits, where those are not over the vocabulary."""
+    columns = getattr(scorer, "columns", None)
+    if columns is None:
+        return legal
+    return replace(legal, tokens=jnp.where(legal.legal, columns(params, legal.tokens, level=level), -1))
 
 
 def child_scores(
@@ -302,7 +405,13 @@ def _any_left(beams: Beams, finished: Finished, plan: DecodePlan) -> Bool[Array,
         open_rows = open_rows & finished.may_improve
         if plan.early_stopping is True:
             open_rows = open_rows & ~finished.is_full
-    return open_rows.any()
+    left = open_rows.any()
+    return left if plan.rows_axis is None else lax.psum(left.astype(jnp.int32), plan.rows_axis) > 0
+
+
+def _in_all_rows(flag: Bool[Array, ""], plan: DecodePlan) -> Bool[Array, ""]:
+    """Whether something holds wherever rows go on together."""
+    return flag if plan.rows_axis is None else lax.pmin(flag.astype(jnp.int32), plan.rows_axis) > 0
 
 
 def _best(

@@ -228,7 +228,21 @@ class DecoderScorer:
 
     def prefill(self, params: Params, prompt: Prompt) -> tuple[Float[Array, "batch vocab"], Cache]:
         """See `Scorer.prefill`."""
+        hidden, cache = self._read(params, prompt, num_last=1)
+        return self._logits(params, hidden)[:, 0], cache
+
+    def hidden_states(self, params: Params, prompt: Prompt, *, num_last: int) -> Float[Array, "batch last hidden"]:
+        """What the head reads of the prompt's last tokens: the last layer's result behind the final norm."""
+        hidden, _ = self._read(params, prompt, num_last=num_last)
+        return self._norm(hidden, params, "model.norm")
+
+    def _read(
+        self, params: Params, prompt: Prompt, *, num_last: int
+    ) -> tuple[Float[Array, "batch last hidden"], Cache]:
+        """The prompt's keys and values, and the last layer's result at its last tokens, all of them real."""
         mask, layers = prompt.mask, params[LAYERS]
+        places = np.arange(mask.shape[-1])
+        is_past = places <= places[-num_last:, None]
         turn = self._rotation(jnp.maximum(jnp.cumsum(mask, axis=-1) - 1, 0), params)
 
         def step(hidden: Array, layer: Layer, _: None) -> tuple[Array, KeysValues]:
@@ -240,13 +254,13 @@ class DecoderScorer:
             return self._rest(hidden, mixed, layer), own
 
         def last_step(hidden: Array, layer: Layer) -> tuple[Array, KeysValues]:
-            # Of the last layer's tokens but the last nothing is asked but keys and values.
+            # Of the last layer's other tokens nothing is asked but keys and values.
             normed = self._norm(hidden, layer, "input_layernorm")
             own = self._keys_values(normed, layer, turn)
-            end = (turn[0][:, -1:], turn[1][:, -1:])
-            block = Block(own.keys, own.values, mask[:, None])
-            mixed = attention(self._queries(normed[:, -1:], layer, end), [block], scale=self._scale)
-            return self._rest(hidden[:, -1:], mixed, layer), own
+            end = (turn[0][:, -num_last:], turn[1][:, -num_last:])
+            block = Block(own.keys, own.values, mask[:, None] & is_past)
+            mixed = attention(self._queries(normed[:, -num_last:], layer, end), [block], scale=self._scale)
+            return self._rest(hidden[:, -num_last:], mixed, layer), own
 
         hidden = self._embed(params, prompt.input_ids)
         if isinstance(layers, tuple):
@@ -255,9 +269,8 @@ class DecoderScorer:
             made = (*made, of_last)
         else:  # one of many: not worth a program of its own
             hidden, made = over_layers(step, hidden, layers)
-            hidden = hidden[:, -1:]
-        cache = Cache(made, mask, jnp.sum(mask, axis=-1, dtype=jnp.int32))
-        return self._logits(params, hidden)[:, 0], cache
+            hidden = hidden[:, -num_last:]
+        return hidden, Cache(made, mask, jnp.sum(mask, axis=-1, dtype=jnp.int32))
 
     def score(
         self,

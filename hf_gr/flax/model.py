@@ -20,31 +20,23 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.core import Tracer
+from jax.sharding import Mesh
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from hf_gr.hub import push_folder
+from hf_gr.hub import commit_of, push_folder
 
-from . import checkpoint
+from . import checkpoint, decoder, t5
 from .checkpoint import Spec, to_spec
 from .decoder import DecoderScorer
+from .devices import parameter_sharding
+from .draft_head import DraftHead, load_draft_head
 from .layers import MIN_SCANNED_LAYERS
+from .parameters import Parameters
 from .scorers import Params
 from .t5 import T5Scorer
 
 _LAYER = re.compile(r"(.+?)\.(\d+)\.(.+)")
-
-
-class Parameters(nnx.Module):
-    """Parameters, and groups of them, as attributes: `self_attn.q_proj.weight` is just that.
-
-    Args:
-        arrays: by dotted names; numbers become places of an `nnx.List`.
-    """
-
-    def __init__(self, arrays: Mapping[str, Array]) -> None:
-        for name, group in _groups(arrays).items():
-            setattr(self, name, _to_node(group))
 
 
 class FlaxModel(Parameters):
@@ -62,6 +54,7 @@ class FlaxModel(Parameters):
     Attributes:
         config: the config.
         generation_config: transformers' defaults of `generate`.
+        draft_head: for `generate(drafting="head")`, if the checkpoint has one.
         spec: the static facts that the config says.
 
     Raises:
@@ -76,6 +69,8 @@ class FlaxModel(Parameters):
         (1, 3, 8)
     """
 
+    draft_head: DraftHead | None = None
+
     def __init__(
         self,
         config: Any,
@@ -89,6 +84,11 @@ class FlaxModel(Parameters):
             arrays = random_arrays(spec, nnx.Rngs(0) if rngs is None else rngs, dtype=dtype)
         elif spec.is_tied and checkpoint.HEAD in arrays:
             spec = spec.untie()
+        if config.model_type == "t5" and any(array.dtype == jnp.float16 for array in arrays.values()):
+            raise NotImplementedError(
+                "dtype='float16', expected 'float32' or 'bfloat16': T5's activations overflow in float16, and "
+                "parts in float32, as transformers has them, are not implemented in Flax"
+            )
         super().__init__(arrays)
         self._facts = _Facts(config, spec, tuple(arrays))
 
@@ -135,10 +135,69 @@ class FlaxModel(Parameters):
         own = str(config.dtype or "").removeprefix("torch.")
         arrays = checkpoint.load(folder, to_spec(config), dtype=wanted or (own if own in checkpoint.DTYPES else None))
         config._name_or_path = str(repo_or_dir)
+        config._commit_hash = None if Path(repo_or_dir).is_dir() else commit_of(folder / checkpoint.CONFIG)
         model = cls(config, arrays=arrays)
         if (folder / checkpoint.GENERATION_CONFIG).is_file():
             model.generation_config = GenerationConfig.from_pretrained(folder)
+        head = load_draft_head(
+            repo_or_dir,
+            revision=commit_of(folder / checkpoint.CONFIG) or revision,
+            token=token,
+            cache_dir=cache_dir,
+            local_files_only=local_files_only,
+            subfolder=subfolder,
+        )
+        if head is not None:
+            model.add_draft_head(head)
         return model
+
+    def add_draft_head(self, head: DraftHead) -> DraftHead:
+        """Give the model a draft head, in the place of one that it may have.
+
+        Args:
+            head: trained in PyTorch, such as `DraftHead.from_pretrained(...)`. Its placeholders' embeddings are
+                written into the model's, in the rows of their ids. That it was trained on these weights nobody can
+                check.
+
+        Returns:
+            The head, `model.draft_head`, in the type of the model.
+
+        Raises:
+            ValueError: a head of another hidden size, or of codes or placeholders beyond the model's vocabulary.
+        """
+        if not isinstance(head, DraftHead):
+            raise ValueError(
+                f"head is a {type(head).__name__}, expected hf_gr.flax.draft_head.DraftHead: heads are made and "
+                "trained in PyTorch; save it there, and load it by DraftHead.from_pretrained(...)"
+            )
+        config, vocabulary = head.config, self.spec.vocab_size
+        if config.hidden_size != self.spec.hidden_size:
+            raise ValueError(
+                f"the draft head has hidden_size={config.hidden_size}, expected the model's, {self.spec.hidden_size}: "
+                "is it another model's head?"
+            )
+        tokens = [*config.placeholder_token_ids, *(int(head.codebook(n).max()) for n in range(config.num_levels))]
+        if max(tokens) >= vocabulary:
+            raise ValueError(
+                f"the draft head has token {max(tokens)}, expected less than {vocabulary}, the model's vocabulary: "
+                "add the head in PyTorch, model.add_draft_head(head), which makes room, and save the model"
+            )
+        rows = head.placeholder_embeddings
+        if rows is not None and len(rows):
+            name = t5.EMBEDDING if self.is_encoder_decoder else decoder.EMBEDDING
+            parameter = attrgetter(name)(self)
+            known = np.array(parameter.get_raw_value())
+            if rows.shape[1] != known.shape[1]:
+                raise ValueError(
+                    f"the draft head has placeholder embeddings of size {rows.shape[1]}, expected the model's, "
+                    f"{known.shape[1]}: it is another model's head; load that model"
+                )
+            places = list(config.placeholder_token_ids)
+            if not np.array_equal(known[places], rows.astype(known.dtype)):
+                known[places] = rows
+                parameter.set_raw_value(jax.device_put(known, *parameter.get_raw_value().devices()))
+        self.draft_head = head.astype(self.dtype)
+        return self.draft_head
 
     def save_pretrained(self, save_directory: str | Path, *, max_shard_size: int | str = "5GB") -> None:
         """Save a checkpoint that transformers loads, and this class.
@@ -177,6 +236,7 @@ class FlaxModel(Parameters):
                 architecture=self.config.architectures[0],
                 is_encoder_decoder=self.is_encoder_decoder,
                 catalogue=getattr(self.generation_config, "constraint_index", None),
+                head=self.draft_head,
             )
             self._save(folder, max_shard_size=max_shard_size, card=card)
 
@@ -204,11 +264,12 @@ class FlaxModel(Parameters):
             decoder_input_ids: `[B, Q]`, of an encoder-decoder.
 
         Raises:
-            ValueError: another number of axes or rows, or decoder tokens where there is no decoder, or none where
+            ValueError: another number of axes or rows, tokens of NumPy or of a list that are outside of the
+                vocabulary (those of JAX are not looked at), or decoder tokens where there is no decoder, or none where
                 there is one.
             NotImplementedError: more tokens than a sliding window.
         """
-        tokens = _to_tokens(input_ids, "input_ids")
+        tokens = _to_tokens(input_ids, "input_ids", self.spec.vocab_size)
         mask = jnp.ones(tokens.shape, dtype=bool) if attention_mask is None else jnp.asarray(attention_mask) != 0
         if mask.shape != tokens.shape:
             raise ValueError(f"attention_mask has shape {mask.shape}, expected {tokens.shape}, that of input_ids")
@@ -218,7 +279,7 @@ class FlaxModel(Parameters):
             raise ValueError(f"decoder_input_ids={decoder_input_ids!r}, expected {what}")
         if decoder_input_ids is None:
             return _forward(self.scorer, self.params, tokens, mask)
-        start = _to_tokens(decoder_input_ids, "decoder_input_ids")
+        start = _to_tokens(decoder_input_ids, "decoder_input_ids", self.spec.vocab_size)
         if len(start) != len(tokens):
             raise ValueError(f"decoder_input_ids has {len(start)} rows, expected {len(tokens)}, those of input_ids")
         return _forward(self.scorer, self.params, tokens, mask, start)
@@ -268,13 +329,21 @@ class FlaxModel(Parameters):
         They are made at the first use and kept until a parameter is replaced. They take the memory of the parameters
         once more: on an accelerator they are the only copy there, if the model was loaded with `from_pretrained`.
         """
+        return self.params_on(None)
+
+    def params_on(self, mesh: Mesh | None) -> Params:
+        """`params` on the devices of a mesh from `devices.to_mesh`, by its rules; kept for every mesh in use."""
         arrays = [parameter.get_raw_value() for parameter in self._facts.get(self)]
         facts = self._facts
-        if facts.params is not None and all(map(_is, arrays, facts.made_of)):
-            return facts.params
-        params = to_params(dict(zip(facts.names, arrays, strict=True)), self.spec.stacks)
-        if not any(isinstance(array, Tracer) for array in arrays):
-            facts.params, facts.made_of = params, arrays
+        if len(arrays) != len(facts.made_of) or not all(map(_is, arrays, facts.made_of)):
+            facts.params, facts.made_of = {}, arrays
+        if mesh in facts.params:
+            return facts.params[mesh]
+        params = to_params(dict(zip(facts.names, arrays, strict=True)), self.spec.stacks, mesh=mesh)
+        if any(isinstance(array, Tracer) for array in arrays):
+            facts.made_of = ()
+        else:
+            facts.params[mesh] = params
         return params
 
     def _save(self, folder: Path, *, max_shard_size: int | str, card: str | None = None) -> None:
@@ -290,6 +359,9 @@ class FlaxModel(Parameters):
             self.generation_config.save_pretrained(work)
 
         checkpoint.save(folder, arrays, write_configs, max_shard_size=max_shard_size, card=card)
+        if self.draft_head is not None:
+            embeddings = arrays[t5.EMBEDDING if self.is_encoder_decoder else decoder.EMBEDDING]
+            self.draft_head.save_beside(folder, embeddings)
 
 
 class _Facts:
@@ -301,7 +373,7 @@ class _Facts:
         self.spec = spec
         self.names = names
         self.get = attrgetter(*names)  # finds 300 parameters in 0.1 ms
-        self.params: Params = None
+        self.params: dict[Mesh | None, Params] = {}
         self.made_of: Sequence[Array] = ()
 
 
@@ -318,18 +390,27 @@ def random_arrays(spec: Spec, rngs: nnx.Rngs, *, dtype: Any = "float32") -> dict
     return arrays
 
 
-def to_params(arrays: Mapping[str, Array], stacks: Mapping[str, int], *, scanned: bool | None = None) -> Params:
+def to_params(
+    arrays: Mapping[str, Array], stacks: Mapping[str, int], *, scanned: bool | None = None, mesh: Mesh | None = None
+) -> Params:
     """Parameters by name, as scorers take them.
 
     Args:
         arrays: by their Hugging Face names.
         stacks: where equal layers are, and how many: `{"model.layers": 28}`.
         scanned: whether layers are stacked, for `lax.scan`; None to decide by their number.
+        mesh: where they shall be, by `devices.parameter_sharding`; None for JAX's default device.
 
     Returns:
         Under the name of each stack its layers, as one dict of stacked arrays or as a tuple of dicts; what not every
         layer has, and everything else, under its own name.
     """
+
+    def placed(name: str, array: Array) -> Array:
+        if mesh is None:
+            return _on_device(array)
+        return jax.device_put(array, parameter_sharding(name, array.shape, mesh))
+
     layers: dict[str, list[dict[str, Array]]] = {stack: [{} for _ in range(num)] for stack, num in stacks.items()}
     params: dict[str, Any] = {}
     for name, array in arrays.items():
@@ -337,16 +418,17 @@ def to_params(arrays: Mapping[str, Array], stacks: Mapping[str, int], *, scanned
         if found is not None and found[1] in layers:
             layers[found[1]][int(found[2])][found[3]] = array
         else:
-            params[name] = _on_device(array)
+            params[name] = placed(name, array)
     for stack, of_stack in layers.items():
         common = set.intersection(*(set(layer) for layer in of_stack))
         for place, layer in enumerate(of_stack):
-            params |= {f"{stack}.{place}.{name}": _on_device(layer[name]) for name in layer if name not in common}
+            own = {f"{stack}.{place}.{name}": layer[name] for name in layer if name not in common}
+            params |= {name: placed(name, array) for name, array in own.items()}
         names = [name for name in of_stack[0] if name in common]
         if len(of_stack) >= MIN_SCANNED_LAYERS if scanned is None else scanned:
-            params[stack] = {name: _stack([layer[name] for layer in of_stack]) for name in names}
+            params[stack] = {name: placed(name, _stack([layer[name] for layer in of_stack])) for name in names}
         else:
-            params[stack] = tuple({name: _on_device(layer[name]) for name in names} for layer in of_stack)
+            params[stack] = tuple({name: placed(name, layer[name]) for name in names} for layer in of_stack)
     return params
 
 
@@ -355,31 +437,16 @@ def _forward(scorer: DecoderScorer | T5Scorer, params: Params, *arrays: Array) -
     return scorer(params, *arrays)
 
 
-def _groups(arrays: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
-    groups: dict[str, dict[str, Array]] = {}
-    for name, array in arrays.items():
-        first, _, rest = name.partition(".")
-        groups.setdefault(first, {})[rest] = array
-    return groups
-
-
-def _to_node(group: Mapping[str, Array]) -> nnx.Module | nnx.Param:
-    if "" in group:
-        return nnx.Param(group[""])
-    if all(name[0].isdigit() for name in group):
-        parts = _groups(group)
-        return nnx.List([_to_node(parts[str(place)]) for place in range(len(parts))])
-    return Parameters(group)
-
-
 def _stack(arrays: Sequence[Array]) -> Array:
     if all(_is_on_host(array) for array in arrays):  # without a program to compile for every shape
-        return jnp.asarray(np.stack([np.asarray(array) for array in arrays]))
+        return np.stack([np.asarray(array) for array in arrays])  # pyright: ignore
     return jnp.stack(arrays)
 
 
 def _on_device(array: Array) -> Array:
     """An array where JAX computes: those that wait in the host's memory are moved."""
+    if isinstance(array, np.ndarray):
+        return jnp.asarray(array)
     return jnp.asarray(np.asarray(array)) if jax.default_backend() != "cpu" and _is_on_host(array) else array
 
 
@@ -391,11 +458,18 @@ def _is(one: Any, other: Any) -> bool:
     return one is other
 
 
-def _to_tokens(tokens: ArrayLike, name: str) -> Array:
-    array = jnp.asarray(tokens)
+def _to_tokens(tokens: ArrayLike, name: str, vocab_size: int) -> Array:
+    if isinstance(tokens, jax.Array):  # may be a tracer, or far away: what is in it is not looked at
+        array: Any = tokens
+    else:
+        array = np.asarray(tokens)
     if array.ndim != 2 or not jnp.issubdtype(array.dtype, jnp.integer):
         raise ValueError(f"{name} is {array.dtype}{list(array.shape)}, expected integers [batch, tokens]")
-    return array
+    if isinstance(array, np.ndarray) and array.size:
+        for token in (array.min(), array.max()):
+            if not 0 <= token < vocab_size:
+                raise ValueError(f"{name} has token {token}, expected 0 to less than {vocab_size}, the vocabulary's")
+    return jnp.asarray(array)
 
 
 def _architecture(family: str) -> str:

@@ -199,6 +199,11 @@ class T5Scorer:
         hidden, cache = self._start(params, prompt)
         return self._logits(params, hidden[:, -1:])[:, 0], cache
 
+    def hidden_states(self, params: Params, prompt: Prompt, *, num_last: int) -> Float[Array, "batch last hidden"]:
+        """What the head reads of the decoder's last tokens, before it is scaled: behind the final norm."""
+        hidden, _ = self._start(params, prompt)
+        return self._norm(hidden[:, -num_last:], params, "decoder.final_layer_norm")
+
     def score(
         self,
         params: Params,
@@ -276,7 +281,10 @@ class T5Scorer:
         self, params: Params, stack: str, queries: Int[Array, " queries"], keys: Int[Array, " keys"]
     ) -> Float[Array, "heads 1 queries keys"]:
         buckets = RelativeBuckets(self.spec.num_buckets, self.spec.max_distance, is_causal=stack == DECODER)
-        return buckets.bias(params[f"{stack}.0.{SELF}.relative_attention_bias.weight"], queries, keys)
+        name = f"{SELF}.relative_attention_bias.weight"
+        own = params.get(f"{stack}.0.{name}")
+        # With a single layer it is what all layers have.
+        return buckets.bias(params[stack][0][name] if own is None else own, queries, keys)
 
     def _norm(self, x: Array, layer: Layer, name: str) -> Array:
         return rms_norm(x, layer[f"{name}.weight"], eps=self.spec.norm_eps)

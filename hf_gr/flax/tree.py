@@ -22,6 +22,24 @@ from .transition import along
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class Nodes:
+    """Drafted nodes below the live beams, of all levels, the upper ones first; then padding.
+
+    Attributes:
+        tokens: the token that each ends with.
+        parents: places among the live beams and, behind those, these nodes; the first beam for padding.
+        states: trie nodes, by which beams are found again among what was drafted; the dead state for padding.
+        depths: tokens from the prompt to each node, the same in every row.
+    """
+
+    tokens: Int[Array, "batch nodes"]
+    parents: Int[Array, "batch nodes"]
+    states: Int[Array, "batch nodes"]
+    depths: Int[Array, " nodes"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Tree:
     """The nodes scored last, by the slots of their ancestors and their own.
 
@@ -55,3 +73,26 @@ class Tree:
         """Who sees whom behind the prompt, which all see: a node sees its ancestors and itself."""
         slots = jnp.arange(self.num_slots, dtype=jnp.int32)
         return (self.ancestry[..., None] == slots).any(-2)
+
+    def mask_with(self, nodes: Nodes, *, num_levels: int) -> Bool[Array, "batch nodes_and_drafted slots_and_drafted"]:
+        """Who sees whom if nodes below those of this tree are scored together with them, behind them.
+
+        Args:
+            nodes: what is drafted.
+            num_levels: how many levels the lowest of them is below.
+        """
+        live, drafted = self.ancestry.shape[1], nodes.tokens.shape[1]
+        own = jnp.arange(live, live + drafted, dtype=jnp.int32)
+        above = jnp.concatenate(
+            [jnp.broadcast_to(jnp.arange(live, dtype=jnp.int32), (len(nodes.parents), live)), nodes.parents], axis=1
+        )
+        ancestor = nodes.parents
+        sees = own[:, None] == own
+        for _ in range(num_levels - 1):
+            sees = sees | (ancestor[..., None] == own)
+            ancestor = along(above, ancestor)  # of a live node: itself
+        mask = self.attention_mask()
+        below = jnp.concatenate(
+            [along(mask, ancestor[..., None]), jnp.broadcast_to(sees, (len(mask), drafted, drafted))], axis=-1
+        )
+        return jnp.concatenate([jnp.pad(mask, ((0, 0), (0, 0), (0, drafted))), below], axis=1)

@@ -7,9 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import MaxLengthCriteria
@@ -22,6 +20,7 @@ from .draft_heads import hidden_size_of
 from .layouts import base_model, check_cache, choose_layout
 from .placeholders import can_take_back
 from .shared_checks import (
+    check_codes,
     check_config,
     check_padding,
     check_room,
@@ -32,7 +31,6 @@ from .shared_checks import (
 )
 
 # By draft head: the tries whose tokens all are its codes.
-_FITTING: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -292,36 +290,6 @@ def check_draft_head(
             f"verification={verification!r} with sequences of several lengths, expected one length: "
             "verification='catalogue' takes any"
         )
-
-
-def check_codes(head: Any, catalogue: Snapshot) -> None:
-    """Refuse a catalogue with tokens that a draft head has no code for, level by level.
-
-    Raises:
-        ValueError: another number of levels, or a token that is not in its level's codebook.
-    """
-    num_levels = head.config.num_levels
-    if catalogue.max_length != num_levels:
-        has_end = catalogue.eos_token_id is not None and catalogue.max_length == num_levels + 1
-        raise ValueError(
-            f"constraint_index has {catalogue.max_length} levels and the draft head {num_levels}, expected as many: "
-            + ("its end token is a level: model.add_draft_head(index)" if has_end else "is it another catalogue's?")
-        )
-    seen = _FITTING.setdefault(head, WeakSet())
-    for part in catalogue.parts:
-        trie = part.segment.trie
-        if trie in seen:
-            continue
-        for level, tokens in enumerate(trie.codebooks):
-            codes = head.codebook(level).cpu().numpy()
-            missing = np.setdiff1d(tokens, codes)
-            if len(missing):
-                raise ValueError(
-                    f"constraint_index has token {missing[0]} on level {level + 1}, expected one of the draft head's "
-                    f"{len(codes)} codes: is it another catalogue's head, or were codes added? Make one with "
-                    "model.add_draft_head(codebooks) of all codes"
-                )
-        seen.add(trie)
 
 
 def check_generator(generator: Any, device: Any) -> None:

@@ -20,9 +20,8 @@ from hf_gr.torch.scorers import Scorer
 from hf_gr.torch.transition import DeviceCatalogue
 
 from .layouts import base_model, prefilled
+from .shared_checks import draft_budget
 
-DEFAULT_BUDGET = 512  # nodes of a row beside its beams
-LOGITS_AT_ONCE = 2**26  # of all nodes that are scored ahead, by default: 256 MB in fp32
 DRAFT_BEAMS_PER_BEAM = 2
 
 _COSTS: WeakKeyDictionary[Any, dict[tuple[Any, ...], ForwardCosts]] = WeakKeyDictionary()
@@ -61,7 +60,7 @@ def make_drafter(
     if catalogue.max_length <= 2:  # the prefill decides the first level, one forward the other
         return None
     batch_size, _, vocab_size = logits_shape
-    budget = config.draft_token_budget or max(min(DEFAULT_BUDGET, LOGITS_AT_ONCE // (batch_size * vocab_size)), 1)
+    budget = draft_budget(config, batch_size=batch_size, vocab_size=vocab_size)
     merges, worth = None, math.inf
     if drafting == "auto":
         costs = _costs_of(model, new_scorer, plan, wider_by=min(WIDER_BY, budget))

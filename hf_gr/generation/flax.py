@@ -6,7 +6,8 @@ The way of a call: `generate` -> `hf_gr.flax.decode.decode_program`, one compile
 Knows no PyTorch.
 
 A program serves all prompts of one bucket: prompts are padded to 32, 48, 64, 96, 128, ... tokens and batches to powers
-of two, by copies of their first row. So are the catalogue's arrays (`hf_gr.flax.transition`).
+of two (on several devices: the rows of each), by copies of their first row. So are the catalogue's arrays
+(`hf_gr.flax.transition`).
 
 Axes: B batch, P prompt, R returned sequences a row, T generated tokens.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import copy
 import secrets
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from jax.sharding import Mesh
 from jaxtyping import Array, Key
 from transformers import GenerationConfig
 
@@ -32,12 +35,15 @@ from hf_gr.catalogue.item_ids import ItemId
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.flax.buckets import bucket, padded
 from hf_gr.flax.decode import Decoded, DecodePlan, decode_program
+from hf_gr.flax.devices import decode_on_mesh, num_rows_on, replicated, to_mesh
 from hf_gr.flax.model import FlaxModel
 from hf_gr.flax.scorers import Prompt
+from hf_gr.flax.speculation import Speculation
 from hf_gr.flax.transition import device_catalogue
 
 from .configuration import GR_FIELDS, extend
-from .flax_checks import HostPrompt, check_call, refuse_arguments
+from .flax_checks import HostPrompt, check_call, check_draft_head, check_drafting, refuse_arguments
+from .flax_drafting import scorer_of, with_drafter
 from .flax_outputs import FlaxGenerateOutput
 from .naming import SOURCE_ARGUMENTS, batch_rules, remember_source, resolve_indexes
 from .shared_checks import fill_token, first_of, missing_token, num_end_tokens
@@ -59,6 +65,7 @@ class FlaxGenerationMixin:
         exclude_items: Sequence[Iterable[ItemId]] | None = None,
         assistant_model: Any = None,
         key: Array | int | None = None,
+        mesh: Mesh | None = None,
         **kwargs: Any,
     ) -> Any:
         """Generate sequences of a catalogue: `GRGenerationMixin.generate`, in one compiled program.
@@ -72,8 +79,13 @@ class FlaxGenerationMixin:
             assistant_model: None: models draft in PyTorch alone.
             key: of all random draws: a seed, or a key of `jax.random`; by default another one for every call. What a
                 row draws depends on the key and its number, not on the other rows.
+            mesh: devices along the axes "data" (rows of the batch) and "model" (weights), such as
+                `jax.make_mesh((2, 4), ("data", "model"))`; by default all local devices along "data". A batch that
+                the devices do not divide is filled up with copies of its first row, which are dropped again.
             kwargs: `attention_mask`, `decoder_input_ids`, and all fields of a generation config. What Flax has not is
-                refused by name.
+                refused by name. Of drafts it has `drafting="trie"`, where a draft is the whole rest of the catalogue
+                below the beams or nothing, and has four times as many nodes as that has on average, up to
+                `draft_token_budget`; and `drafting="head"` with `verification="catalogue"`.
 
         Returns:
             What `GRGenerationMixin.generate` returns, in JAX: `[B * R, P + T]` tokens, or with
@@ -121,25 +133,35 @@ class FlaxGenerationMixin:
         for name, default in GR_FIELDS.items():
             setattr(config, name, ours.get(name, getattr(config, name, default)))
         refuse_arguments(rest | {"assistant_model": assistant_model})
+        mesh = to_mesh(mesh)
         indexes = resolve_indexes(self, named if constraint_index is None else constraint_index)
         prompt = HostPrompt.read(self, config, inputs=inputs, **arguments)
         rules = batch_rules(indexes, exclude_items, num_prompts=prompt.num_rows)
         max_new_tokens, max_length = lengths
         check_call(self, rules.any, config, prompt, max_new_tokens=max_new_tokens, max_length=max_length)
+        check_drafting(config, ours)
+        if config.drafting == "head":
+            check_draft_head(self, rules.any, prompt)
         if max_new_tokens is None:
             max_new_tokens = rules.any.max_length if max_length is None else max_length - prompt.length
 
-        num_rows = bucket(prompt.num_rows)
+        num_rows = num_rows_on(mesh, prompt.num_rows)
         plan = _make_plan(config, rules.any, max_new_tokens)
+        size = self.config.vocab_size
+        plan = with_drafter(plan, config, rules.any, num_rows=num_rows, vocab_size=size)
         keys = _row_keys(_to_key(key), num_rows) if config.do_sample else None
-        catalogue = device_catalogue(rules, num_rows=num_rows)
-        decoded = decode_program(self.scorer, self.params, catalogue, _to_bucket(prompt, num_rows), plan, keys)
+        catalogue = device_catalogue(rules, replicated(mesh), num_rows=num_rows)
+        program = decode_program if mesh is None else partial(decode_on_mesh, mesh)
+        scorer, params = scorer_of(self, config, plan, mesh)
+        decoded = program(scorer, params, catalogue, _to_bucket(prompt, num_rows), plan, keys)
         return _as_output(decoded, prompt, plan, config, is_ragged=catalogue.is_ragged)
 
 
 def load(repo_or_dir: str | Path, **kwargs: Any) -> Any:
     """A `FlaxModel` with the mixin, its `generation_config` a `GRGenerationConfig`; the arguments are its own."""
     model = enable(FlaxModel.from_pretrained(repo_or_dir, **kwargs))
+    commit = getattr(model.config, "_commit_hash", None)
+    kwargs |= {} if commit is None else {"revision": commit}  # the catalogue is of the weights' commit, too
     remember_source(model, **{name: kwargs[name] for name in SOURCE_ARGUMENTS if name in kwargs})
     return model
 
@@ -234,6 +256,16 @@ def _row_keys(key: Key[Array, ""], num_rows: int) -> Key[Array, " batch"]:
     return jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(num_rows))
 
 
+def _on_host(speculation: Speculation, num_rows: int, *, by_model: bool) -> Speculation:
+    """What was scored ahead, without the rows that only fill the bucket; forwards are those of all rows together."""
+    by_row = jax.tree.map(lambda array: array[:num_rows], jax.device_get(speculation))
+    return replace(
+        by_row,
+        target_forwards=int(by_row.target_forwards.max()) if by_model else 0,
+        draft_forwards=int(by_row.draft_forwards.max()),
+    )
+
+
 def _as_output(decoded: Decoded, prompt: HostPrompt, plan: DecodePlan, config: Any, *, is_ragged: bool) -> Any:
     """transformers' output for what was decoded, without the rows that only fill the bucket."""
     found = jax.device_get((decoded.sequences, decoded.scores, decoded.beam_indices, decoded.num_levels))
@@ -255,6 +287,7 @@ def _as_output(decoded: Decoded, prompt: HostPrompt, plan: DecodePlan, config: A
         "sequences": rows,
         "scores": per_path(decoded.step_scores),
         "logits": per_path(decoded.step_logits),
+        "speculation": _on_host(decoded.speculation, prompt.num_rows, by_model=config.drafting != "head"),
     }
     if plan.is_beam_search:
         first_path = np.arange(prompt.num_rows, dtype=np.int32)[:, None, None] * plan.width

@@ -18,6 +18,7 @@ from hf_gr.catalogue.sequences import to_host
 from hf_gr.catalogue.snapshot import Snapshot
 
 from .shared_checks import (
+    check_codes,
     check_config,
     check_padding,
     check_room,
@@ -47,10 +48,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "output_attentions": (None, False),
     "output_hidden_states": (None, False),
     "prompt_lookup_num_tokens": (None,),
-    "drafting": (None,),
-    "verification": (None, "strict"),
     "num_draft_beams": (None,),
-    "draft_token_budget": (None,),
 }
 NEUTRAL_ENDS = {"min_length": (None, 0), "min_new_tokens": (None, 0)}  # where there is an end token
 NEUTRAL_WARPERS = {  # where samples are drawn
@@ -171,6 +169,61 @@ def check_call(
         rooms[f"max_length={max_length}"] = max_length - prompt.length
     check_room(catalogue, rooms)
     model.spec.check_length(prompt.length + catalogue.max_length)
+
+
+def check_drafting(config: Any, given: Mapping[str, Any]) -> None:
+    """Refuse drafts and verifications that Flax has not.
+
+    Args:
+        config: the prepared config, with our fields.
+        given: those of our fields that the call itself gives.
+
+    Raises:
+        ValueError: names the field, its value, what is expected, and the fix.
+    """
+    drafting, verification = config.drafting, config.verification
+    if drafting not in (None, "trie", "head"):
+        fix = "what pays is not measured in Flax; pass drafting='trie'" if drafting == "auto" else "none drafts there"
+        raise ValueError(
+            f"drafting={drafting!r}, expected None, 'trie' or 'head' in Flax: {fix}, or use backend='torch'"
+        )
+    expected = "catalogue" if drafting == "head" else "strict"
+    if verification not in (None, expected):
+        raise ValueError(
+            f"verification={verification!r} with drafting={drafting!r}, expected {expected!r}: Flax has no other; "
+            "leave it away, or use backend='torch'"
+        )
+    if given.get("draft_token_budget") is not None and drafting is None:
+        raise ValueError(
+            f"draft_token_budget={given['draft_token_budget']} without drafting, expected None: pass drafting='trie'"
+        )
+
+
+def check_draft_head(model: Any, catalogue: Snapshot, prompt: HostPrompt) -> None:
+    """Refuse a draft head that does not fit the catalogue or the prompt.
+
+    Args:
+        model: the model.
+        catalogue: the catalogue of any row.
+        prompt: the prompt.
+
+    Raises:
+        ValueError: names the argument, its value, what is expected, and the fix.
+        NotImplementedError: more tokens than a sliding window.
+    """
+    head = model.draft_head
+    if head is None:
+        raise ValueError(
+            "drafting='head' and the model has no draft head, expected one: load a checkpoint that has it; heads are "
+            "made and trained in PyTorch"
+        )
+    check_codes(head, catalogue)
+    num, limit = head.config.num_placeholders, getattr(model.config, "max_position_embeddings", None)
+    if limit is not None and prompt.length + num > limit:
+        raise ValueError(
+            f"the prompt has {prompt.length} tokens and the draft head's placeholders {num} more, expected at most "
+            f"{limit} together, which is the model's max_position_embeddings: shorten the prompt"
+        )
 
 
 def refuse_arguments(arguments: Mapping[str, Any]) -> None:

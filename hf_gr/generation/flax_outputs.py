@@ -10,6 +10,8 @@ from typing import Any
 from jaxtyping import Array, Float, Int
 from transformers.utils import ModelOutput
 
+from hf_gr.flax.speculation import Speculation
+
 
 @dataclass
 class FlaxGenerateOutput(ModelOutput):
@@ -24,7 +26,7 @@ class FlaxGenerateOutput(ModelOutput):
         attentions: None.
         hidden_states: None.
         past_key_values: None: the prompt's keys live inside the program.
-        speculation: what was scored ahead; None, as nothing is.
+        speculation: how many forwards it took, and what was scored ahead.
     """
 
     sequences: Int[Array, "rows length"] | None = None
@@ -35,7 +37,7 @@ class FlaxGenerateOutput(ModelOutput):
     attentions: Any = None
     hidden_states: Any = None
     past_key_values: Any = None
-    speculation: Any = None
+    speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
         """Have what is there under its name; transformers' own would look into the first array, entry by entry."""

@@ -6,15 +6,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import numpy.typing as npt
 from transformers.generation.configuration_utils import GenerationMode
 
+from hf_gr.catalogue.sequences import to_host
 from hf_gr.catalogue.snapshot import Snapshot
 
 from .configuration import GR_FIELDS, check_fields
 
+# By draft head, the tries whose tokens were found among its codes.
+_FITTING: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
+
+DEFAULT_BUDGET = 512  # nodes of a row beside its beams
+LOGITS_AT_ONCE = 2**26  # of all nodes that are scored ahead, by default: 256 MB in fp32
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
 
 
@@ -47,6 +54,36 @@ def check_tokens_of_catalogue(catalogue: Snapshot, vocabulary: int, *, name: str
             f"{name} has token {catalogue.max_token_id}, expected less than the vocabulary, {vocabulary}: "
             "is it another model's catalogue, or were the embeddings not resized?"
         )
+
+
+def check_codes(head: Any, catalogue: Snapshot) -> None:
+    """Refuse a catalogue with tokens that a draft head has no code for, level by level.
+
+    Raises:
+        ValueError: another number of levels, or a token that is not in its level's codebook.
+    """
+    num_levels = head.config.num_levels
+    if catalogue.max_length != num_levels:
+        has_end = catalogue.eos_token_id is not None and catalogue.max_length == num_levels + 1
+        raise ValueError(
+            f"constraint_index has {catalogue.max_length} levels and the draft head {num_levels}, expected as many: "
+            + ("its end token is a level: model.add_draft_head(index)" if has_end else "is it another catalogue's?")
+        )
+    seen = _FITTING.setdefault(head, WeakSet())
+    for part in catalogue.parts:
+        trie = part.segment.trie
+        if trie in seen:
+            continue
+        for level, tokens in enumerate(trie.codebooks):
+            codes = to_host(head.codebook(level))
+            missing = np.setdiff1d(tokens, codes)
+            if len(missing):
+                raise ValueError(
+                    f"constraint_index has token {missing[0]} on level {level + 1}, expected one of the draft head's "
+                    f"{len(codes)} codes: is it another catalogue's head, or were codes added? Make one with "
+                    "model.add_draft_head(codebooks) of all codes"
+                )
+        seen.add(trie)
 
 
 def check_tokens_of_prompt(least: int, most: int, vocabulary: int | None) -> None:
@@ -115,6 +152,11 @@ def missing_token(catalogue: Snapshot, fill: int) -> int:
     """What a row consists of where there is no sequence: the fill token, or -1 if such a row would be an item."""
     is_item = any(part.segment.trie.find([fill] * catalogue.max_length) >= 0 for part in catalogue.parts)
     return -1 if is_item else fill
+
+
+def draft_budget(config: Any, *, batch_size: int, vocab_size: int) -> int:
+    """Nodes beside its live beams that a row may have scored ahead."""
+    return config.draft_token_budget or max(min(DEFAULT_BUDGET, LOGITS_AT_ONCE // (batch_size * vocab_size)), 1)
 
 
 def first_of(name: str, ours: Mapping[str, Any], *configs: Any) -> Any:

@@ -15,101 +15,21 @@ Axes: B batch, N nodes of a level, L levels, H hidden size, T_l codes of level l
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 from weakref import ref
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from hf_gr.draft_head_config import DraftHeadConfig, Transition
+
 from . import head_storage
 from .tree import Nodes
 
-Transition = Literal["rnn", "gru", "mlp", "add", "none"]
 IGNORED = -100  # of a label that ends before the last level: transformers' own
-
-
-@dataclass(frozen=True)
-class DraftHeadConfig:
-    """The shape of a draft head.
-
-    The paper's ablations are settings: NEZHA-1 is `use_state=False`, NEZHA-2 `use_placeholders=False`, NEZHA-3
-    `transition="add"` (NEZHA-4, no verification, is `generate(verification="none")`). Independent heads on the
-    prompt's last hidden state (MTP) are `use_placeholders=False, transition="none"`.
-
-    Args:
-        hidden_size: H, the model's.
-        codebook_sizes: T_1 to T_L.
-        placeholder_tokens: how a tokenizer spells the placeholders; by default `<SP_1>` to `<SP_L>`.
-        placeholder_token_ids: their ids; empty without placeholders.
-        transition: `"rnn"` (the paper's tanh cell), `"gru"`, `"mlp"` (a residual one of two layers), `"add"` (of the
-            token's embedding) or `"none"`.
-        use_state: whether logits read the state; if not, levels are independent.
-        use_placeholders: whether logits read the placeholders' hidden states; if not, none are put behind the prompt.
-
-    Raises:
-        ValueError: a field that is none of those above, or fields that contradict each other.
-
-    Example:
-        >>> config = DraftHeadConfig(hidden_size=64, codebook_sizes=(256, 256, 32), placeholder_token_ids=(9, 10, 11))
-        >>> config.num_levels, config.placeholder_tokens
-        (3, ('<SP_1>', '<SP_2>', '<SP_3>'))
-    """
-
-    hidden_size: int
-    codebook_sizes: tuple[int, ...]
-    placeholder_tokens: tuple[str, ...] = ()
-    placeholder_token_ids: tuple[int, ...] = ()
-    transition: Transition = "rnn"
-    use_state: bool = True
-    use_placeholders: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("codebook_sizes", "placeholder_tokens", "placeholder_token_ids"):
-            if isinstance(getattr(self, name), (str, int)):
-                raise ValueError(f"{name}={getattr(self, name)!r}, expected a sequence with an entry for every level")
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        sizes = (self.hidden_size, *self.codebook_sizes)
-        if not self.codebook_sizes or not all(type(size) is int and size > 0 for size in sizes):
-            raise ValueError(
-                f"hidden_size={self.hidden_size!r} and codebook_sizes={self.codebook_sizes!r}, expected positive "
-                "integers and a size for every level"
-            )
-        if self.transition not in get_args(Transition):
-            raise ValueError(f"transition={self.transition!r}, expected one of {get_args(Transition)}")
-        if not self.use_state and (self.transition != "none" or not self.use_placeholders):
-            raise ValueError(
-                f"use_state=False with transition={self.transition!r} and use_placeholders={self.use_placeholders}, "
-                "expected transition='none' and placeholders: nothing else tells the levels apart"
-            )
-        names = self.placeholder_tokens or tuple(f"<SP_{level}>" for level in range(1, self.num_levels + 1))
-        object.__setattr__(self, "placeholder_tokens", names if self.use_placeholders else ())
-        for name in ("placeholder_tokens", "placeholder_token_ids"):
-            values: tuple[Any, ...] = getattr(self, name)
-            if len(values) != self.num_placeholders or len(set(values)) != len(values):
-                raise ValueError(
-                    f"{name}={values!r}, expected {self.num_placeholders} distinct ones: one for each level, none "
-                    "without placeholders"
-                )
-
-        if not all(type(token) is int and token >= 0 for token in self.placeholder_token_ids):
-            raise ValueError(f"placeholder_token_ids={self.placeholder_token_ids!r}, expected integers, 0 or more")
-
-    @property
-    def num_levels(self) -> int:
-        """L."""
-        return len(self.codebook_sizes)
-
-    @property
-    def num_placeholders(self) -> int:
-        """Tokens behind the prompt."""
-        return self.num_levels if self.use_placeholders else 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields, for JSON."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
 class DraftHead(nn.Module):

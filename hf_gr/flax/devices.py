@@ -1,0 +1,133 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Several devices: the rows of a batch over the axis "data", the model over "model". Knows no trie and no beams.
+
+Over "data" every device runs the one-device program on its own rows, with the catalogue and the model in its memory:
+nothing is exchanged. Over "model" the weights are spread, and XLA's partitioner adds what is to be exchanged.
+
+Axes: B batch, D devices along "data", M devices along "model".
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache, partial
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Key
+
+from .buckets import bucket
+from .decode import Decoded, DecodePlan, decode
+from .scorers import Params, Prompt, Scorer
+from .transition import DeviceCatalogue, DevicePart
+
+DATA, MODEL = "data", "model"
+# What of a parameter `[*layers, out, in]` is spread over "model": its outputs or its inputs; what fits neither pattern
+# is on every device. Two products, one of either kind, then need one exchange: Megatron-LM, section 3.
+OUTPUTS = re.compile(
+    r"((q|k|v|gate|up)_proj|(Self|EncDec)Attention\.[qkv]|wi(_[01])?|embed_tokens|shared|lm_head)\.(weight|bias)$"
+)
+INPUTS = re.compile(r"((o|down)_proj|(Self|EncDec)Attention\.o|wo)\.weight$")
+
+
+def to_mesh(mesh: Mesh | None) -> Mesh | None:
+    """The mesh `[data, model]` of a call.
+
+    Args:
+        mesh: devices along the axes "data" and "model", or one of them; None for all local devices along "data".
+
+    Returns:
+        A mesh with both axes, which the partitioner may divide arrays over; None for a single device by default.
+
+    Raises:
+        ValueError: no mesh, other axes, or devices of other processes.
+    """
+    if mesh is None:
+        return _all_local_devices()
+    if not isinstance(mesh, Mesh):
+        raise ValueError(f'mesh is a {type(mesh).__name__}, expected jax.make_mesh((4, 2), ("{DATA}", "{MODEL}"))')
+    if not mesh.axis_names or not set(mesh.axis_names) <= {DATA, MODEL}:
+        raise ValueError(f'mesh has the axes {mesh.axis_names}, expected "{DATA}", "{MODEL}" or both')
+    if any(device.process_index != jax.process_index() for device in mesh.devices.flat):
+        raise ValueError("mesh has devices of other processes, expected local ones: have each decode its own rows")
+    devices = mesh.devices.T if mesh.axis_names == (MODEL, DATA) else mesh.devices
+    return _mesh(tuple(devices.flat), mesh.shape.get(MODEL, 1))
+
+
+def num_rows_on(mesh: Mesh | None, num_rows: int) -> int:
+    """The rows that a program has for so many: a power of two for each device along "data"."""
+    devices = 1 if mesh is None else mesh.shape[DATA]
+    return devices * bucket(-(-num_rows // devices))
+
+
+def replicated(mesh: Mesh | None) -> NamedSharding | None:
+    """On every device of a mesh; JAX's default device without one."""
+    return None if mesh is None else NamedSharding(mesh, P())
+
+
+def parameter_sharding(name: str, shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
+    """Where a parameter `[*layers, out, in]`, or a bias `[*layers, out]`, is on a mesh.
+
+    An axis that the devices along "model" do not divide stays whole.
+    """
+    axis = None
+    if OUTPUTS.search(name):
+        axis = len(shape) - (1 if name.endswith(".bias") else 2)
+    elif INPUTS.search(name):
+        axis = len(shape) - 1
+    if axis is None or shape[axis] % mesh.shape[MODEL]:
+        return NamedSharding(mesh, P())
+    return NamedSharding(mesh, P(*[MODEL if place == axis else None for place in range(len(shape))]))
+
+
+@partial(jax.jit, static_argnames=("mesh", "scorer"))
+def decode_on_mesh(
+    mesh: Mesh,
+    scorer: Scorer,
+    params: Params,
+    catalogue: DeviceCatalogue,
+    prompt: Prompt,
+    plan: DecodePlan,
+    key: Key[Array, " batch"] | None = None,
+) -> Decoded:
+    """`decode` on several devices.
+
+    Args:
+        mesh: from `to_mesh`.
+        scorer: the model; static.
+        params: its parameters, on the mesh: `FlaxModel.params_on`.
+        catalogue: what each row may be answered with, `replicated` but for what has a batch axis.
+        prompt: what each row begins with; a number of rows that D divides: `num_rows_on`.
+        plan: what is asked for.
+        key: of the draws of every row.
+    """
+    if mesh.shape[MODEL] > 1:
+        prompt, key = lax.with_sharding_constraint((prompt, key), NamedSharding(mesh, P(DATA)))
+        return decode(scorer, params, catalogue, prompt, plan, key)
+    if plan.output_scores or plan.output_logits:  # of every level that any row needs
+        plan = replace(plan, rows_axis=DATA)
+    given = (params, catalogue, prompt, plan, key)
+    rows = P(DATA)
+    parts = [
+        DevicePart(P(), P(), None if part.hidden is None else rows)  # pyright: ignore
+        for part in (catalogue.base, catalogue.added)
+    ]
+    specs = (P(), DeviceCatalogue(*parts, twins=P(), rule_of_row=rows), rows, P(), None if key is None else rows)  # pyright: ignore
+    run = jax.shard_map(partial(decode, scorer), mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)
+    return run(*given)
+
+
+@cache
+def _all_local_devices() -> Mesh | None:
+    devices = tuple(jax.local_devices())
+    return _mesh(devices, 1) if len(devices) > 1 else None
+
+
+def _mesh(devices: tuple[jax.Device, ...], num_model: int) -> Mesh:
+    grid = np.array(devices).reshape(-1, num_model)
+    return Mesh(grid, (DATA, MODEL), axis_types=(AxisType.Auto, AxisType.Auto))

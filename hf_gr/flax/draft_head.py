@@ -1,0 +1,447 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A draft head: semantic IDs from the hidden states of one prefill, without another call of the model. Knows no trie.
+
+The prompt ends with placeholders, one a level. Their hidden states tell the head where it is, a recurrent state what
+it has chosen so far:
+
+    s_1 = h_0;  p_l = logit_head_l(h_l + s_l);  s_{l+1} = transition_l(s_l, embedding_l(t_l))
+
+Heads are trained in PyTorch (`hf_gr.training.DraftHeadTrainer`); here they decode.
+
+Source: NEZHA, equations 1 to 3; the sum, the tanh cell and the head's own embeddings are those of its code.
+
+Axes: B batch, N nodes of a level, L levels, H hidden size, T_l codes of level l, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Sharding
+from jaxtyping import Array, Bool, Float, Int
+
+from hf_gr.draft_head_config import DraftHeadConfig, Transition
+from hf_gr.hub import find_files, push_folder, resolve_folder
+
+from . import head_storage
+from .layers import linear, to_logits
+from .parameters import Parameters
+from .scorers import Params, Prompt
+from .transition import along, static
+
+
+class DraftHead(Parameters):
+    """Logits of every level's codes, from hidden states and from the codes before; `model.draft_head`.
+
+    Its attributes are the tensors of `hf_gr.torch.draft_head.DraftHead`, under the same names.
+
+    Args:
+        config: its shape.
+        codebooks: for every level the token ids of its codes, distinct; the vocabulary is the model's.
+        arrays: the parameters by name, those of `shapes_of`.
+        placeholder_embeddings: the placeholders' input embeddings, where they are known.
+
+    Raises:
+        ValueError: codebooks that are not those of `config`.
+    """
+
+    def __init__(
+        self,
+        config: DraftHeadConfig,
+        codebooks: Sequence[Any],
+        *,
+        arrays: Mapping[str, Array],
+        placeholder_embeddings: np.ndarray[Any, Any] | None = None,
+    ) -> None:
+        codes = [np.asarray(level, dtype=np.int64).ravel() for level in codebooks]
+        sizes = tuple(len(np.unique(level)) for level in codes)
+        if sizes != config.codebook_sizes or any(len(level) != size for level, size in zip(codes, sizes, strict=True)):
+            raise ValueError(
+                f"codebooks have {sizes} distinct tokens, expected {config.codebook_sizes} as in the config, each once"
+            )
+        if any(int(level.min()) < 0 for level in codes):
+            raise ValueError("codebooks have a token below 0, expected token ids of the model's vocabulary")
+        super().__init__(arrays)
+        self._facts = _HeadFacts(config, codes, tuple(arrays), placeholder_embeddings)
+
+    @property
+    def config(self) -> DraftHeadConfig:
+        """Its shape."""
+        return self._facts.config
+
+    @property
+    def placeholder_embeddings(self) -> np.ndarray[Any, Any] | None:
+        """The placeholders' input embeddings `[L, E]` of its file; None where nobody knows them."""
+        return self._facts.placeholder_embeddings
+
+    @property
+    def params(self) -> Params:
+        """The parameters and the codes' numbers, as `HeadScorer` takes them."""
+        return self.params_on(None)
+
+    def params_on(self, sharding: Sharding | None) -> Params:
+        """`params` on several devices; kept for every sharding in use."""
+        arrays, facts = self._arrays(), self._facts
+        if facts.made_of.keys() != arrays.keys() or any(facts.made_of[name] is not arrays[name] for name in arrays):
+            facts.moved, facts.made_of = {}, arrays
+        if sharding not in facts.moved:
+            params = facts.numbers | arrays
+            facts.moved[sharding] = params if sharding is None else jax.device_put(params, sharding)
+        return facts.moved[sharding]
+
+    def parameters(self) -> list[Array]:
+        """All parameters."""
+        return list(self._arrays().values())
+
+    def astype(self, dtype: Any) -> DraftHead:
+        """The same head with parameters of another type."""
+        arrays = {name: array.astype(dtype) for name, array in self._arrays().items()}
+        facts = self._facts
+        return DraftHead(facts.config, facts.codes, arrays=arrays, placeholder_embeddings=facts.placeholder_embeddings)
+
+    def codebook(self, level: int) -> np.ndarray[Any, Any]:
+        """The tokens of a level's codes."""
+        return self._facts.codes[level]
+
+    def save_pretrained(self, save_directory: str | Path) -> None:
+        """Write `draft_head_config.json`, `draft_head.safetensors` and, where there is none yet, a model card.
+
+        Args:
+            save_directory: a folder, made if need be.
+
+        Raises:
+            ValueError: a file in the folder's place.
+            OSError: the disk is full or read-only; the previous head is still readable.
+        """
+        directory = Path(save_directory)
+        self._save(directory, card_name=directory.resolve().name)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_or_dir: str | Path,
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        subfolder: str = "",
+    ) -> DraftHead:
+        """Load a head from a folder or from a repository of the Hub.
+
+        Args:
+            repo_or_dir: a folder with the two files, or a repository id such as `"me/head"`.
+            revision: branch, tag or commit of the repository.
+            token: access token of the Hub, or True for the stored one.
+            cache_dir: where downloads are kept; the Hub's own cache by default.
+            local_files_only: use only what is cached.
+            subfolder: folder inside `repo_or_dir`.
+
+        Raises:
+            ValueError: a file that is missing, cut short, altered, of a newer format, or no safetensors file (never
+                unpickled), or tensors that do not fit the config.
+        """
+        folder = resolve_folder(
+            repo_or_dir,
+            head_storage.FILES,
+            revision=revision,
+            token=token,
+            cache_dir=cache_dir,
+            local_files_only=local_files_only,
+            subfolder=subfolder,
+        )
+        description, tensors = head_storage.load(folder)
+        try:
+            config = DraftHeadConfig(**{field.name: description[field.name] for field in fields(DraftHeadConfig)})
+            rows = tensors.pop(head_storage.PLACEHOLDERS, None)
+            if rows is not None and (rows.ndim != 2 or len(rows) != config.num_placeholders):
+                raise ValueError(
+                    f"{head_storage.PLACEHOLDERS} has shape {list(rows.shape)}, expected a row for each of "
+                    f"{config.num_placeholders} placeholders"
+                )
+            shapes = shapes_of(config)
+            names = [f"codebook_{level}" for level in range(config.num_levels)]
+            sizes = dict(zip(names, ((size,) for size in config.codebook_sizes), strict=True))
+            head_storage.check_tensors(shapes | sizes, tensors)
+            arrays = {name: jnp.asarray(tensors[name]) for name in shapes}
+            return cls(config, [tensors[name] for name in names], arrays=arrays, placeholder_embeddings=rows)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{folder / head_storage.TENSORS_FILE} holds no draft head ({error}): download it or save it again"
+            ) from error
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: str | bool | None = None,
+        revision: str | None = None,
+        commit_message: str = "Upload draft head",
+        create_pr: bool = False,
+    ) -> str:
+        """Upload the head to a repository of the Hub, which is created if need be; an existing model card is kept.
+
+        Returns:
+            The commit's address.
+        """
+        return push_folder(
+            lambda folder, name: self._save(folder, card_name=name),
+            repo_id,
+            private=private,
+            token=token,
+            revision=revision,
+            commit_message=commit_message,
+            create_pr=create_pr,
+        )
+
+    def _arrays(self) -> dict[str, Array]:
+        facts = self._facts
+        return {name: attrgetter(name)(self).get_raw_value() for name in facts.names}
+
+    def save_beside(self, directory: Path, embeddings: np.ndarray[Any, Any]) -> None:
+        """Write the two files beside those of a model with these input embeddings, which has a card of its own."""
+        places = list(self.config.placeholder_token_ids)
+        self._save(directory, rows=embeddings[places] if places else None)
+
+    def _save(
+        self, directory: Path, *, card_name: str | None = None, rows: np.ndarray[Any, Any] | None = None
+    ) -> None:
+        """Save, with a card that tells users to load the head by a name; without one beside a model."""
+        from hf_gr.cards import head_card
+
+        tensors = {name: np.asarray(array) for name, array in self._arrays().items()}
+        tensors |= {f"codebook_{level}": codes for level, codes in enumerate(self._facts.codes)}
+        head_storage.save(
+            directory,
+            self.config.to_dict(),
+            tensors,
+            placeholder_embeddings=self.placeholder_embeddings if rows is None else rows,
+            card=None if card_name is None else head_card(self, card_name),
+        )
+
+
+class _HeadFacts:
+    """What a head has beside its parameters. nnx takes such an object as it is, equal to itself alone."""
+
+    def __init__(
+        self,
+        config: DraftHeadConfig,
+        codes: list[np.ndarray[Any, Any]],
+        names: tuple[str, ...],
+        placeholder_embeddings: np.ndarray[Any, Any] | None,
+    ) -> None:
+        self.config = config
+        self.codes = codes
+        self.names = names
+        self.placeholder_embeddings = placeholder_embeddings
+        self.moved: dict[Sharding | None, Params] = {}
+        self.made_of: dict[str, Array] = {}
+        self.numbers = {f"codebook_{level}": jnp.asarray(own, jnp.int32) for level, own in enumerate(codes)}
+        # By token its place among the level's codes; what is no code gets one that nobody reads.
+        for level, tokens in enumerate(codes):
+            columns = np.zeros(int(tokens.max()) + 1, np.int32)
+            columns[tokens] = np.arange(len(tokens), dtype=np.int32)
+            self.numbers[f"columns_{level}"] = jnp.asarray(columns)
+
+
+def load_draft_head(
+    repo_or_dir: str | Path,
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | Path | None = None,
+    local_files_only: bool = False,
+    subfolder: str = "",
+) -> DraftHead | None:
+    """The draft head of a model's checkpoint; None if it has neither of the two files.
+
+    Args:
+        repo_or_dir: the checkpoint, a folder or a repository id.
+        revision: branch, tag or commit; the model's own commit, lest they be of different ones.
+        token: access token of the Hub.
+        cache_dir: where downloads are kept.
+        local_files_only: use only what is cached.
+        subfolder: folder inside `repo_or_dir`.
+
+    Raises:
+        ValueError: one of the two files is missing, or cannot be read.
+        ConnectionError: the Hub does not say whether there is a head.
+    """
+    files = find_files(
+        repo_or_dir,
+        head_storage.FILES,
+        revision=revision,
+        token=token,
+        cache_dir=cache_dir,
+        local_files_only=local_files_only,
+        subfolder=subfolder,
+    )
+    found = dict(zip(head_storage.FILES, files, strict=True))
+    paths = [path for path in files if path is not None]
+    if not paths:
+        return None
+    if len(paths) < len(found):
+        missing = next(name for name, path in found.items() if path is None)
+        raise ValueError(
+            f"{str(repo_or_dir)!r} has {paths[0].name} and no {missing}, expected both or neither: save the "
+            f"checkpoint again, download {missing}, or delete {paths[0].name} to load the model without its draft head"
+        )
+    return DraftHead.from_pretrained(paths[0].parent)
+
+
+def shapes_of(config: DraftHeadConfig) -> dict[str, tuple[int, ...]]:
+    """The parameters' names and shapes: those of torch's modules."""
+    size = config.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {}
+    for level, codes in enumerate(config.codebook_sizes):
+        shapes[f"logit_heads.{level}.weight"] = (codes, size)
+    if config.transition == "none":
+        return shapes
+    gates = {"rnn": 1, "gru": 3}.get(config.transition)
+    for level, codes in enumerate(config.codebook_sizes[:-1]):
+        shapes[f"embeddings.{level}.weight"] = (codes, size)
+        name = f"transitions.{level}"
+        if gates is not None:
+            shapes |= {f"{name}.weight_{kind}": (gates * size, size) for kind in ("ih", "hh")}
+            shapes |= {f"{name}.bias_{kind}": (gates * size,) for kind in ("ih", "hh")}
+        elif config.transition == "mlp":
+            shapes |= {f"{name}.layers.0.weight": (size, 2 * size), f"{name}.layers.0.bias": (size,)}
+            shapes |= {f"{name}.layers.2.weight": (size, size), f"{name}.layers.2.bias": (size,)}
+    return shapes
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class HeadCache:
+    """What a head goes on from.
+
+    Attributes:
+        hidden: hidden states of the prompt's last token and of the placeholders.
+        states: recurrent states of the nodes scored last.
+        level: tokens of those (static).
+    """
+
+    hidden: Float[Array, "batch positions hidden"]
+    states: Float[Array, "batch nodes hidden"]
+    level: int = static(default=0)
+
+
+@dataclass(frozen=True)
+class HeadScorer:
+    """A draft head as a scorer: nodes cost a small matrix product, and no forward of the model.
+
+    Each call scores the next level. Its parameters are `{"model": ..., "head": DraftHead.params}`.
+
+    Attributes:
+        config: the head's shape.
+        model: the model's scorer, which reads the prompt.
+        vocab_size: to have logits over the whole vocabulary, `-inf` for all but the level's codes, as outputs want
+            them; None for the codes alone, whose places `columns` tells.
+    """
+
+    config: DraftHeadConfig
+    model: Any
+    vocab_size: int | None = None
+
+    def prefill(self, params: Params, prompt: Prompt) -> tuple[Float[Array, "batch codes"], HeadCache]:
+        """See `Scorer.prefill`: the prompt and the placeholders, once."""
+        num_last = self.config.num_placeholders + 1
+        hidden = self.model.hidden_states(params["model"], self._with_placeholders(prompt), num_last=num_last)
+        hidden = hidden.astype(params["head"]["logit_heads.0.weight"].dtype)
+        cache = HeadCache(hidden, hidden[:, :1])
+        return self._logits(params, cache)[:, 0], cache
+
+    def score(
+        self,
+        params: Params,
+        cache: HeadCache,
+        tokens: Int[Array, "batch nodes"],
+        depths: Int[Array, " nodes"],
+        visible: Bool[Array, "batch nodes slots"],
+    ) -> tuple[Float[Array, "batch nodes codes"], HeadCache]:
+        """See `Scorer.score`; all nodes are of the level behind those scored last."""
+        del depths  # known: the levels come one by one
+        level, num_above = cache.level + 1, cache.states.shape[1]
+        if level == 1:  # below the prompt
+            above = jnp.broadcast_to(cache.states[:, :1], (*tokens.shape, cache.states.shape[-1]))
+        else:  # a node sees one node of the level above: its parent
+            first = visible.shape[-1] - tokens.shape[1] - num_above
+            parents = visible[..., first : first + num_above].argmax(-1)
+            above = along(cache.states, parents[..., None])
+        states = self.advance(params, above, tokens, level=level - 1)
+        cache = replace(cache, states=states, level=level)
+        return self._logits(params, cache), cache
+
+    @property
+    def columns(self) -> Any:
+        """From tokens to their places in the logits; None if logits are over the vocabulary."""
+        return self._columns if self.vocab_size is None else None
+
+    def advance(
+        self,
+        params: Params,
+        state: Float[Array, "batch nodes hidden"],
+        tokens: Int[Array, "batch nodes"],
+        *,
+        level: int,
+    ) -> Float[Array, "batch nodes hidden"]:
+        """The states behind one more token, which is of `level`: equation 3."""
+        kind, head, name = self.config.transition, params["head"], f"transitions.{level}"
+        if kind == "none":
+            return state
+        embedded = head[f"embeddings.{level}.weight"][self._columns(params, tokens, level=level)]
+        if kind == "add":
+            return state + embedded
+        if kind == "mlp":
+            inner = jax.nn.silu(linear(jnp.concatenate([embedded, state], axis=-1), head, f"{name}.layers.0"))
+            return state + linear(inner, head, f"{name}.layers.2")
+
+        def gates(x: Array, side: str) -> Array:
+            return x @ head[f"{name}.weight_{side}"].T + head[f"{name}.bias_{side}"]
+
+        of_token, of_state = gates(embedded, "ih"), gates(state, "hh")
+        if kind == "rnn":
+            return jnp.tanh(of_token + of_state)
+        (reset, update, new), (old_reset, old_update, old) = (jnp.split(g, 3, axis=-1) for g in (of_token, of_state))
+        reset, update = jax.nn.sigmoid(reset + old_reset), jax.nn.sigmoid(update + old_update)
+        return (1 - update) * jnp.tanh(new + reset * old) + update * state
+
+    def _with_placeholders(self, prompt: Prompt) -> Prompt:
+        """The prompt, and the placeholders behind it (of an encoder-decoder: behind what its sequences begin with)."""
+        ids = jnp.array(self.config.placeholder_token_ids, dtype=jnp.int32)
+        placeholders = jnp.broadcast_to(ids, (len(prompt.input_ids), len(ids)))
+        if prompt.decoder_input_ids is not None:
+            start = jnp.concatenate([prompt.decoder_input_ids, placeholders], axis=1)
+            return replace(prompt, decoder_input_ids=start)
+        tokens = jnp.concatenate([prompt.input_ids, placeholders], axis=1)
+        mask = jnp.concatenate([prompt.mask, jnp.ones(placeholders.shape, dtype=bool)], axis=1)
+        return Prompt(tokens, mask)
+
+    def _columns(self, params: Params, tokens: Int[Array, "*shape"], *, level: int) -> Int[Array, "*shape"]:
+        """The places of tokens among a level's codes; some place for what is none of them."""
+        columns = params["head"][f"columns_{level}"]
+        return columns[jnp.clip(tokens, 0, len(columns) - 1)]
+
+    def _logits(self, params: Params, cache: HeadCache) -> Float[Array, "batch nodes _"]:
+        """What may follow upon states: equation 2."""
+        head, level, state = params["head"], cache.level, cache.states
+        if self.config.use_placeholders:
+            placeholder = cache.hidden[:, level + 1, None]
+            state = state + placeholder if self.config.use_state else jnp.broadcast_to(placeholder, state.shape)
+        logits = to_logits(state, head[f"logit_heads.{level}.weight"])
+        if self.vocab_size is None:
+            return logits
+        over = jnp.full((*logits.shape[:-1], self.vocab_size), -jnp.inf, dtype=logits.dtype)
+        return over.at[..., head[f"codebook_{level}"]].set(logits)
+
+
+__all__ = ["DraftHead", "DraftHeadConfig", "HeadCache", "HeadScorer", "Transition", "load_draft_head", "shapes_of"]

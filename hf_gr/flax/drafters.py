@@ -1,0 +1,142 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What is scored ahead: all nodes below the live beams, where they are few enough. Decides nothing.
+
+Inside a program shapes are fixed, so a draft always has as many nodes as its level's size, padding included.
+
+Axes: B batch, K beams, N nodes of a draft, C children, W nodes of one of its levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Int
+
+from .beam import Beams
+from .buckets import bucket
+from .transition import Children, DeviceCatalogue, children, is_leaf
+from .tree import Nodes
+
+HEADROOM = 4  # of a draft's size over what the catalogue has below as many beams on average: beams like large subtrees
+SMALLEST_DRAFT = 16
+
+
+def plan_sizes(nodes_per_level: Sequence[int], num_beams: int, *, budget: int) -> tuple[int, ...]:
+    """How many nodes a draft has, by the level of the live beams.
+
+    Nodes that are padding cost as much as others, so sizes follow what the catalogue has below as many beams on
+    average; a power of two, so that one program serves while a catalogue changes.
+
+    Args:
+        nodes_per_level: nodes of the catalogue with 0 to L tokens.
+        num_beams: K.
+        budget: the largest draft; as many nodes a level as there are beams are always allowed.
+
+    Returns:
+        For each level 0 to L - 1 the size; 0 where nothing is drafted: on the first level, which the prefill decides,
+        and on the last one, below which no node needs logits.
+
+    Example:
+        >>> beauty = [1, 91, 6539, 11172, 12023]
+        >>> plan_sizes(beauty, 20, budget=512)
+        (0, 512, 256, 0)
+    """
+    last = len(nodes_per_level) - 1
+    sizes = [0] * last
+    for level in range(1, last - 1):
+        width, expected = min(num_beams, nodes_per_level[level]), 0.0
+        for depth in range(level + 1, last):
+            width *= nodes_per_level[depth] / nodes_per_level[depth - 1]
+            expected += width
+        always = num_beams * (last - 1 - level)
+        wanted = bucket(max(int(HEADROOM * expected), always), least=SMALLEST_DRAFT)
+        sizes[level] = min(wanted, max(budget, always))
+    return tuple(sizes)
+
+
+def open_children(legal: Children, catalogue: DeviceCatalogue, *, depth: int) -> Bool[Array, "batch above children"]:
+    """Which children something follows upon: those whose own children have to be scored."""
+    if not catalogue.has_leaves[depth - 1]:
+        return legal.legal
+    batch_size, num_above, num_children = legal.tokens.shape
+    places = jnp.broadcast_to(jnp.arange(num_above * num_children), (batch_size, num_above * num_children))
+    parents = places // num_children
+    states = legal.take(parents, places - parents * num_children)[1]
+    return legal.legal & ~is_leaf(states, catalogue, level=depth).reshape(legal.tokens.shape)
+
+
+@dataclass(frozen=True)
+class TreeDrafter:
+    """Drafts the whole legal subtree below the beams where it fits.
+
+    What the catalogue drafts holds all that can follow, so it is never rejected, and all levels are decided together.
+
+    Attributes:
+        sizes: by level of the beams, nodes of a draft: see `plan_sizes`.
+    """
+
+    sizes: tuple[int, ...]
+
+    def size(self, level: int) -> int:
+        """See `Drafter.size`."""
+        return self.sizes[level] if level < len(self.sizes) else 0
+
+    def draft(
+        self, beams: Beams, catalogue: DeviceCatalogue, *, level: int
+    ) -> tuple[Nodes, Int[Array, ""], Bool[Array, ""]]:
+        """See `Drafter.draft`."""
+        size, num_beams = self.size(level), beams.scores.shape[1]
+        rows = (len(beams.scores), size)
+        nothing = jnp.zeros(rows, dtype=jnp.int32)
+        filled = [nothing, nothing, jnp.full(rows, catalogue.dead_state)]
+        states = beams.states
+        places = jnp.arange(num_beams, dtype=jnp.int32)
+        used, num_steps = jnp.int32(0), jnp.int32(0)
+        depths = jnp.full(size, level + 1, dtype=jnp.int32)
+        # Nothing follows upon the last level's tokens: they need no logits.
+        for depth in range(level + 1, catalogue.max_length):
+            legal = children(states, catalogue, level=depth - 1)
+            tokens, parents, states, width = _all_children(legal, places, catalogue, depth=depth, room=size)
+            # Behind the levels above; the padding of each is overwritten by the next one.
+            made = (tokens, parents, states)
+            filled = [_put(before, new, used) for before, new in zip(filled, made, strict=True)]
+            places = num_beams + used + jnp.arange(tokens.shape[1], dtype=jnp.int32)
+            used, num_steps = used + width, num_steps + (width > 0)
+            if depth + 1 < catalogue.max_length:
+                depths = depths + (jnp.arange(size) >= used)
+        return Nodes(*filled, depths=depths), num_steps, (used > 0) & (used <= size)
+
+
+def _all_children(
+    legal: Children, places: Int[Array, " above"], catalogue: DeviceCatalogue, *, depth: int, room: int
+) -> tuple[Int[Array, "batch width"], Int[Array, "batch width"], Int[Array, "batch width"], Int[Array, ""]]:
+    """All children that something follows upon: tokens, parents by their places, states; and how many a row has."""
+    batch_size, num_above, num_children = legal.tokens.shape
+    wanted = open_children(legal, catalogue, depth=depth).reshape(batch_size, -1)
+    so_far = jnp.cumsum(wanted, axis=-1, dtype=jnp.int32)
+    counts = so_far[:, -1:]
+    own = jnp.arange(min(room, wanted.shape[1]), dtype=jnp.int32)
+    chosen = jax.vmap(lambda row: jnp.searchsorted(row, own + 1))(so_far).astype(jnp.int32)
+    chosen = jnp.minimum(chosen, wanted.shape[1] - 1)
+    parents = chosen // num_children
+    tokens, states = legal.take(parents, chosen - parents * num_children)
+    is_there = own < counts
+    return (
+        jnp.where(is_there, tokens, 0),
+        jnp.where(is_there, places[parents], 0),
+        jnp.where(is_there, states, catalogue.dead_state),
+        counts.max(),
+    )
+
+
+def _put(
+    row: Int[Array, "batch nodes"], new: Int[Array, "batch width"], start: Int[Array, ""]
+) -> Int[Array, "batch nodes"]:
+    """New entries from a place on; what has no room is dropped."""
+    longer = jnp.pad(row, ((0, 0), (0, new.shape[1])))
+    return lax.dynamic_update_slice_in_dim(longer, new, start, axis=1)[:, : row.shape[1]]

@@ -1,0 +1,118 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What was scored ahead, and logits for the live beams from that. Knows no trie and no model.
+
+Axes: B batch, K beams, N drafted nodes, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from .beam import DEAD, Beams
+from .transition import DeviceCatalogue, along
+from .tree import Nodes
+from .verifiers import locate
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Speculation:
+    """What was scored ahead in one call, and what came of it. Inside of a program everything is an array.
+
+    Attributes:
+        target_forwards: forwards of the model behind the prefill; the same for all rows that are decided together.
+        draft_forwards: forwards of a draft model: none.
+        drafted_nodes: nodes that were scored ahead, by row.
+        accepted_nodes: those of them that became beams.
+        drafted_steps: levels that were drafted, by row.
+        accepted_steps: levels that were decided from a draft.
+    """
+
+    target_forwards: Int[Array, " batch"] | int
+    draft_forwards: Int[Array, " batch"] | int
+    drafted_nodes: Int[Array, " batch"]
+    accepted_nodes: Int[Array, " batch"]
+    drafted_steps: Int[Array, " batch"]
+    accepted_steps: Int[Array, " batch"]
+
+    @classmethod
+    def none(cls, batch_size: int, *, target_forwards: int | Int[Array, ""]) -> Speculation:
+        """Nothing was scored ahead."""
+        nothing = jnp.zeros(batch_size, dtype=jnp.int32)
+        return cls(nothing + target_forwards, *[nothing] * 5)
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Proposes nodes below the live beams. Static: hashable, without arrays."""
+
+    def size(self, level: int) -> int:
+        """How many nodes a draft below beams of a level has, padding included; 0 where nothing is ever drafted."""
+        ...
+
+    def draft(
+        self, beams: Beams, catalogue: DeviceCatalogue, *, level: int
+    ) -> tuple[Nodes, Int[Array, ""], Bool[Array, ""]]:
+        """All that can follow upon the beams.
+
+        Args:
+            beams: the live beams.
+            catalogue: the catalogue.
+            level: tokens of each beam.
+
+        Returns:
+            The nodes; how many levels of them there are; and whether they are all and not none: else nothing must be
+            done with them.
+        """
+        ...
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Lookahead:
+    """What was scored ahead: the logits behind all that can follow.
+
+    Attributes:
+        nodes: the drafted nodes.
+        scored: the logits behind each.
+        speculation: what happened so far.
+    """
+
+    nodes: Nodes
+    scored: Float[Array, "batch nodes vocab"]
+    speculation: Speculation
+
+    @classmethod
+    def over(
+        cls,
+        nodes: Nodes,
+        scored: Float[Array, "batch nodes vocab"],
+        *,
+        num_steps: Int[Array, ""],
+        target_forwards: int,
+        dead_state: Int[Array, ""],
+    ) -> Lookahead:
+        """What is scored, of so many levels; nothing of it is accepted yet."""
+        none = Speculation.none(len(scored), target_forwards=target_forwards)
+        drafted = (nodes.states != dead_state).sum(-1, dtype=jnp.int32)
+        return cls(nodes, scored, replace(none, drafted_nodes=drafted, drafted_steps=none.drafted_steps + num_steps))
+
+    def logits(self, beams: Beams) -> tuple[Float[Array, "batch beams vocab"], Lookahead]:
+        """The logits behind every beam; anything behind what has ended."""
+        places, _ = locate(beams, self.nodes)  # every living beam is there: the draft lacks nothing
+        alive = beams.scores > DEAD
+        own = jnp.arange(self.nodes.states.shape[1], dtype=jnp.int32)
+        stood_on = ((places[..., None] == own) & alive[..., None]).any(1)  # several paths may have one node
+        before = self.speculation
+        after = replace(
+            before,
+            accepted_nodes=before.accepted_nodes + stood_on.sum(-1, dtype=jnp.int32),
+            accepted_steps=before.accepted_steps + 1,
+        )
+        return along(self.scored, places[..., None]), replace(self, speculation=after)

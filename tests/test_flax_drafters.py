@@ -1,0 +1,186 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Trie drafting in Flax changes nothing but the number of forwards."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("jax")
+pytest.importorskip("flax")
+
+import jax
+from flax_catalogues import LENGTH, VOCABULARY, random_index, random_rules
+from flax_table_scorers import TableScorer, prompt_of, tables
+from transformers import Qwen3Config, T5Config
+
+from hf_gr import ConstraintIndex, enable
+from hf_gr.catalogue.snapshot import BatchRules
+from hf_gr.flax import decode, speculation, tree
+from hf_gr.flax.decode import Decoded, DecodePlan, decode_program
+from hf_gr.flax.drafters import TreeDrafter, plan_sizes
+from hf_gr.flax.model import FlaxModel
+from hf_gr.flax.transition import device_catalogue
+
+SCORE_TOL = 1e-5  # fp32: the same sums in another order
+FILL, NUM_ROWS, NUM_BEAMS = 9, 2, 4
+FREE = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SIZES = (0, 96, 24)  # from the second token on, if beams have small subtrees; else from the third on
+PLAN = DecodePlan(
+    num_beams=NUM_BEAMS,
+    num_return_sequences=NUM_BEAMS,
+    num_kept=2 * NUM_BEAMS,
+    do_sample=False,
+    early_stopping="never",
+    max_new_tokens=7,
+    fill_token_id=FILL,
+    missing_token_id=FILL,
+)
+DRAFTING = replace(PLAN, drafter=TreeDrafter(SIZES))
+ONCE = replace(PLAN, drafter=TreeDrafter(SIZES[:2]))  # a program compiles the faster, the fewer levels may draft
+
+
+def run(rules: BatchRules, plan: DecodePlan, params: Any, *, key: Any = None, fresh: bool = False) -> Decoded:
+    program = jax.jit(partial(decode.decode, TableScorer(VOCABULARY))) if fresh else None
+    arguments = (params, device_catalogue(rules, num_rows=NUM_ROWS), prompt_of(NUM_ROWS), plan, key)
+    return decode_program(TableScorer(VOCABULARY), *arguments) if program is None else program(*arguments)
+
+
+def check(seed: int, plan: DecodePlan, *, ragged: bool, key: Any = None, fresh: bool = False) -> tuple[int, int]:
+    """A call without and with drafts: equal results; the forwards of both."""
+    rng = random.Random(seed)
+    params = tables(seed, NUM_ROWS, vocabulary=VOCABULARY, longest=LENGTH + ragged)
+    rules = random_rules(rng, random_index(rng, ragged=ragged))
+    plain = run(rules, replace(plan, drafter=None), params, key=key)
+    ours = run(rules, plan, params, key=key, fresh=fresh)
+    assert ours.sequences.tolist() == plain.sequences.tolist()
+    assert ours.beam_indices.tolist() == plain.beam_indices.tolist()
+    np.testing.assert_allclose(ours.scores, plain.scores, atol=SCORE_TOL, rtol=0)
+    assert ours.num_levels.tolist() == plain.num_levels.tolist()
+    happened, before = ours.speculation, plain.speculation
+    assert before.target_forwards.tolist() == (plain.num_levels - 1).tolist()
+    assert not np.asarray(before.drafted_nodes).any()
+    forwards = int(happened.target_forwards[0]), int(before.target_forwards[0])
+    assert forwards[0] + int(happened.accepted_steps[0]) == forwards[1]
+    assert (happened.accepted_nodes <= happened.drafted_nodes).all()
+    assert (happened.accepted_nodes <= NUM_BEAMS * happened.accepted_steps).all()
+    assert (happened.drafted_steps >= happened.accepted_steps).all()
+    return forwards
+
+
+@pytest.mark.parametrize("ragged", [False, True], ids=["fixed", "ragged"])
+@FREE
+@given(seed=st.integers(0, 10**6))
+def test_drafts_change_nothing(one_shape: None, ragged: bool, seed: int) -> None:
+    check(seed, ONCE if ragged else DRAFTING, ragged=ragged)
+
+
+def test_drafts_save_forwards(one_shape: None) -> None:
+    runs = [check(seed, DRAFTING, ragged=False) for seed in range(20)]
+    assert {forwards for forwards, _ in runs} >= {1, 2}  # from the second token on, or from the third
+    assert all(before == LENGTH - 1 for _, before in runs)
+
+
+def test_samples_are_the_same(one_shape: None) -> None:
+    plan = replace(ONCE, num_beams=1, num_kept=2, do_sample=True, early_stopping=False, temperature=np.float32(2))
+    keys = [jax.random.split(jax.random.key(seed), NUM_ROWS) for seed in range(10)]
+    runs = [check(seed, plan, ragged=False, key=key) for seed, key in enumerate(keys)]
+    assert any(forwards < before for forwards, before in runs)
+
+
+@pytest.mark.parametrize(
+    ("home", "name", "spoil"),
+    [
+        (tree.Tree, "mask_with", lambda mask: mask.at[:, -SIZES[1] :].set(mask[:, :1])),
+        (speculation, "locate", lambda found: (found[0] * 0, found[1])),
+    ],
+)
+def test_a_planted_error_is_seen(
+    one_shape: None, home: Any, name: str, spoil: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = getattr(home, name)
+    monkeypatch.setattr(home, name, lambda *args, **kwargs: spoil(right(*args, **kwargs)))
+
+    def check_some() -> None:
+        for seed in range(5):
+            check(seed, ONCE, ragged=False, fresh=True)
+
+    with pytest.raises(AssertionError):
+        check_some()
+
+
+def test_sizes_follow_the_catalogue() -> None:
+    assert plan_sizes([1, 3], 4, budget=512) == (0,)
+    assert plan_sizes([1, 3, 9], 4, budget=512) == (0, 0)
+    assert plan_sizes([1, 3, 9, 9], 4, budget=512) == (0, 64, 0)
+    assert plan_sizes([1, 3, 9, 9, 9], 4, budget=20) == (0, 20, 16, 0)
+    assert plan_sizes([1, 50, 50, 50, 50], 20, budget=1) == (0, 40, 20, 0)  # chains always ride along
+
+
+# Models
+
+SMALL = {"vocab_size": 32, "pad_token_id": 1, "eos_token_id": None, "bos_token_id": None}
+CONFIGS = {
+    "qwen3": lambda: Qwen3Config(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        intermediate_size=16,
+        **SMALL,
+    ),
+    "t5": lambda: T5Config(d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=1, **SMALL),
+}
+INDEX = ConstraintIndex.from_sequences(np.random.default_rng(0).integers(3, 24, size=(300, 3)))
+
+
+@pytest.fixture
+def _highest_precision() -> Iterator[None]:
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
+@pytest.mark.usefixtures("_highest_precision")
+@pytest.mark.parametrize("family", CONFIGS)
+def test_models_draft_by_the_trie(family: str) -> None:
+    model = enable(FlaxModel(CONFIGS[family]()))
+    prompts = np.random.default_rng(1).integers(3, 32, size=(3, 9))
+    mask = np.ones_like(prompts)
+    mask[0, :4] = 0
+    options = {"num_beams": 4, "num_return_sequences": 4, "return_dict_in_generate": True}
+    given = {"attention_mask": mask, "constraint_index": INDEX.where(list(range(200))), **options}
+    plain = model.generate(prompts, **given)
+    ours = model.generate(prompts, drafting="trie", **given)
+    assert ours.sequences.tolist() == plain.sequences.tolist()
+    assert plain.speculation.target_forwards == 2
+    assert ours.speculation.target_forwards == 1  # all that is left behind the first token fits
+    assert ours.speculation.accepted_nodes.tolist() == [4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"drafting": "auto"}, "drafting='auto', expected None, 'trie' or 'head' in Flax: .*drafting='trie'"),
+        ({"drafting": "assistant"}, "drafting='assistant', expected None, 'trie' or 'head'.*backend='torch'"),
+        ({"drafting": "trie", "verification": "relaxed"}, "verification='relaxed' with drafting='trie'"),
+        ({"drafting": "trie", "verification": "catalogue"}, "verification='catalogue' with drafting='trie'"),
+        ({"draft_token_budget": 5}, "draft_token_budget=5 without drafting, expected None"),
+        ({"num_draft_beams": 5}, "num_draft_beams=5"),
+        ({"drafting": "head"}, "the model has no draft head"),
+    ],
+    ids=str,
+)
+def test_what_flax_has_not_is_refused(kwargs: dict[str, Any], message: str) -> None:
+    model = enable(FlaxModel(CONFIGS["qwen3"]()))
+    with pytest.raises(ValueError, match=message):
+        model.generate([[5, 6, 7]], constraint_index=INDEX, **kwargs)
