@@ -9,6 +9,7 @@ import functools
 import itertools
 import logging
 import random
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -598,7 +599,7 @@ def vocabulary_of_50() -> Any:
         ({"generator": 7}, "generator is int, expected a torch.Generator"),
         ({"constraint_index": None, "verification": "relaxed"}, "verification given without constraint_index"),
     ],
-    ids=lambda value: str(value)[:50],
+    ids=lambda value: re.sub(" at 0x[0-9a-f]+", "", str(value))[:50],  # the same in every process
 )  # fmt: skip
 def test_bad_drafts_are_refused_before_any_work(
     kwargs: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch

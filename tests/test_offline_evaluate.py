@@ -141,6 +141,18 @@ def test_given_targets_one_or_several(tmp_path: Path, case: Case) -> None:
     assert (result.latency_seconds, result.unconstrained_invalid) == (None, None)
 
 
+@pytest.mark.parametrize("truths", [[True, False], ["True", "false"], ["1", "0"], [1, 0]])
+def test_new_targets_in_every_way_that_tables_have(tmp_path: Path, case: Case, truths: list[Any]) -> None:
+    rows = [{"seen": [100], "next": 105, "new": truth} for truth in truths]
+    options = {"constraint_index": case.index, "history": "seen", "target": "next", "num_beams": 10, "cutoffs": [10]}
+    path = write_users(tmp_path / "u.parquet", rows)
+    (result,) = evaluate(case.model, path, **options, is_new="new", sampled_users=0).results
+    assert result.new_items["num_users"] == 1
+    write_users(path, [row | {"new": "yes"} for row in rows])
+    with pytest.raises(ValueError, match="column 'new', row 0 is 'yes', expected true, false, 1 or 0"):
+        evaluate(case.model, path, **options, is_new="new", sampled_users=0)
+
+
 def test_filters_that_leave_too_few_are_seen(tmp_path: Path, case: Case) -> None:
     path = write_users(
         tmp_path / "u.parquet", [{"seen": [100, 101], "only": [103]}, {"seen": [100, 102], "only": None}]

@@ -199,6 +199,9 @@ def test_bad_rows_are_skipped_with_a_reason(tmp_path: Path, case: Case, whole: b
         ({"prefix_tokens": [-1]}, r"prefix_tokens=\(-1,\), expected token ids"),
         ({"dtype": "float8"}, "dtype='float8', expected one of auto, float32, bfloat16, float16"),
         ({"dtype": "int8"}, "dtype='int8', expected one of auto, float32, bfloat16, float16"),
+        ({"temperature": 0.5}, "temperature=0.5 has no effect without sampling"),
+        ({"lenght_penalty": 0.5}, r"lenght_penalty= is given \(--option\), .*: did you mean length_penalty\?"),
+        ({"history": None, "text": "who"}, "has no tokenizer, expected one for a column of texts"),
     ],
 )
 def test_arguments_are_checked_before_any_work(
@@ -207,6 +210,19 @@ def test_arguments_are_checked_before_any_work(
     with pytest.raises(ValueError, match=message):
         run(case, users, tmp_path / "recs.parquet", **options)
     assert not list(tmp_path.iterdir())
+
+
+def test_ids_of_another_type(tmp_path: Path, case: Case) -> None:
+    for cell, found in (["17"], "list<.*string>"), (17, "int64"), ([1.5], "list<.*double>"):
+        path = write_users(tmp_path / "u.parquet", [{"seen": cell}])
+        with pytest.raises(ValueError, match=f"column 'seen' has type {found}, expected lists of integers"):
+            recommend(case.model, path, tmp_path / "recs.parquet", constraint_index=case.index, history="seen")
+
+
+def test_a_model_that_is_nowhere(tmp_path: Path, case: Case, users: Path) -> None:
+    for name in ("./nowhere", str(tmp_path / "nowhere")):
+        with pytest.raises(ValueError, match=r"model='.*nowhere' is no folder here and no repository id"):
+            recommend(name, users, tmp_path / "recs.parquet", constraint_index=case.index, history="seen")
 
 
 def test_an_output_that_cannot_be_written(tmp_path: Path, case: Case, users: Path) -> None:
@@ -400,6 +416,10 @@ def test_a_run_that_finished_nothing_is_in_nobodys_way(
     with monkeypatch.context() as patched:
         patched.setattr(Job, "run", lambda *args: (_ for _ in ()).throw(ValueError("at once")))
         with pytest.raises(ValueError, match="at once"):
+            run(case, users, output, top_k=3)
+        assert not folder_of(output).exists()
+        patched.setattr(Job, "run", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
             run(case, users, output, top_k=3)
     assert folder_of(output).exists()
     assert run(case, users, output).output.read_bytes() == whole

@@ -76,7 +76,10 @@ InputOption = Annotated[
         show_default=False,
     ),
 ]
-HistoryOption = Annotated[str | None, column("Lists of item ids, oldest first. This, --tokens or --text.")]
+HistoryOption = Annotated[
+    str | None,
+    column("Lists of item ids, oldest first; in CSV texts such as `5 7` or `[5, 7]`. This, --tokens or --text."),
+]
 TokensOption = Annotated[str | None, column("Lists of token ids: prompts as they are.")]
 TextOption = Annotated[str | None, column("Texts, for the model's tokenizer.")]
 ExcludeOption = Annotated[
@@ -208,8 +211,9 @@ def recommend(
 
     Writes a Parquet file with a row for every user, in their order: the user, items (ids, best first) and scores.
     Killed or interrupted, the same command goes on where it stopped. Under `accelerate launch -m hf_gr.cli recommend
-    ...` it runs on all devices. Exit code 0: all rows; 1: refused or stopped, what is finished is kept; 3: finished,
-    with skipped rows; 130: interrupted. Under a launcher that starts several processes all but 0 become its own, 1.
+    ...` it runs on all devices. Exit code 0: all rows; 1: refused or stopped, what is finished is kept; 2: an option
+    is wrong; 3: finished, with skipped rows; 130: interrupted. Under a launcher that starts several processes all but
+    0 become its own, 1.
     """
     flags = locals()
     start = perf_counter()

@@ -135,7 +135,7 @@ def evaluate(
         filter: column of the only items that a user may be answered with.
         group: column of parts of the users, each of which gets metrics of its own.
         new_items: ids of items that are new; users whose first target is one of them get metrics of their own.
-        is_new: column that says whether the target is new, instead.
+        is_new: column of true and false (or 1 and 0): whether the target is new, instead.
         cutoffs: the K of Recall@K and NDCG@K; the largest is the number of items that a user gets.
         num_beams: one number or several, each evaluated; by default the checkpoint's own, else 20.
         assistant_model: a draft model for `generate`, loaded or by name.

@@ -7,11 +7,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from hf_gr import __version__
 from hf_gr.catalogue import ConstraintIndex
+from hf_gr.generation import GRGenerationConfig
 from hf_gr.tables import Format, pa
 
 from .decoding import Decoder
@@ -30,7 +33,6 @@ from .prompts import PromptMaker
 from .settings import NUM_BEAMS, Settings
 from .users import Paths, Users, Window
 
-KEPT = ("group", "is_new")  # columns that `evaluate` finds beside the answers
 BOOKKEEPING = ("transformers_version", "_from_model_config")  # of a generation config; they decide nothing
 # Settings by which an interrupted run may go on differently: the advice of a bad row, and of a device without memory.
 CHANGEABLE = ("on_error", "token_budget")
@@ -79,7 +81,10 @@ class Job:
         values = [user, items, scores, [problems.get(row) for row in rows]]
         if self.settings.has_targets:
             values.append([made.targets.get(row) for row in rows])
-        values += [name for name in (getattr(columns, role) for role in KEPT) if name is not None]
+        if columns.group is not None:
+            values.append(columns.group)
+        if columns.is_new is not None:
+            values.append([made.are_new.get(row) for row in rows])
         arrays = [
             window.columns.column(value).combine_chunks() if isinstance(value, str) else pa.array(value, type=kind)
             for value, kind in zip(values, self.schema.types, strict=True)
@@ -177,13 +182,23 @@ def _schema(settings: Settings, users: Users) -> Any:
         raise ValueError(f"user={who.name!r}, expected another name than items, scores and error: rename the column")
     if settings.has_targets:
         fields.append(pa.field("targets", pa.list_(item)))
-    kept = {role: getattr(columns, role) for role in KEPT}
-    fields += [pa.field(role, users.schema.field(name).type) for role, name in kept.items() if name is not None]
+    if columns.group is not None:
+        fields.append(pa.field("group", users.schema.field(columns.group).type))
+    if columns.is_new is not None:
+        fields.append(pa.field("is_new", pa.bool_()))
     return pa.schema(fields)
 
 
 def _check_decoding(decoder: Decoder) -> None:
-    """Refuse what leads to other rows each time, and beams that cannot hold the items."""
+    """Refuse what `generate` does not know, what gives other rows each time, and beams that cannot hold the items."""
+    taken = [signature(call).parameters for call in (decoder.model.generate, decoder.model.forward)]
+    known = {*vars(GRGenerationConfig()), *taken[0], *taken[1]}
+    for name in sorted(set(decoder.options) - known):
+        close = get_close_matches(name, known, n=1)
+        raise ValueError(
+            f"{name}= is given (--option), expected an argument of generate"
+            + (f": did you mean {close[0]}?" if close else ": leave it away")
+        )
     if decoder.option("do_sample") or decoder.option("verification") == "relaxed":
         raise ValueError(
             "the checkpoint's generation config samples, expected beam search: pass do_sample=False, since a resumed "

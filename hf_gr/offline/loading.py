@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 from accelerate.utils import align_module_device
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -40,6 +42,7 @@ def load_model(model: Any, *, dtype: str | torch.dtype, device_map: Any, device:
             "over all devices, and every process has a model of its own"
         )
     if isinstance(model, (str, Path)):
+        check_name(model)
         name = dtype if dtype in (None, "auto") else getattr(torch, str(dtype).removeprefix("torch."), None)
         if name is not None and name != "auto" and not getattr(name, "is_floating_point", False):
             name = None
@@ -64,9 +67,21 @@ def load_model(model: Any, *, dtype: str | torch.dtype, device_map: Any, device:
     return model
 
 
+def check_name(model: str | Path, *, argument: str = "model") -> None:
+    """Refuse what is neither a folder nor the name of a repository, before anybody is asked for it."""
+    try:
+        if not Path(model).is_dir():
+            validate_repo_id(str(model))
+    except HFValidationError as error:
+        raise ValueError(
+            f"{argument}={str(model)!r} is no folder here and no repository id, expected one of them: check the path"
+        ) from error
+
+
 def load_draft_model(draft_model: Any, model: Any) -> Any:
     """A draft model for a model, loaded beside it; one that is loaded already stays where it is."""
     if isinstance(draft_model, (str, Path)):
+        check_name(draft_model, argument="assistant_model")
         loaded = AutoModelForGenerativeRetrieval.from_pretrained(draft_model, dtype=model.dtype)
         return loaded.to(input_device(model)).eval()
     return draft_model
@@ -93,13 +108,29 @@ def load_index(index: Any, model: Any) -> ConstraintIndex:
 
 
 def load_tokenizer(tokenizer: Any, model: Any) -> Any:
-    """A tokenizer as it is, by name, or for None the one in the model's checkpoint."""
+    """A tokenizer as it is, by name, or for None the one in the model's checkpoint.
+
+    Raises:
+        ValueError: there is none.
+    """
     if tokenizer is None and not isinstance(model, (str, Path)):
         raise ValueError("text= with a loaded model and tokenizer=None, expected its tokenizer: pass tokenizer=")
     if tokenizer is None or isinstance(tokenizer, (str, Path)):
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(model if tokenizer is None else tokenizer)
+        name = str(model if tokenizer is None else tokenizer)
+        made: Any = None
+        failure: Exception | None = None
+        try:
+            made = AutoTokenizer.from_pretrained(name)
+        except (OSError, ValueError) as error:
+            failure = error
+        # Where there are no files transformers fails, or makes one without a vocabulary.
+        if made is None or len(made) <= len(made.all_special_ids):
+            raise ValueError(
+                f"{name!r} has no tokenizer, expected one for a column of texts: pass tokenizer= (--tokenizer)"
+            ) from failure
+        return made
     return tokenizer
 
 

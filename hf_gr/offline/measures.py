@@ -46,7 +46,7 @@ def count_rows(
                 if "group" in columns:
                     groups.setdefault(str(columns["group"][row]), RankingTotals(cutoffs)).add(items, targets)
                 is_new = columns["is_new"][row] if "is_new" in columns else targets[0] in (new_items or ())
-                if is_new in (True, 1, "true", "True", "1"):
+                if is_new:
                     of_new.add(items, targets)
     return {
         "metrics": totals.means(),

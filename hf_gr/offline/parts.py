@@ -125,6 +125,13 @@ class Parts:
         except OSError:
             pass  # on a full disk they go on to the end of their rows
 
+    def discard_empty(self) -> None:
+        """Remove the folder of a run that has failed without finishing a window."""
+        if not self.count():
+            self._clear("*.tmp", STOPPED, MANIFEST)
+            with suppress(OSError):  # where there is something of somebody else's
+                self.folder.rmdir()
+
     @property
     def is_stopped(self) -> bool:
         """Whether some process has failed."""

@@ -17,6 +17,8 @@ from hf_gr.catalogue.trie import PADDING
 
 from .users import SKIPPING, UserColumns, Window, read_list
 
+TRUTHS = {"true": True, "1": True, "false": False, "0": False}
+
 
 @dataclass(frozen=True)
 class Request:
@@ -43,11 +45,13 @@ class Requests:
         requests: of all rows without a problem.
         problems: by row, counted from the window's first.
         targets: by row without a problem: the items that came next, where they are asked for.
+        are_new: by row: whether the target is new, where a column says so.
     """
 
     requests: list[Request]
     problems: dict[int, str]
     targets: dict[int, list[Any]] = field(default_factory=dict)
+    are_new: dict[int, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,7 @@ class PromptMaker:
         """The requests of a window."""
         problems: dict[int, str] = {}
         targets = self._read_targets(window, problems)
+        are_new = self._read_truths(window, self.columns.is_new, problems)
         if self.columns.history is not None:
             prompts = self._from_histories(window, problems, targets)
         elif self.columns.tokens is not None:
@@ -98,7 +103,8 @@ class PromptMaker:
             only = allowed.get(row)
             requests.append(Request(row, prompts[row], tuple(exclude), None if only is None else tuple(only)))
         kept = {request.row for request in requests}
-        return Requests(requests, problems, {row: items for row, items in targets.items() if row in kept})
+        targets = {row: items for row, items in targets.items() if row in kept}
+        return Requests(requests, problems, targets, are_new)
 
     def _from_histories(
         self, window: Window, problems: dict[int, str], targets: dict[int, list[Any]]
@@ -201,6 +207,16 @@ class PromptMaker:
                 expected = f"the id of an item, or a list of them: {SKIPPING}"
                 problems.setdefault(row, window.problem(name, row, cell, expected))
         return targets
+
+    def _read_truths(self, window: Window, name: str | None, problems: dict[int, str]) -> dict[int, bool]:
+        """By row what a column of true and false says, which texts and numbers may stand for."""
+        truths: dict[int, bool] = {}
+        for row, cell in enumerate(window.cells(name) if name is not None else ()):
+            if (truth := TRUTHS.get(str(cell).lower())) is None:
+                problems.setdefault(row, window.problem(name, row, cell, f"true, false, 1 or 0: {SKIPPING}"))  # pyright: ignore
+            else:
+                truths[row] = truth
+        return truths
 
     def _read_lists(
         self, window: Window, name: str | None, problems: dict[int, str], *, at_least: int = 0

@@ -113,7 +113,7 @@ def recommend(
         token_budget: the most tokens of a batch, padding and beams included: take a smaller one where memory runs out.
             It decides the last digits of scores alone, and may be another one when a run goes on.
         window_rows: users that are sorted, decoded and written together; so many are held, and lost when a process
-            dies.
+            dies. It, too, decides the last digits of scores.
         dtype: of a model that is loaded here: `"auto"` (the checkpoint's), `"float32"`, `"bfloat16"` or `"float16"`.
         device_map: of a model that is loaded here, such as `"auto"` for one larger than a device; in one process only.
         progress: show a bar, if stderr is a terminal; the first process does.
@@ -183,6 +183,8 @@ def run_job(
             failure = error
             parts.stop()
         failures = processes.gather(None if failure is None else str(failure))
+        if processes.is_main and any(text is not None for text in failures):
+            parts.discard_empty()
         if failure is not None:
             raise failure
         first = next((rank for rank, text in enumerate(failures) if text is not None), None)

@@ -18,6 +18,7 @@ OWN_OPTIONS = frozenset(
     "inputs input_ids attention_mask constraint_index exclude_items num_return_sequences return_dict_in_generate "
     "output_scores".split()
 )
+SAMPLING_OPTIONS = frozenset("temperature top_k top_p top_h min_p typical_p epsilon_cutoff eta_cutoff".split())
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,10 @@ class Settings:
         if self.options.get("do_sample") or self.options.get("verification") == "relaxed":
             raise ValueError(
                 "do_sample=True or verification='relaxed', expected beam search: a resumed run would draw other rows"
+            )
+        for name in SAMPLING_OPTIONS & {name for name, value in self.options.items() if value is not None}:
+            raise ValueError(
+                f"{name}={self.options[name]!r} has no effect without sampling, expected none: leave it away"
             )
         for name in ("prefix_tokens", "suffix_tokens"):
             tokens = getattr(self, name)

@@ -68,9 +68,10 @@ class UserColumns:
     def __post_init__(self) -> None:
         given = [name for name in ("history", "tokens", "text") if getattr(self, name) is not None]
         if len(given) != 1:
-            found = " and ".join(f"{name}={getattr(self, name)!r}" for name in given) or "none of them"
+            found = " and ".join(f"{name}={getattr(self, name)!r}" for name in given) or "no column"
             raise ValueError(
-                f"{found} is given, expected one of history=, tokens= and text=: the column that makes the prompt"
+                f"{found} is given, expected one of history=, tokens= and text= (--history, --tokens, "
+                "--text): the column that makes the prompt"
             )
 
     @property
@@ -91,7 +92,10 @@ class UserColumns:
                 role = next(role for role, column in self.by_role.items() if column == name)
                 how_many = f"{there.count(name)} columns" if name in there else "no column"
                 listed = ", ".join(map(repr, there)) or "(there are none)"
-                raise ValueError(f"{file} has {how_many} {name!r}, expected one of {listed}: name it with {role}=")
+                raise ValueError(
+                    f"{file} has {how_many} {name!r}, expected one of {listed}: name it with {role}= "
+                    f"(--{role.replace('_', '-')})"
+                )
 
 
 class Users:
@@ -129,6 +133,7 @@ class Users:
         if first is None:
             raise ValueError(f"{self.name} has no row, expected at least one: there is nobody to recommend to")
         self.schema = first.columns.schema
+        self._check_types()
 
     @property
     def name(self) -> str:
@@ -225,6 +230,21 @@ class Users:
                 types[role] = pa.string() if first[name] is None else pa.scalar(first[name]).type
             found.setdefault(name, types[role])
         return pa.schema(found)
+
+    def _check_types(self) -> None:
+        """Refuse columns that hold no lists of ids, or not of the catalogue's kind; a text may be a list."""
+        kind, is_id = ("texts", _is_text) if self.are_strings else ("integers", pa.types.is_integer)
+        for role in ("history", "exclude", "filter"):
+            name = getattr(self.columns, role)
+            found = None if name is None else self.schema.field(name).type
+            if found is None or _is_text(found) or pa.types.is_null(found):
+                continue
+            value = getattr(found, "value_type", None)
+            if not (value is not None and (is_id(value) or pa.types.is_null(value) or pa.types.is_dictionary(value))):
+                raise ValueError(
+                    f"{self.files[0]}, column {name!r} has type {found}, expected lists of {kind}, as the catalogue's "
+                    "ids are: convert the column"
+                )
 
     def _check_sizes(self) -> None:
         """An empty file is no table; pyarrow says so in many ways."""
@@ -330,6 +350,10 @@ def _plain(schema: Any) -> Any:
     return pa.schema(
         [(field.name, field.type.value_type if pa.types.is_dictionary(field.type) else field.type) for field in schema]
     )
+
+
+def _is_text(kind: Any) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
 def _join(batches: list[Any], schema: Any) -> Any:
