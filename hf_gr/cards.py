@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .catalogue.summary import Summary, summarise
 
@@ -307,7 +307,7 @@ def tag_card(text: str, tags: Sequence[str]) -> str:
 
 def _head_facts(head: DraftHead | FlaxDraftHead) -> str:
     """Shape and source."""
-    config, weight = head.config, head.logit_heads[0].weight
+    config, heads = head.config, cast(Any, head).logit_heads  # of either backend
     rows = [f"| {level} | {size:,} |" for level, size in enumerate(config.codebook_sizes, start=1)]
     if config.use_placeholders:
         spelled = zip(config.placeholder_tokens, config.placeholder_token_ids, strict=True)
@@ -315,7 +315,7 @@ def _head_facts(head: DraftHead | FlaxDraftHead) -> str:
     return _HEAD_FACTS.format(
         num_levels=config.num_levels,
         parameters=sum(math.prod(parameter.shape) for parameter in head.parameters()),
-        dtype=str(weight.dtype).removeprefix("torch."),
+        dtype=str(heads[0].weight.dtype).removeprefix("torch."),
         hidden_size=config.hidden_size,
         settings=(
             f"transition `{config.transition}`, {'with' if config.use_state else 'without'} a state, "

@@ -626,6 +626,7 @@ def test_checkpoints_are_downloaded_with_every_argument(
     hub = {"revision": "v1", "token": "secret", "cache_dir": "there", "local_files_only": True, "subfolder": "source"}
 
     def download(repo: str, file: str, **arguments: Any) -> str:
+        assert arguments.pop("force_download", False) is False  # files of a draft head
         assert (repo, arguments) == ("me/model", hub)
         asked.append(file)
         if not (source / file).exists():

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import cache, partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -128,6 +129,6 @@ def _all_local_devices() -> Mesh | None:
     return _mesh(devices, 1) if len(devices) > 1 else None
 
 
-def _mesh(devices: tuple[jax.Device, ...], num_model: int) -> Mesh:
+def _mesh(devices: tuple[Any, ...], num_model: int) -> Mesh:
     grid = np.array(devices).reshape(-1, num_model)
     return Mesh(grid, (DATA, MODEL), axis_types=(AxisType.Auto, AxisType.Auto))
