@@ -14,8 +14,8 @@
     OMP_NUM_THREADS=1 python examples/tiger_t5.py    # twelve minutes on a CPU
     python examples/tiger_t5.py --fast               # seconds: few films, few steps; the way, not the quality
 
-That printed an HR@10 of 6.6% with the catalogue and without it, against 4.2% for the most popular films; 2.1% of the
-beams were no film without it. `--ahead 1` for as many steps: 3.4%. (torch 2.13, transformers 5.23, one seed)
+The first printed an HR@10 of 6.6% with the catalogue and without it, against 4.2% for the most popular films; 2.1% of
+the beams were no film without it. `--ahead 1` for as many steps: 3.4%. (torch 2.13, transformers 5.23, one seed)
 """
 
 from __future__ import annotations
