@@ -193,10 +193,11 @@ def _check_decoding(decoder: Decoder) -> None:
     """Refuse what `generate` does not know, what gives other rows each time, and beams that cannot hold the items."""
     taken = [signature(call).parameters for call in (decoder.model.generate, decoder.model.forward)]
     known = {*vars(GRGenerationConfig()), *taken[0], *taken[1]}
-    for name in sorted(set(decoder.options) - known):
-        close = get_close_matches(name, known, n=1)
+    unknown = sorted(set(decoder.options) - known)
+    if unknown:
+        close = get_close_matches(unknown[0], known, n=1)
         raise ValueError(
-            f"{name}= is given (--option), expected an argument of generate"
+            f"{unknown[0]}= is given (--option), expected an argument of generate"
             + (f": did you mean {close[0]}?" if close else ": leave it away")
         )
     if decoder.option("do_sample") or decoder.option("verification") == "relaxed":

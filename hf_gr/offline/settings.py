@@ -71,9 +71,10 @@ class Settings:
             raise ValueError(
                 "do_sample=True or verification='relaxed', expected beam search: a resumed run would draw other rows"
             )
-        for name in SAMPLING_OPTIONS & {name for name, value in self.options.items() if value is not None}:
+        idle = sorted(name for name in SAMPLING_OPTIONS if self.options.get(name) is not None)
+        if idle:
             raise ValueError(
-                f"{name}={self.options[name]!r} has no effect without sampling, expected none: leave it away"
+                f"{idle[0]}={self.options[idle[0]]!r} has no effect without sampling, expected none: leave it away"
             )
         for name in ("prefix_tokens", "suffix_tokens"):
             tokens = getattr(self, name)
