@@ -120,9 +120,12 @@ class Trie:
         for level, token in enumerate(prefix):
             if level == self.max_length:
                 return -1
-            node = int(self.advance(np.array([node]), np.array([token]), level)[0])
-            if node < 0:
-                break
+            (low,), (high,) = self.children(np.array([node]), level)
+            edges, sought = self.tokens[low:high], int(token) - self.token_bases[level]
+            place = int(np.searchsorted(edges, sought))
+            if place == len(edges) or edges[place] != sought:
+                return -1
+            node = int(low) + place
         return node
 
     def walk(self, rows: Longs, eos_token_id: int | None) -> tuple[Longs, Longs]:
