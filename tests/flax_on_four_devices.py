@@ -9,6 +9,7 @@ from functools import cache, partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from families import EOS, LLAMA, SPECIAL, VOCABULARY
@@ -16,9 +17,11 @@ from jax.sharding import AxisType, Mesh
 from transformers import AutoConfig
 
 from hf_gr import ConstraintIndex, enable
+from hf_gr.draft_head_config import DraftHeadConfig
 from hf_gr.flax import devices
 from hf_gr.flax.decode import decode_program
 from hf_gr.flax.devices import decode_on_mesh
+from hf_gr.flax.draft_head import DraftHead, shapes_of
 from hf_gr.flax.model import FlaxModel, random_arrays
 from hf_gr.generation import flax
 
@@ -69,8 +72,7 @@ def check(family: str, rows: int, mesh: Mesh | None, index: Any, **kwargs: Any) 
     assert len(found.sequences) == rows * kwargs["num_return_sequences"]
     assert found.sequences.tolist() == expected.sequences.tolist()
     assert found.beam_indices.tolist() == expected.beam_indices.tolist()
-    assert len(found.scores) == len(expected.scores)
-    both = ((out.sequences_scores, *out.scores) for out in (found, expected))
+    both = ((out.sequences_scores, *(out.scores or ())) for out in (found, expected))
     for one, other in zip(*both, strict=True):
         np.testing.assert_allclose(np.asarray(one), np.asarray(other), atol=SCORE_TOL, rtol=0)
     return found
@@ -98,6 +100,46 @@ def test_the_second_call_compiles_nothing_and_rules_are_by_row() -> None:
     before = decode_on_mesh._cache_size()
     check("qwen3", 7, None, [*rules[::-1], *rules[:2]], exclude_items=[*excluded, [], []])
     assert decode_on_mesh._cache_size() == before
+
+
+DEEP = ConstraintIndex.from_sequences(np.random.default_rng(1).integers(3, 24, size=(300, 3)))
+
+
+def test_drafts_are_made_where_they_fit_or_by_all_together() -> None:
+    """A device whose rows have few items left drafts whatever the others do; for all scores, all do or none does."""
+    few, others = DEEP.where(list(range(12))), DEEP.where(list(range(12, 24)))
+    options = {"drafting": "trie", "draft_token_budget": 8}
+    found = check("qwen3", 8, None, [few, others] * 4, **options)
+    assert found.speculation.target_forwards == 1
+    mixed = [few, few, DEEP, DEEP, few, few, few, few]
+    together = check("qwen3", 8, None, mixed, **options)
+    assert together.speculation.target_forwards == 2
+    assert not together.speculation.drafted_nodes.any()
+    found = model_of("qwen3").generate(
+        **prompts(8), constraint_index=mixed, **BEAMS | options | {"output_scores": False}
+    )
+    drafted = np.asarray(found.speculation.drafted_nodes)
+    assert (drafted > 0).tolist() == [True, True, False, False, True, True, True, True]
+    assert found.sequences.tolist() == together.sequences.tolist()
+
+
+@pytest.mark.slow
+def test_drafts_over_spread_weights() -> None:
+    mesh = jax.make_mesh((2, 2), ("data", "model"))
+    found = check("qwen3", 4, mesh, DEEP.where(list(range(12))), drafting="trie")
+    assert found.speculation.target_forwards == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(4, 1), (2, 2)])
+def test_a_draft_head_is_on_all_devices(shape: tuple[int, int]) -> None:
+    model = model_of("llama")
+    config = DraftHeadConfig(model.spec.hidden_size, (21, 21, 21), placeholder_token_ids=(24, 25, 26))
+    rng = np.random.default_rng(0)
+    arrays = {name: jnp.asarray(rng.normal(size=of), jnp.float32) for name, of in shapes_of(config).items()}
+    model.add_draft_head(DraftHead(config, [np.arange(3, 24)] * 3, arrays=arrays))
+    mesh = jax.make_mesh(shape, ("data", "model"))
+    check("llama", 6, mesh, DEEP, drafting="head")
 
 
 def test_draws_are_those_of_one_device() -> None:

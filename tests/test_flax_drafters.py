@@ -124,6 +124,9 @@ def test_sizes_follow_the_catalogue() -> None:
     assert plan_sizes([1, 3, 9, 9], 4, budget=512) == (0, 64, 0)
     assert plan_sizes([1, 3, 9, 9, 9], 4, budget=20) == (0, 20, 16, 0)
     assert plan_sizes([1, 50, 50, 50, 50], 20, budget=1) == (0, 40, 20, 0)  # chains always ride along
+    assert plan_sizes([1, *[50] * 8], 4, budget=64) == (0, 64, 64, 0, 0, 0, 0, 0)  # the first that fits, and another
+    assert plan_sizes([1, *[50 * 8**n for n in range(8)]], 4, budget=64) == (0, 0, 0, 0, 0, 64, 64, 0)  # and one above
+    assert plan_sizes([1, 9, 99, 999, 9999, 99999], 4, budget=8) == (0, 0, 8, 8, 0)  # none fits on average
 
 
 # Models

@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from families import EOS, PAD, build
 from hub_server import HubServer
+from test_draft_head import new_head
 
 pytest.importorskip("jax")
 pytest.importorskip("flax")
 
-from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, GRGenerationConfig
+from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, GRGenerationConfig, enable
+from hf_gr.flax.draft_head import DraftHead
 from hf_gr.flax.model import FlaxModel
 
 INDEX = ConstraintIndex.from_sequences([[5, 9], [5, 6], [7, 8]], item_ids=["ham", "jam", "yam"])
@@ -83,3 +86,24 @@ def test_a_repository_without_a_checkpoint_is_refused(hub: HubServer) -> None:
     INDEX.push_to_hub("me/model")
     with pytest.raises(ValueError, match=r"'me/model' .* gives no .*config\.json"):
         load()
+
+
+def test_a_draft_head_goes_with_its_checkpoint(hub: HubServer) -> None:
+    """Trained in PyTorch, pushed from Flax, and loaded on both sides, with the answers of its own catalogue."""
+    theirs = enable(build("qwen3", config={"num_hidden_layers": 1}))
+    theirs.add_draft_head(new_head(2))
+    theirs.save_pretrained("checkpoint")
+    FlaxModel.from_pretrained("checkpoint").push_to_hub("me/model")
+    assert {"draft_head.safetensors", "draft_head_config.json"} <= set(hub.files("me/model"))
+    options = {"num_beams": 3, "num_return_sequences": 3, "drafting": "head", "constraint_index": INDEX}
+    expected = theirs.generate(torch.tensor([[5, 6, 7]]), **options)
+    loaded = AutoModelForGenerativeRetrieval.from_pretrained("me/model", backend="torch")
+    assert load().generate([[5, 6, 7]], **options).tolist() == expected.tolist()
+    assert loaded.generate(torch.tensor([[5, 6, 7]]), **options).tolist() == expected.tolist()
+    head = DraftHead.from_pretrained("me/model")
+    head.push_to_hub("me/head")
+    assert {"draft_head.safetensors", "draft_head_config.json", "README.md"} <= set(hub.files("me/head"))
+    again = load()
+    again.draft_head = None
+    again.add_draft_head(DraftHead.from_pretrained("me/head"))
+    assert again.generate([[5, 6, 7]], **options).tolist() == expected.tolist()

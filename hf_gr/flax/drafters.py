@@ -30,7 +30,9 @@ def plan_sizes(nodes_per_level: Sequence[int], num_beams: int, *, budget: int) -
     """How many nodes a draft has, by the level of the live beams.
 
     Nodes that are padding cost as much as others, so sizes follow what the catalogue has below as many beams on
-    average; a power of two, so that one program serves while a catalogue changes.
+    average; a power of two, so that one program serves while a catalogue changes. Two levels draft, since
+    a program compiles a forward for each: the first where that average is within the budget, and the one above it,
+    for beams and filters that leave less (the one below it, if there is none above).
 
     Args:
         nodes_per_level: nodes of the catalogue with 0 to L tokens.
@@ -47,15 +49,19 @@ def plan_sizes(nodes_per_level: Sequence[int], num_beams: int, *, budget: int) -
         (0, 512, 256, 0)
     """
     last = len(nodes_per_level) - 1
-    sizes = [0] * last
+    expected, largest = [0.0] * last, [0] * last
     for level in range(1, last - 1):
-        width, expected = min(num_beams, nodes_per_level[level]), 0.0
+        width = min(num_beams, nodes_per_level[level])
         for depth in range(level + 1, last):
             width *= nodes_per_level[depth] / nodes_per_level[depth - 1]
-            expected += width
-        always = num_beams * (last - 1 - level)
-        wanted = bucket(max(int(HEADROOM * expected), always), least=SMALLEST_DRAFT)
-        sizes[level] = min(wanted, max(budget, always))
+            expected[level] += width
+        largest[level] = max(budget, num_beams * (last - 1 - level))
+    first = next((level for level in range(1, last - 1) if expected[level] <= largest[level]), last - 2)
+    sizes = [0] * last
+    start = max(first - 1, 1)
+    for level in range(start, min(start + 2, last - 1)):
+        wanted = max(int(HEADROOM * expected[level]), num_beams * (last - 1 - level))
+        sizes[level] = min(bucket(wanted, least=SMALLEST_DRAFT), largest[level])
     return tuple(sizes)
 
 
