@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from families import EOS, LLAMA, SPECIAL, VOCABULARY
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from transformers import AutoConfig
 
 from hf_gr import ConstraintIndex, enable
@@ -130,14 +131,27 @@ def test_drafts_over_spread_weights() -> None:
     assert found.speculation.target_forwards == 1
 
 
+def head_for(model: FlaxModel, **options: Any) -> DraftHead:
+    config = DraftHeadConfig(model.spec.hidden_size, (21, 21, 21), placeholder_token_ids=(24, 25, 26))
+    rng = np.random.default_rng(0)
+    arrays = {name: jnp.asarray(rng.normal(size=of), jnp.float32) for name, of in shapes_of(config).items()}
+    return DraftHead(config, [np.arange(3, 24)] * 3, arrays=arrays, **options)
+
+
+def test_placeholders_are_written_where_the_embeddings_are() -> None:
+    model = FlaxModel(model_of("qwen3").config)
+    parameter, spread = model.model.embed_tokens.weight, NamedSharding(jax.make_mesh((4,), ("x",)), P("x"))
+    parameter.set_raw_value(jax.device_put(parameter.get_raw_value(), spread))
+    model.add_draft_head(head_for(model, placeholder_embeddings=np.full((3, model.spec.hidden_size), 7, np.float32)))
+    assert parameter.get_raw_value().sharding == spread
+    assert (np.asarray(parameter.get_raw_value())[24:27] == 7).all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(4, 1), (2, 2)])
 def test_a_draft_head_is_on_all_devices(shape: tuple[int, int]) -> None:
     model = model_of("llama")
-    config = DraftHeadConfig(model.spec.hidden_size, (21, 21, 21), placeholder_token_ids=(24, 25, 26))
-    rng = np.random.default_rng(0)
-    arrays = {name: jnp.asarray(rng.normal(size=of), jnp.float32) for name, of in shapes_of(config).items()}
-    model.add_draft_head(DraftHead(config, [np.arange(3, 24)] * 3, arrays=arrays))
+    model.add_draft_head(head_for(model))
     mesh = jax.make_mesh(shape, ("data", "model"))
     check("llama", 6, mesh, DEEP, drafting="head")
 

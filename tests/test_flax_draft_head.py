@@ -225,6 +225,12 @@ def test_damaged_and_foreign_heads_are_refused(folder: Path, tmp_path: Path) -> 
         DraftHead.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match="codebooks have"):
         DraftHead(head.config, [[1, 2]] * 3, arrays={})
+    tensors = {name: tensor.numpy() for name, tensor in new_head(3).state_dict().items()}
+    for name, kind in (("codebook_1", np.float32), ("logit_heads.0.weight", np.int64)):
+        changed = tensors | {name: tensors[name].astype(kind)}
+        head_storage.save(tmp_path, new_head(3).config.to_dict(), changed)
+        with pytest.raises(ValueError, match=f"{name} is {np.dtype(kind)} of shape"):
+            DraftHead.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize(

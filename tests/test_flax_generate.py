@@ -5,8 +5,11 @@
 from __future__ import annotations
 
 import itertools
+import pickle
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,13 +22,25 @@ pytest.importorskip("flax")
 import jax
 import jax.numpy as jnp
 import torch
+from transformers import MistralConfig
+from transformers.generation import (
+    LogitNormalization,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, GRGenerationConfig, enable
-from hf_gr.flax.decode import decode_program
+from hf_gr.flax.decode import DecodePlan, decode_program
 from hf_gr.flax.model import FlaxModel
 from hf_gr.flax.transition import DeviceCatalogue
-from hf_gr.generation import auto, flax
+from hf_gr.generation import auto, flax, mixin
+from hf_gr.generation.flax_checks import check_drafting
+from hf_gr.generation.flax_drafting import scorer_of
 from hf_gr.generation.flax_outputs import FlaxGenerateOutput
+from hf_gr.generation.shared_checks import fill_token
+from hf_gr.torch.decode import DecodePlan as TorchPlan
 
 SCORE_TOL = 1e-4  # fp32 sums of at most 4 log-probabilities
 LENGTH = 3
@@ -36,7 +51,7 @@ RAGGED = ConstraintIndex.from_sequences(
 )
 # Deeper models are held to each other in test_flax_model.py: here programs are compiled by the dozen.
 ONE_LAYER = {"t5": {"num_layers": 1}, "llama": {"num_hidden_layers": 1}, "qwen3": {"num_hidden_layers": 1}}
-DETAILS = {"return_dict_in_generate": True, "output_scores": True}
+DETAILS = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
 BEAMS = {"num_beams": 4, "num_return_sequences": 4, **DETAILS}
 
 
@@ -71,9 +86,10 @@ def check(models: tuple[Any, Any], inputs: dict[str, torch.Tensor], **kwargs: An
     assert ours.beam_indices.tolist() == theirs.beam_indices.tolist()
     np.testing.assert_allclose(ours.sequences_scores, theirs.sequences_scores.numpy(), atol=SCORE_TOL, rtol=0)
     assert [step.shape for step in ours.scores] == [step.shape for step in theirs.scores]
-    for mine, other in zip(ours.scores, theirs.scores, strict=True):
-        alive = np.isfinite(other.numpy()).any(-1)
-        np.testing.assert_allclose(np.asarray(mine)[alive], other.numpy()[alive], atol=SCORE_TOL, rtol=0)
+    for level, scores in enumerate(theirs.scores):
+        alive = np.isfinite(scores.numpy()).any(-1)
+        for mine, other in ((ours.scores[level], scores), (ours.logits[level], theirs.logits[level])):
+            np.testing.assert_allclose(np.asarray(mine)[alive], other.numpy()[alive], atol=SCORE_TOL, rtol=0)
     return ours
 
 
@@ -90,6 +106,8 @@ def test_the_second_call_of_a_bucket_compiles_nothing(index: ConstraintIndex, fo
     views = [index.where(list(range(20, 80))), index.where(list(range(200))), index, index.where([1, 2, 3])]
     check(models, prompts(4, 30, seed=1), constraint_index=index, **BEAMS)  # another length and batch, same buckets
     check(models, prompts(3, 12, seed=2), constraint_index=views[0], length_penalty=0.3, **BEAMS)
+    first_length = index.where(list(range(0, 300, LENGTH)))  # of ragged ones: outputs end with the longest
+    check(models, prompts(3, 12, seed=2), constraint_index=first_length, **BEAMS)
     changed = index.where(list(range(300)))
     changed.remove([4, 5])
     changed.add([[9, 9, 9], [10, 3, 3]], [1000, 1001])
@@ -124,7 +142,7 @@ def test_samples_are_items_and_follow_the_key(folder: Path) -> None:
     options = {"do_sample": True, "temperature": 3.0, "top_k": 20, "top_p": 0.95, "num_return_sequences": 4}
     runs = [
         model.generate(**inputs, constraint_index=INDEX, key=key, **options)
-        for key in (0, jax.random.key(0), jax.random.PRNGKey(0), 1, None, None)
+        for key in (0, jax.random.key(0), jax.random.PRNGKey(0), np.int64(1), None, None)
     ]
     assert all(INDEX.items(np.asarray(runs[0])[:, 8:]))
     assert runs[0].tolist() == runs[1].tolist() == runs[2].tolist() != runs[3].tolist()
@@ -136,6 +154,9 @@ def test_samples_are_items_and_follow_the_key(folder: Path) -> None:
         inputs["input_ids"][:3], attention_mask=inputs["attention_mask"][:3], constraint_index=INDEX, key=0, **options
     )
     assert alone.tolist() == runs[0][:12].tolist()
+    twins = {name: np.repeat(value[-1:], 4, axis=0) for name, value in inputs.items()}
+    out = np.asarray(model.generate(**twins, constraint_index=INDEX, key=0, **options)).reshape(4, -1)
+    assert len(np.unique(out, axis=0)) > 1  # rows draw for themselves
 
 
 def test_inputs_may_be_lists_arrays_and_tensors_and_masks_are_inferred(folder: Path) -> None:
@@ -155,6 +176,96 @@ def test_a_decoder_prompt_may_lack_its_start_token(folder: Path) -> None:
         )
         ours = model.generate(**to_numpy(inputs), decoder_input_ids=start, constraint_index=INDEX, num_beams=2)
         assert ours.tolist() == theirs.tolist()
+    # One start token is enough; and transformers infers no padding of an encoder's prompt.
+    start, length = [[PAD, 3], [3, 4], [PAD, 5]], 2 + LENGTH
+    options = {"constraint_index": INDEX, "num_beams": 2, "max_length": length}
+    theirs = torch_model.generate(inputs["input_ids"], decoder_input_ids=torch.tensor(start), **options)
+    ours = model.generate(inputs["input_ids"], decoder_input_ids=start, **options)
+    assert ours.tolist() == theirs.tolist()
+    for token in (VOCABULARY, -1, 2**40):
+        with pytest.raises(ValueError, match=f"decoder_start_token_id={token}, expected 0 to less than {VOCABULARY}"):
+            model.generate(**to_numpy(inputs), constraint_index=INDEX, decoder_start_token_id=token)
+    with pytest.raises(ValueError, match="prompt 1 is all padding"):
+        model.generate([[5], [6]], attention_mask=[[1], [0]], constraint_index=INDEX)
+
+
+def processors_of(plan: DecodePlan) -> list[Any]:
+    """transformers' processors of what a plan says."""
+    keep: dict[str, Any] = {"min_tokens_to_keep": plan.min_tokens_to_keep}
+    made = [
+        None if plan.temperature is None else TemperatureLogitsWarper(float(plan.temperature)),
+        None if plan.top_k is None else TopKLogitsWarper(plan.top_k, **keep),
+        None if plan.top_p is None else TopPLogitsWarper(float(plan.top_p), **keep),
+        None if plan.min_p is None else MinPLogitsWarper(float(plan.min_p), **keep),
+        LogitNormalization() if plan.renormalize_logits else None,
+    ]
+    return [processor for processor in made if processor is not None]
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"pad_token_id": 7, "output_scores": True},
+        {"num_beams": 4, "num_return_sequences": 2, "early_stopping": True, "length_penalty": -0.5, **DETAILS},
+        {"num_beams": 3, "early_stopping": "never", "max_new_tokens": 9, "eos_token_id": [EOS, 5, 6]},
+        {"num_beams": 3, "max_length": 10**30},  # what tokenizers call no limit
+        {"num_beams": 3, "max_length": 20, "pad_token_id": None, "eos_token_id": EOS, "renormalize_logits": True},
+        {"num_beams": 3, "pad_token_id": 5, "constraint_index": ConstraintIndex.from_sequences([[5, 5], [6, 7]])},
+        {"do_sample": True, "num_return_sequences": 3, "top_k": 0},
+        {"do_sample": True, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1},
+        {"do_sample": True, "num_beams": 3, "top_p": 0.9, "min_p": 0.1, "eos_token_id": [EOS, 5, 6]},
+        {"do_sample": True, "num_beams": 2, "temperature": 1.0, "top_p": 1.0},
+    ],
+    ids=str,
+)
+def test_both_sides_plan_the_same(kwargs: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Field by field, as plans are handed over: nothing is decoded, or compiled."""
+    plans: list[Any] = []
+
+    def stop(*args: Any) -> None:
+        plans.extend(arg for arg in args if isinstance(arg, (DecodePlan, TorchPlan)))
+        raise InterruptedError
+
+    monkeypatch.setattr(mixin, "decode", stop)
+    monkeypatch.setattr(flax, "decode_program", stop)
+    for model, tokens in zip(pair("qwen3", folder), (torch.tensor([[5, 6]]), [[5, 6]]), strict=True):
+        with pytest.raises(InterruptedError):
+            model.generate(tokens, **{"constraint_index": INDEX, **kwargs})
+    theirs, ours = plans
+    names = {field.name for field in fields(ours)} & {field.name for field in fields(theirs)} - {"exit_early"}
+    assert len(names) >= 11
+    for name in names:
+        expected = getattr(theirs, name)
+        expected = min(expected, 2**31 - 1) if name == "max_new_tokens" else expected
+        assert getattr(ours, name) == pytest.approx(expected), name
+    mine, others = processors_of(ours), list(itertools.chain(*(theirs.processors or ())))
+    assert [type(processor) for processor in mine] == [type(processor) for processor in others]
+    for one, other in zip(mine, others, strict=True):
+        assert vars(one) == pytest.approx(vars(other))
+
+
+def test_a_budget_bounds_what_is_drafted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, model = pair("qwen3", folder)
+    drafters: list[Any] = []
+    monkeypatch.setattr(flax, "_as_output", lambda *args, **kwargs: None)
+    monkeypatch.setattr(flax, "decode_program", lambda *args: drafters.append(args[4].drafter))
+    for budget in (None, 64):
+        model.generate([[5, 6]], constraint_index=INDEX, num_beams=4, drafting="trie", draft_token_budget=budget)
+    assert max(drafters[0].sizes) > max(drafters[1].sizes) == 64
+
+
+@pytest.mark.parametrize("output", ["output_scores", "output_logits", None])
+def test_a_head_scores_the_vocabulary_where_that_is_put_out(output: str | None) -> None:
+    config = GRGenerationConfig(drafting="head", length_penalty=1.0, num_beams=2, num_return_sequences=2)
+    config.return_dict_in_generate = True
+    if output is not None:
+        setattr(config, output, True)
+    head = SimpleNamespace(config=None, params_on=lambda devices: None)
+    model = SimpleNamespace(
+        draft_head=head, scorer=None, params_on=head.params_on, spec=SimpleNamespace(vocab_size=VOCABULARY)
+    )
+    scorer, _ = scorer_of(model, config, flax._make_plan(config, INDEX.snapshot, LENGTH), None)
+    assert scorer.vocab_size == (None if output is None else VOCABULARY)
 
 
 def test_a_checkpoint_names_its_catalogue_and_its_defaults(tmp_path: Path) -> None:
@@ -169,8 +280,14 @@ def test_a_checkpoint_names_its_catalogue_and_its_defaults(tmp_path: Path) -> No
     inputs = prompts(3, 9, padded=True)
     theirs = torch_model.generate(**inputs, constraint_index=INDEX)
     assert model.generate(**to_numpy(inputs)).tolist() == theirs.tolist()
-    given = GRGenerationConfig(constraint_index=str(tmp_path), num_return_sequences=1)
-    assert model.generate(**to_numpy(inputs), generation_config=given).tolist() == theirs[::4].tolist()
+    out = model.generate(**to_numpy(inputs), return_dict_in_generate=True)
+    assert out.sequences.tolist() == theirs.tolist()
+    assert out.keys() == {"sequences", "beam_indices", "speculation"}  # scores are given where they are asked for
+    other = ConstraintIndex.from_sequences(26 - ROWS)
+    other.save_pretrained(tmp_path / "other")
+    theirs = torch_model.generate(**inputs, constraint_index=other, num_return_sequences=1)
+    given = GRGenerationConfig(constraint_index=str(tmp_path / "other"), num_return_sequences=1)
+    assert model.generate(**to_numpy(inputs), generation_config=given).tolist() == theirs.tolist()
 
 
 @pytest.mark.parametrize(
@@ -199,6 +316,17 @@ def test_a_checkpoint_names_its_catalogue_and_its_defaults(tmp_path: Path) -> No
         ({"num_draft_beams": 5}, "num_draft_beams=5"),
         ({"drafting": "magic"}, "drafting='magic', expected one of"),
         ({"typical_p": 0.5, "do_sample": True}, "typical_p=0.5"),
+        ({"temperature": 0.0, "do_sample": True}, "temperature=0.0, expected more than 0"),
+        ({"temperature": "hot", "do_sample": True}, "temperature='hot', expected more than 0"),
+        ({"top_k": -1, "do_sample": True}, "top_k=-1, expected an integer"),
+        ({"top_k": 2.5, "do_sample": True}, "top_k=2.5, expected an integer"),
+        ({"top_p": -0.1, "do_sample": True}, "top_p=-0.1, expected 0 to 1"),
+        ({"min_p": 1.5, "do_sample": True}, "min_p=1.5, expected 0 to 1"),
+        ({"length_penalty": None, "num_beams": 2}, "length_penalty=None, expected a finite number"),
+        ({"token_healing": True}, "token_healing=True, expected False"),
+        ({"min_length": 9, "eos_token_id": EOS}, "min_length=9, expected 0"),
+        ({"pad_token_id": 2**31}, f"pad_token_id={2**31}, expected at most {2**31 - 1}"),
+        ({"pad_token_id": None, "eos_token_id": [2**31]}, f"eos_token_id={2**31}, expected at most"),
         ({"num_beams": 0}, "num_beams=0, expected 1 or more"),
         ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences"),
         ({"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5}, "mode|num_beam_groups"),
@@ -228,6 +356,8 @@ def test_bad_arguments_are_refused_before_any_work(kwargs: dict[str, Any], messa
         ({"inputs": [[5, 6], [7]]}, "ragged, expected"),
         ({"inputs": np.zeros((1, 3))}, "float64, expected integers"),
         ({"inputs": np.zeros((1, 0), int)}, "the prompt has no token"),
+        ({"inputs": np.zeros((0, 3), int)}, "the batch has 0 prompts, expected at least one"),
+        ({"inputs": [[5, 6]], "attention_mask": [[1], [1, 1]]}, "attention_mask is ragged, expected"),
         ({"inputs": [[5, VOCABULARY]]}, f"has token {VOCABULARY}, expected 0 to less than {VOCABULARY}"),
         ({"inputs": [[5, 2**31 + 5]]}, f"has token {2**31 + 5}"),
         ({"inputs": [[-100, 5]]}, "has token -100"),
@@ -242,6 +372,23 @@ def test_bad_prompts_are_refused(kwargs: dict[str, Any], message: str, folder: P
         model.generate(**kwargs, constraint_index=INDEX)
 
 
+def test_generated_tokens_count_towards_a_sliding_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"vocab_size": 24, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "head_dim": 4}
+    config = MistralConfig(**sizes, num_attention_heads=2, num_key_value_heads=1, sliding_window=8)
+    model = enable(FlaxModel(config))
+    monkeypatch.setattr(flax, "decode_program", lambda *args: pytest.fail("work was done"))
+    with pytest.raises(NotImplementedError, match="sliding_window"):
+        model.generate([[5] * 6], constraint_index=INDEX)
+    monkeypatch.setattr(flax, "decode_program", lambda *args: (_ for _ in ()).throw(InterruptedError))
+    with pytest.raises(InterruptedError):  # 8 tokens in all
+        model.generate([[5] * 5], constraint_index=INDEX)
+
+
+def test_a_checkpoint_may_say_what_flax_does_not_need() -> None:
+    check_drafting(GRGenerationConfig(num_draft_beams=8, draft_token_budget=9), {})
+    assert fill_token(GRGenerationConfig(eos_token_id=[])) == -1
+
+
 def test_enable_takes_models_of_flax_and_refuses_others(folder: Path) -> None:
     model = FlaxModel.from_pretrained(folder / "qwen3") if pair("qwen3", folder) else None
     assert not isinstance(model, flax.FlaxGenerationMixin)
@@ -250,6 +397,14 @@ def test_enable_takes_models_of_flax_and_refuses_others(folder: Path) -> None:
     assert isinstance(model, flax.FlaxGenerationMixin)
     assert isinstance(model, FlaxModel)
     assert type(model).__name__ == "FlaxModel"
+    again = pickle.loads(pickle.dumps(model))
+    assert type(again) is type(model)
+    tokens = np.array([[5, 6, 7]])
+    assert np.array_equal(again(tokens), model(tokens))
+    loaded = AutoModelForGenerativeRetrieval.from_pretrained(
+        folder / "qwen3", backend="flax", dtype="auto", device_map=None
+    )
+    assert type(loaded) is type(model)
     with pytest.raises(ValueError, match="model is a int, expected a FlaxModel"):
         flax.enable(3)
 
@@ -270,6 +425,24 @@ def test_backends_are_chosen_by_what_is_there(monkeypatch: pytest.MonkeyPatch, f
             AutoModelForGenerativeRetrieval.from_pretrained(folder, **{"backend": "flax", **kwargs})
     with pytest.raises(ValueError, match="1 positional arguments"):
         AutoModelForGenerativeRetrieval.from_pretrained(folder, 3, backend="flax")
+    with pytest.raises(ImportError, match="backend='torch' needs PyTorch: pip install torch"):
+        AutoModelForGenerativeRetrieval.from_pretrained(folder, backend="torch")
+
+
+def test_what_is_pytorchs_alone_loads_pytorch_whatever_auto_means(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a TPU, too: tables of users are decoded by the PyTorch side."""
+    pytest.importorskip("pyarrow")
+    from hf_gr.offline.loading import load_draft_model, load_model
+
+    torch_model, model = pair("qwen3", folder)
+    monkeypatch.setattr(auto, "choose_backend", lambda: "flax")
+    options: dict[str, Any] = {"dtype": "auto", "device_map": None, "device": "cpu", "num_processes": 1}
+    assert isinstance(load_model(folder / "qwen3", **options), mixin.GRGenerationMixin)
+    assert isinstance(load_draft_model(folder / "qwen3", torch_model), mixin.GRGenerationMixin)
+    with pytest.raises(ValueError, match="model is a FlaxModel, expected a transformers model.*backend='torch'"):
+        load_model(model, **options)
 
 
 def test_a_planted_error_is_seen(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

@@ -33,8 +33,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from hf_gr.flax import layers
+from hf_gr.flax import model as model_module
 from hf_gr.flax.decoder import DecoderSpec
-from hf_gr.flax.model import FlaxModel, to_params
+from hf_gr.flax.model import FlaxModel, random_arrays, to_params, to_spec
 from hf_gr.flax.scorers import Prompt, Scorer
 
 LOGIT_TOL = 1e-4  # the issue's; fp32 with sums in another order, logits up to 10
@@ -396,6 +397,22 @@ def test_params_follow_what_is_replaced(name: str) -> None:
     assert np.abs(np.asarray(model(tokens)) - before).max() > 0.1
 
 
+def test_params_follow_what_another_thread_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = FlaxModel.from_pretrained(built("qwen2")[1])
+    weight = model.model.norm.weight
+
+    def meanwhile(*args: Any, **kwargs: Any) -> Any:
+        made = to_params(*args, **kwargs)
+        monkeypatch.undo()
+        weight[...] = weight[...] * 2
+        assert model.params["model.norm.weight"] is weight.get_raw_value()
+        return made
+
+    monkeypatch.setattr(model_module, "to_params", meanwhile)
+    assert model.params["model.norm.weight"] is not weight.get_raw_value()  # was asked for before
+    assert model.params["model.norm.weight"] is weight.get_raw_value()
+
+
 @pytest.mark.parametrize("name", ["qwen2", "llama of many layers"])
 def test_a_model_is_trained_as_any_of_nnx(name: str) -> None:
     model, tokens = FlaxModel.from_pretrained(built(name)[1]), jnp.array([[3, 4, 5, 6]])
@@ -417,6 +434,12 @@ def test_a_model_is_trained_as_any_of_nnx(name: str) -> None:
     model(tokens)  # no tracer is left behind
 
 
+def test_a_model_may_be_a_constant_of_a_program() -> None:
+    model, tokens = FlaxModel.from_pretrained(built("llama of many layers")[1]), jnp.array([[3, 4, 5]])
+    within = jax.jit(lambda tokens: model(tokens))(tokens)  # which stacks the layers for the first time
+    np.testing.assert_allclose(model(tokens), within, atol=SAME_TOL)
+
+
 def test_random_models_can_be_had_without_a_checkpoint() -> None:
     config = AutoConfig.for_model("gemma", **families.LLAMA)
     model = FlaxModel(config, rngs=nnx.Rngs(1), dtype=jnp.bfloat16)
@@ -424,6 +447,22 @@ def test_random_models_can_be_had_without_a_checkpoint() -> None:
     assert np.isfinite(np.asarray(model(np.array([[3, 4]])))).all()
     assert not np.asarray(model.model.norm.weight[...]).any()
     assert np.asarray(FlaxModel(AutoConfig.for_model("llama", **families.LLAMA)).model.norm.weight[...]).all()
+
+
+def test_arrays_that_are_not_the_models_are_refused() -> None:
+    config = AutoConfig.for_model("llama", **families.LLAMA)
+    arrays = random_arrays(to_spec(config), nnx.Rngs(0))
+    other = jnp.ones(9)
+    for wrong, message in (
+        ({}, r"arrays\['model.embed_tokens.weight'\] is not there, expected shape \[64, 32\]"),
+        (
+            arrays | {"model.norm.weight": other},
+            r"arrays\['model.norm.weight'\] has shape \[9\], expected shape \[32\]",
+        ),
+        (arrays | {"model.norm.bias": other}, r"arrays\['model.norm.bias'\] has shape \[9\], expected none"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            FlaxModel(config, arrays=wrong)
 
 
 # Checkpoints
@@ -668,6 +707,8 @@ PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor
         ("llama", {"quantization_config": {"bits": 4}}, "config.quantization_config is there"),
         ("qwen3", {"layer_types": ["chunked_attention"] * 2}, "config.layer_types has chunked_attention"),
         ("gemma", {"use_bidirectional_attention": True}, "config.use_bidirectional_attention=True"),
+        ("qwen2", {"is_causal": False}, "config.is_causal=False, expected True"),
+        ("t5", {"is_causal": False}, "config.is_causal=False, expected True"),
         ("t5", {"feed_forward_proj": "gated-relu6"}, "config.feed_forward_proj='gated-relu6'"),
         ("t5", {"is_encoder_decoder": False}, "config.is_encoder_decoder=False"),
         ("t5", {"relative_attention_max_distance": 8}, "config.relative_attention_max_distance=8, expected more"),
@@ -705,11 +746,24 @@ def test_sequences_longer_than_a_sliding_window_are_refused(tmp_path: Path) -> N
     assert DecoderSpec.from_config(config("qwen3", use_sliding_window=False)).sliding_window is None
 
 
+def test_fields_count_only_where_transformers_reads_them() -> None:
+    window = {"sliding_window": 16, "layer_types": ["full_attention"] * 2}
+    for family, size in {"mistral": 16, "qwen3": None, "llama": None, "gemma": None}.items():
+        assert DecoderSpec.from_config(_with(config(family), **window)).sliding_window == size, family
+    biased = {"llama": "qkvogud", "gemma": "qkvo", "qwen3": "qkvo", "qwen2": "qkv", "mistral": ""}
+    for family, expected in biased.items():
+        spec = DecoderSpec.from_config(_with(config(family), attention_bias=True, mlp_bias=True))
+        found = re.findall(r"layers\.0\.\w+\.(\w)\w*\.bias", " ".join(spec.shapes()))
+        assert "".join(found) == expected, family
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
         ("llama", {"input_ids": [3, 4]}, r"input_ids is int32\[2\], expected integers \[batch, tokens\]"),
         ("llama", {"input_ids": [[0.5]]}, r"input_ids is float32\[1, 1\]"),
+        ("llama", {"input_ids": [[], []]}, r"input_ids is int32\[2, 0\], expected at least one row and one token"),
+        ("t5", {"input_ids": [[3]], "decoder_input_ids": [[]]}, r"decoder_input_ids is int32\[1, 0\], expected at"),
         ("llama", {"input_ids": [[3, 64]]}, "input_ids has token 64, expected 0 to less than 64"),
         ("llama", {"input_ids": [[-1, 3]]}, "input_ids has token -1"),
         ("t5", {"input_ids": [[3]], "decoder_input_ids": [[99]]}, "decoder_input_ids has token 99"),

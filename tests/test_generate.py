@@ -798,6 +798,8 @@ def test_the_config_round_trips_and_checks_itself(tmp_path: Path) -> None:
         ({"input_ids": torch.ones(6, dtype=torch.long), "attention_mask": None}, r"the prompt is \[6\]"),
         ({"input_ids": [[5, 6]], "attention_mask": None}, "the prompt is list"),
         ({"input_ids": torch.ones(2, 0, dtype=torch.long), "attention_mask": None}, "the prompt has no token"),
+        ({"input_ids": torch.ones(0, 2, dtype=torch.long), "attention_mask": None}, "the batch has 0 prompts"),
+        ({"length_penalty": None, "num_beams": 2}, "length_penalty=None, expected a finite number"),
     ],
     ids=lambda value: str(value)[:40],
 )

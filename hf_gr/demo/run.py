@@ -223,7 +223,7 @@ def load_recommender(folder: Path) -> tuple[Any, ConstraintIndex]:
     """
     try:
         index = ConstraintIndex.from_pretrained(folder)
-        model = AutoModelForGenerativeRetrieval.from_pretrained(folder)
+        model = AutoModelForGenerativeRetrieval.from_pretrained(folder, backend="torch")
     except Exception as error:  # a damaged file raises whatever its reader raises
         raise RuntimeError(
             f"the cached recommender in {folder} cannot be read ({error}): run again with --retrain to replace it"

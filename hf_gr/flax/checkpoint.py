@@ -54,6 +54,11 @@ def to_spec(config: Any) -> Spec:
             "config.quantization_config is there, expected none: quantised checkpoints are not implemented in Flax; "
             "use backend='torch'"
         )
+    if not getattr(config, "is_causal", True):  # has any decoder of transformers see what is ahead
+        raise NotImplementedError(
+            f"config.is_causal={config.is_causal!r}, expected True: only causal decoders are implemented in Flax; "
+            "use backend='torch'"
+        )
     return (T5Spec if config.model_type == "t5" else DecoderSpec).from_config(config)
 
 

@@ -95,7 +95,8 @@ class DecoderSpec:
         family = config.model_type
         assert family in FAMILIES, family
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        has_bias = bool(getattr(config, "attention_bias", False))
+        # In transformers the other families have no such fields, whatever their configs say.
+        has_bias = family in ("gemma", "llama", "qwen3") and bool(config.attention_bias)
         spec = cls(
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
@@ -109,7 +110,7 @@ class DecoderSpec:
             inverse_frequencies=inverse_frequencies(config, head_dim=head_dim),
             projection_bias=has_bias or family == "qwen2",
             output_bias=has_bias,
-            mlp_bias=bool(getattr(config, "mlp_bias", False)),
+            mlp_bias=family == "llama" and bool(config.mlp_bias),
             head_norms=family == "qwen3",
             norms_plus_one=family == "gemma",
             embedding_scale=math.sqrt(config.hidden_size) if family == "gemma" else None,
@@ -216,12 +217,7 @@ class DecoderScorer:
         turn = self._rotation(jnp.maximum(jnp.cumsum(mask, axis=-1) - 1, 0), params)
 
         def step(hidden: Array, layer: Layer, _: None) -> tuple[Array, None]:
-            normed = self._norm(hidden, layer, "input_layernorm")
-            own = self._keys_values(normed, layer, turn)
-            mixed = causal_attention(
-                self._queries(normed, layer, turn), own.keys, own.values, mask=mask, scale=self._scale
-            )
-            return self._rest(hidden, mixed, layer), None
+            return self._layer(hidden, layer, turn, mask)[0], None
 
         hidden, _ = over_layers(step, self._embed(params, input_ids), params[LAYERS])
         return self._logits(params, hidden)
@@ -246,12 +242,7 @@ class DecoderScorer:
         turn = self._rotation(jnp.maximum(jnp.cumsum(mask, axis=-1) - 1, 0), params)
 
         def step(hidden: Array, layer: Layer, _: None) -> tuple[Array, KeysValues]:
-            normed = self._norm(hidden, layer, "input_layernorm")
-            own = self._keys_values(normed, layer, turn)
-            mixed = causal_attention(
-                self._queries(normed, layer, turn), own.keys, own.values, mask=mask, scale=self._scale
-            )
-            return self._rest(hidden, mixed, layer), own
+            return self._layer(hidden, layer, turn, mask)
 
         def last_step(hidden: Array, layer: Layer) -> tuple[Array, KeysValues]:
             # Of the last layer's other tokens nothing is asked but keys and values.
@@ -313,8 +304,8 @@ class DecoderScorer:
     def _rotation(self, positions: Int[Array, "batch tokens"], params: Params) -> Rotation:
         return rotation(positions, self.spec.inverse_frequencies, params[EMBEDDING].dtype)
 
-    def _norm(self, x: Array, layer: Layer, name: str) -> Array:
-        weight = layer[f"{name}.weight"]
+    def _norm(self, x: Array, params: Params, name: str) -> Array:
+        weight = params[f"{name}.weight"]
         return rms_norm(x, weight, eps=self.spec.norm_eps, plus_one=self.spec.norms_plus_one)
 
     def _queries(
@@ -332,6 +323,21 @@ class DecoderScorer:
         if self.spec.head_norms:
             keys = self._norm(keys, layer, "self_attn.k_norm")
         return KeysValues(rotate(keys, turn), to_heads(linear(normed, layer, "self_attn.v_proj"), heads))
+
+    def _layer(
+        self,
+        hidden: Float[Array, "batch tokens hidden"],
+        layer: Layer,
+        turn: Rotation,
+        mask: Bool[Array, "batch tokens"],
+    ) -> tuple[Float[Array, "batch tokens hidden"], KeysValues]:
+        """A layer over a prompt, and what it keeps of it."""
+        normed = self._norm(hidden, layer, "input_layernorm")
+        own = self._keys_values(normed, layer, turn)
+        mixed = causal_attention(
+            self._queries(normed, layer, turn), own.keys, own.values, mask=mask, scale=self._scale
+        )
+        return self._rest(hidden, mixed, layer), own
 
     def _rest(
         self,
@@ -400,12 +406,14 @@ def _activation(config: Any) -> str:
 
 def _sliding_window(config: Any) -> int | None:
     """The window of the config's sliding layers; None if it has no such layers."""
-    kinds = getattr(config, "layer_types", None)
-    unknown = set(kinds or ()) - {"full_attention", "sliding_attention"}
-    if unknown:
+    if config.model_type == "mistral":  # has no kinds of layers: all of them are sliding if there is a window
+        return config.sliding_window
+    if config.model_type not in ("qwen2", "qwen3"):
+        return None
+    kinds = set(config.layer_types)
+    if unknown := kinds - {"full_attention", "sliding_attention"}:
         raise NotImplementedError(
             f"config.layer_types has {', '.join(sorted(unknown))}, expected full_attention or sliding_attention: "
             "use backend='torch'"
         )
-    # Mistral has no kinds of layers: all of them are sliding if there is a window.
-    return getattr(config, "sliding_window", None) if kinds is None or "sliding_attention" in kinds else None
+    return config.sliding_window if "sliding_attention" in kinds else None

@@ -25,6 +25,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from jax.sharding import Sharding
 from jaxtyping import Array, Bool, Float, Int
 
@@ -59,7 +60,7 @@ class DraftHead(Parameters):
         codebooks: Sequence[Any],
         *,
         arrays: Mapping[str, Array],
-        placeholder_embeddings: np.ndarray[Any, Any] | None = None,
+        placeholder_embeddings: npt.NDArray[Any] | None = None,
     ) -> None:
         codes = [np.asarray(level, dtype=np.int64).ravel() for level in codebooks]
         sizes = tuple(len(np.unique(level)) for level in codes)
@@ -78,7 +79,7 @@ class DraftHead(Parameters):
         return self._facts.config
 
     @property
-    def placeholder_embeddings(self) -> np.ndarray[Any, Any] | None:
+    def placeholder_embeddings(self) -> npt.NDArray[Any] | None:
         """The placeholders' input embeddings `[L, E]` of its file; None where nobody knows them."""
         return self._facts.placeholder_embeddings
 
@@ -90,12 +91,14 @@ class DraftHead(Parameters):
     def params_on(self, sharding: Sharding | None) -> Params:
         """`params` on several devices; kept for every sharding in use."""
         arrays, facts = self._arrays(), self._facts
-        if facts.made_of.keys() != arrays.keys() or any(facts.made_of[name] is not arrays[name] for name in arrays):
-            facts.moved, facts.made_of = {}, arrays
-        if sharding not in facts.moved:
+        made_of, moved = facts.made
+        if made_of.keys() != arrays.keys() or any(made_of[name] is not arrays[name] for name in arrays):
+            moved = {}
+            facts.made = (arrays, moved)  # at once: other threads may be here
+        if sharding not in moved:
             params = facts.numbers | arrays
-            facts.moved[sharding] = params if sharding is None else jax.device_put(params, sharding)
-        return facts.moved[sharding]
+            moved[sharding] = params if sharding is None else jax.device_put(params, sharding)
+        return moved[sharding]
 
     def parameters(self) -> list[Array]:
         """All parameters."""
@@ -107,7 +110,7 @@ class DraftHead(Parameters):
         facts = self._facts
         return DraftHead(facts.config, facts.codes, arrays=arrays, placeholder_embeddings=facts.placeholder_embeddings)
 
-    def codebook(self, level: int) -> np.ndarray[Any, Any]:
+    def codebook(self, level: int) -> npt.NDArray[Any]:
         """The tokens of a level's codes."""
         return self._facts.codes[level]
 
@@ -207,14 +210,12 @@ class DraftHead(Parameters):
         facts = self._facts
         return {name: attrgetter(name)(self).get_raw_value() for name in facts.names}
 
-    def save_beside(self, directory: Path, embeddings: np.ndarray[Any, Any]) -> None:
+    def save_beside(self, directory: Path, embeddings: npt.NDArray[Any]) -> None:
         """Write the two files beside those of a model with these input embeddings, which has a card of its own."""
         places = list(self.config.placeholder_token_ids)
         self._save(directory, rows=embeddings[places] if places else None)
 
-    def _save(
-        self, directory: Path, *, card_name: str | None = None, rows: np.ndarray[Any, Any] | None = None
-    ) -> None:
+    def _save(self, directory: Path, *, card_name: str | None = None, rows: npt.NDArray[Any] | None = None) -> None:
         """Save, with a card that tells users to load the head by a name; without one beside a model."""
         from hf_gr.cards import head_card
 
@@ -235,16 +236,16 @@ class _HeadFacts:
     def __init__(
         self,
         config: DraftHeadConfig,
-        codes: list[np.ndarray[Any, Any]],
+        codes: list[npt.NDArray[Any]],
         names: tuple[str, ...],
-        placeholder_embeddings: np.ndarray[Any, Any] | None,
+        placeholder_embeddings: npt.NDArray[Any] | None,
     ) -> None:
         self.config = config
         self.codes = codes
         self.names = names
         self.placeholder_embeddings = placeholder_embeddings
-        self.moved: dict[Sharding | None, Params] = {}
-        self.made_of: dict[str, Array] = {}
+        # Parameters, and what was made of them for every sharding in use.
+        self.made: tuple[dict[str, Array], dict[Sharding | None, Params]] = ({}, {})
         self.numbers = {f"codebook_{level}": jnp.asarray(own, jnp.int32) for level, own in enumerate(codes)}
         # By token its place among the level's codes; what is no code gets one that nobody reads.
         for level, tokens in enumerate(codes):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import safetensors
 import safetensors.numpy
 
@@ -24,7 +25,7 @@ TENSORS_FILE = "draft_head.safetensors"
 FILES = (JSON_FILE, TENSORS_FILE)
 PLACEHOLDERS = "placeholder_embeddings"  # `[L, E]`: rows of the model's embeddings, where they are known
 
-Tensor = np.ndarray[Any, Any]
+Tensor = npt.NDArray[Any]
 
 
 def save(
@@ -99,14 +100,15 @@ def check_tensors(expected: Mapping[str, tuple[int, ...]], given: Mapping[str, T
         given: what was read.
 
     Raises:
-        ValueError: one that is missing, unknown, or of another shape.
+        ValueError: one that is missing, unknown, or of another shape or kind: codebooks alone are integers.
     """
     for name in sorted({*expected, *given}):
         if name not in given:
             raise ValueError(f"there is no {name}")
         if name not in expected:
             raise ValueError(f"there is {name}, which the config does not speak of")
-        if given[name].shape != expected[name]:
+        is_integer = np.issubdtype(given[name].dtype, np.integer)
+        if given[name].shape != expected[name] or is_integer != name.startswith("codebook_"):
             raise ValueError(
                 f"{name} is {given[name].dtype} of shape {list(given[name].shape)}, expected {list(expected[name])} "
                 "as in the config"

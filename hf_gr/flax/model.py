@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, is_
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +59,7 @@ class FlaxModel(Parameters):
 
     Raises:
         NotImplementedError: an architecture or a field that is not implemented in Flax; it names the field.
+        ValueError: an array that is missing, unexpected or of another shape.
 
     Example:
         >>> from transformers import LlamaConfig
@@ -84,6 +85,7 @@ class FlaxModel(Parameters):
             arrays = random_arrays(spec, nnx.Rngs(0) if rngs is None else rngs, dtype=dtype)
         elif spec.is_tied and checkpoint.HEAD in arrays:
             spec = spec.untie()
+        _check_shapes(arrays, spec.shapes())
         if config.model_type == "t5" and any(array.dtype == jnp.float16 for array in arrays.values()):
             raise NotImplementedError(
                 "dtype='float16', expected 'float32' or 'bfloat16': T5's activations overflow in float16, and "
@@ -103,7 +105,7 @@ class FlaxModel(Parameters):
         local_files_only: bool = False,
         subfolder: str = "",
         dtype: Any = None,
-    ) -> Self:
+    ) -> FlaxModel:
         """Load a checkpoint from a folder or the Hub: one or several safetensors, as transformers saves them.
 
         Args:
@@ -195,7 +197,7 @@ class FlaxModel(Parameters):
             places = list(config.placeholder_token_ids)
             if not np.array_equal(known[places], rows.astype(known.dtype)):
                 known[places] = rows
-                parameter.set_raw_value(jax.device_put(known, *parameter.get_raw_value().devices()))
+                parameter.set_raw_value(jax.device_put(known, parameter.get_raw_value().sharding))
         self.draft_head = head.astype(self.dtype)
         return self.draft_head
 
@@ -264,9 +266,9 @@ class FlaxModel(Parameters):
             decoder_input_ids: `[B, Q]`, of an encoder-decoder.
 
         Raises:
-            ValueError: another number of axes or rows, tokens of NumPy or of a list that are outside of the
-                vocabulary (those of JAX are not looked at), or decoder tokens where there is no decoder, or none where
-                there is one.
+            ValueError: another number of axes or rows, or none of them, tokens of NumPy or of a list that are outside
+                of the vocabulary (those of JAX are not looked at), or decoder tokens where there is no decoder, or
+                none where there is one.
             NotImplementedError: more tokens than a sliding window.
         """
         tokens = _to_tokens(input_ids, "input_ids", self.spec.vocab_size)
@@ -333,17 +335,19 @@ class FlaxModel(Parameters):
 
     def params_on(self, mesh: Mesh | None) -> Params:
         """`params` on the devices of a mesh from `devices.to_mesh`, by its rules; kept for every mesh in use."""
-        arrays = [parameter.get_raw_value() for parameter in self._facts.get(self)]
         facts = self._facts
-        if len(arrays) != len(facts.made_of) or not all(map(_is, arrays, facts.made_of)):
-            facts.params, facts.made_of = {}, arrays
-        if mesh in facts.params:
-            return facts.params[mesh]
+        arrays = [parameter.get_raw_value() for parameter in facts.get(self)]
+        made_of, on_meshes = facts.made
+        if len(arrays) != len(made_of) or not all(map(is_, arrays, made_of)):
+            on_meshes = {}
+            facts.made = (arrays, on_meshes)  # at once: other threads may be here
+        if mesh in on_meshes:
+            return on_meshes[mesh]
         params = to_params(dict(zip(facts.names, arrays, strict=True)), self.spec.stacks, mesh=mesh)
-        if any(isinstance(array, Tracer) for array in arrays):
-            facts.made_of = ()
+        if any(isinstance(array, Tracer) for array in jax.tree.leaves(params)):
+            facts.made = ((), {})
         else:
-            facts.params[mesh] = params
+            on_meshes[mesh] = params
         return params
 
     def _save(self, folder: Path, *, max_shard_size: int | str, card: str | None = None) -> None:
@@ -373,8 +377,8 @@ class _Facts:
         self.spec = spec
         self.names = names
         self.get = attrgetter(*names)  # finds 300 parameters in 0.1 ms
-        self.params: dict[Mesh | None, Params] = {}
-        self.made_of: Sequence[Array] = ()
+        # Parameters, and what was made of them for every mesh in use.
+        self.made: tuple[Sequence[Array], dict[Mesh | None, Params]] = ((), {})
 
 
 def random_arrays(spec: Spec, rngs: nnx.Rngs, *, dtype: Any = "float32") -> dict[str, Array]:
@@ -406,7 +410,7 @@ def to_params(
         layer has, and everything else, under its own name.
     """
 
-    def placed(name: str, array: Array) -> Array:
+    def placed(name: str, array: Any) -> Array:
         if mesh is None:
             return _on_device(array)
         return jax.device_put(array, parameter_sharding(name, array.shape, mesh))
@@ -437,13 +441,13 @@ def _forward(scorer: DecoderScorer | T5Scorer, params: Params, *arrays: Array) -
     return scorer(params, *arrays)
 
 
-def _stack(arrays: Sequence[Array]) -> Array:
+def _stack(arrays: Sequence[Array]) -> Any:
     if all(_is_on_host(array) for array in arrays):  # without a program to compile for every shape
-        return np.stack([np.asarray(array) for array in arrays])  # pyright: ignore
+        return np.stack([np.asarray(array) for array in arrays])
     return jnp.stack(arrays)
 
 
-def _on_device(array: Array) -> Array:
+def _on_device(array: Any) -> Array:
     """An array where JAX computes: those that wait in the host's memory are moved."""
     if isinstance(array, np.ndarray):
         return jnp.asarray(array)
@@ -454,8 +458,13 @@ def _is_on_host(array: Array) -> bool:
     return not isinstance(array, Tracer) and {device.platform for device in array.devices()} == {"cpu"}
 
 
-def _is(one: Any, other: Any) -> bool:
-    return one is other
+def _check_shapes(arrays: Mapping[str, Array], expected: Mapping[str, tuple[int, ...]]) -> None:
+    for name in {**expected, **arrays}:
+        found, wanted = arrays.get(name), expected.get(name)
+        if found is None or found.shape != wanted:
+            has = "is not there" if found is None else f"has shape {list(found.shape)}"
+            of = "none of that name" if wanted is None else f"shape {list(wanted)}"
+            raise ValueError(f"arrays[{name!r}] {has}, expected {of}: arrays and config do not belong together")
 
 
 def _to_tokens(tokens: ArrayLike, name: str, vocab_size: int) -> Array:
@@ -465,7 +474,9 @@ def _to_tokens(tokens: ArrayLike, name: str, vocab_size: int) -> Array:
         array = np.asarray(tokens)
     if array.ndim != 2 or not jnp.issubdtype(array.dtype, jnp.integer):
         raise ValueError(f"{name} is {array.dtype}{list(array.shape)}, expected integers [batch, tokens]")
-    if isinstance(array, np.ndarray) and array.size:
+    if not array.size:
+        raise ValueError(f"{name} is {array.dtype}{list(array.shape)}, expected at least one row and one token")
+    if isinstance(array, np.ndarray):
         for token in (array.min(), array.max()):
             if not 0 <= token < vocab_size:
                 raise ValueError(f"{name} has token {token}, expected 0 to less than {vocab_size}, the vocabulary's")

@@ -286,8 +286,8 @@ class T5Scorer:
         # With a single layer it is what all layers have.
         return buckets.bias(params[stack][0][name] if own is None else own, queries, keys)
 
-    def _norm(self, x: Array, layer: Layer, name: str) -> Array:
-        return rms_norm(x, layer[f"{name}.weight"], eps=self.spec.norm_eps)
+    def _norm(self, x: Array, params: Params, name: str) -> Array:
+        return rms_norm(x, params[f"{name}.weight"], eps=self.spec.norm_eps)
 
     def _queries(
         self, normed: Float[Array, "batch tokens hidden"], layer: Layer, name: str

@@ -25,6 +25,7 @@ from weakref import WeakKeyDictionary
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from jaxtyping import Array, Bool, Float, Int, Integer, UInt8
 
 from hf_gr.catalogue.fanout import Fanout, Longs
@@ -377,7 +378,7 @@ def _bits(rules: BatchRules, number: int, device: Device) -> tuple[tuple[Array, 
 
 
 def _hidden_nodes(
-    rules: BatchRules, order: np.ndarray[Any, Any], num_levels: int
+    rules: BatchRules, order: npt.NDArray[Any], num_levels: int
 ) -> tuple[tuple[Any, ...] | None, tuple[Any, ...] | None]:
     """By segment and level what is hidden from every row, as wide everywhere; None where nothing can be."""
     if rules.excluded_ids is None:
@@ -413,7 +414,7 @@ def _move_base(trie: Trie, device: Device) -> DeviceTrie:
         for fanout in trie.fanouts
     ]
 
-    def filled(array: np.ndarray[Any, Any], fill: int) -> Any:
+    def filled(array: npt.NDArray[Any], fill: Any) -> Any:
         return padded(array, bucket(len(array), least=SMALLEST, steps=STEPS), fill)
 
     made = DeviceTrie(
@@ -483,6 +484,6 @@ def _all_offsets(fanout: Fanout) -> Longs:
     return np.append(first, fanout.num_children)
 
 
-def _up_to(ascending: np.ndarray[Any, Any], size: int) -> Any:
+def _up_to(ascending: npt.NDArray[Any], size: int) -> Any:
     """Ascending numbers, the last one repeated."""
     return padded(ascending, size, ascending[-1])

@@ -63,10 +63,10 @@ class AutoModelForGenerativeRetrieval:
 
         Returns:
             The model, in evaluation mode, its `generation_config` a `GRGenerationConfig`. Where the checkpoint has a
-            draft head, it is `model.draft_head` (in PyTorch).
+            draft head, it is `model.draft_head`.
 
         Raises:
-            ImportError: a backend that is not installed; it names the extra.
+            ImportError: a backend that is not installed; it names what to install.
             NotImplementedError: an architecture, or a field of a config, that Flax has not.
             OSError: as transformers, and where the Hub does not say whether there is a draft head.
             ValueError: an unknown backend; arguments that Flax does not take; one of a draft head's two files without
@@ -100,6 +100,8 @@ def _backend(name: Literal["torch", "flax"]) -> Any:
     if name == "flax":
         import_module("hf_gr.flax")  # where JAX is missing, this names the extra
         return import_module(".flax", __package__)
+    if find_spec("torch") is None:
+        raise ImportError("backend='torch' needs PyTorch: pip install torch, or pass backend='flax'", name="torch")
     return import_module(".torch_models", __package__)
 
 

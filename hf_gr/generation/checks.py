@@ -30,8 +30,6 @@ from .shared_checks import (
     inferred_padding,
 )
 
-# By draft head: the tries whose tokens all are its codes.
-
 
 @dataclass(frozen=True)
 class Prompt:
@@ -315,8 +313,11 @@ def _check_draft_width(config: Any) -> None:
 
 
 def _check_tokens(model: Any, prompt: Prompt) -> None:
-    """Refuse prompts with tokens that the model has no embedding for."""
-    if prompt.inputs is None or prompt.inputs.ndim != 2 or prompt.inputs.is_floating_point() or not prompt.length:
+    """Refuse empty prompts, and tokens that the model has no embedding for."""
+    if prompt.inputs is None:
+        return
+    check_some_tokens(len(prompt.inputs), prompt.length)
+    if prompt.inputs.ndim != 2 or prompt.inputs.is_floating_point():
         return
     size = getattr(getattr(model.get_input_embeddings(), "weight", None), "shape", (None,))[0]
     least, most = (int(bound) for bound in prompt.inputs.aminmax())
@@ -324,9 +325,7 @@ def _check_tokens(model: Any, prompt: Prompt) -> None:
 
 
 def _check_prompt(prompt: Prompt) -> None:
-    """Refuse empty and right-padded prompts."""
-    if prompt.inputs is not None:
-        check_some_tokens(prompt.length)
+    """Refuse right-padded prompts, and prompts that are nothing but padding."""
     if prompt.mask is not None and prompt.mask.shape[1] and not bool(prompt.mask[:, -1].all()):
         check_padding(to_host(prompt.mask))
 
@@ -336,5 +335,5 @@ def _decoder_prompt_length(model: Any, config: Any, decoder_input_ids: Tensor | 
     if decoder_input_ids is None:
         return 1
     start = config.decoder_start_token_id if config.decoder_start_token_id is not None else config.bos_token_id
-    starts = start is None or bool((decoder_input_ids[:, 0] == start).all())
+    starts = start is None or bool((decoder_input_ids[:, 0] == start).any())
     return decoder_input_ids.shape[1] + (not starts)

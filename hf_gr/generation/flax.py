@@ -32,6 +32,7 @@ from transformers import GenerationConfig
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.item_ids import ItemId
+from hf_gr.catalogue.sequences import is_integer
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.flax.buckets import bucket, padded
 from hf_gr.flax.decode import Decoded, DecodePlan, decode_program
@@ -42,7 +43,7 @@ from hf_gr.flax.speculation import Speculation
 from hf_gr.flax.transition import device_catalogue
 
 from .configuration import GR_FIELDS, extend
-from .flax_checks import HostPrompt, check_call, check_draft_head, check_drafting, refuse_arguments
+from .flax_checks import LARGEST, HostPrompt, check_call, check_draft_head, check_drafting, refuse_arguments
 from .flax_drafting import scorer_of, with_drafter
 from .flax_outputs import FlaxGenerateOutput
 from .naming import SOURCE_ARGUMENTS, batch_rules, remember_source, resolve_indexes
@@ -99,8 +100,9 @@ class FlaxGenerationMixin:
         The first call of a bucket compiles; later ones do not, whatever the prompts, filters, exclusions, penalties
         and temperatures, and whether the catalogue changed a little. What the program is made for is: the model's
         shape; the buckets of prompt and batch; `num_beams`, `num_return_sequences`, `do_sample`, `early_stopping`,
-        `top_k`, `renormalize_logits`, the outputs; which warpers there are; whether items are excluded; the number of
-        different catalogues in a batch, up to a power of two.
+        `top_k`, `renormalize_logits`, `drafting`, the outputs; which warpers there are; the length of
+        `decoder_input_ids`; whether items are excluded; the number of different catalogues in a batch, up to a power
+        of two.
 
         Example:
             >>> from transformers import Qwen3Config
@@ -179,8 +181,18 @@ def enable(model: Any) -> Any:
 @cache
 def _with_mixin(base: type) -> type:
     """The subclass of a model class that has the mixin; with its own class first, a loaded model can change to it."""
-    namespace = {"__slots__": (), "__module__": base.__module__, "__doc__": base.__doc__}
+
+    def reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
+        # Pickle finds classes by name, and this name belongs to the base.
+        return _new, (base,), self.__getstate__()
+
+    namespace = {"__slots__": (), "__module__": base.__module__, "__doc__": base.__doc__, "__reduce_ex__": reduce}
     return type(base)(base.__name__, (base, FlaxGenerationMixin), namespace)
+
+
+def _new(base: type) -> Any:
+    enabled: Any = _with_mixin(base)
+    return enabled.__new__(enabled)
 
 
 def _prepared(model: Any, config: GenerationConfig | None, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -218,7 +230,7 @@ def _make_plan(config: Any, catalogue: Snapshot, max_new_tokens: int) -> DecodeP
         output_scores=bool(config.return_dict_in_generate and config.output_scores),
         output_logits=bool(config.return_dict_in_generate and config.output_logits),
         length_penalty=number(config.length_penalty),
-        max_new_tokens=np.int32(max_new_tokens),  # pyright: ignore
+        max_new_tokens=np.int32(min(max_new_tokens, LARGEST)),  # pyright: ignore
         fill_token_id=np.int32(fill),  # pyright: ignore
         missing_token_id=np.int32(missing_token(catalogue, fill)),  # pyright: ignore
         temperature=warper("temperature", neutral=1.0),
@@ -241,8 +253,8 @@ def _to_key(key: Array | int | None) -> Key[Array, ""]:
     """A key of `jax.random`."""
     if key is None:
         return jax.random.key(secrets.randbits(31))
-    if isinstance(key, int) and not isinstance(key, bool):
-        return jax.random.key(key)
+    if is_integer(key):
+        return jax.random.key(int(key))  # pyright: ignore
     if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and not key.shape:
         return key
     if isinstance(key, jax.Array) and key.dtype == jnp.uint32 and key.ndim == 1:

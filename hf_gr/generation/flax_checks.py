@@ -7,14 +7,15 @@ Axes: B batch, P prompt, Q tokens that an encoder-decoder's sequences begin with
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hf_gr.catalogue.sequences import to_host
+from hf_gr.catalogue.sequences import is_integer, to_host
 from hf_gr.catalogue.snapshot import Snapshot
 
 from .shared_checks import (
@@ -25,6 +26,7 @@ from .shared_checks import (
     check_some_tokens,
     check_tokens_of_catalogue,
     check_tokens_of_prompt,
+    fill_token,
     inferred_padding,
     num_end_tokens,
 )
@@ -48,7 +50,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "output_attentions": (None, False),
     "output_hidden_states": (None, False),
     "prompt_lookup_num_tokens": (None,),
-    "num_draft_beams": (None,),
+    "token_healing": (None, False),
 }
 NEUTRAL_ENDS = {"min_length": (None, 0), "min_new_tokens": (None, 0)}  # where there is an end token
 NEUTRAL_WARPERS = {  # where samples are drawn
@@ -57,6 +59,14 @@ NEUTRAL_WARPERS = {  # where samples are drawn
     "epsilon_cutoff": (None, 0.0),
     "eta_cutoff": (None, 0.0),
 }
+# By warper: which numbers transformers' own takes. A program would draw by others all the same.
+WARPERS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "temperature": (lambda value: value > 0, "more than 0: do_sample=False takes the best"),
+    "top_k": (lambda value: is_integer(value) and value >= 0, "an integer, 1 or more, or 0 for all"),
+    "top_p": (lambda value: value >= 0, "0 to 1"),
+    "min_p": (lambda value: 0 <= value <= 1, "0 to 1"),
+}
+LARGEST = 2**31 - 1  # of JAX's 32-bit integers
 
 
 @dataclass(frozen=True)
@@ -108,10 +118,11 @@ class HostPrompt:
             raise ValueError("inputs=None, expected prompts [batch, length]: pass input_ids=")
         tokens = _read_tokens(given, "the prompt" if name == "inputs" else name, model.config.vocab_size)
         if attention_mask is None:
-            padding = inferred_padding(config)
+            # Of an encoder's prompt transformers infers none.
+            padding = None if model.is_encoder_decoder else inferred_padding(config)
             mask = np.ones(tokens.shape, bool) if padding is None else tokens != padding
         else:
-            host = np.asarray(to_host(attention_mask))
+            host = _to_array(attention_mask, "attention_mask")
             if host.shape != tokens.shape:
                 raise ValueError(
                     f"attention_mask is {list(host.shape)}, expected {list(tokens.shape)} as the prompt: a row for "
@@ -159,9 +170,14 @@ def check_call(
     for name, values in neutral.items():
         if (value := getattr(config, name, None)) not in values:
             raise ValueError(f"{name}={value!r}, expected {values[-1]!r}: Flax has no such thing; use backend='torch'")
-    if config.num_beams > 1 and config.num_return_sequences > config.num_beams:
+    for name, (is_valid, expected) in WARPERS.items() if config.do_sample else ():
+        value = getattr(config, name)
+        if value is not None and not (isinstance(value, Real) and is_valid(value)):
+            raise ValueError(f"{name}={value!r}, expected {expected}")
+    if abs(fill := fill_token(config)) > LARGEST:
+        name = "eos_token_id" if config.pad_token_id is None else "pad_token_id"
         raise ValueError(
-            f"num_return_sequences={config.num_return_sequences}, expected at most num_beams={config.num_beams}"
+            f"{name}={fill}, expected at most {LARGEST}, which is what JAX's 32-bit integers hold: set pad_token_id"
         )
     check_tokens_of_catalogue(catalogue, model.config.vocab_size, name="constraint_index")
     rooms = {f"max_new_tokens={max_new_tokens}": max_new_tokens}
@@ -193,6 +209,10 @@ def check_drafting(config: Any, given: Mapping[str, Any]) -> None:
             f"verification={verification!r} with drafting={drafting!r}, expected {expected!r}: Flax has no other; "
             "leave it away, or use backend='torch'"
         )
+    if given.get("num_draft_beams") is not None:
+        raise ValueError(
+            f"num_draft_beams={given['num_draft_beams']}, expected None in Flax, where no beams draft: leave it away"
+        )
     if given.get("draft_token_budget") is not None and drafting is None:
         raise ValueError(
             f"draft_token_budget={given['draft_token_budget']} without drafting, expected None: pass drafting='trie'"
@@ -209,7 +229,6 @@ def check_draft_head(model: Any, catalogue: Snapshot, prompt: HostPrompt) -> Non
 
     Raises:
         ValueError: names the argument, its value, what is expected, and the fix.
-        NotImplementedError: more tokens than a sliding window.
     """
     head = model.draft_head
     if head is None:
@@ -237,18 +256,21 @@ def refuse_arguments(arguments: Mapping[str, Any]) -> None:
             )
 
 
-def _read_tokens(tokens: Any, name: str, vocabulary: int) -> npt.NDArray[np.int32]:
-    host: Any = to_host(tokens)
+def _to_array(values: Any, name: str) -> npt.NDArray[Any]:
     try:
-        host = np.asarray(host)
+        return np.asarray(to_host(values))
     except ValueError as error:
         raise ValueError(f"{name} is ragged, expected an array [batch, length]: pad it on the left") from error
+
+
+def _read_tokens(tokens: Any, name: str, vocabulary: int) -> npt.NDArray[np.int32]:
+    host = _to_array(tokens, name)
     if host.ndim != 2 or not np.issubdtype(host.dtype, np.integer):
         raise ValueError(
             f"{name} is {list(host.shape)} of {host.dtype}, expected integers [batch, length]: pad, stack and "
             "unsqueeze first"
         )
-    check_some_tokens(host.size and host.shape[1])
+    check_some_tokens(*host.shape)
     check_tokens_of_prompt(int(host.min()), int(host.max()), vocabulary)
     return host.astype(np.int32)
 
@@ -258,13 +280,18 @@ def _read_start(model: Any, config: Any, decoder_input_ids: Any, num_rows: int) 
     start = config.decoder_start_token_id if config.decoder_start_token_id is not None else config.bos_token_id
     if isinstance(start, list):
         raise ValueError(f"decoder_start_token_id={start}, expected one token for all rows in Flax")
-    if start is None and decoder_input_ids is None:
+    given = np.zeros((num_rows, 0), np.int32)
+    if decoder_input_ids is not None:
+        given = _read_tokens(decoder_input_ids, "decoder_input_ids", model.config.vocab_size)
+        if len(given) != num_rows:
+            raise ValueError(f"decoder_input_ids has {len(given)} rows, expected {num_rows}: one for each prompt")
+        if start is None or (given[:, 0] == start).any():
+            return given
+    if start is None:
         raise ValueError("decoder_start_token_id=None, expected a token, which sequences begin with: set it")
-    if decoder_input_ids is None:
-        return np.full((num_rows, 1), start, np.int32)
-    given = _read_tokens(decoder_input_ids, "decoder_input_ids", model.config.vocab_size)
-    if len(given) != num_rows:
-        raise ValueError(f"decoder_input_ids has {len(given)} rows, expected {num_rows}: one for each prompt")
-    if start is not None and (given[:, 0] != start).all():
-        given = np.concatenate([np.full((num_rows, 1), start, np.int32), given], axis=1)
-    return given
+    if not 0 <= start < model.config.vocab_size:
+        raise ValueError(
+            f"decoder_start_token_id={start}, expected 0 to less than {model.config.vocab_size}: is it another "
+            "model's generation config?"
+        )
+    return np.concatenate([np.full((num_rows, 1), start, np.int32), given], axis=1)

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -35,6 +37,9 @@ def check_config(config: Any) -> None:
     for name in ("num_beams", "num_return_sequences"):
         if not isinstance(getattr(config, name), int) or getattr(config, name) < 1:
             raise ValueError(f"{name}={getattr(config, name)!r}, expected 1 or more")
+    penalty = config.length_penalty
+    if config.num_beams > 1 and not (isinstance(penalty, Real) and math.isfinite(penalty)):
+        raise ValueError(f"length_penalty={penalty!r}, expected a finite number: leave it away for 1.0")
     mode = config.get_generation_mode(None)
     if mode not in MODES:
         expected = [str(supported.value) for supported in MODES]
@@ -110,8 +115,10 @@ def check_room(catalogue: Snapshot, rooms: Mapping[str, int | None]) -> None:
             )
 
 
-def check_some_tokens(length: int) -> None:
-    """Refuse a prompt without tokens."""
+def check_some_tokens(num_rows: int, length: int) -> None:
+    """Refuse a batch without prompts, and prompts without tokens."""
+    if num_rows == 0:
+        raise ValueError("the batch has 0 prompts, expected at least one: leave such a call away")
     if length == 0:
         raise ValueError("the prompt has no token, expected at least one: begin it with bos_token_id")
 
@@ -144,8 +151,8 @@ def num_end_tokens(config: Any) -> int:
 
 def fill_token(config: Any) -> int:
     """What stands behind the end of a sequence: the padding token, else the end token, else -1, which is no token."""
-    eos = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
-    return next((token for token in (config.pad_token_id, eos) if token is not None), -1)
+    eos = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    return next((token for token in (config.pad_token_id, *eos) if token is not None), -1)
 
 
 def missing_token(catalogue: Snapshot, fill: int) -> int:

@@ -33,7 +33,8 @@ def enable(model: Model) -> Model:
     if not isinstance(inner, PreTrainedModel) or not hasattr(inner, "generate"):
         raise ValueError(
             f"model is a {type(model).__name__}, expected a transformers model that can generate: load it with "
-            "AutoModelForGenerativeRetrieval, or add GRGenerationMixin to its class; enable it before compiling it"
+            "AutoModelForGenerativeRetrieval.from_pretrained(..., backend='torch'), or add GRGenerationMixin to its "
+            "class; enable it before compiling it"
         )
     if not isinstance(inner, GRGenerationMixin):
         inner.__class__ = _with_mixin(type(inner))

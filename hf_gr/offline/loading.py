@@ -21,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.labels import fingerprint
-from hf_gr.generation import AutoModelForGenerativeRetrieval, enable
 from hf_gr.generation.naming import resolve_index
+from hf_gr.generation.torch_models import enable, load
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 # Of a model's config: where it came from, and what the weights say themselves.
@@ -49,7 +49,7 @@ def load_model(model: Any, *, dtype: str | torch.dtype, device_map: Any, device:
         if name is None:
             raise ValueError(f"dtype={dtype!r}, expected one of {', '.join(DTYPES)}")
         kwargs = {} if device_map is None else {"device_map": device_map}
-        loaded = AutoModelForGenerativeRetrieval.from_pretrained(model, dtype=name, **kwargs)
+        loaded = load(model, dtype=name, **kwargs)
         return (loaded if device_map is not None else loaded.to(device)).eval()
     if dtype != "auto" or device_map is not None:
         raise ValueError("dtype= or device_map= with a loaded model, expected neither: load it with them")
@@ -82,7 +82,7 @@ def load_draft_model(draft_model: Any, model: Any) -> Any:
     """A draft model for a model, loaded beside it; one that is loaded already stays where it is."""
     if isinstance(draft_model, (str, Path)):
         check_name(draft_model, argument="assistant_model")
-        loaded = AutoModelForGenerativeRetrieval.from_pretrained(draft_model, dtype=model.dtype)
+        loaded = load(draft_model, dtype=model.dtype)
         return loaded.to(input_device(model)).eval()
     return draft_model
 
