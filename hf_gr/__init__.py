@@ -61,7 +61,13 @@ def __getattr__(name: str) -> object:
     """Import a public name's module when the name is first asked for (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it exports {', '.join(__all__)}")
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    try:
+        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        fix = "; in Flax it is hf_gr.flax.draft_head.DraftHead" if name == "DraftHead" else ""
+        raise ImportError(f"hf_gr.{name} needs PyTorch: pip install torch{fix}", name="torch") from error
 
 
 def __dir__() -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from .catalogue.summary import Summary, summarise
@@ -235,7 +236,8 @@ def model_card(
         name: what users load it by, such as its repository id.
         architecture: its class in transformers.
         is_encoder_decoder: whether generated sequences begin with a start token instead of the prompt.
-        catalogue: the index that its generation config names, `"."` for the checkpoint itself, or None.
+        catalogue: the index that its generation config names, `"."` for the checkpoint itself, or None. A folder of
+            this machine, which means nothing to a reader, is left away.
         head: its draft head.
         custom_generate: whether it carries `custom_generate/generate.py`.
         base_model: the repository of the Hub that it was made from, if that is known.
@@ -243,6 +245,8 @@ def model_card(
     """
     from huggingface_hub import ModelCardData
 
+    if catalogue not in (None, ".") and (Path(catalogue).is_absolute() or Path(catalogue).exists()):
+        catalogue = None
     own = model_tags(has_head=head is not None, custom_generate=custom_generate)
     data = ModelCardData(
         library_name="transformers",

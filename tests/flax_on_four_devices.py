@@ -124,6 +124,16 @@ def test_drafts_are_made_where_they_fit_or_by_all_together() -> None:
     assert found.sequences.tolist() == together.sequences.tolist()
 
 
+def test_a_context_mesh_of_the_caller_changes_nothing() -> None:
+    model, call = model_of("qwen3"), {**prompts(3), "constraint_index": RAGGED, **BEAMS}
+    expected = model.generate(**call)  # compiled by another test: the default mesh
+    before = decode_on_mesh._cache_size()
+    with jax.set_mesh(jax.make_mesh((4,), ("data",))):
+        found = model.generate(**call)
+    assert found.sequences.tolist() == expected.sequences.tolist()
+    assert decode_on_mesh._cache_size() == before
+
+
 @pytest.mark.slow
 def test_drafts_over_spread_weights() -> None:
     mesh = jax.make_mesh((2, 2), ("data", "model"))

@@ -11,6 +11,7 @@ import logging
 import os
 import pickle
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,10 +27,17 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import hf_gr
-from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, DraftHead, DraftHeadConfig, SemanticIds
+from hf_gr import (
+    AutoModelForGenerativeRetrieval,
+    ConstraintIndex,
+    DraftHead,
+    DraftHeadConfig,
+    SemanticIds,
+    head_storage,
+)
 from hf_gr.generation import checkpoints
 from hf_gr.generation.draft_heads import add_draft_head, check_tokenizer, load_draft_head, save_draft_head
-from hf_gr.torch import head_storage
+from hf_gr.torch.draft_head import TORCH
 
 JSON_FILE, TENSORS_FILE = head_storage.FILES
 LEVELS = [[3, 4], [7, 5, 6], [4, 9]]
@@ -68,13 +76,13 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def rewrite(folder: Path, change: Any = None, **fields: Any) -> None:
     """Write a saved head anew, with valid digests: `change` of its tensors, and other fields."""
-    description, tensors = head_storage.load(folder)
+    description, tensors = head_storage.load(TORCH, folder)
     version = fields.pop("format_version", head_storage.FORMAT_VERSION)
     if change is not None:
         change(tensors)
     before, head_storage.FORMAT_VERSION = head_storage.FORMAT_VERSION, version
     try:
-        head_storage.save(folder, {**description, **fields}, tensors)
+        head_storage.save(TORCH, folder, {**description, **fields}, tensors)
     finally:
         head_storage.FORMAT_VERSION = before
 
@@ -619,7 +627,7 @@ def test_what_cannot_be_written_is_an_os_error(saved: Path, monkeypatch: pytest.
         raise safetensors.SafetensorError("No space left on device")
 
     before = contents(saved)
-    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    monkeypatch.setattr("hf_gr.torch.draft_head.TORCH", replace(TORCH, save_file=full))
     model = build()
     with pytest.raises(OSError, match="draft_head.safetensors cannot be written: No space left"):
         add_draft_head(model, LEVELS).save_pretrained(saved)

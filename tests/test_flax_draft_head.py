@@ -24,12 +24,11 @@ pytest.importorskip("flax")
 import jax
 import jax.numpy as jnp
 
-from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, enable
-from hf_gr.flax import draft_head, head_storage
+from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, enable, head_storage
+from hf_gr.flax import draft_head
 from hf_gr.flax.decode import decode_program
-from hf_gr.flax.draft_head import DraftHead, HeadScorer
+from hf_gr.flax.draft_head import NUMPY, DraftHead, HeadScorer
 from hf_gr.flax.model import FlaxModel
-from hf_gr.torch import head_storage as torch_storage
 from hf_gr.torch.draft_head import DraftHead as TorchHead
 
 SCORE_TOL = 1e-4  # fp32 sums of at most 5 log-probabilities
@@ -178,12 +177,12 @@ def test_files_are_those_of_the_other_side(dtype: torch.dtype, tmp_path: Path) -
     back = TorchHead.from_pretrained(tmp_path / "flax")
     for name, tensor in head.state_dict().items():
         assert torch.equal(back.state_dict()[name], tensor)
-    assert torch_storage.FILES == head_storage.FILES
 
 
 def test_a_checkpoint_goes_to_and_fro_with_its_head(folder: Path, tmp_path: Path) -> None:
     torch_model, model = pair("qwen3", 3, "rnn", folder)
     model.save_pretrained(tmp_path)
+    assert "draft head" in (tmp_path / "README.md").read_text()
     back = AutoModelForGenerativeRetrieval.from_pretrained(tmp_path, backend="torch")
     assert back.draft_head.config == torch_model.draft_head.config == model.draft_head.config
     for name, tensor in torch_model.state_dict().items():
@@ -228,7 +227,7 @@ def test_damaged_and_foreign_heads_are_refused(folder: Path, tmp_path: Path) -> 
     tensors = {name: tensor.numpy() for name, tensor in new_head(3).state_dict().items()}
     for name, kind in (("codebook_1", np.float32), ("logit_heads.0.weight", np.int64)):
         changed = tensors | {name: tensors[name].astype(kind)}
-        head_storage.save(tmp_path, new_head(3).config.to_dict(), changed)
+        head_storage.save(NUMPY, tmp_path, new_head(3).config.to_dict(), changed)
         with pytest.raises(ValueError, match=f"{name} is {np.dtype(kind)} of shape"):
             DraftHead.from_pretrained(tmp_path)
 

@@ -295,7 +295,8 @@ def test_a_checkpoint_names_its_catalogue_and_its_defaults(tmp_path: Path) -> No
     [
         ({"constraint_index": None}, "constraint_index=None, expected a ConstraintIndex.*backend='torch'"),
         ({"constraint_index": False}, "constraint_index=False"),
-        ({"generation_config": INDEX}, "generation_config is a ConstraintIndex"),
+        ({"generation_config": INDEX}, "generation_config is a ConstraintIndex.*constraint_index="),
+        ({"generation_config": {"num_beams": 2}}, "generation_config is a dict, expected a GenerationConfig"),
         ({"logits_processor": [len]}, "logits_processor is given, expected None.*backend='torch'"),
         ({"stopping_criteria": [len]}, "stopping_criteria is given"),
         ({"streamer": len}, "streamer is given"),
@@ -304,6 +305,7 @@ def test_a_checkpoint_names_its_catalogue_and_its_defaults(tmp_path: Path) -> No
         ({"assistant_model": object()}, "assistant_model is given"),
         ({"generator": torch.Generator()}, "generator is given, expected None in Flax: pass key="),
         ({"key": "seed", "do_sample": True}, "key='seed', expected a seed"),
+        ({"key": 2**70, "do_sample": True}, "expected a seed"),
         ({"repetition_penalty": 1.2}, "repetition_penalty=1.2, expected 1.0.*backend='torch'"),
         ({"bad_words_ids": [[3]]}, "bad_words_ids"),
         ({"drafting": "auto"}, "drafting='auto', expected None, 'trie' or 'head' in Flax.*drafting='trie'"),
@@ -327,7 +329,8 @@ def test_a_checkpoint_names_its_catalogue_and_its_defaults(tmp_path: Path) -> No
         ({"min_length": 9, "eos_token_id": EOS}, "min_length=9, expected 0"),
         ({"pad_token_id": 2**31}, f"pad_token_id={2**31}, expected at most {2**31 - 1}"),
         ({"pad_token_id": None, "eos_token_id": [2**31]}, f"eos_token_id={2**31}, expected at most"),
-        ({"num_beams": 0}, "num_beams=0, expected 1 or more"),
+        ({"num_beams": 0}, "num_beams=0, expected an int, 1 or more"),
+        ({"num_beams": np.int64(2)}, r"num_beams=np.int64\(2\), expected an int"),
         ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences"),
         ({"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5}, "mode|num_beam_groups"),
         ({"max_new_tokens": 2}, "max_new_tokens=2 leaves 2 new tokens, expected at least 3"),
@@ -361,6 +364,8 @@ def test_bad_arguments_are_refused_before_any_work(kwargs: dict[str, Any], messa
         ({"inputs": [[5, VOCABULARY]]}, f"has token {VOCABULARY}, expected 0 to less than {VOCABULARY}"),
         ({"inputs": [[5, 2**31 + 5]]}, f"has token {2**31 + 5}"),
         ({"inputs": [[-100, 5]]}, "has token -100"),
+        ({"inputs": {"input_ids": [[5, 6]]}}, r"inputs is a dict, expected an array: call generate\(\*\*batch\)"),
+        ({"inputs": [[5, 6]], "attention_mask": [[2, 1]]}, "attention_mask has 2, expected 0 at padding and 1"),
         ({"inputs": [[5, 6]], "attention_mask": [[1]]}, r"attention_mask is \[1, 1\], expected \[1, 2\]"),
         ({"inputs": [[5, 6]], "attention_mask": [[1, 0]]}, "prompt 0 ends with padding"),
         ({"inputs": [[5, 6], [PAD, PAD]]}, "prompt 1 is all padding"),
@@ -370,6 +375,31 @@ def test_bad_prompts_are_refused(kwargs: dict[str, Any], message: str, folder: P
     _, model = pair("qwen3", folder)
     with pytest.raises(ValueError, match=message):
         model.generate(**kwargs, constraint_index=INDEX)
+
+
+def test_a_call_that_is_traced_is_refused(folder: Path) -> None:
+    _, model = pair("qwen3", folder)
+    with pytest.raises(ValueError, match="the prompt is traced, expected arrays: generate is one program already"):
+        jax.jit(lambda tokens: model.generate(tokens, constraint_index=INDEX))(jnp.ones((1, 3), int))
+
+
+def test_what_a_caller_has_set_in_jax_changes_nothing(folder: Path) -> None:
+    """Before and after the program is made."""
+    _, model = pair("qwen3", folder)
+    call: dict[str, Any] = {
+        "constraint_index": INDEX.where(list(range(50))),
+        "num_beams": 3,
+        "renormalize_logits": True,
+    }
+    with (
+        jax.numpy_rank_promotion("raise"),
+        jax.numpy_dtype_promotion("strict"),
+        jax.transfer_guard("disallow"),
+    ):
+        found = np.asarray(model.generate([[5, 6, 7]], **call))
+    before = decode_program._cache_size()
+    assert np.array_equal(model.generate([[5, 6, 7]], **call), found)
+    assert decode_program._cache_size() == before
 
 
 def test_generated_tokens_count_towards_a_sliding_window(monkeypatch: pytest.MonkeyPatch) -> None:

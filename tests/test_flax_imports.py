@@ -42,6 +42,13 @@ def test_without_jax_the_error_names_the_extra(tmp_path: Path) -> None:
     assert 'pip install "hf-gr[flax]"' in error.splitlines()[-1]
 
 
+@pytest.mark.parametrize(("name", "fix"), [("classify", ""), ("DraftHead", "hf_gr.flax.draft_head.DraftHead")])
+def test_without_torch_the_error_names_it(name: str, fix: str) -> None:
+    _, error = run(BLOCKED.format(name="torch") + f"from hf_gr import {name}")
+    assert f"ImportError: hf_gr.{name} needs PyTorch: pip install torch" in error.splitlines()[-1]
+    assert fix in error.splitlines()[-1]
+
+
 def test_the_flax_path_needs_no_torch(tmp_path: Path) -> None:
     """The parts that need no model, then a whole call, with torch blocked: `backend="auto"` then means Flax."""
     pytest.importorskip("jax")

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("jax")
 
-PAIRS = ("beam", "decode", "draft_head", "drafters", "head_storage", "speculation", "transition", "tree", "verifiers")
+PAIRS = ("beam", "decode", "draft_head", "drafters", "speculation", "transition", "tree", "verifiers")
 # By module: names of one side alone, and why.
 TORCH_ONLY = {
     "beam": {
@@ -28,7 +28,6 @@ TORCH_ONLY = {
     },
     "draft_head": {"IGNORED": "heads are trained in PyTorch"},
     "drafters": {"Assistant": "models draft in PyTorch alone", "nodes_of": "the same"},
-    "head_storage": {},
     "speculation": {},
     "verifiers": {"LAST_RESORT": "relaxed verification is PyTorch's alone", "relaxed_places": "the same"},
     "transition": {"kept": "wide levels are kept by it, too, which Flax has not"},
@@ -62,7 +61,6 @@ FLAX_ONLY = {
         "SMALLEST_DRAFT": "the same",
         "plan_sizes": "the same",
     },
-    "head_storage": {},
     "speculation": {},
     "verifiers": {},
 }

@@ -11,6 +11,8 @@ Axes: B batch, D devices along "data", M devices along "model".
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -64,6 +66,18 @@ def num_rows_on(mesh: Mesh | None, num_rows: int) -> int:
     """The rows that a program has for so many: a power of two for each device along "data"."""
     devices = 1 if mesh is None else mesh.shape[DATA]
     return devices * bucket(-(-num_rows // devices))
+
+
+@contextmanager
+def settings_of_ours(mesh: Mesh | None) -> Iterator[None]:
+    """JAX as our programs are written for, whatever a caller has set around: context mesh, promotions, transfers."""
+    with (
+        jax.numpy_rank_promotion("allow"),
+        jax.numpy_dtype_promotion("standard"),
+        jax.transfer_guard("allow"),
+        nullcontext() if mesh is None else jax.set_mesh(mesh),
+    ):
+        yield
 
 
 def replicated(mesh: Mesh | None) -> NamedSharding | None:

@@ -26,17 +26,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+import safetensors.numpy
 from jax.sharding import Sharding
 from jaxtyping import Array, Bool, Float, Int
 
+from hf_gr import head_storage
 from hf_gr.draft_head_config import DraftHeadConfig, Transition
-from hf_gr.hub import find_files, push_folder, resolve_folder
+from hf_gr.hub import push_folder, resolve_folder
 
-from . import head_storage
 from .layers import linear, to_logits
 from .parameters import Parameters
 from .scorers import Params, Prompt
 from .transition import along, static
+
+NUMPY = head_storage.Framework(
+    "numpy",
+    to_host=lambda array: np.array(array, order="C"),
+    save_file=safetensors.numpy.save_file,
+    type_name=lambda array: f"torch.{array.dtype}",
+    to_bytes=lambda array: array.tobytes(),
+)
 
 
 class DraftHead(Parameters):
@@ -161,7 +170,7 @@ class DraftHead(Parameters):
             local_files_only=local_files_only,
             subfolder=subfolder,
         )
-        description, tensors = head_storage.load(folder)
+        description, tensors = head_storage.load(NUMPY, folder)
         try:
             config = DraftHeadConfig(**{field.name: description[field.name] for field in fields(DraftHeadConfig)})
             rows = tensors.pop(head_storage.PLACEHOLDERS, None)
@@ -222,6 +231,7 @@ class DraftHead(Parameters):
         tensors = {name: np.asarray(array) for name, array in self._arrays().items()}
         tensors |= {f"codebook_{level}": codes for level, codes in enumerate(self._facts.codes)}
         head_storage.save(
+            NUMPY,
             directory,
             self.config.to_dict(),
             tensors,
@@ -277,26 +287,15 @@ def load_draft_head(
         ValueError: one of the two files is missing, or cannot be read.
         ConnectionError: the Hub does not say whether there is a head.
     """
-    files = find_files(
+    folder = head_storage.find(
         repo_or_dir,
-        head_storage.FILES,
         revision=revision,
         token=token,
         cache_dir=cache_dir,
         local_files_only=local_files_only,
         subfolder=subfolder,
     )
-    found = dict(zip(head_storage.FILES, files, strict=True))
-    paths = [path for path in files if path is not None]
-    if not paths:
-        return None
-    if len(paths) < len(found):
-        missing = next(name for name, path in found.items() if path is None)
-        raise ValueError(
-            f"{str(repo_or_dir)!r} has {paths[0].name} and no {missing}, expected both or neither: save the "
-            f"checkpoint again, download {missing}, or delete {paths[0].name} to load the model without its draft head"
-        )
-    return DraftHead.from_pretrained(paths[0].parent)
+    return None if folder is None else DraftHead.from_pretrained(folder)
 
 
 def shapes_of(config: DraftHeadConfig) -> dict[str, tuple[int, ...]]:

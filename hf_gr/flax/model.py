@@ -204,6 +204,8 @@ class FlaxModel(Parameters):
     def save_pretrained(self, save_directory: str | Path, *, max_shard_size: int | str = "5GB") -> None:
         """Save a checkpoint that transformers loads, and this class.
 
+        One with a draft head, or that names a catalogue, gets a model card, unless there is one.
+
         Args:
             save_directory: made if it is not there; a checkpoint in it is replaced.
             max_shard_size: of a file; what is larger becomes several, and an index.
@@ -212,7 +214,11 @@ class FlaxModel(Parameters):
             ValueError: a file in the folder's place.
             OSError: a file that cannot be written, such as on a full disk.
         """
-        self._save(Path(save_directory), max_shard_size=max_shard_size)
+        folder = Path(save_directory)
+        catalogue = getattr(self.generation_config, "constraint_index", None)
+        has_ours = self.draft_head is not None or catalogue is not None
+        card = self._card(folder.resolve().name) if has_ours else None
+        self._save(folder, max_shard_size=max_shard_size, card=card)
 
     def push_to_hub(
         self,
@@ -230,20 +236,8 @@ class FlaxModel(Parameters):
         Returns:
             The commit's address.
         """
-        from hf_gr.cards import model_card
-
-        def save(folder: Path, name: str) -> None:
-            card = model_card(
-                name,
-                architecture=self.config.architectures[0],
-                is_encoder_decoder=self.is_encoder_decoder,
-                catalogue=getattr(self.generation_config, "constraint_index", None),
-                head=self.draft_head,
-            )
-            self._save(folder, max_shard_size=max_shard_size, card=card)
-
         return push_folder(
-            save,
+            lambda folder, name: self._save(folder, max_shard_size=max_shard_size, card=self._card(name)),
             repo_id,
             private=private,
             token=token,
@@ -349,6 +343,17 @@ class FlaxModel(Parameters):
         else:
             on_meshes[mesh] = params
         return params
+
+    def _card(self, name: str) -> str:
+        from hf_gr.cards import model_card
+
+        return model_card(
+            name,
+            architecture=_architecture(self.config.model_type),
+            is_encoder_decoder=self.is_encoder_decoder,
+            catalogue=getattr(self.generation_config, "constraint_index", None),
+            head=self.draft_head,
+        )
 
     def _save(self, folder: Path, *, max_shard_size: int | str, card: str | None = None) -> None:
         arrays = {

@@ -109,6 +109,8 @@ def _refuse_for_flax(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if args:
         raise ValueError(f"{len(args)} positional arguments, expected none beside the checkpoint with backend='flax'")
     taken = ("dtype", "revision", "token", "cache_dir", "local_files_only", "subfolder")
+    fixes = {"torch_dtype": "pass dtype=", "mesh": "pass mesh= to generate", "device_map": "pass mesh= to generate"}
     for name, value in kwargs.items():
         if name not in taken and value is not None:
-            raise ValueError(f"{name} is given, expected one of {taken} with backend='flax': use backend='torch'")
+            fix = fixes.get(name, "leave it away, or use backend='torch'")
+            raise ValueError(f"{name} is given, expected one of {taken} with backend='flax': {fix}")

@@ -10,9 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hf_gr import cards
+from hf_gr import cards, head_storage
 from hf_gr.paired_files import CARD_FILE
-from hf_gr.torch import head_storage
 
 from . import custom_generate as custom
 from .draft_heads import NAME, save_draft_head
@@ -98,14 +97,11 @@ def _is_ours(model: Any, custom_generate: bool) -> bool:
 
 def _card(model: Any, name: str, custom_generate: bool, *, tags: Sequence[str] = ()) -> str:
     inner = base_model(model)
-    catalogue = getattr(inner.generation_config, "constraint_index", None)
-    if catalogue not in (None, ".") and (Path(catalogue).is_absolute() or Path(catalogue).exists()):
-        catalogue = None  # a folder of this machine means nothing to a reader
     return cards.model_card(
         name,
         architecture=type(inner).__name__,
         is_encoder_decoder=inner.config.is_encoder_decoder,
-        catalogue=catalogue,
+        catalogue=getattr(inner.generation_config, "constraint_index", None),
         head=getattr(inner, NAME, None),
         custom_generate=custom_generate,
         base_model=_repository(inner.config._name_or_path, other_than=name),

@@ -22,6 +22,7 @@ from .placeholders import can_take_back
 from .shared_checks import (
     check_codes,
     check_config,
+    check_mask,
     check_padding,
     check_room,
     check_some_tokens,
@@ -67,6 +68,8 @@ def describe_prompt(model: Any, inputs: Any, config: Any, model_kwargs: dict[str
     ):
         shape = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(f"attention_mask is {shape}, expected a tensor [batch, length] with a row for every prompt")
+    if mask is not None:
+        check_mask(mask)
     encoded, begun = model_kwargs.get("encoder_outputs"), model_kwargs.get("decoder_input_ids")
     batched = (prompt, None if encoded is None else encoded[0], mask, begun)
     num_rows = next((one.shape[0] for one in batched if one is not None), 1)

@@ -23,10 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hf_gr import head_storage
 from hf_gr.catalogue import ConstraintIndex, SemanticIds
-from hf_gr.hub import find_files
-from hf_gr.torch import head_storage
-from hf_gr.torch.draft_head import DraftHead, DraftHeadConfig, Transition
+from hf_gr.torch.draft_head import TORCH, DraftHead, DraftHeadConfig, Transition
 
 from .layouts import base_model
 
@@ -142,7 +141,7 @@ def save_draft_head(model: Any, directory: str | Path, *, state_dict: Mapping[st
         name = next(name for name, module in inner.named_modules() if module is embeddings)
         weight = given.get(f"{name}.weight", embeddings.weight)
         rows = weight[list(head.config.placeholder_token_ids)]
-    head_storage.save(Path(directory), head.config.to_dict(), tensors, placeholder_embeddings=rows)
+    head_storage.save(TORCH, Path(directory), head.config.to_dict(), tensors, placeholder_embeddings=rows)
 
 
 def load_draft_head(
@@ -177,9 +176,8 @@ def load_draft_head(
         ValueError: one of the two files is missing, or cannot be read, or the head is not for this model.
         ConnectionError: the Hub does not say whether there is a head.
     """
-    files = find_files(
+    folder = head_storage.find(
         repo_or_dir,
-        head_storage.FILES,
         revision=revision,
         token=token,
         cache_dir=cache_dir,
@@ -187,17 +185,9 @@ def load_draft_head(
         subfolder=subfolder,
         force_download=force_download,
     )
-    found = dict(zip(head_storage.FILES, files, strict=True))
-    paths = [path for path in files if path is not None]
-    if not paths:
+    if folder is None:
         return None
-    if len(paths) < len(found):
-        missing = next(name for name, path in found.items() if path is None)
-        raise ValueError(
-            f"{str(repo_or_dir)!r} has {paths[0].name} and no {missing}, expected both or neither: save the "
-            f"checkpoint again, download {missing}, or delete {paths[0].name} to load the model without its draft head"
-        )
-    head = DraftHead.from_pretrained(paths[0].parent)
+    head = DraftHead.from_pretrained(folder)
     inner = base_model(model)
     own: DraftHead | None = getattr(inner, NAME, None)
     if own is None or own.config != head.config or not _have_same_codebooks(own, head):

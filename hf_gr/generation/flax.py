@@ -36,7 +36,7 @@ from hf_gr.catalogue.sequences import is_integer
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.flax.buckets import bucket, padded
 from hf_gr.flax.decode import Decoded, DecodePlan, decode_program
-from hf_gr.flax.devices import decode_on_mesh, num_rows_on, replicated, to_mesh
+from hf_gr.flax.devices import decode_on_mesh, num_rows_on, replicated, settings_of_ours, to_mesh
 from hf_gr.flax.model import FlaxModel
 from hf_gr.flax.scorers import Prompt
 from hf_gr.flax.speculation import Speculation
@@ -101,8 +101,14 @@ class FlaxGenerationMixin:
         and temperatures, and whether the catalogue changed a little. What the program is made for is: the model's
         shape; the buckets of prompt and batch; `num_beams`, `num_return_sequences`, `do_sample`, `early_stopping`,
         `top_k`, `renormalize_logits`, `drafting`, the outputs; which warpers there are; the length of
-        `decoder_input_ids`; whether items are excluded; the number of different catalogues in a batch, up to a power
-        of two.
+        `decoder_input_ids`; the number of different catalogues in a batch, up to a power of two; and the most prefixes
+        that exclusions hide from one row: none, up to 16, up to 64, ... Buckets of prompts are 32, 48, 64, 96, 128,
+        ... tokens, those of batches powers of two (for each device along "data"). Another program is made, too, once
+        the catalogue has grown by a ninth, was compacted, or has additions of more than 1,024 nodes or with more than
+        16 children at one.
+
+        To compile before the first request, call `generate` once for every bucket; with
+        `jax.config.update("jax_compilation_cache_dir", folder)` later processes load what earlier ones compiled.
 
         Example:
             >>> from transformers import Qwen3Config
@@ -117,8 +123,10 @@ class FlaxGenerationMixin:
 
         Source: STATIC, algorithm 1; xGR, sections 4 and 5.
         """
-        if isinstance(generation_config, ConstraintIndex):
-            raise ValueError("generation_config is a ConstraintIndex, expected a config: pass it as constraint_index=")
+        if not isinstance(generation_config, GenerationConfig | None):
+            what = type(generation_config).__name__
+            fix = "pass it as constraint_index=" if what == "ConstraintIndex" else "pass its fields as arguments"
+            raise ValueError(f"generation_config is a {what}, expected a GenerationConfig: {fix}")
         named = first_of("constraint_index", {}, generation_config, self.generation_config)
         if constraint_index is False or (constraint_index is None and named is None):
             raise ValueError(
@@ -127,6 +135,10 @@ class FlaxGenerationMixin:
             )
         of_prompt = ("input_ids", "attention_mask", "decoder_input_ids")
         arguments = {name: kwargs.pop(name) for name in of_prompt if name in kwargs}
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((inputs, arguments))):
+            raise ValueError(
+                "the prompt is traced, expected arrays: generate is one program already, call it outside of jit"
+            )
         ours = {name: kwargs.pop(name) for name in GR_FIELDS if name in kwargs}
         lengths = [
             kwargs.get(name, getattr(generation_config, name, None)) for name in ("max_new_tokens", "max_length")
@@ -151,12 +163,14 @@ class FlaxGenerationMixin:
         plan = _make_plan(config, rules.any, max_new_tokens)
         size = self.config.vocab_size
         plan = with_drafter(plan, config, rules.any, num_rows=num_rows, vocab_size=size)
-        keys = _row_keys(_to_key(key), num_rows) if config.do_sample else None
-        catalogue = device_catalogue(rules, replicated(mesh), num_rows=num_rows)
+        key = _to_key(key) if config.do_sample else None
         program = decode_program if mesh is None else partial(decode_on_mesh, mesh)
-        scorer, params = scorer_of(self, config, plan, mesh)
-        decoded = program(scorer, params, catalogue, _to_bucket(prompt, num_rows), plan, keys)
-        return _as_output(decoded, prompt, plan, config, is_ragged=catalogue.is_ragged)
+        with settings_of_ours(mesh):
+            keys = None if key is None else _row_keys(key, num_rows)
+            catalogue = device_catalogue(rules, replicated(mesh), num_rows=num_rows)
+            scorer, params = scorer_of(self, config, plan, mesh)
+            decoded = program(scorer, params, catalogue, _to_bucket(prompt, num_rows), plan, keys)
+            return _as_output(decoded, prompt, plan, config, is_ragged=catalogue.is_ragged)
 
 
 def load(repo_or_dir: str | Path, **kwargs: Any) -> Any:
@@ -253,7 +267,7 @@ def _to_key(key: Array | int | None) -> Key[Array, ""]:
     """A key of `jax.random`."""
     if key is None:
         return jax.random.key(secrets.randbits(31))
-    if is_integer(key):
+    if is_integer(key) and -(2**63) <= key < 2**63:  # pyright: ignore
         return jax.random.key(int(key))  # pyright: ignore
     if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and not key.shape:
         return key
@@ -285,7 +299,8 @@ def _as_output(decoded: Decoded, prompt: HostPrompt, plan: DecodePlan, config: A
     length = max(int((beam_indices >= 0).sum(-1).max()), 1) if is_ragged else sequences.shape[-1]
     begun = prompt.input_ids if prompt.decoder_input_ids is None else prompt.decoder_input_ids
     new = sequences[..., :length].reshape(-1, length)
-    rows = jnp.asarray(np.concatenate([np.repeat(begun, plan.num_return_sequences, axis=0), new], axis=1))
+    # `jnp.asarray` would compile a program for every shape.
+    rows = jax.device_put(np.concatenate([np.repeat(begun, plan.num_return_sequences, axis=0), new], axis=1))
     if not config.return_dict_in_generate:
         return rows
     num_levels = int(num_levels.max())
@@ -304,6 +319,6 @@ def _as_output(decoded: Decoded, prompt: HostPrompt, plan: DecodePlan, config: A
     if plan.is_beam_search:
         first_path = np.arange(prompt.num_rows, dtype=np.int32)[:, None, None] * plan.width
         paths = np.where(beam_indices >= 0, beam_indices + first_path, -1)[..., :length].reshape(-1, length)
-        fields["beam_indices"] = jnp.asarray(paths)
-        fields["sequences_scores"] = jnp.asarray(scores.reshape(-1)) if config.output_scores else None
+        fields["beam_indices"] = jax.device_put(paths)
+        fields["sequences_scores"] = jax.device_put(scores.reshape(-1)) if config.output_scores else None
     return FlaxGenerateOutput(**fields)

@@ -21,6 +21,7 @@ from hf_gr.catalogue.snapshot import Snapshot
 from .shared_checks import (
     check_codes,
     check_config,
+    check_mask,
     check_padding,
     check_room,
     check_some_tokens,
@@ -116,6 +117,8 @@ class HostPrompt:
         name, given = ("inputs", inputs) if input_ids is None else ("input_ids", input_ids)
         if given is None:
             raise ValueError("inputs=None, expected prompts [batch, length]: pass input_ids=")
+        if isinstance(given, Mapping):
+            raise ValueError(f"{name} is a {type(given).__name__}, expected an array: call generate(**batch)")
         tokens = _read_tokens(given, "the prompt" if name == "inputs" else name, model.config.vocab_size)
         if attention_mask is None:
             # Of an encoder's prompt transformers infers none.
@@ -128,6 +131,7 @@ class HostPrompt:
                     f"attention_mask is {list(host.shape)}, expected {list(tokens.shape)} as the prompt: a row for "
                     "every prompt, an entry for every token"
                 )
+            check_mask(host)
             mask = host != 0
         if not model.is_encoder_decoder:
             if decoder_input_ids is not None:

@@ -35,8 +35,9 @@ def check_config(config: Any) -> None:
     """
     check_fields({name: getattr(config, name, default) for name, default in GR_FIELDS.items()})
     for name in ("num_beams", "num_return_sequences"):
-        if not isinstance(getattr(config, name), int) or getattr(config, name) < 1:
-            raise ValueError(f"{name}={getattr(config, name)!r}, expected 1 or more")
+        value = getattr(config, name)
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{name}={value!r}, expected an int, 1 or more")
     penalty = config.length_penalty
     if config.num_beams > 1 and not (isinstance(penalty, Real) and math.isfinite(penalty)):
         raise ValueError(f"length_penalty={penalty!r}, expected a finite number: leave it away for 1.0")
@@ -121,6 +122,13 @@ def check_some_tokens(num_rows: int, length: int) -> None:
         raise ValueError("the batch has 0 prompts, expected at least one: leave such a call away")
     if length == 0:
         raise ValueError("the prompt has no token, expected at least one: begin it with bos_token_id")
+
+
+def check_mask(mask: Any) -> None:
+    """Refuse an attention mask, an array or a tensor, of other entries than 0 and 1: models read them differently."""
+    strange = mask[(mask != 0) & (mask != 1)]
+    if len(strange):
+        raise ValueError(f"attention_mask has {strange[0].item()}, expected 0 at padding and 1 at all other tokens")
 
 
 def check_padding(mask: npt.NDArray[Any]) -> None:

@@ -20,16 +20,25 @@ from pathlib import Path
 from typing import Any
 from weakref import ref
 
+import safetensors.torch
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from hf_gr import head_storage
 from hf_gr.draft_head_config import DraftHeadConfig, Transition
 
-from . import head_storage
 from .tree import Nodes
 
 IGNORED = -100  # of a label that ends before the last level: transformers' own
+
+TORCH = head_storage.Framework(
+    "pt",
+    to_host=lambda tensor: tensor.detach().cpu().clone(memory_format=torch.contiguous_format),
+    save_file=safetensors.torch.save_file,
+    type_name=lambda tensor: str(tensor.dtype),
+    to_bytes=lambda tensor: tensor.view(torch.uint8).numpy().tobytes(),
+)
 
 
 class DraftHead(nn.Module):
@@ -234,7 +243,7 @@ class DraftHead(nn.Module):
             local_files_only=local_files_only,
             subfolder=subfolder,
         )
-        description, tensors = head_storage.load(folder)
+        description, tensors = head_storage.load(TORCH, folder)
         try:
             config = DraftHeadConfig(**{field.name: description[field.name] for field in fields(DraftHeadConfig)})
             rows = tensors.pop(head_storage.PLACEHOLDERS, None)
@@ -245,7 +254,7 @@ class DraftHead(nn.Module):
                 )
             with torch.random.fork_rng(devices=[]):  # loading draws no random numbers
                 head = cls(config, [tensors[f"codebook_{level}"] for level in range(config.num_levels)])
-            head_storage.check_tensors(head.state_dict(), tensors)
+            head_storage.check_tensors({name: own.shape for name, own in head.state_dict().items()}, tensors)
         except (ValueError, KeyError, TypeError, RuntimeError) as error:
             raise ValueError(
                 f"{folder / head_storage.TENSORS_FILE} holds no draft head ({error}): download it or save it again"
@@ -286,6 +295,7 @@ class DraftHead(nn.Module):
         from hf_gr.cards import head_card
 
         head_storage.save(
+            TORCH,
             directory,
             self.config.to_dict(),
             self.state_dict(),

@@ -2,22 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two files of a draft head: a JSON that people read and a safetensors that holds everything. Knows no head.
 
-As with an index (`hf_gr.paired_files`): where an interrupted save left texts that differ, that of the tensors holds.
+It knows no framework either: what the files need of one, each side brings along. As with an index
+(`hf_gr.paired_files`), where an interrupted save left texts that differ, that of the tensors holds.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import safetensors
-import safetensors.torch
-import torch
-from torch import Tensor
 
-from hf_gr import paired_files
+from . import paired_files
+from .hub import find_files
 
 FORMAT_VERSION = 1
 JSON_FILE = "draft_head_config.json"
@@ -25,8 +25,30 @@ TENSORS_FILE = "draft_head.safetensors"
 FILES = (JSON_FILE, TENSORS_FILE)
 PLACEHOLDERS = "placeholder_embeddings"  # `[L, E]`: rows of the model's embeddings, where they are known
 
+Tensor = Any  # of a framework
+
+
+@dataclass(frozen=True)
+class Framework:
+    """What the files need of PyTorch, or of NumPy.
+
+    Attributes:
+        name: as safetensors calls it.
+        to_host: a contiguous tensor in the host's memory that shares none with others.
+        save_file: safetensors' own, of tensors by name.
+        type_name: of a tensor, PyTorch's name of its type: the format was defined there.
+        to_bytes: what a contiguous tensor consists of.
+    """
+
+    name: str
+    to_host: Callable[[Tensor], Tensor]
+    save_file: Callable[..., None]
+    type_name: Callable[[Tensor], str]
+    to_bytes: Callable[[Tensor], bytes]
+
 
 def save(
+    framework: Framework,
     directory: Path,
     config: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
@@ -34,7 +56,7 @@ def save(
     placeholder_embeddings: Tensor | None = None,
     card: str | None = None,
 ) -> None:
-    """Write both files and, unless the folder has one already, a card.
+    """Write both files and, unless the folder has one already, a card: the same bytes whatever the framework.
 
     Everything is written and on the disk before the first file is replaced; until then an older head is untouched.
 
@@ -46,19 +68,18 @@ def save(
         raise ValueError(f"save_directory={str(directory)!r} is a file, expected a folder: name another one")
     directory.mkdir(parents=True, exist_ok=True)
     given = dict(tensors) if placeholder_embeddings is None else {**tensors, PLACEHOLDERS: placeholder_embeddings}
-    # Copies: tensors of a model may share memory, which safetensors refuses.
-    kept = {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in given.items()}
-    fields = {"format_version": FORMAT_VERSION, **config, "tensors_sha256": _tensors_digest(kept)}
+    kept = {name: framework.to_host(tensor) for name, tensor in given.items()}
+    fields = {"format_version": FORMAT_VERSION, **config, "tensors_sha256": _tensors_digest(framework, kept)}
     text = paired_files.to_text(fields, sort_keys=True)
 
     def write_tensors(path: Path) -> None:
         # One entry: safetensors writes several in any order, and equal heads are to be equal files.
-        safetensors.torch.save_file(kept, path, metadata={"draft_head": text})
+        framework.save_file(kept, path, metadata={"draft_head": text})
 
     paired_files.write(directory, text, write_tensors, json_file=JSON_FILE, tensors_file=TENSORS_FILE, card=card)
 
 
-def load(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def load(framework: Framework, directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read the config's fields and the tensors.
 
     Raises:
@@ -73,10 +94,10 @@ def load(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     _read((directory / JSON_FILE).read_bytes(), directory / JSON_FILE)
     path = directory / TENSORS_FILE
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
+        with safetensors.safe_open(path, framework=framework.name) as file:
             metadata: dict[str, str] = file.metadata() or {}
             # Copies, so that the file may be replaced while the head is in use.
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            tensors = {name: framework.to_host(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
     except Exception as error:  # whatever is wrong with bytes that are no safetensors
         raise ValueError(
             f"{path} is no safetensors file or is cut short ({error}); hf_gr never unpickles: "
@@ -87,27 +108,53 @@ def load(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"{path} holds no draft head, expected what save_pretrained writes: download it or save it again"
         )
     fields = _read(metadata["draft_head"].encode(), path)
-    if fields.pop("tensors_sha256", None) != _tensors_digest(tensors):
+    if fields.pop("tensors_sha256", None) != _tensors_digest(framework, tensors):
         raise paired_files.altered(path)
     return fields, tensors
 
 
-def check_tensors(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    """Refuse tensors that are not those of a module.
+def find(repo_or_dir: str | Path, **where: Any) -> Path | None:
+    """The folder of a checkpoint's draft head; None if the checkpoint has neither of the two files.
+
+    Args:
+        repo_or_dir: the checkpoint, a folder or a repository id.
+        where: as for `hub.find_files`.
 
     Raises:
-        ValueError: one that is missing, unknown, or of another shape or kind.
+        ValueError: one of the two files is missing.
+        ConnectionError: the Hub does not say whether there is a head.
+    """
+    found = dict(zip(FILES, find_files(repo_or_dir, FILES, **where), strict=True))
+    paths = [path for path in found.values() if path is not None]
+    if not paths:
+        return None
+    if len(paths) < len(found):
+        missing = next(name for name, path in found.items() if path is None)
+        raise ValueError(
+            f"{str(repo_or_dir)!r} has {paths[0].name} and no {missing}, expected both or neither: save the "
+            f"checkpoint again, download {missing}, or delete {paths[0].name} to load the model without its draft head"
+        )
+    return paths[0].parent
+
+
+def check_tensors(expected: Mapping[str, Sequence[int]], given: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that are not those of a head.
+
+    Args:
+        expected: shapes by name.
+        given: what was read.
+
+    Raises:
+        ValueError: one that is missing, unknown, or of another shape or kind: codebooks alone are integers.
     """
     for name in sorted({*expected, *given}):
         if name not in given:
             raise ValueError(f"there is no {name}")
         if name not in expected:
             raise ValueError(f"there is {name}, which the config does not speak of")
-        want, have = expected[name], given[name]
-        if want.shape != have.shape or want.is_floating_point() != have.is_floating_point():
-            raise ValueError(
-                f"{name} is {have.dtype} of shape {list(have.shape)}, expected {list(want.shape)} as in the config"
-            )
+        shape, have = list(expected[name]), given[name]
+        if list(have.shape) != shape or ("int" in str(have.dtype)) != name.startswith("codebook_"):
+            raise ValueError(f"{name} is {have.dtype} of shape {list(have.shape)}, expected {shape} as in the config")
 
 
 def _read(text: bytes, path: Path) -> dict[str, Any]:
@@ -116,9 +163,9 @@ def _read(text: bytes, path: Path) -> dict[str, Any]:
     return {name: value for name, value in description.items() if name not in ("format_version", "sha256")}
 
 
-def _tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+def _tensors_digest(framework: Framework, tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(f"{name} {framework.type_name(tensor)} {list(tensor.shape)}".encode())
+        digest.update(framework.to_bytes(tensor))
     return digest.hexdigest()
