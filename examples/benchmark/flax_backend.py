@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import jax
@@ -26,7 +27,7 @@ from hf_gr import AutoModelForGenerativeRetrieval
 from hf_gr.generation import flax
 
 GOAL_COMPILE_SECONDS, GOAL_OVERHEAD_MS = 5.0, 2.0
-TORCH, FLAX = "ours in PyTorch", "ours in Flax"
+TORCH, FLAX, DRAFTS = "ours in PyTorch", "ours in Flax", "with drafts"
 
 
 class Seconds:
@@ -74,9 +75,9 @@ def run_settings(bench: Any, options: argparse.Namespace) -> list[dict[str, Any]
         prompt = plain.make_prompt(bench, setting, options.seed)
         arrays = {name: tensor.cpu().numpy() for name, tensor in prompt.items()}
 
-        def in_flax(scores: bool = False, setting: Any = setting, arrays: Any = arrays) -> Any:
+        def in_flax(scores: bool = False, setting: Any = setting, arrays: Any = arrays, **drafting: str) -> Any:
             beams = plain.beam_options(setting, scores=scores)
-            return model.generate(**arrays, constraint_index=bench.index, **beams)
+            return model.generate(**arrays, constraint_index=bench.index, **beams, **drafting)
 
         def in_torch(setting: Any = setting, prompt: Any = prompt) -> Any:
             return plain.ours(bench, prompt, setting)
@@ -98,6 +99,10 @@ def run_settings(bench: Any, options: argparse.Namespace) -> list[dict[str, Any]
         if problem is not None:
             raise SystemExit(f"({setting}): {FLAX} and {TORCH} disagree: {problem}")
         calls: dict[str, Callable[[], Any]] = {TORCH: in_torch, FLAX: in_flax}
+        if options.drafts:
+            calls[DRAFTS] = partial(in_flax, drafting="trie")
+            if not np.array_equal(calls[DRAFTS](), in_flax()):
+                raise SystemExit(f"({setting}): drafts change the answer")
         times: dict[str, list[float]] = {name: [] for name in calls}
         for call in calls.values():
             call()
@@ -111,7 +116,8 @@ def run_settings(bench: Any, options: argparse.Namespace) -> list[dict[str, Any]
 
 
 def print_times(results: list[dict[str, Any]], shape: str) -> None:
-    header = [shape, "repetitions", "compile s", "first call s", f"{TORCH} s", f"{FLAX} s", "PyTorch / Flax"]
+    names = list(results[0]["seconds"])
+    header = [shape, "repetitions", "compile s", "first call s", *(f"{name} s" for name in names), "PyTorch / Flax"]
     rows = []
     for result in results:
         medians = {name: statistics.median(times) for name, times in result["seconds"].items()}
@@ -125,7 +131,7 @@ def print_times(results: list[dict[str, Any]], shape: str) -> None:
                 f"{result['batch']}, {result['prompt']}, {result['beams']}",
                 str(len(result["seconds"][FLAX])),
                 *(f"{cell:.2f}" for cell in cells),
-                *(f"{medians[name]:.4f}" for name in (TORCH, FLAX)),
+                *(f"{medians[name]:.4f}" for name in names),
                 f"{result['median_ratio']:.2f}",
             ]
         )

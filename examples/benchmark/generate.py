@@ -463,6 +463,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--fast", action="store_true", help="a tiny model and tiny settings, for CI")
     parser.add_argument("--backend", choices=("torch", "flax"), default="torch", help="flax: against our PyTorch path")
     parser.add_argument("--compile", action="store_true", help="with --backend flax: compilation and dispatch")
+    parser.add_argument("--drafts", action="store_true", help="with --backend flax: drafting='trie', too")
     parser.add_argument("--memory", action="store_true", help="measure peak memory instead of time")
     parser.add_argument("--memory-setting", type=Setting.parse, metavar=METAVAR, help="1,1024,256")
     parser.add_argument(
@@ -473,8 +474,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.backend == "flax" and (options.memory or options.device != "cpu"):
         parser.error("--backend flax compares two backends on a CPU, and measures no memory")
-    if options.compile and options.backend != "flax":
-        parser.error("--compile, expected --backend flax with it: PyTorch compiles nothing")
+    if options.backend != "flax" and (options.compile or options.drafts):
+        parser.error("--compile and --drafts measure programs, expected --backend flax with them")
     if options.compile:
         options.layers, options.hidden, options.vocab = (
             options.layers or 28,
