@@ -97,6 +97,7 @@ def test_samples_are_the_same(one_shape: None) -> None:
     assert any(forwards < before for forwards, before in runs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("home", "name", "spoil"),
     [
@@ -154,7 +155,7 @@ def _highest_precision() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_highest_precision")
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", ["qwen3", pytest.param("t5", marks=pytest.mark.slow)])
 def test_models_draft_by_the_trie(family: str) -> None:
     model = enable(FlaxModel(CONFIGS[family]()))
     prompts = np.random.default_rng(1).integers(3, 32, size=(3, 9))
