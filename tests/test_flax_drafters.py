@@ -77,7 +77,8 @@ def check(seed: int, plan: DecodePlan, *, ragged: bool, key: Any = None, fresh: 
     return forwards
 
 
-@pytest.mark.parametrize("ragged", [False, True], ids=["fixed", "ragged"])
+# `test_drafts_save_forwards` sees fixed catalogues.
+@pytest.mark.parametrize("ragged", [pytest.param(False, marks=pytest.mark.slow), True], ids=["fixed", "ragged"])
 @FREE
 @given(seed=st.integers(0, 10**6))
 def test_drafts_change_nothing(one_shape: None, ragged: bool, seed: int) -> None:

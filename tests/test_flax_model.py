@@ -413,7 +413,7 @@ def test_params_follow_what_another_thread_replaces(monkeypatch: pytest.MonkeyPa
     assert model.params["model.norm.weight"] is weight.get_raw_value()
 
 
-@pytest.mark.parametrize("name", ["qwen2", "llama of many layers"])
+@pytest.mark.parametrize("name", ["qwen2", pytest.param("llama of many layers", marks=pytest.mark.slow)])
 def test_a_model_is_trained_as_any_of_nnx(name: str) -> None:
     model, tokens = FlaxModel.from_pretrained(built(name)[1]), jnp.array([[3, 4, 5, 6]])
 

@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from jax.core import Tracer
 from jax.sharding import Mesh
 from jaxtyping import Array, Key
 from transformers import GenerationConfig
@@ -135,7 +136,7 @@ class FlaxGenerationMixin:
             )
         of_prompt = ("input_ids", "attention_mask", "decoder_input_ids")
         arguments = {name: kwargs.pop(name) for name in of_prompt if name in kwargs}
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((inputs, arguments))):
+        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((inputs, arguments))):
             raise ValueError(
                 "the prompt is traced, expected arrays: generate is one program already, call it outside of jit"
             )
