@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors
 
 from . import paired_files
+from .draft_head_config import DraftHeadConfig
 from .hub import find_files
 
 FORMAT_VERSION = 1
@@ -26,6 +27,7 @@ FILES = (JSON_FILE, TENSORS_FILE)
 PLACEHOLDERS = "placeholder_embeddings"  # `[L, E]`: rows of the model's embeddings, where they are known
 
 Tensor = Any  # of a framework
+Head = TypeVar("Head")
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,8 @@ def save(
     directory.mkdir(parents=True, exist_ok=True)
     given = dict(tensors) if placeholder_embeddings is None else {**tensors, PLACEHOLDERS: placeholder_embeddings}
     kept = {name: framework.to_host(tensor) for name, tensor in given.items()}
-    fields = {"format_version": FORMAT_VERSION, **config, "tensors_sha256": _tensors_digest(framework, kept)}
-    text = paired_files.to_text(fields, sort_keys=True)
+    description = {"format_version": FORMAT_VERSION, **config, "tensors_sha256": _tensors_digest(framework, kept)}
+    text = paired_files.to_text(description, sort_keys=True)
 
     def write_tensors(path: Path) -> None:
         # One entry: safetensors writes several in any order, and equal heads are to be equal files.
@@ -85,32 +87,51 @@ def load(framework: Framework, directory: Path) -> tuple[dict[str, Any], dict[st
     Raises:
         ValueError: a file that is missing, cut short, altered, of a newer format, or not safetensors.
     """
-    for name in FILES:
-        if not (directory / name).is_file():
-            raise ValueError(
-                f"{directory} has no {name}, expected both {JSON_FILE} and {TENSORS_FILE}: download the draft head or "
-                "save it again"
-            )
-    _read((directory / JSON_FILE).read_bytes(), directory / JSON_FILE)
-    path = directory / TENSORS_FILE
-    try:
+
+    def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         with safetensors.safe_open(path, framework=framework.name) as file:
-            metadata: dict[str, str] = file.metadata() or {}
             # Copies, so that the file may be replaced while the head is in use.
             tensors = {name: framework.to_host(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
-    except Exception as error:  # whatever is wrong with bytes that are no safetensors
+            return file.metadata() or {}, tensors
+
+    description, tensors = paired_files.read(
+        directory,
+        read_tensors,
+        json_file=JSON_FILE,
+        tensors_file=TENSORS_FILE,
+        newest=FORMAT_VERSION,
+        fix="download the draft head or save it again",
+    )
+    if description.get("tensors_sha256") != _tensors_digest(framework, tensors):
+        raise paired_files.altered(directory / TENSORS_FILE)
+    ours = ("format_version", "sha256", "tensors_sha256")
+    return {name: value for name, value in description.items() if name not in ours}, tensors
+
+
+def load_head(
+    framework: Framework,
+    directory: Path,
+    make: Callable[[DraftHeadConfig, dict[str, Tensor], Tensor | None], Head],
+) -> Head:
+    """What a side makes of the config, the tensors and the placeholders' embeddings, None where nobody knows them.
+
+    Raises:
+        ValueError: as `load`; and a config or tensors that are not those of a head.
+    """
+    description, tensors = load(framework, directory)
+    try:
+        config = DraftHeadConfig(**{field.name: description[field.name] for field in fields(DraftHeadConfig)})
+        rows = tensors.pop(PLACEHOLDERS, None)
+        if rows is not None and (rows.ndim != 2 or len(rows) != config.num_placeholders):
+            raise ValueError(
+                f"{PLACEHOLDERS} has shape {list(rows.shape)}, expected a row for each of {config.num_placeholders} "
+                "placeholders"
+            )
+        return make(config, tensors, rows)
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
         raise ValueError(
-            f"{path} is no safetensors file or is cut short ({error}); hf_gr never unpickles: "
-            "download it or save it again"
+            f"{directory / TENSORS_FILE} holds no draft head ({error}): download it or save it again"
         ) from error
-    if "draft_head" not in metadata:
-        raise ValueError(
-            f"{path} holds no draft head, expected what save_pretrained writes: download it or save it again"
-        )
-    fields = _read(metadata["draft_head"].encode(), path)
-    if fields.pop("tensors_sha256", None) != _tensors_digest(framework, tensors):
-        raise paired_files.altered(path)
-    return fields, tensors
 
 
 def find(repo_or_dir: str | Path, **where: Any) -> Path | None:
@@ -155,12 +176,6 @@ def check_tensors(expected: Mapping[str, Sequence[int]], given: Mapping[str, Ten
         shape, have = list(expected[name]), given[name]
         if list(have.shape) != shape or ("int" in str(have.dtype)) != name.startswith("codebook_"):
             raise ValueError(f"{name} is {have.dtype} of shape {list(have.shape)}, expected {shape} as in the config")
-
-
-def _read(text: bytes, path: Path) -> dict[str, Any]:
-    """The fields of a config."""
-    description = paired_files.read_text(text, path, what="a draft head", newest=FORMAT_VERSION)
-    return {name: value for name, value in description.items() if name not in ("format_version", "sha256")}
 
 
 def _tensors_digest(framework: Framework, tensors: Mapping[str, Tensor]) -> str:

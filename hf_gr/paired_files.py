@@ -15,11 +15,13 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors
 
 CARD_FILE = "README.md"
+
+Tensors = TypeVar("Tensors")
 
 
 def to_text(fields: Mapping[str, Any], *, sort_keys: bool = False) -> str:
@@ -27,13 +29,54 @@ def to_text(fields: Mapping[str, Any], *, sort_keys: bool = False) -> str:
     return json.dumps({**fields, "sha256": digest(fields)}, indent=2, sort_keys=sort_keys) + "\n"
 
 
-def read_text(text: bytes, path: Path, *, what: str, newest: int) -> dict[str, Any]:
+def read(
+    directory: Path,
+    read_tensors: Callable[[Path], tuple[Mapping[str, str], Tensors]],
+    *,
+    json_file: str,
+    tensors_file: str,
+    newest: int,
+    fix: str,
+) -> tuple[dict[str, Any], Tensors]:
+    """Read the description and the tensors; where a save was interrupted between the two files, the tensors' own.
+
+    Args:
+        directory: where the files are.
+        read_tensors: reads the metadata and the tensors of a safetensors.
+        json_file: the JSON's name.
+        tensors_file: likewise; without its ending it is the metadata's entry with the description, and says what the
+            files hold.
+        newest: the newest format version that is known.
+        fix: for a file that is missing.
+
+    Raises:
+        ValueError: a file that is missing, cut short, altered, of a newer format, or not safetensors.
+    """
+    for name in (json_file, tensors_file):
+        if not (directory / name).is_file():
+            raise ValueError(f"{directory} has no {name}, expected both {json_file} and {tensors_file}: {fix}")
+    entry = Path(tensors_file).stem
+    what, path = entry.replace("_", " "), directory / tensors_file
+    _read_text((directory / json_file).read_bytes(), directory / json_file, what=what, newest=newest)
+    try:
+        metadata, tensors = read_tensors(path)
+    except Exception as error:  # whatever is wrong with bytes that are no safetensors
+        raise ValueError(
+            f"{path} is no safetensors file or is cut short ({error}); hf_gr never unpickles: "
+            "download it or save it again"
+        ) from error
+    if entry not in metadata:
+        raise ValueError(f"{path} holds no {what}, expected what save_pretrained writes: download it or save it again")
+    return _read_text(metadata[entry].encode(), path, what=what, newest=newest), tensors
+
+
+def _read_text(text: bytes, path: Path, *, what: str, newest: int) -> dict[str, Any]:
     """The description that `to_text` wrote, its digest included.
 
     Args:
         text: what was read.
         path: where, for errors.
-        what: it describes, such as "a draft head".
+        what: it describes, such as "draft head".
         newest: the newest format version that is known.
 
     Raises:
@@ -43,7 +86,7 @@ def read_text(text: bytes, path: Path, *, what: str, newest: int) -> dict[str, A
         description = json.loads(text)
         version = description["format_version"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} is no description of {what}: download it or save it again") from error
+        raise ValueError(f"{path} is no description of a {what}: download it or save it again") from error
     if isinstance(version, int) and version > newest:
         raise ValueError(
             f"{path} has format_version {version}, expected at most {newest}: a newer hf_gr wrote it; "

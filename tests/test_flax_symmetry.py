@@ -30,7 +30,10 @@ TORCH_ONLY = {
     "drafters": {"Assistant": "models draft in PyTorch alone", "nodes_of": "the same"},
     "speculation": {},
     "verifiers": {"LAST_RESORT": "relaxed verification is PyTorch's alone", "relaxed_places": "the same"},
-    "transition": {"kept": "wide levels are kept by it, too, which Flax has not"},
+    "transition": {
+        "kept": "wide levels are kept by it, too, which Flax has not",
+        "mask_illegal": "logits processors, callables of PyTorch, are given the whole vocabulary",
+    },
     "tree": {"to_additive": "attention masks in Flax are boolean"},
 }
 FLAX_ONLY = {

@@ -37,7 +37,8 @@ def _step(states: Any, catalogue: DeviceCatalogue, level: int) -> Any:
     shape = below.tokens.shape
     beams = jnp.broadcast_to(jnp.arange(shape[1])[None, :, None], shape).reshape(shape[0], -1)
     places = jnp.broadcast_to(jnp.arange(shape[2]), shape).reshape(shape[0], -1)
-    masked = transition.mask_illegal(jnp.zeros((*shape[:2], VOCABULARY)), below)
+    scores = below.scores(jnp.zeros((*shape[:2], VOCABULARY)))
+    masked = transition.over_vocabulary(scores, below, VOCABULARY)
     every = jnp.tile(jnp.arange(TOKENS + 1), (len(states), states.shape[1]))
     steps = transition.advance(jnp.repeat(states, TOKENS + 1, axis=1), every, catalogue, level=level)
     leaf = transition.is_leaf(states, catalogue, level=level)

@@ -71,28 +71,16 @@ def load(directory: Path, *, verify: bool | None = None) -> tuple[dict[str, Any]
     Raises:
         ValueError: a file that is missing, cut short, altered, of a newer format, or not safetensors.
     """
-    for name in FILES:
-        if not (directory / name).is_file():
-            raise ValueError(
-                f"{directory} has no {name}, expected both {JSON_FILE} and {ARRAYS_FILE}: is it an index's folder?"
-            )
-    _read_description((directory / JSON_FILE).read_bytes(), directory / JSON_FILE)
-    path = directory / ARRAYS_FILE
-    try:
-        metadata, arrays = _map_arrays(path)
-    except Exception as error:  # whatever is wrong with bytes that are no safetensors
-        raise ValueError(
-            f"{path} is no safetensors file or is cut short ({error}); hf_gr never unpickles: "
-            "download it or save it again"
-        ) from error
-    if "constraint_index" not in metadata:
-        raise ValueError(
-            f"{path} holds no constraint index, expected what save_pretrained writes: download it or save it again"
-        )
-    # Where the two differ, a save was interrupted between the files: the one that came with the arrays holds.
-    description = _read_description(metadata["constraint_index"].encode(), path)
+    description, arrays = paired_files.read(
+        directory,
+        _map_arrays,
+        json_file=JSON_FILE,
+        tensors_file=ARRAYS_FILE,
+        newest=FORMAT_VERSION,
+        fix="is it an index's folder?",
+    )
     if should_verify(arrays, verify) and description.get("arrays_sha256") != _arrays_digest(arrays):
-        raise paired_files.altered(path)
+        raise paired_files.altered(directory / ARRAYS_FILE)
     return description, arrays
 
 
@@ -209,10 +197,6 @@ def _read_fanout(name: str, arrays: Arrays, described: Fanout) -> Fanout:
     fits = exceptions is None or np.iinfo(exceptions.dtype).max >= described.num_parents
     require(fits, f"{name}.exceptions are of a type that holds {described.num_parents}")
     return replace(described, offsets=offsets, exceptions=exceptions)
-
-
-def _read_description(text: bytes, path: Path) -> dict[str, Any]:
-    return paired_files.read_text(text, path, what="a constraint index", newest=FORMAT_VERSION)
 
 
 def _arrays_digest(arrays: Arrays) -> str:

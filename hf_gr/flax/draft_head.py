@@ -17,7 +17,7 @@ Axes: B batch, N nodes of a level, L levels, H hidden size, T_l codes of level l
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -170,25 +170,15 @@ class DraftHead(Parameters):
             local_files_only=local_files_only,
             subfolder=subfolder,
         )
-        description, tensors = head_storage.load(NUMPY, folder)
-        try:
-            config = DraftHeadConfig(**{field.name: description[field.name] for field in fields(DraftHeadConfig)})
-            rows = tensors.pop(head_storage.PLACEHOLDERS, None)
-            if rows is not None and (rows.ndim != 2 or len(rows) != config.num_placeholders):
-                raise ValueError(
-                    f"{head_storage.PLACEHOLDERS} has shape {list(rows.shape)}, expected a row for each of "
-                    f"{config.num_placeholders} placeholders"
-                )
+
+        def make(config: DraftHeadConfig, tensors: dict[str, Any], rows: Any) -> DraftHead:
             shapes = shapes_of(config)
-            names = [f"codebook_{level}" for level in range(config.num_levels)]
-            sizes = dict(zip(names, ((size,) for size in config.codebook_sizes), strict=True))
+            sizes = {f"codebook_{level}": (size,) for level, size in enumerate(config.codebook_sizes)}
             head_storage.check_tensors(shapes | sizes, tensors)
             arrays = {name: jnp.asarray(tensors[name]) for name in shapes}
-            return cls(config, [tensors[name] for name in names], arrays=arrays, placeholder_embeddings=rows)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{folder / head_storage.TENSORS_FILE} holds no draft head ({error}): download it or save it again"
-            ) from error
+            return cls(config, [tensors[name] for name in sizes], arrays=arrays, placeholder_embeddings=rows)
+
+        return head_storage.load_head(NUMPY, folder, make)
 
     def push_to_hub(
         self,

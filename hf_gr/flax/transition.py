@@ -275,11 +275,6 @@ def over_vocabulary(
     return nothing.at[rows[..., None], beams[..., None], tokens].set(scores, mode="drop")
 
 
-def mask_illegal(scores: Float[Array, "batch beams vocab"], legal: Children) -> Float[Array, "batch beams vocab"]:
-    """The scores of legal tokens, `-inf` for all others: the constraint over a whole vocabulary."""
-    return over_vocabulary(legal.scores(scores), legal, scores.shape[-1])
-
-
 def advance(
     states: Int[Array, "batch beams"], tokens: Int[Array, "batch beams"], catalogue: DeviceCatalogue, *, level: int
 ) -> Int[Array, "batch beams"]:

@@ -25,6 +25,7 @@ from .shared_checks import (
     check_mask,
     check_padding,
     check_room,
+    check_room_for_placeholders,
     check_some_tokens,
     check_tokens_of_catalogue,
     check_tokens_of_prompt,
@@ -256,12 +257,7 @@ def check_draft_head(
             f"the draft head has placeholder tokens {unknown}, expected less than {vocabulary}, which the model has "
             "embeddings for: model.add_draft_head(head) adds them"
         )
-    num, limit = head.config.num_placeholders, getattr(text_config, "max_position_embeddings", None)
-    if limit is not None and prompt.length + num > limit:
-        raise ValueError(
-            f"the prompt has {prompt.length} tokens and the draft head's placeholders {num} more, expected at most "
-            f"{limit} together, which is the model's max_position_embeddings: shorten the prompt"
-        )
+    check_room_for_placeholders(head, text_config, prompt.length)
     cache = model_kwargs.get("past_key_values")
     if cache is not None and cache.get_seq_length() and not can_take_back(cache):
         raise ValueError(

@@ -24,6 +24,7 @@ from .shared_checks import (
     check_mask,
     check_padding,
     check_room,
+    check_room_for_placeholders,
     check_some_tokens,
     check_tokens_of_catalogue,
     check_tokens_of_prompt,
@@ -241,12 +242,7 @@ def check_draft_head(model: Any, catalogue: Snapshot, prompt: HostPrompt) -> Non
             "made and trained in PyTorch"
         )
     check_codes(head, catalogue)
-    num, limit = head.config.num_placeholders, getattr(model.config, "max_position_embeddings", None)
-    if limit is not None and prompt.length + num > limit:
-        raise ValueError(
-            f"the prompt has {prompt.length} tokens and the draft head's placeholders {num} more, expected at most "
-            f"{limit} together, which is the model's max_position_embeddings: shorten the prompt"
-        )
+    check_room_for_placeholders(head, model.config, prompt.length)
 
 
 def refuse_arguments(arguments: Mapping[str, Any]) -> None:

@@ -116,6 +116,16 @@ def check_room(catalogue: Snapshot, rooms: Mapping[str, int | None]) -> None:
             )
 
 
+def check_room_for_placeholders(head: Any, config: Any, prompt_length: int) -> None:
+    """Refuse a prompt behind which a draft head's placeholders are beyond the positions of a model's config."""
+    num, limit = head.config.num_placeholders, getattr(config, "max_position_embeddings", None)
+    if limit is not None and prompt_length + num > limit:
+        raise ValueError(
+            f"the prompt has {prompt_length} tokens and the draft head's placeholders {num} more, expected at most "
+            f"{limit} together, which is the model's max_position_embeddings: shorten the prompt"
+        )
+
+
 def check_some_tokens(num_rows: int, length: int) -> None:
     """Refuse a batch without prompts, and prompts without tokens."""
     if num_rows == 0:

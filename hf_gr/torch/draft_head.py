@@ -15,7 +15,6 @@ Axes: B batch, N nodes of a level, L levels, H hidden size, T_l codes of level l
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -243,25 +242,16 @@ class DraftHead(nn.Module):
             local_files_only=local_files_only,
             subfolder=subfolder,
         )
-        description, tensors = head_storage.load(TORCH, folder)
-        try:
-            config = DraftHeadConfig(**{field.name: description[field.name] for field in fields(DraftHeadConfig)})
-            rows = tensors.pop(head_storage.PLACEHOLDERS, None)
-            if rows is not None and (rows.ndim != 2 or len(rows) != config.num_placeholders):
-                raise ValueError(
-                    f"{head_storage.PLACEHOLDERS} has shape {list(rows.shape)}, expected a row for each of "
-                    f"{config.num_placeholders} placeholders"
-                )
+
+        def make(config: DraftHeadConfig, tensors: dict[str, Tensor], rows: Tensor | None) -> DraftHead:
             with torch.random.fork_rng(devices=[]):  # loading draws no random numbers
                 head = cls(config, [tensors[f"codebook_{level}"] for level in range(config.num_levels)])
             head_storage.check_tensors({name: own.shape for name, own in head.state_dict().items()}, tensors)
-        except (ValueError, KeyError, TypeError, RuntimeError) as error:
-            raise ValueError(
-                f"{folder / head_storage.TENSORS_FILE} holds no draft head ({error}): download it or save it again"
-            ) from error
-        head.load_state_dict(tensors, assign=True)
-        head._placeholder_rows = rows
-        return head.eval()
+            head.load_state_dict(tensors, assign=True)
+            head._placeholder_rows = rows
+            return head.eval()
+
+        return head_storage.load_head(TORCH, folder, make)
 
     def push_to_hub(
         self,
