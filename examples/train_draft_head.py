@@ -53,7 +53,7 @@ def read_columns(path: Path, *, as_text: Sequence[str] = ()) -> Any:
     """A table of Arrow; ids in text files stay as they are written."""
     from pyarrow import csv, json, parquet, string
 
-    import hf_gr.tables  # noqa: F401, says what to install if pyarrow is missing
+    import hf_gr.files.tables  # noqa: F401, says what to install if pyarrow is missing
 
     suffix = path.suffix.lower()
     try:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .catalogue import ConstraintIndex, SemanticIds
-    from .draft_head_config import DraftHeadConfig
+    from .classification import classify
+    from .files.draft_head_config import DraftHeadConfig
     from .generation import (
         AutoModelForGenerativeRetrieval,
         ConstraintLogitsProcessor,
         GRGenerationConfig,
         GRGenerationMixin,
-        classify,
         enable,
     )
     from .offline import evaluate, recommend
@@ -31,11 +31,11 @@ _HOMES = {
     "ConstraintIndex": "catalogue",
     "ConstraintLogitsProcessor": "generation",
     "DraftHead": "torch.draft_head",
-    "DraftHeadConfig": "draft_head_config",
+    "DraftHeadConfig": "files.draft_head_config",
     "GRGenerationConfig": "generation",
     "GRGenerationMixin": "generation",
     "SemanticIds": "catalogue",
-    "classify": "generation",
+    "classify": "classification",
     "enable": "generation",
     "evaluate": "offline",
     "recommend": "offline",

@@ -18,13 +18,13 @@ from jax.sharding import PartitionSpec as P
 from transformers import AutoConfig
 
 from hf_gr import ConstraintIndex, enable
-from hf_gr.draft_head_config import DraftHeadConfig
+from hf_gr.files.draft_head_config import DraftHeadConfig
 from hf_gr.flax import devices
 from hf_gr.flax.decode import decode_program
 from hf_gr.flax.devices import decode_on_mesh
 from hf_gr.flax.draft_head import DraftHead, shapes_of
 from hf_gr.flax.model import FlaxModel, random_arrays
-from hf_gr.generation import flax
+from hf_gr.generation.flax import mixin as flax
 
 SCORE_TOL = 1e-4  # the issue's: sums over devices are in another order
 ROWS = np.random.default_rng(0).integers(3, 24, size=(60, 2))

@@ -18,9 +18,10 @@ from label_tokenizers import tokenizer_of
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM, T5Config, T5ForConditionalGeneration
 from transformers.pipelines import get_supported_tasks
 
-from hf_gr import ConstraintIndex, SemanticIds, cards, enable
-from hf_gr.generation import checkpoints
-from hf_gr.generation.draft_heads import add_draft_head
+from hf_gr import ConstraintIndex, SemanticIds, enable
+from hf_gr.files import cards
+from hf_gr.generation.torch import checkpoints
+from hf_gr.generation.torch.heads import add_draft_head
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "model_cards"

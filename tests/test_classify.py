@@ -14,9 +14,10 @@ import torch
 from families import build
 from label_tokenizers import tokenizer_of
 
-import hf_gr.torch.exhaustive as exhaustive
+import hf_gr.classification.exhaustive as exhaustive
 from hf_gr import ConstraintIndex, classify, enable
-from hf_gr.generation import classification, layouts
+from hf_gr.classification import classify as classification
+from hf_gr.generation.torch import layouts
 from hf_gr.reference import reference_label_log_probs
 
 # Of log-probabilities, since these models are sure of themselves: fp32 sums of at most 13 of some tens.

@@ -13,7 +13,8 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from hf_gr import SemanticIds, cli
+from hf_gr import SemanticIds
+from hf_gr.commands import app as cli
 from hf_gr.demo import evaluate, run
 from hf_gr.demo.cache import default_folder, replace_folder
 from hf_gr.demo.data import keep_most_rated, leave_one_out, load_movielens, popularity_order

@@ -27,16 +27,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import hf_gr
-from hf_gr import (
-    AutoModelForGenerativeRetrieval,
-    ConstraintIndex,
-    DraftHead,
-    DraftHeadConfig,
-    SemanticIds,
-    head_storage,
-)
-from hf_gr.generation import checkpoints
-from hf_gr.generation.draft_heads import add_draft_head, check_tokenizer, load_draft_head, save_draft_head
+from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, DraftHead, DraftHeadConfig, SemanticIds
+from hf_gr.files import draft_head as head_storage
+from hf_gr.generation.torch import checkpoints
+from hf_gr.generation.torch.heads import add_draft_head, check_tokenizer, load_draft_head, save_draft_head
 from hf_gr.torch.draft_head import TORCH
 
 JSON_FILE, TENSORS_FILE = head_storage.FILES

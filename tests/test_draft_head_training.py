@@ -24,7 +24,7 @@ from transformers import TrainingArguments
 
 import hf_gr
 from hf_gr import ConstraintIndex, SemanticIds
-from hf_gr.generation.draft_heads import save_draft_head
+from hf_gr.generation.torch.heads import save_draft_head
 from hf_gr.torch.draft_head import DraftHead, DraftHeadConfig
 from hf_gr.training import DraftHeadCollator, DraftHeadTrainer, InteractionDataset, interactions
 from hf_gr.training import draft_head as trainer_module

@@ -21,7 +21,7 @@ from families import BATCH_DECODERS, DECODERS, ENCODER_DECODERS, EOS, PAD, VOCAB
 from transformers import DynamicCache, LogitsProcessor, StoppingCriteria
 
 from hf_gr import ConstraintIndex, SemanticIds, enable
-from hf_gr.generation import drafting, mixin
+from hf_gr.generation.torch import drafting, mixin
 from hf_gr.torch import scorers, speculation, tree
 from hf_gr.torch.costs import ForwardCosts
 from hf_gr.torch.drafters import TreeDrafter
@@ -650,10 +650,10 @@ def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, call
     """What two equal calls log."""
     monkeypatch.setattr(mixin, "_SAID", set())
     caplog.clear()
-    with caplog.at_level(logging.WARNING, logger="hf_gr.generation.mixin"):
+    with caplog.at_level(logging.WARNING, logger="hf_gr.generation.torch.mixin"):
         call()
         call()
-    return [record.message for record in caplog.records if record.name == "hf_gr.generation.mixin"]
+    return [record.message for record in caplog.records if record.name == "hf_gr.generation.torch.mixin"]
 
 
 def test_a_budget_for_nothing_means_plain_beams_and_is_said_once(

@@ -26,7 +26,7 @@ import jax
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex
 from hf_gr.flax import devices
 from hf_gr.flax.decode import decode
-from hf_gr.generation import flax
+from hf_gr.generation.flax import mixin as flax
 
 ROWS = np.random.default_rng(0).integers(3, 24, size=(50, 4))
 RAGGED = ConstraintIndex.from_sequences([row[: 1 + i % 4].tolist() for i, row in enumerate(ROWS)], eos_token_id=EOS)

@@ -24,7 +24,8 @@ pytest.importorskip("flax")
 import jax
 import jax.numpy as jnp
 
-from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, enable, head_storage
+from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, enable
+from hf_gr.files import draft_head as head_storage
 from hf_gr.flax import draft_head
 from hf_gr.flax.decode import decode_program
 from hf_gr.flax.draft_head import NUMPY, DraftHead, HeadScorer

@@ -35,11 +35,13 @@ from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, GRGeneration
 from hf_gr.flax.decode import DecodePlan, decode_program
 from hf_gr.flax.model import FlaxModel
 from hf_gr.flax.transition import DeviceCatalogue
-from hf_gr.generation import auto, flax, mixin
-from hf_gr.generation.flax_checks import check_drafting
-from hf_gr.generation.flax_drafting import scorer_of
-from hf_gr.generation.flax_outputs import FlaxGenerateOutput
-from hf_gr.generation.shared_checks import fill_token
+from hf_gr.generation import auto
+from hf_gr.generation.checks import fill_token
+from hf_gr.generation.flax import mixin as flax
+from hf_gr.generation.flax.checks import check_drafting
+from hf_gr.generation.flax.drafts import scorer_of
+from hf_gr.generation.flax.outputs import FlaxGenerateOutput
+from hf_gr.generation.torch import mixin
 from hf_gr.torch.decode import DecodePlan as TorchPlan
 
 SCORE_TOL = 1e-4  # fp32 sums of at most 4 log-probabilities

@@ -29,7 +29,7 @@ def run(code: str) -> tuple[str, str]:
 
 
 def test_the_torch_path_loads_no_jax() -> None:
-    code = "import hf_gr\nfor name in hf_gr.__all__: getattr(hf_gr, name)\nimport hf_gr.generation.torch_models\n"
+    code = "import hf_gr\nfor name in hf_gr.__all__: getattr(hf_gr, name)\nimport hf_gr.generation.torch.loading\n"
     out, error = run(code + LOADED.format(names=("jax", "flax", "hf_gr.flax")))
     assert (out, error) == ("", "")
 
@@ -67,11 +67,11 @@ def test_the_flax_path_needs_no_torch(tmp_path: Path) -> None:
     assert out == ""
 
 
-@pytest.mark.parametrize("module", ["auto", "configuration", "flax_checks", "flax_outputs", "naming", "shared_checks"])
+@pytest.mark.parametrize("module", ["auto", "catalogues", "checks", "configuration", "flax.checks", "flax.outputs"])
 def test_what_both_sides_share_needs_neither(module: str) -> None:
     code = f"{BLOCKED.format(name='torch')}{BLOCKED.format(name='jax')}import hf_gr.generation.{module}"
     _, error = run(code)
-    if module == "flax_outputs":  # its annotations are JAX's
+    if module == "flax.outputs":  # its annotations are JAX's
         assert "jax" in error
     else:
         assert "Traceback" not in error, error

@@ -56,7 +56,7 @@ FLAX_ONLY = {
     "tree": {},
     "draft_head": {
         "HeadCache": "caches are arguments",
-        "load_draft_head": "hf_gr.generation.draft_heads in PyTorch",
+        "load_draft_head": "hf_gr.generation.torch.heads in PyTorch",
         "shapes_of": "torch's modules know theirs",
     },
     "drafters": {
@@ -188,8 +188,8 @@ def test_paired_modules_export_the_same_names_with_the_same_parameters(module: s
 
 
 def test_generate_takes_the_same_arguments() -> None:
-    from hf_gr.generation.flax import FlaxGenerationMixin
-    from hf_gr.generation.mixin import GRGenerationMixin
+    from hf_gr.generation.flax.mixin import FlaxGenerationMixin
+    from hf_gr.generation.torch.mixin import GRGenerationMixin
 
     ours, theirs = (
         list(inspect.signature(mixin.generate).parameters) for mixin in (FlaxGenerationMixin, GRGenerationMixin)

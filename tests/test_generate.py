@@ -42,7 +42,7 @@ from hf_gr import (
     GRGenerationMixin,
     enable,
 )
-from hf_gr.generation import layouts, mixin
+from hf_gr.generation.torch import layouts, mixin
 from hf_gr.reference import reference_beam_search
 
 SCORE_TOL = 1e-4  # fp32 sums of at most 5 log-probabilities
@@ -406,11 +406,11 @@ def test_what_no_layout_offers_goes_through_the_processor(
     model, inputs = enable(build("qwen3", attn_implementation="eager")), prompts(2, 6, padded=True)
     common = {**inputs, "constraint_index": INDEX, "num_beams": num_beams, **DETAILS}
     expected = model.generate(**common)
-    with caplog.at_level(logging.WARNING, logger="hf_gr.generation.mixin"):
+    with caplog.at_level(logging.WARNING, logger="hf_gr.generation.torch.mixin"):
         for _ in range(2):
             out = model.generate(**common, **kwargs)
             assert out.sequences.tolist() == expected.sequences.tolist()
-    assert len([record for record in caplog.records if record.name == "hf_gr.generation.mixin"]) == 1
+    assert len([record for record in caplog.records if record.name == "hf_gr.generation.torch.mixin"]) == 1
     if kwargs.get("output_hidden_states"):
         assert out.hidden_states is not None
 

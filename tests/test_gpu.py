@@ -12,7 +12,7 @@ import torch
 from families import FAMILIES, build, prompts
 
 from hf_gr import ConstraintIndex, enable
-from hf_gr.generation import mixin
+from hf_gr.generation.torch import mixin
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

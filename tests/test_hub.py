@@ -23,9 +23,11 @@ from huggingface_hub.errors import HfHubHTTPError, HTTPError
 from typer.testing import CliRunner
 
 import hf_gr
-from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, DraftHead, GRGenerationConfig, cli, head_storage
+from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, DraftHead, GRGenerationConfig
 from hf_gr.catalogue.storage import ARRAYS_FILE, JSON_FILE
-from hf_gr.generation.draft_heads import add_draft_head, load_draft_head
+from hf_gr.commands import app as cli
+from hf_gr.files import draft_head as head_storage
+from hf_gr.generation.torch.heads import add_draft_head, load_draft_head
 
 ROWS, ITEMS = [[5, 7, 9], [5, 7, 8], [6, 6, 8]], ["ham", "jam", "yam"]
 OTHER_ROWS, OTHER_ITEMS = [[7, 9, 3], [8, 4, 4], [8, 4, 5]], ["tea", "pie", "bun"]

@@ -20,7 +20,7 @@ HEAVY = ("torch", "transformers", "jax", "flax", "accelerate", "pandas", "sklear
         "import hf_gr; dir(hf_gr)",
         "from hf_gr import ConstraintIndex, SemanticIds",
         "from hf_gr import ConstraintIndex; ConstraintIndex.from_sequences([[5, 7]]).items([[5, 7]])",
-        "import hf_gr.hub, hf_gr.cards, hf_gr.reference",
+        "import hf_gr.files.hub, hf_gr.files.cards, hf_gr.reference",
         "import tempfile; from hf_gr import ConstraintIndex as C; d = tempfile.mkdtemp();"
         "C.from_sequences([[5, 7]]).save_pretrained(d); C.from_pretrained(d)",
     ],

@@ -35,9 +35,10 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from hf_gr import ConstraintIndex, paired_files
+from hf_gr import ConstraintIndex
 from hf_gr.catalogue import storage
 from hf_gr.catalogue.segment import Segment
+from hf_gr.files import pairs as paired_files
 
 EOS = 2
 ROWS = [[5, 7], [5, 8], [6, 7], [5, 8]]

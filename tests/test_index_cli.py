@@ -20,12 +20,14 @@ import safetensors.numpy
 from test_index import FakeApi
 from typer.testing import CliRunner
 
-from hf_gr import ConstraintIndex, cli, paired_files
+from hf_gr import ConstraintIndex
 from hf_gr.catalogue import storage
 from hf_gr.catalogue.storage import ARRAYS_FILE, JSON_FILE
 from hf_gr.catalogue.summary import summarise
+from hf_gr.commands import app as cli
 from hf_gr.commands import index_input, index_report
 from hf_gr.commands.index_input import Input
+from hf_gr.files import pairs as paired_files
 
 ROWS = [[5, 7, 9], [5, 7, 8], [5, 6, 8], [6, 6, 8], [6, 6, 8]]
 RECIPE = {"17": ["<a_0>", "<b_1>"], "23": ["<a_2>", "<b_0>"], "5": ["<a_2>", "<b_0>"]}
@@ -392,7 +394,7 @@ def test_what_cannot_be_built_is_refused(file: str, arguments: list[Any], messag
 
 
 def test_a_table_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "hf_gr.tables", raising=False)
+    monkeypatch.delitem(sys.modules, "hf_gr.files.tables", raising=False)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "items.csv").write_text(TABLES["items.csv"])
     message = fail("build", tmp_path / "items.csv", "--output", tmp_path / "built")

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from offline_case import Case, make_case, make_users, options_of, read, run, write_users
 from typer.testing import CliRunner
 
-from hf_gr import ConstraintIndex, cli, evaluate, recommend
+from hf_gr import ConstraintIndex, evaluate, recommend
+from hf_gr.commands import app as cli
 from hf_gr.offline.metrics import RankingTotals
 
 NUM_USERS = 60

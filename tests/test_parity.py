@@ -14,7 +14,7 @@ from families import BATCH_DECODERS, DECODERS, ENCODER_DECODERS, EOS, FAMILIES, 
 from transformers import GenerationMixin
 
 from hf_gr import ConstraintIndex, enable
-from hf_gr.generation import layouts
+from hf_gr.generation.torch import layouts
 from hf_gr.torch import beam, tree
 
 SCORE_TOL = 1e-4  # fp32 sums of at most 6 log-probabilities, whose forwards differ in the order of additions

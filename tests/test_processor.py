@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_gr import ConstraintIndex, ConstraintLogitsProcessor
-from hf_gr.generation import logits_process
+from hf_gr.generation.torch import logits_process
 from hf_gr.reference import ReferenceTrie, reference_allowed, reference_answers
-from hf_gr.torch import multi_label
+from hf_gr.torch import several_labels as multi_label
 
 VOCABULARY = 12
 LABELS = [[3], [3, 4], [3, 4, 5], [6, 3], [6, 7]]

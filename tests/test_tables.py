@@ -27,8 +27,8 @@ pa = pytest.importorskip("pyarrow")
 
 import pyarrow.parquet as pq  # noqa: E402
 
-from hf_gr import tables  # noqa: E402
-from hf_gr.tables import PADDING, read_table  # noqa: E402
+from hf_gr.files import tables  # noqa: E402
+from hf_gr.files.tables import PADDING, read_table  # noqa: E402
 
 Rows = list[list[int]]
 ROWS: Rows = [[5, 7, 1], [5, 8], [6], [0, 0, 40_000]]
@@ -585,7 +585,7 @@ def test_the_bar_reaches_its_end_on_a_terminal_only(
 
 
 def test_missing_pyarrow_names_the_extra() -> None:
-    code = "import sys; sys.modules['pyarrow'] = None; import hf_gr.tables"
+    code = "import sys; sys.modules['pyarrow'] = None; import hf_gr.files.tables"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.endswith('ImportError: reading tables needs pyarrow: pip install "hf-gr[tables]"\n')
 

@@ -36,7 +36,7 @@ from report import print_json_line, print_table
 from transformers import DynamicCache
 
 from hf_gr import ConstraintIndex, enable
-from hf_gr.generation import mixin
+from hf_gr.generation.torch import mixin
 from hf_gr.reference import reference_beam_search, reference_head_log_probs
 
 SETTINGS = ("1,64,50", "1,256,10", "1,256,50", "4,256,50", "1,512,128")

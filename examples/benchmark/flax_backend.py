@@ -24,7 +24,7 @@ import torch
 from report import print_table
 
 from hf_gr import AutoModelForGenerativeRetrieval
-from hf_gr.generation import flax
+from hf_gr.generation.flax import mixin as flax
 
 GOAL_COMPILE_SECONDS, GOAL_OVERHEAD_MS = 5.0, 2.0
 TORCH, FLAX, DRAFTS = "ours in PyTorch", "ours in Flax", "with drafts"

@@ -435,7 +435,7 @@ class ConstraintIndex:
                 unpickled); a repository that is not there, or not for this token.
             ConnectionError: the Hub is not working, or the connection broke; nothing is kept of a file that broke off.
         """
-        from hf_gr.hub import resolve_folder
+        from hf_gr.files.hub import resolve_folder
 
         folder = resolve_folder(
             repo_or_dir,
@@ -490,7 +490,7 @@ class ConstraintIndex:
             ConnectionError: a file did not get there.
             huggingface_hub.errors.HTTPError: the Hub refuses, or is not working.
         """
-        from hf_gr.hub import push_folder
+        from hf_gr.files.hub import push_folder
 
         return push_folder(
             lambda folder, name: self._save(folder, name=name),
@@ -504,7 +504,7 @@ class ConstraintIndex:
 
     def _save(self, directory: Path, *, name: str) -> None:
         """Save under the name by which the card tells users to load it."""
-        from hf_gr.cards import index_card
+        from hf_gr.files.cards import index_card
 
         if directory.exists() and not directory.is_dir():
             raise ValueError(f"save_directory={str(directory)!r} is a file, expected a folder: name another one")
@@ -533,7 +533,7 @@ class ConstraintIndex:
         progress: bool,
         delimiter: str | None = None,
     ) -> ConstraintIndex:
-        from hf_gr.tables import read_table
+        from hf_gr.files.tables import read_table
 
         table = read_table(
             path, format=format, sequence=sequence, item_id=item_id, delimiter=delimiter, progress=progress

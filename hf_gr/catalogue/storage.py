@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two files of an index: a JSON that people read and a safetensors that holds everything.
 
-The safetensors carries the JSON's text in its own header, so it alone is a complete index (`hf_gr.paired_files`). The
+The safetensors carries the JSON's text in its own header, so it alone is a complete index (`hf_gr.files.pairs`). The
 text carries a digest of the arrays, too.
 
 Arrays are mapped into memory, not read: an index of 20 million items is there at once, and several processes share it.
@@ -25,7 +25,7 @@ import numpy.typing as npt
 import safetensors
 import safetensors.numpy
 
-from hf_gr import paired_files
+from hf_gr.files import pairs as paired_files
 
 from .fanout import Fanout, require
 from .item_ids import ItemId, ItemIds

@@ -11,7 +11,7 @@ from typing import Any
 from safetensors import safe_open
 
 from hf_gr.catalogue import ConstraintIndex, storage
-from hf_gr.hub import resolve_folder
+from hf_gr.files.hub import resolve_folder
 
 Checked = list[tuple[str, str]]  # what was checked, and what was found
 

@@ -74,7 +74,7 @@ class Input:
 
     def _compile_table(self, format: Format) -> ConstraintIndex:
         from hf_gr.catalogue import ConstraintIndex
-        from hf_gr.tables import read_table
+        from hf_gr.files.tables import read_table
 
         if self.item_id is not None and self.no_item_id:
             raise ValueError("--item-id and --no-item-id are given, expected one of them")

@@ -23,7 +23,7 @@ import safetensors.numpy
 from huggingface_hub import split_state_dict_into_shards_factory
 from jaxtyping import Array
 
-from hf_gr.hub import commit_of, resolve_folder
+from hf_gr.files.hub import commit_of, resolve_folder
 
 from .decoder import FAMILIES, HEAD, DecoderSpec
 from .t5 import T5Spec

@@ -30,9 +30,9 @@ import safetensors.numpy
 from jax.sharding import Sharding
 from jaxtyping import Array, Bool, Float, Int
 
-from hf_gr import head_storage
-from hf_gr.draft_head_config import DraftHeadConfig, Transition
-from hf_gr.hub import push_folder, resolve_folder
+from hf_gr.files import draft_head as head_storage
+from hf_gr.files.draft_head_config import DraftHeadConfig, Transition
+from hf_gr.files.hub import push_folder, resolve_folder
 
 from .layers import linear, to_logits
 from .parameters import Parameters
@@ -216,7 +216,7 @@ class DraftHead(Parameters):
 
     def _save(self, directory: Path, *, card_name: str | None = None, rows: npt.NDArray[Any] | None = None) -> None:
         """Save, with a card that tells users to load the head by a name; without one beside a model."""
-        from hf_gr.cards import head_card
+        from hf_gr.files.cards import head_card
 
         tensors = {name: np.asarray(array) for name, array in self._arrays().items()}
         tensors |= {f"codebook_{level}": codes for level, codes in enumerate(self._facts.codes)}

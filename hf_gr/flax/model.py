@@ -24,7 +24,7 @@ from jax.sharding import Mesh
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from hf_gr.hub import commit_of, push_folder
+from hf_gr.files.hub import commit_of, push_folder
 
 from . import checkpoint, decoder, t5
 from .checkpoint import Spec, to_spec
@@ -345,7 +345,7 @@ class FlaxModel(Parameters):
         return params
 
     def _card(self, name: str) -> str:
-        from hf_gr.cards import model_card
+        from hf_gr.files.cards import model_card
 
         return model_card(
             name,

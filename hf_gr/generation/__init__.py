@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The drop-in surface of transformers: configuration, mixin, auto class, logits processor, and `classify`.
+"""The drop-in surface of transformers: configuration, mixin, auto class, logits processor.
 
 The only package that knows transformers' internals; supported are 5.17 to 5.23. Every name is resolved on first use,
 so that models in Flax need no PyTorch.
@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .auto import AutoModelForGenerativeRetrieval, enable
-    from .classification import classify
     from .configuration import GRGenerationConfig
-    from .logits_process import ConstraintLogitsProcessor
-    from .mixin import GRGenerationMixin
+    from .torch.logits_process import ConstraintLogitsProcessor
+    from .torch.mixin import GRGenerationMixin
 
 _HOMES = {
     "AutoModelForGenerativeRetrieval": "auto",
-    "ConstraintLogitsProcessor": "logits_process",
+    "ConstraintLogitsProcessor": "torch.logits_process",
     "GRGenerationConfig": "configuration",
-    "GRGenerationMixin": "mixin",
-    "classify": "classification",
+    "GRGenerationMixin": "torch.mixin",
     "enable": "auto",
 }
 
@@ -32,7 +30,6 @@ __all__ = [
     "ConstraintLogitsProcessor",
     "GRGenerationConfig",
     "GRGenerationMixin",
-    "classify",
     "enable",
 ]
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hf_gr.catalogue import ConstraintIndex
-from hf_gr.generation.mixin import sequences_scores_only
+from hf_gr.generation.torch.mixin import sequences_scores_only
 
 from .batching import make_batches
 from .loading import input_device

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from hf_gr.catalogue import ConstraintIndex
-from hf_gr.tables import Format
+from hf_gr.files.tables import Format
 
 from .job import Job, make_job
 from .loading import input_device

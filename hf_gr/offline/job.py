@@ -14,8 +14,8 @@ from typing import Any
 
 from hf_gr import __version__
 from hf_gr.catalogue import ConstraintIndex
+from hf_gr.files.tables import Format, pa
 from hf_gr.generation import GRGenerationConfig
-from hf_gr.tables import Format, pa
 
 from .decoding import Decoder
 from .loading import (

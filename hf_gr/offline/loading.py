@@ -21,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.labels import fingerprint
-from hf_gr.generation.naming import resolve_index
-from hf_gr.generation.torch_models import enable, load
+from hf_gr.generation.catalogues import resolve_index
+from hf_gr.generation.torch.loading import enable, load
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 # Of a model's config: where it came from, and what the weights say themselves.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hf_gr.catalogue import ConstraintIndex
-from hf_gr.tables import pyarrow
+from hf_gr.files.tables import pyarrow
 
 from .job import Job
 from .metrics import RankingTotals

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hf_gr.tables import pa, pyarrow
+from hf_gr.files.tables import pa, pyarrow
 
 from .users import READ_ERRORS, Paths
 

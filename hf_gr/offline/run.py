@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from hf_gr.catalogue import ConstraintIndex
-from hf_gr.tables import Format
+from hf_gr.files.progress import progress_bar
+from hf_gr.files.tables import Format
 
 from .job import Job, make_job
 from .parts import Parts, check_output
 from .processes import Processes
-from .progress import progress_bar
 from .settings import TOKEN_BUDGET, WINDOW_ROWS, OnError, Settings
 from .users import Paths, UserColumns, Users
 

@@ -17,7 +17,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from hf_gr.tables import (
+from hf_gr.files.tables import (
     CODECS,
     INT64_MAX,
     INT64_MIN,

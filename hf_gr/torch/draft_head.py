@@ -24,8 +24,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hf_gr import head_storage
-from hf_gr.draft_head_config import DraftHeadConfig, Transition
+from hf_gr.files import draft_head as head_storage
+from hf_gr.files.draft_head_config import DraftHeadConfig, Transition
 
 from .tree import Nodes
 
@@ -231,7 +231,7 @@ class DraftHead(nn.Module):
             ValueError: a file that is missing, cut short, altered, of a newer format, or no safetensors file (never
                 unpickled), or tensors that do not fit the config.
         """
-        from hf_gr.hub import resolve_folder
+        from hf_gr.files.hub import resolve_folder
 
         folder = resolve_folder(
             repo_or_dir,
@@ -268,7 +268,7 @@ class DraftHead(nn.Module):
         Returns:
             The commit's address.
         """
-        from hf_gr.hub import push_folder
+        from hf_gr.files.hub import push_folder
 
         return push_folder(
             lambda folder, name: self._save(folder, name=name),
@@ -282,7 +282,7 @@ class DraftHead(nn.Module):
 
     def _save(self, directory: Path, *, name: str) -> None:
         """Save under the name by which the card tells users to load it."""
-        from hf_gr.cards import head_card
+        from hf_gr.files.cards import head_card
 
         head_storage.save(
             TORCH,

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, TrainingArguments
 
-from hf_gr.generation.draft_heads import check_bare, load_draft_head, save_draft_head
-from hf_gr.generation.layouts import base_model, takes_argument
-from hf_gr.generation.mixin import GRGenerationMixin
-from hf_gr.generation.placeholders import catch_hidden_states
+from hf_gr.generation.torch.heads import check_bare, load_draft_head, save_draft_head
+from hf_gr.generation.torch.layouts import base_model, takes_argument
+from hf_gr.generation.torch.mixin import GRGenerationMixin
+from hf_gr.generation.torch.placeholders import catch_hidden_states
 
 from .base import LossTrainer, lengths_of
 from .interactions import DraftHeadCollator, InteractionDataset

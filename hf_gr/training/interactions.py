@@ -22,7 +22,7 @@ from hf_gr.catalogue import ConstraintIndex, SemanticIds
 from hf_gr.catalogue.fanout import smallest_dtype
 from hf_gr.catalogue.item_ids import ItemId
 from hf_gr.catalogue.sequences import read_catalogue, read_rows, to_host
-from hf_gr.generation.layouts import base_model, takes_argument
+from hf_gr.generation.torch.layouts import base_model, takes_argument
 from hf_gr.torch.draft_head import IGNORED, DraftHead, DraftHeadConfig
 
 from .packing import pad_prompts

@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import DataParallel
 
-from hf_gr.generation.layouts import base_model, choose_layout, layer_types, mask_dtype, takes_argument
+from hf_gr.generation.torch.layouts import base_model, choose_layout, layer_types, mask_dtype, takes_argument
 from hf_gr.torch.tree import to_additive
 
 # What a forward costs by itself, in tokens; on a GPU (True) thousands of tokens cost no more than one.

@@ -53,9 +53,9 @@ def enable_loaded(model: Any, file: str) -> Any:
         (True, True)
     """
     from hf_gr.generation.auto import enable
-    from hf_gr.generation.draft_heads import load_draft_head
-    from hf_gr.generation.mixin import GRGenerationMixin
-    from hf_gr.generation.naming import remember_source
+    from hf_gr.generation.catalogues import remember_source
+    from hf_gr.generation.torch.heads import load_draft_head
+    from hf_gr.generation.torch.mixin import GRGenerationMixin
 
     is_own = "generate" in vars(model)  # transformers' replacement, an attribute of this one object
     if is_own and not isinstance(model, GRGenerationMixin):

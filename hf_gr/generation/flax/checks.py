@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from hf_gr.catalogue.sequences import is_integer, to_host
 from hf_gr.catalogue.snapshot import Snapshot
-
-from .shared_checks import (
+from hf_gr.generation.checks import (
     check_codes,
     check_config,
     check_mask,

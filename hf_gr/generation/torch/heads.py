@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_gr import head_storage
 from hf_gr.catalogue import ConstraintIndex, SemanticIds
+from hf_gr.files import draft_head as head_storage
 from hf_gr.torch.draft_head import TORCH, DraftHead, DraftHeadConfig, Transition
 
 from .layouts import base_model

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
+from hf_gr.generation.checks import draft_budget
 from hf_gr.torch.costs import WIDER_BY, ForwardCosts, measure_costs, plan_merges
 from hf_gr.torch.decode import DecodePlan
 from hf_gr.torch.draft_head import DraftHead, HeadScorer
@@ -20,7 +21,6 @@ from hf_gr.torch.scorers import Scorer
 from hf_gr.torch.transition import DeviceCatalogue
 
 from .layouts import base_model, prefilled
-from .shared_checks import draft_budget
 
 DRAFT_BEAMS_PER_BEAM = 2
 

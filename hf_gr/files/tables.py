@@ -32,7 +32,7 @@ try:
 except ImportError as error:
     raise ImportError('reading tables needs pyarrow: pip install "hf-gr[tables]"') from error
 
-from .catalogue.trie import PADDING
+from hf_gr.catalogue.trie import PADDING
 
 Array = npt.NDArray[np.integer]
 Format = Literal["parquet", "csv", "jsonl"]

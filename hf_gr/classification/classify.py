@@ -3,7 +3,7 @@
 """`classify`: texts to ranked labels. Knows tokenizers and prompts; scores nothing itself.
 
 The way of a call: texts to padded prompts, prompts to a prefilled scorer, and then either every label exactly
-(`hf_gr.torch.exhaustive`) or the best that a beam search finds (`hf_gr.torch.decode`).
+(`hf_gr.classification.exhaustive`) or the best that a beam search finds (`hf_gr.torch.decode`).
 
 Axes: B batch, P prompt, S sequences, K beams.
 """
@@ -26,13 +26,13 @@ from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.labels import SPACES, check_is_tokenizer, check_is_unicode, encode
 from hf_gr.catalogue.sequences import is_integer
 from hf_gr.catalogue.snapshot import Snapshot, combine_rules
+from hf_gr.generation.torch.checks import check_vocabulary
+from hf_gr.generation.torch.layouts import base_model, choose_layout, evaluation, prefilled
 from hf_gr.torch.decode import DecodePlan, decode
-from hf_gr.torch.exhaustive import ExhaustiveScorer, Sequences
 from hf_gr.torch.scorers import Scorer
 from hf_gr.torch.transition import device_catalogue
 
-from .checks import check_vocabulary
-from .layouts import base_model, choose_layout, evaluation, prefilled
+from .exhaustive import ExhaustiveScorer, Sequences
 
 PLACE = "{text}"
 DEFAULT_PROMPT = "Classify the text into one category.\nText: {text}\nCategory:"

@@ -30,6 +30,9 @@ from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREF
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.item_ids import ItemId
 from hf_gr.catalogue.snapshot import BatchRules
+from hf_gr.generation.catalogues import batch_rules, resolve_indexes
+from hf_gr.generation.checks import fill_token, first_of, missing_token
+from hf_gr.generation.configuration import BY_HEAD_ALONE, GR_FIELDS, check_fields
 from hf_gr.torch.decode import Decoded, DecodePlan, decode
 from hf_gr.torch.draft_head import DraftHead
 from hf_gr.torch.scorers import Scorer
@@ -37,15 +40,12 @@ from hf_gr.torch.transition import DeviceCatalogue, device_catalogue
 
 from .checkpoints import prepare_upload, save_beside
 from .checks import check_call, check_draft_head, check_drafting, check_generator, describe_prompt
-from .configuration import BY_HEAD_ALONE, GR_FIELDS, check_fields
-from .draft_heads import add_draft_head
 from .drafting import assistant_scorers, drafting_of, head_scorers, make_drafter
+from .heads import add_draft_head
 from .layouts import Layout, choose_layout, copy_cache, make_scorer
-from .naming import batch_rules, resolve_indexes
+from .loop import generate_by_processor
 from .outputs import output_class
 from .placeholders import prefill_with_placeholders
-from .processor_loop import generate_by_processor
-from .shared_checks import fill_token, first_of, missing_token
 
 logger = logging.getLogger(__name__)
 
@@ -264,7 +264,7 @@ class GRGenerationMixin(GenerationMixin):
 
         Raises:
             ValueError: what does not fit the model or the tokenizer. Nothing is changed then. All of it is told by
-                `help(hf_gr.generation.draft_heads.add_draft_head)`.
+                `help(hf_gr.generation.torch.heads.add_draft_head)`.
 
         Example:
             >>> from transformers import Qwen3Config, Qwen3ForCausalLM

@@ -16,8 +16,7 @@ from hf_gr.flax.devices import replicated
 from hf_gr.flax.draft_head import HeadScorer
 from hf_gr.flax.drafters import TreeDrafter, plan_sizes
 from hf_gr.flax.scorers import Params
-
-from .shared_checks import draft_budget
+from hf_gr.generation.checks import draft_budget
 
 
 def with_drafter(plan: DecodePlan, config: Any, catalogue: Snapshot, *, num_rows: int, vocab_size: int) -> DecodePlan:

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from .catalogue.summary import Summary, summarise
+from hf_gr.catalogue.summary import Summary, summarise
 
 if TYPE_CHECKING:
-    from .catalogue import ConstraintIndex
-    from .flax.draft_head import DraftHead as FlaxDraftHead
-    from .torch.draft_head import DraftHead
+    from hf_gr.catalogue import ConstraintIndex
+    from hf_gr.flax.draft_head import DraftHead as FlaxDraftHead
+    from hf_gr.torch.draft_head import DraftHead
 
 _INDEX_CARD = """\
 ---

@@ -3,7 +3,7 @@
 """The two files of a draft head: a JSON that people read and a safetensors that holds everything. Knows no head.
 
 It knows no framework either: what the files need of one, each side brings along. As with an index
-(`hf_gr.paired_files`), where an interrupted save left texts that differ, that of the tensors holds.
+(`hf_gr.files.pairs`), where an interrupted save left texts that differ, that of the tensors holds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import safetensors
 
-from . import paired_files
+from . import pairs as paired_files
 from .draft_head_config import DraftHeadConfig
 from .hub import find_files
 

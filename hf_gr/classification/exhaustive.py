@@ -20,10 +20,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hf_gr.catalogue.fanout import Array, Bools, Longs
-
-from .decode import SCORES_AT_ONCE
-from .scorers import Scorer
-from .tree import Nodes
+from hf_gr.torch.decode import SCORES_AT_ONCE
+from hf_gr.torch.scorers import Scorer
+from hf_gr.torch.tree import Nodes
 
 NODES_AT_ONCE = 1024  # of one request in a forward: attention is quadratic in them
 LOGITS_AT_ONCE = 2**26  # of one forward: 256 MB in fp32

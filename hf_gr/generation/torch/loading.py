@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.utils import CONFIG_NAME
 
-from hf_gr.hub import find_commit
+from hf_gr.files.hub import find_commit
+from hf_gr.generation.catalogues import SOURCE_ARGUMENTS, remember_source
+from hf_gr.generation.configuration import extend
 
-from .configuration import extend
-from .draft_heads import load_draft_head
+from .heads import load_draft_head
 from .mixin import GRGenerationMixin
-from .naming import SOURCE_ARGUMENTS, remember_source
 
 Model = TypeVar("Model")
 

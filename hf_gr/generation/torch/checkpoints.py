@@ -10,11 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
-from hf_gr import cards, head_storage
-from hf_gr.paired_files import CARD_FILE
+from hf_gr.files import cards
+from hf_gr.files import draft_head as head_storage
+from hf_gr.files.pairs import CARD_FILE
+from hf_gr.generation import custom_generate as custom
 
-from . import custom_generate as custom
-from .draft_heads import NAME, save_draft_head
+from .heads import NAME, save_draft_head
 from .layouts import base_model
 
 

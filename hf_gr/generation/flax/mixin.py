@@ -42,13 +42,13 @@ from hf_gr.flax.model import FlaxModel
 from hf_gr.flax.scorers import Prompt
 from hf_gr.flax.speculation import Speculation
 from hf_gr.flax.transition import device_catalogue
+from hf_gr.generation.catalogues import SOURCE_ARGUMENTS, batch_rules, remember_source, resolve_indexes
+from hf_gr.generation.checks import fill_token, first_of, missing_token, num_end_tokens
+from hf_gr.generation.configuration import GR_FIELDS, extend
 
-from .configuration import GR_FIELDS, extend
-from .flax_checks import LARGEST, HostPrompt, check_call, check_draft_head, check_drafting, refuse_arguments
-from .flax_drafting import scorer_of, with_drafter
-from .flax_outputs import FlaxGenerateOutput
-from .naming import SOURCE_ARGUMENTS, batch_rules, remember_source, resolve_indexes
-from .shared_checks import fill_token, first_of, missing_token, num_end_tokens
+from .checks import LARGEST, HostPrompt, check_call, check_draft_head, check_drafting, refuse_arguments
+from .drafts import scorer_of, with_drafter
+from .outputs import FlaxGenerateOutput
 
 SMALLEST_PROMPT, PROMPT_STEPS = 32, 2  # buckets of prompts: two a doubling
 

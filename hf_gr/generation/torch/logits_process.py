@@ -23,11 +23,10 @@ from hf_gr.catalogue.separators import check_separator, split
 from hf_gr.catalogue.sequences import LARGEST_TOKEN, is_integer, read_rows, to_host
 from hf_gr.catalogue.snapshot import BatchRules, Snapshot, combine_rules
 from hf_gr.catalogue.trie import PADDING
+from hf_gr.generation.catalogues import batch_rules
 from hf_gr.torch.edges import MOST_NODES, edges_of, follow
-from hf_gr.torch.multi_label import LabelTrie, allowed_tokens, label_trie, read_answers
+from hf_gr.torch.several_labels import LabelTrie, allowed_tokens, label_trie, read_answers
 from hf_gr.torch.transition import DeviceCatalogue, advance, children, device_catalogue, kept
-
-from .naming import batch_rules
 
 # The score of what only fills up, where the type has room for it: far below any sum of log-probabilities, and below
 # the -1e9 by which transformers' beam search marks beams that are over.
