@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .catalogue import ConstraintIndex, SemanticIds
-    from .classification import classify
+    from .classification.classify import classify
     from .files.draft_head_config import DraftHeadConfig
     from .generation import (
         AutoModelForGenerativeRetrieval,
@@ -35,7 +35,7 @@ _HOMES = {
     "GRGenerationConfig": "generation",
     "GRGenerationMixin": "generation",
     "SemanticIds": "catalogue",
-    "classify": "classification",
+    "classify": "classification.classify",
     "enable": "generation",
     "evaluate": "offline",
     "recommend": "offline",

@@ -187,7 +187,7 @@ def test_the_loss_is_the_twins(family: str, ragged: bool, tmp_path: Path) -> Non
 
 
 def test_a_planted_error_in_the_batch_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interactions, "_positions", lambda mask: torch.arange(mask.shape[1]).flip(0).expand_as(mask))
+    monkeypatch.setattr(interactions, "positions_of", lambda mask: torch.arange(mask.shape[1]).flip(0).expand_as(mask))
     with pytest.raises(AssertionError):
         test_the_loss_is_the_twins("qwen3", False, tmp_path)
 

@@ -21,7 +21,8 @@ from families import BATCH_DECODERS, DECODERS, ENCODER_DECODERS, EOS, PAD, VOCAB
 from transformers import DynamicCache, LogitsProcessor, StoppingCriteria
 
 from hf_gr import ConstraintIndex, SemanticIds, enable
-from hf_gr.generation.torch import drafting, mixin
+from hf_gr.generation import messages
+from hf_gr.generation.torch.drafts import auto
 from hf_gr.torch import scorers, speculation, tree
 from hf_gr.torch.costs import ForwardCosts
 from hf_gr.torch.drafters import TreeDrafter
@@ -172,7 +173,7 @@ def cheap_costs(*args: Any, **kwargs: Any) -> ForwardCosts:
 
 
 def check_prompts(first_seed: int, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafting, "measure_costs", cheap_costs)
+    monkeypatch.setattr(auto, "measure_costs", cheap_costs)
     checked, seed = 0, first_seed
     while checked < number:
         checked += check_random(seed)
@@ -394,8 +395,8 @@ def test_auto_drafts_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     forced = target.generate(**inputs, **options, drafting="trie", draft_token_budget=1).speculation.target_forwards
     assert forced > 1
     for costs, forwards in ((ForwardCosts(1.0, 1e-3), 1), (ForwardCosts(0.0, 1.0), forced)):
-        monkeypatch.setattr(drafting, "measure_costs", lambda *args, costs=costs, **kwargs: costs)
-        monkeypatch.setattr(drafting, "_COSTS", type(drafting._COSTS)())
+        monkeypatch.setattr(auto, "measure_costs", lambda *args, costs=costs, **kwargs: costs)
+        monkeypatch.setattr(auto, "_COSTS", type(auto._COSTS)())
         assert target.generate(**inputs, **options, drafting="auto").speculation.target_forwards == forwards
 
 
@@ -648,12 +649,12 @@ def test_short_catalogues_have_nothing_to_draft(length: int) -> None:
 
 def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, call: Any) -> list[str]:
     """What two equal calls log."""
-    monkeypatch.setattr(mixin, "_SAID", set())
+    monkeypatch.setattr(messages, "_SAID", set())
     caplog.clear()
-    with caplog.at_level(logging.WARNING, logger="hf_gr.generation.torch.mixin"):
+    with caplog.at_level(logging.WARNING, logger="hf_gr.generation"):
         call()
         call()
-    return [record.message for record in caplog.records if record.name == "hf_gr.generation.torch.mixin"]
+    return [record.message for record in caplog.records if record.name == "hf_gr.generation"]
 
 
 def test_a_budget_for_nothing_means_plain_beams_and_is_said_once(

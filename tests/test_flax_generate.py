@@ -36,11 +36,11 @@ from hf_gr.flax.decode import DecodePlan, decode_program
 from hf_gr.flax.model import FlaxModel
 from hf_gr.flax.transition import DeviceCatalogue
 from hf_gr.generation import auto
-from hf_gr.generation.checks import fill_token
 from hf_gr.generation.flax import mixin as flax
 from hf_gr.generation.flax.checks import check_drafting
 from hf_gr.generation.flax.drafts import scorer_of
 from hf_gr.generation.flax.outputs import FlaxGenerateOutput
+from hf_gr.generation.models import fill_token
 from hf_gr.generation.torch import mixin
 from hf_gr.torch.decode import DecodePlan as TorchPlan
 
@@ -332,7 +332,7 @@ def test_a_checkpoint_names_its_catalogue_and_its_defaults(tmp_path: Path) -> No
         ({"pad_token_id": 2**31}, f"pad_token_id={2**31}, expected at most {2**31 - 1}"),
         ({"pad_token_id": None, "eos_token_id": [2**31]}, f"eos_token_id={2**31}, expected at most"),
         ({"num_beams": 0}, "num_beams=0, expected an int, 1 or more"),
-        ({"num_beams": np.int64(2)}, r"num_beams=np.int64\(2\), expected an int"),
+        ({"num_beams": np.float64(2)}, r"num_beams=np.float64\(2.0\), expected an int"),
         ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences"),
         ({"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5}, "mode|num_beam_groups"),
         ({"max_new_tokens": 2}, "max_new_tokens=2 leaves 2 new tokens, expected at least 3"),

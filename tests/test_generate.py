@@ -42,6 +42,7 @@ from hf_gr import (
     GRGenerationMixin,
     enable,
 )
+from hf_gr.generation import messages
 from hf_gr.generation.torch import layouts, mixin
 from hf_gr.reference import reference_beam_search
 
@@ -402,15 +403,15 @@ def test_prompt_keys_are_stored_once_a_request(monkeypatch: pytest.MonkeyPatch) 
 def test_what_no_layout_offers_goes_through_the_processor(
     kwargs: dict, num_beams: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mixin, "_SAID", set())
+    monkeypatch.setattr(messages, "_SAID", set())
     model, inputs = enable(build("qwen3", attn_implementation="eager")), prompts(2, 6, padded=True)
     common = {**inputs, "constraint_index": INDEX, "num_beams": num_beams, **DETAILS}
     expected = model.generate(**common)
-    with caplog.at_level(logging.WARNING, logger="hf_gr.generation.torch.mixin"):
+    with caplog.at_level(logging.WARNING, logger="hf_gr.generation"):
         for _ in range(2):
             out = model.generate(**common, **kwargs)
             assert out.sequences.tolist() == expected.sequences.tolist()
-    assert len([record for record in caplog.records if record.name == "hf_gr.generation.torch.mixin"]) == 1
+    assert len([record for record in caplog.records if record.name == "hf_gr.generation"]) == 1
     if kwargs.get("output_hidden_states"):
         assert out.hidden_states is not None
 
@@ -904,6 +905,13 @@ def test_no_host_synchronisation_between_prefill_and_result(
     assert calls
     with pytest.raises(AssertionError, match="waits for the device"):
         model.generate(**inputs, constraint_index=RAGGED, **kwargs)
+
+
+def test_numbers_of_numpy_are_taken_as_transformers_takes_them() -> None:
+    model, inputs = enabled(), prompts(2, 5)
+    plain = model.generate(**inputs, constraint_index=INDEX, num_beams=3, num_return_sequences=2)
+    numpy = {"num_beams": np.int64(3), "num_return_sequences": np.int64(2)}
+    assert model.generate(**inputs, constraint_index=INDEX, **numpy).tolist() == plain.tolist()
 
 
 def test_every_sequence_of_a_catalogue_can_be_reached() -> None:

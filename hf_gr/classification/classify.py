@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 from transformers import GenerationMixin
 
@@ -26,8 +25,11 @@ from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.labels import SPACES, check_is_tokenizer, check_is_unicode, encode
 from hf_gr.catalogue.sequences import is_integer
 from hf_gr.catalogue.snapshot import Snapshot, combine_rules
+from hf_gr.generation.models import position_limit, start_token
+from hf_gr.generation.prompts import Side, pad, padding_side
 from hf_gr.generation.torch.checks import check_vocabulary
-from hf_gr.generation.torch.layouts import base_model, choose_layout, evaluation, prefilled
+from hf_gr.generation.torch.layouts import choose_layout, prefilled
+from hf_gr.generation.torch.models import base_model, evaluation, output_size_of
 from hf_gr.torch.decode import DecodePlan, decode
 from hf_gr.torch.scorers import Scorer
 from hf_gr.torch.transition import device_catalogue
@@ -140,8 +142,7 @@ def classify(
     # Longest first: what does not fit fails at once, and neighbours need little padding.
     order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
     batch_size = min(batch_size, len(prompts))
-    # An encoder counts positions from the first key, padding included; a decoder's label follows the last.
-    side = "right" if inner.config.is_encoder_decoder else "left"
+    side = padding_side(is_encoder_decoder=inner.config.is_encoder_decoder)
     answers: list[list[tuple[str, float]]] = [[] for _ in prompts]
     with (
         evaluation(inner),
@@ -177,7 +178,7 @@ def _make_finder(
         exhaustive = ExhaustiveScorer(
             sequences,
             batch_size=batch_size,
-            vocab_size=model.config.get_text_config(decoder=True).vocab_size if head is None else len(head.weight),
+            vocab_size=output_size_of(model),
             as_tree=layout == "tree" and not model.config.is_encoder_decoder,
             device=model.device if head is None else head.weight.device,
         )
@@ -210,10 +211,7 @@ def _scorers(model: Any, input_ids: Tensor, mask: Tensor, *, width: int) -> Call
     """Scorers over a batch of prompts, all of one prefill."""
     if not model.config.is_encoder_decoder:
         return prefilled(model, input_ids, None, mask, width=width)
-    configs = (model.generation_config, model.config)
-    names = ("decoder_start_token_id", "bos_token_id")
-    starts = [getattr(config, name, None) for name in names for config in configs]
-    start = next((token for token in starts if token is not None), None)
+    start = start_token(model.generation_config, model.config)
     if start is None:
         raise ValueError("model has no decoder_start_token_id, expected one: set it in model.generation_config")
     return prefilled(model, torch.full_like(input_ids[:, :1], start), input_ids, mask, width=width)
@@ -336,14 +334,12 @@ class _PromptEncoder:
 
 
 def _padded(
-    rows: Sequence[Sequence[int]], tokenizer: Any, device: torch.device, *, side: str
+    rows: Sequence[Sequence[int]], tokenizer: Any, device: torch.device, *, side: Side
 ) -> tuple[Tensor, Tensor]:
     """Prompts of one batch with padding, and their mask."""
-    pad = getattr(tokenizer, "pad_token_id", None)
-    pad = tokenizer.eos_token_id or 0 if pad is None else pad
-    tensors = [torch.tensor(row) for row in rows]
-    input_ids = pad_sequence(tensors, batch_first=True, padding_value=pad, padding_side=side)
-    mask = pad_sequence([torch.ones_like(row) for row in tensors], batch_first=True, padding_side=side)
+    fill = getattr(tokenizer, "pad_token_id", None)
+    fill = tokenizer.eos_token_id or 0 if fill is None else fill
+    input_ids, mask = map(torch.from_numpy, pad(rows, fill, side=side))
     return input_ids.to(device), mask.to(device)
 
 
@@ -351,11 +347,10 @@ def _room(model: Any, tokenizer: Any, snapshot: Snapshot, max_length: int | None
     """The most tokens of a prompt."""
     if max_length is not None and (not is_integer(max_length) or max_length < 1):
         raise ValueError(f"max_length={max_length!r}, expected 1 or more tokens of a prompt")
-    config = model.config.get_text_config(decoder=not model.config.is_encoder_decoder)
     largest = min(
         size
         for size in (
-            getattr(config, "max_position_embeddings", None),
+            position_limit(model.config, of_encoder=model.config.is_encoder_decoder),
             getattr(tokenizer, "model_max_length", None),
             NO_LIMIT,
         )

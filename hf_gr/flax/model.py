@@ -25,6 +25,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from hf_gr.files.hub import commit_of, push_folder
+from hf_gr.internals import set_source
 
 from . import checkpoint, decoder, t5
 from .checkpoint import Spec, to_spec
@@ -136,8 +137,8 @@ class FlaxModel(Parameters):
         config = AutoConfig.from_pretrained(folder)
         own = str(config.dtype or "").removeprefix("torch.")
         arrays = checkpoint.load(folder, to_spec(config), dtype=wanted or (own if own in checkpoint.DTYPES else None))
-        config._name_or_path = str(repo_or_dir)
-        config._commit_hash = None if Path(repo_or_dir).is_dir() else commit_of(folder / checkpoint.CONFIG)
+        commit = None if Path(repo_or_dir).is_dir() else commit_of(folder / checkpoint.CONFIG)
+        set_source(config, str(repo_or_dir), commit)
         model = cls(config, arrays=arrays)
         if (folder / checkpoint.GENERATION_CONFIG).is_file():
             model.generation_config = GenerationConfig.from_pretrained(folder)

@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 from transformers.generation.configuration_utils import GenerationMode
 
-from hf_gr.catalogue.sequences import to_host
+from hf_gr.catalogue.sequences import is_integer, to_host
 from hf_gr.catalogue.snapshot import Snapshot
 
 from .configuration import GR_FIELDS, check_fields
+from .models import position_limit
 
 # By draft head, the tries whose tokens were found among its codes.
 _FITTING: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
@@ -36,7 +37,7 @@ def check_config(config: Any) -> None:
     check_fields({name: getattr(config, name, default) for name, default in GR_FIELDS.items()})
     for name in ("num_beams", "num_return_sequences"):
         value = getattr(config, name)
-        if type(value) is not int or value < 1:
+        if not is_integer(value) or value < 1:
             raise ValueError(f"{name}={value!r}, expected an int, 1 or more")
     penalty = config.length_penalty
     if config.num_beams > 1 and not (isinstance(penalty, Real) and math.isfinite(penalty)):
@@ -117,8 +118,8 @@ def check_room(catalogue: Snapshot, rooms: Mapping[str, int | None]) -> None:
 
 
 def check_room_for_placeholders(head: Any, config: Any, prompt_length: int) -> None:
-    """Refuse a prompt behind which a draft head's placeholders are beyond the positions of a model's config."""
-    num, limit = head.config.num_placeholders, getattr(config, "max_position_embeddings", None)
+    """Refuse a prompt after which a draft head's placeholders are beyond the positions of a model's config."""
+    num, limit = head.config.num_placeholders, position_limit(config)
     if limit is not None and prompt_length + num > limit:
         raise ValueError(
             f"the prompt has {prompt_length} tokens and the draft head's placeholders {num} more, expected at most "
@@ -154,25 +155,6 @@ def check_padding(mask: npt.NDArray[Any]) -> None:
     )
 
 
-def inferred_padding(config: Any) -> int | None:
-    """The token that is padding where no mask is given, as in transformers; None where no token surely is."""
-    eos = config.eos_token_id
-    is_eos = config.pad_token_id in (eos if isinstance(eos, list) else [eos])
-    return None if is_eos else config.pad_token_id
-
-
-def num_end_tokens(config: Any) -> int:
-    """How many end tokens a config names."""
-    eos = config.eos_token_id
-    return len(eos) if isinstance(eos, list) else int(eos is not None)
-
-
-def fill_token(config: Any) -> int:
-    """What stands behind the end of a sequence: the padding token, else the end token, else -1, which is no token."""
-    eos = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    return next((token for token in (config.pad_token_id, *eos) if token is not None), -1)
-
-
 def missing_token(catalogue: Snapshot, fill: int) -> int:
     """What a row consists of where there is no sequence: the fill token, or -1 if such a row would be an item."""
     is_item = any(part.segment.trie.find([fill] * catalogue.max_length) >= 0 for part in catalogue.parts)
@@ -182,9 +164,3 @@ def missing_token(catalogue: Snapshot, fill: int) -> int:
 def draft_budget(config: Any, *, batch_size: int, vocab_size: int) -> int:
     """Nodes beside its live beams that a row may have scored ahead."""
     return config.draft_token_budget or max(min(DEFAULT_BUDGET, LOGITS_AT_ONCE // (batch_size * vocab_size)), 1)
-
-
-def first_of(name: str, ours: Mapping[str, Any], *configs: Any) -> Any:
-    """A field of ours as the call gives it, else as the first config does that has it."""
-    given = [ours.get(name), *(getattr(config, name, None) for config in configs)]
-    return next((value for value in given if value is not None), None)

@@ -4,13 +4,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import GenerationConfig
 
-DRAFTING = (None, "auto", "trie", "assistant", "head")
-BY_HEAD_ALONE = ("catalogue", "last_level", "none")  # verifications without a call of the model
-VERIFICATION = ("strict", "relaxed", *BY_HEAD_ALONE)
+from hf_gr.catalogue.sequences import is_integer
+from hf_gr.internals import without_bookkeeping
+
+DRAFTING = (None, "auto", "trie", "assistant", "head")  # in PyTorch, each is a module of `generation.torch.drafts`
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How what is scored becomes an answer.
+
+    Attributes:
+        samples: beams are drawn, and drafted samples pass by the ratio of both models' probabilities.
+        by_head_alone: the draft head's own search is the answer; the model is not called after the prefill.
+        unchecked_levels: of L levels, how many are not held to the catalogue, from the first on.
+        is_narrow: each beam keeps its `num_beams` best tokens (NEZHA, algorithm 3, line 19).
+    """
+
+    samples: bool = False
+    by_head_alone: bool = False
+    unchecked_levels: Callable[[int], int] = lambda num_levels: 0
+    is_narrow: bool = False
+
+
+VERIFICATION = {
+    "strict": Verification(),
+    "relaxed": Verification(samples=True),
+    "catalogue": Verification(by_head_alone=True),
+    "last_level": Verification(by_head_alone=True, unchecked_levels=lambda num_levels: num_levels - 1, is_narrow=True),
+    "none": Verification(by_head_alone=True, unchecked_levels=lambda num_levels: num_levels),
+}
 # Fields beyond transformers', with their defaults. They may also be given to `generate` as keywords.
 GR_FIELDS: dict[str, Any] = {
     "constraint_index": None,
@@ -97,11 +126,22 @@ def check_fields(fields: dict[str, Any]) -> None:
     if fields.get("drafting") not in DRAFTING:
         raise ValueError(f"drafting={fields['drafting']!r}, expected one of {DRAFTING}")
     if fields.get("verification") not in (None, *VERIFICATION):
-        raise ValueError(f"verification={fields['verification']!r}, expected one of {VERIFICATION}")
+        raise ValueError(f"verification={fields['verification']!r}, expected one of {tuple(VERIFICATION)}")
     for name in ("num_draft_beams", "draft_token_budget"):
         value = fields.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ValueError(f"{name}={value!r}, expected a positive integer or None")
+
+
+def set_fields(config: Any, given: Mapping[str, Any]) -> None:
+    """Give a prepared config our fields: those of the call, else its own, else the defaults."""
+    for name, default in GR_FIELDS.items():
+        setattr(config, name, given.get(name, getattr(config, name, default)))
+    if config.verification is None:
+        config.verification = "catalogue" if config.drafting == "head" else "strict"
+    for name in ("num_beams", "num_return_sequences"):
+        if is_integer(getattr(config, name)):  # of NumPy, too
+            setattr(config, name, int(getattr(config, name)))
 
 
 def extend(config: GenerationConfig) -> GRGenerationConfig:
@@ -109,7 +149,4 @@ def extend(config: GenerationConfig) -> GRGenerationConfig:
     if isinstance(config, GRGenerationConfig):
         return config
     fields = {name: getattr(config, name) for name in GR_FIELDS if hasattr(config, name)}
-    fields |= config.to_dict()
-    # transformers reads no fields but its own from a file that it takes for a copy of a model's config.
-    fields.pop("_from_model_config", None)
-    return GRGenerationConfig.from_dict(fields)  # pyright: ignore
+    return GRGenerationConfig.from_dict(without_bookkeeping(fields | config.to_dict()))  # pyright: ignore

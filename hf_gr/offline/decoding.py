@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from hf_gr.catalogue import ConstraintIndex
-from hf_gr.generation.torch.mixin import sequences_scores_only
+from hf_gr.generation.models import fill_token
+from hf_gr.generation.prompts import pad, padding_side
 
 from .batching import make_batches
 from .loading import input_device
@@ -81,17 +82,17 @@ class Decoder:
         if any(request.allowed is not None for request in batch):
             rules = [self._view(request.allowed) for request in batch]
         excluded = [request.exclude for request in batch] if any(request.exclude for request in batch) else None
-        with sequences_scores_only():
-            out = self.model.generate(
-                **prompts,
-                constraint_index=rules,
-                exclude_items=excluded,
-                num_beams=self.num_beams,
-                num_return_sequences=self.top_k,
-                return_dict_in_generate=True,
-                output_scores=True,
-                **self.options,
-            )
+        out = self.model.generate(
+            **prompts,
+            constraint_index=rules,
+            exclude_items=excluded,
+            num_beams=self.num_beams,
+            num_return_sequences=self.top_k,
+            return_dict_in_generate=True,
+            output_scores=True,
+            _step_scores=False,  # `[batch * beams, vocab]` at every level
+            **self.options,
+        )
         length = 1 if self.model.config.is_encoder_decoder else prompts["input_ids"].shape[1]
         found = self.index.items(out.sequences[:, length:].cpu())
         scores = out.sequences_scores.tolist()
@@ -110,16 +111,9 @@ class Decoder:
 
     def prompts(self, batch: Sequence[Request]) -> dict[str, torch.Tensor]:
         """`input_ids` and `attention_mask` `[B, P]`: decoders want padding on the left, encoders on the right."""
-        config = self.model.generation_config
-        fill = next((token for token in (config.pad_token_id, config.eos_token_id) if isinstance(token, int)), 0)
-        longest = max(len(request.tokens) for request in batch)
-        input_ids = torch.full((len(batch), longest), fill)
-        mask = torch.zeros_like(input_ids)
-        for row, request in enumerate(batch):
-            length = len(request.tokens)
-            place = slice(0, length) if self.model.config.is_encoder_decoder else slice(longest - length, longest)
-            input_ids[row, place] = torch.tensor(request.tokens)
-            mask[row, place] = 1
+        side = padding_side(is_encoder_decoder=self.model.config.is_encoder_decoder)
+        fill = max(fill_token(self.model.generation_config), 0)
+        input_ids, mask = map(torch.from_numpy, pad([request.tokens for request in batch], fill, side=side))
         device = input_device(self.model)
         return {"input_ids": input_ids.to(device), "attention_mask": mask.to(device)}
 

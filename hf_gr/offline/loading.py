@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.labels import fingerprint
 from hf_gr.generation.catalogues import resolve_index
+from hf_gr.generation.models import position_limit
 from hf_gr.generation.torch.loading import enable, load
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
@@ -137,7 +138,7 @@ def load_tokenizer(tokenizer: Any, model: Any) -> Any:
 def prompt_room(model: Any, index: ConstraintIndex, *, drafting: str | None, options: Mapping[str, Any]) -> int | None:
     """The most tokens of a prompt that the model, and a draft model, have positions for; None where neither says."""
     models = [one for one in (model, options.get("assistant_model")) if one is not None]
-    limits = [getattr(one.config.get_text_config(decoder=True), "max_position_embeddings", None) for one in models]
+    limits = [position_limit(one.config) for one in models]
     limit = min((limit for limit in limits if limit is not None), default=None)
     if limit is None or model.config.is_encoder_decoder:
         return limit

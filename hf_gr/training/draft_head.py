@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, TrainingArguments
 
+from hf_gr.generation.models import position_limit
 from hf_gr.generation.torch.heads import check_bare, load_draft_head, save_draft_head
-from hf_gr.generation.torch.layouts import base_model, takes_argument
 from hf_gr.generation.torch.mixin import GRGenerationMixin
-from hf_gr.generation.torch.placeholders import catch_hidden_states
+from hf_gr.generation.torch.models import base_model, takes_argument
+from hf_gr.generation.torch.prompts import catch_hidden_states
 
 from .base import LossTrainer, lengths_of
 from .interactions import DraftHeadCollator, InteractionDataset
@@ -278,8 +279,7 @@ def _check_data(name: str, dataset: Any, model: Any) -> None:
             "another tokenizer?"
         )
     lengths = lengths_of(dataset)
-    text_config = model.config.get_text_config(decoder=True)
-    limit = getattr(text_config, "max_position_embeddings", None)
+    limit = position_limit(model.config)
     num = 0 if model.config.is_encoder_decoder else head.config.num_placeholders
     if limit is not None and lengths.max() + num > limit:
         raise ValueError(

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -22,10 +21,11 @@ from hf_gr.catalogue import ConstraintIndex, SemanticIds
 from hf_gr.catalogue.fanout import smallest_dtype
 from hf_gr.catalogue.item_ids import ItemId
 from hf_gr.catalogue.sequences import read_catalogue, read_rows, to_host
-from hf_gr.generation.torch.layouts import base_model, takes_argument
+from hf_gr.generation.models import start_token
+from hf_gr.generation.prompts import pad, padding_side
+from hf_gr.generation.torch.models import base_model, takes_argument
+from hf_gr.generation.torch.prompts import positions_of, with_placeholders
 from hf_gr.torch.draft_head import IGNORED, DraftHead, DraftHeadConfig
-
-from .packing import pad_prompts
 
 NOTHING = -1  # behind the end of a short row
 
@@ -259,8 +259,7 @@ class DraftHeadCollator:
         inner = base_model(model)
         pad, start = inner.config.pad_token_id, None
         if inner.config.is_encoder_decoder:
-            start = inner.generation_config.decoder_start_token_id
-            start = inner.generation_config.bos_token_id if start is None else start
+            start = start_token(inner.generation_config)
             if start is None:
                 raise ValueError(
                     "model.generation_config.decoder_start_token_id is None, expected a token: set it, as for generate"
@@ -278,22 +277,16 @@ class DraftHeadCollator:
         for row, sample in enumerate(samples):
             labels[row, : len(sample["labels"])] = torch.as_tensor(sample["labels"])
         prompts = [sample["input_ids"] for sample in samples]
-        behind = torch.tensor(self.placeholder_ids, dtype=torch.long).expand(len(samples), -1)
+        side = padding_side(is_encoder_decoder=self.decoder_start_token_id is not None)
+        input_ids, mask = map(torch.from_numpy, pad(prompts, self.pad_token_id, side=side))
         if self.decoder_start_token_id is not None:
-            flipped = pad_prompts([prompt[::-1] for prompt in prompts], pad_token_id=self.pad_token_id)
-            input_ids, mask = (values.flip(1) for values in flipped)
             start = torch.full((len(samples), 1), self.decoder_start_token_id)
-            decoder = {"decoder_input_ids": torch.cat([start, behind], dim=1)}
+            decoder = {"decoder_input_ids": with_placeholders(start, self.placeholder_ids)}
             return {"input_ids": input_ids, "attention_mask": mask, **decoder, "labels": labels}
-        input_ids, mask = pad_prompts(prompts, pad_token_id=self.pad_token_id)
-        mask = torch.cat([mask, torch.ones_like(behind)], dim=1)
-        batch = {"input_ids": torch.cat([input_ids, behind], dim=1), "attention_mask": mask, "labels": labels}
-        return batch | ({"position_ids": _positions(mask)} if self.position_ids else {})
-
-
-def _positions(mask: Int[Tensor, "batch tokens"]) -> Int[Tensor, "batch tokens"]:
-    """As generation counts them: padding does not count."""
-    return (mask.cumsum(-1) - 1).clamp(min=0)
+        mask = torch.nn.functional.pad(mask, (0, len(self.placeholder_ids)), value=1)
+        longer = with_placeholders(input_ids, self.placeholder_ids)
+        batch = {"input_ids": longer, "attention_mask": mask, "labels": labels}
+        return batch | ({"position_ids": positions_of(mask)} if self.position_ids else {})
 
 
 def _rows_of(histories: Iterable[Iterable[ItemId]], row_of: dict[ItemId, int]) -> list[list[int]]:

@@ -17,13 +17,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import DataParallel
 
-from hf_gr.generation.torch.layouts import base_model, choose_layout, layer_types, mask_dtype, takes_argument
+from hf_gr.generation.prompts import pad
+from hf_gr.generation.torch.layouts import choose_layout
+from hf_gr.generation.torch.models import base_model, layer_types, mask_dtype, takes_argument
+from hf_gr.generation.torch.prompts import positions_of
 from hf_gr.torch.tree import to_additive
 
 # What a forward costs by itself, in tokens; on a GPU (True) thousands of tokens cost no more than one.
@@ -64,12 +66,7 @@ class PathScores:
 
 def pad_prompts(prompts: Sequence[Any], *, pad_token_id: int) -> tuple[Int[Tensor, "batch prompt"], Any]:
     """Prompts of any lengths with padding on the left, and their attention mask."""
-    width = max(len(prompt) for prompt in prompts)
-    input_ids = np.full((len(prompts), width), pad_token_id, dtype=np.int64)
-    mask = np.zeros((len(prompts), width), dtype=np.int64)
-    for row, prompt in enumerate(prompts):
-        input_ids[row, width - len(prompt) :] = prompt
-        mask[row, width - len(prompt) :] = 1
+    input_ids, mask = pad(prompts, pad_token_id)
     return torch.from_numpy(input_ids), torch.from_numpy(mask)
 
 
@@ -168,7 +165,7 @@ def _score(model: Any, input_ids: Tensor, attention_mask: Tensor, paths: Tensor,
     """One forward over all rows."""
     num_paths, length = paths.shape[1:]
     nodes = paths[..., : length - 1].clamp(min=0)
-    positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)
+    positions = positions_of(attention_mask)
     depth = torch.arange(1, length, device=paths.device)
     if pack:
         behind = positions[:, -1:] + depth.repeat(num_paths)

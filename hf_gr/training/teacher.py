@@ -29,8 +29,8 @@ from torch import Tensor
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.generation import GRGenerationMixin
-from hf_gr.generation.checks import fill_token
-from hf_gr.generation.torch.layouts import base_model, evaluation, takes_argument
+from hf_gr.generation.models import fill_token
+from hf_gr.generation.torch.models import base_model, evaluation, takes_argument
 from hf_gr.torch.transition import DeviceCatalogue
 
 from .packing import pad_prompts, score_paths

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import TrainingArguments
 
 from hf_gr.catalogue import ConstraintIndex
-from hf_gr.generation.torch.layouts import base_model
+from hf_gr.generation.torch.models import base_model
 
 from . import losses
 from .base import LossTrainer

@@ -27,10 +27,8 @@ from hf_gr.generation.checks import (
     check_some_tokens,
     check_tokens_of_catalogue,
     check_tokens_of_prompt,
-    fill_token,
-    inferred_padding,
-    num_end_tokens,
 )
+from hf_gr.generation.models import fill_token, inferred_padding, num_end_tokens, start_token
 
 # By field of a generation config: the values that ask for nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -276,7 +274,7 @@ def _read_tokens(tokens: Any, name: str, vocabulary: int) -> npt.NDArray[np.int3
 
 def _read_start(model: Any, config: Any, decoder_input_ids: Any, num_rows: int) -> npt.NDArray[np.int32]:
     """What an encoder-decoder's sequences begin with; the start token is put in front where it is missing."""
-    start = config.decoder_start_token_id if config.decoder_start_token_id is not None else config.bos_token_id
+    start = start_token(config)
     if isinstance(start, list):
         raise ValueError(f"decoder_start_token_id={start}, expected one token for all rows in Flax")
     given = np.zeros((num_rows, 0), np.int32)

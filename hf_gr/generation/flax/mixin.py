@@ -43,8 +43,10 @@ from hf_gr.flax.scorers import Prompt
 from hf_gr.flax.speculation import Speculation
 from hf_gr.flax.transition import device_catalogue
 from hf_gr.generation.catalogues import SOURCE_ARGUMENTS, batch_rules, remember_source, resolve_indexes
-from hf_gr.generation.checks import fill_token, first_of, missing_token, num_end_tokens
-from hf_gr.generation.configuration import GR_FIELDS, extend
+from hf_gr.generation.checks import missing_token
+from hf_gr.generation.configuration import GR_FIELDS, extend, set_fields
+from hf_gr.generation.models import fill_token, first_of, num_end_tokens
+from hf_gr.internals import commit_of_source, default_generation_fields
 
 from .checks import LARGEST, HostPrompt, check_call, check_draft_head, check_drafting, refuse_arguments
 from .drafts import scorer_of, with_drafter
@@ -145,8 +147,7 @@ class FlaxGenerationMixin:
             kwargs.get(name, getattr(generation_config, name, None)) for name in ("max_new_tokens", "max_length")
         ]
         config, rest = _prepared(self, generation_config, kwargs)
-        for name, default in GR_FIELDS.items():
-            setattr(config, name, ours.get(name, getattr(config, name, default)))
+        set_fields(config, ours)
         refuse_arguments(rest | {"assistant_model": assistant_model})
         mesh = to_mesh(mesh)
         indexes = resolve_indexes(self, named if constraint_index is None else constraint_index)
@@ -177,7 +178,7 @@ class FlaxGenerationMixin:
 def load(repo_or_dir: str | Path, **kwargs: Any) -> Any:
     """A `FlaxModel` with the mixin, its `generation_config` a `GRGenerationConfig`; the arguments are its own."""
     model = enable(FlaxModel.from_pretrained(repo_or_dir, **kwargs))
-    commit = getattr(model.config, "_commit_hash", None)
+    commit = commit_of_source(model.config)
     kwargs |= {} if commit is None else {"revision": commit}  # the catalogue is of the weights' commit, too
     remember_source(model, **{name: kwargs[name] for name in SOURCE_ARGUMENTS if name in kwargs})
     return model
@@ -211,13 +212,13 @@ def _new(base: type) -> Any:
 
 
 def _prepared(model: Any, config: GenerationConfig | None, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The config of a call, and arguments that are no fields: transformers' `_prepare_generation_config`.
+    """The config of a call, and arguments that are no fields, by transformers' own rules.
 
     What the call gives goes before the config that it gives, that before the model's, and that before the defaults.
     """
     prepared: Any = GenerationConfig() if config is None else copy.deepcopy(config)
     prepared.update(**model.generation_config.to_dict(), defaults_only=True, allow_custom_entries=True)
-    prepared.update(**prepared._get_default_generation_params(), defaults_only=True)
+    prepared.update(**default_generation_fields(prepared), defaults_only=True)
     return prepared, prepared.update(**kwargs)
 
 

@@ -14,9 +14,10 @@ from hf_gr.files import cards
 from hf_gr.files import draft_head as head_storage
 from hf_gr.files.pairs import CARD_FILE
 from hf_gr.generation import custom_generate as custom
+from hf_gr.internals import source_of
 
 from .heads import NAME, save_draft_head
-from .layouts import base_model
+from .models import base_model
 
 
 def save_beside(
@@ -105,7 +106,7 @@ def _card(model: Any, name: str, custom_generate: bool, *, tags: Sequence[str] =
         catalogue=getattr(inner.generation_config, "constraint_index", None),
         head=getattr(inner, NAME, None),
         custom_generate=custom_generate,
-        base_model=_repository(inner.config._name_or_path, other_than=name),
+        base_model=_repository(source_of(inner.config), other_than=name),
         tags=tags,
     )
 

@@ -16,6 +16,8 @@ from weakref import WeakSet
 
 from torch import nn
 
+from hf_gr.internals import attention_of
+
 # What the encoder-decoders of transformers call the module (T5 and its kin; BART, Marian, Pegasus, M2M, Whisper, ...).
 CROSS_ATTENTION_NAMES = ("EncDecAttention", "encoder_attn")
 FOLDING_IMPLEMENTATIONS = ("eager", "sdpa")
@@ -36,7 +38,7 @@ _HOOKING = threading.Lock()
 def foldable_modules(model: Any, num_layers: int) -> list[nn.Module]:
     """The cross-attention modules of so many decoder layers; none unless all are known and take 4-D masks."""
     modules = [module for name, module in model.named_modules() if name.rpartition(".")[2] in CROSS_ATTENTION_NAMES]
-    takes_masks = model.config._attn_implementation in FOLDING_IMPLEMENTATIONS
+    takes_masks = attention_of(model.config) in FOLDING_IMPLEMENTATIONS
     return modules if takes_masks and len(modules) == num_layers else []
 
 

@@ -25,9 +25,10 @@ from torch import Tensor
 
 from hf_gr.catalogue import ConstraintIndex, SemanticIds
 from hf_gr.files import draft_head as head_storage
+from hf_gr.internals import ignore_on_save
 from hf_gr.torch.draft_head import TORCH, DraftHead, DraftHeadConfig, Transition
 
-from .layouts import base_model
+from .models import base_model, hidden_size_of
 
 NAME = "draft_head"  # of the submodule
 
@@ -111,7 +112,7 @@ def add_draft_head(
     head._belong_to(inner)
     # Exact names: the model's own file has what transformers knows, and nothing else.
     own = {f"{NAME}.{name}" for name in head.state_dict()}
-    inner._keys_to_ignore_on_save = {*(inner._keys_to_ignore_on_save or ()), *own}
+    ignore_on_save(inner, own)
     return head
 
 
@@ -301,14 +302,6 @@ def _check_head(model: Any, head: DraftHead, rows: Tensor | None) -> None:
             f"{embeddings.shape[1]}: it is another model's head; load that model"
         )
     _check_codebooks(model, [head.codebook(level) for level in range(head.config.num_levels)])
-
-
-def hidden_size_of(model: Any) -> int:
-    """Of what the output embeddings read, which for some models (OPT-350m) is not the config's hidden size."""
-    outputs = model.get_output_embeddings()
-    if outputs is None:
-        raise ValueError(f"model is a {type(model).__name__}, expected one with a language-modelling head")
-    return getattr(outputs, "in_features", model.config.get_text_config(decoder=True).hidden_size)
 
 
 def _give_placeholders(tokenizer: Any, head: DraftHead) -> None:

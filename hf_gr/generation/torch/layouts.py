@@ -8,23 +8,22 @@ against its own plain forward: a model that fails both layouts is left to transf
 
 from __future__ import annotations
 
-import copy
-import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
-from accelerate.utils import extract_model_from_parallel
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
+from hf_gr.internals import attention_of, has_dynamic_cache
 from hf_gr.torch.scorers import BatchScorer, PlainScorer, Scorer, TreeScorer
 from hf_gr.torch.tree import Nodes, to_additive
 
+from .caches import copy_cache, keeps_all_keys, to_keep_all_keys
 from .cross_attention import fold_beams, foldable_modules
+from .models import evaluation, layer_types, mask_dtype, takes_argument
+from .prompts import prefill
 
 Layout = Literal["tree", "batch"]
 
@@ -43,7 +42,7 @@ _CHOSEN: WeakKeyDictionary[Any, dict[tuple[Any, ...], Layout | None]] = WeakKeyD
 def choose_layout(model: Any) -> Layout | None:
     """The layout that a model takes; None if it takes neither."""
     chosen = _CHOSEN.setdefault(model, {})
-    key = (model.config._attn_implementation, model.dtype)
+    key = (attention_of(model.config), model.dtype)
     if key not in chosen:
         chosen[key] = _find_layout(model)
     return chosen[key]
@@ -51,7 +50,7 @@ def choose_layout(model: Any) -> Layout | None:
 
 def _find_layout(model: Any) -> Layout | None:
     config = model.config.get_text_config(decoder=True)
-    if not model._supports_default_dynamic_cache():
+    if not has_dynamic_cache(model):
         return None
     may_take_tree = _may_take_tree(model, config)
     if may_take_tree and config.model_type in TREE_FAMILIES:
@@ -60,16 +59,6 @@ def _find_layout(model: Any) -> Layout | None:
         return "batch"
     candidates: list[Layout] = ["tree", "batch"] if may_take_tree else ["batch"]
     return next((layout for layout in candidates if _agrees(model, layout)), None)
-
-
-def takes_argument(model: Any, name: str) -> bool:
-    """Whether a model's forward has an argument of this name."""
-    return name in _arguments_of(type(model).forward)
-
-
-@cache
-def _arguments_of(forward: Callable[..., Any]) -> frozenset[str]:
-    return frozenset(inspect.signature(forward).parameters)
 
 
 def make_scorer(
@@ -115,7 +104,7 @@ def make_scorer(
         return TreeScorer(
             model,
             prompt_logits,
-            _plain_cache(cache),
+            to_keep_all_keys(cache),
             prompt_mask=prompt_mask,
             next_position=next_position,
             windows=_windows(model.config.get_text_config(decoder=True), cache, prompt_length),
@@ -140,7 +129,7 @@ def make_scorer(
         prompt_logits,
         own,
         arguments=arguments,
-        suffix_start=prompt_length if _is_plain(cache) else None,
+        suffix_start=prompt_length if keeps_all_keys(cache) else None,
         takes_levels=False,
     )
 
@@ -172,22 +161,6 @@ def prefilled(
     return new_scorer
 
 
-def prefill(
-    model: Any, prompt: Tensor, inputs: Tensor | None, attention_mask: Tensor | None
-) -> tuple[Any, dict[str, Any]]:
-    """Outputs of a model over prompts, and the arguments that a scorer goes on with; arguments as of `prefilled`."""
-    kwargs: dict[str, Any] = {} if attention_mask is None else {"attention_mask": attention_mask}
-    if model.config.is_encoder_decoder:
-        kwargs["encoder_outputs"] = model.get_encoder()(input_ids=inputs, return_dict=True, **kwargs)
-        return model(decoder_input_ids=prompt, use_cache=True, return_dict=True, **kwargs), kwargs
-    if attention_mask is not None and takes_argument(model, "position_ids"):
-        kwargs["position_ids"] = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
-    last = {"logits_to_keep": 1} if takes_argument(model, "logits_to_keep") else {}
-    empty = DynamicCache(config=model.config.get_text_config(decoder=True))
-    outputs = model(input_ids=prompt, past_key_values=empty, use_cache=True, return_dict=True, **kwargs, **last)
-    return outputs, kwargs
-
-
 def _plain_reader(
     model: Any, prompt: Tensor, inputs: Tensor | None, attention_mask: Tensor | None
 ) -> Callable[[int, Tensor], Tensor]:
@@ -211,68 +184,17 @@ def _plain_reader(
     return read
 
 
-def copy_cache(cache: Any) -> Any:
-    """A cache of the same tensors: appending to it, repeating or reordering it leaves the original as it is.
-
-    Layers that write in place are copied with their tensors.
-    """
-    if isinstance(cache, EncoderDecoderCache):
-        twin = copy.copy(cache)
-        twin.self_attention_cache = copy_cache(cache.self_attention_cache)
-        twin.cross_attention_cache = copy_cache(cache.cross_attention_cache)
-        twin.is_updated = dict(cache.is_updated)
-        return twin
-    twin = copy.copy(cache)
-    appends = (DynamicLayer, DynamicSlidingWindowLayer)
-    twin.layers = [copy.copy(layer) if type(layer) in appends else copy.deepcopy(layer) for layer in cache.layers]
-    return twin
-
-
-def check_cache(cache: Any, batch_size: int) -> None:
-    """Refuse a user's `past_key_values` that cannot be shared by the beams of a request."""
-    inner = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
-    if not isinstance(inner, DynamicCache):
-        raise ValueError(
-            f"past_key_values is a {type(cache).__name__}, expected a DynamicCache: beams append keys to the prompt's"
-        )
-    for layer in inner.layers:
-        keys = getattr(layer, "keys", None)
-        if keys is not None and keys.numel() and keys.shape[0] != batch_size:
-            raise ValueError(
-                f"past_key_values holds {keys.shape[0]} rows, expected {batch_size}: "
-                "prefill every prompt once, not once a beam"
-            )
-
-
 def _may_take_tree(model: Any, config: Any) -> bool:
     """Whether nothing in a model's signature or config rules the tree layout out."""
     return (
         not model.config.is_encoder_decoder
         and takes_argument(model, "position_ids")
-        and config._attn_implementation in ("eager", "sdpa")
+        and attention_of(config) in ("eager", "sdpa")
         and not getattr(config, "alibi", False)
         and set(layer_types(config)) <= {"full_attention", "sliding_attention"}
         # GPT-Neo's local layers count keys, not positions.
         and "local" not in (getattr(config, "attention_layers", None) or ())
     )
-
-
-def base_model(model: Any) -> Any:
-    """The model of transformers inside wrappers for training (distributed, compiled) and adapters (PEFT)."""
-    inner: Any = extract_model_from_parallel(model)
-    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
-
-
-def layer_types(config: Any) -> list[str]:
-    """The kind of every layer, by the rules by which transformers builds a cache."""
-    if getattr(config, "layer_types", None) is not None:
-        return list(config.layer_types)
-    kind = "full_attention"
-    if getattr(config, "sliding_window", None) is not None:
-        kind = "sliding_attention"
-    elif getattr(config, "attention_chunk_size", None) is not None:
-        kind = "chunked_attention"
-    return [kind] * config.num_hidden_layers
 
 
 def _windows(config: Any, cache: Any, prompt_length: int) -> dict[str | None, tuple[int | None, int]]:
@@ -284,11 +206,6 @@ def _windows(config: Any, cache: Any, prompt_length: int) -> dict[str | None, tu
         window = config.sliding_window if kind == "sliding_attention" else None
         kinds.setdefault(kind, (window, layer.keys.shape[-2] if window is not None else prompt_length))
     return kinds if len(kinds) > 1 else {None: next(iter(kinds.values()))}
-
-
-def mask_dtype(model: Any) -> torch.dtype | None:
-    """The type of an additive mask, None where the attention takes a boolean one (eager adds whatever it is given)."""
-    return None if model.config.get_text_config(decoder=True)._attn_implementation == "sdpa" else model.dtype
 
 
 def _prompt_mask(mask: Tensor | None, batch_size: int, prompt_length: int, device: torch.device) -> Tensor:
@@ -307,23 +224,6 @@ def _check_prefix(prompt_length: int, model_kwargs: dict[str, Any]) -> None:
             f"the prompt has {prompt_length} keys for {known} tokens, expected as many: prefix, prompt and p-tuning "
             "are not supported on decoders; use ConstraintLogitsProcessor in transformers' own loop"
         )
-
-
-def _is_plain(cache: Cache) -> bool:
-    return all(type(layer) is DynamicLayer for layer in cache.layers)
-
-
-def _plain_cache(cache: Any) -> DynamicCache:
-    """The same keys in layers that drop none: masks take care of what a sliding layer may see."""
-    plain = DynamicCache()
-    for layer in cache.layers:
-        assert type(layer) in (DynamicLayer, DynamicSlidingWindowLayer), type(layer)
-        twin = DynamicLayer()
-        if layer.is_initialized:
-            twin.lazy_initialization(layer.keys, layer.values)
-            twin.keys, twin.values = layer.keys, layer.values
-        plain.layers.append(twin)
-    return plain
 
 
 def _encoder_decoder_scorer(model: Any, prompt_logits: Tensor, outputs: Any, model_kwargs: dict[str, Any]) -> Scorer:
@@ -370,7 +270,7 @@ def _encoder_decoder_scorer(model: Any, prompt_logits: Tensor, outputs: Any, mod
             return model(**given)
 
     ours = own.self_attention_cache
-    suffix_start = ours.get_seq_length() if _is_plain(ours) else None
+    suffix_start = ours.get_seq_length() if keeps_all_keys(ours) else None
     return BatchScorer(
         call,
         prompt_logits,
@@ -379,17 +279,6 @@ def _encoder_decoder_scorer(model: Any, prompt_logits: Tensor, outputs: Any, mod
         suffix_start=suffix_start,
         takes_levels=folds and suffix_start is not None,
     )
-
-
-@contextmanager
-def evaluation(model: Any) -> Iterator[None]:
-    """A model in evaluation mode, and as it was before behind that."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 @torch.no_grad()

@@ -11,12 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import LogitsProcessorList
 
 from hf_gr.catalogue.snapshot import BatchRules
+from hf_gr.generation.models import fill_token
+from hf_gr.internals import as_it_is
 
-from .layouts import copy_cache
+from .caches import copy_cache
+from .call import Call
 from .logits_process import ConstraintLogitsProcessor
 from .outputs import output_class
 
@@ -24,30 +26,18 @@ from .outputs import output_class
 DEAD_IN_TRANSFORMERS = -1e6
 
 
-def generate_by_processor(
-    generate: Callable[..., Any],
-    rules: BatchRules,
-    config: Any,
-    inputs: Tensor | None,
-    passed_on: dict[str, Any],
-    model_kwargs: dict[str, Any],
-    *,
-    fill_token_id: int,
-) -> Any:
+def generate_by_processor(generate: Callable[..., Any], call: Call) -> Any:
     """Call transformers' `generate` and return what it would for a constrained model.
 
     Args:
         generate: transformers' own, bound to the model.
-        rules: the catalogue of every prompt.
-        config: the prepared generation config, which is changed.
-        inputs: as of `generate`.
-        passed_on: processors, criteria and the like, as of `generate`.
-        model_kwargs: the other arguments; a cache among them is copied.
-        fill_token_id: what stands behind the end of a sequence.
+        call: the call; its config is changed.
 
     Raises:
         ValueError: `past_key_values` together with several paths a prompt, which this loop cannot share.
     """
+    config, rules, fill_token_id = call.config, call.rules, fill_token(call.config)
+    passed_on, model_kwargs = call.passed_on, call.model_kwargs
     cache = model_kwargs.get("past_key_values")
     if cache is not None:
         if max(config.num_beams, config.num_return_sequences) > 1:
@@ -65,7 +55,7 @@ def generate_by_processor(
         # Renormalising makes the lone token of a beam that is over certain: one more sequence found, which ends the
         # search too early.
         config.early_stopping = False
-    out = generate(inputs, config, **passed_on, **model_kwargs)
+    out = generate(call.inputs, as_it_is(config), **passed_on, **model_kwargs)
 
     out.sequences = out.sequences.masked_fill(out.sequences < 0, fill_token_id)  # its own filling without an end token
     scores: Any = getattr(out, "sequences_scores", None)

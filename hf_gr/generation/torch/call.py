@@ -1,0 +1,308 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One call of `generate` with a catalogue: read and checked, prepared by transformers, answered. Decodes nothing.
+
+Axes: B batch, P prompt, R returned sequences a prompt, T generated tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    PrefixConstrainedLogitsProcessor,
+    TopKLogitsWarper,
+)
+from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
+
+from hf_gr import internals
+from hf_gr.catalogue.snapshot import BatchRules
+from hf_gr.generation.catalogues import batch_rules, resolve_indexes
+from hf_gr.generation.checks import missing_token
+from hf_gr.generation.configuration import check_fields, set_fields
+from hf_gr.generation.messages import say_once
+from hf_gr.generation.models import fill_token, first_of, num_end_tokens
+from hf_gr.torch.decode import Decoded, DecodePlan
+
+from .caches import copy_cache
+from .checks import check_call, check_generator
+from .drafts import Draft, Prepared, Search, draft_of
+from .layouts import Layout, choose_layout
+from .outputs import output_class
+from .prompts import Prompt
+
+# What the model is called with again at every step, or needs at the prefill alone.
+CONTINUED_ARGUMENTS = frozenset(
+    "attention_mask decoder_attention_mask decoder_input_ids encoder_outputs input_ids inputs_embeds logits_to_keep "
+    "past_key_values position_ids tokenizer".split()
+) | frozenset(MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call, checked: what follows can only fail where the model does.
+
+    Attributes:
+        model: the model.
+        inputs: transformers' argument of that name.
+        passed_on: transformers' own arguments: processors, criteria and the like.
+        model_kwargs: the model's arguments.
+        config: the prepared generation config, with our fields.
+        rules: the catalogue of every prompt.
+        prompt: the prompt.
+        draft: who drafts.
+        layout: where paths are in a forward; None for transformers' loop, and where the draft head alone decodes.
+        generator: of all random draws; None for the device's own.
+        keeps_step_scores: whether `output_scores` asks for more than `sequences_scores`.
+    """
+
+    model: Any
+    inputs: Tensor | None
+    passed_on: dict[str, Any]
+    model_kwargs: dict[str, Any]
+    config: Any
+    rules: BatchRules
+    prompt: Prompt
+    draft: Draft
+    layout: Layout | None
+    generator: torch.Generator | None
+    keeps_step_scores: bool
+
+    @classmethod
+    def read(
+        cls,
+        model: Any,
+        inputs: Any,
+        generation_config: GenerationConfig | None,
+        kwargs: dict[str, Any],
+        *,
+        passed_on: dict[str, Any],
+        fields: Mapping[str, Any],
+        indexes: Any,
+        exclude_items: Any,
+        assistant: Any,
+        generator: Any,
+    ) -> Call:
+        """Read the arguments of a call.
+
+        Args:
+            model: the model.
+            inputs: as in transformers.
+            generation_config: as in transformers.
+            kwargs: fields of the config, and arguments of the model.
+            passed_on: transformers' own arguments.
+            fields: our fields, as the call gives them.
+            indexes: the catalogue or catalogues, or their names.
+            exclude_items: as of `generate`.
+            assistant: the draft model, or None.
+            generator: as of `generate`.
+
+        Raises:
+            ValueError: names the argument, its value, what is expected, and the fix.
+        """
+        configs = (generation_config, model.generation_config)
+        indexes = resolve_indexes(model, indexes)
+        if kwargs.pop("custom_generate", None) is not None:
+            raise ValueError(
+                "custom_generate is given, expected None: with constraint_index this model decodes by hf_gr's own loop"
+            )
+        if first_of("verification", fields, *configs) == "relaxed":
+            if kwargs.setdefault("do_sample", True) is False:
+                raise ValueError("do_sample=False with verification='relaxed', expected True: it samples beams")
+            if first_of("top_k", kwargs, *configs) is None:
+                kwargs["top_k"] = 0  # transformers' default, 50, could leave fewer candidates than beams
+        # Of the call itself: a checkpoint's lengths are older than its catalogue, its use_cache=False is training's.
+        max_new_tokens, max_length, use_cache = (
+            kwargs.get(name, getattr(generation_config, name, None))
+            for name in ("max_new_tokens", "max_length", "use_cache")
+        )
+        keeps_step_scores = kwargs.pop("_step_scores", True)
+        config, model_kwargs = internals.prepare_config(model, generation_config, kwargs)
+        set_fields(config, fields)
+        prompt = Prompt.read(model, inputs, config, model_kwargs)
+        rules = batch_rules(indexes, exclude_items, num_prompts=prompt.num_rows)
+        check_call(
+            model,
+            rules.any,
+            config,
+            prompt,
+            max_new_tokens=max_new_tokens,
+            max_length=max_length,
+            stopping_criteria=passed_on["stopping_criteria"],
+            past_key_values=model_kwargs.get("past_key_values"),
+        )
+        draft = draft_of(model, config, assistant)
+        draft.check(prompt, rules.any, given=fields, model_kwargs=model_kwargs)
+        check_generator(generator, model.device)
+        if max_new_tokens is None:
+            max_new_tokens = rules.any.max_length if max_length is None else max_length - prompt.length
+        config.max_new_tokens, config.max_length = max_new_tokens, None
+        config.use_cache = use_cache is not False
+        # Both name tokens that no catalogue without them could begin or end with.
+        config.forced_bos_token_id = config.forced_eos_token_id = None
+        layout = None if draft.verification.by_head_alone else _layout_of(model, config, model_kwargs)
+        call = cls(
+            model, inputs, passed_on, model_kwargs, config, rules, prompt, draft, layout, generator, keeps_step_scores
+        )
+        return call if call.is_ours else call._left_to_transformers()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether our loop decodes it; else it is transformers' loop, under a logits processor."""
+        return self.layout is not None or self.draft.verification.by_head_alone
+
+    def _left_to_transformers(self) -> Call:
+        """Refuse, or tell of, what transformers' loop does not have."""
+        if self.generator is not None:
+            raise ValueError("generator is given, expected None in transformers' loop: use torch.manual_seed")
+        if self.draft.scores_ahead:
+            say_once("decoding in transformers' loop: without a draft")
+        return self
+
+    def prepare(self, generate: Callable[..., Any]) -> Prepared:
+        """Have transformers prepare inputs, processors and criteria, one row a prompt, and hand them back.
+
+        Args:
+            generate: transformers' own, bound to the model.
+        """
+        config, cache = self.config, self.model_kwargs.get("past_key_values")
+        if config.cache_implementation is not None:
+            say_once(f"cache_implementation={config.cache_implementation!r} is not used: beams share a dynamic one")
+            config.cache_implementation = None
+        own_cache = {} if cache is None else {"past_key_values": copy_cache(cache)}
+        # The position of this processor among the others is where transformers applies constraints.
+        prefix_function = {"prefix_allowed_tokens_fn": self.passed_on["prefix_allowed_tokens_fn"] or _no_constraint}
+        input_ids, processors, criteria, config, model_kwargs = generate(
+            self.inputs,
+            internals.for_one_path(config),
+            custom_generate=_hand_back,
+            **(self.passed_on | prefix_function),
+            **(self.model_kwargs | own_cache),
+        )
+        return Prepared(
+            input_ids,
+            model_kwargs,
+            config,
+            plan=self._plan(input_ids, processors, criteria),
+            rules=self.rules,
+            layout=self.layout,
+            inputs=self.prompt.inputs,
+            synced_gpus=bool(self.passed_on["synced_gpus"]),
+        )
+
+    def answer(self, prepared: Prepared, search: Search, decoded: Decoded) -> Any:
+        """transformers' output; `past_key_values` is the prompt's cache, ready for another call."""
+        self.draft.report(search, decoded)
+        config = self.config
+        prompts = prepared.input_ids.repeat_interleave(config.num_return_sequences, dim=0)
+        sequences = torch.cat([prompts, decoded.sequences.to(prompts.device)], dim=1)
+        if not config.return_dict_in_generate:
+            return sequences
+        fields: dict[str, Any] = {
+            "sequences": sequences,
+            "scores": decoded.step_scores,
+            "logits": decoded.step_logits,
+            "past_key_values": search.cache,
+            "speculation": decoded.speculation,
+        }
+        if config.num_beams > 1:
+            fields["sequences_scores"] = decoded.scores if config.output_scores else None
+            fields["beam_indices"] = decoded.beam_indices.int()
+        is_encoder_decoder = self.model.config.is_encoder_decoder
+        return output_class(is_encoder_decoder=is_encoder_decoder, is_beam_search=config.num_beams > 1)(**fields)
+
+    def _plan(self, input_ids: Tensor, processors: LogitsProcessorList, criteria: StoppingCriteriaList) -> DecodePlan:
+        """What is asked for, in the loop's terms."""
+        config, verification = self.config, self.draft.verification
+        before, after = _around_constraint(processors)
+        if verification.is_narrow:
+            before.append(TopKLogitsWarper(config.num_beams))
+        stop: Any = _own_criteria(criteria, self.passed_on["stopping_criteria"] or ())
+        fill = fill_token(config)
+        wants_details = bool(config.return_dict_in_generate)
+        spares = max(2, 1 + num_end_tokens(config))
+        return DecodePlan(
+            prompt=input_ids,
+            num_beams=config.num_beams,
+            num_return_sequences=config.num_return_sequences,
+            num_kept=config.num_beams if verification.samples else spares * config.num_beams,
+            do_sample=config.do_sample,
+            length_penalty=config.length_penalty,
+            early_stopping=config.early_stopping,
+            max_new_tokens=config.max_new_tokens,
+            fill_token_id=fill,
+            missing_token_id=missing_token(self.rules.any, fill),
+            processors=(before, after) if len(before) or len(after) else None,
+            stopping_criteria=(lambda sequences: stop(sequences, None)) if len(stop) else None,
+            output_scores=bool(wants_details and config.output_scores and self.keeps_step_scores),
+            output_logits=bool(wants_details and config.output_logits),
+            exit_early=not self.passed_on["synced_gpus"],
+            is_relaxed=verification.samples,
+            generator=self.generator,
+        )
+
+
+def refuse_without_catalogue(given: dict[str, Any]) -> None:
+    """Refuse options of ours in a call without a catalogue: they mean nothing there."""
+    check_fields(given)
+    names = [name for name, value in given.items() if value is not None]
+    if names:
+        raise ValueError(f"{', '.join(names)} given without constraint_index, expected both: pass constraint_index=")
+
+
+def _layout_of(model: Any, config: GenerationConfig, model_kwargs: Mapping[str, Any]) -> Layout | None:
+    """The layout of a call; None for transformers' own loop, which is said once."""
+    asked = [name for name in ("output_attentions", "output_hidden_states") if getattr(config, name)]
+    asked += [name for name, value in model_kwargs.items() if value is not None and name not in CONTINUED_ARGUMENTS]
+    asked += ["stop_strings"] if config.stop_strings is not None else []  # transformers hands us no tokenizer
+    asked += [] if config.use_cache else ["use_cache=False"]
+    if asked:
+        say_once(
+            f"{', '.join(dict.fromkeys(asked))}: decoding in transformers' own loop, "
+            "with a logits processor for the catalogue"
+        )
+        return None
+    layout = choose_layout(model)
+    if layout is None:
+        say_once(
+            f"{type(model).__name__} takes neither the tree nor the batch layout: decoding in transformers' loop, "
+            "with a logits processor for the catalogue; it is slower"
+        )
+    return layout
+
+
+def _hand_back(
+    model: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **kwargs: Any
+) -> tuple[Any, ...]:
+    """What transformers' `generate` calls in the place of a loop."""
+    return input_ids, logits_processor, stopping_criteria, generation_config, kwargs
+
+
+def _no_constraint(batch: int, tokens: Tensor) -> list[int]:
+    raise AssertionError("stands for the catalogue among the processors, and is never called")
+
+
+def _around_constraint(processors: LogitsProcessorList) -> tuple[LogitsProcessorList, LogitsProcessorList]:
+    """The processors before the constraint and those after it."""
+    place = next(i for i, one in enumerate(processors) if isinstance(one, PrefixConstrainedLogitsProcessor))
+    # A prefix function of the user's own has the place instead, and narrows the catalogue.
+    is_ours = internals.prefix_function(processors[place]) is _no_constraint
+    return LogitsProcessorList(processors[:place]), LogitsProcessorList(processors[place + is_ours :])
+
+
+def _own_criteria(criteria: Iterable[Any], given: Iterable[Any]) -> StoppingCriteriaList:
+    """The criteria, less those of length and end token: they are the catalogue's, unless the user gave them."""
+    users = list(given)
+    return StoppingCriteriaList(
+        criterion
+        for criterion in criteria
+        if not isinstance(criterion, MaxLengthCriteria)
+        and (not isinstance(criterion, EosTokenCriteria) or any(criterion is own for own in users))
+    )

@@ -1,0 +1,181 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Who drafts in a call: one module and one class a kind, each with the same few methods. Decodes nothing.
+
+`drafting="trie"` is the class `TrieDraft` of the module `trie`, and so on: a new kind is a module here and its name in
+`configuration.DRAFTING`. Without a draft it is `Draft` itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from torch import Tensor
+
+from hf_gr import internals
+from hf_gr.catalogue.snapshot import BatchRules, Snapshot
+from hf_gr.generation.configuration import VERIFICATION
+from hf_gr.generation.torch.layouts import Layout, make_scorer
+from hf_gr.generation.torch.prompts import Prompt
+from hf_gr.torch.decode import Decoded, DecodePlan
+from hf_gr.torch.scorers import Scorer
+from hf_gr.torch.speculation import Drafter
+from hf_gr.torch.transition import DeviceCatalogue, device_catalogue
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A call whose inputs transformers has prepared.
+
+    Attributes:
+        input_ids: what the generated tokens are appended to.
+        model_kwargs: the model's other arguments.
+        config: the generation config.
+        plan: what is asked for.
+        rules: the catalogue of every prompt.
+        layout: where paths are in a forward; None if the draft head alone decodes.
+        inputs: the prompt as the call gave it: of an encoder-decoder, what the encoder reads.
+        synced_gpus: whether other processes count on as many forwards as they run.
+    """
+
+    input_ids: Tensor
+    model_kwargs: dict[str, Any]
+    config: Any
+    plan: DecodePlan
+    rules: BatchRules
+    layout: Layout | None
+    inputs: Tensor | None
+    synced_gpus: bool
+
+
+@dataclass(frozen=True)
+class Search:
+    """A call whose prompt is computed.
+
+    Attributes:
+        scorer: who decides.
+        catalogue: what each row may be answered with.
+        drafter: who proposes nodes to score ahead; None for nobody.
+        cache: the prompt's, for another call.
+    """
+
+    scorer: Scorer
+    catalogue: DeviceCatalogue
+    drafter: Drafter | None
+    cache: Any
+
+
+class Draft:
+    """Nobody drafts; and what all kinds have in common. Serves one call.
+
+    Args:
+        model: the model.
+        config: the prepared config, with our fields.
+        assistant: the draft model of the call, or None.
+    """
+
+    scores_ahead = False
+
+    def __init__(self, model: Any, config: Any, assistant: Any = None) -> None:
+        self.model = model
+        self.config = config
+        self.assistant = assistant
+        self.verification = VERIFICATION[config.verification]
+
+    def check(
+        self, prompt: Prompt, catalogue: Snapshot, *, given: Mapping[str, Any], model_kwargs: Mapping[str, Any]
+    ) -> None:
+        """Refuse drafts that cannot be made.
+
+        Args:
+            prompt: the prompt.
+            catalogue: the catalogue of any row.
+            given: our fields as the call itself gives them.
+            model_kwargs: what else the call gives the model.
+
+        Raises:
+            ValueError: names the argument, its value, what is expected, and the fix.
+        """
+        self.check_verification()
+        self.check_no_search(given)
+        if given.get("draft_token_budget") is not None and not self.scores_ahead:
+            raise ValueError(
+                f"draft_token_budget={given['draft_token_budget']} without drafting, expected None: "
+                "pass drafting='trie' or 'auto'"
+            )
+
+    def check_verification(self) -> None:
+        """Refuse a verification that this kind of draft, or the call, does not have."""
+        config = self.config
+        if self.verification.by_head_alone and config.drafting != "head":
+            raise ValueError(
+                f"verification={config.verification!r} with drafting={config.drafting!r}, expected drafting='head': "
+                "only a draft head decodes without the model"
+            )
+        if self.verification.samples and config.num_return_sequences > config.num_beams:
+            raise ValueError(
+                f"num_return_sequences={config.num_return_sequences}, expected at most "
+                f"num_beams={config.num_beams}: relaxed verification samples beams"
+            )
+
+    def check_no_search(self, given: Mapping[str, Any]) -> None:
+        """Refuse the width of a search where none drafts."""
+        if given.get("num_draft_beams") is not None:
+            raise ValueError(
+                f"num_draft_beams={given['num_draft_beams']} without a draft model, expected both: "
+                "pass assistant_model="
+            )
+
+    def start(self, prepared: Prepared) -> Search:
+        """Compute the prompt; from there on it is known who scores, who drafts, and what is legal."""
+        outputs = self.prefill(prepared)
+        catalogue = device_catalogue(prepared.rules, outputs.logits.device)
+        assert prepared.layout is not None
+        new_scorer = partial(
+            make_scorer,
+            self.model,
+            prepared.layout,
+            outputs,
+            prepared.model_kwargs,
+            batch_size=prepared.input_ids.shape[0],
+            width=prepared.plan.width,
+            scores_ahead=self.scores_ahead,
+        )
+        scorer = new_scorer()
+        drafter = self.drafter(prepared, catalogue, scorer, new_scorer)
+        return Search(scorer, catalogue, drafter, outputs.past_key_values)
+
+    def prefill(self, prepared: Prepared) -> Any:
+        """The model's outputs for the prompt."""
+        return internals.prefill(self.model, prepared.input_ids, prepared.config, prepared.model_kwargs)
+
+    def drafter(
+        self, prepared: Prepared, catalogue: DeviceCatalogue, scorer: Scorer, new_scorer: Callable[[], Scorer]
+    ) -> Drafter | None:
+        """Who proposes nodes; None for nobody.
+
+        Args:
+            prepared: the call.
+            catalogue: what each row may be answered with.
+            scorer: the model's.
+            new_scorer: makes another one over the same prefill.
+        """
+        return None
+
+    def report(self, search: Search, decoded: Decoded) -> None:
+        """Tell the user of a draft that came to nothing."""
+
+
+def draft_of(model: Any, config: Any, assistant: Any) -> Draft:
+    """The draft of a call: a draft model is asked whenever there is one."""
+    kind = config.drafting
+    if assistant is not None and kind not in ("auto", "head"):
+        kind = "assistant"
+    if kind is None:
+        return Draft(model, config)
+    module = import_module(f"{__name__}.{kind}")
+    return getattr(module, f"{kind.title()}Draft")(model, config, assistant)

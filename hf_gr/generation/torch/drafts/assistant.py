@@ -1,0 +1,111 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`assistant_model=`: a draft model searches the same catalogue, until what remains fits the budget (AtSpeed)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from hf_gr.catalogue.snapshot import Snapshot
+from hf_gr.generation.torch.layouts import choose_layout, prefilled
+from hf_gr.generation.torch.models import base_model
+from hf_gr.generation.torch.prompts import Prompt
+from hf_gr.torch.decode import DecodePlan
+from hf_gr.torch.drafters import Assistant
+from hf_gr.torch.scorers import Scorer
+
+from . import Prepared
+from .trie import TrieDraft
+
+DRAFT_BEAMS_PER_BEAM = 2
+
+
+class AssistantDraft(TrieDraft):
+    """A draft model's beams, and the catalogue's subtree below them."""
+
+    def check(
+        self, prompt: Prompt, catalogue: Snapshot, *, given: Mapping[str, Any], model_kwargs: Mapping[str, Any]
+    ) -> None:
+        """See `Draft.check`."""
+        model, assistant, config = self.model, self.assistant, self.config
+        self.check_verification()
+        if assistant is None:
+            raise ValueError("drafting='assistant' without assistant_model, expected both: pass assistant_model=")
+        if given.get("drafting") == "trie":
+            raise ValueError(
+                "drafting='trie' with assistant_model, expected one of them: drafting='assistant' uses both"
+            )
+        if not hasattr(assistant, "get_output_embeddings"):
+            raise ValueError(
+                f"assistant_model is a {type(assistant).__name__}, expected a language model of transformers"
+            )
+        if assistant.config.is_encoder_decoder != model.config.is_encoder_decoder:
+            kinds = ["encoder-decoder" if one.config.is_encoder_decoder else "decoder" for one in (assistant, model)]
+            raise ValueError(
+                f"assistant_model is a {type(assistant).__name__}, {kinds[0]}, expected a model like the other, "
+                f"{kinds[1]}: both must read the same prompt"
+            )
+        ours, theirs = (one.config.get_text_config(decoder=True).vocab_size for one in (model, assistant))
+        if ours != theirs:
+            raise ValueError(
+                f"assistant_model has a vocabulary of {theirs} tokens, expected the model's, {ours}: "
+                "both must be trained with one tokenizer, and resized alike"
+            )
+        if assistant.training:
+            raise ValueError("assistant_model is in training mode, expected evaluation: assistant_model.eval()")
+        if assistant.device != model.device:
+            raise ValueError(
+                f"assistant_model is on {assistant.device}, expected {model.device}: assistant_model.to(model.device)"
+            )
+        if not prompt.is_tokens:
+            raise ValueError("the prompt is not given as input_ids, which assistant_model reads: pass input_ids=")
+        if choose_layout(base_model(assistant)) is None:
+            raise ValueError(
+                f"assistant_model is a {type(assistant).__name__}, which takes neither the tree nor the batch layout, "
+                "expected another: omit it"
+            )
+        if config.guidance_scale not in (None, 1.0):
+            raise ValueError(
+                f"guidance_scale={config.guidance_scale} with assistant_model, expected None: its processor keeps "
+                "state of the model's rows, and the draft model has others"
+            )
+        check_draft_width(config)
+
+    def searcher(self, prepared: Prepared, vocab_size: int) -> Assistant | None:
+        """The draft model, over a prefill of its own."""
+        inner, mask = base_model(self.assistant), prepared.model_kwargs.get("attention_mask")
+        return make_searcher(
+            self.config,
+            prepared.plan,
+            lambda width: prefilled(inner, prepared.plan.prompt, prepared.inputs, mask, width=width),
+        )
+
+
+def make_searcher(config: Any, plan: DecodePlan, scorers: Callable[[int], Callable[[], Scorer]]) -> Assistant:
+    """A search that drafts: as wide as the config says, by scorers that are made for a width."""
+    num_beams = config.num_draft_beams or plan.width * (1 if plan.is_relaxed else DRAFT_BEAMS_PER_BEAM)
+    search = replace(
+        plan,
+        num_beams=num_beams,
+        num_kept=num_beams,
+        num_return_sequences=num_beams,
+        do_sample=plan.is_relaxed,
+        processor_width=plan.width,
+        stopping_criteria=None,
+    )
+    return Assistant(scorers(num_beams), search, num_steps=config.num_assistant_tokens)
+
+
+def check_draft_width(config: Any) -> None:
+    """Refuse searches of a draft model or head that could never be accepted, or go nowhere."""
+    num_draft_beams, num_steps = config.num_draft_beams, config.num_assistant_tokens
+    name = "num_beams" if config.num_beams >= config.num_return_sequences else "num_return_sequences"
+    if num_draft_beams is not None and num_draft_beams < getattr(config, name):
+        raise ValueError(
+            f"num_draft_beams={num_draft_beams}, expected at least {name}={getattr(config, name)}: "
+            "a step is accepted only if all beams are among those of the draft"
+        )
+    if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
+        raise ValueError(f"num_assistant_tokens={num_steps!r}, expected 1 or more levels a draft")

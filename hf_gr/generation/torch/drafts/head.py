@@ -1,0 +1,136 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`drafting="head"`: the checkpoint's draft head goes on from one prefill; it decides by itself (NEZHA), or drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from hf_gr.catalogue.snapshot import Snapshot
+from hf_gr.generation.checks import check_codes, check_room_for_placeholders
+from hf_gr.generation.torch.caches import keeps_all_keys
+from hf_gr.generation.torch.models import hidden_size_of
+from hf_gr.generation.torch.prompts import Prompt, prefill_with_placeholders
+from hf_gr.torch.draft_head import HeadScorer
+from hf_gr.torch.drafters import Assistant
+from hf_gr.torch.scorers import Scorer
+from hf_gr.torch.transition import device_catalogue
+
+from . import Prepared, Search
+from .assistant import check_draft_width, make_searcher
+from .trie import TrieDraft
+
+
+class HeadDraft(TrieDraft):
+    """A search inside the draft head: the answer, or a draft of it."""
+
+    hidden: Tensor  # of the prompt's last token and of the placeholders, once the prompt is computed
+
+    def check(
+        self, prompt: Prompt, catalogue: Snapshot, *, given: Mapping[str, Any], model_kwargs: Mapping[str, Any]
+    ) -> None:
+        """See `Draft.check`; also a head that does not fit the model, the catalogue or the prompt."""
+        model, config, name = self.model, self.config, self.config.verification
+        if self.assistant is not None:
+            raise ValueError(
+                "drafting='head' with assistant_model, expected one of them, since both draft: omit one, or pass "
+                "drafting='assistant' and verification='strict' for the draft model"
+            )
+        self.check_verification()
+        if given.get("num_draft_beams") is not None and self.verification.by_head_alone:
+            raise ValueError(
+                f"num_draft_beams={given['num_draft_beams']} with verification={name!r}, expected None: the head's "
+                "own num_beams are the answer; with verification='strict' it drafts"
+            )
+        head = getattr(model, "draft_head", None)
+        if head is None:
+            raise ValueError(
+                "drafting='head' and the model has no draft head, expected one: load a checkpoint that has it, or "
+                "make one by model.add_draft_head(...) and train it with hf_gr.training.DraftHeadTrainer"
+            )
+        sizes = head.config.hidden_size, hidden_size_of(model)
+        if sizes[0] != sizes[1]:
+            raise ValueError(
+                f"the draft head has hidden_size={sizes[0]}, expected the model's, {sizes[1]}: is it another model's "
+                "head?"
+            )
+        check_codes(head, catalogue)
+        vocabulary = model.get_input_embeddings().weight.shape[0]
+        unknown = [token for token in head.config.placeholder_token_ids if token >= vocabulary]
+        if unknown:
+            raise ValueError(
+                f"the draft head has placeholder tokens {unknown}, expected less than {vocabulary}, which the model "
+                "has embeddings for: model.add_draft_head(head) adds them"
+            )
+        check_room_for_placeholders(head, model.config, prompt.length)
+        cache = model_kwargs.get("past_key_values")
+        if cache is not None and cache.get_seq_length() and not keeps_all_keys(cache):
+            raise ValueError(
+                "past_key_values has layers that drop keys (sliding windows), expected plain ones with "
+                "drafting='head', whose placeholders are taken back: omit it"
+            )
+        if config.guidance_scale not in (None, 1.0):
+            raise ValueError(
+                f"guidance_scale={config.guidance_scale} with drafting='head', expected None: its processor calls the "
+                "model after every path, and the head has paths of its own"
+            )
+        if not self.verification.by_head_alone:
+            check_draft_width(config)
+        else:
+            _check_outputs(config, model_kwargs)
+        tries = [part.segment.trie for part in catalogue.parts]
+        is_ragged = any(trie.num_sequences > trie.fanouts[-1].num_children for trie in tries)
+        if self.verification.unchecked_levels(2) and (is_ragged or len({trie.max_length for trie in tries}) > 1):
+            raise ValueError(
+                f"verification={name!r} with sequences of several lengths, expected one length: "
+                "verification='catalogue' takes any"
+            )
+
+    def start(self, prepared: Prepared) -> Search:
+        """See `Draft.start`; where the head alone decides, it is the scorer."""
+        if not self.verification.by_head_alone:
+            return super().start(prepared)
+        outputs = self.prefill(prepared)
+        head, catalogue = self.model.draft_head, device_catalogue(prepared.rules, outputs.logits.device)
+        num_unchecked = self.verification.unchecked_levels(catalogue.max_length)
+        codes = tuple(head.codebook(level).to(catalogue.device) for level in range(num_unchecked))
+        scorer = self._scorers(prepared, outputs.logits.shape[-1])()
+        return Search(scorer, replace(catalogue, unchecked=codes), None, outputs.get("past_key_values"))
+
+    def prefill(self, prepared: Prepared) -> Any:
+        """The model's outputs for the prompt; those for the placeholders are kept for the head."""
+        head = self.model.draft_head
+        outputs, hidden = prefill_with_placeholders(
+            self.model,
+            prepared.input_ids,
+            prepared.config,
+            prepared.model_kwargs,
+            placeholder_ids=head.config.placeholder_token_ids,
+        )
+        self.hidden = hidden.to(next(head.parameters()))  # its device and type, which may be others than the model's
+        return outputs
+
+    def searcher(self, prepared: Prepared, vocab_size: int) -> Assistant | None:
+        """The head, over the model's own prefill."""
+        return make_searcher(self.config, prepared.plan, lambda width: self._scorers(prepared, vocab_size))
+
+    def _scorers(self, prepared: Prepared, vocab_size: int) -> Callable[[], Scorer]:
+        """Makes scorers; processors and outputs want scores over the whole vocabulary."""
+        plan = prepared.plan
+        is_wide = plan.processors is not None or plan.output_scores or plan.output_logits
+        return lambda: HeadScorer(self.model.draft_head, self.hidden, vocab_size=vocab_size if is_wide else None)
+
+
+def _check_outputs(config: Any, model_kwargs: Mapping[str, Any]) -> None:
+    """Refuse what only the model could give at every level."""
+    asked = [name for name in ("output_attentions", "output_hidden_states") if getattr(config, name)]
+    asked += ["stop_strings"] if config.stop_strings is not None else []
+    asked += ["streamer"] if model_kwargs.get("streamer") is not None else []
+    if asked:
+        raise ValueError(
+            f"{', '.join(asked)} with drafting='head', expected none: the model is called once, for the prompt"
+        )

@@ -1,0 +1,68 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`drafting="trie"`: the catalogue drafts, wherever all that is legal fits a budget. Nothing can be missing in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hf_gr.generation.checks import draft_budget
+from hf_gr.generation.messages import say_once
+from hf_gr.torch.decode import Decoded
+from hf_gr.torch.drafters import Assistant, TreeDrafter
+from hf_gr.torch.scorers import Scorer
+from hf_gr.torch.transition import DeviceCatalogue
+
+from . import Draft, Prepared, Search
+
+
+class TrieDraft(Draft):
+    """All legal continuations of the beams; and what every kind that drafts has in common."""
+
+    scores_ahead = True
+
+    def drafter(
+        self, prepared: Prepared, catalogue: DeviceCatalogue, scorer: Scorer, new_scorer: Callable[[], Scorer]
+    ) -> TreeDrafter | None:
+        """See `Draft.drafter`; where several levels cannot be scored together, that is said once."""
+        if not scorer.takes_levels:
+            name = type(self.model).__name__
+            say_once(f"{name} cannot score nodes of several levels together: decoding without a draft")
+            return None
+        if prepared.synced_gpus:
+            say_once("synced_gpus: decoding without a draft, whose forwards are not equally many everywhere")
+            return None
+        if catalogue.max_length <= 2:  # the prefill decides the first level, one forward the other
+            return None
+        batch_size, _, vocab_size = scorer.prompt_logits.shape
+        budget = draft_budget(self.config, batch_size=batch_size, vocab_size=vocab_size)
+        return TreeDrafter(
+            catalogue,
+            budget=budget,
+            assistant=self.searcher(prepared, vocab_size),
+            from_zero=not prepared.plan.is_beam_search,
+            **self.limits(prepared, catalogue, new_scorer, budget=budget),
+        )
+
+    def searcher(self, prepared: Prepared, vocab_size: int) -> Assistant | None:
+        """Who narrows down the levels that are too wide for the catalogue; None for nobody."""
+        return None
+
+    def limits(
+        self, prepared: Prepared, catalogue: DeviceCatalogue, new_scorer: Callable[[], Scorer], *, budget: int
+    ) -> dict[str, Any]:
+        """What levels are worth drafting, as `TreeDrafter` takes it; by default all that fit the budget."""
+        return {}
+
+    def report(self, search: Search, decoded: Decoded) -> None:
+        """Say once that a budget is too small for anything."""
+        drafter, happened = search.drafter, decoded.speculation
+        if not isinstance(drafter, TreeDrafter) or drafter.assistant is not None or drafter.merges is not None:
+            return
+        if happened.target_forwards and not happened.drafted_steps.any():
+            say_once(
+                f"draft_token_budget={drafter.budget} is too small for any level of this catalogue with "
+                f"num_beams={self.config.num_beams}: decoding as without a draft",
+                about="draft_token_budget",
+            )

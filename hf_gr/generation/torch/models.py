@@ -1,0 +1,83 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Facts about a model of transformers in PyTorch, each read in one place. Knows no decoding.
+
+What its configs tell on both backends is in `hf_gr.generation.models`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from accelerate.utils import extract_model_from_parallel
+
+from hf_gr.internals import attention_of
+
+
+def base_model(model: Any) -> Any:
+    """The model of transformers inside wrappers for training (distributed, compiled) and adapters (PEFT)."""
+    inner: Any = extract_model_from_parallel(model)
+    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+
+
+def takes_argument(model: Any, name: str) -> bool:
+    """Whether a model's forward has an argument of this name."""
+    return name in _arguments_of(type(model).forward)
+
+
+@cache
+def _arguments_of(forward: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(forward).parameters)
+
+
+def hidden_size_of(model: Any) -> int:
+    """Of what the output embeddings read, which for some models (OPT-350m) is not the config's hidden size."""
+    outputs = model.get_output_embeddings()
+    if outputs is None:
+        raise ValueError(f"model is a {type(model).__name__}, expected one with a language-modelling head")
+    return getattr(outputs, "in_features", model.config.get_text_config(decoder=True).hidden_size)
+
+
+def output_size_of(model: Any) -> int:
+    """V: the tokens that a model can write, which may be more than its config's vocabulary."""
+    head = model.get_output_embeddings()
+    text_config = model.config.get_text_config(decoder=True)
+    return text_config.vocab_size if head is None else head.weight.shape[0]
+
+
+def embeddings_of(model: Any) -> int | None:
+    """The tokens that a model can read; None for one whose embeddings are no plain matrix."""
+    return getattr(getattr(model.get_input_embeddings(), "weight", None), "shape", (None,))[0]
+
+
+def layer_types(config: Any) -> list[str]:
+    """The kind of every layer, by the rules by which transformers builds a cache."""
+    if getattr(config, "layer_types", None) is not None:
+        return list(config.layer_types)
+    kind = "full_attention"
+    if getattr(config, "sliding_window", None) is not None:
+        kind = "sliding_attention"
+    elif getattr(config, "attention_chunk_size", None) is not None:
+        kind = "chunked_attention"
+    return [kind] * config.num_hidden_layers
+
+
+def mask_dtype(model: Any) -> torch.dtype | None:
+    """The type of an additive mask, None where the attention takes a boolean one (eager adds whatever it is given)."""
+    return None if attention_of(model.config.get_text_config(decoder=True)) == "sdpa" else model.dtype
+
+
+@contextmanager
+def evaluation(model: Any) -> Iterator[None]:
+    """A model in evaluation mode, and as it was before behind that."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)

@@ -1,0 +1,236 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The prompt of a call: found among its arguments, extended by placeholders, and computed once. Knows no beams.
+
+Axes: B batch, P prompt, L placeholders, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+
+from hf_gr import internals
+from hf_gr.generation.checks import check_mask
+from hf_gr.generation.models import inferred_padding, start_token
+
+from .caches import holds_keys
+from .models import base_model, takes_argument
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The prompt of a call as its arguments give it.
+
+    Attributes:
+        inputs: `[B, P]` tokens, `[B, P, H]` embeddings, or an encoder's input; None if the model makes up its own.
+        mask: the attention mask, given or to be inferred from padding; None for no padding.
+        length: tokens before the generated ones, by which `max_length` counts.
+        num_rows: B, the number of prompts.
+    """
+
+    inputs: Tensor | None
+    mask: Tensor | None
+    length: int
+    num_rows: int
+
+    @property
+    def is_tokens(self) -> bool:
+        """Whether the prompt is `[B, P]` tokens."""
+        return self.inputs is not None and self.inputs.ndim == 2 and not self.inputs.is_floating_point()
+
+    @classmethod
+    def read(cls, model: Any, inputs: Any, config: Any, model_kwargs: dict[str, Any]) -> Prompt:
+        """Find the prompt among the arguments of a call, by the rules by which transformers will prepare it.
+
+        Raises:
+            ValueError: tokens or a mask of another rank, type or number of rows.
+        """
+        input_ids = inputs if inputs is not None else model_kwargs.get("input_ids")
+        embeds = model_kwargs.get("inputs_embeds")
+        prompt = embeds if embeds is not None else input_ids
+        is_text = embeds is None and model.main_input_name == "input_ids"
+        if prompt is not None and (not isinstance(prompt, Tensor) or (is_text and prompt.ndim != 2)):
+            shape = list(prompt.shape) if isinstance(prompt, Tensor) else type(prompt).__name__
+            raise ValueError(
+                f"the prompt is {shape}, expected a tensor [batch, length]: pad, stack and unsqueeze first"
+            )
+        mask = model_kwargs.get("attention_mask")
+        if mask is not None and (
+            not isinstance(mask, Tensor) or mask.ndim != 2 or (prompt is not None and len(mask) != len(prompt))
+        ):
+            shape = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+            raise ValueError(
+                f"attention_mask is {shape}, expected a tensor [batch, length] with a row for every prompt"
+            )
+        if mask is not None:
+            check_mask(mask)
+        encoded, begun = model_kwargs.get("encoder_outputs"), model_kwargs.get("decoder_input_ids")
+        batched = (prompt, None if encoded is None else encoded[0], mask, begun)
+        num_rows = next((one.shape[0] for one in batched if one is not None), 1)
+        if model.config.is_encoder_decoder:
+            return cls(prompt, None, _decoder_length(config, begun), num_rows)
+        if mask is None and is_text and prompt is not None and config.pad_token_id is not None:
+            padding = inferred_padding(config)
+            mask = None if padding is None else prompt != padding
+        return cls(prompt, mask, 0 if prompt is None else prompt.shape[1], num_rows)
+
+
+def _decoder_length(config: Any, decoder_input_ids: Tensor | None) -> int:
+    """Tokens that a decoder starts with; transformers puts the start token in front where it is missing."""
+    if decoder_input_ids is None:
+        return 1
+    start = start_token(config)
+    starts = start is None or bool((decoder_input_ids[:, 0] == start).any())
+    return decoder_input_ids.shape[1] + (not starts)
+
+
+def positions_of(mask: Int[Tensor, "batch tokens"]) -> Int[Tensor, "batch tokens"]:
+    """The positions of tokens as transformers counts them: padding does not count."""
+    return (mask.long().cumsum(-1) - 1).clamp(min=0)
+
+
+def with_placeholders(
+    tokens: Int[Tensor, "batch tokens"], placeholder_ids: tuple[int, ...]
+) -> Int[Tensor, "batch tokens_and_placeholders"]:
+    """Tokens followed by a draft head's placeholders, as training and serving see them."""
+    own = torch.tensor(placeholder_ids, dtype=torch.long, device=tokens.device)
+    return torch.cat([tokens, own.expand(len(tokens), -1)], dim=1)
+
+
+def prefill(
+    model: Any, prompt: Tensor, inputs: Tensor | None, attention_mask: Tensor | None
+) -> tuple[Any, dict[str, Any]]:
+    """Compute prompts without transformers' `generate`.
+
+    Args:
+        model: in evaluation mode.
+        prompt: tokens of a decoder.
+        inputs: tokens that an encoder reads.
+        attention_mask: of the encoder's tokens, or of the decoder's.
+
+    Returns:
+        The outputs, and the arguments that a scorer goes on with.
+    """
+    kwargs: dict[str, Any] = {} if attention_mask is None else {"attention_mask": attention_mask}
+    if model.config.is_encoder_decoder:
+        kwargs["encoder_outputs"] = model.get_encoder()(input_ids=inputs, return_dict=True, **kwargs)
+        return model(decoder_input_ids=prompt, use_cache=True, return_dict=True, **kwargs), kwargs
+    if attention_mask is not None and takes_argument(model, "position_ids"):
+        kwargs["position_ids"] = positions_of(attention_mask)
+    last = {"logits_to_keep": 1} if takes_argument(model, "logits_to_keep") else {}
+    empty = DynamicCache(config=model.config.get_text_config(decoder=True))
+    outputs = model(input_ids=prompt, past_key_values=empty, use_cache=True, return_dict=True, **kwargs, **last)
+    return outputs, kwargs
+
+
+@contextmanager
+def catch_hidden_states(model: Any) -> Iterator[list[Tensor]]:
+    """The decoder's last hidden states `[B, P, H]` of every forward within, after its final normalisation.
+
+    Args:
+        model: of transformers, or wrapped for training; a forward of another thread is not seen.
+    """
+    caught: list[Tensor] = []
+    own = threading.get_ident()
+
+    def catch(module: Any, arguments: Any, output: Any) -> None:
+        if threading.get_ident() == own:
+            caught.append(output[0])
+
+    handle = _decoder_of(base_model(model)).register_forward_hook(catch)
+    try:
+        yield caught
+    finally:
+        handle.remove()
+
+
+def prefill_with_placeholders(
+    model: Any, input_ids: Tensor, config: Any, model_kwargs: dict[str, Any], *, placeholder_ids: tuple[int, ...]
+) -> tuple[Any, Float[Tensor, "batch positions hidden"]]:
+    """Compute a prompt and the placeholders that follow it, by one prefill.
+
+    Args:
+        model: the model.
+        input_ids: the decoder's prompt, as transformers has prepared it.
+        config: the prepared generation config.
+        model_kwargs: the prepared arguments, of the prompt alone; left as they are.
+        placeholder_ids: the placeholders; may be none.
+
+    Returns:
+        The outputs as if there were no placeholders (logits of the prompt's last token, its cache), and the hidden
+        states of that token and of the placeholders, `[B, L + 1, H]`. No cache where it is a recurrent state, which
+        cannot give the placeholders back.
+    """
+    kwargs, size, device = dict(model_kwargs), len(placeholder_ids), input_ids.device
+    cache = kwargs.get("past_key_values")
+    past = cache.get_seq_length() if cache is not None and holds_keys(cache) else 0
+    if cache is not None and not past and holds_keys(cache):
+        # Layers that drop keys could not give the placeholders' back; masks tell how far each layer sees.
+        plain = DynamicCache()
+        kwargs["past_key_values"] = (
+            EncoderDecoderCache(plain, DynamicCache()) if model.config.is_encoder_decoder else plain
+        )
+    longer = with_placeholders(input_ids, placeholder_ids)
+    if kwargs.get("inputs_embeds") is not None and not model.config.is_encoder_decoder:
+        embedded = model.get_input_embeddings()(longer[:, input_ids.shape[1] :]).to(kwargs["inputs_embeds"].dtype)
+        kwargs["inputs_embeds"] = torch.cat([kwargs["inputs_embeds"], embedded], dim=1)
+    mask = "decoder_attention_mask" if model.config.is_encoder_decoder else "attention_mask"
+    if cache is not None and past:
+        if kwargs.get(mask) is None:  # by its length transformers tells which of the tokens are in the cache
+            known = internals.num_known_tokens(config, default=input_ids.shape[1])
+            kwargs[mask] = torch.ones((len(input_ids), known), dtype=torch.long, device=device)
+        if past == kwargs[mask].shape[1]:
+            cache.crop(-1)  # the hidden state of the prompt's last token is not in there
+    if kwargs.get(mask) is not None:
+        kwargs[mask] = torch.nn.functional.pad(kwargs[mask], (0, size), value=1)
+    if kwargs.get("position_ids") is not None:
+        after = kwargs["position_ids"][..., -1:] + torch.arange(1, size + 1, device=device)
+        kwargs["position_ids"] = torch.cat([kwargs["position_ids"], after], dim=-1)
+    for name in ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"):  # as transformers goes on with them
+        if kwargs.get(name) is not None:
+            kind = kwargs[name][:, -1:] if name == "token_type_ids" else torch.zeros_like(kwargs[name][:, -1:])
+            kwargs[name] = torch.cat([kwargs[name], kind.expand(-1, size)], dim=1)
+    if takes_argument(model, "logits_to_keep"):
+        kwargs["logits_to_keep"] = size + 1
+    if config.prefill_chunk_size is not None:
+        num_read = longer.shape[1]
+        if cache is not None and past and kwargs[mask].shape[1] == num_read:  # the prompt is given from its start
+            num_read -= cache.get_seq_length()
+        config = copy.copy(config)
+        # transformers would cut an encoder's mask into the chunks of the decoder.
+        config.prefill_chunk_size = (
+            None if model.config.is_encoder_decoder else _chunk_size(config.prefill_chunk_size, num_read, size + 1)
+        )
+    with catch_hidden_states(model) as caught:
+        outputs = internals.prefill(model, longer, config, kwargs)
+    if size:
+        outputs.logits = outputs.logits[:, :-size]
+        made = outputs.get("past_key_values")
+        if made is not None and holds_keys(made):
+            made.crop(-size)
+        elif made is not None:
+            outputs["past_key_values"] = None
+    return outputs, caught[-1][:, -size - 1 :]
+
+
+def _decoder_of(model: Any) -> Any:
+    """The module whose result is the last hidden states."""
+    decoder = model.get_decoder()
+    # transformers takes the whole model of Llama 4 for its decoder, and the last layer of ModernBERT's.
+    return model.model if decoder is model or decoder is model.get_output_embeddings() else decoder
+
+
+def _chunk_size(wanted: int, num_tokens: int, num_last: int) -> int:
+    """The least size from the wanted one on whose last chunk has what is read: outputs are those of that chunk."""
+    return next(size for size in itertools.count(wanted) if (num_tokens - 1) % size >= num_last - 1)

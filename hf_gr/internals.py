@@ -1,0 +1,128 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The private names of transformers that hf_gr uses, all of them, as they are in 5.17 to 5.23. Knows no framework.
+
+A newer transformers may rename any of these. tests/test_internals.py says which ones it lacks, and that none is used
+elsewhere. Public names are imported where they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+# On the config of a call that is prepared already: its (num_beams, num_return_sequences), as they were asked for.
+PATHS = "_hf_gr_paths"
+
+
+def attention_of(config: Any) -> str:
+    """The attention implementation in use, such as "sdpa"."""
+    return config._attn_implementation
+
+
+def has_dynamic_cache(model: Any) -> bool:
+    """Whether a model's own cache is transformers' `DynamicCache`."""
+    return model._supports_default_dynamic_cache()
+
+
+def prepare_config(model: Any, config: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The config of a call, defaults filled in, and those arguments that are no fields of it."""
+    return model._prepare_generation_config(config, **kwargs)
+
+
+def prefill(model: Any, input_ids: Any, config: Any, model_kwargs: dict[str, Any]) -> Any:
+    """The outputs of a prompt, by transformers' own code, in chunks if the config says so."""
+    return model._prefill(input_ids, config, model_kwargs)
+
+
+def prefix_function(processor: Any) -> Any:
+    """The function of a `PrefixConstrainedLogitsProcessor`."""
+    return processor._prefix_allowed_tokens_fn
+
+
+def num_known_tokens(config: Any, default: int) -> int:
+    """Tokens of a prompt whose mask transformers has dropped, those in the cache included."""
+    return getattr(config, "_mask_length", default)
+
+
+def source_of(config: Any) -> str:
+    """The folder or repository that a model was loaded from; empty for none."""
+    return config._name_or_path
+
+
+def commit_of_source(config: Any) -> str | None:
+    """The commit that a model was downloaded at, where that is known."""
+    return getattr(config, "_commit_hash", None)
+
+
+def set_source(config: Any, source: str, commit: str | None) -> None:
+    """Note where a model was loaded from, as transformers does."""
+    config._name_or_path, config._commit_hash = source, commit
+
+
+def ignore_on_save(model: Any, names: Iterable[str]) -> None:
+    """Leave parameters out of the model's own file."""
+    model._keys_to_ignore_on_save = {*(model._keys_to_ignore_on_save or ()), *names}
+
+
+def default_generation_fields(config: Any) -> dict[str, Any]:
+    """What transformers takes for the fields of a generation config that nobody has set."""
+    return config._get_default_generation_params()
+
+
+def without_bookkeeping(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a generation config, less those that say how it was read.
+
+    transformers reads no fields but its own from a file that it takes for a copy of a model's config.
+    """
+    return {name: value for name, value in fields.items() if name != "_from_model_config"}
+
+
+class Overrides:
+    """What transformers calls back while it prepares a call and pushes a checkpoint: methods that it keeps private.
+
+    The config of a call is prepared before transformers sees it, and is then taken as it is. It asks for one path a
+    prompt, so that nothing is repeated for every beam; what was asked for stands in `PATHS`, and logits processors are
+    made for that many.
+    """
+
+    def _prepare_generation_config(self: Any, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
+        if hasattr(generation_config, PATHS):
+            return generation_config, kwargs
+        super_: Any = super()
+        return super_._prepare_generation_config(generation_config, *args, **kwargs)
+
+    def _get_logits_processor(
+        self: Any, generation_config: Any, *args: Any, model_kwargs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> Any:
+        config, super_ = generation_config, super()
+        paths = getattr(config, PATHS, None)
+        if paths is not None and paths != (config.num_beams, config.num_return_sequences):
+            config.num_beams, config.num_return_sequences = paths
+            # Processors that keep a mask get it with one row a path, as they will see the scores.
+            masks = {name: (model_kwargs or {}).get(name) for name in ("attention_mask", "decoder_attention_mask")}
+            repeated = {
+                name: mask.repeat_interleave(max(paths), dim=0) for name, mask in masks.items() if mask is not None
+            }
+            model_kwargs = {**(model_kwargs or {}), **repeated}
+        return super_._get_logits_processor(config, *args, model_kwargs=model_kwargs, **kwargs)  # pyright: ignore
+
+    def _upload_modified_files(
+        self: Any, working_dir: Any, repo_id: str, files_timestamps: dict[str, float], *args: Any, **kwargs: Any
+    ) -> Any:
+        super_: Any = super()
+        files_timestamps = self._before_upload(working_dir, repo_id, files_timestamps)
+        return super_._upload_modified_files(working_dir, repo_id, files_timestamps, *args, **kwargs)
+
+
+def for_one_path(config: Any) -> Any:
+    """Have transformers take a prepared config as it is, and prepare one row a prompt; the config is changed."""
+    setattr(config, PATHS, (config.num_beams, config.num_return_sequences))
+    config.num_beams = config.num_return_sequences = 1
+    return config
+
+
+def as_it_is(config: Any) -> Any:
+    """Have transformers take a prepared config as it is; the config is changed."""
+    setattr(config, PATHS, (config.num_beams, config.num_return_sequences))
+    return config
