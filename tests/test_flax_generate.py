@@ -36,10 +36,13 @@ from hf_gr.flax.decode import DecodePlan, decode_program
 from hf_gr.flax.model import FlaxModel
 from hf_gr.flax.transition import DeviceCatalogue
 from hf_gr.generation import auto
+from hf_gr.generation.catalogues import batch_rules
 from hf_gr.generation.flax import mixin as flax
-from hf_gr.generation.flax.checks import check_drafting
-from hf_gr.generation.flax.drafts import scorer_of
+from hf_gr.generation.flax.call import Call, make_plan
+from hf_gr.generation.flax.drafts import Draft, HeadDraft
+from hf_gr.generation.flax.loading import enable as enable_flax
 from hf_gr.generation.flax.outputs import FlaxGenerateOutput
+from hf_gr.generation.flax.prompts import HostPrompt
 from hf_gr.generation.models import fill_token
 from hf_gr.generation.torch import mixin
 from hf_gr.torch.decode import DecodePlan as TorchPlan
@@ -249,7 +252,7 @@ def test_both_sides_plan_the_same(kwargs: dict[str, Any], folder: Path, monkeypa
 def test_a_budget_bounds_what_is_drafted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, model = pair("qwen3", folder)
     drafters: list[Any] = []
-    monkeypatch.setattr(flax, "_as_output", lambda *args, **kwargs: None)
+    monkeypatch.setattr(Call, "answer", lambda *args, **kwargs: None)
     monkeypatch.setattr(flax, "decode_program", lambda *args: drafters.append(args[4].drafter))
     for budget in (None, 64):
         model.generate([[5, 6]], constraint_index=INDEX, num_beams=4, drafting="trie", draft_token_budget=budget)
@@ -266,7 +269,7 @@ def test_a_head_scores_the_vocabulary_where_that_is_put_out(output: str | None) 
     model = SimpleNamespace(
         draft_head=head, scorer=None, params_on=head.params_on, spec=SimpleNamespace(vocab_size=VOCABULARY)
     )
-    scorer, _ = scorer_of(model, config, flax._make_plan(config, INDEX.snapshot, LENGTH), None)
+    scorer, _ = HeadDraft(model, config).scorer(make_plan(config, INDEX.snapshot, LENGTH), None)
     assert scorer.vocab_size == (None if output is None else VOCABULARY)
 
 
@@ -417,7 +420,8 @@ def test_generated_tokens_count_towards_a_sliding_window(monkeypatch: pytest.Mon
 
 
 def test_a_checkpoint_may_say_what_flax_does_not_need() -> None:
-    check_drafting(GRGenerationConfig(num_draft_beams=8, draft_token_budget=9), {})
+    config: Any = GRGenerationConfig(num_draft_beams=8, draft_token_budget=9)
+    Draft(None, config).check(HostPrompt(np.ones((1, 1), np.int32), np.ones((1, 1), bool)), INDEX.snapshot, given={})
     assert fill_token(GRGenerationConfig(eos_token_id=[])) == -1
 
 
@@ -438,7 +442,13 @@ def test_enable_takes_models_of_flax_and_refuses_others(folder: Path) -> None:
     )
     assert type(loaded) is type(model)
     with pytest.raises(ValueError, match="model is a int, expected a FlaxModel"):
-        flax.enable(3)
+        enable_flax(3)
+
+
+def test_numbers_of_numpy_are_taken_as_pytorch_takes_them(folder: Path) -> None:
+    model = enable(FlaxModel.from_pretrained(folder / "qwen3")) if pair("qwen3", folder) else None
+    plain = model.generate([[5, 6, 7]], constraint_index=INDEX, num_beams=2)
+    assert model.generate([[5, 6, 7]], constraint_index=INDEX, num_beams=np.int64(2)).tolist() == plain.tolist()
 
 
 def test_backends_are_chosen_by_what_is_there(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -480,18 +490,18 @@ def test_what_is_pytorchs_alone_loads_pytorch_whatever_auto_means(
 def test_a_planted_error_is_seen(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Rows that fill the bucket, a mask that is lost, a catalogue of another call."""
     models = pair("qwen3", folder)
-    right = flax._to_bucket
+    right = HostPrompt.to_bucket
     monkeypatch.setattr(
-        flax,
-        "_to_bucket",
+        HostPrompt,
+        "to_bucket",
         lambda *args: jax.tree.map(lambda a: np.ones_like(a) if a.dtype == bool else a, right(*args)),
     )
     with pytest.raises(AssertionError):
         check(models, prompts(3, 9, padded=True), constraint_index=INDEX, **BEAMS)
-    monkeypatch.setattr(flax, "_to_bucket", right)
+    monkeypatch.setattr(HostPrompt, "to_bucket", right)
 
     def everything(rules: Any, *args: Any, **kwargs: Any) -> DeviceCatalogue:
-        return device_catalogue(flax.batch_rules(INDEX, None), *args, **kwargs)
+        return device_catalogue(batch_rules(INDEX, None), *args, **kwargs)
 
     device_catalogue = flax.device_catalogue
     monkeypatch.setattr(flax, "device_catalogue", everything)

@@ -99,7 +99,7 @@ def _backend(name: Literal["torch", "flax"]) -> Any:
     """The module that loads and enables models of a backend."""
     if name == "flax":
         import_module("hf_gr.flax")  # where JAX is missing, this names the extra
-        return import_module(".flax.mixin", __package__)
+        return import_module(".flax.loading", __package__)
     if find_spec("torch") is None:
         raise ImportError("backend='torch' needs PyTorch: pip install torch, or pass backend='flax'", name="torch")
     return import_module(".torch.loading", __package__)

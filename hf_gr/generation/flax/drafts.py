@@ -1,9 +1,13 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Who drafts in a call in Flax: from its config to a drafter. Drafts nothing itself. Knows no PyTorch."""
+"""Who drafts in a call in Flax: one class a kind, each with the same few methods. Drafts nothing itself.
+
+Knows no PyTorch. Kinds that are not here draft in PyTorch alone.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
@@ -16,41 +20,123 @@ from hf_gr.flax.devices import replicated
 from hf_gr.flax.draft_head import HeadScorer
 from hf_gr.flax.drafters import TreeDrafter, plan_sizes
 from hf_gr.flax.scorers import Params
-from hf_gr.generation.checks import draft_budget
+from hf_gr.generation.checks import check_codes, check_room_for_placeholders, draft_budget
+
+from .prompts import HostPrompt
 
 
-def with_drafter(plan: DecodePlan, config: Any, catalogue: Snapshot, *, num_rows: int, vocab_size: int) -> DecodePlan:
-    """The plan of a call with its drafter, if `drafting="trie"` asks for one and there are levels to draft.
-
-    Args:
-        plan: what is asked for.
-        config: the prepared config, with our fields.
-        catalogue: the catalogue of any row.
-        num_rows: B, that of the program.
-        vocab_size: V.
-    """
-    if config.drafting != "trie":
-        return plan
-    budget = draft_budget(config, batch_size=num_rows, vocab_size=vocab_size)
-    sizes = plan_sizes(_nodes_per_level(catalogue), plan.width, budget=budget)
-    return replace(plan, drafter=TreeDrafter(sizes)) if any(sizes) else plan
-
-
-def scorer_of(model: Any, config: Any, plan: DecodePlan, mesh: Mesh | None) -> tuple[Any, Params]:
-    """Who decides in a call, with parameters: the model, or its draft head behind one prefill.
+class Draft:
+    """Nobody drafts; and what all kinds have in common. Serves one call.
 
     Args:
         model: the model.
         config: the prepared config, with our fields.
-        plan: what is asked for; outputs want scores over the whole vocabulary.
-        mesh: where the program runs.
     """
-    params = model.params_on(mesh)
-    if config.drafting != "head":
-        return model.scorer, params
-    head, is_wide = model.draft_head, plan.output_scores or plan.output_logits
-    scorer = HeadScorer(head.config, model.scorer, vocab_size=model.spec.vocab_size if is_wide else None)
-    return scorer, {"model": params, "head": head.params_on(replicated(mesh))}
+
+    verification = "strict"
+
+    def __init__(self, model: Any, config: Any) -> None:
+        self.model = model
+        self.config = config
+
+    def check(self, prompt: HostPrompt, catalogue: Snapshot, *, given: Mapping[str, Any]) -> None:
+        """Refuse drafts and verifications that Flax has not.
+
+        Args:
+            prompt: the prompt.
+            catalogue: the catalogue of any row.
+            given: those of our fields that the call itself gives.
+
+        Raises:
+            ValueError: names the field, its value, what is expected, and the fix.
+        """
+        drafting, verification = self.config.drafting, self.config.verification
+        if verification not in (None, self.verification):
+            raise ValueError(
+                f"verification={verification!r} with drafting={drafting!r}, expected {self.verification!r}: Flax has "
+                "no other; omit it, or use backend='torch'"
+            )
+        if given.get("num_draft_beams") is not None:
+            raise ValueError(
+                f"num_draft_beams={given['num_draft_beams']}, expected None in Flax, where no beams draft: omit it"
+            )
+        if given.get("draft_token_budget") is not None and drafting is None:
+            raise ValueError(
+                f"draft_token_budget={given['draft_token_budget']} without drafting, expected None: pass "
+                "drafting='trie'"
+            )
+
+    def plan(self, plan: DecodePlan, catalogue: Snapshot, *, num_rows: int) -> DecodePlan:
+        """The plan of a call with its drafter, if there is one.
+
+        Args:
+            plan: what is asked for.
+            catalogue: the catalogue of any row.
+            num_rows: B, that of the program.
+        """
+        return plan
+
+    def scorer(self, plan: DecodePlan, mesh: Mesh | None) -> tuple[Any, Params]:
+        """Who decides, with parameters.
+
+        Args:
+            plan: what is asked for.
+            mesh: where the program runs.
+        """
+        return self.model.scorer, self.model.params_on(mesh)
+
+
+class TrieDraft(Draft):
+    """The whole rest of the catalogue below the beams, at the levels where its expected size fits the budget."""
+
+    def plan(self, plan: DecodePlan, catalogue: Snapshot, *, num_rows: int) -> DecodePlan:
+        """See `Draft.plan`."""
+        budget = draft_budget(self.config, batch_size=num_rows, vocab_size=self.model.config.vocab_size)
+        sizes = plan_sizes(_nodes_per_level(catalogue), plan.width, budget=budget)
+        return replace(plan, drafter=TreeDrafter(sizes)) if any(sizes) else plan
+
+
+class HeadDraft(Draft):
+    """The checkpoint's draft head, which decides by itself after one prefill of the model."""
+
+    verification = "catalogue"
+
+    def check(self, prompt: HostPrompt, catalogue: Snapshot, *, given: Mapping[str, Any]) -> None:
+        """See `Draft.check`; also a head that does not fit the catalogue or the prompt."""
+        super().check(prompt, catalogue, given=given)
+        head = self.model.draft_head
+        if head is None:
+            raise ValueError(
+                "drafting='head' and the model has no draft head, expected one: load a checkpoint that has it; heads "
+                "are made and trained in PyTorch"
+            )
+        check_codes(head, catalogue)
+        check_room_for_placeholders(head, self.model.config, prompt.length)
+
+    def scorer(self, plan: DecodePlan, mesh: Mesh | None) -> tuple[Any, Params]:
+        """The head; outputs want scores over the whole vocabulary."""
+        model, params = super().scorer(plan, mesh)
+        head, is_wide = self.model.draft_head, plan.output_scores or plan.output_logits
+        scorer = HeadScorer(head.config, model, vocab_size=self.model.spec.vocab_size if is_wide else None)
+        return scorer, {"model": params, "head": head.params_on(replicated(mesh))}
+
+
+KINDS = {None: Draft, "trie": TrieDraft, "head": HeadDraft}
+
+
+def draft_of(model: Any, config: Any) -> Draft:
+    """The draft of a call.
+
+    Raises:
+        ValueError: a kind that drafts in PyTorch alone.
+    """
+    if config.drafting not in KINDS:
+        is_auto = config.drafting == "auto"
+        fix = "what pays is not measured in Flax; pass drafting='trie'" if is_auto else "none drafts there"
+        raise ValueError(
+            f"drafting={config.drafting!r}, expected None, 'trie' or 'head' in Flax: {fix}, or use backend='torch'"
+        )
+    return KINDS[config.drafting](model, config)
 
 
 def _nodes_per_level(catalogue: Snapshot) -> tuple[int, ...]:

@@ -1,0 +1,198 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One call of `generate` in Flax: read and checked, planned, answered. Decodes nothing.
+
+Axes: B batch, P prompt, R returned sequences a row, T generated tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import Mesh
+from jaxtyping import Array
+from transformers import GenerationConfig
+
+from hf_gr.catalogue.snapshot import BatchRules, Snapshot
+from hf_gr.flax.decode import Decoded, DecodePlan
+from hf_gr.flax.devices import num_rows_on
+from hf_gr.flax.speculation import Speculation
+from hf_gr.generation.catalogues import batch_rules, resolve_indexes
+from hf_gr.generation.checks import missing_token
+from hf_gr.generation.configuration import set_fields
+from hf_gr.generation.models import fill_token, num_end_tokens
+from hf_gr.internals import default_generation_fields
+
+from .checks import LARGEST, check_call, refuse_arguments
+from .drafts import Draft, draft_of
+from .outputs import FlaxGenerateOutput
+from .prompts import HostPrompt
+
+OF_PROMPT = ("input_ids", "attention_mask", "decoder_input_ids")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call, checked.
+
+    Attributes:
+        config: the prepared generation config, with our fields.
+        prompt: the prompt.
+        rules: the catalogue of every prompt.
+        draft: who drafts.
+        plan: what is asked for.
+        num_rows: B, that of the program.
+    """
+
+    config: Any
+    prompt: HostPrompt
+    rules: BatchRules
+    draft: Draft
+    plan: DecodePlan
+    num_rows: int
+
+    @classmethod
+    def read(
+        cls,
+        model: Any,
+        inputs: Any,
+        generation_config: GenerationConfig | None,
+        kwargs: dict[str, Any],
+        *,
+        fields: Mapping[str, Any],
+        indexes: Any,
+        exclude_items: Any,
+        assistant: Any,
+        mesh: Mesh | None,
+    ) -> Call:
+        """Read the arguments of a call.
+
+        Args:
+            model: the model.
+            inputs: the prompts.
+            generation_config: as in transformers.
+            kwargs: fields of the config, and arguments of the prompt.
+            fields: our fields, as the call gives them.
+            indexes: the catalogue or catalogues, or their names.
+            exclude_items: as of `generate`.
+            assistant: None.
+            mesh: where the program runs.
+
+        Raises:
+            ValueError: names the argument, its value, what is expected, and the fix.
+            NotImplementedError: longer sequences than a sliding window.
+        """
+        arguments = {name: kwargs.pop(name) for name in OF_PROMPT if name in kwargs}
+        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((inputs, arguments))):
+            raise ValueError(
+                "the prompt is traced, expected arrays: generate is one program already, call it outside of jit"
+            )
+        max_new_tokens, max_length = (
+            kwargs.get(name, getattr(generation_config, name, None)) for name in ("max_new_tokens", "max_length")
+        )
+        config, rest = _prepared(model, generation_config, kwargs)
+        set_fields(config, fields)
+        refuse_arguments(rest | {"assistant_model": assistant})
+        indexes = resolve_indexes(model, indexes)
+        prompt = HostPrompt.read(model, config, inputs=inputs, **arguments)
+        rules = batch_rules(indexes, exclude_items, num_prompts=prompt.num_rows)
+        check_call(model, rules.any, config, prompt, max_new_tokens=max_new_tokens, max_length=max_length)
+        draft = draft_of(model, config)
+        draft.check(prompt, rules.any, given=fields)
+        if max_new_tokens is None:
+            max_new_tokens = rules.any.max_length if max_length is None else max_length - prompt.length
+        num_rows = num_rows_on(mesh, prompt.num_rows)
+        plan = draft.plan(make_plan(config, rules.any, max_new_tokens), rules.any, num_rows=num_rows)
+        return cls(config, prompt, rules, draft, plan, num_rows)
+
+    def answer(self, decoded: Decoded, *, is_ragged: bool) -> Any:
+        """transformers' output for what was decoded, without the rows that only fill the bucket."""
+        prompt, plan, config = self.prompt, self.plan, self.config
+        found = jax.device_get((decoded.sequences, decoded.scores, decoded.beam_indices, decoded.num_levels))
+        sequences, scores, beam_indices, num_levels = (array[: prompt.num_rows] for array in found)
+        length = max(int((beam_indices >= 0).sum(-1).max()), 1) if is_ragged else sequences.shape[-1]
+        begun = prompt.input_ids if prompt.decoder_input_ids is None else prompt.decoder_input_ids
+        new = sequences[..., :length].reshape(-1, length)
+        # `jnp.asarray` would compile a program for every shape.
+        rows = jax.device_put(np.concatenate([np.repeat(begun, plan.num_return_sequences, axis=0), new], axis=1))
+        if not config.return_dict_in_generate:
+            return rows
+        num_levels = int(num_levels.max())
+
+        def per_path(steps: tuple[Array, ...] | None) -> tuple[Array, ...] | None:
+            if steps is None:
+                return None
+            return tuple(step[: prompt.num_rows].reshape(-1, step.shape[-1]) for step in steps[:num_levels])
+
+        fields: dict[str, Any] = {
+            "sequences": rows,
+            "scores": per_path(decoded.step_scores),
+            "logits": per_path(decoded.step_logits),
+            "speculation": _on_host(decoded.speculation, prompt.num_rows, by_model=config.drafting != "head"),
+        }
+        if plan.is_beam_search:
+            first_path = np.arange(prompt.num_rows, dtype=np.int32)[:, None, None] * plan.width
+            paths = np.where(beam_indices >= 0, beam_indices + first_path, -1)[..., :length].reshape(-1, length)
+            fields["beam_indices"] = jax.device_put(paths)
+            fields["sequences_scores"] = jax.device_put(scores.reshape(-1)) if config.output_scores else None
+        return FlaxGenerateOutput(**fields)
+
+
+def _prepared(model: Any, config: GenerationConfig | None, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The config of a call, and arguments that are no fields, by transformers' own rules.
+
+    What the call gives goes before the config that it gives, that before the model's, and that before the defaults.
+    """
+    prepared: Any = GenerationConfig() if config is None else copy.deepcopy(config)
+    prepared.update(**model.generation_config.to_dict(), defaults_only=True, allow_custom_entries=True)
+    prepared.update(**default_generation_fields(prepared), defaults_only=True)
+    return prepared, prepared.update(**kwargs)
+
+
+def make_plan(config: Any, catalogue: Snapshot, max_new_tokens: int) -> DecodePlan:
+    """What is asked for; what may change without another program has one type for all calls."""
+    fill = fill_token(config)
+    num_ends, is_beam_search = num_end_tokens(config), config.num_beams > 1
+
+    def number(value: float) -> Any:
+        return np.float32(value)
+
+    def warper(name: str, *, neutral: float | None = None) -> Any:
+        value = getattr(config, name)
+        return None if not config.do_sample or value is None or value == neutral else number(value)
+
+    return DecodePlan(
+        num_beams=config.num_beams,
+        num_return_sequences=config.num_return_sequences,
+        num_kept=max(2, 1 + num_ends) * config.num_beams,
+        do_sample=config.do_sample,
+        early_stopping=config.early_stopping,
+        top_k=(config.top_k or None) if config.do_sample else None,
+        min_tokens_to_keep=(num_ends + 1 if num_ends else 2) if is_beam_search else 1,
+        renormalize_logits=config.renormalize_logits is True,
+        output_scores=bool(config.return_dict_in_generate and config.output_scores),
+        output_logits=bool(config.return_dict_in_generate and config.output_logits),
+        length_penalty=number(config.length_penalty),
+        max_new_tokens=np.int32(min(max_new_tokens, LARGEST)),  # pyright: ignore
+        fill_token_id=np.int32(fill),  # pyright: ignore
+        missing_token_id=np.int32(missing_token(catalogue, fill)),  # pyright: ignore
+        temperature=warper("temperature", neutral=1.0),
+        top_p=warper("top_p", neutral=1.0),
+        min_p=warper("min_p"),
+    )
+
+
+def _on_host(speculation: Speculation, num_rows: int, *, by_model: bool) -> Speculation:
+    """What was scored ahead, without the rows that only fill the bucket; forwards are those of all rows together."""
+    by_row = jax.tree.map(lambda array: array[:num_rows], jax.device_get(speculation))
+    return replace(
+        by_row,
+        target_forwards=int(by_row.target_forwards.max()) if by_model else 0,
+        draft_forwards=int(by_row.draft_forwards.max()),
+    )
