@@ -11,19 +11,8 @@ the path, and leave the fix unsaid, all before `generate.py` could tell it.
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 from typing import Any
-
-FOLDER = "custom_generate"  # transformers looks for custom_generate/generate.py
-_SOURCE = Path(__file__).with_name("generate.py")
-
-
-def save_custom_generate(directory: str | Path) -> None:
-    """Write `custom_generate/generate.py` into a checkpoint's folder."""
-    folder = Path(directory, FOLDER)
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(_SOURCE, folder / _SOURCE.name)
 
 
 def enable_loaded(model: Any, file: str) -> Any:

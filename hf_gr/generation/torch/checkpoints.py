@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from torch import Tensor
 from hf_gr.files import cards
 from hf_gr.files import draft_head as head_storage
 from hf_gr.files.pairs import CARD_FILE
-from hf_gr.generation import custom_generate as custom
 from hf_gr.internals import source_of
 
 from .heads import NAME, save_draft_head
 from .models import base_model
+
+# What a checkpoint carries whose `generate` is ours: transformers looks for custom_generate/generate.py.
+CUSTOM_GENERATE = Path(__file__).parents[1] / "custom_generate" / "generate.py"
 
 
 def save_beside(
@@ -47,7 +50,7 @@ def save_beside(
         raise ValueError(f"save_directory={str(directory)!r} is a file, expected a folder: name another one")
     folder.mkdir(parents=True, exist_ok=True)
     if custom_generate:
-        custom.save_custom_generate(folder)
+        _write_custom_generate(folder)
     card = folder / CARD_FILE
     if not card.exists():
         _write(card, _card(model, folder.resolve().name, custom_generate))
@@ -86,7 +89,7 @@ def prepare_upload(
         else:
             tags = cards.model_tags(has_head=has_head, custom_generate=custom_generate)
             _write(card, cards.tag_card(text, tags))
-    ours = (*head_storage.FILES, *[custom.FOLDER] * custom_generate)
+    ours = (*head_storage.FILES, *[CUSTOM_GENERATE.parent.name] * custom_generate)
     return {name: written for name, written in files_timestamps.items() if name not in ours}
 
 
@@ -125,6 +128,12 @@ def _repository(name: str, *, other_than: str) -> str | None:
         return name if isinstance(try_to_load_from_cache(name, "config.json"), str) else None
     except HFValidationError:
         return None
+
+
+def _write_custom_generate(directory: Path) -> None:
+    folder = directory / CUSTOM_GENERATE.parent.name
+    folder.mkdir(exist_ok=True)
+    shutil.copyfile(CUSTOM_GENERATE, folder / CUSTOM_GENERATE.name)
 
 
 def _write(path: Path, text: str) -> None:
