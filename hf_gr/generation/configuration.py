@@ -40,6 +40,7 @@ VERIFICATION = {
     "last_level": Verification(by_head_alone=True, unchecked_levels=lambda num_levels: num_levels - 1, is_narrow=True),
     "none": Verification(by_head_alone=True, unchecked_levels=lambda num_levels: num_levels),
 }
+DEFAULT_VERIFICATION = {"head": "catalogue"}  # by who drafts; "strict" for all others
 # Fields beyond transformers', with their defaults. They may also be given to `generate` as keywords.
 GR_FIELDS: dict[str, Any] = {
     "constraint_index": None,
@@ -138,7 +139,7 @@ def set_fields(config: Any, given: Mapping[str, Any]) -> None:
     for name, default in GR_FIELDS.items():
         setattr(config, name, given.get(name, getattr(config, name, default)))
     if config.verification is None:
-        config.verification = "catalogue" if config.drafting == "head" else "strict"
+        config.verification = DEFAULT_VERIFICATION.get(config.drafting, "strict")
     for name in ("num_beams", "num_return_sequences"):
         if is_integer(getattr(config, name)):  # of NumPy, too
             setattr(config, name, int(getattr(config, name)))

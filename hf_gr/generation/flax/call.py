@@ -134,7 +134,7 @@ class Call:
             "sequences": rows,
             "scores": per_path(decoded.step_scores),
             "logits": per_path(decoded.step_logits),
-            "speculation": _on_host(decoded.speculation, prompt.num_rows, by_model=config.drafting != "head"),
+            "speculation": _on_host(decoded.speculation, prompt.num_rows, by_model=self.draft.calls_model),
         }
         if plan.is_beam_search:
             first_path = np.arange(prompt.num_rows, dtype=np.int32)[:, None, None] * plan.width

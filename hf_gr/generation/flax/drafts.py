@@ -34,6 +34,7 @@ class Draft:
     """
 
     verification = "strict"
+    calls_model = True  # whether the model decides levels after the prefill
 
     def __init__(self, model: Any, config: Any) -> None:
         self.model = model
@@ -100,6 +101,7 @@ class HeadDraft(Draft):
     """The checkpoint's draft head, which decides by itself after one prefill of the model."""
 
     verification = "catalogue"
+    calls_model = False
 
     def check(self, prompt: HostPrompt, catalogue: Snapshot, *, given: Mapping[str, Any]) -> None:
         """See `Draft.check`; also a head that does not fit the catalogue or the prompt."""

@@ -78,7 +78,9 @@ class Draft:
         assistant: the draft model of the call, or None.
     """
 
-    scores_ahead = False
+    scores_ahead = False  # whether nodes of several levels are scored together
+    decides_alone = False  # whether it can answer without the model
+    reads_assistant = False  # whether it uses a draft model of the call, or refuses it; else that one drafts instead
 
     def __init__(self, model: Any, config: Any, assistant: Any = None) -> None:
         self.model = model
@@ -111,7 +113,7 @@ class Draft:
     def check_verification(self) -> None:
         """Refuse a verification that this kind of draft, or the call, does not have."""
         config = self.config
-        if self.verification.by_head_alone and config.drafting != "head":
+        if self.verification.by_head_alone and not self.decides_alone:
             raise ValueError(
                 f"verification={config.verification!r} with drafting={config.drafting!r}, expected drafting='head': "
                 "only a draft head decodes without the model"
@@ -172,10 +174,13 @@ class Draft:
 
 def draft_of(model: Any, config: Any, assistant: Any) -> Draft:
     """The draft of a call: a draft model is asked whenever there is one."""
-    kind = config.drafting
-    if assistant is not None and kind not in ("auto", "head"):
-        kind = "assistant"
-    if kind is None:
-        return Draft(model, config)
-    module = import_module(f"{__name__}.{kind}")
-    return getattr(module, f"{kind.title()}Draft")(model, config, assistant)
+    kind = _kind_of(config.drafting)
+    if assistant is not None and not kind.reads_assistant:
+        kind = _kind_of("assistant")
+    return kind(model, config, assistant)
+
+
+def _kind_of(drafting: str | None) -> type[Draft]:
+    if drafting is None:
+        return Draft
+    return getattr(import_module(f"{__name__}.{drafting}"), f"{drafting.title()}Draft")

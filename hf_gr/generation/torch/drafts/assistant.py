@@ -25,6 +25,8 @@ DRAFT_BEAMS_PER_BEAM = 2
 class AssistantDraft(TrieDraft):
     """A draft model's beams, and the catalogue's subtree below them."""
 
+    reads_assistant = True
+
     def check(
         self, prompt: Prompt, catalogue: Snapshot, *, given: Mapping[str, Any], model_kwargs: Mapping[str, Any]
     ) -> None:

@@ -28,6 +28,8 @@ from .trie import TrieDraft
 class HeadDraft(TrieDraft):
     """A search inside the draft head: the answer, or a draft of it."""
 
+    decides_alone = True
+    reads_assistant = True
     hidden: Tensor  # of the prompt's last token and of the placeholders, once the prompt is computed
 
     def check(
