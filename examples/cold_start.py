@@ -1,29 +1,29 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Cold start: recommend items that the model has never seen, by constraining it to them. STATIC, section 6.
+"""Cold start: recommend items that the model has never seen by constraining it to them. STATIC, section 6.
 
-The newest 2% (then 5%) of the items of Amazon Beauty are cold: they are cut out of all that the model is trained on
-and asked with. What is known of them is their semantic ID, which comes from their content. Each user with a cold item
-in the test period is asked for once, and what they would be shown is compared:
+The newest 2% (then 5%) of the items of Amazon Beauty are cold: they are removed from all training data and prompts.
+Only their semantic ID is known, which comes from their content. Each user with a cold item in the test period gets one
+list from each of these methods:
 
 - unconstrained: transformers' own beam search;
 - constrained to all items;
 - random cold items: the exact expectation, and one draw;
 - constrained to cold items: what STATIC does; a score is the sum of log-probabilities over the full vocabulary;
 - the same, renormalized: `renormalize_logits=True`, log-probabilities over the legal tokens of each step, so that a
-  token without alternative costs nothing, such as the last of an ID. Now one does better, now the other;
-- cold items of like semantic ID: no model, only the prefixes that IDs share with those of the history. The small
-  model here does not beat it on the test period.
+  token without alternatives costs nothing, such as the last of an ID. Sometimes one is better, sometimes the other;
+- cold items of like semantic ID: no model, only prefixes shared with the IDs of the history. The small model here does
+  not beat it on the test period.
 
-In the paper an item is as old as its oldest review. The data have no dates, but order of two kinds: train, valid and
-test are cuts in time (most users have nothing in the last two), and a history is in order of time. So an item is as
-new as the first period in which anyone bought it; within a period, as the smallest relative place at which it stands
-in a history. Where the answer is known, the place finds it: with train and valid merged it ranks the items first
-bought in valid above those first bought in train with an AUC of 0.97.
+In the paper an item is as old as its oldest review. The data have no dates, but are ordered in two ways: train, valid
+and test are cuts in time (most users have nothing in the last two), and histories are in order of time. So an item is
+as new as the first period in which anyone bought it and, within a period, as its smallest relative position in a
+history. Where the answer is known, the position finds it: with train and valid merged it ranks the items first bought
+in valid above those first bought in train with an AUC of 0.97.
 
-    python examples/cold_start.py                   # some 10 minutes
-    python examples/cold_start.py --period valid    # one period earlier: settings are chosen here, not on test
-    python examples/cold_start.py --fast            # seconds: the way, not the quality
+    python examples/cold_start.py                   # about 10 minutes
+    python examples/cold_start.py --period valid    # one period earlier: settings are chosen there, not on test
+    python examples/cold_start.py --fast            # seconds: the method, not its quality
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ COUNTS = (1, LIST_LENGTH)  # Recall@1 and @10
 FAST_USERS, FAST_HISTORIES = 64, 2000
 
 # Chosen on the period "valid", where neither more steps, nor three times the parameters, nor dropout did better. No
-# clock ends the training: its result is the same on a slow machine.
+# clock ends the training: a slow machine gives the same result.
 SETTINGS = TrainSettings(num_steps=1200, learning_rate=3e-3, max_seconds=float("inf"))
 FAST_SETTINGS = TrainSettings(
     hidden_size=32, intermediate_size=64, num_layers=1, num_heads=2, batch_size=32, num_steps=40
@@ -63,12 +63,12 @@ Lists = list[list[int | None]]  # for each user the best first; None is a sequen
 
 @dataclass(frozen=True)
 class Split:
-    """What is trained on, and what is asked.
+    """The training data, and the questions.
 
     Attributes:
         cold: The cold items, ascending.
         histories: What each user had before the period, without cold items.
-        prompts: For each user that is asked for: all that came before the first cold item of the period, without any.
+        prompts: For each test user, everything before the first cold item of the period, without cold items.
         targets: That cold item.
     """
 
@@ -87,7 +87,7 @@ def read_data(data: Path) -> tuple[np.ndarray, list[User]]:
 
 
 def newest_first(users: Sequence[User], num_items: int) -> np.ndarray:
-    """The items that anyone has bought, by first period, then by smallest relative place in a history."""
+    """The items that anyone has bought, by first period, then by smallest relative position in a history."""
     unseen = len(PERIODS)
     periods = np.full(num_items, unseen)
     places = np.ones(num_items)
@@ -101,7 +101,7 @@ def newest_first(users: Sequence[User], num_items: int) -> np.ndarray:
 
 
 def leave_out(users: Sequence[User], cold: np.ndarray, period: str) -> Split:
-    """Cut the cold items out of the histories before a period, and ask for the first of them in the period."""
+    """Remove the cold items from the histories before a period; the targets are the first ones in the period."""
     cold_items = set(cold.tolist())
     histories, prompts, targets = [], [], []
     for user in users:
@@ -116,7 +116,7 @@ def leave_out(users: Sequence[User], cold: np.ndarray, period: str) -> Split:
 
 
 def first_of(split: Split) -> Split:
-    """A small part of it, which keeps all cold items."""
+    """A small part of a split, with all cold items."""
     histories, prompts = split.histories[:FAST_HISTORIES], split.prompts[:FAST_USERS]
     return Split(split.cold, histories, prompts, split.targets[:FAST_USERS])
 
@@ -128,7 +128,7 @@ def recommend(
     options: argparse.Namespace,
     **constraint: Any,
 ) -> Lists:
-    """The best items of every prompt, under `constraint_index=` or none; `names` tells which items sequences are."""
+    """The best items of every prompt, under `constraint_index=` or none; `names` maps sequences to items."""
     lists: Lists = []
     for start in range(0, len(prompts["input_ids"]), options.batch_size):
         batch = take_rows(prompts, slice(start, start + options.batch_size))
@@ -141,7 +141,7 @@ def recommend(
         )
         found = names.items(output[:, batch["input_ids"].shape[1] :])
         for first in range(0, len(found), LIST_LENGTH):
-            # A sequence that is no item takes its place in the list; one that is several items takes several.
+            # A sequence that is no item takes one place in the list; one that is several items takes several.
             items = [item for row in found[first : first + LIST_LENGTH] for item in row or [None]]
             lists.append(items[:LIST_LENGTH])
     return lists
@@ -154,7 +154,7 @@ def draw_lists(cold: np.ndarray, num_users: int, rng: np.random.Generator) -> Li
 
 
 def lists_by_prefix(cold: np.ndarray, codes: np.ndarray, prompts: Sequence[np.ndarray], rng: Any) -> Lists:
-    """For every user, the cold items whose ID shares the longest prefix with one of the history, a later one first.
+    """For every user, the cold items by the longest prefix that their ID shares with the history's, later ones first.
 
     Ties, and items that share nothing, are in random order.
     """
@@ -177,7 +177,7 @@ def count_hits(lists: Lists, targets: np.ndarray, count: int) -> int:
 
 
 def measure(method: str, lists: Lists, targets: np.ndarray) -> dict[str, Any]:
-    """Which share of the lists are real items, and for how many users the target is among the first."""
+    """The share of real items in the lists, and the users whose target is among the first items."""
     items = [item for ranked in lists for item in ranked]
     row: dict[str, Any] = {"method": method, "real": sum(item is not None for item in items) / len(items)}
     for count in COUNTS:
@@ -187,7 +187,7 @@ def measure(method: str, lists: Lists, targets: np.ndarray) -> dict[str, Any]:
 
 
 def expected_row(num_cold: int, num_users: int) -> dict[str, Any]:
-    """What random lists give on average."""
+    """The expected result of random lists."""
     row: dict[str, Any] = {"method": "random cold items, on average", "real": 1.0}
     for count in COUNTS:
         row[f"recall@{count}"] = expected_recall(count, num_cold)
@@ -196,7 +196,7 @@ def expected_row(num_cold: int, num_users: int) -> dict[str, Any]:
 
 
 def compare(ids: SemanticIds, split: Split, options: argparse.Namespace) -> dict[str, Any]:
-    """Train a model that has never seen a cold item, and ask it in every way."""
+    """Train a model that has never seen a cold item, and compare all methods."""
     tokens = ids.token_sequences()
     settings = FAST_SETTINGS if options.fast else SETTINGS
     start = time.perf_counter()
@@ -278,7 +278,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     if not is_there(options.data, fast=options.fast):
         return
-    torch.set_num_threads(1)  # a second one gains such a small model little, and costs it a lot where a core is busy
+    torch.set_num_threads(1)  # a second thread hardly helps such a small model, and slows it down where a core is busy
     codes, users = read_data(options.data)
     ids = SemanticIds(codes, level_sizes=[256] * codes.shape[1])
     newest = newest_first(users, len(ids))

@@ -1,11 +1,11 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a user may be recommended: filters and exclusions for every row of a batch, and a catalogue that changes.
+"""Limit what a user is recommended: per-row filters and exclusions, and a catalogue that changes.
 
     python examples/filters_and_exclusions.py    # seconds; a made-up shop, a model with random weights
 
-Nothing is built anew for any of it. Rules are checked before a beam is spent: a row gets as many items as its rule
-leaves, and not what is left of a longer list.
+None of it rebuilds the index. Rules apply before a beam is spent: a row gets as many items as its rule allows, not the
+remains of a longer list.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ SHOP = [  # semantic ID, item, price, where it is sold
     ([5, 12, 22], "cocoa", 6, {"EU"}),
     ([5, 12, 23], "chai", 7, {"US"}),
 ]
-K = 6  # sequences of a list
+K = 6  # sequences per list
 SEQUENCES, ITEMS, PRICES, REGIONS = (list(column) for column in zip(*SHOP, strict=True))
 
 
 def recommend(model: Any, rules: list[ConstraintIndex], exclude: list[list[str]] | None = None) -> list[list[str]]:
-    """The items of up to K sequences for every row, best first; a rule is a view of the catalogue, or all of it."""
+    """For every row the items of up to K sequences, best first; a rule is a view of the catalogue, or all of it."""
     prompts = torch.tensor([[1, 2]]).expand(len(rules), -1)  # histories go here, padded on the left
     how = {"num_beams": K, "num_return_sequences": K, "pad_token_id": 0}
     out = model.generate(prompts, constraint_index=rules, exclude_items=exclude, **how)
     answers = []
     for row, rule in enumerate(rules):
-        # Items that share a sequence: it is generated as long as one of them is wanted. So the row's own rule and
+        # A sequence that several items share is generated while any of them is allowed. The row's own rule and
         # exclusions say which of them it stands for.
         own = None if exclude is None else [exclude[row]]
         found = rule.items(out[K * row : K * (row + 1), prompts.shape[1] :], exclude_items=own)
@@ -60,7 +60,7 @@ def main() -> None:
     model = enable(Qwen3ForCausalLM(Qwen3Config(vocab_size=24, **size))).eval()
     index = ConstraintIndex.from_sequences(SEQUENCES, item_ids=ITEMS)
 
-    # A rule for every row: a mask over `index.item_ids`, or a list of items. Make views once and keep them.
+    # One rule per row: a mask over `index.item_ids`, or a list of items. Make views once and keep them.
     europe = index.where(["EU" in regions for regions in REGIONS])
     cheap = index.where(torch.tensor(PRICES) <= 5)
     coffee = index.where(["espresso", "ristretto", "decaf ristretto"])
@@ -71,7 +71,7 @@ def main() -> None:
     assert all(PRICES[ITEMS.index(item)] <= 5 for item in rows[2])
     assert sorted(rows[3]) == ["decaf ristretto", "espresso", "ristretto"]
 
-    # What each user has already, on top of the rules.
+    # On top of the rules, what each user already has.
     bought = [["espresso", "black tea"], [], ["black tea", "green tea", "mint tea"], ["ristretto"]]
     rows = recommend(model, rules, exclude=bought)
     show("the same without what they have: two items; nothing; all that are left; one of a shared semantic ID", rows)
@@ -88,7 +88,8 @@ def main() -> None:
     new = index.where(["oat milk", "rooibos"])  # a view does not see later updates: take views again after them
     assert sorted(recommend(model, [new])[0]) == ["oat milk", "rooibos"]
 
-    # Also from another thread. A call sees the catalogue of one moment; `copy.copy` keeps it for several calls.
+    # Another thread may change it, too. A call sees one state of the catalogue; `copy.copy` keeps that state for
+    # several calls.
     stop = threading.Event()
 
     def restock() -> None:
@@ -101,11 +102,11 @@ def main() -> None:
     try:
         for _ in range(20):
             now = copy.copy(index)
-            assert all(now.has_items(recommend(model, [now])[0])), "an item that is not there"
+            assert all(now.has_items(recommend(model, [now])[0])), "an item that is not in the catalogue"
     finally:
         stop.set()
         thread.join()
-    index.compact()  # now and then: folds the updates into arrays built anew
+    index.compact()  # from time to time: merges the updates into new arrays
     print(f"20 calls, while another thread restocked: no call saw half an update. Now: {index}")
 
 

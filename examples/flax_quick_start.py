@@ -1,12 +1,11 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Quick start in Flax, for TPUs: a checkpoint that PyTorch saved, loaded by JAX, and the same call on both.
+"""Quick start in Flax, for TPUs: JAX loads a checkpoint that PyTorch saved, and both take the same call.
 
     pip install "hf-gr[flax]"    # on a TPU: "hf-gr[tpu]"
     python examples/flax_quick_start.py
 
-Items and weights are made up; nothing is downloaded. Where there are several devices, each has its share of
-the users.
+Items and weights are made up; nothing is downloaded. Several devices share the users.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def main(*, fast: bool) -> None:
         return
     import jax
 
-    # 1. A catalogue, and a checkpoint: an ordinary one of transformers, from PyTorch, with the catalogue in it.
+    # 1. A catalogue, and an ordinary transformers checkpoint, saved by PyTorch.
     random = np.random.default_rng(0)
     codes = random.integers(0, 64, size=(500 if fast else 5_000, 3))
     ids = SemanticIds(codes, item_ids=[f"item-{number}" for number in range(len(codes))], offset=3)
@@ -49,7 +48,7 @@ def main(*, fast: bool) -> None:
         model = AutoModelForGenerativeRetrieval.from_pretrained(folder, backend="flax")
         print(f"{len(jax.local_devices())} x {jax.devices()[0].device_kind}, parameters {model.dtype}")
 
-        # 3. The same call; what comes out is JAX's. The first call compiles a program for all of this shape.
+        # 3. The same call; it returns JAX arrays. The first call compiles a program for this shape.
         bought = [["item-17", "item-42", "item-7"], ["item-3", "item-99", "item-8"]]
         prompts = np.array([ids.encode(of_user) for of_user in bought])
         options = {"num_beams": 20, "num_return_sequences": 5, "pad_token_id": 0}
@@ -64,7 +63,7 @@ def main(*, fast: bool) -> None:
         same = theirs.generate(torch.tensor(prompts), constraint_index=index, exclude_items=bought, **options)
         print("PyTorch gives the same:", same.tolist() == out.tolist())
 
-        # 4. And back: what Flax saves, transformers loads.
+        # 4. And back: transformers loads what Flax saves.
         model.save_pretrained(Path(folder, "saved"))
         again = Qwen3ForCausalLM.from_pretrained(Path(folder, "saved"))
         equal = all(map(torch.equal, again.parameters(), theirs.parameters()))

@@ -3,12 +3,11 @@
 """Share a recommender on the Hub: its catalogue, its draft head, and a checkpoint that carries both.
 
     hf auth login
-    python examples/hub.py --repo me/recommender    # makes me/recommender, and -catalogue and -head beside it, private
+    python examples/hub.py --repo me/recommender    # makes private me/recommender, -catalogue and -head
 
-    python examples/hub.py --loopback               # seconds: a stand-in for the Hub on this machine, as CI runs it
+    python examples/hub.py --loopback               # seconds, as in CI: a local stand-in for the Hub
 
-A release is a tag. What is loaded by it stays as it is, whatever is pushed later. The lines to copy are those of
-`push` and `load`.
+A release is a tag: what it loads stays the same, whatever is pushed later. Copy the lines of `push` and `load`.
 """
 
 from __future__ import annotations
@@ -42,20 +41,20 @@ def make() -> tuple[Any, ConstraintIndex]:
 
 
 def push(repo: str, model: Any, index: ConstraintIndex) -> None:
-    # Each by itself: a catalogue that several models share, a head for a model that others have, too.
+    # Separately: a catalogue that several models share, a head for a model that others have.
     index.push_to_hub(f"{repo}-catalogue", private=True)
     model.draft_head.push_to_hub(f"{repo}-head", private=True)
 
-    # All in one repository. The checkpoint says which catalogue it answers with: ".", its own.
+    # All in one repository. The checkpoint names its catalogue: "." is its own.
     model.generation_config.constraint_index = "."
     model.generation_config.num_beams = 20
     model.push_to_hub(repo, private=True)  # weights, and the draft head's files beside them
     index.push_to_hub(repo)
-    HfApi().create_tag(repo, tag="v1", exist_ok=True)  # one that is there stays where it is
+    HfApi().create_tag(repo, tag="v1", exist_ok=True)  # an existing tag stays where it is
 
 
 def load(repo: str, **options: Any) -> tuple[Any, ConstraintIndex]:
-    """Checkpoint and catalogue; `revision="v1"` is a tag, a branch or a commit, `local_files_only` asks nobody."""
+    """Checkpoint and catalogue; `revision="v1"` is a tag, a branch or a commit; `local_files_only` stays offline."""
     model = AutoModelForGenerativeRetrieval.from_pretrained(repo, **options)
     return model, ConstraintIndex.from_pretrained(repo, **options)
 
@@ -71,7 +70,7 @@ def run(repo: str) -> None:
     push(repo, model, index)
     print(f"pushed {repo}, {repo}-catalogue and {repo}-head; {repo} is tagged v1")
 
-    # The parts, put together again.
+    # Reassemble the parts.
     head, catalogue = DraftHead.from_pretrained(f"{repo}-head"), ConstraintIndex.from_pretrained(f"{repo}-catalogue")
     backbone, _ = make()
     backbone.add_draft_head(head)
@@ -82,7 +81,8 @@ def run(repo: str) -> None:
     assert {name: answer(model, index, drafting=name) for name in (None, "head")} == expected
     print(f"v1 answers as before it was pushed: {[items[0] for items in expected[None]]}")
 
-    # An item sells out, and only the catalogue is pushed again. The tag still gives the release, main the new one.
+    # An item sells out, and only the catalogue is pushed again. The tag still loads the release, main the new
+    # catalogue.
     sold_out = expected[None][0]
     index.remove(sold_out)
     index.push_to_hub(repo, commit_message=f"Sold out: {sold_out}")
@@ -91,14 +91,14 @@ def run(repo: str) -> None:
     assert sold_out not in new
     print(f"main, after item {sold_out[0]} sold out: {[items[0] for items in new]}")
 
-    # What is in the cache needs no connection.
+    # Cached files need no connection.
     model, index = load(repo, revision="v1", local_files_only=True)
     assert answer(model, index) == expected[None]
     print("v1 from the cache alone answers as before, too")
 
 
 def run_on_loopback() -> None:
-    """The same in a process that knows another Hub: `huggingface_hub` reads its address when it is imported."""
+    """The same in a process with another Hub: `huggingface_hub` reads its address on import."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from hub_server import HubServer
 
@@ -111,7 +111,7 @@ def run_on_loopback() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--repo", help="yours, such as me/recommender")
+    where.add_argument("--repo", help="your repository, such as me/recommender")
     where.add_argument("--loopback", "--fast", action="store_true")
     options = parser.parse_args()
     logging.disable_progress_bar()

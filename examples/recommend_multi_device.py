@@ -1,15 +1,15 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Recommendations for a table of users on all devices of a machine. The lines to copy are those of `main`.
+"""Recommendations for a table of users on all devices of a machine. Copy the lines of `main`.
 
     accelerate launch examples/recommend_multi_device.py --model me/recommender --index me/catalogue \
         --users users.parquet --history items --output recs.parquet
 
     python examples/recommend_multi_device.py --fast    # one process and two on the CPU, with a tiny random model
 
-Every process has the model and takes every N-th window of users; the first one merges what all have written. Killed,
-the same command goes on where it stopped. `--device-map auto` instead spreads one model that is larger than a device
-over all of them: start that with `python`, as one process.
+Every process has the model and takes every N-th window of users; the first one merges what all have written. After a
+kill, the same command resumes where it stopped. `--device-map auto` instead spreads one model that is larger than a
+device over all of them: start it with `python`, as one process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(arguments: argparse.Namespace) -> None:
         arguments.output,
         constraint_index=arguments.index,
         history=arguments.history,
-        exclude=arguments.history,  # nothing that the user has already
+        exclude=arguments.history,  # nothing that the user already has
         top_k=10,
         num_beams=20,
         device_map=arguments.device_map,
@@ -44,7 +44,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def run_fast() -> None:
-    """One process and two make the same file."""
+    """One process and two write the same file."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -63,8 +63,8 @@ def run_fast() -> None:
         pq.write_table(pa.table({"items": histories}), folder / "users.parquet")
         outputs = [folder / "one.parquet", folder / "two.parquet"]
         # On CPUs `accelerate launch --cpu --num_processes N script.py` runs the script once, whatever N is (Accelerate
-        # 1.15, `simple_launcher`): it leaves N processes to mpirun, and the flag of its own launcher of several,
-        # --multi_gpu, excludes --cpu. So what it launches here is torch's launcher, which that one is, too.
+        # 1.15, `simple_launcher`): it leaves N processes to mpirun, and the flag of its own multi-process launcher,
+        # --multi_gpu, excludes --cpu. So here it launches torch's launcher, which it also uses itself.
         launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
         launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
         launch += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
@@ -80,14 +80,14 @@ def run_fast() -> None:
             whole = [*command, __file__, *given]
             done = subprocess.run(whole, check=True, env=settings, stdout=subprocess.PIPE, text=True)
             print(done.stdout, end="")
-            assert f"number of processes: {number}" in done.stdout, "another number of processes has run"
-        assert outputs[0].read_bytes() == outputs[1].read_bytes(), "two processes wrote another file than one"
+            assert f"number of processes: {number}" in done.stdout, "the number of processes is wrong"
+        assert outputs[0].read_bytes() == outputs[1].read_bytes(), "two processes wrote a different file than one"
         print("one process and two wrote the same file")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--fast", action="store_true", help="try it on the CPU, with a tiny model of random weights")
+    parser.add_argument("--fast", action="store_true", help="try it on the CPU, with a tiny random model")
     for option in ("model", "index", "users", "history", "output", "device-map"):
         parser.add_argument(f"--{option}")
     given = parser.parse_args()

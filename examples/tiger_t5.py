@@ -3,19 +3,20 @@
 """TIGER (Rajput et al., 2023): residual codes for items, and a T5 that writes the next item. Trained from scratch.
 
 1. Features of the films of MovieLens-latest-small become three codes each by residual k-means (TIGER learns an
-   RQ-VAE); a fourth tells apart the films that share them. Every code is a token.
-2. A small T5 learns, by transformers' own trainer, which films came after those that a user had rated. Its decoder
-   learns to write five of them in a row (`--ahead 1` is TIGER's one), so that a step teaches more; it is asked for
-   one. (TIGER puts a hashed token for the user before the films, which is left away here.)
-3. The last film of every user is held out and asked for by beam search, with and without the catalogue. No list has
-   films that its user has rated before.
+   RQ-VAE); a fourth distinguishes the films that share them. Every code is a token.
+2. A small T5 learns, with transformers' own trainer, which films came after those that a user had rated. Its decoder
+   learns to write five of them in a row (TIGER's is `--ahead 1`), so that a step teaches more; it is asked for one.
+   (TIGER puts a hashed user token before the films; it is omitted here.)
+3. The last film of every user is held out; beam search looks for it with and without the catalogue. No list has films
+   that its user has already rated.
 
     pip install -c constraints.txt -e ".[demo]"
     OMP_NUM_THREADS=1 python examples/tiger_t5.py    # twelve minutes on a CPU
-    python examples/tiger_t5.py --fast               # seconds: few films, few steps; the way, not the quality
+    python examples/tiger_t5.py --fast               # seconds: few films, few steps; shows the method, not its quality
 
-The first printed an HR@10 of 6.6% with the catalogue and without it, against 4.2% for the most popular films; 2.1% of
-the beams were no film without it. `--ahead 1` for as many steps: 3.4%. (torch 2.13, transformers 5.23, one seed)
+The first command printed an HR@10 of 6.6% with and without the catalogue, against 4.2% for the most popular films;
+without it, 2.1% of the beams were no film. `--ahead 1` for as many steps: 3.4%. (torch 2.13, transformers 5.23, one
+seed)
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ from hf_gr.demo.semantic_ids import film_features, residual_kmeans
 from hf_gr.training import InteractionDataset
 
 LIST_LENGTH = 10
-BATCH = 64  # users of a call
+BATCH = 64  # users per call
 PAD = 0  # also what T5's decoder starts with
-MAX_ITEMS = 10  # of a prompt, the latest
+MAX_ITEMS = 10  # the latest items form the prompt
 
 
 def pad(rows: Sequence[Any], value: int = PAD) -> torch.Tensor:
-    """Rows of any length as one tensor, padded on the right, as encoders take it."""
+    """Rows of any length as one tensor, padded on the right, as encoders expect."""
     return torch.nn.utils.rnn.pad_sequence([torch.as_tensor(row) for row in rows], True, value)
 
 
@@ -68,7 +69,7 @@ def build_t5(vocab_size: int, *, fast: bool) -> Any:
 
 
 def train(model: Any, data: InteractionDataset, options: argparse.Namespace) -> list[float]:
-    """The losses of every tenth of the training."""
+    """The loss of each tenth of the training."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = Seq2SeqTrainer(
             model=model,
@@ -113,13 +114,13 @@ def beam_search(
             num_return_sequences=num_beams,
             **how,
         )
-        films = index.items(out[:, 1:])  # behind the token that the decoder starts with
+        films = index.items(out[:, 1:])  # after the token that the decoder starts with
         found += [films[first : first + num_beams] for first in range(0, len(films), num_beams)]
     return found
 
 
 def measure(lists: Sequence[Sequence[int]], targets: np.ndarray) -> tuple[float, float]:
-    """HR@10 and NDCG@10 of one right answer a user."""
+    """HR@10 and NDCG@10, with one right answer per user."""
     ranks = [list(films).index(target) + 1 for films, target in zip(lists, targets, strict=True) if target in films]
     return len(ranks) / len(targets), sum(1 / math.log2(rank + 1) for rank in ranks) / len(targets)
 
@@ -129,18 +130,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--learning-rate", type=float, default=3e-3)
-    parser.add_argument("--num-codes", type=int, default=128, help="of each of the three levels")
+    parser.add_argument("--num-codes", type=int, default=128, help="codes of each of the three levels")
     parser.add_argument("--num-beams", type=int, default=50)
-    parser.add_argument(
-        "--ahead", type=int, default=5, help="films that the decoder learns to write behind one prompt"
-    )
+    parser.add_argument("--ahead", type=int, default=5, help="films that the decoder learns to write after one prompt")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fast", action="store_true", help="500 films, a tiny model, few steps")
     options = parser.parse_args()
     if options.fast:
         options.steps, options.num_codes, options.num_beams = 60, 16, 20
     torch.manual_seed(options.seed)
-    torch.set_num_threads(1)  # a second one gains a model this small little
+    torch.set_num_threads(1)  # a second thread hardly helps a model this small
 
     films = keep_most_rated(load_movielens(), 500) if options.fast else load_movielens()
     split = leave_one_out(films.histories)

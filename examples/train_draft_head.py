@@ -1,23 +1,23 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Train a draft head on interactions, and count its hits and those of beam search. NEZHA, algorithm 3.
+"""Train a draft head on interactions, and compare its hits with those of beam search. NEZHA, algorithm 3.
 
-What is read:
+Input:
 
-- interactions, a row each, with the columns `user`, `item` and, if there is one, `time`, by which a user's rows are
-  sorted (else they are in order already): CSV, TSV, Parquet or JSON lines;
-- semantic IDs: a table with the item in its first column and a column of codes for each level behind it, or a JSON
-  file of any recipe that `SemanticIds.from_json` reads. All have as many levels.
+- interactions, one per row, with the columns `user`, `item` and optionally `time`, by which a user's rows are sorted
+  (without it they must be in order): CSV, TSV, Parquet or JSON lines;
+- semantic IDs: a table with the item in its first column and one column of codes per level after it, or a JSON file of
+  any recipe that `SemanticIds.from_json` reads. All have the same number of levels.
 
-The last item of every user is held out. The model is a checkpoint that knows the codes' tokens, or, without `--model`,
-a small Qwen3 that is first trained on the same histories. Beam search by the model comes before the head's training,
-which changes the model unless it is `--head-only`: it goes on learning for as many steps, so hits do not compare the
-two ways of decoding. `benchmark/nezha.py` does. The catalogue is saved beside the model, under the items' own ids.
+The last item of every user is held out. The model is a checkpoint that knows the codes' tokens or, without `--model`,
+a small Qwen3 that is first trained on the same histories. Beam search by the model runs before the head's training,
+which also trains the model unless it is `--head-only`: so the hits do not compare the two ways of decoding.
+`benchmark/nezha.py` does. The catalogue is saved beside the model, under the items' own ids.
 
     pip install "hf-gr[tables]"
     python examples/train_draft_head.py --interactions ratings.csv --items semantic_ids.tsv --output recommender
     accelerate launch --num_processes 4 examples/train_draft_head.py --interactions ...   # the same on four GPUs
-    python examples/train_draft_head.py --fast  # seconds, on interactions that are made up: the way, not the quality
+    python examples/train_draft_head.py --fast  # seconds, on made-up interactions: the method, not its quality
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from hf_gr.training import DraftHeadTrainer, InteractionDataset
 from hf_gr.training.packing import pad_prompts
 
 LIST_LENGTH = 10
-SUFFIXES = {".csv": ",", ".tsv": "\t"}  # and what separates their columns
+SUFFIXES = {".csv": ",", ".tsv": "\t"}  # and their separators
 # A clock would end the training of several processes at different steps.
 SETTINGS = {"num_steps": 1200, "learning_rate": 3e-3, "max_seconds": float("inf")}
 FAST_SETTINGS = SETTINGS | {"hidden_size": 32, "intermediate_size": 64, "num_layers": 1, "num_heads": 2}
@@ -50,7 +50,7 @@ FAST = {"steps": 150, "base_steps": 150, "users": 100, "max_items": 6}
 
 
 def read_columns(path: Path, *, as_text: Sequence[str] = ()) -> Any:
-    """A table of Arrow; ids in text files stay as they are written."""
+    """An Arrow table; ids in text files keep their spelling."""
     from pyarrow import csv, json, parquet, string
 
     import hf_gr.files.tables  # noqa: F401, says what to install if pyarrow is missing
@@ -83,7 +83,7 @@ def read_items(path: Path) -> tuple[list[str], np.ndarray]:
         items = read_columns(path, as_text=[first]).column(first).to_pylist()
         codes = np.stack([table.column(level).to_numpy() for level in levels], axis=1) if levels else np.zeros((0, 0))
     if codes.dtype.kind not in "iu" or (codes < 0).any():
-        raise SystemExit(f"{path}: expected items, and behind them as many codes for each, integers from 0")
+        raise SystemExit(f"{path}: expected each item followed by its codes, integers from 0, equally many for all")
     if len(set(items)) < len(items):
         raise SystemExit(
             f"{path}: {len(items) - len(set(items))} items are there more than once, expected one row each"
@@ -113,7 +113,7 @@ def read_histories(path: Path, columns: Sequence[str], items: Sequence[str]) -> 
 
 
 def make_up(folder: Path, rng: np.random.Generator) -> tuple[Path, Path]:
-    """Files of interactions that can be learnt: an item tells which three are likely to follow."""
+    """Files of learnable interactions: each item determines which three are likely to follow."""
     num_items, num_users = 120, 400
     codes = np.stack([np.arange(num_items) // 20, np.arange(num_items) // 4 % 5, np.arange(num_items) % 4], axis=1)
     next_items = rng.integers(num_items, size=(num_items, 3))
@@ -131,7 +131,7 @@ def make_up(folder: Path, rng: np.random.Generator) -> tuple[Path, Path]:
 
 
 def load_model(options: argparse.Namespace, codes: np.ndarray, histories: list[np.ndarray]) -> tuple[Any, Any, Any]:
-    """The model, the semantic IDs as its tokens, and its tokenizer, if it has one."""
+    """The model, the semantic IDs as its tokens, and its tokenizer if it has one."""
     if options.model is not None:
         model = AutoModelForGenerativeRetrieval.from_pretrained(options.model)
         if not (options.model / "tokenizer_config.json").is_file():
@@ -150,7 +150,7 @@ def load_model(options: argparse.Namespace, codes: np.ndarray, histories: list[n
 
 def train_head(model: Any, ids: SemanticIds, tokenizer: Any, histories: list[np.ndarray], options: Any) -> Any:
     """Give the model a head and train it; returns the trainer."""
-    torch.manual_seed(options.seed)  # of the head's weights, the same in all processes
+    torch.manual_seed(options.seed)  # the same head weights in all processes
     model.add_draft_head(ids, tokenizer=tokenizer, transition=options.transition)
     data = InteractionDataset.from_histories(histories, ids.token_sequences(), max_items=options.max_items)
     trainer = DraftHeadTrainer(
@@ -194,7 +194,7 @@ def ask(
     batch_size: int,
     **settings: Any,
 ) -> dict[str, float]:
-    """Recall among the first items for every prompt, and the time of a call."""
+    """Recall of the first items over all prompts, and the time of a call."""
     model.eval()
     hits, seconds = 0, []
     for start in range(0, len(prompts), batch_size):
@@ -223,7 +223,7 @@ def ask(
 
 
 def compare(options: argparse.Namespace) -> dict[str, Any] | None:
-    """Train, ask in both ways, and say what came out; None in all processes but the main one."""
+    """Train, decode both ways, and print the results; None in all processes but the main one."""
     items, codes = read_items(options.items)
     histories = read_histories(options.interactions, options.columns, items)
     known = [history[:-1] for history in histories if len(history) > 1]
@@ -263,33 +263,33 @@ def say(text: str) -> None:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--interactions", type=Path, help="file with a row an interaction")
+    parser.add_argument("--interactions", type=Path, help="file with one interaction per row")
     parser.add_argument("--items", type=Path, help="file with the items' semantic IDs")
     parser.add_argument("--columns", nargs="+", default=["user", "item", "time"], help="names of user, item and time")
     parser.add_argument(
         "--model",
         type=Path,
-        help="folder of a checkpoint; a head that it has is replaced. By default a small one is trained first",
+        help="folder of a checkpoint, whose head is replaced if it has one; by default a small model is trained first",
     )
     parser.add_argument("--offset", type=int, default=0, help="first code token of a model without a tokenizer")
     parser.add_argument(
-        "--output", type=Path, default=Path("recommender"), help="where the checkpoint goes; nothing stays with --fast"
+        "--output", type=Path, default=Path("recommender"), help="where the checkpoint goes; --fast keeps nothing"
     )
-    parser.add_argument("--head-only", action="store_true", help="train nothing of the model but the placeholders")
+    parser.add_argument("--head-only", action="store_true", help="of the model, train only the placeholders")
     parser.add_argument("--transition", choices=get_args(Transition), default="rnn")
-    parser.add_argument("--steps", type=int, default=2000, help="of the head's training")
+    parser.add_argument("--steps", type=int, default=2000, help="steps of the head's training")
     parser.add_argument(
-        "--base-steps", type=int, default=SETTINGS["num_steps"], help="of the model's, without --model"
+        "--base-steps", type=int, default=SETTINGS["num_steps"], help="steps of the model's training, without --model"
     )
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="the paper has 1e-5 for models of 1 B")
-    parser.add_argument("--max-items", type=int, default=10, help="of a prompt, the latest")
-    parser.add_argument("--users", type=int, default=1000, help="to recommend for")
+    parser.add_argument("--max-items", type=int, default=10, help="the latest items that form a prompt")
+    parser.add_argument("--users", type=int, default=1000, help="users to recommend for")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--fast", action="store_true", help="few steps on interactions that are made up")
+    parser.add_argument("--fast", action="store_true", help="few steps on made-up interactions")
     options = parser.parse_args(arguments)
     if not 2 <= len(options.columns) <= 3:
-        parser.error("--columns takes the names of user and item, and of time if there is one")
+        parser.error("--columns takes the names of user and item, and optionally of time")
     if options.model is not None and not options.model.is_dir():
         parser.error(f"--model {options.model} is no folder")
     for name in ("max_items", "steps", "users", "batch_size"):
@@ -304,7 +304,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
-    torch.set_num_threads(1)  # a second one gains a small model little, and costs it a lot where a core is busy
+    torch.set_num_threads(1)  # a second thread hardly helps a small model, and slows it down where a core is busy
     with tempfile.TemporaryDirectory() as folder:
         if options.fast:
             options.interactions, options.items = make_up(Path(folder), np.random.default_rng(options.seed))

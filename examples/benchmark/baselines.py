@@ -1,10 +1,10 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The beam step of the methods that STATIC compares itself with, each written from its description. Knows no `hf_gr`.
+"""The beam step of STATIC's baselines, each written from its description. Knows no `hf_gr`.
 
 All share one search: the log-softmax over the full vocabulary is added to the beam's score, the method says which
-extensions are legal, one `topk` picks the next beams. What is left open is decided in the baseline's favour: it starts
-from one beam instead of K equal ones, and carries along what a step can hand to the next (a hash, a range of rows).
+extensions are legal, one `topk` picks the next beams. Open choices favour the baseline: it starts from one beam
+instead of K equal ones, and carries over what a step can hand to the next (a hash, a range of rows).
 
 Sources: STATIC, section 5.2 and its public code for the sizes (the 50 best logits; a bitmap of 2**30 bits); Ye et al.,
 "Efficient and asymptotically unbiased constrained decoding", for PPV; Bloom for the bitmap.
@@ -30,13 +30,13 @@ from torch import Tensor
 from hf_gr.torch.tree import Nodes
 
 DEAD = -torch.inf
-PPV_LOGITS = 50  # what the approximate variant verifies of every beam
+PPV_LOGITS = 50  # the approximate variant verifies this many per beam
 BITMAP_BITS = 30  # log2 of the bitmap's size: 128 MiB
 MULTIPLIER = 0x9E3779B1  # odd, so that a prefix's hash keeps depending on its first tokens
 
 
 class Scorer(Protocol):
-    """Logits behind the prompt `[B, 1, V]`, then behind each beam's new token `[B, K, V]`."""
+    """Logits after the prompt `[B, 1, V]`, then after each beam's new token `[B, K, V]`."""
 
     prompt_logits: Tensor
 
@@ -65,7 +65,7 @@ class Beams:
         return self.beam_indices[..., -1]
 
     def extend(self, scores: Tensor, tokens: Tensor | None, num_beams: int) -> Beams:
-        """The K best of the candidates `[B, k, M]`, which are the whole vocabulary where no tokens are given."""
+        """The K best of the candidates `[B, k, M]`; without tokens, they are the whole vocabulary."""
         width = scores.shape[-1]
         flat = scores.flatten(1)
         missing = num_beams - flat.shape[-1]
@@ -83,10 +83,10 @@ class Beams:
 
 
 class Method:
-    """One way to know which extensions are legal; this one finds all of them so: unconstrained beam search."""
+    """A way to know which extensions are legal. This one allows all: unconstrained beam search."""
 
     def start(self, batch_size: int, device: torch.device) -> Any:
-        """What is known of the empty prefix, one a row."""
+        """What is known of the empty prefix, one per row."""
         return None
 
     def candidates(self, scores: Tensor, beams: Beams, state: Any, level: int) -> tuple[Tensor, Tensor | None]:
@@ -99,7 +99,7 @@ class Method:
 
 
 class CpuTrie(Method):
-    """A dict trie on the host: partial beams go there and a mask comes back at every step."""
+    """A dict trie on the host: at every step the partial beams go there and a mask comes back."""
 
     def __init__(self, rows: np.ndarray, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -122,8 +122,8 @@ class CpuTrie(Method):
 def dict_trie(rows: np.ndarray) -> dict[int, Any]:
     """Nested dicts; the last token leads to None."""
     root: dict[int, Any] = {}
-    # Millions of small objects, none of them garbage: a collector that looks at them again and again takes most of the
-    # time here, and would stop by in the middle of what is timed later.
+    # Millions of small objects, none of them garbage: a collector that scans them again and again takes most of the
+    # time here, and would interrupt what is timed later.
     gc.disable()
     for row in rows:
         *prefix, last = row.tolist()
@@ -145,11 +145,11 @@ class Ppv(Method):
     def __init__(self, rows: np.ndarray, device: torch.device) -> None:
         self.logits: int | None = None
         self.columns = [torch.from_numpy(np.ascontiguousarray(column)).to(device) for column in rows.T]
-        # A binary search among the rows of a prefix of this length takes that many rounds: known without asking.
+        # A binary search among the rows of a prefix of this length takes that many rounds: known in advance.
         self.rounds = [int(size - 1).bit_length() for size in longest_runs(rows)]
 
     def approximate(self, logits: int) -> Ppv:
-        """The same over the same rows, for a beam's largest logits alone."""
+        """The same over the same rows, only for a beam's largest logits."""
         other = copy.copy(self)
         other.logits = logits
         return other
@@ -215,7 +215,7 @@ def longest_runs(rows: np.ndarray) -> list[int]:
 
 
 class HashBitmap(Method):
-    """One bit for every hashed prefix, a Bloom filter with one hash: what is legal passes, and some that is not."""
+    """One bit per hashed prefix, a Bloom filter with one hash: all legal tokens pass, and some illegal ones."""
 
     EMPTY = 1  # the empty prefix; from 0, a leading token 0 would leave no trace
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every recommendation is a real item: all 3,553 test users of the Amazon Beauty catalogue, 50 beams each.
 
-The model is a small random one: validity must not depend on what it has learned. Users are batched by the length of
-their history and padded on the left. Sequences are judged by the rows of `items.tsv`, not by the index that
+The model is small and random: validity must not depend on what it has learned. Users are batched by the length of
+their history and padded on the left. Sequences are checked against the rows of `items.tsv`, not against the index that
 constrained them.
 
     python examples/benchmark/beauty.py           # all test users
@@ -55,7 +55,7 @@ def make_model(vocab_size: int, seed: int) -> Any:
 
 
 def batches(prompts: list[list[int]], batch_size: int) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
-    """Users of similar history length with their left-padded prompts."""
+    """Batches of users with similar history lengths, with their left-padded prompts."""
     order = sorted(range(len(prompts)), key=lambda user: len(prompts[user]))
     for start in range(0, len(order), batch_size):
         users = order[start : start + batch_size]
@@ -65,7 +65,7 @@ def batches(prompts: list[list[int]], batch_size: int) -> Iterator[tuple[list[in
 
 
 def recommend(options: argparse.Namespace) -> dict[str, Any]:
-    """Decode all users and count what came out."""
+    """Decode all users and count the results."""
     item_ids, codes = read_items(options.data)
     ids = SemanticIds(codes, item_ids=item_ids, level_sizes=[256] * codes.shape[1], offset=PAD + 1)
     index = ids.constraint_index()

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Amazon Beauty, as the examples read it: semantic IDs of all items, and the histories of all users."""
+"""Amazon Beauty for the examples: semantic IDs of all items, and the histories of all users."""
 
 from __future__ import annotations
 

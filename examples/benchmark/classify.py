@@ -1,17 +1,17 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Labels: `classify` against scoring each label by itself, and the processor against a model's step and a Python trie.
+"""Labels: `classify` against scoring each label alone, and the processor against a model's step and a Python trie.
 
 One tree: all labels of a set scored in one forward over the inner nodes of their trie, against one row of prompt and
-label for each (in batches, the head at the label's tokens only). Probabilities are compared before times are printed.
+label each (in batches, with the head at the label's tokens only). Probabilities are compared before times are printed.
 
-The processor: what one call costs beside one step of a model of SmolLM2-135M's shape, along a greedy decode; and
-beside the dict trie of "Constrained Decoding: Forcing LLMs to Respect Your Taxonomy", row by row: as the article sets
-scores, one token after the other, and with one indexed assignment a row. Masks are compared first. All weights are
+The processor: the cost of one call against one step of a model of SmolLM2-135M's shape, along a greedy decode; and
+against the dict trie of "Constrained Decoding: Forcing LLMs to Respect Your Taxonomy", row by row: setting scores one
+token at a time, as in the article, and with one indexed assignment per row. Masks are compared first. All weights are
 random: no time here depends on them.
 
-    python examples/benchmark/classify.py         # some minutes
-    python examples/benchmark/classify.py --fast  # tiny models, some seconds
+    python examples/benchmark/classify.py         # a few minutes
+    python examples/benchmark/classify.py --fast  # tiny models, a few seconds
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def make_model(shape: Sequence[int], seed: int) -> Any:
 
 
 def make_labels(number: int, seed: int) -> tuple[list[str], list[str]]:
-    """Labels of two to five words that some share, as in a taxonomy of phrases; and all words."""
+    """Labels of two to five words, some shared, as in a taxonomy of phrases; and all words."""
     random = np.random.default_rng(seed)
     syllables = [c + v for c in "bcdfghjklmnprstvw" for v in "aeiou"]
     words = sorted({"".join(random.choice(syllables, size=random.integers(2, 5))) for _ in range(4_000)})
@@ -88,14 +88,14 @@ def make_tokenizer(lines: Sequence[str], vocab_size: int) -> Any:
 
 @torch.no_grad()
 def score_separately(model: Any, tokenizer: Any, text: str, index: ConstraintIndex) -> dict[str, float]:
-    """The log-probability of every label over the label set: a row of prompt and label for each."""
+    """The log-probability of every label over the label set, from one row of prompt and label each."""
     prompt = tokenizer(PROMPT.replace("{text}", text))["input_ids"]
-    rows = sorted(index, key=len)  # neighbours need little padding
+    rows = sorted(index, key=len)  # neighbours have similar lengths
     found: dict[str, float] = {}
     for start in range(0, len(rows), SEPARATE_ROWS):
         batch = rows[start : start + SEPARATE_ROWS]
         longest = max(map(len, batch))
-        # Behind a label's last token padding disturbs nobody.
+        # Padding after a label's last token is harmless.
         tokens = torch.tensor([[*row, *[EOS] * (longest - len(row))] for row in batch])
         input_ids = torch.cat([torch.tensor(prompt).expand(len(batch), -1), tokens[:, :-1]], dim=1)
         logits = model(input_ids, logits_to_keep=longest, use_cache=False).logits
@@ -187,7 +187,7 @@ class ConstrainedTrie:
 
 
 class TrieProcessor:
-    """The article's processor, which knows one row, for every row; `by_index` sets all scores of a row at once."""
+    """The article's single-row processor, run for every row; `by_index` sets all scores of a row at once."""
 
     def __init__(self, trie: ConstrainedTrie, prompt_length: int, *, by_index: bool) -> None:
         self.trie = trie
@@ -211,7 +211,7 @@ class TrieProcessor:
 
 
 def make_sequences(number: int, vocab_size: int, seed: int) -> list[list[int]]:
-    """Distinct token lists without the end token, of 3 to 9 tokens, the first of some thousands."""
+    """Distinct lists of 3 to 9 tokens without the end token; first tokens take some thousands of values."""
     random = np.random.default_rng(seed)
     found: dict[tuple[int, ...], None] = {}
     while len(found) < number:
@@ -222,7 +222,7 @@ def make_sequences(number: int, vocab_size: int, seed: int) -> list[list[int]]:
 
 
 def walk(sequences: Sequence[Sequence[int]], batch: int, prompt_length: int, seed: int) -> list[torch.Tensor]:
-    """The input of every step while some labels are written: all rows until the first is complete."""
+    """The input of every step while some labels are generated: all rows, until the first is complete."""
     random = np.random.default_rng(seed)
     rows = [sequences[place] for place in random.choice(len(sequences), size=batch, replace=False)]
     steps = max(map(len, rows)) + 1
@@ -239,7 +239,7 @@ def prefill(model: Any, batch: int, prompt_length: int) -> Any:
 
 @torch.no_grad()
 def time_step(model: Any, cache: Any, batch: int) -> float:
-    """Seconds of a decoding step: a token a row; the cache grows by it."""
+    """Seconds of a decoding step: one token per row, which the cache keeps."""
     tokens = torch.randint(model.config.vocab_size, (batch, 1))
     return timed(lambda: model(tokens, past_key_values=cache, use_cache=True))[1]
 
@@ -251,7 +251,7 @@ def time_calls(processor: Any, inputs: Sequence[torch.Tensor], scores: torch.Ten
 
 
 def run_processor(options: argparse.Namespace) -> dict[str, Any]:
-    """Part two: a call of the processor beside a model's step, and beside the article's."""
+    """Part two: a processor call against a model's step, and against the article's processor."""
     vocabulary = options.step_shape[-1]
     sequences = make_sequences(options.many_labels, vocabulary, options.seed)
     index = ConstraintIndex.from_sequences(sequences, eos_token_id=EOS)
@@ -282,7 +282,7 @@ def run_processor(options: argparse.Namespace) -> dict[str, Any]:
         expected = ours(tokens, scores)
         for name, processor in theirs.items():
             if not torch.equal(processor(tokens, scores), expected):
-                raise SystemExit(f"{name}: other masks than ours behind {tokens.shape[1] - options.prompt} tokens")
+                raise SystemExit(f"{name}: other masks than ours after {tokens.shape[1] - options.prompt} tokens")
     seconds = {"ours": statistics.median(sum(time_calls(ours, inputs, scores, 1)) for _ in range(options.repeats + 2))}
     for name, processor in theirs.items():
         seconds[name] = sum(time_calls(processor, inputs, scores, options.repeats))

@@ -1,20 +1,20 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A draft head against the model's own constrained beam search: whole calls, the prefill alone, and what is behind it.
+"""A draft head against the model's own constrained beam search: whole calls, the prefill alone, and what follows it.
 
-Weights are random: no time depends on them, apart from how many of a strict draft's steps are accepted. Before any
-time is printed, the head's answers are held to those of its slow twin, and those of self-speculation to plain beam
-search.
+Weights are random: times do not depend on them, except for how many steps of a strict draft are accepted. Before any
+time is printed, the head's answers are compared with those of its slow twin, and those of self-speculation with plain
+beam search.
 
 - bare prefill: one forward over the prompt, with a cache and the last token's logits;
 - beam search: `generate(constraint_index=...)`, one prefill and L - 1 forwards of K tokens;
 - head: `generate(..., drafting="head")`, one prefill of prompt and placeholders, and the head's own search;
 - head, strict: the head drafts, the model verifies.
 
-"decode" is the time inside `hf_gr.torch.decode.decode`, which is all that follows upon the prefill.
+"decode" is the time inside `hf_gr.torch.decode.decode`: everything after the prefill.
 
-    python examples/benchmark/draft_head.py         # 23 M parameters, some minutes
-    python examples/benchmark/draft_head.py --fast  # a tiny model, some seconds
+    python examples/benchmark/draft_head.py         # 23 M parameters, a few minutes
+    python examples/benchmark/draft_head.py --fast  # a tiny model, a few seconds
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from hf_gr.reference import reference_beam_search, reference_head_log_probs
 SETTINGS = ("1,64,50", "1,256,10", "1,256,50", "4,256,50", "1,512,128")
 FAST_SETTINGS = ("1,16,8", "2,16,20")
 PREFILL, BEAMS, HEAD, STRICT = "bare prefill", "beam search", "head", "head, strict"
-SCORE_TOL = 1e-3  # fp32, relative: sums of L log-probabilities behind as many layers as the model has
+SCORE_TOL = 1e-3  # fp32, relative: sums of L log-probabilities, each through all layers of the model
 
 
 @contextmanager
 def timed_decode(device: torch.device) -> Iterator[list[float]]:
-    """Seconds that calls spend behind their prefill."""
+    """Seconds that calls spend after their prefill."""
     seconds: list[float] = []
     real = mixin.decode
 
@@ -76,7 +76,7 @@ def make_bench(options: argparse.Namespace) -> GenerateBench:
     rows = make_catalogue(options)
     model = enable(make_model(options))
     index = ConstraintIndex.from_sequences(rows)
-    # Also codes that no item of a random catalogue has.
+    # Includes codes that no item of a random catalogue has.
     head = model.add_draft_head(
         [list(range(1 + CODES * level, 1 + CODES * (level + 1))) for level in range(rows.shape[1])]
     )
@@ -108,7 +108,7 @@ def calls_of(bench: GenerateBench, setting: Setting, seed: int) -> dict[str, Cal
 
 
 def check(bench: GenerateBench, setting: Setting, calls: dict[str, Callable[..., Any]], seed: int) -> None:
-    """Leave unless the head's first row is its slow twin's, and the strict row plain beam search's."""
+    """Exit unless the head's first row equals its slow twin's, and the strict row plain beam search's."""
     found, model = calls[HEAD](output_scores=True), bench.enabled
     head, prompt = model.draft_head, make_prompt(bench, setting, seed)["input_ids"][:1]
     placeholders = torch.tensor([head.config.placeholder_token_ids], device=prompt.device)
@@ -129,7 +129,7 @@ def check(bench: GenerateBench, setting: Setting, calls: dict[str, Callable[...,
     if not np.allclose(ours, [score for _, score in wanted], rtol=SCORE_TOL, atol=SCORE_TOL):
         raise SystemExit(f"MISMATCH at ({setting}): the head's scores are not those of its slow twin")
     if not all(bench.index.items(found.sequences[:, setting.prompt :])):
-        raise SystemExit(f"MISMATCH at ({setting}): the head answers with sequences that are no items")
+        raise SystemExit(f"MISMATCH at ({setting}): the head answers with sequences that are not items")
     plain, strict = (calls[name](output_scores=True).sequences_scores for name in (BEAMS, STRICT))
     if not torch.allclose(plain, strict, rtol=SCORE_TOL, atol=SCORE_TOL):
         raise SystemExit(f"MISMATCH at ({setting}): self-speculation does not give the scores of plain beam search")

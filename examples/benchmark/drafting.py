@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trie drafting against plain constrained beam search, by the same model over the same catalogue.
 
-Plain search takes one forward a level behind the prefill. `drafting="trie"` scores the whole legal subtree below the
-beams with them, wherever it fits the budget; `drafting="auto"` where its plan says that it pays. Answers are compared
-before any time is printed, and times are paired: the contenders take turns. The model has random weights, so its beams
-are no user's; how many forwards it takes depends on the catalogue, what they take on the machine.
+Plain search takes one forward per level after the prefill. `drafting="trie"` also scores the whole legal subtree below
+the beams, wherever it fits the budget; `drafting="auto"` does so where its plan says that it pays. Answers are
+compared before any time is printed, and times are paired: the contenders take turns. The model has random weights, so
+its beams fit no user; the number of forwards depends on the catalogue, their time on the machine.
 
     python examples/benchmark/drafting.py         # Beauty (skipped without the data), and 1 M items of 8 tokens
     python examples/benchmark/drafting.py --device cuda --dtype bfloat16 --layers 28 --hidden 1024
-    python examples/benchmark/drafting.py --fast  # a tiny model, some seconds
+    python examples/benchmark/drafting.py --fast  # a tiny model, a few seconds
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ PLAIN = "plain"
 
 
 def contenders(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """What is passed to `generate` beside the rest."""
+    """What is passed to `generate` besides the rest."""
     budgets = {f"trie, {budget}": {"drafting": "trie", "draft_token_budget": budget} for budget in options.budgets}
     return {PLAIN: {}, **budgets, "auto": {"drafting": "auto"}}
 
 
 def make_bench(catalogue: tuple[str, int, int], options: argparse.Namespace) -> Bench:
-    """The model and a catalogue; no dictionary, which only transformers' own search needs."""
+    """The model and a catalogue, without the dictionary that only transformers' own search needs."""
     options.catalogue, options.items, options.length = catalogue
     torch.manual_seed(options.seed)
     rows = make_catalogue(options)
@@ -56,7 +56,7 @@ def make_bench(catalogue: tuple[str, int, int], options: argparse.Namespace) -> 
 
 
 def run_setting(bench: Bench, setting: Setting, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row a contender: forwards, nodes scored ahead, seconds, and the ratio of times taken in turn."""
+    """One row per contender: forwards, nodes scored ahead, seconds, and the ratio of alternating times."""
     prompt = make_prompt(bench, setting, options.seed)
     prompt_length = prompt["input_ids"].shape[1]
 
@@ -112,7 +112,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DEFAULT_DATA, help=f"folder with {' and '.join(FILES)}")
     parser.add_argument("--settings", type=Setting.parse, nargs="+", metavar=METAVAR, default=None)
-    parser.add_argument("--budgets", type=int, nargs="+", default=[512], help="of drafting='trie', in nodes")
+    parser.add_argument("--budgets", type=int, nargs="+", default=[512], help="budget of drafting='trie', in nodes")
     parser.add_argument("--hidden", type=int, default=None, help="512; 64 with --fast")
     parser.add_argument("--layers", type=int, default=None, help="6; 2 with --fast")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`generate.py --backend flax`: our Flax path against our PyTorch path, on one checkpoint, paired in one run.
 
-Answers are compared before any time is printed. `--compile` prints what a program costs beside its run: seconds to
-compile the decode of a tiny model of 28 layers, and milliseconds of a call beyond the program.
+Answers are compared before any time is printed. `--compile` prints what a program costs besides its run: seconds to
+compile the decode of a tiny 28-layer model, and milliseconds of a call beyond the program.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TORCH, FLAX, DRAFTS = "ours in PyTorch", "ours in Flax", "with drafts"
 
 
 class Seconds:
-    """What JAX says of the time that it traces, lowers and compiles for, while this is entered."""
+    """The times that JAX reports for tracing, lowering and compiling inside this context."""
 
     def __enter__(self) -> Seconds:
         self.by_event: dict[str, float] = {}
@@ -57,7 +57,7 @@ def load(plain: Any) -> Any:
 
 
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:
-    """The result, which must be on the host by then, and seconds."""
+    """The result, once it is on the host, and the seconds."""
     start = time.perf_counter()
     result = call()
     return result, time.perf_counter() - start
@@ -122,7 +122,7 @@ def print_times(results: list[dict[str, Any]], shape: str) -> None:
     for result in results:
         medians = {name: statistics.median(times) for name, times in result["seconds"].items()}
         result["median_seconds"] = medians
-        # Calls of one repetition are neighbours: what else the machine does, both feel.
+        # The calls of one repetition follow each other, so both feel what else the machine does.
         pairs = zip(result["seconds"][TORCH], result["seconds"][FLAX], strict=True)
         result["median_ratio"] = statistics.median(one / other for one, other in pairs)
         cells = [result["compile_seconds"], result["first_call_seconds"]]
@@ -139,7 +139,7 @@ def print_times(results: list[dict[str, Any]], shape: str) -> None:
 
 
 def run_compile(bench: Any, options: argparse.Namespace) -> dict[str, Any]:
-    """What the decode of a deep, narrow model costs beside its run."""
+    """What the decode of a deep, narrow model costs besides its run."""
     model, prompt = load(bench.plain), bench.rows[:1, :].repeat(2, axis=1)
     given: list[Any] = []
     right = flax.decode_program

@@ -4,15 +4,15 @@
 
 Three baselines, paired in one run: transformers' constrained beam search (`prefix_allowed_tokens_fn` over a dict),
 transformers' unconstrained beam search, and the raw forwards of our own layout: one prefill and L - 1 forwards of K
-tokens over the same cache, with masks and positions made beforehand, and nothing else. No time is printed before the
+tokens over the same cache, with precomputed masks and positions, and nothing else. No time is printed before the
 answers agree; if they do not, the exit status is 1.
 
-    python examples/benchmark/generate.py                      # some ten minutes on 2 cores, most of it transformers'
-    python examples/benchmark/generate.py --skip-transformers  # against the raw forwards alone
-    python examples/benchmark/generate.py --memory             # peak memory, every contender in a process of its own
+    python examples/benchmark/generate.py                      # about ten minutes on 2 cores, mostly transformers'
+    python examples/benchmark/generate.py --skip-transformers  # against the raw forwards only
+    python examples/benchmark/generate.py --memory             # peak memory, one process per contender
     python examples/benchmark/generate.py --backend flax       # our Flax path against our PyTorch path
-    python examples/benchmark/generate.py --backend flax --compile  # what its programs cost beside their run
-    python examples/benchmark/generate.py --fast               # a tiny model, some seconds
+    python examples/benchmark/generate.py --backend flax --compile  # what its programs cost besides their run
+    python examples/benchmark/generate.py --fast               # a tiny model, a few seconds
 
 Axes: B batch, K beams, L tokens of an item, P prompt.
 """
@@ -43,8 +43,8 @@ from transformers.utils import logging as transformers_logging
 from hf_gr import ConstraintIndex, enable
 
 PAD = 0
-CODES = 256  # a level's codebook, as in the papers' catalogues
-# Scores are sums of L log-probabilities, each with the rounding of all layers: what is asked of fp32 is 1e-4.
+CODES = 256  # codes per level, as in the papers' catalogues
+# Scores are sums of L log-probabilities, each with the rounding of all layers: fp32 must agree to 1e-4.
 SCORE_TOL = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 4e-1}
 FAST = {"layers": 2, "hidden": 64, "vocab": 1040, "items": 600, "repeats": 2}
 FAST_SETTINGS = ("1,16,1", "1,16,8", "2,16,20")
@@ -141,7 +141,7 @@ def make_model(options: argparse.Namespace) -> Any:
 
 
 def make_catalogue(options: argparse.Namespace) -> np.ndarray:
-    """`[N, L]` tokens, every level in a range of its own behind the padding token."""
+    """`[N, L]` tokens, every level in its own range after the padding token."""
     if options.catalogue == "beauty":
         codes = read_items(options.data)[1]
     else:
@@ -154,7 +154,7 @@ def make_catalogue(options: argparse.Namespace) -> np.ndarray:
 
 
 def dict_trie(rows: np.ndarray) -> dict[tuple[int, ...], list[int]]:
-    """The tokens allowed behind every prefix: what a user of `prefix_allowed_tokens_fn` would write."""
+    """The tokens allowed after every prefix: what a user of `prefix_allowed_tokens_fn` would write."""
     allowed: dict[tuple[int, ...], set[int]] = {}
     for row in rows.tolist():
         for length, token in enumerate(row):
@@ -163,7 +163,7 @@ def dict_trie(rows: np.ndarray) -> dict[tuple[int, ...], list[int]]:
 
 
 def make_prompt(bench: Bench, setting: Setting, seed: int) -> dict[str, Tensor]:
-    """Histories of random items, cut to the prompt's length."""
+    """Histories of random items, truncated to the prompt's length."""
     random = np.random.default_rng(seed)
     items = random.integers(len(bench.rows), size=(setting.batch, -(-setting.prompt // bench.length)))
     tokens = torch.from_numpy(bench.rows[items].reshape(setting.batch, -1)[:, : setting.prompt]).to(bench.device)
@@ -185,7 +185,7 @@ def constrained(bench: Bench, prompt: dict[str, Tensor], setting: Setting, *, sc
     length = prompt["input_ids"].shape[1]
 
     def allowed(batch: int, tokens: Tensor) -> list[int]:
-        # transformers asks about beams that do not exist, too; an empty list would be an error.
+        # transformers also asks about beams that do not exist; an empty list would be an error.
         return bench.allowed.get(tuple(tokens[length:].tolist()), [PAD])
 
     options = beam_options(setting, scores=scores)
@@ -197,7 +197,7 @@ def unconstrained(bench: Bench, prompt: dict[str, Tensor], setting: Setting) -> 
 
 
 def raw_steps(bench: Bench, setting: Setting, sequences: Tensor) -> list[dict[str, Tensor]]:
-    """The arguments of L - 1 forwards that score given sequences `[B, K, L]`: every beam goes on from itself."""
+    """The arguments of L - 1 forwards that score given sequences `[B, K, L]`: every beam continues itself."""
     steps = []
     for depth in range(bench.length - 1):
         position = torch.full((setting.batch, setting.beams), setting.prompt + depth, device=bench.device)
@@ -213,7 +213,7 @@ def raw_steps(bench: Bench, setting: Setting, sequences: Tensor) -> list[dict[st
 
 @torch.no_grad()
 def raw_forwards(bench: Bench, prompt: dict[str, Tensor], steps: list[dict[str, Tensor]]) -> Iterator[Tensor]:
-    """Logits behind the prompt `[B, 1, V]`, then those of every step `[B, K, V]`."""
+    """Logits after the prompt `[B, 1, V]`, then those of every step `[B, K, V]`."""
     cache = DynamicCache(config=bench.plain.config)
     yield bench.plain(**prompt, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
     for step in steps:
@@ -230,7 +230,7 @@ def raw_answer(bench: Bench, prompt: dict[str, Tensor], setting: Setting, sequen
 
 
 def as_answer(bench: Bench, prompt: dict[str, Tensor], setting: Setting, output: Any) -> Answer:
-    """A generated output; a single beam has no scores of its own, so the raw forwards give them."""
+    """A generated output; a single beam has no scores, so the raw forwards give them."""
     sequences = generated(bench, setting, output.sequences)
     if setting.beams == 1:
         return raw_answer(bench, prompt, setting, sequences)
@@ -242,11 +242,11 @@ def generated(bench: Bench, setting: Setting, sequences: Tensor) -> Tensor:
 
 
 def difference(found: Answer, expected: Answer, tolerance: float, *, exact: bool) -> str | None:
-    """What tells two answers apart beyond rounding, or None.
+    """How two answers differ beyond rounding, or None.
 
     Scores must agree rank by rank. So must sequences, except among scores that differ by no more than the tolerance:
-    those may change places, and at the end of the list another one may be left out. In half precision (not `exact`),
-    rounding decides which beams survive long before the end, so only scores are compared.
+    those may swap, and at the end of the list another one may be missing. In half precision (not `exact`), rounding
+    decides which beams survive long before the end, so only scores are compared.
     """
     gap = float((found.scores - expected.scores).abs().max())
     if not gap <= tolerance:
@@ -269,10 +269,10 @@ def difference(found: Answer, expected: Answer, tolerance: float, *, exact: bool
 
 
 def check_answers(bench: Bench, prompt: dict[str, Tensor], setting: Setting, *, transformers: bool) -> float:
-    """Hold our answer to the raw forwards' scores and to transformers' answer; exit where they differ.
+    """Compare our answer with the raw forwards' scores and transformers' answer; exit if they differ.
 
     Returns:
-        Seconds that transformers' constrained search took, 0 if it was not asked.
+        Seconds that transformers' constrained search took, 0 if it did not run.
     """
     dtype = bench.plain.dtype
     tolerance, exact = SCORE_TOL[dtype], dtype is torch.float32
@@ -320,17 +320,17 @@ def run_setting(bench: Bench, setting: Setting, options: argparse.Namespace) -> 
     }
     planned = dict.fromkeys(calls, options.repeats)
     if with_transformers:
-        # What was compared is warm by now; the number of repetitions of a slow call follows from how long that took.
+        # The comparison has warmed up the contenders; its time sets the number of repetitions of a slow call.
         for name, call in ((CONSTRAINED, constrained), (UNCONSTRAINED, unconstrained)):
             calls[name] = lambda call=call: call(bench, prompt, setting)
             planned[name] = max(1, min(options.repeats, int(options.seconds / slow_seconds)))
     times: dict[str, list[float]] = {name: [] for name in calls}
     if slow_seconds > options.seconds:
-        # Its one repetition is the call whose answer was compared.
+        # Its only repetition is the call whose answer was compared.
         times[CONSTRAINED], planned[CONSTRAINED] = [slow_seconds], 0
     peaks: dict[str, int | None] = dict.fromkeys(calls)
     for name in (RAW, OURS, OURS_SCORES):
-        calls[name]()  # the last call may have been a slow one that emptied every processor cache
+        calls[name]()  # a slow call just before may have emptied every processor cache
     for repetition in range(options.repeats):
         log(f"({setting}): repetition {repetition + 1} of {options.repeats}")
         names = [name for name in calls if repetition < planned[name]]
@@ -351,7 +351,7 @@ def print_times(results: list[dict[str, Any]]) -> None:
                 continue
             counts = f"{len(result['seconds'][name])} and {len(result['seconds'][OURS])}"
             shape = str(Setting(result["batch"], result["prompt"], result["beams"]))
-            # Raw forwards keep no scores and choose nothing: what asking for scores costs on top is a row of its own.
+            # Raw forwards keep no scores and choose nothing: the extra cost of scores is a row of its own.
             pairs = [(name, OURS)] + ([(f"{name}; ours with output_scores", OURS_SCORES)] if name == RAW else [])
             for label, own in pairs:
                 ratio = medians[name] / medians[own]
@@ -370,7 +370,7 @@ def print_times(results: list[dict[str, Any]]) -> None:
 
 
 def memory_child(options: argparse.Namespace) -> None:
-    """One contender in a process of its own; prints its peak memory and what the loaded model takes."""
+    """One contender in its own process; prints its peak memory and that of the loaded model."""
     bench = make_bench(options)
     setting: Setting = options.memory_setting
     prompt = make_prompt(bench, setting, options.seed)
@@ -391,7 +391,7 @@ def memory_child(options: argparse.Namespace) -> None:
 
 
 def run_memory(options: argparse.Namespace, arguments: list[str]) -> dict[str, Any]:
-    """Peak memory of every contender. This process stays small: Linux counts it into the peak of its children."""
+    """Peak memory of every contender. This process stays small: Linux counts it in the peak of its children."""
     plan = [("loaded", options.memory_setting)] + [(n, options.memory_setting) for n in ("prefill", OURS, OURS_SCORES)]
     setting: Setting = options.memory_setting
     if options.memory_transformers_beams and not options.skip_transformers:
@@ -430,7 +430,7 @@ def run_torch(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_flax(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
-    """The other backend, which is loaded here alone."""
+    """The other backend, loaded only here."""
     import flax_backend
 
     if options.compile:
@@ -473,7 +473,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--memory-child", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.backend == "flax" and (options.memory or options.device != "cpu"):
-        parser.error("--backend flax compares two backends on a CPU, and measures no memory")
+        parser.error("--backend flax compares two backends on a CPU and measures no memory")
     if options.backend != "flax" and (options.compile or options.drafts):
         parser.error("--compile and --drafts measure programs, expected --backend flax with them")
     if options.compile:

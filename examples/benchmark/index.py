@@ -5,10 +5,10 @@
     python examples/benchmark/index.py                        # 20 million items of 8 tokens, three kinds of catalogue
     python examples/benchmark/index.py --items 1e6 --kinds uniform
 
-Kinds: "uniform", each token at random, as in STATIC's experiments; "skewed", tokens by Zipf's law (exponent 1.3), so
-that some prefixes have thousands of children and many sequences are equal; "ragged", 4 to 8 tokens and an end token.
+Kinds: "uniform", each token at random, as in STATIC's experiments; "skewed", tokens by Zipf's law (exponent 1.3): some
+prefixes have thousands of children, and many sequences are equal; "ragged", 4 to 8 tokens and an end token.
 
-An update is timed up to the moment at which the next call of `generate` would begin: with the catalogue on the device.
+An update is timed until the next call of `generate` could begin, with the catalogue on the device.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from hf_gr.catalogue.snapshot import combine_rules
 from hf_gr.torch.transition import device_catalogue
 
 VOCABULARY, LENGTH, EOS = 2048, 8, 1
-UPDATE = 1000  # items of one update
-REQUESTS, SEEN = 64, 100  # a batch, and items that each of its users has already
-CHECKED = 200  # items that are looked up after every step
+UPDATE = 1000  # items per update
+REQUESTS, SEEN = 64, 100  # batch size, and items that each user already has
+CHECKED = 200  # items looked up after every step
 
-# What the issue asks of 20 million uniform items: name, unit, most.
+# Goals for 20 million uniform items: name, unit, most.
 GOALS = {
     "build": ("s", 10.0),
     "build_memory": ("GB beyond the input", 3.0),
@@ -53,7 +53,7 @@ GOALS = {
 
 
 class PeakMemory:
-    """The most resident memory of this process while it is measured, in GB beyond that at the start."""
+    """The peak resident memory of this process while it is measured, in GB above that at the start."""
 
     def __enter__(self) -> PeakMemory:
         gc.collect()
@@ -74,7 +74,7 @@ class PeakMemory:
 
 
 def _resident() -> int:
-    """Bytes of this process that are in memory and not part of a mapped file."""
+    """Bytes of this process in memory that are not part of a mapped file."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines())
     return int(fields["RssAnon"].split()[0]) * 1024
 
@@ -91,7 +91,7 @@ def make_rows(kind: str, num_items: int, rng: np.random.Generator) -> np.ndarray
 
 
 def timed(work: Callable[[], Any], repeat: int = 1) -> tuple[float, Any]:
-    """The median time of some work, and what it gave last."""
+    """The median time of some work, and its last result."""
     times = []
     for _ in range(repeat):
         start = time.perf_counter()
@@ -106,7 +106,7 @@ def be_served(index: ConstraintIndex) -> None:
 
 
 def check_items(index: ConstraintIndex, rows: np.ndarray, alive: np.ndarray, rng: np.random.Generator) -> None:
-    """Some items, by their sequences: found if they are alive, and only then."""
+    """Check by their sequences that items are found if and only if they are alive."""
     numbers = rng.choice(len(rows), CHECKED, replace=False)
     found = index.items(rows[numbers].tolist())
     for number, items in zip(numbers.tolist(), found, strict=True):
@@ -173,7 +173,7 @@ def main() -> None:
     parser.add_argument("--fast", action="store_true", help="200,000 items: does it still work?")
     arguments = parser.parse_args()
     num_items = 200_000 if arguments.fast else int(arguments.items)
-    # A process of its own for each: memory that one has freed would hide what the next one takes.
+    # One process each: memory that one has freed would hide what the next one takes.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         jobs = {
             kind: pool.submit(measure, kind, num_items, arguments.seed, arguments.repeat) for kind in arguments.kinds

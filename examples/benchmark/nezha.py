@@ -5,37 +5,38 @@
 The backbone is a plain Qwen3 over semantic IDs, trained in two parts:
 
 - the catalogue: rows of random items, until the model knows which codes follow which. From histories alone it learns
-  that last: after 900 steps on them it still lost more on an item than someone who knows no more than how often items
-  are bought. The items that nobody bought in the training period are among them, as they are in the constraint;
+  that last: after 900 steps on them its loss per item was still above that of item frequencies alone. Items that
+  nobody bought in the training period are included, as in the constraint;
 - histories of the period train: every next token of a window, with some rows of random items in every step. The
   weights that are best on next items of the period valid are kept.
 
-Heads are added to it and trained with it (paper, algorithm 3) on pairs of a history and the item that followed, all of
-them in as many steps with the same settings: NEZHA, independent heads (MTP) and the paper's ablations 1 to 3. Before
-that, each is taught the catalogue behind hidden states of the backbone, which the paper does not do. One more head is
-trained alone; its backbone stays as it is, so that the model can verify what the head drafts. And so that NEZHA does
-not gain from more training alone, the backbone is also trained further, in as many steps on the same pairs.
+Heads are added to it and trained with it (paper, algorithm 3) on pairs of a history and the item that followed, all
+with the same number of steps and the same settings: NEZHA, independent heads (MTP) and the paper's ablations 1 to 3.
+Before that, each learns the catalogue from hidden states of the backbone, which the paper does not do. One more head
+is trained alone; its backbone is frozen, so that the model can verify what the head drafts. As a control for the extra
+training, the backbone alone is also trained further, for as many steps on the same pairs.
 
-Every item of a period is a row to evaluate: at most 20 items before it as the prompt, those of earlier rows included.
-Ten items are recommended. H@k is the share of rows with their item among the first k, N@k is the NDCG; what is no item
-keeps its place in the list. Items of the history are not filtered out. Two bounds are printed beside the backbone: the
-most popular items, and the items most often bought near those of the history. Unconstrained beam search is
-transformers' own, which computes the prompt once a beam, and is slow: it is asked on some rows.
+Every item of a period is a row to evaluate: at most 20 items before it form the prompt, including those of earlier
+rows. Ten items are recommended. H@k is the share of rows with their item among the first k, N@k is the NDCG; a
+sequence that is no item keeps its place in the list. Items of the history are not filtered out. Two bounds are printed
+beside the backbone: the most popular items, and the items most often bought near those of the history. Unconstrained
+beam search is transformers' own, which computes the prompt once per beam and is slow: it runs on some rows only.
 
-Times are of calls in turn, paired: "prefill" is all up to the end of the first forward, transformers' preparation of a
-call included; "decode" is what follows. The bare prefill is the backbone's forward over the prompt and nothing else.
+Times are of alternating calls, paired: "prefill" is everything up to the end of the first forward, including
+transformers' preparation of a call; "decode" is what follows. The bare prefill is the backbone's forward over the
+prompt and nothing else.
 
 What to expect: with 500 steps (a third of the pairs) NEZHA reaches 86% of beam search's H@10 at 10 beams and 72% at
-50; 94% and 86% where the backbone is trained further as well. With 1,500 steps, which one more head has, it is 96% and
-104%. Intervals are some 15% to either side, as a row in a hundred is hit. Self-speculation scores hundreds of nodes a
+50; 94% and 86% where the backbone is trained further as well. One more head, with 1,500 steps, reaches 96% and 104%.
+Intervals are some 15% to either side, as one row in a hundred is a hit. Self-speculation scores hundreds of nodes per
 row at once, which costs a CPU more than it saves; at 50 beams it is compared on 1,000 rows.
 
-Stages keep what they made in the folder `--work` and go on from there. To make something again, remove it there, and
-what follows from it. Nothing of the periods valid and test is trained on.
+Stages keep their results in the folder `--work` and resume from there. To redo something, remove it there, together
+with what follows from it. Nothing from the periods valid and test is trained on.
 
     python examples/benchmark/nezha.py                    # an hour on one core
     python examples/benchmark/nezha.py --stage backbone   # stop after a stage: a quarter of an hour
-    python examples/benchmark/nezha.py --fast             # half a minute: the way, not the numbers
+    python examples/benchmark/nezha.py --fast             # half a minute: the method, not the numbers
 """
 
 from __future__ import annotations
@@ -73,11 +74,11 @@ WORK = Path("~/.cache/hf_gr/nezha")
 STAGES = ("backbone", "heads", "measure")
 PERIODS = ("valid", "test")
 WINDOW = 20  # items of a history that the model sees
-SPARE_ITEMS = 2  # positions behind a history: the item that follows, and as much again
+SPARE_ITEMS = 2  # positions after a history: the item that follows, and as many again
 METRICS = ("H@5", "H@10", "N@5", "N@10")
-LIST_LENGTH = 10  # what a row is recommended
-NO_ITEM = -1  # in the place of a sequence that is none
-# What `add_draft_head` is given.
+LIST_LENGTH = 10  # items recommended per row
+NO_ITEM = -1  # stands for a sequence that is no item
+# Arguments of `add_draft_head`.
 VARIANTS: dict[str, dict[str, Any]] = {
     "nezha": {},
     "mtp": {"use_placeholders": False, "transition": "none"},
@@ -101,12 +102,11 @@ class BackboneSettings:
         catalogue_learning_rate: The largest learning rate of these steps.
         weight_decay: Of matrices, in both parts.
         attention_dropout: On histories only.
-        hidden_tokens: Share of the input tokens of histories that the model does not get to see; it predicts them
-            all the same.
-        jitter: Items of a history change places with others up to about this many places away, anew in every window.
-        mixed_rows: Rows of random items beside those of a step on histories, as long as its longest, so that the
-            catalogue is not forgotten. Their items' first tokens do not count: nothing tells them.
-        check_steps: After so many steps on histories, the loss on next items is compared with the best so far.
+        hidden_tokens: Share of the input tokens of histories that the model does not see, but must still predict.
+        jitter: Items of a history swap with others up to about this many places away, drawn again for every window.
+        mixed_rows: Rows of random items added to a step on histories, as long as its longest, so that the catalogue is
+            not forgotten. Their items' first tokens do not count: they are unpredictable.
+        check_steps: After this many steps on histories, the loss on next items is compared with the best so far.
         check_rows: Rows of the period valid for that.
     """
 
@@ -163,10 +163,10 @@ class HeadSettings:
         transition_lr: Of its transitions.
         logit_lr: Of its logit heads.
         warm_start: Its logit heads and embeddings start as the backbone's rows of the same codes.
-        catalogue_steps: Steps before, on random items behind hidden states of random histories, for the head alone.
+        catalogue_steps: Steps before, on random items after hidden states of random histories, for the head alone.
         catalogue_rows: Items of such a step.
         catalogue_learning_rate: The largest of these steps.
-        seeds: Of the head's first weights and of the order of the pairs; those behind the first are for NEZHA alone.
+        seeds: Of the head's initial weights and of the order of the pairs; only NEZHA uses those after the first.
     """
 
     num_steps: int
@@ -247,7 +247,7 @@ def read_data(data: Path, *, num_users: int | None = None, num_rows: int | None 
 
 
 def read_rows(users: Sequence[dict[str, Any]], period: str) -> list[Row]:
-    """Every item of a period with everything its user bought before it. An item with nothing before it is no row."""
+    """Every item of a period with everything its user bought before it. An item with nothing before it is skipped."""
     rows = []
     for user in users:
         before = [*user["train"], *(user["valid"] if period == "test" else [])]
@@ -263,7 +263,7 @@ def some_of(rows: list[Row], count: int | None) -> list[Row]:
 
 
 def batches_of(rows: Sequence[Row], size: int) -> Iterator[list[int]]:
-    """Numbers of rows, those with histories of like lengths together."""
+    """Row numbers, grouped by similar history lengths."""
     order = sorted(range(len(rows)), key=lambda number: len(rows[number].history))
     for start in range(0, len(order), size):
         yield order[start : start + size]
@@ -280,14 +280,14 @@ def prompts_of(rows: Sequence[Row], data: Data) -> dict[str, Tensor]:
 
 @dataclass
 class Batch:
-    """Right-padded rows. What a row may not see of itself is hidden in the input, not in the labels."""
+    """Right-padded rows. What a row must not see of itself is hidden in the input, not in the labels."""
 
     input_ids: Tensor
     labels: Tensor
 
 
 def catalogue_batches(data: Data, settings: BackboneSettings) -> Iterator[Batch]:
-    """Rows of random items; every pass has all items once, less what does not fill a batch."""
+    """Rows of random items; every pass has each item once, except a last partial batch."""
     rng = np.random.default_rng(0)
     size = min(settings.catalogue_rows * settings.catalogue_items, len(data.tokens))
     size -= size % settings.catalogue_items
@@ -299,7 +299,7 @@ def catalogue_batches(data: Data, settings: BackboneSettings) -> Iterator[Batch]
 
 
 def history_batches(data: Data, settings: BackboneSettings) -> Iterator[Batch]:
-    """Windows of histories, those of like lengths together: less padding, three times faster."""
+    """Windows of histories, grouped by similar lengths: less padding, three times faster."""
     rng = np.random.default_rng(0)
     window, size = settings.model.window, settings.model.batch_size
     windows = HistoryWindows(data.histories, np.arange(len(data.tokens))[:, None], window=window, seed=0)
@@ -413,7 +413,7 @@ def next_item_loss(model: Qwen3ForCausalLM, rows: Sequence[Row], data: Data) -> 
 
 
 def train_backbone(folder: Path, data: Data, settings: BackboneSettings) -> None:
-    """The catalogue first, then histories; the model goes to `folder`, with what came of the training."""
+    """The catalogue first, then histories; the model goes to `folder`, with the log of its training."""
     start = time.perf_counter()
     size = replace(settings.model, window=settings.model.window + SPARE_ITEMS)
     model = build_model(data.pad_token_id + 1, data.tokens.shape[1], size, seed=0)
@@ -491,7 +491,7 @@ def train_head(
 
 
 def start_from_backbone(model: Any) -> None:
-    """As good a first guess as any head can get: what the backbone itself says on the prompt's last token."""
+    """The best first guess any head can get: what the backbone itself predicts at the prompt's last token."""
     head = model.draft_head
     with torch.no_grad():
         for level in range(head.config.num_levels):
@@ -504,7 +504,7 @@ def start_from_backbone(model: Any) -> None:
 def learn_catalogue(model: Any, pairs: InteractionDataset, data: Data, settings: HeadSettings) -> float:
     """Teach a head which codes follow which, as the backbone was taught; returns the last losses' mean.
 
-    The first level is not trained, as nothing tells a random item from its history, and neither is the backbone.
+    The first level is not trained, since no history predicts a random item; nor is the backbone.
     """
     head, collate = model.draft_head, DraftHeadCollator.for_model(model)
     rng = np.random.default_rng(0)
@@ -536,7 +536,7 @@ def learn_catalogue(model: Any, pairs: InteractionDataset, data: Data, settings:
 
 
 def train_further(folder: Path, backbone: Path, data: Data, settings: HeadSettings) -> None:
-    """The backbone on the same pairs in as many steps, by its own loss on the tokens of the item that followed."""
+    """The backbone on the same pairs for as many steps, with its own loss on the tokens of the item that followed."""
     trainer = Trainer(
         model=load(backbone),
         args=head_arguments(folder, settings, learning_rate=settings.learning_rate, seed=settings.seeds[0]),
@@ -551,7 +551,7 @@ def pairs_of(data: Data) -> InteractionDataset:
 
 
 def label_batch(pairs: Sequence[dict[str, np.ndarray]], *, pad_token_id: int) -> dict[str, Tensor]:
-    """Left-padded rows of a prompt and the item behind it, whose tokens alone are labels."""
+    """Left-padded rows of a prompt and the item after it; only the item's tokens are labels."""
     rows = [np.concatenate([pair["input_ids"], pair["labels"]]) for pair in pairs]
     input_ids, attention_mask = pad_prompts(rows, pad_token_id=pad_token_id)
     labels = torch.full_like(input_ids, -100)
@@ -582,7 +582,7 @@ def run_timed(trainer: Trainer, name: str, settings: HeadSettings) -> None:
 
 
 def train_heads(work: Path, backbone: Path, data: Data, settings: HeadSettings) -> dict[str, Path]:
-    """All that is compared, by its folder's name."""
+    """Everything that is compared, by folder name."""
     jobs: dict[str, Callable[[Path], None]] = {}
 
     def add(name: str, **options: Any) -> None:
@@ -660,14 +660,14 @@ def evaluate(ranked: Sequence[Sequence[int]], rows: Sequence[Row]) -> dict[str, 
 
 
 def rank_by_popularity(rows: Sequence[Row], data: Data) -> list[list[int]]:
-    """What was bought most often."""
+    """The items bought most often."""
     counts = Counter(item for history in data.histories for item in history.tolist())
     top = [item for item, _ in counts.most_common(10)]
     return [top for _ in rows]
 
 
 def rank_by_neighbours(rows: Sequence[Row], data: Data) -> list[list[int]]:
-    """What was bought most often near the items of the history.
+    """The items bought most often near those of the history.
 
     Two items of a history add the inverse of the distance between them to their weight, which is divided by the root
     of both items' popularity. Older items of the history count less: 0.8 of the one after them.
@@ -695,7 +695,7 @@ def rank_by_neighbours(rows: Sequence[Row], data: Data) -> list[list[int]]:
 
 
 def evaluate_backbone(backbone: Path, data: Data, scale: Scale) -> dict[str, Any]:
-    """The model and what bounds it from below, on the rows of both periods."""
+    """The model and its lower bounds, on the rows of both periods."""
     model = enable(Qwen3ForCausalLM.from_pretrained(backbone).eval())
     bought = {item for history in data.histories for item in history.tolist()}
     num_beams = scale.num_beams[-1]
@@ -725,7 +725,7 @@ def evaluate_backbone(backbone: Path, data: Data, scale: Scale) -> dict[str, Any
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the table: a model, and how it is asked."""
+    """A row of the table: a model, and how it is called."""
 
     name: str
     model: str  # its folder
@@ -737,7 +737,7 @@ class Method:
 
 
 HEAD: dict[str, Any] = {"drafting": "head"}
-RENORMALISED = {"renormalize_logits": True}  # over the legal tokens: levels without alternatives then have no say
+RENORMALISED = {"renormalize_logits": True}  # over the legal tokens: levels without alternatives then have no effect
 CONSTRAINED = Method("constrained beam search", "backbone")
 FURTHER = Method("constrained, trained further", CONTINUED)
 FREE = Method("unconstrained beam search", "backbone", {"is_constrained": False})
@@ -768,7 +768,7 @@ METHODS = (
 def answers_of(
     work: Path, models: dict[str, Any], data: Data, method: Method, rows: Sequence[Row], num_beams: int
 ) -> list[list[int]]:
-    """What a method recommends for every row, read where it has been found out before."""
+    """What a method recommends for every row, read from an earlier run if there is one."""
     plain = "".join(letter if letter.isalnum() else "_" for letter in method.name)
     file = work / "answers" / f"{plain}_{num_beams}.json"
     if not file.exists():
@@ -790,7 +790,7 @@ def write_json(file: Path, value: Any) -> None:
 
 
 def bootstrap_ratio(ours: np.ndarray, theirs: np.ndarray, *, resamples: int = 1000) -> dict[str, float]:
-    """The ratio of two means over the same rows, with a 95% interval: rows are drawn again, in pairs."""
+    """The ratio of two means over the same rows, with a 95% interval: rows are resampled in pairs."""
     rng = np.random.default_rng(0)
     drawn = rng.integers(len(ours), size=(resamples, len(ours)))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -805,7 +805,7 @@ def hits_of(ranked: Sequence[Sequence[int]], rows: Sequence[Row]) -> np.ndarray:
 
 
 def compare(work: Path, models: dict[str, Any], data: Data, scale: Scale) -> dict[str, Any]:
-    """Metrics of all methods, and their hits against beam search's."""
+    """Metrics of all methods, and their hits relative to beam search's."""
     rows = data.rows["test"]
     few = rows[: scale.unconstrained_rows]
     result: dict[str, Any] = {"rows": [], "ratios": [], "strict": []}
@@ -850,7 +850,7 @@ def judge(found: Sequence[Sequence[int]], rows: Sequence[Row]) -> dict[str, floa
 
 
 def strict_of(work: Path, models: dict[str, Any], data: Data, rows: Sequence[Row], num_beams: int) -> dict[str, Any]:
-    """What `compare_strict` says, read where it has said it before."""
+    """What `compare_strict` returns, read from an earlier run if there is one."""
     file = work / f"strict_{num_beams}.json"
     if not file.exists():
         start = time.perf_counter()
@@ -882,7 +882,7 @@ def compare_strict(model: Any, rows: Sequence[Row], data: Data, num_beams: int) 
         differ = int((both[0] != both[1]).flatten(1).any(dim=1).sum())
         not_equal += differ
         if not same_answers(plain, strict, num_beams=num_beams):
-            wrong += max(1, differ)  # the scores of the whole batch are looked at
+            wrong += max(1, differ)  # the whole batch's scores are compared
     return {
         "num_beams": num_beams,
         "rows": len(rows),
@@ -913,7 +913,7 @@ def timed_prefill(model: Any) -> Iterator[list[float]]:
 
 
 def time_methods(models: dict[str, Any], data: Data, scale: Scale) -> list[dict[str, Any]]:
-    """Calls in turn: every batch goes through all methods, in an order that moves on from batch to batch."""
+    """Alternating calls: every batch goes through all methods, in an order that rotates from batch to batch."""
     results = []
     for size, num_batches in scale.timed:
         batches = list(batches_of(data.rows["test"], size))
@@ -956,7 +956,7 @@ def time_batches(
                 spans = (ends[0] - start, end - ends[0])
                 if method is STRICT and number >= 0:
                     forwards.append(output.speculation.target_forwards)
-            if number >= 0:  # the first warms up
+            if number >= 0:  # the first one warms up
                 name = BARE if method is None else method.name
                 prefill[name].append(spans[0])
                 decode[name].append(spans[1])
@@ -1155,8 +1155,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     if not is_there(options.data, fast=options.fast):
         return
-    torch.set_num_threads(1)  # a second one gains such small models little, and costs a lot where a core is busy
-    disable_progress_bar()  # transformers' own, one for every model that is read or written
+    torch.set_num_threads(1)  # a second thread hardly helps such small models, and costs a lot where a core is busy
+    disable_progress_bar()  # transformers' progress bars, one per model read or written
     scale = FAST if options.fast else FULL
     data = read_data(options.data, num_users=scale.users, num_rows=scale.rows)
     if options.fast and options.work is None:

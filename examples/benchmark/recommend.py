@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches by token budget against fixed batches in file order, on the histories of Amazon Beauty; memory, and kills.
 
-Both ways run the same decoder over the same users; what differs is who shares a batch. Answers are compared first. A
-small Qwen3 with random weights: time does not depend on what a model has learnt.
+Both run the same decoder over the same users and differ only in who shares a batch. Answers are compared first. The
+model is a small Qwen3 with random weights: time does not depend on what it has learnt.
 
     python examples/benchmark/recommend.py --users 2048
     python examples/benchmark/recommend.py --memory    # 10,000 and 200,000 users through hf_gr.recommend
@@ -40,7 +40,7 @@ from hf_gr.offline.decoding import Decoder
 from hf_gr.offline.prompts import Request
 from hf_gr.offline.settings import TOKEN_BUDGET, WINDOW_ROWS
 
-SCORE_TOL = 1e-3  # fp32: sums of 4 log-probabilities, in batches of other sizes and paddings
+SCORE_TOL = 1e-3  # fp32: sums of 4 log-probabilities, in batches of different sizes and paddings
 FIXED_BATCHES = (16, 32, 64, 128)
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 
@@ -72,7 +72,7 @@ def compare(ids: hf_gr.SemanticIds, users: list[list[int]], arguments: argparse.
     for size in FIXED_BATCHES:
         found = in_file_order(size)  # warms up, too
         for one, other in zip(expected, found, strict=True):
-            assert np.allclose(one.scores, other.scores, atol=SCORE_TOL, rtol=0), "both ways answer differently"
+            assert np.allclose(one.scores, other.scores, atol=SCORE_TOL, rtol=0), "the two ways answer differently"
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(arguments.repeats):
         for name, way in ways.items():
@@ -108,7 +108,7 @@ def compare(ids: hf_gr.SemanticIds, users: list[list[int]], arguments: argparse.
 
 
 def measure_memory(ids: hf_gr.SemanticIds, users: list[list[int]], sizes: list[int]) -> dict[str, Any]:
-    """Peak memory of a process that recommends to so many users."""
+    """Peak memory of a process that recommends to this many users."""
     peaks: dict[int, float] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -131,7 +131,7 @@ def save_recommender(ids: hf_gr.SemanticIds, folder: Path) -> None:
 
 
 def write_users(users: list[list[int]], size: int, folder: Path) -> None:
-    """A table of so many users, the same again where there are fewer."""
+    """A table of this many users, repeated where there are fewer."""
     with pq.ParquetWriter(folder / "users.parquet", pa.schema([("items", pa.list_(pa.int64()))])) as writer:
         for start in range(0, size, 10_000):
             rows = [users[row % len(users)] for row in range(start, min(start + 10_000, size))]
@@ -148,7 +148,7 @@ def one_run(output: Path, window_rows: int) -> None:
 
 
 def check_kills(ids: hf_gr.SemanticIds, users: list[list[int]], size: int, *, seed: int) -> dict[str, Any]:
-    """One process, two, and two that are killed three times and resumed make the same file, or this fails."""
+    """Fail unless one process, two, and two that are killed three times and resumed write the same file."""
     chance, window_rows = random.Random(seed), max(8, size // 50)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
 
@@ -178,18 +178,18 @@ def check_kills(ids: hf_gr.SemanticIds, users: list[list[int]], size: int, *, se
             while process.poll() is None and finished(killed) < enough:
                 time.sleep(0.001)
             time.sleep(chance.uniform(0, 0.1))
-            # Workers are in sessions of their own, and outlive their launcher.
+            # Workers are in their own sessions and outlive their launcher.
             for member in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
                 member.kill()
             process.wait()
             kept.append(finished(killed))
             assert not killed.exists(), "the run was over before it was killed: take more users"
             print(f"killed with {kept[-1]} of {-(-size // window_rows)} windows finished", flush=True)
-        assert start(killed, TORCHRUN).wait() == 0, "the run could not go on"
-        assert one.read_bytes() == two.read_bytes(), "two processes wrote another file than one"
-        assert one.read_bytes() == killed.read_bytes(), "the killed run wrote another file"
+        assert start(killed, TORCHRUN).wait() == 0, "the run could not resume"
+        assert one.read_bytes() == two.read_bytes(), "two processes wrote a different file than one"
+        assert one.read_bytes() == killed.read_bytes(), "the killed run wrote a different file"
         rows = pq.read_table(killed).column("row").to_pylist()
-        assert rows == list(range(size)), "rows are lost or doubled"
+        assert rows == list(range(size)), "rows are lost or duplicated"
         print(f"the same {one.stat().st_size:,} bytes from one process, two, and two killed three times", flush=True)
     return {"users": size, "seed": seed, "windows_kept": kept, "seconds_of_one_and_two": list(seconds.values())}
 

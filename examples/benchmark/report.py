@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What every benchmark prints: a plain table, and one JSON line that says where and with what it was measured."""
+"""What every benchmark prints: a plain table, and one JSON line of results, versions, commit and hardware."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACKAGES = ("torch", "transformers", "numpy")
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns as wide as their widest cell: the first two to the left, numbers to the right."""
+    """Columns as wide as their widest cell: the first two left-aligned, numbers right-aligned."""
     widths = [max(len(line[column]) for line in (header, *rows)) for column in range(len(header))]
     for line in (header, ["-" * width for width in widths], *rows):
         padded = [f"{cell:{'<' if i < 2 else '>'}{widths[i]}}" for i, cell in enumerate(line)]
@@ -63,7 +63,7 @@ def _git(root: Path, *arguments: str) -> str:
 
 
 def cpu_name() -> str:
-    """The processor's name, as far as the system tells it."""
+    """The processor's name, if the system tells it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

