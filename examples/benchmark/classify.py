@@ -329,7 +329,7 @@ def main(arguments: list[str] | None = None) -> None:
     if "tree" in options.parts:
         tree = results["tree"] = run_tree(options)
         print(
-            f"{tree['labels']:,} labels with {tree['inner_nodes']:,} inner nodes behind a prompt of {tree['prompt']} "
+            f"{tree['labels']:,} labels with {tree['inner_nodes']:,} inner nodes after a prompt of {tree['prompt']} "
             f"tokens, {tree['parameters'] / 1e6:.1f} M parameters, fp32; log-probabilities differ by at most "
             f"{tree['log_probability_difference']:.1e}",
             flush=True,

@@ -140,7 +140,7 @@ def main(arguments: list[str] | None = None) -> None:
         bench = make_bench(catalogue, options)
         rows = [row for setting in options.settings for row in run_setting(bench, setting, options)]
         million = bench.plain.num_parameters() / 1e6
-        print(f"{name}; {million:.1f} M parameters, {options.dtype}, {bench.length - 1} forwards behind the prefill")
+        print(f"{name}; {million:.1f} M parameters, {options.dtype}, {bench.length - 1} forwards after the prefill")
         print_table(
             [f"{METAVAR.lower()}", "drafting", "forwards", "nodes ahead", "seconds", "/ plain"],
             [

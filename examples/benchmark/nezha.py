@@ -477,7 +477,7 @@ def train_head(
     pairs = pairs_of(data)
     start = time.perf_counter()
     loss = learn_catalogue(model, pairs, data, settings)
-    show_progress(f"catalogue: loss {loss:.3f} a level behind the first, {time.perf_counter() - start:.0f} s")
+    show_progress(f"catalogue: loss {loss:.3f} a level after the first, {time.perf_counter() - start:.0f} s")
     trainer = DraftHeadTrainer(
         model=model,
         args=head_arguments(folder, settings, learning_rate=settings.learning_rate, seed=seed),
@@ -1104,7 +1104,7 @@ def show_measure(result: dict[str, Any]) -> None:
         print(
             f"\nmilliseconds of a call: {times['batch_size']} rows, {times['num_beams']} beams; medians of "
             f"{times['batches']} batches, {times['prompt_tokens']:.0f} tokens of prompt; self-speculation "
-            f"takes {times['strict_forwards']:.2f} forwards behind the prefill, beam search "
+            f"takes {times['strict_forwards']:.2f} forwards after the prefill, beam search "
             f"{times['plain_forwards']}; load {result['hardware']['load']}"
         )
         print_table(
