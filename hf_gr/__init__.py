@@ -58,7 +58,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name's module when the name is first asked for (PEP 562)."""
+    """Import a public name's module on first access (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it exports {', '.join(__all__)}")
     try:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The slow, obvious oracle: a dict trie and an exhaustive beam search. Knows no trie arrays, no tensors and no model.
 
-Meant to be read and believed, one prefix and one token at a time; it shares no code with what it judges.
+Meant to be read and believed, one prefix and one token at a time; it shares no code with what it tests.
 """
 
 from __future__ import annotations
@@ -107,11 +107,11 @@ class ReferenceTrie:
 def reference_answers(
     labels: Sequence[Sequence[int]], separator: Sequence[int], *, eos_token_id: int, max_labels: int | None = None
 ) -> set[tuple[int, ...]]:
-    """Every answer of one or several distinct labels, written out: for a handful of labels.
+    """Every answer of one or several distinct labels, enumerated; for a handful of labels.
 
     Args:
         labels: distinct token lists without the end token.
-        separator: what stands between two labels.
+        separator: the tokens between two labels.
         eos_token_id: ends the answer.
         max_labels: the most labels of an answer.
 
@@ -131,7 +131,7 @@ def reference_answers(
 
 
 def reference_allowed(answers: Iterable[tuple[int, ...]], prefix: Sequence[int]) -> list[int]:
-    """The tokens by which a prefix becomes one of another answer's, ascending.
+    """The tokens that extend a prefix of an answer to a longer one, ascending.
 
     Example:
         >>> reference_allowed([(5, 2), (5, 9, 6, 2), (6, 2)], [5])
@@ -144,10 +144,11 @@ def reference_allowed(answers: Iterable[tuple[int, ...]], prefix: Sequence[int])
 def reference_label_log_probs(
     logits: Callable[[list[int]], npt.NDArray[np.floating]], labels: Sequence[Sequence[int]]
 ) -> list[float]:
-    """The log-probability of writing each label, one forward for each: what `classify` is held to.
+    """The log-probability of each label, one forward for each: the oracle of `classify`.
 
     Args:
-        logits: from a label's tokens but the last to `[tokens, vocabulary]`, behind the prompt and each of them.
+        logits: maps a label's tokens without the last to the logits `[tokens, vocabulary]` after the prompt and after
+            each of those tokens.
         labels: token lists, end token included.
 
     Example:
@@ -176,20 +177,20 @@ def reference_beam_search(
 ) -> list[tuple[tuple[int, ...], float]]:
     """Constrained beam search over Python lists, one beam and one token at a time.
 
-    What it does, level by level, starting from the empty prefix with score 0:
+    Level by level, starting from the empty prefix with score 0:
 
     1. every live beam is extended by every legal token: the beam's score plus `score_fn(beam)[token]`;
     2. a candidate that is a complete sequence is set aside as finished if it is among the `num_beams` best of its
        level, and dropped otherwise;
     3. the `num_beams` best of the others are the live beams of the next level.
 
-    It ends when no beam is left: there is no early stop. Finished sequences are ranked by `score /
+    It ends when no beam is left; it never stops early. Finished sequences are ranked by `score /
     length**length_penalty`, the end token counted in the length.
 
     This is transformers' beam search with `early_stopping="never"` and a catalogue that it can satisfy.
 
     Args:
-        score_fn: from a prefix (without the prompt) to the log-probability of every token of the vocabulary.
+        score_fn: maps a prefix (without the prompt) to the log-probability of every token of the vocabulary.
         sequences: the catalogue, in any order.
         num_beams: live beams, and the most results.
         eos_token_id: the end token, appended to the sequences that lack it.
@@ -198,7 +199,7 @@ def reference_beam_search(
 
     Returns:
         At most `num_beams` pairs of a complete sequence and its score, best first; equal scores in lexicographic
-        order. Fewer where the search reached fewer. Sequences of score `-inf` are left out.
+        order. Fewer if the search reached fewer. Sequences of score `-inf` are omitted.
     """
     trie = ReferenceTrie.from_sequences(sequences, eos_token_id=eos_token_id)
     live: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
@@ -231,7 +232,7 @@ def reference_head_log_probs(
     use_state: bool = True,
     use_placeholders: bool = True,
 ) -> dict[int, float]:
-    """What a draft head gives every code behind a prefix, one vector at a time (NEZHA, equations 1 to 3).
+    """A draft head's log-probability of every code after a prefix, one vector at a time (NEZHA, equations 1 to 3).
 
     1. the state is the hidden state of the prompt's last token, `hidden[0]`;
     2. every token of the prefix moves it by its level's transition and by the token's own embedding;
@@ -241,7 +242,7 @@ def reference_head_log_probs(
         hidden: `[L + 1, H]`, of the prompt's last token and of the placeholders.
         weights: by the names of `DraftHead.state_dict()`.
         codebooks: for every level the tokens of its codes.
-        prefix: tokens that were chosen.
+        prefix: the tokens chosen so far.
         transition: "rnn", "gru", "mlp", "add" or "none".
         use_state: whether logits read the state.
         use_placeholders: whether they read the placeholders' hidden states.
@@ -296,7 +297,7 @@ def reference_sft(draft: Sequence[Sequence[Array]], labels: Sequence[Sequence[in
     """L_Rec of AtSpeed: -1/B sum_b 1/|y| sum_t log q(y_t | x, y_<t).
 
     Args:
-        draft: by row and position, log q over the vocabulary behind the label's first tokens.
+        draft: by row and position, log q over the vocabulary, after the label's first tokens.
         labels: the tokens of the label of each row.
     """
     losses = []
@@ -314,7 +315,7 @@ def reference_seqkd(draft: Distributions, sequences: Sequences) -> float:
 def reference_wordkd(
     draft: Sequence[Sequence[Array]], target: Sequence[Sequence[Array]], labels: Sequence[Sequence[int]]
 ) -> float:
-    """1/B sum_b 1/|y| sum_t KL(p || q), both over the whole vocabulary, behind the label's first tokens."""
+    """1/B sum_b 1/|y| sum_t KL(p || q), both over the whole vocabulary, after the label's first tokens."""
     losses = []
     for log_q, log_p, label in zip(draft, target, labels, strict=True):
         total = 0.0
@@ -348,7 +349,7 @@ def reference_align_s(
     num_tokens: int | None,
     density_weight: float = 1.0,
 ) -> float:
-    """Equation 4 of AtSpeed, with the mean over the sequences of all rows in the place of their sum.
+    """Equation 4 of AtSpeed, with the mean over the sequences of all rows instead of their sum.
 
     For each position: sum over V_c of q log(q / p), minus `density_weight` times sum over V_c of q log(q / p(y_K)).
     V_c are the `num_tokens` legal tokens of largest q; y_K is the last sequence of the row that has a token at this
@@ -412,15 +413,15 @@ def reference_relaxed_selection(
 ) -> list[Hashable]:
     """One step of AtSpeed's relaxed sampling verification, one sequence at a time (algorithm 2, lines 6 to 19).
 
-    Where it differs from the paper, as `hf_gr` does: of more sequences that pass than are wanted the first are kept,
-    not a random choice; and what `norm(max(0, p - q))` cannot fill is drawn from p, so that none is missing.
+    It differs from the paper in the same two ways as `hf_gr`: if more sequences pass than are needed, the first are
+    kept, not a random choice; places that `norm(max(0, p - q))` cannot fill are drawn from p, so that none is missing.
 
     Args:
         p: the target's probability of every sequence.
         q: the draft's; 0 for any other.
         drafted: sequences in the order in which the draft drew them.
         num_kept: K.
-        rng: of all draws.
+        rng: the source of all draws.
 
     Returns:
         K distinct sequences, or all that p has.

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Decoding and models in JAX, for TPUs: the PyTorch side's names where the same thing exists, and models of its own.
+"""Decoding and models in JAX, for TPUs: the PyTorch side's names for the same things, and models of its own.
 
 Knows no PyTorch. Needs the extra `flax`.
 """

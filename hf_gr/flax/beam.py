@@ -3,8 +3,8 @@
 """Candidates to beams: selection, and the pool of finished sequences. Knows no model.
 
 Meaning and order are those of transformers' beam search (`GenerationMixin._beam_search`), so results equal its own;
-`-inf`, not a large negative number, stands for "no such beam", so a dead beam stays dead. Where a level has fewer
-candidates than beams are wanted there are only as many beams, so that no forward scores beams that cannot exist.
+`-inf`, not a large negative number, means "no such beam", so a dead beam stays dead. If a level has fewer candidates
+than K there are only that many beams, so that no forward scores beams that cannot exist.
 
 Axes: B batch, K beams, C children, M candidates kept (at least K), T tokens generated so far, L tokens of the longest
     sequence.
@@ -23,7 +23,7 @@ from .transition import Children, along
 
 DEAD = -jnp.inf
 
-# Numbers that change from call to call without another program: arrays inside of it.
+# Numbers that may change from call to call without a new program: arrays inside it.
 Number = float | Float[Array, ""]
 
 
@@ -54,7 +54,7 @@ class Beams:
 
     @property
     def tokens(self) -> Int[Array, "batch beams"]:
-        """The token that each beam ends with."""
+        """The last token of each beam."""
         return self.sequences[..., -1]
 
     @property
@@ -75,13 +75,13 @@ class Beams:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Finished:
-    """The complete sequences of every row so far; for beams the best, best first; else one for each path.
+    """The complete sequences of every row so far: for beams the best, best first; else one for each path.
 
     Attributes:
-        sequences: tokens; anything behind the end.
-        beam_indices: as in `Beams`, -1 behind the end.
+        sequences: tokens; arbitrary after the end.
+        beam_indices: as in `Beams`, -1 after the end.
         scores: divided by length to the power `length_penalty`; `-inf` where there is no sequence yet.
-        may_improve: whether the row's running beams may still beat its finished ones.
+        may_improve: whether the row's live beams may still beat its finished ones.
     """
 
     sequences: Int[Array, "batch beams max_length"]
@@ -121,16 +121,16 @@ def select(
     Args:
         beams: the prefixes.
         candidates: their children.
-        scores: cumulative score of each child, `-inf` where there is none.
-        num_kept: M; fewer are kept where there are fewer candidates, illegal ones included.
+        scores: cumulative score of each child, `-inf` if there is none.
+        num_kept: M; fewer are kept if there are fewer candidates, illegal ones included.
         dead_state: the state of a kept beam that does not exist.
         do_sample: draw with probability proportional to `exp(score)` (the Gumbel top-k trick) instead.
-        key: of the draws of every row.
+        key: for the draws of every row.
     """
     num_children = scores.shape[-1]
     flat = scores.reshape(len(scores), -1)
     keys = flat + gumbel_like(flat, key) if do_sample else flat
-    # Not in blocks as on the PyTorch side: XLA's own top-k of 34,000 candidates is faster (0.1 ms on a CPU).
+    # Not in blocks as in PyTorch: XLA's own top-k of 34,000 candidates is faster (0.1 ms on a CPU).
     chosen = lax.top_k(keys, min(num_kept, flat.shape[-1]))[1]
     parents = chosen // num_children
     tokens, states = candidates.take(parents, chosen - parents * num_children)
@@ -148,7 +148,7 @@ def choose(
 ) -> Beams:
     """Extend every beam by its own best child, or by one drawn from its own children: beams do not compete.
 
-    The arguments are those of `select`, and so is the meaning of a score of `-inf`.
+    Arguments, and the meaning of `-inf`, are as in `select`.
     """
     keys = scores + gumbel_like(scores, key) if do_sample else scores
     best = keys.argmax(axis=-1).astype(jnp.int32)
@@ -184,7 +184,7 @@ def retire(
     length_penalty: Number,
     early_stopping: bool | str,
 ) -> tuple[Beams, Finished]:
-    """Move the candidates that end, and are among the K best, into the pool; the K best of the others go on.
+    """Move the candidates that end, and are among the K best, into the pool; the K best of the others continue.
 
     Args:
         kept: M candidates of one length, best first.
@@ -194,7 +194,7 @@ def retire(
         early_stopping: as in transformers: True closes a row as soon as its pool is full.
 
     Returns:
-        The K beams that go on, best first, and the new pool.
+        The K beams that continue, best first, and the new pool.
     """
     num_beams, length = finished.scores.shape[1], kept.sequences.shape[-1]
     is_open = finished.may_improve
@@ -215,7 +215,7 @@ def retire(
 
 
 def finish(kept: Beams, *, length_penalty: Number) -> Finished:
-    """The pool of K beams, best first, that all end with their last token: what `retire` would make of them."""
+    """The pool of K beams, best first, that all end with their last token: what `retire` would return."""
     length = kept.sequences.shape[-1]
     return Finished(
         sequences=kept.sequences,
@@ -226,7 +226,7 @@ def finish(kept: Beams, *, length_penalty: Number) -> Finished:
 
 
 def retire_in_place(kept: Beams, finished: Finished, ends: Bool[Array, "batch beams"]) -> tuple[Beams, Finished]:
-    """Move the paths that end to their own places in the pool; they do not go on."""
+    """Move the paths that end to their own places in the pool; they do not continue."""
     ends = ends & (kept.scores > DEAD)
     sequences, beam_indices = _to_length(kept, finished.sequences.shape[-1])
     pool = Finished(
@@ -251,7 +251,7 @@ def update_may_improve(
     early_stopping: bool | str,
     max_new_tokens: int | Int[Array, ""],
 ) -> Finished:
-    """Close the rows whose best running beam cannot beat the worst finished one, by transformers' own heuristic."""
+    """Close the rows whose best live beam cannot beat the worst finished one, by transformers' own heuristic."""
     length: Number = beams.sequences.shape[-1]
     if early_stopping == "never":
         length = jnp.where(jnp.asarray(length_penalty) > 0.0, jnp.asarray(max_new_tokens, jnp.float32), length)
@@ -265,7 +265,7 @@ def gumbel_like(
 ) -> Float[Array, " batch *shape"]:
     """Gumbel noise: the k largest of `scores + noise` are k draws without replacement from `softmax(scores)`.
 
-    Every row of the batch has a key of its own, so that what it draws does not depend on the others.
+    Every row of the batch has its own key, so that its draws do not depend on the others.
     """
     assert key is not None, "samples are drawn with a key for every row"
     return jax.vmap(lambda key: jax.random.gumbel(key, scores.shape[1:], scores.dtype))(key)
@@ -278,5 +278,5 @@ def _stop(beams: Beams, ends: Bool[Array, "batch beams"]) -> Beams:
 def _to_length(
     beams: Beams, max_length: int
 ) -> tuple[Int[Array, "batch beams max_length"], Int[Array, "batch beams max_length"]]:
-    behind = ((0, 0), (0, 0), (0, max_length - beams.sequences.shape[-1]))
-    return jnp.pad(beams.sequences, behind), jnp.pad(beams.beam_indices, behind, constant_values=-1)
+    after = ((0, 0), (0, 0), (0, max_length - beams.sequences.shape[-1]))
+    return jnp.pad(beams.sequences, after), jnp.pad(beams.beam_indices, after, constant_values=-1)

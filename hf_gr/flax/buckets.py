@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes that programs are compiled for: a few, each of which serves every smaller one. Knows no arrays' meaning."""
+"""Sizes that programs are compiled for: a few, each of which serves all smaller ones. Knows no arrays' meaning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 
 def bucket(number: int, *, least: int = 1, steps: int = 1) -> int:
-    """The smallest size, from `least` on, that is not below a number; from `least` every doubling has `steps` sizes.
+    """The smallest size, from `least` on, that is not below `number`; every doubling has `steps` sizes.
 
     Args:
         number: what must fit.
@@ -31,7 +31,7 @@ def bucket(number: int, *, least: int = 1, steps: int = 1) -> int:
 
 
 def padded(array: npt.NDArray[Any], size: int, fill: Any = 0, *, axis: int = 0, in_front: bool = False) -> Any:
-    """An array filled up to a size along an axis, at its end or `in_front`; the array itself if nothing is missing."""
+    """An array padded to a size along an axis, at its end or `in_front`; the array itself if nothing is missing."""
     missing = size - array.shape[axis]
     if not missing:
         return array

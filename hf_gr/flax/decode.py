@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one loop: score, then accept, level by level. Knows no model beyond its scorer.
 
-All of it, prefill included, is one pure function of arrays, made to be compiled as one program: levels are unrolled,
-shapes follow from the plan and the catalogue, and nothing asks the device. Every array has the batch in front, so that
-the rows of a batch may be spread over devices.
+All of it, prefill included, is one pure function of arrays, to be compiled as one program: levels are unrolled, shapes
+follow from the plan and the catalogue, and nothing synchronises. The batch is every array's first axis, so that the
+rows of a batch may be sharded over devices.
 
-With a drafter there are two ways on from a level: if all that can follow fits a draft, one forward scores it and the
-rest is decided by lookups; else the level is decided as without, and the next one asks again.
+With a drafter there are two ways to continue from a level: if all legal continuations fit a draft, one forward scores
+them and lookups decide the rest; else the level is decided as without a draft, and the next level checks again.
 
 Axes: B batch, K beams, C children, V vocabulary, P prompt, T generated tokens, R returned sequences a row.
 """
@@ -35,30 +35,30 @@ from .warpers import keep_min_p, keep_top_k, keep_top_p, renormalize
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DecodePlan:
-    """What one call asks for; names and meanings are transformers'.
+    """The options of one call; names and meanings are transformers'.
 
     Attributes:
-        num_beams: K; 1 decodes every path for itself (greedy, or sampling). Static, as are all up to `rows_axis`.
+        num_beams: K; 1 decodes every path on its own (greedy, or sampling). Static, as are all up to `rows_axis`.
         num_return_sequences: R.
-        num_kept: candidates kept a level: K and some to go on with when the best ones end.
+        num_kept: candidates kept a level: K, plus spares to replace beams that end here.
         do_sample: sample instead of taking the best.
         early_stopping: when a row with K complete sequences is done.
-        top_k: children that are sampled from; None for all.
-        min_tokens_to_keep: children that no warper takes away.
-        renormalize_logits: have scores normalised over the legal tokens of each step.
+        top_k: number of children to sample from; None for all.
+        min_tokens_to_keep: children that every warper keeps.
+        renormalize_logits: normalise scores over the legal tokens of each step.
         output_scores: keep the processed scores of every level.
         output_logits: keep the logits of every level.
         exit_early: skip levels once nothing can change.
-        drafter: who proposes nodes to be scored ahead; None for nobody.
-        rows_axis: the mesh axis over which rows are spread that go on together; None if these go on alone.
-        length_penalty: exponent of the length that scores are divided by. This and what follows may change from call
-            to call without another program.
-        max_new_tokens: the longest sequence that the heuristic of `early_stopping="never"` reckons with.
+        drafter: proposes nodes to score ahead; None for no draft.
+        rows_axis: the mesh axis over which rows that advance together are sharded; None if these advance alone.
+        length_penalty: exponent of the length that scores are divided by. This and the following may change from call
+            to call without a new program.
+        max_new_tokens: the longest sequence that the heuristic of `early_stopping="never"` assumes.
         fill_token_id: what follows the end of a sequence.
-        missing_token_id: what a row consists of where there is no further sequence; not `fill_token_id` if such a row
-            would be a sequence of the catalogue.
-        temperature: what scores are divided by; None for nothing.
-        top_p: probability of the children that are sampled from; None for all.
+        missing_token_id: fills a row that has no sequence left; not `fill_token_id` if such a row would be a sequence
+            of the catalogue.
+        temperature: divisor of scores; None for none.
+        top_p: total probability of the children to sample from; None for all.
         min_p: the least probability of those, relative to the largest; None for any.
     """
 
@@ -97,16 +97,16 @@ class DecodePlan:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Decoded:
-    """What came out: transformers' fields, generated part only.
+    """The result: transformers' fields, generated part only.
 
     Attributes:
-        sequences: tokens, `fill_token_id` behind the end; a row of `missing_token_id` where there was no further one.
+        sequences: tokens, `fill_token_id` after the end; a row of `missing_token_id` where no sequence is left.
         scores: `-inf` for such a row.
-        beam_indices: paths within the row, -1 behind the end.
-        num_levels: levels that were decided before nothing could change any more.
-        step_scores: one entry a level, if asked for; what was not decided means nothing.
-        step_logits: one entry a level, if asked for; what was not decided means nothing.
-        speculation: how many forwards it took, and what was scored ahead.
+        beam_indices: paths within the row, -1 after the end.
+        num_levels: levels decided before nothing could change any more.
+        step_scores: one entry a level, if requested; those of undecided levels mean nothing.
+        step_logits: one entry a level, if requested; those of undecided levels mean nothing.
+        speculation: the number of forwards, and what was scored ahead.
     """
 
     sequences: Int[Array, "batch returned length"]
@@ -118,16 +118,16 @@ class Decoded:
     speculation: Speculation
 
 
-# Of one level, what of it is put out: scores and logits.
+# The requested outputs of one level: scores and logits.
 Step = tuple[Array | None, Array | None]
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _State:
-    """What one level hands over to the next. What grows is last, so that the rest keeps its places.
+    """The state passed from one level to the next. What grows is last, so that the other leaves keep their places.
 
-    `source` is what logits come from: the tree and the model's cache, or what was scored ahead.
+    Logits come from `source`: the tree and the model's cache, or what was scored ahead.
     """
 
     beams: Beams
@@ -139,7 +139,7 @@ class _State:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Outcome:
-    """What is left behind the last level."""
+    """The result after the last level."""
 
     finished: Finished
     num_levels: Int[Array, ""]
@@ -160,19 +160,19 @@ def decode(
     Args:
         scorer: the model; static.
         params: its parameters.
-        catalogue: what each row may be answered with.
-        prompt: what each row begins with.
-        plan: what is asked for.
-        key: of the draws of every row; none are drawn without `do_sample`.
+        catalogue: the legal sequences of each row.
+        prompt: the start of each row.
+        plan: the options.
+        key: for the draws of every row; nothing is drawn without `do_sample`.
 
     Returns:
-        R sequences a row: the best first, then rows of padding where there are no more.
+        R sequences a row: the best first, then rows of padding if there are fewer.
 
     Source: STATIC, algorithm 1, with candidates scored before any truncation.
     """
     prompt_logits, cache = scorer.prefill(params, prompt)
     batch_size = len(prompt_logits)
-    # Equal beams need not be scored K times over.
+    # Equal beams need not be scored K times.
     width = 1 if plan.is_beam_search else plan.width
     state = _State(
         beams=Beams.start(batch_size, width, independent=not plan.is_beam_search),
@@ -183,7 +183,7 @@ def decode(
     search = _Search(scorer, params, catalogue, plan, key)
     shape = (batch_size, width, prompt_logits.shape[-1])
     state, step = search.decide(jnp.broadcast_to(prompt_logits[:, None], shape), state, level=0)
-    outcome = search.go_on(state, level=1)
+    outcome = search.run_from(state, level=1)
     step_scores, step_logits = zip(step, *outcome.steps, strict=True)
     return Decoded(
         *_best(outcome.finished, plan),
@@ -194,13 +194,13 @@ def decode(
     )
 
 
-# The whole of a call as one program; there is one for every scorer, static plan, and shapes of what is given.
+# A whole call as one program; there is one for every scorer, static plan, and set of argument shapes.
 decode_program = jax.jit(decode, static_argnames=("scorer",))
 
 
 @dataclass(frozen=True)
 class _Search:
-    """What is the same on all levels of a call, and the two ways on from one."""
+    """What all levels of a call share, and the two ways to continue from one."""
 
     scorer: Scorer
     params: Params
@@ -208,8 +208,8 @@ class _Search:
     plan: DecodePlan
     key: Key[Array, " batch"] | None
 
-    def go_on(self, state: _State, *, level: int) -> _Outcome:
-        """From a level to the end."""
+    def run_from(self, state: _State, *, level: int) -> _Outcome:
+        """Decode from a level to the end."""
         if level == self.catalogue.max_length:
             return _outcome(state)
         drafter = self.plan.drafter
@@ -225,7 +225,7 @@ class _Search:
         )
 
     def decide(self, logits: Float[Array, "batch beams vocab"], state: _State, *, level: int) -> tuple[_State, Step]:
-        """One level, by the logits behind the beams; and what of it is put out."""
+        """Decide one level from the logits after the beams; also returns the requested outputs."""
         beams, catalogue, plan = state.beams, self.catalogue, self.plan
         legal = children(beams.states, catalogue, level=level)
         scores = child_scores(logits, in_columns(legal, self.scorer, self.params, level=level), plan)
@@ -238,13 +238,13 @@ class _Search:
         return replace(state, beams=beams, finished=finished, num_levels=num_levels), (step_scores, step_logits)
 
     def _plainly(self, state: _State, *, level: int) -> _Outcome:
-        """Score the live beams, decide their level, and go on."""
+        """Score the live beams, decide their level, and continue."""
         state, step = self._one_level(state, level=level)
-        rest = self.go_on(state, level=level + 1)
+        rest = self.run_from(state, level=level + 1)
         return replace(rest, steps=(step, *rest.steps))
 
     def _ahead(self, state: _State, nodes: Nodes, num_steps: Int[Array, ""], *, level: int) -> _Outcome:
-        """Score the live beams and all that can follow, and decide all levels."""
+        """Score the live beams and all legal continuations, and decide all levels."""
         logits, source = self._score_ahead(state, nodes, num_steps, level=level)
         state, step = self.decide(logits, replace(state, source=source), level=level)
         steps = [step]
@@ -254,7 +254,7 @@ class _Search:
         return replace(_outcome(state), steps=tuple(steps))
 
     def _one_level(self, state: _State, *, level: int) -> tuple[_State, Step]:
-        """Score the live beams, or look their logits up, and decide; or leave all as it is if nothing can change."""
+        """Score the live beams, or look up their logits, and decide; change nothing if no row can change."""
 
         def run(state: _State) -> tuple[_State, Step]:
             if isinstance(state.source, Lookahead):
@@ -278,7 +278,7 @@ class _Search:
     def _score_ahead(
         self, state: _State, nodes: Nodes, num_steps: Int[Array, ""], *, level: int
     ) -> tuple[Float[Array, "batch beams vocab"], Lookahead]:
-        """One forward over the live beams and what is drafted below them; it is the last one."""
+        """One forward over the live beams and the nodes drafted below them: the last one of the call."""
         assert not isinstance(state.source, Lookahead)
         beams, (tree, cache) = state.beams, state.source
         tree, num_beams = tree.grow(beams.parents), beams.scores.shape[1]
@@ -294,19 +294,19 @@ class _Search:
 
 
 def _outcome(state: _State) -> _Outcome:
-    """What is left of the last level's state, without what its logits came from."""
+    """The last level's state without the source of its logits."""
     source, batch_size = state.source, len(state.beams.scores)
     if isinstance(source, Lookahead):
         speculation = source.speculation
-    else:  # the prefill decides the first level, a forward each of the others
+    else:  # the prefill decides the first level, one forward each of the others
         speculation = Speculation.none(batch_size, target_forwards=state.num_levels - 1)
     return _Outcome(state.finished, state.num_levels, speculation, ())
 
 
 def _unless_done(run: Callable[[_State], Any], state: _State, plan: DecodePlan) -> Any:
-    """Decide a level if any row can still change; else leave everything as it is, in the shapes of the next level."""
+    """Decide a level if any row can still change; else return the state unchanged, in the shapes of the next level."""
     shapes, after = jax.tree.flatten(jax.eval_shape(run, state))
-    # What is given back as it came is not copied, the prompt's keys above all.
+    # Leaves returned unchanged are not copied, above all the prompt's keys.
     of_state = len(jax.tree.leaves(state))
 
     def skip(state: _State) -> Any:
@@ -323,7 +323,7 @@ def _unless_done(run: Callable[[_State], Any], state: _State, plan: DecodePlan) 
 
 
 def in_columns(legal: Children, scorer: Scorer, params: Params, *, level: int) -> Children:
-    """Children by their places in a scorer's logits, where those are not over the vocabulary."""
+    """Children by their columns in a scorer's logits, if those are not over the vocabulary."""
     columns = getattr(scorer, "columns", None)
     if columns is None:
         return legal
@@ -333,11 +333,11 @@ def in_columns(legal: Children, scorer: Scorer, params: Params, *, level: int) -
 def child_scores(
     logits: Float[Array, "batch beams vocab"], legal: Children, plan: DecodePlan
 ) -> Float[Array, "batch beams children"]:
-    """The scores of one step for the children of every beam; what stands at illegal ones means nothing.
+    """The scores of one step for the children of every beam; the entries at illegal ones mean nothing.
 
-    Beam methods add up log-softmax values over the *full* vocabulary, invalid tokens then dropped; independent paths
-    compare logits: transformers' meanings. What comes behind the constraint there, does so here: warpers, which
-    compare legal tokens alone, and the normalisation over them.
+    Beam methods sum log-softmax values over the *full* vocabulary and then drop invalid tokens; independent paths
+    compare logits. As in transformers, warpers, which compare only legal tokens, and the normalisation over those come
+    after the constraint.
     """
     logits = logits.astype(jnp.float32)
     scores = legal.scores(logits)
@@ -364,7 +364,7 @@ def accept(
     level: int,
     key: Key[Array, " batch"] | None = None,
 ) -> tuple[Beams, Finished]:
-    """Decide one level: extend the beams, and move what is complete to the finished."""
+    """Decide one level: extend the beams, and move complete ones to the finished."""
     may_end = catalogue.has_leaves[level]
     how: dict[str, Any] = {"dead_state": catalogue.dead_state, "do_sample": plan.do_sample, "key": key}
     if not plan.is_beam_search:
@@ -410,7 +410,7 @@ def _any_left(beams: Beams, finished: Finished, plan: DecodePlan) -> Bool[Array,
 
 
 def _in_all_rows(flag: Bool[Array, ""], plan: DecodePlan) -> Bool[Array, ""]:
-    """Whether something holds wherever rows go on together."""
+    """Whether a flag holds on all devices whose rows advance together."""
     return flag if plan.rows_axis is None else lax.pmin(flag.astype(jnp.int32), plan.rows_axis) > 0
 
 
@@ -427,7 +427,7 @@ def _best(
 
 
 def _widened(beams: Beams, width: int) -> Beams:
-    """The same beams, and dead ones behind them."""
+    """The same beams, and dead ones after them."""
     missing = width - beams.scores.shape[1]
 
     def filled(array: Array, value: Any) -> Array:
@@ -442,7 +442,7 @@ def _widened(beams: Beams, width: int) -> Beams:
 
 
 def _per_path(step: Float[Array, "batch beams vocab"], plan: DecodePlan) -> Float[Array, "batch paths vocab"]:
-    """A row for every path; the first one of a plain beam search is the same for all."""
+    """A row for every path; the first step of a plain beam search is the same for all paths."""
     batch_size, num_beams, vocab_size = step.shape
     if num_beams == 1:
         return jnp.broadcast_to(step, (batch_size, plan.width, vocab_size))

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Llama, Qwen2, Qwen3, Mistral and Gemma: one decoder with a few switches. Knows no files.
 
-`DecoderSpec` reads the switches off a config, `DecoderScorer` is the forward over parameters under their Hugging Face
+`DecoderSpec` reads the switches from a config; `DecoderScorer` is the forward over parameters under their Hugging Face
 names, in torch's `[out, in]` layout.
 
 Axes: B batch, P prompt, N nodes, S slots, V vocabulary, H key-value heads, G query heads of each, D width of a head.
@@ -41,12 +41,12 @@ Rotation = tuple[Array, Array]
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """The static facts of a decoder: what its config says, as far as it changes the forward.
+    """The static facts of a decoder: the parts of its config that affect the forward.
 
     Attributes:
         vocab_size: V.
         hidden_size: width of the residual stream.
-        intermediate_size: width inside of the feed-forward layers.
+        intermediate_size: width inside the feed-forward layers.
         num_layers: decoder layers.
         num_heads: query heads, H * G.
         num_key_value_heads: H.
@@ -59,10 +59,10 @@ class DecoderSpec:
         mlp_bias: whether the feed-forward layers have them.
         head_norms: whether every head of q and k is normed (Qwen3).
         norms_plus_one: whether weights of norms are differences from 1 (Gemma).
-        embedding_scale: what embeddings are multiplied by (Gemma).
-        is_tied: whether the embeddings are the head, too.
-        sliding_window: how many tokens some layer sees, itself included; None for all. What is no longer than that
-            sees everything, and what is longer is refused.
+        embedding_scale: factor of the embeddings (Gemma).
+        is_tied: whether the embeddings are also the head.
+        sliding_window: how many tokens some layer sees, itself included; None for all. Sequences up to that length see
+            everything; longer ones are refused.
     """
 
     vocab_size: int
@@ -89,13 +89,13 @@ class DecoderSpec:
         """Read a transformers config of one of `FAMILIES`.
 
         Raises:
-            NotImplementedError: a field that asks for something else than this decoder does; it names the field.
-            ValueError: sizes that do not go together.
+            NotImplementedError: a field that this decoder does not implement; the message names the field.
+            ValueError: sizes that do not match.
         """
         family = config.model_type
         assert family in FAMILIES, family
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        # In transformers the other families have no such fields, whatever their configs say.
+        # In transformers the other families ignore these fields.
         has_bias = family in ("gemma", "llama", "qwen3") and bool(config.attention_bias)
         spec = cls(
             vocab_size=config.vocab_size,
@@ -138,12 +138,12 @@ class DecoderSpec:
 
     @property
     def stacks(self) -> dict[str, int]:
-        """Where the parameters of equal layers are, and how many of them there are."""
+        """Where the parameters of equal layers are, and how many layers there are."""
         return {LAYERS: self.num_layers}
 
     @property
     def aliases(self) -> dict[str, str]:
-        """Names by which a checkpoint may hold a tensor that is another one: as in transformers' tied weights."""
+        """A checkpoint's other names for a tensor, as in transformers' tied weights."""
         return {HEAD: EMBEDDING} if self.is_tied else {}
 
     def untie(self) -> DecoderSpec:
@@ -178,7 +178,7 @@ class DecoderSpec:
         return shapes if self.is_tied else {**shapes, HEAD: (self.vocab_size, hidden)}
 
     def check_length(self, num_tokens: int) -> None:
-        """Refuse sequences (prompt, its padding and what is generated) that a sliding layer would not see all of.
+        """Refuse sequences (prompt, padding and generated tokens) that a sliding layer would not see whole.
 
         Raises:
             NotImplementedError: sequences longer than the sliding window.
@@ -203,8 +203,8 @@ class DecoderScorer:
         >>> prompt = Prompt(jnp.array([[3, 4, 5]]), jnp.ones((1, 3), dtype=bool))
         >>> logits, cache = jax.jit(model.scorer.prefill)(model.params, prompt)
         >>> nodes, see = jnp.array([[6, 7]]), jnp.eye(2, dtype=bool)[None]
-        >>> behind, cache = jax.jit(model.scorer.score)(model.params, cache, nodes, jnp.array([1, 1]), see)
-        >>> logits.shape, behind.shape, cache.num_slots
+        >>> after, cache = jax.jit(model.scorer.score)(model.params, cache, nodes, jnp.array([1, 1]), see)
+        >>> logits.shape, after.shape, cache.num_slots
         ((1, 8), (1, 2, 8), 2)
     """
 
@@ -213,7 +213,7 @@ class DecoderScorer:
     def __call__(
         self, params: Params, input_ids: Int[Array, "batch tokens"], mask: Bool[Array, "batch tokens"]
     ) -> Float[Array, "batch tokens vocab"]:
-        """Logits behind every token: the plain causal forward. Padding may be anywhere."""
+        """Logits after every token: the plain causal forward. Padding may be anywhere."""
         turn = self._rotation(jnp.maximum(jnp.cumsum(mask, axis=-1) - 1, 0), params)
 
         def step(hidden: Array, layer: Layer, _: None) -> tuple[Array, None]:
@@ -228,14 +228,14 @@ class DecoderScorer:
         return self._logits(params, hidden)[:, 0], cache
 
     def hidden_states(self, params: Params, prompt: Prompt, *, num_last: int) -> Float[Array, "batch last hidden"]:
-        """What the head reads of the prompt's last tokens: the last layer's result behind the final norm."""
+        """What the head reads of the prompt's last tokens: the last layer's output after the final norm."""
         hidden, _ = self._read(params, prompt, num_last=num_last)
         return self._norm(hidden, params, "model.norm")
 
     def _read(
         self, params: Params, prompt: Prompt, *, num_last: int
     ) -> tuple[Float[Array, "batch last hidden"], Cache]:
-        """The prompt's keys and values, and the last layer's result at its last tokens, all of them real."""
+        """The prompt's keys and values, and the last layer's output at its last tokens, all of them real."""
         mask, layers = prompt.mask, params[LAYERS]
         places = np.arange(mask.shape[-1])
         is_past = places <= places[-num_last:, None]
@@ -245,7 +245,7 @@ class DecoderScorer:
             return self._layer(hidden, layer, turn, mask)
 
         def last_step(hidden: Array, layer: Layer) -> tuple[Array, KeysValues]:
-            # Of the last layer's other tokens nothing is asked but keys and values.
+            # The last layer's other tokens are only needed for keys and values.
             normed = self._norm(hidden, layer, "input_layernorm")
             own = self._keys_values(normed, layer, turn)
             end = (turn[0][:, -num_last:], turn[1][:, -num_last:])
@@ -331,7 +331,7 @@ class DecoderScorer:
         turn: Rotation,
         mask: Bool[Array, "batch tokens"],
     ) -> tuple[Float[Array, "batch tokens hidden"], KeysValues]:
-        """A layer over a prompt, and what it keeps of it."""
+        """A layer over a prompt, and the keys and values that it keeps."""
         normed = self._norm(hidden, layer, "input_layernorm")
         own = self._keys_values(normed, layer, turn)
         mixed = causal_attention(
@@ -362,7 +362,7 @@ def inverse_frequencies(config: Any, *, head_dim: int) -> tuple[float, ...]:
     """The frequencies of rotary embeddings, in fp32 as transformers computes them.
 
     Raises:
-        NotImplementedError: a scaling other than `linear` and `llama3`, or embeddings of a part of the channels.
+        NotImplementedError: a scaling other than `linear` and `llama3`, or embeddings of only some channels.
 
     Source: transformers' `ROPE_INIT_FUNCTIONS`; Llama 3.1 for `llama3`.
     """
@@ -406,7 +406,7 @@ def _activation(config: Any) -> str:
 
 def _sliding_window(config: Any) -> int | None:
     """The window of the config's sliding layers; None if it has no such layers."""
-    if config.model_type == "mistral":  # has no kinds of layers: all of them are sliding if there is a window
+    if config.model_type == "mistral":  # has no layer types: all layers are sliding if there is a window
         return config.sliding_window
     if config.model_type not in ("qwen2", "qwen3"):
         return None

@@ -3,7 +3,7 @@
 """Several devices: the rows of a batch over the axis "data", the model over "model". Knows no trie and no beams.
 
 Over "data" every device runs the one-device program on its own rows, with the catalogue and the model in its memory:
-nothing is exchanged. Over "model" the weights are spread, and XLA's partitioner adds what is to be exchanged.
+nothing is exchanged. Over "model" the weights are sharded, and XLA's partitioner adds the exchanges.
 
 Axes: B batch, D devices along "data", M devices along "model".
 """
@@ -30,8 +30,8 @@ from .scorers import Params, Prompt, Scorer
 from .transition import DeviceCatalogue, DevicePart
 
 DATA, MODEL = "data", "model"
-# What of a parameter `[*layers, out, in]` is spread over "model": its outputs or its inputs; what fits neither pattern
-# is on every device. Two products, one of either kind, then need one exchange: Megatron-LM, section 3.
+# The axis of a parameter `[*layers, out, in]` that is sharded over "model": outputs or inputs; a parameter that fits
+# neither pattern is on every device. Two products, one of each kind, then need one exchange: Megatron-LM, section 3.
 OUTPUTS = re.compile(
     r"((q|k|v|gate|up)_proj|(Self|EncDec)Attention\.[qkv]|wi(_[01])?|embed_tokens|shared|lm_head)\.(weight|bias)$"
 )
@@ -45,10 +45,10 @@ def to_mesh(mesh: Mesh | None) -> Mesh | None:
         mesh: devices along the axes "data" and "model", or one of them; None for all local devices along "data".
 
     Returns:
-        A mesh with both axes, which the partitioner may divide arrays over; None for a single device by default.
+        A mesh with both axes, over which the partitioner may divide arrays; None for a single device by default.
 
     Raises:
-        ValueError: no mesh, other axes, or devices of other processes.
+        ValueError: not a mesh, other axes, or devices of other processes.
     """
     if mesh is None:
         return _all_local_devices()
@@ -63,14 +63,14 @@ def to_mesh(mesh: Mesh | None) -> Mesh | None:
 
 
 def num_rows_on(mesh: Mesh | None, num_rows: int) -> int:
-    """The rows that a program has for so many: a power of two for each device along "data"."""
+    """The rows of a program for `num_rows`: a power of two for each device along "data"."""
     devices = 1 if mesh is None else mesh.shape[DATA]
     return devices * bucket(-(-num_rows // devices))
 
 
 @contextmanager
 def settings_of_ours(mesh: Mesh | None) -> Iterator[None]:
-    """JAX as our programs are written for, whatever a caller has set around: context mesh, promotions, transfers."""
+    """JAX's settings as our programs need them, whatever the caller has set: context mesh, promotions, transfers."""
     with (
         jax.numpy_rank_promotion("allow"),
         jax.numpy_dtype_promotion("standard"),
@@ -88,7 +88,7 @@ def replicated(mesh: Mesh | None) -> NamedSharding | None:
 def parameter_sharding(name: str, shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
     """Where a parameter `[*layers, out, in]`, or a bias `[*layers, out]`, is on a mesh.
 
-    An axis that the devices along "model" do not divide stays whole.
+    An axis that the number of devices along "model" does not divide stays whole.
     """
     axis = None
     if OUTPUTS.search(name):
@@ -116,10 +116,10 @@ def decode_on_mesh(
         mesh: from `to_mesh`.
         scorer: the model; static.
         params: its parameters, on the mesh: `FlaxModel.params_on`.
-        catalogue: what each row may be answered with, `replicated` but for what has a batch axis.
-        prompt: what each row begins with; a number of rows that D divides: `num_rows_on`.
-        plan: what is asked for.
-        key: of the draws of every row.
+        catalogue: the legal sequences of each row, `replicated` except for arrays with a batch axis.
+        prompt: what each row begins with; D divides the number of rows: `num_rows_on`.
+        plan: the options.
+        key: for the draws of every row.
     """
     if mesh.shape[MODEL] > 1:
         prompt, key = lax.with_sharding_constraint((prompt, key), NamedSharding(mesh, P(DATA)))

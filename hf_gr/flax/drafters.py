@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is scored ahead: all nodes below the live beams, where they are few enough. Decides nothing.
+"""Drafts nodes to score ahead: all nodes below the live beams, if they are few enough. Decides nothing.
 
 Inside a program shapes are fixed, so a draft always has as many nodes as its level's size, padding included.
 
@@ -22,16 +22,16 @@ from .buckets import bucket
 from .transition import Children, DeviceCatalogue, children, is_leaf
 from .tree import Nodes
 
-HEADROOM = 4  # of a draft's size over what the catalogue has below as many beams on average: beams like large subtrees
+HEADROOM = 4  # of a draft's size over the average subtree below that many beams: beams favour large subtrees
 SMALLEST_DRAFT = 16
 
 
 def plan_sizes(nodes_per_level: Sequence[int], num_beams: int, *, budget: int) -> tuple[int, ...]:
     """How many nodes a draft has, by the level of the live beams.
 
-    Nodes that are padding cost as much as others, so sizes follow what the catalogue has below as many beams on
-    average; a power of two, so that one program serves while a catalogue changes. Two levels draft, since
-    a program compiles a forward for each: the first where that average is within the budget, and the one above it,
+    Padding costs as much as other nodes, so sizes follow the catalogue's average number of nodes below as many beams,
+    rounded to a power of two, so that one program serves while a catalogue changes. Only two levels draft, since a
+    program compiles a forward for each: the first level where that average is within the budget, and the one above it,
     for beams and filters that leave less (the one below it, if there is none above).
 
     Args:
@@ -66,7 +66,7 @@ def plan_sizes(nodes_per_level: Sequence[int], num_beams: int, *, budget: int) -
 
 
 def open_children(legal: Children, catalogue: DeviceCatalogue, *, depth: int) -> Bool[Array, "batch above children"]:
-    """Which children something follows upon: those whose own children have to be scored."""
+    """Which children have children of their own: those after which logits are needed."""
     if not catalogue.has_leaves[depth - 1]:
         return legal.legal
     batch_size, num_above, num_children = legal.tokens.shape
@@ -78,9 +78,9 @@ def open_children(legal: Children, catalogue: DeviceCatalogue, *, depth: int) ->
 
 @dataclass(frozen=True)
 class TreeDrafter:
-    """Drafts the whole legal subtree below the beams where it fits.
+    """Drafts the whole legal subtree below the beams if it fits.
 
-    What the catalogue drafts holds all that can follow, so it is never rejected, and all levels are decided together.
+    The draft holds all legal continuations, so it is never rejected, and all levels are decided together.
 
     Attributes:
         sizes: by level of the beams, nodes of a draft: see `plan_sizes`.
@@ -104,11 +104,11 @@ class TreeDrafter:
         places = jnp.arange(num_beams, dtype=jnp.int32)
         used, num_steps = jnp.int32(0), jnp.int32(0)
         depths = jnp.full(size, level + 1, dtype=jnp.int32)
-        # Nothing follows upon the last level's tokens: they need no logits.
+        # Nothing follows the last level's tokens: they need no logits.
         for depth in range(level + 1, catalogue.max_length):
             legal = children(states, catalogue, level=depth - 1)
             tokens, parents, states, width = _all_children(legal, places, catalogue, depth=depth, room=size)
-            # Behind the levels above; the padding of each is overwritten by the next one.
+            # After the levels above; each level's padding is overwritten by the next.
             made = (tokens, parents, states)
             filled = [_put(before, new, used) for before, new in zip(filled, made, strict=True)]
             places = num_beams + used + jnp.arange(tokens.shape[1], dtype=jnp.int32)
@@ -121,7 +121,7 @@ class TreeDrafter:
 def _all_children(
     legal: Children, places: Int[Array, " above"], catalogue: DeviceCatalogue, *, depth: int, room: int
 ) -> tuple[Int[Array, "batch width"], Int[Array, "batch width"], Int[Array, "batch width"], Int[Array, ""]]:
-    """All children that something follows upon: tokens, parents by their places, states; and how many a row has."""
+    """All children with children of their own: tokens, parents by their places, states; and the most of any row."""
     batch_size, num_above, num_children = legal.tokens.shape
     wanted = open_children(legal, catalogue, depth=depth).reshape(batch_size, -1)
     so_far = jnp.cumsum(wanted, axis=-1, dtype=jnp.int32)
@@ -143,6 +143,6 @@ def _all_children(
 def _put(
     row: Int[Array, "batch nodes"], new: Int[Array, "batch width"], start: Int[Array, ""]
 ) -> Int[Array, "batch nodes"]:
-    """New entries from a place on; what has no room is dropped."""
+    """Write new entries from `start`; those without room are dropped."""
     longer = jnp.pad(row, ((0, 0), (0, new.shape[1])))
     return lax.dynamic_update_slice_in_dim(longer, new, start, axis=1)[:, : row.shape[1]]

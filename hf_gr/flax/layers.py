@@ -1,8 +1,8 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What models are made of: pure functions of arrays. Knows no model, no checkpoint and no scorer.
+"""The building blocks of models: pure functions of arrays. Knows no model, no checkpoint and no scorer.
 
-Numbers follow transformers: norms, softmax and logits in fp32, everything else in the parameters' type.
+Numbers follow transformers: norms, softmax and logits in fp32, everything else in the parameters' dtype.
 
 Axes: B batch, H key-value heads, G query heads of each of those, N queries, S keys, D width of a head.
 """
@@ -25,10 +25,10 @@ Layers: TypeAlias = (
     "tuple[Layer, ...] | Layer"  # one by one, or stacked: every array then has a leading axis of layers
 )
 
-QUERIES_AT_ONCE = 256  # of a causal prompt: what lies ahead of a whole block of queries is not computed
-MAX_BLOCKS = 8  # of a causal prompt: each is code of its own to compile
-# With fewer layers than this each is compiled for itself: XLA's loops copy a layer's parameters before they use them
-# (on a CPU 5 to 50 % of a forward), but compile in a time that does not grow with depth.
+QUERIES_AT_ONCE = 256  # of a causal prompt: keys after a whole block of queries are skipped
+MAX_BLOCKS = 8  # of a causal prompt: each is compiled as code of its own
+# With fewer layers than this, each is compiled on its own: XLA's loops copy a layer's parameters before using them
+# (on a CPU 5 to 50 % of a forward), but their compile time does not grow with depth.
 MIN_SCANNED_LAYERS = 9
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -49,7 +49,7 @@ def linear(x: Float[Array, "*rows n_in"], layer: Layer, name: str) -> Float[Arra
 
 
 def to_logits(x: Float[Array, "*rows width"], weight: Float[Array, "vocab width"]) -> Float[Array, "*rows vocab"]:
-    """Logits, in fp32 whatever the parameters' type."""
+    """Logits, in fp32 whatever the parameters' dtype."""
     return _times_transposed(x, weight, dtype=jnp.float32)
 
 
@@ -91,12 +91,12 @@ def to_heads(x: Float[Array, "batch tokens width"], *heads: int) -> Float[Array,
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Block:
-    """Keys that queries may attend to, with values.
+    """Keys that queries may attend to, with their values.
 
     Attributes:
         keys: of each key-value head; its query heads share them.
-        values: likewise.
-        mask: who sees whom; one row if all queries see the same.
+        values: of the same heads.
+        mask: which keys each query sees; one row if all queries see the same.
         bias: added to scores; None for nothing.
     """
 
@@ -111,11 +111,11 @@ def attention(
 ) -> Float[Array, "batch queries width"]:
     """Attention over several blocks of keys at once: one softmax over all, and no block is moved or repeated.
 
-    A query that sees nothing gets some average of the values: what comes of padding means nothing, but is finite.
+    A query that sees nothing gets some average of the values: results at padding mean nothing, but are finite.
 
     Args:
         queries: of all query heads, grouped by the key-value head that they share.
-        blocks: what is attended to.
+        blocks: the keys and values.
         scale: of scores, before their bias.
 
     Source: xGR, section 5, over a shared and an unshared cache.
@@ -150,7 +150,7 @@ def causal_attention(
     scale: float,
     bias: Float[Array, "heads groups tokens tokens"] | None = None,
 ) -> Float[Array, "batch tokens width"]:
-    """Attention of a prompt to itself, where a token sees the real ones up to itself."""
+    """Attention of a prompt to itself: a token sees the real tokens up to itself."""
     length = mask.shape[-1]
     step = max(QUERIES_AT_ONCE, -(-length // MAX_BLOCKS))
     parts = []
@@ -173,16 +173,16 @@ def over_layers(
     layers: Layers,
     given: Any = None,
 ) -> tuple[Any, Any]:
-    """Run layers one after the other: `carry, made = step(carry, layer, given)`.
+    """Run layers in sequence: `carry, made = step(carry, layer, given)`.
 
     Args:
         step: one layer.
-        carry: what the first layer begins with.
+        carry: the first layer's input.
         layers: parameters, one by one or stacked.
-        given: what each layer is given beside them, one by one or stacked as the layers are; None for nothing.
+        given: each layer's further input, one by one or stacked as the layers are; None for none.
 
     Returns:
-        What the last layer ends with, and what the layers made, one by one or stacked.
+        The last layer's carry, and what the layers made, one by one or stacked.
     """
     if isinstance(layers, tuple):
         made = []
@@ -201,7 +201,7 @@ class RelativeBuckets:
     Attributes:
         num_buckets: of them, for both directions.
         max_distance: distances from here on share the last bucket.
-        is_causal: whether keys lie behind their query only.
+        is_causal: whether keys never come after their query.
         buckets: the bucket of each distance, key minus query, from `-max_distance` to `max_distance`.
 
     Source: T5, section 2.1; transformers' `_relative_position_bucket`, to the rounding of its fp32 logarithm.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The nnx model: parameters under their Hugging Face names, from and to transformers' checkpoints.
 
-What is computed with them is in `decoder.py` and `t5.py`, as pure functions of `FlaxModel.params`: the same arrays in
-a few large pieces, because a call costs as much as its arguments are many.
+The forwards are in `decoder.py` and `t5.py`, as pure functions of `FlaxModel.params`: the same arrays in a few large
+pieces, because the cost of a call grows with the number of its arguments.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ class FlaxModel(Parameters):
     """A Llama, Qwen2, Qwen3, Mistral, Gemma or T5 in JAX, on the checkpoints that transformers loads in PyTorch.
 
     Its attributes are the checkpoint's tensors: `model.model.layers[0].self_attn.q_proj.weight` is an `nnx.Param` in
-    torch's `[out, in]` layout, to be read, replaced or trained. `params` are the same numbers for `scorer`.
+    torch's `[out, in]` layout, to be read, replaced or trained. `params` holds the same numbers for `scorer`.
 
     Args:
         config: a config of transformers.
         arrays: the parameters by name; random ones if None.
-        rngs: where random ones come from; seed 0 if None.
+        rngs: the source of random ones; seed 0 if None.
         dtype: of random ones.
 
     Attributes:
         config: the config.
         generation_config: transformers' defaults of `generate`.
         draft_head: for `generate(drafting="head")`, if the checkpoint has one.
-        spec: the static facts that the config says.
+        spec: the static facts of the config.
 
     Raises:
         NotImplementedError: an architecture or a field that is not implemented in Flax; it names the field.
-        ValueError: an array that is missing, unexpected or of another shape.
+        ValueError: an array that is missing, unexpected or of the wrong shape.
 
     Example:
         >>> from transformers import LlamaConfig
@@ -107,20 +107,20 @@ class FlaxModel(Parameters):
         subfolder: str = "",
         dtype: Any = None,
     ) -> FlaxModel:
-        """Load a checkpoint from a folder or the Hub: one or several safetensors, as transformers saves them.
+        """Load a checkpoint from a folder or the Hub: one or several safetensors files, as transformers saves them.
 
         Args:
             repo_or_dir: folder or repository id.
             revision: branch, tag or commit.
             token: of the Hub.
             cache_dir: where downloads are kept.
-            local_files_only: use nothing but what was downloaded before.
-            subfolder: of the checkpoint within the folder or repository.
-            dtype: what to convert parameters to: "float32", "bfloat16" or "float16", as a name or as jax.numpy's; None
+            local_files_only: use only files that were downloaded before.
+            subfolder: the checkpoint's folder within the folder or repository.
+            dtype: to convert parameters to: "float32", "bfloat16" or "float16", as a name or as jax.numpy's; None
                 or "auto" for the checkpoint's own.
 
         Raises:
-            ValueError: nothing there; a tensor that is missing, unexpected or of another shape.
+            ValueError: no checkpoint there; a tensor that is missing, unexpected or of the wrong shape.
             NotImplementedError: an architecture or a field that is not implemented in Flax; it names the field.
         """
         from transformers import AutoConfig, GenerationConfig
@@ -155,18 +155,18 @@ class FlaxModel(Parameters):
         return model
 
     def add_draft_head(self, head: DraftHead) -> DraftHead:
-        """Give the model a draft head, in the place of one that it may have.
+        """Give the model a draft head; it replaces an existing one.
 
         Args:
             head: trained in PyTorch, such as `DraftHead.from_pretrained(...)`. Its placeholders' embeddings are
-                written into the model's, in the rows of their ids. That it was trained on these weights nobody can
-                check.
+                written into the model's, in the rows of their ids. It must have been trained on these weights, which
+                cannot be checked.
 
         Returns:
-            The head, `model.draft_head`, in the type of the model.
+            The head, `model.draft_head`, in the model's dtype.
 
         Raises:
-            ValueError: a head of another hidden size, or of codes or placeholders beyond the model's vocabulary.
+            ValueError: a head with another hidden size, or with codes or placeholders outside the model's vocabulary.
         """
         if not isinstance(head, DraftHead):
             raise ValueError(
@@ -203,13 +203,13 @@ class FlaxModel(Parameters):
         return self.draft_head
 
     def save_pretrained(self, save_directory: str | Path, *, max_shard_size: int | str = "5GB") -> None:
-        """Save a checkpoint that transformers loads, and this class.
+        """Save a checkpoint that transformers and this class load.
 
-        One with a draft head, or that names a catalogue, gets a model card, unless there is one.
+        A checkpoint with a draft head or a named catalogue gets a model card unless it has one.
 
         Args:
-            save_directory: made if it is not there; a checkpoint in it is replaced.
-            max_shard_size: of a file; what is larger becomes several, and an index.
+            save_directory: created if necessary; a checkpoint in it is replaced.
+            max_shard_size: of a file; a larger checkpoint becomes several files and an index.
 
         Raises:
             ValueError: a file in the folder's place.
@@ -232,10 +232,10 @@ class FlaxModel(Parameters):
         create_pr: bool = False,
         max_shard_size: int | str = "5GB",
     ) -> str:
-        """Upload the checkpoint to a repository of the Hub, which is created if need be; a model card there is kept.
+        """Upload the checkpoint to a repository of the Hub, created if necessary; an existing model card is kept.
 
         Returns:
-            The commit's address.
+            The commit's URL.
         """
         return push_folder(
             lambda folder, name: self._save(folder, max_shard_size=max_shard_size, card=self._card(name)),
@@ -253,7 +253,7 @@ class FlaxModel(Parameters):
         attention_mask: ArrayLike | None = None,
         decoder_input_ids: ArrayLike | None = None,
     ) -> Float[Array, "batch tokens vocab"]:
-        """Logits behind every token (of the decoder), in fp32.
+        """Logits after every token (of the decoder), in fp32.
 
         Args:
             input_ids: `[B, P]`.
@@ -261,9 +261,9 @@ class FlaxModel(Parameters):
             decoder_input_ids: `[B, Q]`, of an encoder-decoder.
 
         Raises:
-            ValueError: another number of axes or rows, or none of them, tokens of NumPy or of a list that are outside
-                of the vocabulary (those of JAX are not looked at), or decoder tokens where there is no decoder, or
-                none where there is one.
+            ValueError: a wrong number of axes or rows, or no rows; tokens, in NumPy or a list, outside the vocabulary
+                (those in JAX are not checked); decoder tokens for a model without an encoder, or none for one with an
+                encoder.
             NotImplementedError: more tokens than a sliding window.
         """
         tokens = _to_tokens(input_ids, "input_ids", self.spec.vocab_size)
@@ -288,7 +288,7 @@ class FlaxModel(Parameters):
 
     @property
     def generation_config(self) -> Any:
-        """Defaults of `generate`; those that the config says, unless others were loaded or set."""
+        """Defaults of `generate`: those of the config, unless others were loaded or set."""
         if self._facts.generation_config is None:
             from transformers import GenerationConfig
 
@@ -311,20 +311,20 @@ class FlaxModel(Parameters):
 
     @property
     def is_encoder_decoder(self) -> bool:
-        """Whether prompts are read by an encoder."""
+        """Whether an encoder reads the prompts."""
         return isinstance(self.scorer, T5Scorer)
 
     @property
     def dtype(self) -> Any:
-        """The type of the embeddings, which everything is computed in."""
+        """The embeddings' dtype, in which everything is computed."""
         return self._facts.get(self)[0].dtype
 
     @property
     def params(self) -> Params:
-        """The parameters as `scorer` takes them: layers stacked, or one by one where there are few.
+        """The parameters as `scorer` takes them: layers stacked, or one by one if there are few.
 
-        They are made at the first use and kept until a parameter is replaced. They take the memory of the parameters
-        once more: on an accelerator they are the only copy there, if the model was loaded with `from_pretrained`.
+        They are made on first use and kept until a parameter is replaced. They are a second copy of the parameters;
+        on an accelerator, the only copy there if the model was loaded with `from_pretrained`.
         """
         return self.params_on(None)
 
@@ -375,7 +375,7 @@ class FlaxModel(Parameters):
 
 
 class _Facts:
-    """What a model has beside its parameters. nnx takes such an object as it is, equal to itself alone."""
+    """What a model has besides its parameters. To nnx such an object is opaque, equal only to itself."""
 
     def __init__(self, config: Any, spec: Spec, names: tuple[str, ...]) -> None:
         self.config = config
@@ -383,12 +383,12 @@ class _Facts:
         self.spec = spec
         self.names = names
         self.get = attrgetter(*names)  # finds 300 parameters in 0.1 ms
-        # Parameters, and what was made of them for every mesh in use.
+        # Parameters, and what was made from them for every mesh in use.
         self.made: tuple[Sequence[Array], dict[Mesh | None, Params]] = ((), {})
 
 
 def random_arrays(spec: Spec, rngs: nnx.Rngs, *, dtype: Any = "float32") -> dict[str, Array]:
-    """Parameters by name, for tests and for training: norms that do nothing, no biases, and weights of unit gain."""
+    """Parameters by name, for tests and training: norms that change nothing, zero biases, and weights of unit gain."""
     name = checkpoint.check_dtype(dtype) or "float32"
     norm = 0.0 if getattr(spec, "norms_plus_one", False) else 1.0
     arrays: dict[str, Array] = {}
@@ -403,17 +403,17 @@ def random_arrays(spec: Spec, rngs: nnx.Rngs, *, dtype: Any = "float32") -> dict
 def to_params(
     arrays: Mapping[str, Array], stacks: Mapping[str, int], *, scanned: bool | None = None, mesh: Mesh | None = None
 ) -> Params:
-    """Parameters by name, as scorers take them.
+    """Parameters by name, in the form that scorers take.
 
     Args:
         arrays: by their Hugging Face names.
         stacks: where equal layers are, and how many: `{"model.layers": 28}`.
         scanned: whether layers are stacked, for `lax.scan`; None to decide by their number.
-        mesh: where they shall be, by `devices.parameter_sharding`; None for JAX's default device.
+        mesh: where to place them, by `devices.parameter_sharding`; None for JAX's default device.
 
     Returns:
-        Under the name of each stack its layers, as one dict of stacked arrays or as a tuple of dicts; what not every
-        layer has, and everything else, under its own name.
+        Under the name of each stack its layers, as one dict of stacked arrays or as a tuple of dicts; parameters that
+        not every layer has, and all others, under their own names.
     """
 
     def placed(name: str, array: Any) -> Array:
@@ -448,13 +448,13 @@ def _forward(scorer: DecoderScorer | T5Scorer, params: Params, *arrays: Array) -
 
 
 def _stack(arrays: Sequence[Array]) -> Any:
-    if all(_is_on_host(array) for array in arrays):  # without a program to compile for every shape
+    if all(_is_on_host(array) for array in arrays):  # compiles no program for every shape
         return np.stack([np.asarray(array) for array in arrays])
     return jnp.stack(arrays)
 
 
 def _on_device(array: Any) -> Array:
-    """An array where JAX computes: those that wait in the host's memory are moved."""
+    """An array on JAX's device: arrays in the host's memory are moved there."""
     if isinstance(array, np.ndarray):
         return jnp.asarray(array)
     return jnp.asarray(np.asarray(array)) if jax.default_backend() != "cpu" and _is_on_host(array) else array
@@ -474,7 +474,7 @@ def _check_shapes(arrays: Mapping[str, Array], expected: Mapping[str, tuple[int,
 
 
 def _to_tokens(tokens: ArrayLike, name: str, vocab_size: int) -> Array:
-    if isinstance(tokens, jax.Array):  # may be a tracer, or far away: what is in it is not looked at
+    if isinstance(tokens, jax.Array):  # may be a tracer, or on a device: its values are not read
         array: Any = tokens
     else:
         array = np.asarray(tokens)
@@ -490,6 +490,6 @@ def _to_tokens(tokens: ArrayLike, name: str, vocab_size: int) -> Array:
 
 
 def _architecture(family: str) -> str:
-    """The class of transformers that a checkpoint of ours belongs to."""
+    """The transformers class of a checkpoint of ours."""
     names = {"gemma": "Gemma", "llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
     return "T5ForConditionalGeneration" if family == "t5" else f"{names[family]}ForCausalLM"

@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 
 class Parameters(nnx.Module):
-    """Parameters, and groups of them, as attributes: `self_attn.q_proj.weight` is just that.
+    """Parameters, and groups of them, as attributes, such as `self_attn.q_proj.weight`.
 
     Args:
         arrays: by dotted names; numbers become places of an `nnx.List`.

@@ -1,9 +1,9 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Who scores tree nodes: a model, with the nodes of a request on the sequence axis, over one prompt.
+"""Scores tree nodes by a model, with the nodes of a request on the sequence axis, over one prompt.
 
-A scorer is static: hashable, equal to another one of the same configuration, without arrays; a program is compiled
-once for all that are equal. Everything that changes is an argument: parameters, prompt, cache. Nothing is mutated.
+A scorer is static: hashable, equal to any other of the same configuration, without arrays; a program is compiled
+once for all equal ones. Everything that changes is an argument: parameters, prompt, cache. Nothing is mutated.
 
 Axes: B batch, P prompt, N nodes of one call, S slots (nodes scored so far), V vocabulary, D width of a head.
 """
@@ -23,12 +23,12 @@ Params = Any  # a pytree of arrays: `FlaxModel.params`
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Prompt:
-    """What a request begins with.
+    """The start of a request.
 
     Attributes:
         input_ids: the prompt; for a decoder padded on the left, for an encoder padded anywhere.
         mask: real tokens of the prompt.
-        decoder_input_ids: what an encoder-decoder's sequences begin with, all of it real; None for a decoder.
+        decoder_input_ids: the first tokens of an encoder-decoder's sequences, all of them real; None for a decoder.
     """
 
     input_ids: Int[Array, "batch prompt"]
@@ -55,14 +55,13 @@ Layered: TypeAlias = KeysValues | tuple[KeysValues, ...]  # of all layers: stack
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Cache:
-    """Keys and values of a prompt, stored once a request, and of the nodes behind it.
+    """Keys and values of a prompt, stored once a request, and of the nodes after it.
 
     Attributes:
         prompt: of the tokens that nodes follow: the prompt of a decoder, the start of an encoder-decoder's sequences.
         prompt_mask: real tokens among those.
-        next_position: the position behind them.
-        suffix: of nodes, in the order in which they were scored: a new one gets the next slot, and keeps it. None
-            before the first.
+        next_position: the position after them.
+        suffix: of nodes, in scoring order: a new node gets the next slot, and keeps it. None before the first.
         slot_depths: the depth of the node in each slot; None before the first.
         cross: of the encoder's tokens; None for a decoder.
         cross_mask: real tokens among those.
@@ -89,11 +88,11 @@ class Cache:
         return tuple(zip(*((None,) * len(self.prompt) if part is None else part for part in parts), strict=True))
 
     def depths_with(self, depths: Int[Array, " nodes"]) -> Int[Array, " slots"]:
-        """The depths of all slots once nodes of these depths are behind those in use."""
+        """The depths of all slots once nodes of these depths follow those in use."""
         return depths if self.slot_depths is None else jnp.concatenate([self.slot_depths, depths])
 
     def grow(self, suffix: Layered, depths: Int[Array, " nodes"]) -> Cache:
-        """The cache with nodes of these depths in it; `suffix` has those in use, too."""
+        """The cache with new nodes of these depths; `suffix` also has those in use."""
         return replace(self, suffix=suffix, slot_depths=self.depths_with(depths))
 
 
@@ -105,7 +104,7 @@ class Scorer(Protocol):
         """Compute the prompt, once a request.
 
         Returns:
-            The logits behind the prompt (fp32), and a cache without nodes.
+            The logits after the prompt (fp32), and a cache without nodes.
         """
         ...
 
@@ -121,13 +120,13 @@ class Scorer(Protocol):
 
         Args:
             params: the parameters that the prompt was computed with.
-            cache: what came back last.
+            cache: as returned by the last call.
             tokens: the token that each node ends with.
-            depths: tokens from the prompt to each node, itself included: 1 for a node right behind the prompt.
+            depths: tokens from the prompt to each node, itself included: 1 for a node right after the prompt.
             visible: whether a node sees each slot: true for its ancestors and for itself. The slots of this call come
-                behind those of `cache`.
+                after those of `cache`.
 
         Returns:
-            The logits behind each node (fp32), and the cache with the nodes in it.
+            The logits after each node (fp32), and the cache with the nodes.
         """
         ...

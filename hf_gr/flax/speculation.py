@@ -23,15 +23,15 @@ from .verifiers import locate
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Speculation:
-    """What was scored ahead in one call, and what came of it. Inside of a program everything is an array.
+    """What one call scored ahead, and what was accepted. Inside a program everything is an array.
 
     Attributes:
-        target_forwards: forwards of the model behind the prefill; the same for all rows that are decided together.
+        target_forwards: forwards of the model after the prefill; the same for all rows that are decided together.
         draft_forwards: forwards of a draft model: none.
-        drafted_nodes: nodes that were scored ahead, by row.
+        drafted_nodes: nodes scored ahead, by row.
         accepted_nodes: those of them that became beams.
-        drafted_steps: levels that were drafted, by row.
-        accepted_steps: levels that were decided from a draft.
+        drafted_steps: levels drafted, by row.
+        accepted_steps: levels decided from a draft.
     """
 
     target_forwards: Int[Array, " batch"] | int
@@ -53,13 +53,13 @@ class Drafter(Protocol):
     """Proposes nodes below the live beams. Static: hashable, without arrays."""
 
     def size(self, level: int) -> int:
-        """How many nodes a draft below beams of a level has, padding included; 0 where nothing is ever drafted."""
+        """How many nodes a draft below beams of a level has, padding included; 0 if nothing is ever drafted."""
         ...
 
     def draft(
         self, beams: Beams, catalogue: DeviceCatalogue, *, level: int
     ) -> tuple[Nodes, Int[Array, ""], Bool[Array, ""]]:
-        """All that can follow upon the beams.
+        """All legal continuations of the beams.
 
         Args:
             beams: the live beams.
@@ -67,8 +67,7 @@ class Drafter(Protocol):
             level: tokens of each beam.
 
         Returns:
-            The nodes; how many levels of them there are; and whether they are all and not none: else nothing must be
-            done with them.
+            The nodes; their number of levels; and whether they are complete and not empty: else they must not be used.
         """
         ...
 
@@ -76,11 +75,11 @@ class Drafter(Protocol):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Lookahead:
-    """What was scored ahead: the logits behind all that can follow.
+    """What was scored ahead: the logits after all legal continuations.
 
     Attributes:
         nodes: the drafted nodes.
-        scored: the logits behind each.
+        scored: the logits after each.
         speculation: what happened so far.
     """
 
@@ -98,17 +97,17 @@ class Lookahead:
         target_forwards: int,
         dead_state: Int[Array, ""],
     ) -> Lookahead:
-        """What is scored, of so many levels; nothing of it is accepted yet."""
+        """Scored nodes of `num_steps` levels; none is accepted yet."""
         none = Speculation.none(len(scored), target_forwards=target_forwards)
         drafted = (nodes.states != dead_state).sum(-1, dtype=jnp.int32)
         return cls(nodes, scored, replace(none, drafted_nodes=drafted, drafted_steps=none.drafted_steps + num_steps))
 
     def logits(self, beams: Beams) -> tuple[Float[Array, "batch beams vocab"], Lookahead]:
-        """The logits behind every beam; anything behind what has ended."""
-        places, _ = locate(beams, self.nodes)  # every living beam is there: the draft lacks nothing
+        """The logits after every beam; arbitrary ones after beams that have ended."""
+        places, _ = locate(beams, self.nodes)  # every live beam has a place: the draft is complete
         alive = beams.scores > DEAD
         own = jnp.arange(self.nodes.states.shape[1], dtype=jnp.int32)
-        stood_on = ((places[..., None] == own) & alive[..., None]).any(1)  # several paths may have one node
+        stood_on = ((places[..., None] == own) & alive[..., None]).any(1)  # several paths may share a node
         before = self.speculation
         after = replace(
             before,

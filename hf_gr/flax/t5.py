@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """T5 and T5 v1.1: an encoder, and a decoder in the tree layout. Knows no files.
 
-Transformers derives T5's positions from lengths, so that its decoder needs a row a beam. Here relative positions
-come from the depths of nodes, and T5 is called as any decoder is: nodes on the sequence axis, the encoder's keys and
-values stored once a request.
+Transformers derives T5's positions from lengths, so its decoder needs a row a beam. Here relative positions come from
+the depths of nodes, and T5 is called like any decoder: nodes on the sequence axis, the encoder's keys and values
+stored once a request.
 
 Axes: B batch, P prompt (of the encoder), Q start (of the decoder), N nodes, S slots, V vocabulary, H heads.
 """
@@ -39,13 +39,13 @@ SELF, CROSS = "layer.0.SelfAttention", "layer.1.EncDecAttention"
 
 @dataclass(frozen=True)
 class T5Spec:
-    """The static facts of a T5: what its config says, as far as it changes the forward.
+    """The static facts of a T5: the parts of its config that affect the forward.
 
     Attributes:
         vocab_size: V.
         hidden_size: width of the residual stream (`d_model`).
         head_dim: width of a head (`d_kv`).
-        intermediate_size: width inside of the feed-forward layers (`d_ff`).
+        intermediate_size: width inside the feed-forward layers (`d_ff`).
         num_layers: layers of the encoder.
         num_decoder_layers: layers of the decoder.
         num_heads: H.
@@ -53,9 +53,9 @@ class T5Spec:
         is_gated: whether those are gated (v1.1).
         norm_eps: added to the mean square in norms.
         num_buckets: of relative positions.
-        max_distance: from which on relative positions share a bucket.
+        max_distance: relative positions from here on share a bucket.
         scales_outputs: whether the decoder's outputs are scaled before the head (the first T5, not v1.1).
-        is_tied: whether the embeddings are the head, too.
+        is_tied: whether the embeddings are also the head.
     """
 
     vocab_size: int
@@ -78,7 +78,7 @@ class T5Spec:
         """Read a `T5Config`.
 
         Raises:
-            NotImplementedError: a field that asks for something else than T5 does here; it names the field.
+            NotImplementedError: a field that is not implemented here; the message names the field.
         """
         if config.dense_act_fn not in ACTIVATIONS:
             raise NotImplementedError(
@@ -109,7 +109,7 @@ class T5Spec:
             norm_eps=config.layer_norm_epsilon,
             num_buckets=config.relative_attention_num_buckets,
             max_distance=config.relative_attention_max_distance,
-            # Older releases of transformers have no such field, and say it by tying.
+            # Older releases of transformers have no such field; there, tying implies it.
             scales_outputs=bool(getattr(config, "scale_decoder_outputs", config.tie_word_embeddings)),
         )
 
@@ -120,12 +120,12 @@ class T5Spec:
 
     @property
     def stacks(self) -> dict[str, int]:
-        """Where the parameters of equal layers are, and how many of them there are."""
+        """Where the parameters of equal layers are, and how many layers there are."""
         return {ENCODER: self.num_layers, DECODER: self.num_decoder_layers}
 
     @property
     def aliases(self) -> dict[str, str]:
-        """Names by which a checkpoint may hold a tensor that is another one: as in transformers' tied weights."""
+        """A checkpoint's other names for a tensor, as in transformers' tied weights."""
         inputs = {"encoder.embed_tokens.weight": EMBEDDING, "decoder.embed_tokens.weight": EMBEDDING}
         return {**inputs, HEAD: EMBEDDING} if self.is_tied else inputs
 
@@ -176,8 +176,8 @@ class T5Scorer:
         >>> prompt = Prompt(jnp.array([[3, 4, 5]]), jnp.ones((1, 3), dtype=bool), decoder_input_ids=jnp.array([[0]]))
         >>> logits, cache = jax.jit(model.scorer.prefill)(model.params, prompt)
         >>> nodes, see = jnp.array([[6, 7]]), jnp.eye(2, dtype=bool)[None]
-        >>> behind, cache = jax.jit(model.scorer.score)(model.params, cache, nodes, jnp.array([1, 1]), see)
-        >>> logits.shape, behind.shape, cache.num_slots
+        >>> after, cache = jax.jit(model.scorer.score)(model.params, cache, nodes, jnp.array([1, 1]), see)
+        >>> logits.shape, after.shape, cache.num_slots
         ((1, 8), (1, 2, 8), 2)
     """
 
@@ -190,7 +190,7 @@ class T5Scorer:
         mask: Bool[Array, "batch tokens"],
         decoder_input_ids: Int[Array, "batch start"],
     ) -> Float[Array, "batch start vocab"]:
-        """Logits behind every token of the decoder: the plain forward. Padding of the encoder may be anywhere."""
+        """Logits after every token of the decoder: the plain forward. Padding of the encoder may be anywhere."""
         hidden, _ = self._start(params, Prompt(input_ids, mask, decoder_input_ids))
         return self._logits(params, hidden)
 
@@ -200,7 +200,7 @@ class T5Scorer:
         return self._logits(params, hidden[:, -1:])[:, 0], cache
 
     def hidden_states(self, params: Params, prompt: Prompt, *, num_last: int) -> Float[Array, "batch last hidden"]:
-        """What the head reads of the decoder's last tokens, before it is scaled: behind the final norm."""
+        """What the head reads of the decoder's last tokens, before scaling: the states after the final norm."""
         hidden, _ = self._start(params, prompt)
         return self._norm(hidden[:, -num_last:], params, "decoder.final_layer_norm")
 
@@ -239,7 +239,7 @@ class T5Scorer:
         return self._logits(params, hidden), cache.grow(suffix, depths)
 
     def _start(self, params: Params, prompt: Prompt) -> tuple[Float[Array, "batch start hidden"], Cache]:
-        """The decoder's first tokens, behind an encoded prompt."""
+        """The decoder's first tokens, after an encoded prompt."""
         tokens = prompt.decoder_input_ids
         if tokens is None:
             raise ValueError("decoder_input_ids=None, expected what sequences of an encoder-decoder begin with")
@@ -283,7 +283,7 @@ class T5Scorer:
         buckets = RelativeBuckets(self.spec.num_buckets, self.spec.max_distance, is_causal=stack == DECODER)
         name = f"{SELF}.relative_attention_bias.weight"
         own = params.get(f"{stack}.0.{name}")
-        # With a single layer it is what all layers have.
+        # Of several layers only the first has it; a single layer has it in the stack.
         return buckets.bias(params[stack][0][name] if own is None else own, queries, keys)
 
     def _norm(self, x: Array, params: Params, name: str) -> Array:

@@ -1,9 +1,9 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Beams as a tree of tokens over one shared prompt: ancestry, and who sees whom. Knows no trie and no model.
+"""Beams as a tree of tokens over one shared prompt: ancestry, and attention masks. Knows no trie and no model.
 
-Every token that is scored gets a *slot* behind the prompt's keys, once and for all: nothing is moved when beams are
-selected, only the small table of ancestors is. Source: xGR, section 5 (separated shared and unshared cache), with an
+Every scored token gets a fixed *slot* after the prompt's keys: selecting beams moves no keys, only the small table of
+ancestors. Source: xGR, section 5 (separated shared and unshared cache), with an
 ancestry table in place of its in-place reordering, which needs sorted parents.
 
 Axes: B batch, N nodes scored together, D depth (tokens from the prompt to a node, itself included), S slots.
@@ -26,9 +26,9 @@ class Nodes:
     """Drafted nodes below the live beams, of all levels, the upper ones first; then padding.
 
     Attributes:
-        tokens: the token that each ends with.
-        parents: places among the live beams and, behind those, these nodes; the first beam for padding.
-        states: trie nodes, by which beams are found again among what was drafted; the dead state for padding.
+        tokens: the last token of each.
+        parents: places among the live beams and, after those, these nodes; the first beam for padding.
+        states: trie nodes, by which beams are found among the drafted nodes; the dead state for padding.
         depths: tokens from the prompt to each node, the same in every row.
     """
 
@@ -53,7 +53,7 @@ class Tree:
 
     @classmethod
     def over_prompt(cls, batch_size: int, num_nodes: int) -> Tree:
-        """The tree of a prompt alone: so many nodes of depth 0, all of them the prompt."""
+        """The tree of a prompt alone: `num_nodes` nodes of depth 0, all of them the prompt."""
         return cls(jnp.zeros((batch_size, num_nodes, 0), dtype=jnp.int32), 0)
 
     @property
@@ -70,16 +70,16 @@ class Tree:
         return Tree(jnp.concatenate([inherited, own], axis=-1), self.num_slots + num_nodes)
 
     def attention_mask(self) -> Bool[Array, "batch nodes slots"]:
-        """Who sees whom behind the prompt, which all see: a node sees its ancestors and itself."""
+        """Who sees whom after the prompt, which all nodes see: a node sees its ancestors and itself."""
         slots = jnp.arange(self.num_slots, dtype=jnp.int32)
         return (self.ancestry[..., None] == slots).any(-2)
 
     def mask_with(self, nodes: Nodes, *, num_levels: int) -> Bool[Array, "batch nodes_and_drafted slots_and_drafted"]:
-        """Who sees whom if nodes below those of this tree are scored together with them, behind them.
+        """Who sees whom if drafted nodes below this tree's are scored together with them, and placed after them.
 
         Args:
-            nodes: what is drafted.
-            num_levels: how many levels the lowest of them is below.
+            nodes: the drafted nodes.
+            num_levels: how many levels below this tree's nodes the lowest of them is.
         """
         live, drafted = self.ancestry.shape[1], nodes.tokens.shape[1]
         own = jnp.arange(live, live + drafted, dtype=jnp.int32)

@@ -15,13 +15,13 @@ from .tree import Nodes
 
 
 def locate(beams: Beams, nodes: Nodes) -> tuple[Int[Array, "batch beams"], Bool[Array, " batch"]]:
-    """Where each beam is among the nodes that are scored already.
+    """Where each beam is among the nodes already scored.
 
-    Strict verification is nothing but this: a step is accepted if all its beams have been drafted. What they are is
-    decided by the target's scores alone, so results are those without a draft.
+    This is all of strict verification: a step is accepted if all its beams have been drafted. The target's scores
+    alone decide the beams, so results are the same as without a draft.
 
     Returns:
-        The place of every beam, anything where it has none; and whether all living beams of a row have one.
+        The place of every beam, arbitrary if it has none; and whether all live beams of a row have one.
 
     Source: AtSpeed, section 2 and algorithm 1.
     """

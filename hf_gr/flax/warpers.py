@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What sampling does to scores before it draws: transformers' warpers, over children instead of the vocabulary.
 
-Illegal tokens have a score of `-inf` by then, so leaving them out changes nothing. Tokens whose scores are equal share
-one fate here, where transformers' `TopPLogitsWarper` may keep some of them.
+Illegal tokens have a score of `-inf` by then, so omitting them changes nothing. Tokens of equal score are kept or
+dropped together here; transformers' `TopPLogitsWarper` may keep some of them.
 
 Axes: B batch, K beams, C children.
 """
@@ -28,7 +28,7 @@ def keep_top_k(scores: Scores, top_k: int, *, min_tokens_to_keep: int = 1) -> Sc
 
 def keep_top_p(scores: Scores, top_p: Number, *, min_tokens_to_keep: int = 1) -> Scores:
     """The fewest largest scores whose probabilities reach `top_p`, `-inf` for all others: `TopPLogitsWarper`."""
-    descending = lax.top_k(scores, scores.shape[-1])[0]  # on a CPU faster than XLA's sort
+    descending = lax.top_k(scores, scores.shape[-1])[0]  # on a CPU, faster than XLA's sort
     probabilities = jax.nn.softmax(descending, axis=-1)
     before = probabilities.cumsum(-1) - probabilities
     number = jnp.maximum((before < top_p).sum(-1, keepdims=True), min_tokens_to_keep)

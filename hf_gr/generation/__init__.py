@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The drop-in surface of transformers: configuration, mixin, auto class, logits processor.
 
-The only package that knows transformers' internals; supported are 5.17 to 5.23. Every name is resolved on first use,
+The only package that knows transformers' internals; supports 5.17 to 5.23. Every name is resolved on first use,
 so that models in Flax need no PyTorch.
 """
 
@@ -35,7 +35,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import a name's module when the name is first asked for (PEP 562)."""
+    """Import a name's module on first access (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it exports {', '.join(__all__)}")
     return getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -40,7 +40,7 @@ def enable(model: Model) -> Model:
 
 
 class AutoModelForGenerativeRetrieval:
-    """Loads what `AutoModelForCausalLM` or `AutoModelForSeq2SeqLM` would, with `GRGenerationMixin`; or it in Flax."""
+    """Loads what `AutoModelForCausalLM` or `AutoModelForSeq2SeqLM` would, with `GRGenerationMixin`; or in Flax."""
 
     def __init__(self) -> None:
         raise ValueError("AutoModelForGenerativeRetrieval is not instantiated: call from_pretrained or from_config")
@@ -55,22 +55,21 @@ class AutoModelForGenerativeRetrieval:
             repo_or_dir: folder or repository id of any decoder or encoder-decoder checkpoint; in Flax one of Llama,
                 Qwen2, Qwen3, Mistral, Gemma or T5.
             args: as for transformers' auto classes.
-            backend: `"torch"`, `"flax"`, or `"auto"`: Flax where JAX has a TPU, or where PyTorch is not installed;
-                else PyTorch.
+            backend: `"torch"`, `"flax"`, or `"auto"`: Flax if JAX has a TPU or PyTorch is not installed; else PyTorch.
             kwargs: as for transformers' auto classes: `dtype`, `device_map`, `attn_implementation`, `revision`, ...;
                 in Flax those of `FlaxModel.from_pretrained`: `dtype`, `revision`, `token`, `cache_dir`,
                 `local_files_only`, `subfolder`.
 
         Returns:
-            The model, in evaluation mode, its `generation_config` a `GRGenerationConfig`. Where the checkpoint has a
+            The model, in evaluation mode, its `generation_config` a `GRGenerationConfig`. If the checkpoint has a
             draft head, it is `model.draft_head`.
 
         Raises:
-            ImportError: a backend that is not installed; it names what to install.
-            NotImplementedError: an architecture, or a field of a config, that Flax has not.
-            OSError: as transformers, and where the Hub does not say whether there is a draft head.
+            ImportError: a backend that is not installed; the message names what to install.
+            NotImplementedError: an architecture, or a config field, that Flax does not have.
+            OSError: as in transformers, and if the Hub does not say whether there is a draft head.
             ValueError: an unknown backend; arguments that Flax does not take; one of a draft head's two files without
-                the other, or a head that cannot be read or is another model's.
+                the other, or a head that cannot be read or belongs to another model.
         """
         if backend not in BACKENDS:
             raise ValueError(f"backend={backend!r}, expected one of {BACKENDS}")
@@ -82,12 +81,12 @@ class AutoModelForGenerativeRetrieval:
 
     @classmethod
     def from_config(cls, config: Any, **kwargs: Any) -> Any:
-        """A model with random weights in PyTorch, as of transformers' auto classes."""
+        """A model with random weights in PyTorch, as in transformers' auto classes."""
         return _backend("torch").from_config(config, **kwargs)
 
 
 def choose_backend() -> Literal["torch", "flax"]:
-    """Flax where JAX has a TPU, or where PyTorch is not installed; else PyTorch. JAX is not loaded without libtpu."""
+    """Flax if JAX has a TPU or PyTorch is not installed; else PyTorch. JAX is not loaded without libtpu."""
     if find_spec("torch") is None:
         return "flax"
     if find_spec("jax") is None or find_spec("libtpu") is None:
@@ -98,7 +97,7 @@ def choose_backend() -> Literal["torch", "flax"]:
 def _backend(name: Literal["torch", "flax"]) -> Any:
     """The module that loads and enables models of a backend."""
     if name == "flax":
-        import_module("hf_gr.flax")  # where JAX is missing, this names the extra
+        import_module("hf_gr.flax")  # if JAX is missing, this names the extra
         return import_module(".flax.loading", __package__)
     if find_spec("torch") is None:
         raise ImportError("backend='torch' needs PyTorch: pip install torch, or pass backend='flax'", name="torch")
@@ -107,10 +106,10 @@ def _backend(name: Literal["torch", "flax"]) -> Any:
 
 def _refuse_for_flax(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if args:
-        raise ValueError(f"{len(args)} positional arguments, expected none beside the checkpoint with backend='flax'")
+        raise ValueError(f"{len(args)} positional arguments, expected none besides the checkpoint with backend='flax'")
     taken = ("dtype", "revision", "token", "cache_dir", "local_files_only", "subfolder")
     fixes = {"torch_dtype": "pass dtype=", "mesh": "pass mesh= to generate", "device_map": "pass mesh= to generate"}
     for name, value in kwargs.items():
         if name not in taken and value is not None:
-            fix = fixes.get(name, "leave it away, or use backend='torch'")
+            fix = fixes.get(name, "omit it, or use backend='torch'")
             raise ValueError(f"{name} is given, expected one of {taken} with backend='flax': {fix}")

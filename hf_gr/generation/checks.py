@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is refused on both backends, before any work, and what both read off a call. Knows NumPy alone."""
+"""Checks of both backends, before any work, and what both read from a call. Knows NumPy alone."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from hf_gr.catalogue.snapshot import Snapshot
 from .configuration import GR_FIELDS, check_fields
 from .models import position_limit
 
-# By draft head, the tries whose tokens were found among its codes.
+# By draft head, the tries whose tokens are all among its codes.
 _FITTING: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
 
-DEFAULT_BUDGET = 512  # nodes of a row beside its beams
-LOGITS_AT_ONCE = 2**26  # of all nodes that are scored ahead, by default: 256 MB in fp32
+DEFAULT_BUDGET = 512  # nodes of a row besides its beams
+LOGITS_AT_ONCE = 2**26  # of all nodes scored ahead, by default: 256 MB in fp32
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
 
 
 def check_config(config: Any) -> None:
-    """Refuse a prepared config with values that mean nothing, or a mode that has no catalogue.
+    """Refuse a prepared config with invalid values, or with a mode that takes no catalogue.
 
     Raises:
         ValueError: names the field, its value and what is expected.
@@ -41,7 +41,7 @@ def check_config(config: Any) -> None:
             raise ValueError(f"{name}={value!r}, expected an int, 1 or more")
     penalty = config.length_penalty
     if config.num_beams > 1 and not (isinstance(penalty, Real) and math.isfinite(penalty)):
-        raise ValueError(f"length_penalty={penalty!r}, expected a finite number: leave it away for 1.0")
+        raise ValueError(f"length_penalty={penalty!r}, expected a finite number: omit it for 1.0")
     mode = config.get_generation_mode(None)
     if mode not in MODES:
         expected = [str(supported.value) for supported in MODES]
@@ -49,12 +49,12 @@ def check_config(config: Any) -> None:
 
 
 def check_tokens_of_catalogue(catalogue: Snapshot, vocabulary: int, *, name: str) -> None:
-    """Refuse a catalogue with tokens that a model cannot write.
+    """Refuse a catalogue with tokens outside a model's vocabulary.
 
     Args:
         catalogue: the catalogue.
-        vocabulary: tokens that the model can write.
-        name: of the argument that the catalogue was given as.
+        vocabulary: its number of tokens.
+        name: the argument that holds the catalogue.
     """
     if catalogue.max_token_id >= vocabulary:
         raise ValueError(
@@ -64,7 +64,7 @@ def check_tokens_of_catalogue(catalogue: Snapshot, vocabulary: int, *, name: str
 
 
 def check_codes(head: Any, catalogue: Snapshot) -> None:
-    """Refuse a catalogue with tokens that a draft head has no code for, level by level.
+    """Refuse a catalogue with tokens for which a draft head has no code, level by level.
 
     Raises:
         ValueError: another number of levels, or a token that is not in its level's codebook.
@@ -94,7 +94,7 @@ def check_codes(head: Any, catalogue: Snapshot) -> None:
 
 
 def check_tokens_of_prompt(least: int, most: int, vocabulary: int | None) -> None:
-    """Refuse prompts with tokens, the smallest and the largest given, that a model has no embedding for."""
+    """Refuse prompts with tokens, from `least` to `most`, for which a model has no embedding."""
     if least < 0 or (vocabulary is not None and most >= vocabulary):
         raise ValueError(
             f"the prompt has token {least if least < 0 else most}, expected 0 to less than {vocabulary}: "
@@ -103,22 +103,22 @@ def check_tokens_of_prompt(least: int, most: int, vocabulary: int | None) -> Non
 
 
 def check_room(catalogue: Snapshot, rooms: Mapping[str, int | None]) -> None:
-    """Refuse lengths that the longest sequence does not fit.
+    """Refuse lengths too small for the longest sequence.
 
     Args:
         catalogue: the catalogue.
-        rooms: by how a length was given, the new tokens that it leaves; None for any number.
+        rooms: by the argument that sets a length, the new tokens it leaves; None for no limit.
     """
     for name, room in rooms.items():
         if room is not None and room < catalogue.max_length:
             raise ValueError(
                 f"{name} leaves {room} new tokens, expected at least {catalogue.max_length} for the longest sequence: "
-                "leave the length away, the catalogue gives it"
+                "omit the length, the catalogue gives it"
             )
 
 
 def check_room_for_placeholders(head: Any, config: Any, prompt_length: int) -> None:
-    """Refuse a prompt after which a draft head's placeholders are beyond the positions of a model's config."""
+    """Refuse a prompt after which a draft head's placeholders exceed the positions of a model's config."""
     num, limit = head.config.num_placeholders, position_limit(config)
     if limit is not None and prompt_length + num > limit:
         raise ValueError(
@@ -130,20 +130,20 @@ def check_room_for_placeholders(head: Any, config: Any, prompt_length: int) -> N
 def check_some_tokens(num_rows: int, length: int) -> None:
     """Refuse a batch without prompts, and prompts without tokens."""
     if num_rows == 0:
-        raise ValueError("the batch has 0 prompts, expected at least one: leave such a call away")
+        raise ValueError("the batch has 0 prompts, expected at least one: omit such a call")
     if length == 0:
         raise ValueError("the prompt has no token, expected at least one: begin it with bos_token_id")
 
 
 def check_mask(mask: Any) -> None:
-    """Refuse an attention mask, an array or a tensor, of other entries than 0 and 1: models read them differently."""
+    """Refuse an attention mask (array or tensor) with entries other than 0 and 1: models read them differently."""
     strange = mask[(mask != 0) & (mask != 1)]
     if len(strange):
         raise ValueError(f"attention_mask has {strange[0].item()}, expected 0 at padding and 1 at all other tokens")
 
 
 def check_padding(mask: npt.NDArray[Any]) -> None:
-    """Refuse right-padded prompts, and prompts that are nothing but padding, by their `[B, P]` mask."""
+    """Refuse right-padded prompts, and prompts that are all padding, by their `[B, P]` mask."""
     padded = np.flatnonzero(mask[:, -1] == 0)
     if not len(padded):
         return
@@ -156,11 +156,11 @@ def check_padding(mask: npt.NDArray[Any]) -> None:
 
 
 def missing_token(catalogue: Snapshot, fill: int) -> int:
-    """What a row consists of where there is no sequence: the fill token, or -1 if such a row would be an item."""
+    """The token that fills a row without a sequence: the fill token, or -1 if such a row would be an item."""
     is_item = any(part.segment.trie.find([fill] * catalogue.max_length) >= 0 for part in catalogue.parts)
     return -1 if is_item else fill
 
 
 def draft_budget(config: Any, *, batch_size: int, vocab_size: int) -> int:
-    """Nodes beside its live beams that a row may have scored ahead."""
+    """Nodes besides its live beams that may be scored ahead, per row."""
     return config.draft_token_budget or max(min(DEFAULT_BUDGET, LOGITS_AT_ONCE // (batch_size * vocab_size)), 1)

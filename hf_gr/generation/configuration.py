@@ -18,12 +18,12 @@ DRAFTING = (None, "auto", "trie", "assistant", "head")  # in PyTorch, each is a 
 
 @dataclass(frozen=True)
 class Verification:
-    """How what is scored becomes an answer.
+    """How scores become an answer.
 
     Attributes:
-        samples: beams are drawn, and drafted samples pass by the ratio of both models' probabilities.
+        samples: beams are drawn, and drafted samples are accepted by the ratio of both models' probabilities.
         by_head_alone: the draft head's own search is the answer; the model is not called after the prefill.
-        unchecked_levels: of L levels, how many are not held to the catalogue, from the first on.
+        unchecked_levels: given L levels, how many of the first ones are not constrained to the catalogue.
         is_narrow: each beam keeps its `num_beams` best tokens (NEZHA, algorithm 3, line 19).
     """
 
@@ -59,45 +59,45 @@ class GRGenerationConfig(GenerationConfig):
     Args:
         constraint_index: repository id or folder of the checkpoint's `ConstraintIndex`; `"."` is the checkpoint
             itself.
-        drafting: who proposes nodes that are scored ahead, together with the live beams, so that several levels are
-            decided by one forward:
+        drafting: what proposes nodes to score ahead, together with the live beams, so that one forward decides
+            several levels:
 
-            - None: nobody, unless `generate` is given an `assistant_model`;
-            - `"trie"`: the catalogue. Wherever all legal continuations of the beams number at most
-              `draft_token_budget`, level by level, all of them are scored: nothing can be missing, so results are
-              those without a draft. Levels without alternatives always ride along.
-            - `"auto"`: the same, where it pays. The first call with a shape of prompt times a forward of few nodes
-              and one of many (some twelve forwards, once), which gives the cost of a forward and that of a node. The
-              plan is the cheapest way down the levels, with as many nodes as the catalogue branches on average; if it
-              gains nothing, nothing is drafted. Where the beams' own subtree turns out too large, it is left.
+            - None: nothing, unless `generate` is given an `assistant_model`;
+            - `"trie"`: the catalogue. Wherever the beams have at most `draft_token_budget` legal continuations, level
+              by level, all of them are scored: nothing can be missing, so results are the same as without a draft.
+              Levels without alternatives are always included.
+            - `"auto"`: the same, where it pays. The first call with a given prompt shape measures a narrow and a wide
+              forward (about twelve forwards, once), for the cost of a forward and of a node. The plan is the cheapest
+              way down the levels, assuming the catalogue's average branching; if it gains nothing, nothing is
+              drafted. Where the beams' own subtree turns out too large, it is not drafted.
             - `"assistant"`: the draft model `assistant_model`, by a beam search of its own over the same catalogue;
-              once what remains fits the budget, the catalogue takes over.
-            - `"head"`: the checkpoint's draft head (`model.add_draft_head`), which goes on from one prefill of the
+              once the remaining levels fit the budget, the catalogue takes over.
+            - `"head"`: the checkpoint's draft head (`model.add_draft_head`), which continues from one prefill of the
               prompt and its placeholders. By default it also decides (`verification="catalogue"`, NEZHA): the model is
               not called again. With `"strict"` or `"relaxed"` it drafts like a draft model.
 
             Models that decode in transformers' loop, decoders in the batch layout (where every path has a copy of the
-            prompt), and `synced_gpus` decode without, and say so once.
-        verification: how drafts are accepted: `"strict"`, results are those without a draft (AtSpeed-S); `"relaxed"`,
-            sampling beams that accept a drafted sample by the ratio of both models' probabilities (AtSpeed-R), which
-            implies `do_sample`, and `top_k=0` if nothing else is said. With `drafting="head"` also, and by default,
-            `"catalogue"`: the head's own constrained beam search is the answer. For comparison there are
-            `"last_level"`, the paper's form: beams go where they like, each keeps its `num_beams` best tokens, and
-            only whole sequences are checked, so that fewer than asked for may be left; and `"none"`, where answers may
-            be no items. Both need sequences of one length. By default `"strict"`, with a head `"catalogue"`.
-            Relaxed answers are close to the model's own samples with as many draft beams as beams; with more, more is
-            accepted, and the answers move towards the draft model's (numbers: `hf_gr.torch.verifiers`).
+            prompt), and `synced_gpus` decode without a draft, and log that once.
+        verification: how drafts are accepted: `"strict"`, results are the same as without a draft (AtSpeed-S);
+            `"relaxed"`, sampling beams accept a drafted sample by the ratio of both models' probabilities (AtSpeed-R),
+            which implies `do_sample`, and `top_k=0` unless `top_k` is set. With `drafting="head"` also, and by
+            default, `"catalogue"`: the head's own constrained beam search is the answer. For comparison:
+            `"last_level"`, the paper's form: beams are unconstrained, each keeps its `num_beams` best tokens, and only
+            complete sequences are checked, so fewer than requested may remain; and `"none"`, where answers need not be
+            items. Both need sequences of one length. By default `"strict"`, with a head `"catalogue"`.
+            With as many draft beams as beams, relaxed answers are close to the model's own samples; with more, more
+            samples are accepted, and the answers move towards the draft model's (numbers: `hf_gr.torch.verifiers`).
         num_draft_beams: beams of the draft model or head, at least `num_beams`; by default twice as many, or as many
             if relaxed.
-        draft_token_budget: nodes that the catalogue drafts for one forward at most, a row, less those that the draft
-            model drafts for it (as many as beams are always allowed); by default 512, or what keeps the logits of all
-            rows under 256 MB. A budget too small for anything means plain beams, and that is said once.
-        num_assistant_tokens: transformers' own; the most levels that the draft model drafts at once. What is behind
-            the end of the catalogue's sequences is never drafted.
+        draft_token_budget: the most nodes that the catalogue drafts for one forward, per row, less those that the
+            draft model drafts for it (as many as beams are always allowed); by default 512, or what keeps the logits
+            of all rows under 256 MB. If no level fits the budget, decoding is plain, and a warning says so once.
+        num_assistant_tokens: transformers' own; the most levels that the draft model drafts at once. Nothing after
+            the end of the catalogue's sequences is drafted.
         kwargs: everything that `transformers.GenerationConfig` takes.
 
     Raises:
-        ValueError: a value that is none of those above.
+        ValueError: a value that is not listed above.
 
     Example:
         >>> config = GRGenerationConfig(constraint_index=".", num_beams=20, num_return_sequences=20)
@@ -117,7 +117,7 @@ class GRGenerationConfig(GenerationConfig):
 
 
 def check_fields(fields: dict[str, Any]) -> None:
-    """Refuse values of our fields that mean nothing."""
+    """Refuse invalid values of our fields."""
     index = fields.get("constraint_index")
     if index is not None and not isinstance(index, str):
         raise ValueError(
@@ -146,7 +146,7 @@ def set_fields(config: Any, given: Mapping[str, Any]) -> None:
 
 
 def extend(config: GenerationConfig) -> GRGenerationConfig:
-    """The same configuration with our fields, those of its file included."""
+    """The same configuration with our fields, including those of its file."""
     if isinstance(config, GRGenerationConfig):
         return config
     fields = {name: getattr(config, name) for name in GR_FIELDS if hasattr(config, name)}

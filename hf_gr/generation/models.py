@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Facts that the configs of a model and of a call tell, each read in one place. Knows no framework and no weights."""
+"""Facts in the configs of a model and of a call, each read in one place. Knows no framework and no weights."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def start_token(*configs: Any) -> Any:
 
 
 def position_limit(config: Any, *, of_encoder: bool = False) -> int | None:
-    """The most tokens that a model has positions for; None if its config names no limit.
+    """The most tokens that a model has positions for; None if its config sets no limit.
 
     Args:
         config: a model's.
-        of_encoder: whether the encoder is meant, where there is one; else it is the decoder.
+        of_encoder: read the encoder's limit, if there is one, instead of the decoder's.
     """
     return getattr(config.get_text_config(decoder=not of_encoder), "max_position_embeddings", None)
 
@@ -35,19 +35,19 @@ def num_end_tokens(config: Any) -> int:
 
 
 def inferred_padding(config: Any) -> int | None:
-    """The token that is padding where no mask is given, as in transformers; None where no token surely is."""
+    """The token that is padding if no mask is given, as in transformers; None if no token certainly is."""
     eos = config.eos_token_id
     is_eos = config.pad_token_id in (eos if isinstance(eos, list) else [eos])
     return None if is_eos else config.pad_token_id
 
 
 def fill_token(config: Any) -> int:
-    """What follows the end of a sequence: the padding token, else the end token, else -1, which is no token."""
+    """The token after the end of a sequence: the padding token, else the end token, else -1, which is no token."""
     eos = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     return next((token for token in (config.pad_token_id, *eos) if token is not None), -1)
 
 
 def first_of(name: str, given: Mapping[str, Any], *configs: Any) -> Any:
-    """A field as the call gives it, else as the first config has it that names one; None if none does."""
+    """A field from the call, else from the first config that sets it; None if none does."""
     values = [given.get(name), *(getattr(config, name, None) for config in configs)]
     return next((value for value in values if value is not None), None)

@@ -17,7 +17,7 @@ Side = Literal["left", "right"]
 
 
 def padding_side(*, is_encoder_decoder: bool) -> Side:
-    """Where a model wants padding: a decoder's answer follows the last token; an encoder counts from the first."""
+    """Where a model expects padding: a decoder's answer follows the last token; an encoder counts from the first."""
     return "right" if is_encoder_decoder else "left"
 
 
@@ -28,7 +28,7 @@ def pad(
 
     Args:
         prompts: the tokens of each.
-        fill: what stands at padding.
+        fill: the token at padding.
         side: where padding goes.
 
     Example:

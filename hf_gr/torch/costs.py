@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a forward costs, and which levels of a catalogue are worth deciding together. Knows no beams' scores.
 
-A forward of n nodes takes `forward + n * token` seconds. K beams need one a level; scoring the whole subtree of the
-next m levels as well saves m forwards and costs its nodes. The cheapest way down the levels is a shortest path.
+A forward of n nodes takes `forward + n * token` seconds. K beams need one a level; also scoring the whole subtree
+of the next m levels saves m forwards and costs its nodes. The cheapest way down the levels is a shortest path.
 
 Axes: L levels.
 """
@@ -20,14 +20,14 @@ import torch
 from .scorers import Scorer
 from .tree import Nodes
 
-LEAST_GAIN = 0.05  # of the time behind the prefill; a plan that promises less is left alone
+LEAST_GAIN = 0.05  # of the time after the prefill; a plan that gains less is not used
 WIDER_BY = 256  # nodes between the two forwards that are timed
 NUM_TIMES = 5
 
 
 @dataclass(frozen=True)
 class ForwardCosts:
-    """The time of a forward over a prompt that is prefilled.
+    """The time of a forward over a prefilled prompt.
 
     Attributes:
         forward: seconds of any forward.
@@ -39,17 +39,17 @@ class ForwardCosts:
 
     @property
     def worth(self) -> float:
-        """Nodes that take as long as a forward without any."""
+        """Nodes that take as long as an empty forward."""
         return self.forward / self.token if self.token > 0.0 else math.inf
 
 
 def measure_costs(new_scorer: Callable[[], Scorer], num_beams: int, *, wider_by: int = WIDER_BY) -> ForwardCosts:
-    """Time forwards of few and of many nodes behind a prompt.
+    """Time forwards of few and of many nodes after a prompt.
 
     Args:
-        new_scorer: makes a scorer over the prompt, for every forward anew.
-        num_beams: nodes of the smaller one.
-        wider_by: nodes more of the larger one.
+        new_scorer: makes a scorer over the prompt; called for every forward.
+        num_beams: nodes of the smaller forward.
+        wider_by: additional nodes of the larger one.
     """
 
     def timed(num_nodes: int) -> float:
@@ -64,8 +64,8 @@ def measure_costs(new_scorer: Callable[[], Scorer], num_beams: int, *, wider_by:
 
     sizes = (num_beams, num_beams + wider_by)
     for size in sizes:
-        timed(size)  # the first forward of a shape allocates, and chooses kernels
-    # What disturbs a measurement makes it longer.
+        timed(size)  # the first forward of a shape allocates and chooses kernels
+    # Disturbances only make a measurement longer.
     few, many = (min(times) for times in zip(*(map(timed, sizes) for _ in range(NUM_TIMES)), strict=True))
     token = max(many - few, 0.0) / wider_by
     return ForwardCosts(forward=max(few - token * num_beams, 0.0), token=token)
@@ -74,18 +74,18 @@ def measure_costs(new_scorer: Callable[[], Scorer], num_beams: int, *, wider_by:
 def plan_merges(
     nodes_per_level: Sequence[int], num_beams: int, costs: ForwardCosts, *, budget: int
 ) -> tuple[int, ...]:
-    """By level of the live beams, how many of the levels below to score together with them.
+    """By level of the live beams, how many levels below to score together with them.
 
-    Subtrees are expected to branch as the catalogue does on average.
+    Assumes that subtrees branch as the catalogue does on average.
 
     Args:
         nodes_per_level: nodes of the catalogue with 0 to L tokens.
         num_beams: K.
-        costs: what a forward takes.
-        budget: nodes beside the live beams that a forward may score.
+        costs: the time of a forward.
+        budget: nodes besides the live beams that a forward may score.
 
     Returns:
-        For each level 0 to L - 1 the number of levels; 0 everywhere if the whole gains less than `LEAST_GAIN`.
+        For each level 0 to L - 1 the number of levels; 0 everywhere if the plan gains less than `LEAST_GAIN`.
 
     Example:
         >>> beauty = [1, 91, 6539, 11172, 12023]  # the prefill decides level 1
@@ -101,7 +101,7 @@ def plan_merges(
         plain[level] = costs.forward + costs.token * num_beams + plain[level + 1]
         best[level], width, drafted = math.inf, float(live), 0.0
         for merged in range(last - level):
-            # Of two plans that take as long the one with fewer nodes.
+            # Of two equally fast plans, the one with fewer nodes.
             seconds = costs.forward + costs.token * (num_beams + drafted) + best[level + merged + 1]
             if drafted <= max(budget, num_beams * merged) and seconds < best[level]:
                 best[level], merges[level] = seconds, merged

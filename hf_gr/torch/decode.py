@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one loop: score, then accept, level by level. Knows no model beyond its scorer.
 
-Plain constrained beam search scores the live beams, level by level. With a drafter a forward also scores nodes below
-them, and levels whose beams are all among those are decided without another one.
+Plain constrained beam search scores the live beams, level by level. With a drafter, a forward also scores nodes below
+them; levels whose beams are all among those nodes need no forward of their own.
 
-Fixed-length catalogues run it without a single host synchronisation, if nothing is drafted. Ragged ones and a user's
-stopping criteria ask the device once a level whether anything is left to do; drafts ask how large they are, and
-whether they held.
+Fixed-length catalogues run without a single host synchronisation if nothing is drafted. Ragged ones and a user's
+stopping criteria synchronise once a level, to see whether anything is left to do; drafts synchronise for their size,
+and for whether they were accepted.
 
 Axes: B batch, K beams, C children, V vocabulary, P prompt, T generated tokens, R returned sequences a row.
 """
@@ -29,7 +29,7 @@ from .speculation import Drafter, Lookahead, Speculation
 from .transition import Children, DeviceCatalogue, children, is_leaf, mask_illegal, over_vocabulary
 from .verifiers import relaxed_places
 
-SCORES_AT_ONCE = 2**21  # log-probabilities that are made together: a temporary of 8 MB
+SCORES_AT_ONCE = 2**21  # log-probabilities computed together: a temporary of 8 MB
 
 # (sequences [rows, P + T], scores [rows, V]) -> scores
 Processor = Callable[[Any, Any], Tensor]
@@ -37,30 +37,30 @@ Processor = Callable[[Any, Any], Tensor]
 
 @dataclass(frozen=True)
 class DecodePlan:
-    """What one call asks for; names and meanings are transformers'.
+    """The options of one call; names and meanings are transformers'.
 
     Attributes:
         prompt: the prompt's tokens, for processors and stopping criteria.
-        num_beams: K; 1 decodes every path for itself (greedy, or sampling).
+        num_beams: K; 1 decodes every path on its own (greedy, or sampling).
         num_return_sequences: R.
-        num_kept: candidates kept a level: K and some to go on with when the best ones end.
+        num_kept: candidates kept a level: K, plus spares to replace beams that end here.
         do_sample: sample instead of taking the best.
         length_penalty: exponent of the length that scores are divided by.
         early_stopping: when a row with K complete sequences is done.
-        max_new_tokens: the longest sequence that the heuristic of `early_stopping="never"` reckons with.
+        max_new_tokens: the longest sequence that the heuristic of `early_stopping="never"` assumes.
         fill_token_id: what follows the end of a sequence.
-        missing_token_id: what a row consists of where there is no further sequence; not `fill_token_id` if such a row
-            would be a sequence of the catalogue.
-        processors: logits processors that come before the constraint and after it; None if there are none, which
-            saves all work as wide as the vocabulary but the normalisation.
-        processor_width: paths a row that processors are made for; as many as there are, if None.
+        missing_token_id: fills a row that has no sequence left; not `fill_token_id` if such a row would be a sequence
+            of the catalogue.
+        processors: logits processors before the constraint and after it; None if there are none, which saves all work
+            as wide as the vocabulary except the normalisation.
+        processor_width: paths a row that processors expect; None for as many as there are.
         stopping_criteria: the user's own; sequences that meet them are complete.
         output_scores: keep the processed scores of every level.
         output_logits: keep the logits of every level.
         exit_early: leave the loop once nothing can change; off where several processes must run equally many forwards.
-        is_relaxed: sampling beams that take drafted samples by relaxed verification; they compete even if there is but
+        is_relaxed: sampling beams accept drafted samples by relaxed verification; they compete even if there is only
             one.
-        generator: of all draws; the device's own one if None.
+        generator: the source of all draws; None for the device's own.
     """
 
     prompt: Int[Tensor, "batch prompt"]
@@ -100,14 +100,14 @@ class DecodePlan:
 
 @dataclass(frozen=True)
 class Decoded:
-    """What came out: transformers' fields, generated part only.
+    """The result: transformers' fields, generated part only.
 
     Attributes:
-        sequences: tokens, `fill_token_id` behind the end; a row of `missing_token_id` where there was no further one.
+        sequences: tokens, `fill_token_id` after the end; a row of `missing_token_id` where no sequence is left.
         scores: `-inf` for such a row.
-        beam_indices: with the batch offset, -1 behind the end.
-        step_scores: one entry a level, if asked for.
-        step_logits: one entry a level, if asked for.
+        beam_indices: with the batch offset, -1 after the end.
+        step_scores: one entry a level, if requested.
+        step_logits: one entry a level, if requested.
         speculation: how many forwards it took, and what was scored ahead.
     """
 
@@ -123,23 +123,23 @@ def decode(scorer: Scorer, catalogue: DeviceCatalogue, plan: DecodePlan, drafter
     """Decode the best legal sequences of a batch.
 
     Args:
-        scorer: a prompt that is prefilled; used up by this call.
-        catalogue: what each row may be answered with, on the scorer's device.
-        plan: what is asked for.
-        drafter: who proposes nodes to score ahead; what is decided does not depend on it, unless the plan is relaxed.
+        scorer: over a prefilled prompt; this call uses it up.
+        catalogue: the legal sequences of each row, on the scorer's device.
+        plan: the options.
+        drafter: proposes nodes to score ahead; the result does not depend on it, unless the plan is relaxed.
 
     Returns:
-        R rows a request: the best first, then rows of padding where there are no more.
+        R rows a request: the best first, then rows of padding if there are fewer.
 
     Source: STATIC, algorithm 1, with candidates scored before any truncation; AtSpeed, algorithms 1 and 2.
     """
     lookahead = Lookahead(scorer, drafter, dead_state=catalogue.dead_state)
     batch_size, device = scorer.prompt_logits.shape[0], scorer.prompt_logits.device
-    # Equal beams need not be scored K times over, unless a processor counts on K rows.
+    # Equal beams need not be scored K times, unless a processor expects K rows.
     width = plan.width if plan.processors is not None or not plan.is_beam_search else 1
     beams = Beams.start(batch_size, width, device, independent=not plan.is_beam_search)
     finished = Finished.none_yet(batch_size, plan.width, catalogue.max_length, device)
-    dead = torch.tensor(beam.DEAD, device=device)  # a plain number would be turned into one at every level
+    dead = torch.tensor(beam.DEAD, device=device)  # a plain number would become a tensor at every level
     step_scores: list[Tensor] = []
     step_logits: list[Tensor] = []
 
@@ -151,7 +151,7 @@ def decode(scorer: Scorer, catalogue: DeviceCatalogue, plan: DecodePlan, drafter
             step_scores.append(over_vocabulary(scores, legal, logits.shape[-1]))
         if plan.output_logits:
             step_logits.append(logits.float())
-        del logits  # as wide as the vocabulary, and another one is about to be made
+        del logits  # as wide as the vocabulary, and the next ones are about to be allocated
         scores = torch.where(legal.legal, beams.scores[..., None] + scores, dead)
         picked = None
         if plan.is_relaxed and (samples := lookahead.samples) is not None:
@@ -171,7 +171,7 @@ def decode(scorer: Scorer, catalogue: DeviceCatalogue, plan: DecodePlan, drafter
 
 
 def in_columns(legal: Children, scorer: Scorer, *, level: int) -> Children:
-    """Children by their places in a scorer's logits, where those are not over the vocabulary."""
+    """Children by their columns in a scorer's logits, if those are not over the vocabulary."""
     if scorer.columns is None:
         return legal
     return replace(legal, tokens=scorer.columns(legal.tokens, level=level), wide=None)
@@ -180,16 +180,16 @@ def in_columns(legal: Children, scorer: Scorer, *, level: int) -> Children:
 def child_scores(
     logits: Float[Tensor, "batch beams vocab"], legal: Children, beams: Beams, plan: DecodePlan
 ) -> Float[Tensor, "batch beams children"]:
-    """The scores of one step for the children of every beam; what stands at illegal ones means nothing.
+    """The scores of one step for the children of every beam; the entries at illegal ones mean nothing.
 
-    Beam methods add up log-softmax values over the *full* vocabulary, invalid tokens then dropped; independent paths
-    compare logits: transformers' meanings. Processors see what they would see there.
+    Beam methods sum log-softmax values over the *full* vocabulary and then drop invalid tokens; independent paths
+    compare logits. Both as in transformers; processors see what they would see there.
     """
     if plan.processors is not None:
         return process_scores(logits, legal, beams, plan).gather(-1, legal.tokens)
     if not plan.is_beam_search:
         return legal.scores(logits.flatten(0, 1)).float().view(legal.tokens.shape)
-    # In pieces, if need be, because nothing else here is as large as beams times vocabulary.
+    # In pieces if necessary: nothing else here is as large as beams times vocabulary.
     rows = logits.flatten(0, 1)
     at_once = max(SCORES_AT_ONCE // logits.shape[-1], 1)
     if len(rows) <= at_once:
@@ -213,9 +213,9 @@ def process_scores(
 def _in_groups(
     processor: Processor, scores: Float[Tensor, "batch beams vocab"], beams: Beams, plan: DecodePlan
 ) -> Float[Tensor, "batch beams vocab"]:
-    """What a processor makes of scores, called with as many paths of each row at once as it is made for.
+    """Processed scores; the processor is called with as many paths of each row at once as it expects.
 
-    Those of transformers keep the padding of every row, and a draft has more rows than what it drafts for.
+    transformers' processors store the padding of every row, and a draft has more rows than the model it drafts for.
     """
     batch_size, num_beams = scores.shape[:2]
     sequences = plan.full_sequences(beams.sequences).unflatten(0, (batch_size, num_beams))
@@ -241,7 +241,7 @@ def accept(
     level: int,
     picked: Int[Tensor, "batch kept"] | None = None,
 ) -> tuple[Beams, Finished]:
-    """Decide one level: extend the beams (by `picked`, if there is one), and move what is complete to the finished."""
+    """Decide one level: extend the beams (by `picked`, if given), and move complete ones to the finished."""
     may_end = catalogue.has_leaves[level] or plan.stopping_criteria is not None
     how: dict[str, Any] = {
         "dead_state": catalogue.dead_state,
@@ -292,7 +292,7 @@ def _ends(kept: Beams, catalogue: DeviceCatalogue, plan: DecodePlan, *, level: i
 
 
 def _nothing_left(beams: Beams, finished: Finished, catalogue: DeviceCatalogue, plan: DecodePlan) -> bool:
-    """Whether no row can change any more; asks the device, and only where sequences can end early."""
+    """Whether no row can change any more; synchronises, but only where sequences can end early."""
     if not plan.exit_early or not (catalogue.is_ragged or plan.stopping_criteria is not None):
         return False
     open_rows = (beams.scores > beam.DEAD).any(dim=-1, keepdim=True)
@@ -319,5 +319,5 @@ def _best(
 
 
 def _per_path(steps: list[Tensor], plan: DecodePlan) -> tuple[Tensor, ...]:
-    """One row a path for every level; the first one of a plain beam search is the same for all."""
+    """One row a path for every level; the first step of a plain beam search is the same for all paths."""
     return tuple(step.expand(-1, plan.width, -1).flatten(0, 1) for step in steps)

@@ -1,9 +1,9 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A draft head: semantic IDs from the hidden states of one prefill, without another call of the model. Knows no trie.
+"""A draft head: semantic IDs from the hidden states of one prefill, with no further call of the model. Knows no trie.
 
-The prompt ends with placeholders, one a level. Their hidden states tell the head where it is, a recurrent state what
-it has chosen so far:
+The prompt ends with placeholders, one a level. Their hidden states give the head its position, a recurrent state
+what it has chosen so far:
 
     s_1 = h_0;  p_l = logit_head_l(h_l + s_l);  s_{l+1} = transition_l(s_l, embedding_l(t_l))
 
@@ -41,16 +41,16 @@ TORCH = head_storage.Framework(
 
 
 class DraftHead(nn.Module):
-    """Logits of every level's codes, from hidden states and from the codes before.
+    """Logits of every level's codes, from hidden states and from the codes of earlier levels.
 
-    `model.add_draft_head(...)` makes one for a model, and `DraftHeadTrainer` trains it.
+    `model.add_draft_head(...)` makes one for a model; `DraftHeadTrainer` trains it.
 
     Args:
         config: its shape.
         codebooks: for every level the token ids of its codes, distinct; the vocabulary is the model's.
 
     Raises:
-        ValueError: codebooks that are not those of `config`.
+        ValueError: codebooks that do not match `config`.
 
     Example:
         >>> config = DraftHeadConfig(hidden_size=8, codebook_sizes=(2, 3), placeholder_token_ids=(5, 6))
@@ -62,7 +62,7 @@ class DraftHead(nn.Module):
     Source: NEZHA, equations 1 to 3.
     """
 
-    # The model that it was added to, held weakly, has the placeholders' embeddings; before that they are below.
+    # A weak reference to the model it was added to, which has the placeholders' embeddings; before that, see below.
     _model: Callable[[], Any] | None = None
     _placeholder_rows: Tensor | None = None
 
@@ -87,7 +87,7 @@ class DraftHead(nn.Module):
         self.transitions = nn.ModuleList(_transition(config.transition, size) for _ in inner if recurs)
 
     def _number_codes(self) -> None:
-        """By token its place among the level's codes; what is no code gets one that nobody reads."""
+        """By token, its place among the level's codes; a token that is no code gets one that is never read."""
         for level in range(self.config.num_levels):
             tokens = self.codebook(level)
             columns = torch.zeros(int(tokens.max()) + 1, dtype=torch.long, device=tokens.device)
@@ -95,7 +95,7 @@ class DraftHead(nn.Module):
             self.register_buffer(f"columns_{level}", columns, persistent=False)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """torch's own: with other codebooks, tokens have other places."""
+        """As in torch; new codebooks give tokens new places."""
         super()._load_from_state_dict(*args, **kwargs)
         if not self.codebook(0).is_meta:
             self._number_codes()
@@ -105,18 +105,18 @@ class DraftHead(nn.Module):
         return self.get_buffer(f"codebook_{level}")
 
     def columns(self, tokens: Int[Tensor, "*shape"], *, level: int) -> Int[Tensor, "*shape"]:
-        """The places of tokens among a level's codes; some place for what is none of them."""
+        """The places of tokens among a level's codes; an arbitrary place for a token that is none of them."""
         columns = self.get_buffer(f"columns_{level}")
         return columns[tokens.clamp(0, len(columns) - 1)]
 
     def forward(
         self, hidden: Float[Tensor, "batch positions hidden"], tokens: Int[Tensor, "batch levels"]
     ) -> list[Float[Tensor, "batch codes"]]:
-        """Logits of every level, given the tokens of those before it.
+        """Logits of every level, given the tokens of earlier levels.
 
         Args:
             hidden: of the prompt's last token and of the placeholders.
-            tokens: what was chosen, or is known (teacher forcing); the last level's are not read.
+            tokens: chosen, or known (teacher forcing); the last level's are not read.
         """
         state, logits = hidden[:, :1], []
         for level in range(self.config.num_levels):
@@ -132,7 +132,7 @@ class DraftHead(nn.Module):
 
         Args:
             hidden: of the prompt's last token and of the placeholders.
-            labels: tokens; -100 behind the end of a short one.
+            labels: tokens; -100 after the end of a short one.
 
         Source: NEZHA, equation 6, as a mean.
         """
@@ -149,7 +149,7 @@ class DraftHead(nn.Module):
         *,
         level: int,
     ) -> Float[Tensor, "batch nodes codes"]:
-        """What may follow upon states: equation 2."""
+        """The logits of the codes that follow states: equation 2."""
         if not self.config.use_placeholders:
             read = state
         elif not self.config.use_state:
@@ -161,7 +161,7 @@ class DraftHead(nn.Module):
     def advance(
         self, state: Float[Tensor, "batch nodes hidden"], tokens: Int[Tensor, "batch nodes"], *, level: int
     ) -> Float[Tensor, "batch nodes hidden"]:
-        """The states behind one more token, which is of `level`: equation 3."""
+        """The states after one more token, which is of `level`: equation 3."""
         if self.config.transition == "none":
             return state
         embedded = self.embeddings[level](self.columns(tokens, level=level))
@@ -169,12 +169,12 @@ class DraftHead(nn.Module):
 
     @property
     def placeholder_embeddings(self) -> Float[Tensor, "placeholders embedding"] | None:
-        """The placeholders' input embeddings: rows of the model that it was added to, else those of its file.
+        """The placeholders' input embeddings: rows of the model it was added to, else those of its file.
 
-        None where nobody knows them: of a head that was never part of a model, or has no placeholders.
+        None if unknown: the head was never part of a model, or has no placeholders.
 
         Raises:
-            ValueError: the model is gone, or this is a copy of its head.
+            ValueError: the model was deleted, or this is a copy of its head.
         """
         if self._model is None or not self.config.num_placeholders:
             return self._placeholder_rows
@@ -188,16 +188,16 @@ class DraftHead(nn.Module):
         return weight.detach()[list(self.config.placeholder_token_ids)]
 
     def save_pretrained(self, save_directory: str | Path) -> None:
-        """Write `draft_head_config.json`, `draft_head.safetensors` and, where there is none yet, a model card.
+        """Write `draft_head_config.json`, `draft_head.safetensors` and, if there is none yet, a model card.
 
-        The files hold all that the model does not: the parameters, the codebooks and, if the head is part of a model,
-        its rows of the placeholders' embeddings. A save that is interrupted leaves the previous head readable.
+        The files hold the parameters, the codebooks and, if the head is part of a model, the model's rows of the
+        placeholders' embeddings. An interrupted save leaves the previous head readable.
 
         Args:
-            save_directory: a folder, made if need be; in that of its model it is loaded together with it.
+            save_directory: a folder, created if necessary; a head in its model's folder is loaded with the model.
 
         Raises:
-            ValueError: a file in the folder's place, or the model that the head was part of is gone.
+            ValueError: a file in the folder's place, or the model that the head was part of was deleted.
             OSError: the disk is full or read-only; the previous head is still readable.
         """
         directory = Path(save_directory)
@@ -225,10 +225,10 @@ class DraftHead(nn.Module):
             subfolder: folder inside `repo_or_dir`.
 
         Returns:
-            The head in the dtype that it was saved in, in evaluation mode.
+            The head in its saved dtype, in evaluation mode.
 
         Raises:
-            ValueError: a file that is missing, cut short, altered, of a newer format, or no safetensors file (never
+            ValueError: a file that is missing, truncated, altered, of a newer format, or not safetensors (never
                 unpickled), or tensors that do not fit the config.
         """
         from hf_gr.files.hub import resolve_folder
@@ -263,10 +263,10 @@ class DraftHead(nn.Module):
         commit_message: str = "Upload draft head",
         create_pr: bool = False,
     ) -> str:
-        """Upload the head to a repository of the Hub, which is created if need be; an existing model card is kept.
+        """Upload the head to a repository of the Hub, created if necessary; an existing model card is kept.
 
         Returns:
-            The commit's address.
+            The commit's URL.
         """
         from hf_gr.files.hub import push_folder
 
@@ -281,7 +281,7 @@ class DraftHead(nn.Module):
         )
 
     def _save(self, directory: Path, *, name: str) -> None:
-        """Save under the name by which the card tells users to load it."""
+        """Save; the card tells users to load it by `name`."""
         from hf_gr.files.cards import head_card
 
         head_storage.save(
@@ -294,16 +294,16 @@ class DraftHead(nn.Module):
         )
 
     def _belong_to(self, model: Any) -> None:
-        """Be part of a model, which has the placeholders' embeddings from now on."""
+        """Become part of a model, which holds the placeholders' embeddings from now on."""
         self._model, self._placeholder_rows = ref(model), None
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy is part of no model: whose embeddings would be its own is not known."""
+        """A copy is part of no model: no model's embeddings are known to be its own."""
         return self.__dict__ if self._model is None else {**self.__dict__, "_model": _gone}
 
 
 def _gone() -> None:
-    """Stands for a model that there is no more."""
+    """Stands for a deleted model."""
 
 
 class _Add(nn.Module):
@@ -314,7 +314,7 @@ class _Add(nn.Module):
 
 
 class _Residual(nn.Module):
-    """Two layers, whose result is added to the state."""
+    """Two layers; their output is added to the state."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -331,15 +331,15 @@ def _transition(kind: Transition, size: int) -> nn.Module:
 
 
 class HeadScorer:
-    """A draft head as a scorer: nodes cost a small matrix product, and no forward of the model.
+    """A draft head as a scorer: nodes cost a small matrix product and no forward of the model.
 
     Serves one call.
 
     Args:
         head: the head.
         hidden: hidden states of the prompt's last token and of the placeholders.
-        vocab_size: to have logits over the whole vocabulary, `-inf` for all but the level's codes, as processors want
-            them; None for the codes alone, whose places `columns` tells.
+        vocab_size: return logits over the whole vocabulary, `-inf` for all but the level's codes, as processors need;
+            None for the codes alone, at the places given by `columns`.
     """
 
     def __init__(
@@ -360,7 +360,7 @@ class HeadScorer:
         logits = []
         for level, nodes in enumerate(levels, start=depth):
             above = self.states[-1]
-            parents = nodes.parents.clamp(max=above.shape[1] - 1)  # those of the first level are all the prompt
+            parents = nodes.parents.clamp(max=above.shape[1] - 1)  # on the first level all are the prompt
             state = above.gather(1, parents[..., None].expand(-1, -1, above.shape[-1]))
             self.states.append(self.head.advance(state, nodes.tokens, level=level - 1))
             logits.append(self._logits(self.states[-1], level=level))

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is scored ahead: nodes below the live beams, drafted by the catalogue and by a draft model. Decides nothing.
+"""Drafts nodes to score ahead: those below the live beams, by the catalogue and by a draft model. Decides nothing.
 
 Axes: B batch, K beams, N nodes of a level, C children.
 """
@@ -24,13 +24,13 @@ from .tree import Nodes
 
 
 def nodes_of(beams: Beams) -> list[Nodes]:
-    """All tokens of every beam as nodes, one chain a beam: what a scorer over the prompt has to catch up with."""
+    """All tokens of every beam as nodes, one chain a beam: what a scorer over the prompt still has to read."""
     own = torch.arange(beams.scores.shape[1], device=beams.scores.device).expand(beams.scores.shape)
     return [Nodes(tokens, own, beams.states) for tokens in beams.sequences.unbind(dim=-1)]
 
 
 def open_children(legal: Children, catalogue: DeviceCatalogue, *, depth: int) -> Bool[Tensor, "batch above children"]:
-    """Which children something follows upon: those whose own children have to be scored."""
+    """Which children have children of their own: those after which logits are needed."""
     if not catalogue.has_leaves[depth - 1]:
         return legal.legal
     batch_size, num_above, num_children = legal.legal.shape
@@ -43,11 +43,11 @@ def open_children(legal: Children, catalogue: DeviceCatalogue, *, depth: int) ->
 class Assistant:
     """A draft model, whose beam search of width N over the same catalogue proposes nodes.
 
-    It goes on from the target's beams and from the target's scores of them: only what lies ahead is guessed.
+    It continues from the target's beams and their scores: only what follows is guessed.
 
     Args:
-        new_scorer: makes a scorer over the prompt, for every draft anew.
-        plan: the search: N beams, the best or drawn.
+        new_scorer: makes a scorer over the prompt; called for every draft.
+        plan: the search: N beams, the best or sampled.
         num_steps: levels of a draft (AtSpeed's gamma).
 
     Source: AtSpeed, equation 1.
@@ -60,7 +60,7 @@ class Assistant:
         self.num_forwards = 0
 
     def draft(self, beams: Beams, legal: Children, catalogue: DeviceCatalogue, *, level: int) -> Iterator[Nodes]:
-        """The nodes of one level after the other; each forward is run when its level is asked for.
+        """The nodes, level by level; each forward runs when its level is requested.
 
         Args:
             beams: the target's beams, with scores that compete.
@@ -73,7 +73,7 @@ class Assistant:
         pending, first = nodes_of(beams), 1
         for depth in range(level + 1, level + 1 + self.num_steps):
             logits = self._score(scorer, pending, depth=first)
-            # Samples are drawn of all children. Of the best, one that ends would take the place of one to go on with.
+            # Samples are drawn from all children. Among the best, one that ends would displace one that continues.
             may = legal.legal if plan.do_sample else open_children(legal, catalogue, depth=depth)
             own = child_scores(logits, in_columns(legal, scorer, level=depth - 1), beams, plan)
             scores = torch.where(may, beams.scores[..., None] + own, dead)
@@ -102,18 +102,18 @@ class Assistant:
 
 
 class TreeDrafter:
-    """Drafts the whole legal subtree below the beams where it fits; a draft model narrows it until then.
+    """Drafts the whole legal subtree below the beams once it fits; a draft model narrows it until then.
 
-    What the catalogue drafts holds all that can follow, so it is never rejected, and the levels are decided together.
+    The catalogue's draft holds all legal continuations, so it is never rejected and its levels are decided together.
 
     Args:
-        catalogue: what each row may be answered with.
-        budget: nodes beside the live beams that one forward may score, a row; as many as there are beams are always
-            scored.
-        merges: by level of the beams, how many levels below them are worth their nodes; None for as many as there are.
+        catalogue: the legal sequences of each row.
+        budget: nodes besides the live beams that one forward may score, per row; as many as there are beams are
+            always allowed.
+        merges: by level of the beams, how many levels below them are worth their nodes; None for all.
         worth: nodes that cost as much as a forward of the live beams: what each level may cost on average.
         assistant: the draft model, if there is one.
-        from_zero: whether beams do not compete, so that their scores tell the assistant nothing.
+        from_zero: whether beams do not compete, so that their scores mean nothing to the assistant.
     """
 
     def __init__(
@@ -153,16 +153,16 @@ class TreeDrafter:
     def _subtree(
         self, legal: Children, drafted: Sequence[Nodes], *, level: int, num_beams: int
     ) -> tuple[list[Nodes], bool]:
-        """All that is legal below what is drafted, level by level while it fits; and whether that is all there is."""
+        """The legal nodes below the drafted ones, level by level while they fit; and whether those are all."""
         planned = math.inf if self.merges is None or self.assistant is not None else self.merges[level]
         rest: list[Nodes] = []
         used = sum(nodes.tokens.shape[1] for nodes in drafted)
-        # Nothing follows upon the last level's tokens: they need no logits.
+        # Nothing follows the last level's tokens: they need no logits.
         for depth in range(level + 1 + len(drafted), self.catalogue.max_length):
             if rest:
                 legal = children(rest[-1].states, self.catalogue, level=depth - 1)
             room = min(self.budget, self.worth * (len(drafted) + len(rest) + 1)) - used if len(rest) < planned else 0
-            # As many nodes as beams cost no more than in the forward of their own that they save.
+            # As many nodes as beams cost no more here than in the forward that they save.
             nodes = self._all_children(legal, room=max(room, num_beams), depth=depth)
             if nodes is None:
                 return rest, False
@@ -180,15 +180,15 @@ class TreeDrafter:
         return self.assistant.draft(beams, legal, self.catalogue, level=level)
 
     def _all_children(self, legal: Children, *, room: int | float, depth: int) -> Nodes | None:
-        """All children that something follows upon, which may be none; None if they are too many."""
+        """All children with children of their own, possibly none; None if there are too many."""
         batch_size, num_above, num_children = legal.legal.shape
         wanted = open_children(legal, self.catalogue, depth=depth).flatten(1)
         places = torch.arange(num_above * num_children, device=wanted.device).expand(batch_size, -1)
         counts = wanted.sum(dim=-1, keepdim=True)
-        width = int(counts.max())  # asks the device: the shape of the next forward depends on it
+        width = int(counts.max())  # synchronises: the shape of the next forward depends on it
         if width > room:
             return None
-        # Children that are not wanted all go to an extra column, which is cut off again.
+        # Unwanted children all go to an extra column, which is dropped.
         columns = torch.where(wanted, wanted.cumsum(dim=-1) - 1, width)
         chosen = torch.zeros((batch_size, width + 1), dtype=torch.long, device=wanted.device)
         chosen = chosen.scatter(1, columns, places)[:, :-1]

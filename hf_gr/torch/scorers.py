@@ -1,10 +1,10 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Who scores tree nodes: a model, in one of two layouts. Knows no trie and no selection.
+"""Scores tree nodes by a model, in one of two layouts. Knows no trie and no selection.
 
 `TreeScorer` puts the nodes of a request on the sequence axis, over one prompt. `BatchScorer` gives every path a row
-of its own, for models whose positions follow from the mask or the length. Both compute the prompt once, and score
-nodes of several levels in one forward. `PlainScorer` knows no cache, and serves any model.
+of its own, for models that derive positions from the mask or the length. Both compute the prompt once, and score
+nodes of several levels in one forward. `PlainScorer` uses no cache and works with any model.
 
 Axes: B batch, N nodes of a level, R rows a request, M levels, V vocabulary, P prompt.
 """
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .tree import Nodes, Tree, to_additive
 
-ROWS_AT_ONCE = 32  # of a forward over whole rows, which may have logits behind every token
+ROWS_AT_ONCE = 32  # of a forward over whole rows, which may return logits after every token
 
 
 @runtime_checkable
@@ -29,11 +29,11 @@ class Scorer(Protocol):
     """Scores the children of a prompt, then of its tree nodes.
 
     Attributes:
-        prompt_logits: logits behind the prompt.
-        num_forwards: forwards behind the prompt so far.
-        takes_levels: whether one forward can score nodes of several levels, and the next go on from any of them.
-        columns: from tokens and the level that they follow upon to their places in that level's logits; None where
-            those are over the whole vocabulary.
+        prompt_logits: logits after the prompt.
+        num_forwards: forwards after the prompt so far.
+        takes_levels: whether one forward can score nodes of several levels, and the next continue from any of them.
+        columns: maps tokens and the level that they follow to their columns in that level's logits; None if those are
+            over the whole vocabulary.
     """
 
     prompt_logits: Float[Tensor, "batch 1 vocab"]
@@ -42,12 +42,12 @@ class Scorer(Protocol):
     columns: Callable[..., Tensor] | None
 
     def score(self, levels: Sequence[Nodes], *, depth: int) -> list[Float[Tensor, "batch _ vocab"]]:
-        """Logits behind new nodes.
+        """Logits after new nodes.
 
         Args:
             levels: nodes of consecutive levels, each below the one before it.
-            depth: tokens from the prompt to the nodes of the first of them, themselves included; their parents are
-                among the nodes that were scored last at the depth above.
+            depth: tokens from the prompt to the nodes of the first level, themselves included; their parents are
+                among the nodes scored last at the depth above.
 
         Returns:
             The logits of each level's nodes.
@@ -62,14 +62,13 @@ class TreeScorer:
 
     Args:
         model: called with `input_ids`, `position_ids`, `attention_mask` and `past_key_values`.
-        prompt_logits: logits behind the prompt.
+        prompt_logits: logits after the prompt.
         cache: the prompt's keys and values, which the model appends to.
         prompt_mask: real tokens of the prompt.
-        next_position: `[..., B, 1]`, the position behind the prompt.
-        windows: for every kind of layer how far back it sees and how many of the prompt's keys its cache holds; one
-            entry under the key None for a model that takes a single mask.
-        mask_dtype: the model's type where masks are added to attention scores (eager), None where they are boolean
-            (sdpa).
+        next_position: `[..., B, 1]`, the position after the prompt.
+        windows: for every kind of layer, how far back it sees and how many of the prompt's keys its cache holds; a
+            single entry under the key None for a model that takes one mask.
+        mask_dtype: the model's dtype if masks are added to attention scores (eager), None if they are boolean (sdpa).
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class TreeScorer:
         first = levels[0].tokens
         if not self.trees:
             self.trees = [Tree.over_prompt(*first.shape, device=first.device)]
-        num_slots = self.trees[-1].num_slots  # also of nodes that no beam stands on any more
+        num_slots = self.trees[-1].num_slots  # including nodes that no beam uses any more
         self.trees = self.trees[:depth]
         above = replace(self.trees[-1], num_slots=num_slots)
         for nodes in levels:
@@ -133,21 +132,21 @@ class TreeScorer:
 class BatchScorer:
     """One row a path: the prompt's cache is repeated after the prefill, and rows are reordered as beams are.
 
-    Nodes of several levels are scored as paths from the first level on, one for each node that has none below it; what
-    a path has behind its node is cut off again before the next forward.
+    Nodes of several levels are scored as paths from the first level, one for each node without nodes below it; the
+    tokens of a path after its node are cropped before the next forward.
 
     Serves one call: its cache grows with every level.
 
     Args:
         model: called with the tokens of every row.
-        prompt_logits: logits behind the prompt.
+        prompt_logits: logits after the prompt.
         cache: the prompt's cache, for B rows; it offers `batch_repeat_interleave`, `reorder_cache`, `crop` (by a
             negative number of tokens) and `layers`.
-        arguments: from the number of rows a request, the rows' tokens `[B * R, M]` and the tokens between the prompt
-            and those to the model's arguments.
-        suffix_start: the number of keys of the prompt, which all paths of a request share, so that only what follows
-            is reordered; None where a layer keeps anything but plain keys and values, which is reordered as a whole.
-        takes_levels: whether nodes of several levels may be scored together; that needs plain keys and values.
+        arguments: makes the model's arguments from the number of rows a request, the rows' tokens `[B * R, M]` and
+            the number of tokens between the prompt and those.
+        suffix_start: the number of the prompt's keys, which all paths of a request share: only later keys are
+            reordered. None if a layer keeps anything but plain keys and values: then the whole cache is reordered.
+        takes_levels: whether nodes of several levels may be scored together; requires plain keys and values.
     """
 
     def __init__(
@@ -169,8 +168,8 @@ class BatchScorer:
         self.suffix_start = suffix_start
         self.num_forwards = 0
         self.num_rows = 0
-        self.cached = 0  # tokens of each row behind the prompt
-        self.rows: list[Int[Tensor, "batch _"] | None] = [None]  # by depth: the row of each node that was scored last
+        self.cached = 0  # tokens of each row after the prompt
+        self.rows: list[Int[Tensor, "batch _"] | None] = [None]  # by depth: the row of each node scored last
 
     def score(self, levels: Sequence[Nodes], *, depth: int) -> list[Float[Tensor, "batch _ vocab"]]:
         """See `Scorer.score`."""
@@ -200,10 +199,10 @@ class BatchScorer:
         return outputs.logits.to(tokens.device).unflatten(0, (batch_size, num_rows))[:, :, -num_levels:]
 
     def _move(self, parents: Int[Tensor, "batch rows"], *, depth: int) -> None:
-        """Have every row of the cache end with the parent of what it is called with next."""
+        """Make every row of the cache end with the parent of its next tokens."""
         batch_size, num_rows = parents.shape
         if self.cached > depth - 1:
-            self.cache.crop(depth - 1 - self.cached)  # so many tokens less; only where `takes_levels`
+            self.cache.crop(depth - 1 - self.cached)  # this many tokens fewer; only if `takes_levels`
         if self.num_rows == 0 and num_rows > 1:
             self.cache.batch_repeat_interleave(num_rows)
         if self.num_rows == 0 or max(num_rows, self.num_rows) == 1:
@@ -224,10 +223,10 @@ class BatchScorer:
 
 
 class PlainScorer:
-    """One row a path, read anew from the first token of the prompt for every level: right for any model, and slow.
+    """One row a path, recomputed from the prompt's first token for every level: correct for any model, and slow.
 
     Args:
-        read: from the number of a request and paths `[R, D]` behind its prompt to the logits behind those, `[R, V]`.
+        read: maps a request's number and paths `[R, D]` after its prompt to the logits after them, `[R, V]`.
         batch_size: B.
     """
 
@@ -238,7 +237,7 @@ class PlainScorer:
         self.read = read
         nothing = torch.empty((batch_size, 1, 0), dtype=torch.long)
         self.prompt_logits = self._read(nothing)
-        self.paths = [nothing.to(self.prompt_logits.device)]  # by depth, of the nodes that were scored last
+        self.paths = [nothing.to(self.prompt_logits.device)]  # by depth, of the nodes scored last
 
     def score(self, levels: Sequence[Nodes], *, depth: int) -> list[Float[Tensor, "batch _ vocab"]]:
         """See `Scorer.score`; one level."""
@@ -259,12 +258,12 @@ class PlainScorer:
 
 
 def _joined(parts: list[Tensor], *, dim: int) -> Tensor:
-    """The parts one behind the other; a single one is not copied."""
+    """The parts concatenated; a single one is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
 
 
 def _paths(levels: Sequence[Nodes]) -> list[Int[Tensor, "batch rows"]]:
-    """For every level the node on each path, -1 behind its end: one path to each node without nodes below it."""
+    """For every level the node on each path, -1 after its end: one path to each node without nodes below it."""
     last = levels[-1].tokens
     paths = [torch.arange(last.shape[1], device=last.device).expand(last.shape)]
     for nodes, below in zip(reversed(levels[:-1]), reversed(levels[1:]), strict=True):
@@ -280,21 +279,21 @@ def _childless(nodes: Nodes, below: Nodes) -> Int[Tensor, "batch _"]:
     batch_size, num_nodes = nodes.tokens.shape
     is_end = torch.ones((batch_size, num_nodes), dtype=torch.bool, device=nodes.tokens.device)
     is_end = is_end.scatter(1, below.parents, False)
-    width = int(is_end.sum(dim=-1).max())  # asks the device: the shape of the forward depends on it
+    width = int(is_end.sum(dim=-1).max())  # synchronises: the shape of the forward depends on it
     first = is_end.int().argsort(dim=-1, descending=True, stable=True)[:, :width]
     return torch.where(is_end.gather(1, first), first, -1)
 
 
 def _at(values: Int[Tensor, "batch nodes"], places: Int[Tensor, "batch rows"]) -> Int[Tensor, "batch rows"]:
-    """The values at places; those of the first node where there is no place."""
+    """The values at places; those of the first node if there is no place."""
     return values.gather(1, places.clamp(min=0))
 
 
 def _first_rows(path: Int[Tensor, "batch rows"], num_nodes: int) -> Int[Tensor, "batch nodes"]:
-    """The first row that goes through each node."""
+    """The first row whose path contains each node."""
     batch_size, num_rows = path.shape
     rows = torch.arange(num_rows, device=path.device).expand(batch_size, -1)
-    # Paths that have ended write to an extra column, which is cut off again.
+    # Paths that have ended write to an extra column, which is dropped.
     columns = torch.where(path >= 0, path, num_nodes)
     first = torch.zeros((batch_size, num_nodes + 1), dtype=torch.long, device=path.device)
     return first.scatter_reduce(1, columns, rows, "amin", include_self=False)[:, :-1]

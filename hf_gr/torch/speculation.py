@@ -1,9 +1,9 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Logits for the live beams: from what was scored ahead, or by a forward that scores ahead itself. Knows no trie.
+"""Logits for the live beams: looked up if scored ahead, else from a forward that scores ahead. Knows no trie.
 
-A batch decides one level after the other: where one of its rows stands on a node that was not drafted, all rows take
-part in the next forward, and in the next draft.
+A batch decides one level at a time: if one row has a beam on a node that was not drafted, all rows take part in the
+next forward and in the next draft.
 
 Axes: B batch, K beams, N nodes of a level, V vocabulary.
 """
@@ -26,16 +26,16 @@ from .verifiers import locate
 
 @dataclass(frozen=True)
 class Speculation:
-    """What was scored ahead in one call, and what came of it.
+    """What one call scored ahead, and what was accepted.
 
     Attributes:
-        target_forwards: forwards of the model behind the prefill; the same for all rows of a batch.
-        draft_forwards: forwards of the draft model behind its prefill.
-        drafted_nodes: nodes that were scored ahead, by row.
+        target_forwards: forwards of the model after the prefill; the same for all rows of a batch.
+        draft_forwards: forwards of the draft model after its prefill.
+        drafted_nodes: nodes scored ahead, by row.
         accepted_nodes: those of them that became beams.
-        drafted_steps: levels that were drafted, by row; a level may be drafted several times.
-        accepted_steps: levels of a draft whose beams had all been drafted, before the first that had not (the paper's
-            "accept steps").
+        drafted_steps: levels drafted, by row; a level may be drafted several times.
+        accepted_steps: levels of a draft whose beams had all been drafted, up to the first level where one had not
+            (the paper's "accept steps").
     """
 
     target_forwards: int
@@ -69,11 +69,11 @@ class Drafter(Protocol):
 
 
 class Lookahead:
-    """A scorer with what it has scored ahead. Serves one call.
+    """A scorer and the logits it has computed ahead. Serves one call.
 
     Args:
         scorer: the model, prefilled.
-        drafter: who drafts; None for nobody.
+        drafter: proposes nodes; None for no draft.
         dead_state: the state of nodes that are padding.
     """
 
@@ -82,14 +82,14 @@ class Lookahead:
         self.drafter = drafter
         self.dead_state = dead_state
         self.ahead: list[tuple[Nodes, Float[Tensor, "batch _ vocab"]]] = []
-        # Of the beams among the nodes that were scored on their level; None where each is at its own.
+        # Of the beams among the nodes scored on their level; None if each beam is its own node.
         self.places: Int[Tensor, "batch beams"] | None = None
         nothing = torch.zeros(len(scorer.prompt_logits), dtype=torch.long, device=scorer.prompt_logits.device)
         self.drafted_nodes = self.accepted_nodes = self.drafted_steps = self.accepted_steps = nothing
-        self.goes_on = nothing.bool()  # rows all of whose drafted steps since the last forward were accepted
+        self.all_accepted = nothing.bool()  # rows all of whose drafted steps since the last forward were accepted
 
     def logits(self, beams: Beams, legal: Children, *, level: int) -> Float[Tensor, "batch beams vocab"]:
-        """The logits behind every beam.
+        """The logits after every beam.
 
         Args:
             beams: the live beams.
@@ -104,24 +104,24 @@ class Lookahead:
         if self.ahead:
             (nodes, logits), *self.ahead = self.ahead
             self.places, found = locate(beams, nodes)
-            self.goes_on = self.goes_on & found
-            self.accepted_steps = self.accepted_steps + self.goes_on
-            self.accepted_nodes = self.accepted_nodes + self._stood_on(beams, nodes) * self.goes_on
-            # Only a draft that may lack something is asked about, on the host.
+            self.all_accepted = self.all_accepted & found
+            self.accepted_steps = self.accepted_steps + self.all_accepted
+            self.accepted_nodes = self.accepted_nodes + self._num_used(beams, nodes) * self.all_accepted
+            # Only a draft that may lack a node needs this check, which synchronises.
             if nodes.is_complete or bool(found.all()):
                 return logits.gather(1, self.places[..., None].expand(-1, -1, logits.shape[-1]))
         live = Nodes(beams.tokens, parents, beams.states)
         drafted = self.drafter.draft(beams, legal, level=level)
         logits, *below = self.scorer.score([live, *drafted], depth=level)
         self.ahead, self.places = list(zip(drafted, below, strict=True)), None
-        self.goes_on = torch.ones_like(self.goes_on)
+        self.all_accepted = torch.ones_like(self.all_accepted)
         for nodes in drafted:
             self.drafted_steps = self.drafted_steps + 1
             self.drafted_nodes = self.drafted_nodes + (nodes.states != self.dead_state).sum(dim=-1)
         return logits
 
-    def _stood_on(self, beams: Beams, nodes: Nodes) -> Int[Tensor, " batch"]:
-        """How many nodes have a beam; several paths of a row that do not compete may have one node."""
+    def _num_used(self, beams: Beams, nodes: Nodes) -> Int[Tensor, " batch"]:
+        """How many nodes have a beam; paths of a row that do not compete may share a node."""
         assert self.places is not None
         batch_size, num_nodes = nodes.states.shape
         columns = torch.where(beams.scores > DEAD, self.places, num_nodes)

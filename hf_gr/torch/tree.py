@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Beams as a tree of tokens over one shared prompt: ancestry and attention masks. Knows no trie and no model.
 
-Every token that is scored gets a *slot* behind the prompt's keys, once and for all: nothing is moved when beams are
-selected, only the small table of ancestors is. Source: xGR, section 5 (separated shared and unshared cache), with an
+Every scored token gets a fixed *slot* after the prompt's keys: selecting beams moves no keys, only the small table of
+ancestors. Source: xGR, section 5 (separated shared and unshared cache), with an
 ancestry table in place of its in-place reordering, which needs sorted parents.
 
 Axes: B batch, N nodes scored together, D depth (tokens from the prompt to a node, itself included), P prompt.
@@ -20,15 +20,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Nodes:
-    """Nodes of one level that are scored together: those of the live beams, or drafted ones below them.
+    """Nodes of one level, scored together: those of the live beams, or drafted ones below them.
 
     Attributes:
-        tokens: the token that each ends with.
-        parents: places among the nodes that were scored one level above; anything on the first level.
-        states: trie nodes, by which beams are found again among what was drafted; the dead state for padding.
+        tokens: the last token of each.
+        parents: places among the nodes scored one level above; anything on the first level.
+        states: trie nodes, by which beams are found among the drafted nodes; the dead state for padding.
         is_complete: whether every legal child of the nodes above is here, so that nothing needs verifying.
-        log_probs: of samples, which are in the order in which they were drawn: the probabilities that they were drawn
-            with (AtSpeed's q), of all children of the nodes above.
+        log_probs: for samples, which are in drawing order: the log-probabilities they were drawn with (AtSpeed's q),
+            of all children of the nodes above.
     """
 
     tokens: Int[Tensor, "batch nodes"]
@@ -39,7 +39,7 @@ class Nodes:
 
 
 def to_additive(mask: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
-    """A mask for attention that adds it to its scores: 0 where `mask` is true, the lowest number elsewhere."""
+    """A mask that attention adds to its scores: 0 where `mask` is true, the lowest number elsewhere."""
     zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
     return zeros.masked_fill(~mask, torch.finfo(dtype).min)
 
@@ -58,7 +58,7 @@ class Tree:
 
     @classmethod
     def over_prompt(cls, batch_size: int, num_nodes: int, device: torch.device) -> Tree:
-        """The tree of a prompt alone: so many nodes of depth 0, all of them the prompt."""
+        """The tree of a prompt alone: `num_nodes` nodes of depth 0, all of them the prompt."""
         return cls(torch.zeros((batch_size, num_nodes, 0), dtype=torch.long, device=device), 0)
 
     @property
@@ -80,7 +80,7 @@ class Tree:
         """Who sees whom: a node sees the prompt's real tokens, its ancestors and itself.
 
         Args:
-            prompt_mask: real tokens of the prompt whose keys are in the cache: the last ones where a layer dropped
+            prompt_mask: real tokens of the prompt whose keys are in the cache: only the last ones if a layer dropped
                 others.
             window: how far back a sliding layer sees, the node itself included; None for everything.
         """

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints whose `generate` is ours, wherever they are loaded. Knows no decoding.
 
-`generate.py` in this folder is the file that such a checkpoint carries, as it stands. transformers runs it for those
-who say `trust_remote_code=True`, and it calls `enable_loaded`, whose name and arguments published checkpoints rely on.
+`generate.py` in this folder is the file that such a checkpoint carries, unchanged. transformers runs it for users who
+pass `trust_remote_code=True`, and it calls `enable_loaded`, whose name and arguments published checkpoints rely on.
 There is no `requirements.txt` beside it: transformers would look for an installed distribution, refuse a checkout on
-the path, and leave the fix unsaid, all before `generate.py` could tell it.
+the path, and not name the fix, all before `generate.py` could.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import Any
 def enable_loaded(model: Any, file: str) -> Any:
     """Make a model that transformers loaded what `AutoModelForGenerativeRetrieval` would have loaded.
 
-    That happens at its first `generate`, before which nothing of ours has seen it: it gets the mixin, the draft head
-    of its checkpoint, and the revision that its catalogue (`constraint_index="."`) is to be found at. transformers
-    tells none of the other arguments of `from_pretrained`: catalogue and head of a repository are downloaded with the
-    stored token, to the default cache, and without a connection only where `HF_HUB_OFFLINE` says so.
+    Runs at the model's first `generate`; none of our code has seen the model before. The model gets the mixin, the
+    draft head of its checkpoint, and the revision of its catalogue (`constraint_index="."`). transformers does not
+    pass on the other arguments of `from_pretrained`: catalogue and head of a repository are downloaded with the stored
+    token, to the default cache, and offline only if `HF_HUB_OFFLINE` says so.
 
     Args:
-        model: what transformers loaded, its `generate` replaced; or any other model that
-            `generate(custom_generate="me/recommender")` was called on, which gets the mixin alone.
-        file: where `generate.py` ran from.
+        model: loaded by transformers, its `generate` replaced; or any other model on which
+            `generate(custom_generate="me/recommender")` was called, which gets the mixin alone.
+        file: the path of the `generate.py` that ran.
 
     Returns:
-        The same object. Its `generate` is the mixin's from now on.
+        The same object, now with the mixin's `generate`.
 
     Raises:
-        ValueError: the checkpoint's draft head cannot be read, or is another model's. Nothing is changed then.
+        ValueError: the checkpoint's draft head cannot be read, or belongs to another model. The model is unchanged.
         ConnectionError: the Hub does not say whether there is a draft head.
 
     Example:
@@ -58,10 +58,10 @@ def enable_loaded(model: Any, file: str) -> Any:
 
 
 def _commit(file: Path) -> str | None:
-    """The commit that a repository's `generate.py` was downloaded at, None for a folder's.
+    """The commit of a repository's downloaded `generate.py`, None for a folder's.
 
-    transformers copies it to `<modules>/<owner>/<name>/<commit>/custom_generate/generate.py`, or, of a folder, with a
-    shorter digest in the commit's place. The model itself does not know its commit since transformers 5.23.
+    transformers copies it to `<modules>/<owner>/<name>/<commit>/custom_generate/generate.py`, or, for a folder, with a
+    shorter digest instead of the commit. The model itself does not know its commit since transformers 5.23.
     """
     name = file.parent.parent.name
     return name if re.fullmatch("[0-9a-f]{40}", name) else None

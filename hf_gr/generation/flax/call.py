@@ -45,9 +45,9 @@ class Call:
         config: the prepared generation config, with our fields.
         prompt: the prompt.
         rules: the catalogue of every prompt.
-        draft: who drafts.
-        plan: what is asked for.
-        num_rows: B, that of the program.
+        draft: the kind of draft.
+        plan: the options.
+        num_rows: B of the program.
     """
 
     config: Any
@@ -78,15 +78,15 @@ class Call:
             inputs: the prompts.
             generation_config: as in transformers.
             kwargs: fields of the config, and arguments of the prompt.
-            fields: our fields, as the call gives them.
+            fields: our fields, as given in the call.
             indexes: the catalogue or catalogues, or their names.
-            exclude_items: as of `generate`.
+            exclude_items: as in `generate`.
             assistant: None.
             mesh: where the program runs.
 
         Raises:
             ValueError: names the argument, its value, what is expected, and the fix.
-            NotImplementedError: longer sequences than a sliding window.
+            NotImplementedError: sequences longer than a sliding window.
         """
         arguments = {name: kwargs.pop(name) for name in OF_PROMPT if name in kwargs}
         if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((inputs, arguments))):
@@ -112,7 +112,7 @@ class Call:
         return cls(config, prompt, rules, draft, plan, num_rows)
 
     def answer(self, decoded: Decoded, *, is_ragged: bool) -> Any:
-        """transformers' output for what was decoded, without the rows that only fill the bucket."""
+        """transformers' output, without the rows that only fill the bucket."""
         prompt, plan, config = self.prompt, self.plan, self.config
         found = jax.device_get((decoded.sequences, decoded.scores, decoded.beam_indices, decoded.num_levels))
         sequences, scores, beam_indices, num_levels = (array[: prompt.num_rows] for array in found)
@@ -145,9 +145,9 @@ class Call:
 
 
 def _prepared(model: Any, config: GenerationConfig | None, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The config of a call, and arguments that are no fields, by transformers' own rules.
+    """The config of a call, and arguments that are not fields, by transformers' own rules.
 
-    What the call gives goes before the config that it gives, that before the model's, and that before the defaults.
+    In order of precedence: the call's fields, the call's config, the model's config, the defaults.
     """
     prepared: Any = GenerationConfig() if config is None else copy.deepcopy(config)
     prepared.update(**model.generation_config.to_dict(), defaults_only=True, allow_custom_entries=True)
@@ -156,7 +156,7 @@ def _prepared(model: Any, config: GenerationConfig | None, kwargs: dict[str, Any
 
 
 def make_plan(config: Any, catalogue: Snapshot, max_new_tokens: int) -> DecodePlan:
-    """What is asked for; what may change without another program has one type for all calls."""
+    """The options of a call; those that may change without a new program have one type for all calls."""
     fill = fill_token(config)
     num_ends, is_beam_search = num_end_tokens(config), config.num_beams > 1
 
@@ -189,7 +189,7 @@ def make_plan(config: Any, catalogue: Snapshot, max_new_tokens: int) -> DecodePl
 
 
 def _on_host(speculation: Speculation, num_rows: int, *, by_model: bool) -> Speculation:
-    """What was scored ahead, without the rows that only fill the bucket; forwards are those of all rows together."""
+    """The speculation, without the rows that only fill the bucket; forwards are those of all rows together."""
     by_row = jax.tree.map(lambda array: array[:num_rows], jax.device_get(speculation))
     return replace(
         by_row,

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a call in Flax is refused for, before any work: what no backend takes, and what only PyTorch does."""
+"""Checks of a call in Flax, before any work: what no backend accepts, and what only PyTorch does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hf_gr.generation.models import fill_token, num_end_tokens
 if TYPE_CHECKING:
     from .prompts import HostPrompt
 
-# By field of a generation config: the values that ask for nothing.
+# By field of a generation config: the values that have no effect.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (None, 1.0),
     "encoder_repetition_penalty": (None, 1.0),
@@ -37,14 +37,14 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prompt_lookup_num_tokens": (None,),
     "token_healing": (None, False),
 }
-NEUTRAL_ENDS = {"min_length": (None, 0), "min_new_tokens": (None, 0)}  # where there is an end token
-NEUTRAL_WARPERS = {  # where samples are drawn
+NEUTRAL_ENDS = {"min_length": (None, 0), "min_new_tokens": (None, 0)}  # if there is an end token
+NEUTRAL_WARPERS = {  # if samples are drawn
     "top_h": (None,),
     "typical_p": (None, 1.0),
     "epsilon_cutoff": (None, 0.0),
     "eta_cutoff": (None, 0.0),
 }
-# By warper: which numbers transformers' own takes. A program would draw by others all the same.
+# By warper: the numbers that transformers' own accepts. A program would draw with any others, too.
 WARPERS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "temperature": (lambda value: value > 0, "more than 0: do_sample=False takes the best"),
     "top_k": (lambda value: is_integer(value) and value >= 0, "an integer, 1 or more, or 0 for all"),
@@ -63,19 +63,19 @@ def check_call(
     max_new_tokens: int | None,
     max_length: int | None,
 ) -> None:
-    """Refuse what cannot lead to the catalogue's sequences, or what Flax has not.
+    """Refuse calls that cannot generate the catalogue's sequences, or that Flax does not support.
 
     Args:
         model: the model.
-        catalogue: the catalogue of any row; what is checked is the same for all.
+        catalogue: the catalogue of any row; the checked facts are the same for all.
         config: the prepared generation config.
         prompt: the prompt.
-        max_new_tokens: as the call itself gives it.
-        max_length: as the call itself gives it; `max_new_tokens` goes before.
+        max_new_tokens: as given in the call itself.
+        max_length: as given in the call itself; `max_new_tokens` takes precedence.
 
     Raises:
         ValueError: names the argument, its value, what is expected, and the fix.
-        NotImplementedError: longer sequences than a sliding window.
+        NotImplementedError: sequences longer than a sliding window.
     """
     check_config(config)
     neutral = (
@@ -102,11 +102,11 @@ def check_call(
 
 
 def refuse_arguments(arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments that are neither Flax's nor fields of a generation config, unless they are None."""
+    """Refuse arguments that are neither Flax's nor fields of a generation config, unless None."""
     for name, value in arguments.items():
         if name == "generator" and value is not None:
             raise ValueError("generator is given, expected None in Flax: pass key=, a seed or a key of jax.random")
         if value is not None:
             raise ValueError(
-                f"{name} is given, expected None: Flax has no such argument; leave it away, or use backend='torch'"
+                f"{name} is given, expected None: Flax has no such argument; omit it, or use backend='torch'"
             )

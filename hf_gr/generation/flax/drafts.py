@@ -1,8 +1,8 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Who drafts in a call in Flax: one class a kind, each with the same few methods. Drafts nothing itself.
+"""The kinds of drafts in Flax: one class each, with the same few methods. Drafts nothing itself.
 
-Knows no PyTorch. Kinds that are not here draft in PyTorch alone.
+Knows no PyTorch. Other kinds draft in PyTorch only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .prompts import HostPrompt
 
 
 class Draft:
-    """Nobody drafts; and what all kinds have in common. Serves one call.
+    """No draft; and what all kinds have in common. Serves one call.
 
     Args:
         model: the model.
@@ -41,12 +41,12 @@ class Draft:
         self.config = config
 
     def check(self, prompt: HostPrompt, catalogue: Snapshot, *, given: Mapping[str, Any]) -> None:
-        """Refuse drafts and verifications that Flax has not.
+        """Refuse drafts and verifications that Flax does not have.
 
         Args:
             prompt: the prompt.
             catalogue: the catalogue of any row.
-            given: those of our fields that the call itself gives.
+            given: our fields as given in the call itself.
 
         Raises:
             ValueError: names the field, its value, what is expected, and the fix.
@@ -71,24 +71,24 @@ class Draft:
         """The plan of a call with its drafter, if there is one.
 
         Args:
-            plan: what is asked for.
+            plan: the options.
             catalogue: the catalogue of any row.
-            num_rows: B, that of the program.
+            num_rows: B of the program.
         """
         return plan
 
     def scorer(self, plan: DecodePlan, mesh: Mesh | None) -> tuple[Any, Params]:
-        """Who decides, with parameters.
+        """The scorer that decides, with its parameters.
 
         Args:
-            plan: what is asked for.
+            plan: the options.
             mesh: where the program runs.
         """
         return self.model.scorer, self.model.params_on(mesh)
 
 
 class TrieDraft(Draft):
-    """The whole rest of the catalogue below the beams, at the levels where its expected size fits the budget."""
+    """The whole catalogue below the beams, at the levels where its expected size fits the budget."""
 
     def plan(self, plan: DecodePlan, catalogue: Snapshot, *, num_rows: int) -> DecodePlan:
         """See `Draft.plan`."""
@@ -98,13 +98,13 @@ class TrieDraft(Draft):
 
 
 class HeadDraft(Draft):
-    """The checkpoint's draft head, which decides by itself after one prefill of the model."""
+    """The checkpoint's draft head, which decides alone after one prefill of the model."""
 
     verification = "catalogue"
     calls_model = False
 
     def check(self, prompt: HostPrompt, catalogue: Snapshot, *, given: Mapping[str, Any]) -> None:
-        """See `Draft.check`; also a head that does not fit the catalogue or the prompt."""
+        """See `Draft.check`; also refuses a head that does not fit the catalogue or the prompt."""
         super().check(prompt, catalogue, given=given)
         head = self.model.draft_head
         if head is None:
@@ -116,7 +116,7 @@ class HeadDraft(Draft):
         check_room_for_placeholders(head, self.model.config, prompt.length)
 
     def scorer(self, plan: DecodePlan, mesh: Mesh | None) -> tuple[Any, Params]:
-        """The head; outputs want scores over the whole vocabulary."""
+        """The head; outputs need scores over the whole vocabulary."""
         model, params = super().scorer(plan, mesh)
         head, is_wide = self.model.draft_head, plan.output_scores or plan.output_logits
         scorer = HeadScorer(head.config, model, vocab_size=self.model.spec.vocab_size if is_wide else None)
@@ -130,7 +130,7 @@ def draft_of(model: Any, config: Any) -> Draft:
     """The draft of a call.
 
     Raises:
-        ValueError: a kind that drafts in PyTorch alone.
+        ValueError: a kind that drafts in PyTorch only.
     """
     if config.drafting not in KINDS:
         is_auto = config.drafting == "auto"
@@ -142,10 +142,10 @@ def draft_of(model: Any, config: Any) -> Draft:
 
 
 def _nodes_per_level(catalogue: Snapshot) -> tuple[int, ...]:
-    """Nodes with 0 to L tokens of what was compiled; what was added is little, and would change a program's shapes."""
+    """Nodes with 0 to L tokens in the compiled part; additions are few, and would change a program's shapes."""
     starts = catalogue.base.segment.trie.level_starts
     counts = [end - start for start, end in zip(starts, starts[1:], strict=False)]
-    # Levels that only additions have go on as the last one.
+    # Levels that only additions have repeat the last one.
     return tuple(
         counts[-1] if count is None else int(count)
         for count, _ in zip_longest(counts, range(catalogue.max_length + 1))

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Models in Flax with the mixin: loaded with it, or given it afterwards. Knows no decoding."""
+"""Models in Flax with the mixin: loaded with it, or enabled later. Knows no decoding."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def enable(model: Any) -> Any:
 
 @cache
 def _with_mixin(base: type) -> type:
-    """The subclass of a model class that has the mixin; with its own class first, a loaded model can change to it."""
+    """The subclass of a model class with the mixin; the class comes first, so that a loaded model can change to it."""
 
     def reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
         # Pickle finds classes by name, and this name belongs to the base.
@@ -47,6 +47,6 @@ def load(repo_or_dir: str | Path, **kwargs: Any) -> Any:
     """A `FlaxModel` with the mixin, its `generation_config` a `GRGenerationConfig`; the arguments are its own."""
     model = enable(FlaxModel.from_pretrained(repo_or_dir, **kwargs))
     commit = commit_of_source(model.config)
-    kwargs |= {} if commit is None else {"revision": commit}  # the catalogue is of the weights' commit, too
+    kwargs |= {} if commit is None else {"revision": commit}  # load the catalogue from the weights' commit, too
     remember_source(model, **{name: kwargs[name] for name in SOURCE_ARGUMENTS if name in kwargs})
     return model

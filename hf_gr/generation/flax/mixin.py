@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`FlaxGenerationMixin`: `generate` with a catalogue, for models in Flax. Knows no PyTorch.
 
-The way of a call: `Call.read` (arguments, checks), `hf_gr.flax.decode.decode_program`, one compiled program, and
+The path of a call: `Call.read` (arguments, checks), `hf_gr.flax.decode.decode_program`, one compiled program, and
 `Call.answer`, back on the host once.
 
-A program serves all prompts of one bucket: prompts are padded to 32, 48, 64, 96, 128, ... tokens and batches to powers
-of two (on several devices: the rows of each), by copies of their first row. So are the catalogue's arrays
-(`hf_gr.flax.transition`).
+A program serves all prompts of one bucket: prompts are padded to 32, 48, 64, 96, 128, ... tokens, and batches to
+powers of two (on several devices: the rows of each) by copies of their first row. The catalogue's arrays are padded,
+too (`hf_gr.flax.transition`).
 
 Axes: B batch, P prompt, R returned sequences a row, T generated tokens.
 """
@@ -39,7 +39,7 @@ from .call import Call
 
 
 class FlaxGenerationMixin:
-    """Adds `generate` to a `FlaxModel`; `AutoModelForGenerativeRetrieval` and `hf_gr.enable` give it."""
+    """Adds `generate` to a `FlaxModel`; `AutoModelForGenerativeRetrieval` and `hf_gr.enable` apply it."""
 
     __slots__ = ()
 
@@ -58,40 +58,40 @@ class FlaxGenerationMixin:
         """Generate sequences of a catalogue: `GRGenerationMixin.generate`, in one compiled program.
 
         Args:
-            inputs: `[B, P]` tokens, in NumPy, JAX or nested lists (also as `input_ids`): a decoder's padded on the
-                left.
+            inputs: `[B, P]` tokens, in NumPy, JAX or nested lists (also as `input_ids`); a decoder's are padded on
+                the left.
             generation_config: as in transformers.
             constraint_index: the catalogue, as for `GRGenerationMixin.generate`; Flax generates nothing without one.
-            exclude_items: for every prompt the ids of items that it must not be answered with.
-            assistant_model: None: models draft in PyTorch alone.
-            key: of all random draws: a seed, or a key of `jax.random`; by default another one for every call. What a
-                row draws depends on the key and its number, not on the other rows.
+            exclude_items: for every prompt, the ids of items to exclude.
+            assistant_model: None: models draft in PyTorch only.
+            key: the source of all random draws: a seed, or a key of `jax.random`; by default a new one for every call.
+                A row's draws depend on the key and its number, not on the other rows.
             mesh: devices along the axes "data" (rows of the batch) and "model" (weights), such as
                 `jax.make_mesh((2, 4), ("data", "model"))`; by default all local devices along "data". A batch that
-                the devices do not divide is filled up with copies of its first row, which are dropped again.
-            kwargs: `attention_mask`, `decoder_input_ids`, and all fields of a generation config. What Flax has not is
-                refused by name. Of drafts it has `drafting="trie"`, where a draft is the whole rest of the catalogue
-                below the beams or nothing, and has four times as many nodes as that has on average, up to
-                `draft_token_budget`; and `drafting="head"` with `verification="catalogue"`.
+                the devices do not divide is filled up with copies of its first row, which are dropped afterwards.
+            kwargs: `attention_mask`, `decoder_input_ids`, and all fields of a generation config. Unsupported ones are
+                refused by name. Drafts are `drafting="trie"`, where a draft is the whole catalogue below the beams or
+                nothing, with room for four times its average number of nodes, up to `draft_token_budget`; and
+                `drafting="head"` with `verification="catalogue"`.
 
         Returns:
             What `GRGenerationMixin.generate` returns, in JAX: `[B * R, P + T]` tokens, or with
             `return_dict_in_generate` a `FlaxGenerateOutput`.
 
         Raises:
-            ValueError: before any work, for arguments that cannot lead to the catalogue's sequences, or that Flax has
-                not.
+            ValueError: before any work, for arguments that cannot lead to the catalogue's sequences, or that Flax does
+                not support.
             NotImplementedError: prompts longer than a sliding window.
 
         The first call of a bucket compiles; later ones do not, whatever the prompts, filters, exclusions, penalties
-        and temperatures, and whether the catalogue changed a little. What the program is made for is: the model's
-        shape; the buckets of prompt and batch; `num_beams`, `num_return_sequences`, `do_sample`, `early_stopping`,
-        `top_k`, `renormalize_logits`, `drafting`, the outputs; which warpers there are; the length of
-        `decoder_input_ids`; the number of different catalogues in a batch, up to a power of two; and the most prefixes
-        that exclusions hide from one row: none, up to 16, up to 64, ... Buckets of prompts are 32, 48, 64, 96, 128,
-        ... tokens, those of batches powers of two (for each device along "data"). Another program is made, too, once
-        the catalogue has grown by a ninth, was compacted, or has additions of more than 1,024 nodes or with more than
-        16 children at one.
+        and temperatures, and even after small changes of the catalogue. A program is specific to: the model's shape;
+        the buckets of prompt and batch; `num_beams`, `num_return_sequences`, `do_sample`, `early_stopping`, `top_k`,
+        `renormalize_logits`, `drafting`, the outputs; which warpers are used; the length of `decoder_input_ids`; the
+        number of different catalogues in a batch, up to a power of two; and the most prefixes that exclusions hide
+        from one row: none, up to 16, up to 64, ... Buckets of prompts are 32, 48, 64, 96, 128, ... tokens, those of
+        batches powers of two (for each device along "data"). A new program is also compiled once the catalogue has
+        grown by a ninth, was compacted, or has additions of more than 1,024 nodes or with more than 16 children at
+        one node.
 
         To compile before the first request, call `generate` once for every bucket; with
         `jax.config.update("jax_compilation_cache_dir", folder)` later processes load what earlier ones compiled.

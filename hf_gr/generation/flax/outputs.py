@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `generate` returns in Flax: transformers' fields, of JAX arrays. transformers' own classes need PyTorch."""
+"""What `generate` returns in Flax: transformers' fields, as JAX arrays. transformers' own classes need PyTorch."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class FlaxGenerateOutput(ModelOutput):
     """The fields of `GRGenerateBeamDecoderOnlyOutput` and its siblings.
 
     Attributes:
-        sequences: prompt (of an encoder-decoder: what its sequences begin with) and generated tokens.
-        sequences_scores: of beams, if scores were asked for.
-        scores: by level, the processed scores, `-inf` for illegal tokens, if asked for.
-        logits: by level, if asked for.
-        beam_indices: of beams; -1 behind the end.
+        sequences: prompt (for an encoder-decoder: the first tokens of its sequences) and generated tokens.
+        sequences_scores: of beams, if scores were requested.
+        scores: by level, the processed scores, `-inf` for illegal tokens, if requested.
+        logits: by level, if requested.
+        beam_indices: of beams; -1 after the end.
         attentions: None.
         hidden_states: None.
         past_key_values: None: the prompt's keys live inside the program.
-        speculation: how many forwards it took, and what was scored ahead.
+        speculation: the number of forwards, and what was scored ahead.
     """
 
     sequences: Int[Array, "rows length"] | None = None
@@ -40,7 +40,7 @@ class FlaxGenerateOutput(ModelOutput):
     speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
-        """Have what is there under its name; transformers' own would look into the first array, entry by entry."""
+        """Store the given fields under their names; transformers' own would iterate over the first array's entries."""
         for field in fields(self):
             if (value := getattr(self, field.name)) is not None:
                 self[field.name] = value

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The prompt of a call in Flax: read from its arguments, and brought to the shape of a compiled program.
 
-Axes: B batch, P prompt, Q tokens that an encoder-decoder's sequences begin with.
+Axes: B batch, P prompt, Q first tokens of an encoder-decoder's sequences.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class HostPrompt:
     Attributes:
         input_ids: `[B, P]`.
         mask: `[B, P]` booleans, true at real tokens.
-        decoder_input_ids: `[B, Q]`, what an encoder-decoder's sequences begin with; None for a decoder.
+        decoder_input_ids: `[B, Q]`, the first tokens of an encoder-decoder's sequences; None for a decoder.
     """
 
     input_ids: npt.NDArray[np.int32]
@@ -44,7 +44,7 @@ class HostPrompt:
 
     @property
     def length(self) -> int:
-        """Tokens in front of the generated ones, by which `max_length` counts."""
+        """Tokens before the generated ones, by which `max_length` counts."""
         begun = self.input_ids if self.decoder_input_ids is None else self.decoder_input_ids
         return begun.shape[1]
 
@@ -62,8 +62,8 @@ class HostPrompt:
         """Read the arguments of a call, by transformers' rules.
 
         Raises:
-            ValueError: tokens or a mask of another rank, type or number of rows, tokens that the model does not have,
-                padding where none may be.
+            ValueError: tokens or a mask of the wrong rank, type or number of rows, tokens that the model does not
+                have, or padding that is not allowed.
         """
         if inputs is not None and input_ids is not None:
             raise ValueError("inputs and input_ids are given, expected one of them: they are the same")
@@ -74,7 +74,7 @@ class HostPrompt:
             raise ValueError(f"{name} is a {type(given).__name__}, expected an array: call generate(**batch)")
         tokens = _read_tokens(given, "the prompt" if name == "inputs" else name, model.config.vocab_size)
         if attention_mask is None:
-            # Of an encoder's prompt transformers infers none.
+            # For an encoder's prompt transformers infers no mask.
             padding = None if model.is_encoder_decoder else inferred_padding(config)
             mask = np.ones(tokens.shape, bool) if padding is None else tokens != padding
         else:
@@ -97,7 +97,7 @@ class HostPrompt:
         return cls(tokens, mask, _read_start(model, config, decoder_input_ids, len(tokens)))
 
     def to_bucket(self, num_rows: int) -> Prompt:
-        """The prompt as the program of its bucket takes it: padded, and with copies of the first row."""
+        """The prompt in the shape of its bucket's program: padded, and with copies of the first row."""
         order = np.arange(num_rows)
         order[self.num_rows :] = 0
         size = bucket(self.input_ids.shape[1], least=SMALLEST_PROMPT, steps=PROMPT_STEPS)
@@ -126,7 +126,7 @@ def _read_tokens(tokens: Any, name: str, vocabulary: int) -> npt.NDArray[np.int3
 
 
 def _read_start(model: Any, config: Any, decoder_input_ids: Any, num_rows: int) -> npt.NDArray[np.int32]:
-    """What an encoder-decoder's sequences begin with; the start token is put in front where it is missing."""
+    """The first tokens of an encoder-decoder's sequences; prepends the start token if it is missing."""
     start = start_token(config)
     if isinstance(start, list):
         raise ValueError(f"decoder_start_token_id={start}, expected one token for all rows in Flax")

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""transformers' caches of keys and values: which kinds there are, copies, and what is refused. Knows no model."""
+"""transformers' caches of keys and values: kinds, copies and checks. Knows no model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
-# Layers of plain keys and values. The second kind drops those that its window has passed.
+# Layers of plain keys and values. The second kind drops keys that its window has passed.
 KEYS = (DynamicLayer, DynamicSlidingWindowLayer)
 
 
@@ -19,18 +19,18 @@ def of_decoder(cache: Any) -> Any:
 
 
 def holds_keys(cache: Any) -> bool:
-    """Whether a cache is of keys and values alone; a recurrent state (Mamba, LFM2, Qwen3-Next) is something else."""
+    """Whether a cache holds only keys and values, no recurrent state (Mamba, LFM2, Qwen3-Next)."""
     own = of_decoder(cache)
     return type(own) is DynamicCache and all(type(layer) in KEYS for layer in own.layers)
 
 
 def keeps_all_keys(cache: Any) -> bool:
-    """Whether no layer drops any key or keeps anything else, so that the last tokens can be taken back."""
+    """Whether no layer drops any key or keeps anything else, so that the last tokens can be removed."""
     return all(type(layer) is DynamicLayer for layer in of_decoder(cache).layers)
 
 
 def copy_cache(cache: Any) -> Any:
-    """A cache of the same tensors: appending to it, repeating or reordering it leaves the original as it is.
+    """A cache of the same tensors: appending to it, repeating or reordering it does not change the original.
 
     Layers that write in place are copied with their tensors.
     """
@@ -45,7 +45,7 @@ def copy_cache(cache: Any) -> Any:
 
 
 def to_keep_all_keys(cache: Any) -> DynamicCache:
-    """The same keys in layers that drop none: masks take care of what a sliding layer may see."""
+    """The same keys in layers that drop none: masks limit what a sliding layer sees."""
     plain = DynamicCache()
     for layer in cache.layers:
         assert type(layer) in KEYS, type(layer)

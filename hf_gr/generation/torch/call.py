@@ -38,7 +38,7 @@ from .layouts import Layout, choose_layout
 from .outputs import output_class
 from .prompts import Prompt
 
-# What the model is called with again at every step, or needs at the prefill alone.
+# Arguments that the model gets again at every step, or needs at the prefill only.
 CONTINUED_ARGUMENTS = frozenset(
     "attention_mask decoder_attention_mask decoder_input_ids encoder_outputs input_ids inputs_embeds logits_to_keep "
     "past_key_values position_ids tokenizer".split()
@@ -47,19 +47,19 @@ CONTINUED_ARGUMENTS = frozenset(
 
 @dataclass(frozen=True)
 class Call:
-    """A call, checked: what follows can only fail where the model does.
+    """A checked call: from here on, only the model can fail.
 
     Attributes:
         model: the model.
         inputs: transformers' argument of that name.
-        passed_on: transformers' own arguments: processors, criteria and the like.
+        passed_on: transformers' own arguments: processors, criteria, ...
         model_kwargs: the model's arguments.
         config: the prepared generation config, with our fields.
         rules: the catalogue of every prompt.
         prompt: the prompt.
-        draft: who drafts.
-        layout: where paths are in a forward; None for transformers' loop, and where the draft head alone decodes.
-        generator: of all random draws; None for the device's own.
+        draft: the kind of draft.
+        layout: where paths are in a forward; None for transformers' loop, and if the draft head alone decodes.
+        generator: the source of all random draws; None for the device's own.
         keeps_step_scores: whether `output_scores` asks for more than `sequences_scores`.
     """
 
@@ -98,11 +98,11 @@ class Call:
             generation_config: as in transformers.
             kwargs: fields of the config, and arguments of the model.
             passed_on: transformers' own arguments.
-            fields: our fields, as the call gives them.
+            fields: our fields, as given in the call.
             indexes: the catalogue or catalogues, or their names.
-            exclude_items: as of `generate`.
+            exclude_items: as in `generate`.
             assistant: the draft model, or None.
-            generator: as of `generate`.
+            generator: as in `generate`.
 
         Raises:
             ValueError: names the argument, its value, what is expected, and the fix.
@@ -118,7 +118,7 @@ class Call:
                 raise ValueError("do_sample=False with verification='relaxed', expected True: it samples beams")
             if first_of("top_k", kwargs, *configs) is None:
                 kwargs["top_k"] = 0  # transformers' default, 50, could leave fewer candidates than beams
-        # Of the call itself: a checkpoint's lengths are older than its catalogue, its use_cache=False is training's.
+        # The call's own only: a checkpoint's lengths predate its catalogue, its use_cache=False is from training.
         max_new_tokens, max_length, use_cache = (
             kwargs.get(name, getattr(generation_config, name, None))
             for name in ("max_new_tokens", "max_length", "use_cache")
@@ -145,7 +145,7 @@ class Call:
             max_new_tokens = rules.any.max_length if max_length is None else max_length - prompt.length
         config.max_new_tokens, config.max_length = max_new_tokens, None
         config.use_cache = use_cache is not False
-        # Both name tokens that no catalogue without them could begin or end with.
+        # A catalogue without these tokens could never begin or end with them.
         config.forced_bos_token_id = config.forced_eos_token_id = None
         layout = None if draft.verification.by_head_alone else _layout_of(model, config, model_kwargs)
         call = cls(
@@ -155,11 +155,11 @@ class Call:
 
     @property
     def is_ours(self) -> bool:
-        """Whether our loop decodes it; else it is transformers' loop, under a logits processor."""
+        """Whether our loop decodes it; else transformers' loop does, with a logits processor."""
         return self.layout is not None or self.draft.verification.by_head_alone
 
     def _left_to_transformers(self) -> Call:
-        """Refuse, or tell of, what transformers' loop does not have."""
+        """Refuse, or report, options that transformers' loop does not have."""
         if self.generator is not None:
             raise ValueError("generator is given, expected None in transformers' loop: use torch.manual_seed")
         if self.draft.scores_ahead:
@@ -177,7 +177,7 @@ class Call:
             say_once(f"cache_implementation={config.cache_implementation!r} is not used: beams share a dynamic one")
             config.cache_implementation = None
         own_cache = {} if cache is None else {"past_key_values": copy_cache(cache)}
-        # The position of this processor among the others is where transformers applies constraints.
+        # The place of this processor among the others is where transformers applies constraints.
         prefix_function = {"prefix_allowed_tokens_fn": self.passed_on["prefix_allowed_tokens_fn"] or _no_constraint}
         input_ids, processors, criteria, config, model_kwargs = generate(
             self.inputs,
@@ -219,7 +219,7 @@ class Call:
         return output_class(is_encoder_decoder=is_encoder_decoder, is_beam_search=config.num_beams > 1)(**fields)
 
     def _plan(self, input_ids: Tensor, processors: LogitsProcessorList, criteria: StoppingCriteriaList) -> DecodePlan:
-        """What is asked for, in the loop's terms."""
+        """The options of the call, in the loop's terms."""
         config, verification = self.config, self.draft.verification
         before, after = _around_constraint(processors)
         if verification.is_narrow:
@@ -250,7 +250,7 @@ class Call:
 
 
 def refuse_without_catalogue(given: dict[str, Any]) -> None:
-    """Refuse options of ours in a call without a catalogue: they mean nothing there."""
+    """Refuse our options in a call without a catalogue: they mean nothing there."""
     check_fields(given)
     names = [name for name, value in given.items() if value is not None]
     if names:
@@ -258,10 +258,10 @@ def refuse_without_catalogue(given: dict[str, Any]) -> None:
 
 
 def _layout_of(model: Any, config: GenerationConfig, model_kwargs: Mapping[str, Any]) -> Layout | None:
-    """The layout of a call; None for transformers' own loop, which is said once."""
+    """The layout of a call; None for transformers' own loop, which is logged once."""
     asked = [name for name in ("output_attentions", "output_hidden_states") if getattr(config, name)]
     asked += [name for name, value in model_kwargs.items() if value is not None and name not in CONTINUED_ARGUMENTS]
-    asked += ["stop_strings"] if config.stop_strings is not None else []  # transformers hands us no tokenizer
+    asked += ["stop_strings"] if config.stop_strings is not None else []  # transformers passes us no tokenizer
     asked += [] if config.use_cache else ["use_cache=False"]
     if asked:
         say_once(
@@ -281,7 +281,7 @@ def _layout_of(model: Any, config: GenerationConfig, model_kwargs: Mapping[str, 
 def _hand_back(
     model: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **kwargs: Any
 ) -> tuple[Any, ...]:
-    """What transformers' `generate` calls in the place of a loop."""
+    """transformers' `generate` calls this instead of a loop."""
     return input_ids, logits_processor, stopping_criteria, generation_config, kwargs
 
 
@@ -292,13 +292,13 @@ def _no_constraint(batch: int, tokens: Tensor) -> list[int]:
 def _around_constraint(processors: LogitsProcessorList) -> tuple[LogitsProcessorList, LogitsProcessorList]:
     """The processors before the constraint and those after it."""
     place = next(i for i, one in enumerate(processors) if isinstance(one, PrefixConstrainedLogitsProcessor))
-    # A prefix function of the user's own has the place instead, and narrows the catalogue.
+    # A user's own prefix function takes this place, and narrows the catalogue.
     is_ours = internals.prefix_function(processors[place]) is _no_constraint
     return LogitsProcessorList(processors[:place]), LogitsProcessorList(processors[place + is_ours :])
 
 
 def _own_criteria(criteria: Iterable[Any], given: Iterable[Any]) -> StoppingCriteriaList:
-    """The criteria, less those of length and end token: they are the catalogue's, unless the user gave them."""
+    """The criteria, without those of length and end token, which the catalogue sets, unless the user gave them."""
     users = list(given)
     return StoppingCriteriaList(
         criterion

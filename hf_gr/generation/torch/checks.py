@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is refused before any work. Reads a call's arguments; changes none and decodes nothing."""
+"""Checks before any work. Reads a call's arguments; changes none and decodes nothing."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def check_call(
     stopping_criteria: Iterable[Any] | None,
     past_key_values: Any,
 ) -> None:
-    """Refuse what cannot lead to the catalogue's sequences.
+    """Refuse calls that cannot generate the catalogue's sequences.
 
     Args:
         model: the model.
-        catalogue: the catalogue of any row; what is checked is the same for all.
+        catalogue: the catalogue of any row; the checked facts are the same for all.
         config: the prepared generation config.
-        prompt: the described prompt.
-        max_new_tokens: as the call itself gives it.
-        max_length: as the call itself gives it; `max_new_tokens` goes before.
+        prompt: the prompt.
+        max_new_tokens: as given in the call itself.
+        max_length: as given in the call itself; `max_new_tokens` takes precedence.
         stopping_criteria: the user's own.
         past_key_values: the user's own.
 
@@ -69,18 +69,18 @@ def check_call(
 
 
 def check_vocabulary(model: Any, catalogue: Snapshot, *, name: str) -> None:
-    """Refuse a catalogue with tokens that the model cannot write.
+    """Refuse a catalogue with tokens outside the model's vocabulary.
 
     Args:
         model: the model.
         catalogue: the catalogue.
-        name: of the argument that it was given as.
+        name: the argument that holds the catalogue.
     """
     check_tokens_of_catalogue(catalogue, output_size_of(model), name=name)
 
 
 def check_generator(generator: Any, device: Any) -> None:
-    """Refuse what is no generator of random numbers on the model's device."""
+    """Refuse anything but a random number generator on the model's device."""
     if generator is None:
         return
     if not isinstance(generator, torch.Generator) or generator.device.type != device.type:
@@ -89,7 +89,7 @@ def check_generator(generator: Any, device: Any) -> None:
 
 
 def _check_tokens(model: Any, prompt: Prompt) -> None:
-    """Refuse empty prompts, and tokens that the model has no embedding for."""
+    """Refuse empty prompts, and tokens for which the model has no embedding."""
     if prompt.inputs is None:
         return
     check_some_tokens(len(prompt.inputs), prompt.length)
@@ -99,6 +99,6 @@ def _check_tokens(model: Any, prompt: Prompt) -> None:
 
 
 def _check_prompt(prompt: Prompt) -> None:
-    """Refuse right-padded prompts, and prompts that are nothing but padding."""
+    """Refuse right-padded prompts, and prompts that are all padding."""
     if prompt.mask is not None and prompt.mask.shape[1] and not bool(prompt.mask[:, -1].all()):
         check_padding(to_host(prompt.mask))

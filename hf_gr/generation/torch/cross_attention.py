@@ -18,7 +18,7 @@ from torch import nn
 
 from hf_gr.internals import attention_of
 
-# What the encoder-decoders of transformers call the module (T5 and its kin; BART, Marian, Pegasus, M2M, Whisper, ...).
+# The module's name in transformers' encoder-decoders (T5 and its kin; BART, Marian, Pegasus, M2M, Whisper, ...).
 CROSS_ATTENTION_NAMES = ("EncDecAttention", "encoder_attn")
 FOLDING_IMPLEMENTATIONS = ("eager", "sdpa")
 
@@ -27,7 +27,7 @@ class _Active(threading.local):
     """Whether this thread is inside `fold_beams`: another thread may run the same model."""
 
     depth = 0
-    tokens = 0  # of each row that the module which runs now has folded, 0 if none
+    tokens = 0  # of each row, folded by the module that is running; 0 if none
 
 
 _ACTIVE = _Active()
@@ -36,7 +36,7 @@ _HOOKING = threading.Lock()
 
 
 def foldable_modules(model: Any, num_layers: int) -> list[nn.Module]:
-    """The cross-attention modules of so many decoder layers; none unless all are known and take 4-D masks."""
+    """The cross-attention modules of `num_layers` decoder layers; none unless all are known and take 4-D masks."""
     modules = [module for name, module in model.named_modules() if name.rpartition(".")[2] in CROSS_ATTENTION_NAMES]
     takes_masks = attention_of(model.config) in FOLDING_IMPLEMENTATIONS
     return modules if takes_masks and len(modules) == num_layers else []
@@ -46,7 +46,7 @@ def foldable_modules(model: Any, num_layers: int) -> list[nn.Module]:
 def fold_beams(modules: list[nn.Module]) -> Iterator[None]:
     """Within this context, and in this thread, steps of B * K rows attend to an encoder of B rows.
 
-    A module gets its hooks once and keeps them: outside of the context they do nothing.
+    A module gets its hooks once and keeps them; outside the context they do nothing.
     """
     with _HOOKING:
         for module in modules:

@@ -1,9 +1,9 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which layout a model takes, and its scorer behind a finished prefill. Knows transformers' caches, masks and configs.
+"""Which layout a model takes, and its scorer after a finished prefill. Knows transformers' caches, masks and configs.
 
-Known families are listed, and every one is tested against transformers. Any other is tried once, on a few tokens,
-against its own plain forward: a model that fails both layouts is left to transformers' loop.
+Known families are listed, each tested against transformers. Any other model is tried once, on a few tokens, against
+its own plain forward; one that fails both layouts decodes in transformers' loop.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .prompts import prefill
 
 Layout = Literal["tree", "batch"]
 
-# tests/test_parity.py holds each of them to transformers' own results.
+# tests/test_parity.py compares each of them with transformers' own results.
 TREE_FAMILIES = frozenset(
     "cohere2 deepseek_v3 falcon gemma2 gemma3_text gpt2 gpt_neox gptj llama mistral olmo2 opt phi3 qwen2 qwen3 "
     "qwen3_moe smollm3".split()
@@ -71,20 +71,20 @@ def make_scorer(
     width: int,
     scores_ahead: bool = False,
 ) -> Scorer:
-    """The scorer that goes on where a prefill ended.
+    """The scorer that continues after a prefill.
 
-    A single path over unpadded prompts has nothing to share and nothing to mask: it takes the batch layout, which then
-    is transformers' own.
+    A single path over unpadded prompts has nothing to share and nothing to mask: it takes the batch layout, which is
+    then transformers' own.
 
     Args:
         model: the model.
-        layout: what `choose_layout` said.
-        outputs: the prefill's outputs; its cache stays as it is.
-        model_kwargs: what the prefill was called with, prepared by transformers.
+        layout: from `choose_layout`.
+        outputs: the prefill's outputs; its cache is not changed.
+        model_kwargs: the prefill's arguments, prepared by transformers.
         batch_size: B.
         width: paths a request.
-        scores_ahead: whether nodes of several levels are to be scored together, which takes the tree layout for a
-            single path, too.
+        scores_ahead: whether nodes of several levels will be scored together, which takes the tree layout even for a
+            single path.
     """
     prompt_logits = outputs.logits[:, -1:]
     if model.config.is_encoder_decoder:
@@ -123,7 +123,7 @@ def make_scorer(
         return given
 
     own = copy_cache(cache)
-    # Every path has a copy of the prompt's keys here: far more paths than beams would cost more than they save.
+    # Every path has a copy of the prompt's keys here: many more paths than beams would cost more than they save.
     return BatchScorer(
         model,
         prompt_logits,
@@ -137,12 +137,12 @@ def make_scorer(
 def prefilled(
     model: Any, prompt: Tensor, inputs: Tensor | None, attention_mask: Tensor | None, *, width: int
 ) -> Callable[[], Scorer]:
-    """Makes scorers of a model over prompts, which are computed when the first is made.
+    """Makes scorers of a model over prompts; the first one runs the prefill.
 
     Args:
-        model: in evaluation mode; one that takes neither layout has nothing computed for it in advance.
+        model: in evaluation mode; for one that takes neither layout nothing is precomputed.
         prompt: tokens of a decoder.
-        inputs: tokens that an encoder reads.
+        inputs: an encoder's tokens.
         attention_mask: of the encoder's tokens, or of the decoder's.
         width: paths a request.
     """
@@ -164,9 +164,9 @@ def prefilled(
 def _plain_reader(
     model: Any, prompt: Tensor, inputs: Tensor | None, attention_mask: Tensor | None
 ) -> Callable[[int, Tensor], Tensor]:
-    """Logits behind paths of a request, as transformers' own loop has them without a cache; arguments as `prefilled`.
+    """Logits after paths of a request, as in transformers' own loop without a cache; arguments as of `prefilled`.
 
-    No row has padding: a model with a recurrent state need not know a mask.
+    No row has padding: a model with a recurrent state need not support a mask.
     """
 
     def read(request: int, paths: Tensor) -> Tensor:
@@ -216,7 +216,7 @@ def _prompt_mask(mask: Tensor | None, batch_size: int, prompt_length: int, devic
 
 
 def _check_prefix(prompt_length: int, model_kwargs: dict[str, Any]) -> None:
-    """Refuse keys in front of the prompt that no argument tells of: a learned prefix, whose positions are its own."""
+    """Refuse keys before the prompt that no argument accounts for: a learned prefix with positions of its own."""
     mask, position_ids = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
     known = next((known.shape[-1] for known in (mask, position_ids) if known is not None), prompt_length)
     if known != prompt_length:

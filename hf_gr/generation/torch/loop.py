@@ -1,8 +1,8 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""transformers' own loop under a logits processor, for what neither layout offers. Mends what that loop leaves behind.
+"""transformers' own loop with a logits processor, for what neither layout supports. Repairs that loop's output.
 
-Where legal beams run out transformers goes on with illegal ones; they become padding, behind the others.
+When legal beams run out, transformers continues with illegal ones; they become padding, after the others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .call import Call
 from .logits_process import ConstraintLogitsProcessor
 from .outputs import output_class
 
-# Below this transformers' score of a beam is its mark for "no such beam", -1e9, divided by a length.
+# A score below this is transformers' mark for "no such beam", -1e9, divided by a length.
 DEAD_IN_TRANSFORMERS = -1e6
 
 
@@ -50,14 +50,14 @@ def generate_by_processor(generate: Callable[..., Any], call: Call) -> Any:
     passed_on = {**passed_on, "logits_processor": LogitsProcessorList(processors)}
     as_tensor, with_scores = not config.return_dict_in_generate, config.output_scores
     config.return_dict_in_generate = config.output_scores = True
-    config.eos_token_id = rules.any.eos_token_id  # any other token that ends a sequence is a code like all others here
+    config.eos_token_id = rules.any.eos_token_id  # every other end token is an ordinary code here
     if config.renormalize_logits and config.early_stopping is True:
-        # Renormalising makes the lone token of a beam that is over certain: one more sequence found, which ends the
-        # search too early.
+        # Renormalising gives the only token of a beam that has ended probability 1: one more sequence found, which
+        # ends the search too early.
         config.early_stopping = False
     out = generate(call.inputs, as_it_is(config), **passed_on, **model_kwargs)
 
-    out.sequences = out.sequences.masked_fill(out.sequences < 0, fill_token_id)  # its own filling without an end token
+    out.sequences = out.sequences.masked_fill(out.sequences < 0, fill_token_id)  # its filling without an end token
     scores: Any = getattr(out, "sequences_scores", None)
     beam_indices: Any = getattr(out, "beam_indices", None)
     num_steps = len(out.scores) if beam_indices is None else beam_indices.shape[1]
@@ -92,7 +92,7 @@ def generate_by_processor(generate: Callable[..., Any], call: Call) -> Any:
 
 
 def _is_legal(rules: BatchRules, prompt: int, row: list[int], fill_token_id: int, may_stop: bool) -> bool:
-    """Whether a generated row is an item, or the beginning of one that the user's own criterion stopped."""
+    """Whether a generated row is an item, or the prefix of one that the user's own criterion stopped."""
     if rules.items(prompt, row):
         return True
     while row and row[-1] == fill_token_id:

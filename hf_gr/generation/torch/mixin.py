@@ -1,8 +1,8 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`GRGenerationMixin`: `generate` with a catalogue, and what a checkpoint has beside transformers' files.
+"""`GRGenerationMixin`: `generate` with a catalogue, and a checkpoint's files besides transformers'.
 
-The way of a call: `Call.read` (arguments, checks), `Call.prepare` (transformers prepares the inputs), `Draft.start`
+The path of a call: `Call.read` (arguments, checks), `Call.prepare` (transformers prepares the inputs), `Draft.start`
 (the prefill), `hf_gr.torch.decode.decode` (the loop, whose step is `hf_gr.torch.transition.children`), `Call.answer`.
 """
 
@@ -64,23 +64,23 @@ class GRGenerationMixin(Overrides, GenerationMixin):
             constraint_index: the catalogue, or the name of one; by default the one that
                 `generation_config.constraint_index` names, which `constraint_index=False` switches off. A list gives
                 every prompt its own: views of one index (`index.where(...)`), or that index itself.
-            exclude_items: for every prompt the ids of items that it must not be answered with, such as those that the
-                user has; ids that the catalogue does not have are fine. Where items share a sequence, all of them must
-                be excluded for it to go.
-            assistant_model: a draft model with the same vocabulary, which proposes nodes that are scored ahead; also
-                with several beams (AtSpeed). See `GRGenerationConfig` for `num_draft_beams`, `draft_token_budget` and
-                `verification`, and for drafts of the catalogue itself, which need no model: `drafting="trie"`. Logits
-                processors see the draft's scores, too: they must not keep state between calls.
-            generator: of all random draws; the device's own one by default.
-            all others: transformers' own, with its meanings. Decoding modes are greedy, sampling, beam search and beam
-                sampling. With a catalogue the length need not be given, `past_key_values` holds one row a prompt (it
-                is left as it is), and `sequences_scores` sums log-probabilities over the full vocabulary, unless
-                `renormalize_logits=True` has the legal tokens of each step renormalised.
+            exclude_items: for every prompt, the ids of items to exclude, such as those that the user already has; ids
+                that the catalogue does not contain are ignored. If items share a sequence, it is excluded only if all
+                of them are.
+            assistant_model: a draft model with the same vocabulary, which proposes nodes to score ahead; also with
+                several beams (AtSpeed). See `GRGenerationConfig` for `num_draft_beams`, `draft_token_budget` and
+                `verification`, and for drafts by the catalogue itself, which need no model: `drafting="trie"`. Logits
+                processors also see the draft's scores: they must not keep state between calls.
+            generator: the source of all random draws; the device's own by default.
+            all others: as in transformers. Decoding modes are greedy, sampling, beam search and beam sampling. With a
+                catalogue the length may be omitted, `past_key_values` holds one row a prompt (and is not changed), and
+                `sequences_scores` sums log-probabilities over the full vocabulary, unless `renormalize_logits=True`
+                renormalises over the legal tokens of each step.
 
         Returns:
-            What transformers returns: a tensor, or with `return_dict_in_generate` an output object. Where fewer legal
-            sequences exist than are asked for, the rest are rows of `pad_token_id` (behind the prompt) with score
-            `-inf`. The object's `speculation` counts forwards, and what was scored ahead (None in transformers' loop).
+            As in transformers: a tensor, or with `return_dict_in_generate` an output object. If fewer legal sequences
+            exist than requested, the rest are rows of `pad_token_id` (after the prompt) with score `-inf`. The
+            object's `speculation` counts forwards and nodes scored ahead (None in transformers' loop).
 
         Raises:
             ValueError: before any work, for arguments that cannot lead to the catalogue's sequences: a vocabulary
@@ -135,7 +135,7 @@ class GRGenerationMixin(Overrides, GenerationMixin):
         return call.answer(prepared, search, decoded)
 
     def add_draft_head(self: Any, codebooks: Any, **options: Any) -> DraftHead:
-        """Give the model a draft head for `drafting="head"`, in the place of one that it may have.
+        """Give the model a draft head for `drafting="head"`; it replaces an existing one.
 
         Args:
             codebooks: what the head chooses from: a `ConstraintIndex`, `SemanticIds`, a list of token ids for every
@@ -147,8 +147,8 @@ class GRGenerationMixin(Overrides, GenerationMixin):
             The head, `model.draft_head`, untrained unless it was given.
 
         Raises:
-            ValueError: what does not fit the model or the tokenizer. Nothing is changed then. All of it is told by
-                `help(hf_gr.generation.torch.heads.add_draft_head)`.
+            ValueError: an argument that does not fit the model or the tokenizer; nothing is changed. For the full list
+                see `help(hf_gr.generation.torch.heads.add_draft_head)`.
 
         Example:
             >>> from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -174,20 +174,20 @@ class GRGenerationMixin(Overrides, GenerationMixin):
         custom_generate: bool = False,
         **kwargs: Any,
     ) -> None:
-        """transformers' own; a draft head has two files of its own beside the model's.
+        """transformers' own; a draft head adds two files of its own.
 
         Args:
             save_directory: as in transformers, like all but the last.
-            is_main_process: as there.
-            state_dict: as there.
-            args: as there.
-            custom_generate: also write `custom_generate/generate.py`. Whoever loads the checkpoint by
-                `AutoModelForCausalLM.from_pretrained(..., trust_remote_code=True)` (or `AutoModelForSeq2SeqLM`) has
-                this `generate` then, without importing hf_gr, which must be installed; without `trust_remote_code`
+            is_main_process: as in transformers.
+            state_dict: as in transformers.
+            args: as in transformers.
+            custom_generate: also write `custom_generate/generate.py`. Loading the checkpoint by
+                `AutoModelForCausalLM.from_pretrained(..., trust_remote_code=True)` (or `AutoModelForSeq2SeqLM`) then
+                gives this `generate` without importing hf_gr, which must be installed; without `trust_remote_code`
                 it is an ordinary checkpoint.
             kwargs: as in transformers.
 
-        A checkpoint with a draft head, a named catalogue or `custom_generate` gets a model card, where there is none.
+        A checkpoint with a draft head, a named catalogue or `custom_generate` gets a model card unless it has one.
 
         Raises:
             ValueError: a file in the folder's place, or a draft head with layers of an adapter.
@@ -202,9 +202,9 @@ class GRGenerationMixin(Overrides, GenerationMixin):
             _CUSTOM_GENERATE.reset(carries)
 
     def push_to_hub(self: Any, repo_id: str, *, custom_generate: bool = False, **kwargs: Any) -> Any:
-        """transformers' own, with the draft head's files, and a model card where the repository has none.
+        """transformers' own, with the draft head's files, and a model card if the repository has none.
 
-        A card that somebody wrote gets tags, and keeps all that it says.
+        An existing card gets tags and is otherwise unchanged.
 
         Args:
             repo_id: as in transformers.
@@ -222,5 +222,5 @@ class GRGenerationMixin(Overrides, GenerationMixin):
             _CUSTOM_GENERATE.reset(carries)
 
     def _before_upload(self, working_dir: str | Path, repo_id: str, timestamps: dict[str, float]) -> dict[str, float]:
-        """The files that are ours, and a card that tells of them; see `prepare_upload`."""
+        """Our files, and a card that describes them; see `prepare_upload`."""
         return prepare_upload(self, working_dir, repo_id, timestamps, custom_generate=_CUSTOM_GENERATE.get())

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Facts about a model of transformers in PyTorch, each read in one place. Knows no decoding.
 
-What its configs tell on both backends is in `hf_gr.generation.models`.
+Facts in its configs, for both backends, are in `hf_gr.generation.models`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _arguments_of(forward: Callable[..., Any]) -> frozenset[str]:
 
 
 def hidden_size_of(model: Any) -> int:
-    """Of what the output embeddings read, which for some models (OPT-350m) is not the config's hidden size."""
+    """The width of the output embeddings' input, which for some models (OPT-350m) is not the config's hidden size."""
     outputs = model.get_output_embeddings()
     if outputs is None:
         raise ValueError(f"model is a {type(model).__name__}, expected one with a language-modelling head")
@@ -44,14 +44,14 @@ def hidden_size_of(model: Any) -> int:
 
 
 def output_size_of(model: Any) -> int:
-    """V: the tokens that a model can write, which may be more than its config's vocabulary."""
+    """V, the tokens that a model can write, which may be more than its config's vocabulary."""
     head = model.get_output_embeddings()
     text_config = model.config.get_text_config(decoder=True)
     return text_config.vocab_size if head is None else head.weight.shape[0]
 
 
 def embeddings_of(model: Any) -> int | None:
-    """The tokens that a model can read; None for one whose embeddings are no plain matrix."""
+    """The tokens that a model can read; None if its embeddings are not a plain matrix."""
     return getattr(getattr(model.get_input_embeddings(), "weight", None), "shape", (None,))[0]
 
 
@@ -68,13 +68,13 @@ def layer_types(config: Any) -> list[str]:
 
 
 def mask_dtype(model: Any) -> torch.dtype | None:
-    """The type of an additive mask, None where the attention takes a boolean one (eager adds whatever it is given)."""
+    """The dtype of an additive mask, None if the attention takes a boolean one (eager adds whatever it gets)."""
     return None if attention_of(model.config.get_text_config(decoder=True)) == "sdpa" else model.dtype
 
 
 @contextmanager
 def evaluation(model: Any) -> Iterator[None]:
-    """A model in evaluation mode, and as it was before behind that."""
+    """Within this context the model is in evaluation mode; afterwards, as before."""
     was_training = model.training
     model.eval()
     try:

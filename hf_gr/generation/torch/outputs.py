@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""transformers' outputs of `generate`, with what was speculated."""
+"""transformers' outputs of `generate`, plus `speculation`."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ class Prompt:
     """The prompt of a call as its arguments give it.
 
     Attributes:
-        inputs: `[B, P]` tokens, `[B, P, H]` embeddings, or an encoder's input; None if the model makes up its own.
-        mask: the attention mask, given or to be inferred from padding; None for no padding.
+        inputs: `[B, P]` tokens, `[B, P, H]` embeddings, or an encoder's input; None if the model makes its own.
+        mask: the attention mask, given or inferred from padding; None for no padding.
         length: tokens before the generated ones, by which `max_length` counts.
         num_rows: B, the number of prompts.
     """
@@ -51,10 +51,10 @@ class Prompt:
 
     @classmethod
     def read(cls, model: Any, inputs: Any, config: Any, model_kwargs: dict[str, Any]) -> Prompt:
-        """Find the prompt among the arguments of a call, by the rules by which transformers will prepare it.
+        """Find the prompt among the arguments of a call, by the rules by which transformers prepares it.
 
         Raises:
-            ValueError: tokens or a mask of another rank, type or number of rows.
+            ValueError: tokens or a mask of the wrong rank, type or number of rows.
         """
         input_ids = inputs if inputs is not None else model_kwargs.get("input_ids")
         embeds = model_kwargs.get("inputs_embeds")
@@ -87,7 +87,7 @@ class Prompt:
 
 
 def _decoder_length(config: Any, decoder_input_ids: Tensor | None) -> int:
-    """Tokens that a decoder starts with; transformers puts the start token in front where it is missing."""
+    """Tokens that a decoder starts with; transformers prepends the start token if it is missing."""
     if decoder_input_ids is None:
         return 1
     start = start_token(config)
@@ -96,14 +96,14 @@ def _decoder_length(config: Any, decoder_input_ids: Tensor | None) -> int:
 
 
 def positions_of(mask: Int[Tensor, "batch tokens"]) -> Int[Tensor, "batch tokens"]:
-    """The positions of tokens as transformers counts them: padding does not count."""
+    """The positions of tokens as in transformers: padding does not count."""
     return (mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
 def with_placeholders(
     tokens: Int[Tensor, "batch tokens"], placeholder_ids: tuple[int, ...]
 ) -> Int[Tensor, "batch tokens_and_placeholders"]:
-    """Tokens followed by a draft head's placeholders, as training and serving see them."""
+    """Tokens followed by a draft head's placeholders, as in training and serving."""
     own = torch.tensor(placeholder_ids, dtype=torch.long, device=tokens.device)
     return torch.cat([tokens, own.expand(len(tokens), -1)], dim=1)
 
@@ -116,11 +116,11 @@ def prefill(
     Args:
         model: in evaluation mode.
         prompt: tokens of a decoder.
-        inputs: tokens that an encoder reads.
+        inputs: an encoder's tokens.
         attention_mask: of the encoder's tokens, or of the decoder's.
 
     Returns:
-        The outputs, and the arguments that a scorer goes on with.
+        The outputs, and the arguments from which a scorer continues.
     """
     kwargs: dict[str, Any] = {} if attention_mask is None else {"attention_mask": attention_mask}
     if model.config.is_encoder_decoder:
@@ -136,10 +136,10 @@ def prefill(
 
 @contextmanager
 def catch_hidden_states(model: Any) -> Iterator[list[Tensor]]:
-    """The decoder's last hidden states `[B, P, H]` of every forward within, after its final normalisation.
+    """The decoder's last hidden states `[B, P, H]` of every forward in this context, after the final normalisation.
 
     Args:
-        model: of transformers, or wrapped for training; a forward of another thread is not seen.
+        model: of transformers, or wrapped for training; forwards of other threads are not seen.
     """
     caught: list[Tensor] = []
     own = threading.get_ident()
@@ -158,25 +158,25 @@ def catch_hidden_states(model: Any) -> Iterator[list[Tensor]]:
 def prefill_with_placeholders(
     model: Any, input_ids: Tensor, config: Any, model_kwargs: dict[str, Any], *, placeholder_ids: tuple[int, ...]
 ) -> tuple[Any, Float[Tensor, "batch positions hidden"]]:
-    """Compute a prompt and the placeholders that follow it, by one prefill.
+    """Compute a prompt and the placeholders after it in one prefill.
 
     Args:
         model: the model.
-        input_ids: the decoder's prompt, as transformers has prepared it.
+        input_ids: the decoder's prompt, prepared by transformers.
         config: the prepared generation config.
-        model_kwargs: the prepared arguments, of the prompt alone; left as they are.
+        model_kwargs: the prepared arguments, of the prompt alone; not changed.
         placeholder_ids: the placeholders; may be none.
 
     Returns:
         The outputs as if there were no placeholders (logits of the prompt's last token, its cache), and the hidden
-        states of that token and of the placeholders, `[B, L + 1, H]`. No cache where it is a recurrent state, which
-        cannot give the placeholders back.
+        states of that token and of the placeholders, `[B, L + 1, H]`. No cache if it is a recurrent state, from which
+        the placeholders cannot be removed.
     """
     kwargs, size, device = dict(model_kwargs), len(placeholder_ids), input_ids.device
     cache = kwargs.get("past_key_values")
     past = cache.get_seq_length() if cache is not None and holds_keys(cache) else 0
     if cache is not None and not past and holds_keys(cache):
-        # Layers that drop keys could not give the placeholders' back; masks tell how far each layer sees.
+        # The placeholders' keys could not be removed from layers that drop keys; masks say how far each layer sees.
         plain = DynamicCache()
         kwargs["past_key_values"] = (
             EncoderDecoderCache(plain, DynamicCache()) if model.config.is_encoder_decoder else plain
@@ -187,17 +187,17 @@ def prefill_with_placeholders(
         kwargs["inputs_embeds"] = torch.cat([kwargs["inputs_embeds"], embedded], dim=1)
     mask = "decoder_attention_mask" if model.config.is_encoder_decoder else "attention_mask"
     if cache is not None and past:
-        if kwargs.get(mask) is None:  # by its length transformers tells which of the tokens are in the cache
+        if kwargs.get(mask) is None:  # its length tells transformers which tokens are in the cache
             known = internals.num_known_tokens(config, default=input_ids.shape[1])
             kwargs[mask] = torch.ones((len(input_ids), known), dtype=torch.long, device=device)
         if past == kwargs[mask].shape[1]:
-            cache.crop(-1)  # the hidden state of the prompt's last token is not in there
+            cache.crop(-1)  # the cache does not hold the hidden state of the prompt's last token
     if kwargs.get(mask) is not None:
         kwargs[mask] = torch.nn.functional.pad(kwargs[mask], (0, size), value=1)
     if kwargs.get("position_ids") is not None:
         after = kwargs["position_ids"][..., -1:] + torch.arange(1, size + 1, device=device)
         kwargs["position_ids"] = torch.cat([kwargs["position_ids"], after], dim=-1)
-    for name in ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"):  # as transformers goes on with them
+    for name in ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"):  # as transformers continues them
         if kwargs.get(name) is not None:
             kind = kwargs[name][:, -1:] if name == "token_type_ids" else torch.zeros_like(kwargs[name][:, -1:])
             kwargs[name] = torch.cat([kwargs[name], kind.expand(-1, size)], dim=1)
@@ -225,12 +225,12 @@ def prefill_with_placeholders(
 
 
 def _decoder_of(model: Any) -> Any:
-    """The module whose result is the last hidden states."""
+    """The module that returns the last hidden states."""
     decoder = model.get_decoder()
     # transformers takes the whole model of Llama 4 for its decoder, and the last layer of ModernBERT's.
     return model.model if decoder is model or decoder is model.get_output_embeddings() else decoder
 
 
 def _chunk_size(wanted: int, num_tokens: int, num_last: int) -> int:
-    """The least size from the wanted one on whose last chunk has what is read: outputs are those of that chunk."""
+    """The smallest size, at least the wanted one, whose last chunk has all that is read: outputs are that chunk's."""
     return next(size for size in itertools.count(wanted) if (num_tokens - 1) % size >= num_last - 1)

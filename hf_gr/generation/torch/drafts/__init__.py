@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Who drafts in a call: one module and one class a kind, each with the same few methods. Decodes nothing.
+"""The kinds of drafts: one module and one class each, with the same few methods. Decodes nothing.
 
 `drafting="trie"` is the class `TrieDraft` of the module `trie`, and so on: a new kind is a module here and its name in
 `configuration.DRAFTING`. Without a draft it is `Draft` itself.
@@ -29,17 +29,17 @@ from hf_gr.torch.transition import DeviceCatalogue, device_catalogue
 
 @dataclass(frozen=True)
 class Prepared:
-    """A call whose inputs transformers has prepared.
+    """A call with inputs prepared by transformers.
 
     Attributes:
-        input_ids: what the generated tokens are appended to.
+        input_ids: the tokens that generated ones are appended to.
         model_kwargs: the model's other arguments.
         config: the generation config.
-        plan: what is asked for.
+        plan: the options.
         rules: the catalogue of every prompt.
         layout: where paths are in a forward; None if the draft head alone decodes.
-        inputs: the prompt as the call gave it: of an encoder-decoder, what the encoder reads.
-        synced_gpus: whether other processes count on as many forwards as they run.
+        inputs: the prompt as given in the call: for an encoder-decoder, the encoder's input.
+        synced_gpus: whether all processes must run equally many forwards.
     """
 
     input_ids: Tensor
@@ -54,12 +54,12 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Search:
-    """A call whose prompt is computed.
+    """A call after its prefill.
 
     Attributes:
-        scorer: who decides.
-        catalogue: what each row may be answered with.
-        drafter: who proposes nodes to score ahead; None for nobody.
+        scorer: its scores decide.
+        catalogue: the legal sequences of each row.
+        drafter: proposes nodes to score ahead; None for no draft.
         cache: the prompt's, for another call.
     """
 
@@ -70,7 +70,7 @@ class Search:
 
 
 class Draft:
-    """Nobody drafts; and what all kinds have in common. Serves one call.
+    """No draft; and what all kinds have in common. Serves one call.
 
     Args:
         model: the model.
@@ -91,13 +91,13 @@ class Draft:
     def check(
         self, prompt: Prompt, catalogue: Snapshot, *, given: Mapping[str, Any], model_kwargs: Mapping[str, Any]
     ) -> None:
-        """Refuse drafts that cannot be made.
+        """Refuse a draft that is not possible.
 
         Args:
             prompt: the prompt.
             catalogue: the catalogue of any row.
-            given: our fields as the call itself gives them.
-            model_kwargs: what else the call gives the model.
+            given: our fields as given in the call itself.
+            model_kwargs: the call's other arguments for the model.
 
         Raises:
             ValueError: names the argument, its value, what is expected, and the fix.
@@ -111,7 +111,7 @@ class Draft:
             )
 
     def check_verification(self) -> None:
-        """Refuse a verification that this kind of draft, or the call, does not have."""
+        """Refuse a verification that this kind of draft, or the call, does not support."""
         config = self.config
         if self.verification.by_head_alone and not self.decides_alone:
             raise ValueError(
@@ -125,7 +125,7 @@ class Draft:
             )
 
     def check_no_search(self, given: Mapping[str, Any]) -> None:
-        """Refuse the width of a search where none drafts."""
+        """Refuse the width of a search if no search drafts."""
         if given.get("num_draft_beams") is not None:
             raise ValueError(
                 f"num_draft_beams={given['num_draft_beams']} without a draft model, expected both: "
@@ -133,7 +133,7 @@ class Draft:
             )
 
     def start(self, prepared: Prepared) -> Search:
-        """Compute the prompt; from there on it is known who scores, who drafts, and what is legal."""
+        """Run the prefill, and make the scorer, the drafter and the catalogue on the device."""
         outputs = self.prefill(prepared)
         catalogue = device_catalogue(prepared.rules, outputs.logits.device)
         assert prepared.layout is not None
@@ -158,22 +158,22 @@ class Draft:
     def drafter(
         self, prepared: Prepared, catalogue: DeviceCatalogue, scorer: Scorer, new_scorer: Callable[[], Scorer]
     ) -> Drafter | None:
-        """Who proposes nodes; None for nobody.
+        """The drafter; None for no draft.
 
         Args:
             prepared: the call.
-            catalogue: what each row may be answered with.
+            catalogue: the legal sequences of each row.
             scorer: the model's.
-            new_scorer: makes another one over the same prefill.
+            new_scorer: makes another scorer over the same prefill.
         """
         return None
 
     def report(self, search: Search, decoded: Decoded) -> None:
-        """Tell the user of a draft that came to nothing."""
+        """Warn of a draft that was never used."""
 
 
 def draft_of(model: Any, config: Any, assistant: Any) -> Draft:
-    """The draft of a call: a draft model is asked whenever there is one."""
+    """The draft of a call: a draft model is used whenever there is one."""
     kind = _kind_of(config.drafting)
     if assistant is not None and not kind.reads_assistant:
         kind = _kind_of("assistant")

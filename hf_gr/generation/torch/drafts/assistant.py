@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`assistant_model=`: a draft model searches the same catalogue, until what remains fits the budget (AtSpeed)."""
+"""`assistant_model=`: a draft model searches the catalogue, until the remaining levels fit the budget (AtSpeed)."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class AssistantDraft(TrieDraft):
 
 
 def make_searcher(config: Any, plan: DecodePlan, scorers: Callable[[int], Callable[[], Scorer]]) -> Assistant:
-    """A search that drafts: as wide as the config says, by scorers that are made for a width."""
+    """A search that drafts, with the width of the config; `scorers` makes scorers for a width."""
     num_beams = config.num_draft_beams or plan.width * (1 if plan.is_relaxed else DRAFT_BEAMS_PER_BEAM)
     search = replace(
         plan,
@@ -101,7 +101,7 @@ def make_searcher(config: Any, plan: DecodePlan, scorers: Callable[[int], Callab
 
 
 def check_draft_width(config: Any) -> None:
-    """Refuse searches of a draft model or head that could never be accepted, or go nowhere."""
+    """Refuse searches of a draft model or head that could never be accepted, or that draft no level."""
     num_draft_beams, num_steps = config.num_draft_beams, config.num_assistant_tokens
     name = "num_beams" if config.num_beams >= config.num_return_sequences else "num_return_sequences"
     if num_draft_beams is not None and num_draft_beams < getattr(config, name):

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`drafting="auto"`: the catalogue (and a draft model, if there is one) drafts where a measured plan says it pays."""
+"""`drafting="auto"`: the catalogue (and a draft model, if there is one) drafts where measurements say it pays."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COSTS: WeakKeyDictionary[Any, dict[tuple[Any, ...], ForwardCosts]] = WeakKeyDic
 
 
 class AutoDraft(AssistantDraft):
-    """The cheapest way down the levels, by the time of a forward and of a node."""
+    """The cheapest way down the levels, given the time of a forward and of a node."""
 
     def check(
         self, prompt: Prompt, catalogue: Snapshot, *, given: Mapping[str, Any], model_kwargs: Mapping[str, Any]
@@ -41,7 +41,7 @@ class AutoDraft(AssistantDraft):
     def limits(
         self, prepared: Prepared, catalogue: DeviceCatalogue, new_scorer: Callable[[], Scorer], *, budget: int
     ) -> dict[str, Any]:
-        """What the measured costs say."""
+        """See `TrieDraft.limits`; from measured costs."""
         plan = prepared.plan
         costs = _costs_of(self.model, new_scorer, plan, wider_by=min(WIDER_BY, budget))
         merges = plan_merges(catalogue.nodes_per_level, plan.width, costs, budget=budget)
@@ -49,7 +49,7 @@ class AutoDraft(AssistantDraft):
 
 
 def _costs_of(model: Any, new_scorer: Callable[[], Scorer], plan: DecodePlan, *, wider_by: int) -> ForwardCosts:
-    """Measured once for each shape of prompts, up to a factor of two in their number and their length."""
+    """Measured once per prompt shape, up to a factor of two in the number and length of prompts."""
     shape = tuple(size.bit_length() for size in (*plan.prompt.shape, plan.width))
     key = (model.device, model.dtype, attention_of(model.config), *shape)
     known = _COSTS.setdefault(model, {})

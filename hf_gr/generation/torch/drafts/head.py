@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`drafting="head"`: the checkpoint's draft head goes on from one prefill; it decides by itself (NEZHA), or drafts."""
+"""`drafting="head"`: the checkpoint's draft head continues from one prefill; it decides alone (NEZHA), or drafts."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from .trie import TrieDraft
 
 
 class HeadDraft(TrieDraft):
-    """A search inside the draft head: the answer, or a draft of it."""
+    """A search by the draft head: the answer, or a draft of it."""
 
     decides_alone = True
     reads_assistant = True
-    hidden: Tensor  # of the prompt's last token and of the placeholders, once the prompt is computed
+    hidden: Tensor  # of the prompt's last token and of the placeholders, after the prefill
 
     def check(
         self, prompt: Prompt, catalogue: Snapshot, *, given: Mapping[str, Any], model_kwargs: Mapping[str, Any]
     ) -> None:
-        """See `Draft.check`; also a head that does not fit the model, the catalogue or the prompt."""
+        """See `Draft.check`; also refuses a head that does not fit the model, the catalogue or the prompt."""
         model, config, name = self.model, self.config, self.config.verification
         if self.assistant is not None:
             raise ValueError(
@@ -93,7 +93,7 @@ class HeadDraft(TrieDraft):
             )
 
     def start(self, prepared: Prepared) -> Search:
-        """See `Draft.start`; where the head alone decides, it is the scorer."""
+        """See `Draft.start`; if the head decides alone, it is the scorer."""
         if not self.verification.by_head_alone:
             return super().start(prepared)
         outputs = self.prefill(prepared)
@@ -104,7 +104,7 @@ class HeadDraft(TrieDraft):
         return Search(scorer, replace(catalogue, unchecked=codes), None, outputs.get("past_key_values"))
 
     def prefill(self, prepared: Prepared) -> Any:
-        """The model's outputs for the prompt; those for the placeholders are kept for the head."""
+        """The model's outputs for the prompt; stores the placeholders' hidden states for the head."""
         head = self.model.draft_head
         outputs, hidden = prefill_with_placeholders(
             self.model,
@@ -113,7 +113,7 @@ class HeadDraft(TrieDraft):
             prepared.model_kwargs,
             placeholder_ids=head.config.placeholder_token_ids,
         )
-        self.hidden = hidden.to(next(head.parameters()))  # its device and type, which may be others than the model's
+        self.hidden = hidden.to(next(head.parameters()))  # its device and dtype, which may differ from the model's
         return outputs
 
     def searcher(self, prepared: Prepared, vocab_size: int) -> Assistant | None:
@@ -121,14 +121,14 @@ class HeadDraft(TrieDraft):
         return make_searcher(self.config, prepared.plan, lambda width: self._scorers(prepared, vocab_size))
 
     def _scorers(self, prepared: Prepared, vocab_size: int) -> Callable[[], Scorer]:
-        """Makes scorers; processors and outputs want scores over the whole vocabulary."""
+        """Makes scorers; processors and outputs need scores over the whole vocabulary."""
         plan = prepared.plan
         is_wide = plan.processors is not None or plan.output_scores or plan.output_logits
         return lambda: HeadScorer(self.model.draft_head, self.hidden, vocab_size=vocab_size if is_wide else None)
 
 
 def _check_outputs(config: Any, model_kwargs: Mapping[str, Any]) -> None:
-    """Refuse what only the model could give at every level."""
+    """Refuse outputs that only the model could give at every level."""
     asked = [name for name in ("output_attentions", "output_hidden_states") if getattr(config, name)]
     asked += ["stop_strings"] if config.stop_strings is not None else []
     asked += ["streamer"] if model_kwargs.get("streamer") is not None else []

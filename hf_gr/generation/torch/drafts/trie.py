@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`drafting="trie"`: the catalogue drafts, wherever all that is legal fits a budget. Nothing can be missing in it."""
+"""`drafting="trie"`: the catalogue drafts wherever all legal nodes fit a budget. Nothing can be missing."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from . import Draft, Prepared, Search
 
 
 class TrieDraft(Draft):
-    """All legal continuations of the beams; and what every kind that drafts has in common."""
+    """All legal continuations of the beams; and what all other kinds have in common."""
 
     scores_ahead = True
 
     def drafter(
         self, prepared: Prepared, catalogue: DeviceCatalogue, scorer: Scorer, new_scorer: Callable[[], Scorer]
     ) -> TreeDrafter | None:
-        """See `Draft.drafter`; where several levels cannot be scored together, that is said once."""
+        """See `Draft.drafter`; if several levels cannot be scored together, logs that once."""
         if not scorer.takes_levels:
             name = type(self.model).__name__
             say_once(f"{name} cannot score nodes of several levels together: decoding without a draft")
@@ -46,17 +46,17 @@ class TrieDraft(Draft):
         )
 
     def searcher(self, prepared: Prepared, vocab_size: int) -> Assistant | None:
-        """Who narrows down the levels that are too wide for the catalogue; None for nobody."""
+        """The search that narrows levels too wide for the catalogue; None for no search."""
         return None
 
     def limits(
         self, prepared: Prepared, catalogue: DeviceCatalogue, new_scorer: Callable[[], Scorer], *, budget: int
     ) -> dict[str, Any]:
-        """What levels are worth drafting, as `TreeDrafter` takes it; by default all that fit the budget."""
+        """The limits of a draft, as arguments of `TreeDrafter`; by default all that fit the budget."""
         return {}
 
     def report(self, search: Search, decoded: Decoded) -> None:
-        """Say once that a budget is too small for anything."""
+        """Log once that a budget is too small for any level."""
         drafter, happened = search.drafter, decoded.speculation
         if not isinstance(drafter, TreeDrafter) or drafter.assistant is not None or drafter.merges is not None:
             return
