@@ -121,7 +121,7 @@ class TreeDrafter:
 def _all_children(
     legal: Children, places: Int[Array, " above"], catalogue: DeviceCatalogue, *, depth: int, room: int
 ) -> tuple[Int[Array, "batch width"], Int[Array, "batch width"], Int[Array, "batch width"], Int[Array, ""]]:
-    """All children with children of their own: tokens, parents by their places, states; and the most of any row."""
+    """All children with children of their own: tokens, parents by place, states; and the largest count of a row."""
     batch_size, num_above, num_children = legal.tokens.shape
     wanted = open_children(legal, catalogue, depth=depth).reshape(batch_size, -1)
     so_far = jnp.cumsum(wanted, axis=-1, dtype=jnp.int32)

@@ -183,7 +183,7 @@ class FlaxModel(Parameters):
         if max(tokens) >= vocabulary:
             raise ValueError(
                 f"the draft head has token {max(tokens)}, expected less than {vocabulary}, the model's vocabulary: "
-                "add the head in PyTorch, model.add_draft_head(head), which makes room, and save the model"
+                "add the head in PyTorch, model.add_draft_head(head), which resizes the embeddings, and save the model"
             )
         rows = head.placeholder_embeddings
         if rows is not None and len(rows):

@@ -3,8 +3,8 @@
 """Beams as a tree of tokens over one shared prompt: ancestry, and attention masks. Knows no trie and no model.
 
 Every scored token gets a fixed *slot* after the prompt's keys: selecting beams moves no keys, only the small table of
-ancestors. Source: xGR, section 5 (separated shared and unshared cache), with an
-ancestry table in place of its in-place reordering, which needs sorted parents.
+ancestors. Source: xGR, section 5 (separated shared and unshared cache), with an ancestry table instead of its in-place
+reordering, which needs sorted parents.
 
 Axes: B batch, N nodes scored together, D depth (tokens from the prompt to a node, itself included), S slots.
 """

@@ -73,7 +73,7 @@ def check_codes(head: Any, catalogue: Snapshot) -> None:
     if catalogue.max_length != num_levels:
         has_end = catalogue.eos_token_id is not None and catalogue.max_length == num_levels + 1
         raise ValueError(
-            f"constraint_index has {catalogue.max_length} levels and the draft head {num_levels}, expected as many: "
+            f"constraint_index has {catalogue.max_length} levels and the draft head {num_levels}, expected the same: "
             + ("its end token is a level: model.add_draft_head(index)" if has_end else "is it another catalogue's?")
         )
     seen = _FITTING.setdefault(head, WeakSet())

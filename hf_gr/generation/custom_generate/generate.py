@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`model.generate` of this checkpoint: answers with items of a catalogue only. Needs hf_gr: `pip install hf-gr`.
 
-transformers replaces `model.generate` by the function below when a model is loaded with
+transformers puts the function below in the place of `model.generate` when a model is loaded with
 `AutoModelForCausalLM.from_pretrained(..., trust_remote_code=True)` (or `AutoModelForSeq2SeqLM`); without that, the
 checkpoint is an ordinary one. `model.save_pretrained(..., custom_generate=True)` of hf_gr writes it.
 """
@@ -25,6 +25,6 @@ except ModuleNotFoundError as error:
 def generate(*args: Any, model: Any, **kwargs: Any) -> Any:
     """transformers' `generate`, which also takes hf_gr's `constraint_index`, `exclude_items` and `drafting`.
 
-    Without a catalogue, given here or named by the checkpoint, this is transformers' own.
+    Without a catalogue, given here or named by the checkpoint, it is transformers' own.
     """
     return enable_loaded(model, __file__).generate(*args, **kwargs)

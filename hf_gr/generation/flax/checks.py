@@ -83,7 +83,7 @@ def check_call(
     )
     for name, values in neutral.items():
         if (value := getattr(config, name, None)) not in values:
-            raise ValueError(f"{name}={value!r}, expected {values[-1]!r}: Flax has no such thing; use backend='torch'")
+            raise ValueError(f"{name}={value!r}, expected {values[-1]!r}: not supported in Flax; use backend='torch'")
     for name, (is_valid, expected) in WARPERS.items() if config.do_sample else ():
         value = getattr(config, name)
         if value is not None and not (isinstance(value, Real) and is_valid(value)):

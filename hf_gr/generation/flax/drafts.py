@@ -59,7 +59,7 @@ class Draft:
             )
         if given.get("num_draft_beams") is not None:
             raise ValueError(
-                f"num_draft_beams={given['num_draft_beams']}, expected None in Flax, where no beams draft: omit it"
+                f"num_draft_beams={given['num_draft_beams']}, expected None in Flax, which has no draft beams: omit it"
             )
         if given.get("draft_token_budget") is not None and drafting is None:
             raise ValueError(
@@ -109,7 +109,7 @@ class HeadDraft(Draft):
         head = self.model.draft_head
         if head is None:
             raise ValueError(
-                "drafting='head' and the model has no draft head, expected one: load a checkpoint that has it; heads "
+                "drafting='head' and the model has no draft head, expected one: load a checkpoint that has one; heads "
                 "are made and trained in PyTorch"
             )
         check_codes(head, catalogue)
@@ -134,7 +134,7 @@ def draft_of(model: Any, config: Any) -> Draft:
     """
     if config.drafting not in KINDS:
         is_auto = config.drafting == "auto"
-        fix = "what pays is not measured in Flax; pass drafting='trie'" if is_auto else "none drafts there"
+        fix = "Flax measures no costs; pass drafting='trie'" if is_auto else "Flax has no other drafts"
         raise ValueError(
             f"drafting={config.drafting!r}, expected None, 'trie' or 'head' in Flax: {fix}, or use backend='torch'"
         )

@@ -138,7 +138,7 @@ def _read_start(model: Any, config: Any, decoder_input_ids: Any, num_rows: int) 
         if start is None or (given[:, 0] == start).any():
             return given
     if start is None:
-        raise ValueError("decoder_start_token_id=None, expected a token, which sequences begin with: set it")
+        raise ValueError("decoder_start_token_id=None, expected the first token of all sequences: set it")
     if not 0 <= start < model.config.vocab_size:
         raise ValueError(
             f"decoder_start_token_id={start}, expected 0 to less than {model.config.vocab_size}: is it another "

@@ -221,8 +221,8 @@ def _check_prefix(prompt_length: int, model_kwargs: dict[str, Any]) -> None:
     known = next((known.shape[-1] for known in (mask, position_ids) if known is not None), prompt_length)
     if known != prompt_length:
         raise ValueError(
-            f"the prompt has {prompt_length} keys for {known} tokens, expected as many: prefix, prompt and p-tuning "
-            "are not supported on decoders; use ConstraintLogitsProcessor in transformers' own loop"
+            f"the prompt has {prompt_length} keys for {known} tokens, expected one key a token: prefix, prompt and "
+            "p-tuning are not supported on decoders; use ConstraintLogitsProcessor in transformers' own loop"
         )
 
 

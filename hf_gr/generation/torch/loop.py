@@ -57,7 +57,7 @@ def generate_by_processor(generate: Callable[..., Any], call: Call) -> Any:
         config.early_stopping = False
     out = generate(call.inputs, as_it_is(config), **passed_on, **model_kwargs)
 
-    out.sequences = out.sequences.masked_fill(out.sequences < 0, fill_token_id)  # its filling without an end token
+    out.sequences = out.sequences.masked_fill(out.sequences < 0, fill_token_id)  # filling if there is no end token
     scores: Any = getattr(out, "sequences_scores", None)
     beam_indices: Any = getattr(out, "beam_indices", None)
     num_steps = len(out.scores) if beam_indices is None else beam_indices.shape[1]

@@ -46,8 +46,8 @@ class AssistantDraft(TrieDraft):
         if assistant.config.is_encoder_decoder != model.config.is_encoder_decoder:
             kinds = ["encoder-decoder" if one.config.is_encoder_decoder else "decoder" for one in (assistant, model)]
             raise ValueError(
-                f"assistant_model is a {type(assistant).__name__}, {kinds[0]}, expected a model like the other, "
-                f"{kinds[1]}: both must read the same prompt"
+                f"assistant_model is a {type(assistant).__name__}, {kinds[0]}, expected {kinds[1]} like the model: "
+                "both must read the same prompt"
             )
         ours, theirs = (one.config.get_text_config(decoder=True).vocab_size for one in (model, assistant))
         if ours != theirs:

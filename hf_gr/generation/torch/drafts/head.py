@@ -51,7 +51,7 @@ class HeadDraft(TrieDraft):
         head = getattr(model, "draft_head", None)
         if head is None:
             raise ValueError(
-                "drafting='head' and the model has no draft head, expected one: load a checkpoint that has it, or "
+                "drafting='head' and the model has no draft head, expected one: load a checkpoint that has one, or "
                 "make one by model.add_draft_head(...) and train it with hf_gr.training.DraftHeadTrainer"
             )
         sizes = head.config.hidden_size, hidden_size_of(model)
@@ -73,7 +73,7 @@ class HeadDraft(TrieDraft):
         if cache is not None and cache.get_seq_length() and not keeps_all_keys(cache):
             raise ValueError(
                 "past_key_values has layers that drop keys (sliding windows), expected plain ones with "
-                "drafting='head', whose placeholders are taken back: omit it"
+                "drafting='head', whose placeholders are removed again: omit it"
             )
         if config.guidance_scale not in (None, 1.0):
             raise ValueError(

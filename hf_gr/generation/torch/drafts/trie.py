@@ -18,7 +18,7 @@ from . import Draft, Prepared, Search
 
 
 class TrieDraft(Draft):
-    """All legal continuations of the beams; and what all other kinds have in common."""
+    """All legal continuations of the beams; and what all kinds that draft have in common."""
 
     scores_ahead = True
 
@@ -31,7 +31,7 @@ class TrieDraft(Draft):
             say_once(f"{name} cannot score nodes of several levels together: decoding without a draft")
             return None
         if prepared.synced_gpus:
-            say_once("synced_gpus: decoding without a draft, whose forwards are not equally many everywhere")
+            say_once("synced_gpus: decoding without a draft: processes would run different numbers of forwards")
             return None
         if catalogue.max_length <= 2:  # the prefill decides the first level, one forward the other
             return None
@@ -63,6 +63,6 @@ class TrieDraft(Draft):
         if happened.target_forwards and not happened.drafted_steps.any():
             say_once(
                 f"draft_token_budget={drafter.budget} is too small for any level of this catalogue with "
-                f"num_beams={self.config.num_beams}: decoding as without a draft",
+                f"num_beams={self.config.num_beams}: decoding without a draft",
                 about="draft_token_budget",
             )
