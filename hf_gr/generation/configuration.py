@@ -40,7 +40,7 @@ VERIFICATION = {
     "last_level": Verification(by_head_alone=True, unchecked_levels=lambda num_levels: num_levels - 1, is_narrow=True),
     "none": Verification(by_head_alone=True, unchecked_levels=lambda num_levels: num_levels),
 }
-DEFAULT_VERIFICATION = {"head": "catalogue"}  # by who drafts; "strict" for all others
+DEFAULT_VERIFICATION = {"head": "catalogue"}  # by `drafting`; "strict" for all others
 # Fields beyond transformers', with their defaults. They may also be given to `generate` as keywords.
 GR_FIELDS: dict[str, Any] = {
     "constraint_index": None,

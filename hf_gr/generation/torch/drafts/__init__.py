@@ -80,7 +80,7 @@ class Draft:
 
     scores_ahead = False  # whether nodes of several levels are scored together
     decides_alone = False  # whether it can answer without the model
-    reads_assistant = False  # whether it uses a draft model of the call, or refuses it; else that one drafts instead
+    reads_assistant = False  # whether it uses or refuses the draft model of a call; else that model drafts instead
 
     def __init__(self, model: Any, config: Any, assistant: Any = None) -> None:
         self.model = model
