@@ -14,9 +14,8 @@ import torch
 from families import build
 from label_tokenizers import tokenizer_of
 
-import hf_gr.classification.exhaustive as exhaustive
 from hf_gr import ConstraintIndex, classify, enable
-from hf_gr.classification import classify as classification
+from hf_gr.classification import exhaustive, finders, prompts
 from hf_gr.generation.torch import layouts
 from hf_gr.reference import reference_label_log_probs
 
@@ -99,7 +98,7 @@ def test_a_model_that_takes_neither_layout_is_read_plainly(
     family: str, nodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if family != "mamba":
-        for module in (classification, layouts):
+        for module in (finders, layouts):
             monkeypatch.setattr(module, "choose_layout", lambda model: None)
     model = build("mamba", config={"vocab_size": 512, **MAMBA}) if family == "mamba" else model_of(family)
     assert layouts.choose_layout(model) is None
@@ -123,11 +122,10 @@ def test_a_wrong_parent_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted error: every node hangs below the first of its level."""
     levels = exhaustive.Sequences.levels
 
-    def wrong(self: Any, device: torch.device) -> Any:
-        made = levels(self, device)
-        for level in made[1:]:
-            assert level.nodes is not None
-            level.nodes[1].zero_()
+    def wrong(self: Any, piece: slice, device: torch.device) -> Any:
+        made = levels(self, piece, device)
+        for level in made:
+            level.parents.zero_()
         return made
 
     model, index = model_of("llama"), index_of()
@@ -200,6 +198,21 @@ def test_labels_that_tokenize_alike_share() -> None:
         assert math.isclose(sum(probabilities.values()), 1.0, abs_tol=1e-9)
 
 
+@pytest.mark.parametrize("nodes", [1, 2, 1000])
+def test_pieces_of_what_is_left_of_a_label_set(nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels of several lengths, two of them one sequence, some removed and one added since."""
+    monkeypatch.setattr(exhaustive, "NODES_AT_ONCE", nodes)
+    model, tokenizer = model_of("llama"), tokenizer_of("wordpiece-uncased")
+    left = ["Sports", "SPORTS", "science", "deep learning", "politics"]
+    index = ConstraintIndex.from_labels(["science of sports", *left[:4], "Politics"], tokenizer)
+    index.remove(["science of sports", "Politics"])
+    index.add(list(ConstraintIndex.from_labels(["politics"], tokenizer)), item_ids=["politics"])
+    fresh = ConstraintIndex.from_labels(left, tokenizer)
+    (found,) = classify(model, tokenizer, ["sports"], index, top_k=None)
+    (expected,) = classify(model, tokenizer, ["sports"], fresh, top_k=None)
+    assert found == expected
+
+
 def test_a_threshold_answers_none_of_them() -> None:
     model, tokenizer, index = model_of("llama"), tokenizer_of("bpe"), index_of()
     (ranked,) = classify(model, tokenizer, TEXTS[:1], index, top_k=None)
@@ -241,13 +254,14 @@ def test_a_view_is_a_smaller_label_set_and_additions_belong_to_it() -> None:
 def test_a_long_text_is_cut_and_the_template_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer, index = model_of("gpt2"), tokenizer_of("bpe"), index_of()
     seen: list[list[int]] = []
-    padded = classification._padded
+    encode = prompts.PromptEncoder.encode
 
-    def spy(rows: Any, *args: Any, **kwargs: Any) -> Any:
+    def spy(self: Any, texts: Any) -> Any:
+        rows = encode(self, texts)
         seen.extend(rows)
-        return padded(rows, *args, **kwargs)
+        return rows
 
-    monkeypatch.setattr(classification, "_padded", spy)
+    monkeypatch.setattr(prompts.PromptEncoder, "encode", spy)
     (long,) = classify(model, tokenizer, ["science " * 500], index, prompt=PROMPT, top_k=None)
     assert len(seen[0]) <= 256 - index.max_length
     text = tokenizer.decode(seen[0])
@@ -299,27 +313,29 @@ def test_pieces_score_every_sequence_once(seed: int) -> None:
     draw = random.Random(seed)
     drawn = {tuple(draw.randrange(1, 4) for _ in range(draw.randrange(1, 5))) for _ in range(draw.randrange(1, 30))}
     index = ConstraintIndex.from_sequences([list(row) for row in drawn], eos_token_id=0)
-    rows = index.snapshot.rows()
-    sequences = exhaustive.Sequences(rows)
-    prefixes = {tuple(row[:end]) for row in index for end in range(1, len(row))}
-    assert sequences.num_nodes == len(prefixes)
+    rows, trie = list(index), index.snapshot.base.segment.trie
+    sequences = exhaustive.Sequences.of(trie)
+    assert [row[row >= 0].tolist() for row in trie.sequences(sequences.leaves())] == rows
+    assert exhaustive.num_inner_nodes(trie) == len(prefixes_of(rows))
     for size in (1, 3, 1000):
         pieces = sequences.pieces(size)
         assert [number for piece in pieces for number in range(len(rows))[piece]] == list(range(len(rows)))
         for piece in pieces:
-            part = exhaustive.Sequences(rows[piece])
-            assert part.num_nodes <= size or len(part.rows) == 1
-            of_nodes: list[list[tuple[int, ...]]] = [[()]]
-            written: list[list[int]] = [[] for _ in part.rows]
-            for level in part.levels(torch.device("cpu")):
-                if level.nodes is not None:
-                    tokens, parents = (array.tolist() for array in level.nodes)
-                    of_nodes.append([(*of_nodes[-1][p], t) for t, p in zip(tokens, parents, strict=True)])
-                of_level = (array.tolist() for array in (level.sequences, level.places, level.tokens))
-                for sequence, place, token in zip(*of_level, strict=True):
-                    assert of_nodes[-1][place] == tuple(written[sequence])
-                    written[sequence].append(token)
-            assert written == [row[row >= 0].tolist() for row in part.rows]
+            assert len(prefixes_of(rows[piece])) <= size or len(rows[piece]) == 1
+            nodes: list[tuple[int, ...]] = [()]
+            written: list[tuple[int, ...] | None] = [None] * len(rows[piece])
+            for level in sequences.levels(piece, torch.device("cpu")):
+                children = zip(level.parents.tolist(), level.tokens.tolist(), strict=True)
+                paths = [(*nodes[parent], token) for parent, token in children]
+                assert sorted([*level.inner.tolist(), *level.ends.tolist()]) == list(range(len(paths)))
+                for sequence, end in zip(level.sequences.tolist(), level.ends.tolist(), strict=True):
+                    written[sequence] = paths[end]
+                nodes = [paths[child] for child in level.inner.tolist()]
+            assert written == [tuple(row) for row in rows[piece]]
+
+
+def prefixes_of(rows: list[list[int]]) -> set[tuple[int, ...]]:
+    return {tuple(row[:end]) for row in rows for end in range(1, len(row))}
 
 
 def call(**changes: Any) -> Callable[[], Any]:

@@ -1,47 +1,36 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`classify`: texts to ranked labels. Knows tokenizers and prompts; scores nothing itself.
+"""`classify`: texts to ranked labels. Checks what it is given; scores nothing itself.
 
-The way of a call: texts to padded prompts, prompts to a prefilled scorer, and then either every label exactly
-(`hf_gr.classification.exhaustive`) or the best that a beam search finds (`hf_gr.torch.decode`).
+The way of a call: texts to padded prompts (`prompts`), prompts to log-probabilities of label sequences (`finders`:
+of all of them, or of the best that beams find), and those to ranked labels.
 
-Axes: B batch, P prompt, S sequences, K beams.
+Axes: S sequences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import GenerationMixin
 
 from hf_gr.catalogue import ConstraintIndex
-from hf_gr.catalogue.labels import SPACES, check_is_tokenizer, check_is_unicode, encode
+from hf_gr.catalogue.labels import check_is_tokenizer, check_is_unicode
 from hf_gr.catalogue.sequences import is_integer
-from hf_gr.catalogue.snapshot import Snapshot, combine_rules
-from hf_gr.generation.models import position_limit, start_token
-from hf_gr.generation.prompts import Side, pad, padding_side
+from hf_gr.catalogue.snapshot import Snapshot
+from hf_gr.generation.prompts import padding_side
 from hf_gr.generation.torch.checks import check_vocabulary
-from hf_gr.generation.torch.layouts import choose_layout, prefilled
-from hf_gr.generation.torch.models import base_model, evaluation, output_size_of
-from hf_gr.torch.decode import DecodePlan, decode
-from hf_gr.torch.scorers import Scorer
-from hf_gr.torch.transition import device_catalogue
+from hf_gr.generation.torch.models import base_model, evaluation
 
-from .exhaustive import ExhaustiveScorer, Sequences
+from .finders import make_finder, sequences_if_small
+from .prompts import PromptEncoder, prompt_room
 
-PLACE = "{text}"
 DEFAULT_PROMPT = "Classify the text into one category.\nText: {text}\nCategory:"
-NO_LIMIT = 10**9  # tokenizers without a largest length say 10**30
-
-# Of a batch, by row: the log-probabilities of label sequences, and what labels each of those stands for.
-Found = list[tuple[Float[Tensor, " sequences"], Sequence[Sequence[str]]]]
 
 
 @torch.no_grad()
@@ -63,7 +52,7 @@ def classify(
 ) -> list[list[tuple[str, float]]]:
     """Rank the labels of an index for every text.
 
-    A label's probability is that of the model writing it, end token included, behind the prompt: a product over the
+    A label's probability is that of the model writing it, end token included, after the prompt: a product over the
     full vocabulary, as all scores are. It is then divided by the sum over all labels of the index (its living ones:
     `index.where` narrows it down), so that the probabilities of a text sum to one. Labels that tokenize alike are one
     sequence, and have equal shares of its probability.
@@ -84,9 +73,9 @@ def classify(
         prompt: what the model reads, with `{text}` in the text's place, to be followed by a label. For a chat model:
             `tokenizer.apply_chat_template(..., tokenize=False, add_generation_prompt=True)`. Other braces are
             themselves.
-        threshold: labels with a smaller probability are left away. No label at all is the answer "none of them".
+        threshold: labels with a smaller probability are omitted. No label at all is the answer "none of them".
         neutral_text: a text that says nothing, such as "N/A". Every label's probability is first divided by the one
-            that it has behind this text, so that labels which the model likes to write anyway, short ones for example,
+            that it has after this text, so that labels which the model likes to write anyway, short ones for example,
             have no advantage (contextual calibration). Only for label sets that are scored as a whole.
         batch_size: texts of one forward; they are sorted by length and padded, for a decoder on the left.
         max_tree_nodes: the largest label set that is scored as a whole; 0 for beams in any case.
@@ -129,9 +118,10 @@ def classify(
     check_vocabulary(inner, snapshot, name="index")
     counts = {"top_k": 1 if top_k is None else top_k, "batch_size": batch_size, "num_beams": num_beams}
     _check_numbers(counts, max_tree_nodes, threshold)
-    room = _room(inner, tokenizer, snapshot, max_length)
-    encoder = _PromptEncoder.of(prompt, tokenizer, snapshot, room, ends_open=not inner.config.is_encoder_decoder)
-    sequences = _sequences_of(snapshot, max_tree_nodes)
+    room = prompt_room(inner, tokenizer, snapshot, max_length)
+    side = padding_side(is_encoder_decoder=inner.config.is_encoder_decoder)
+    encoder = PromptEncoder.of(prompt, tokenizer, snapshot, room, side)
+    sequences = sequences_if_small(snapshot, max_tree_nodes)
     if neutral_text is not None and (not isinstance(neutral_text, str) or sequences is None):
         raise ValueError(
             f"neutral_text={neutral_text!r}, expected None or a string, and a label set that is scored as a whole: it "
@@ -142,95 +132,22 @@ def classify(
     # Longest first: what does not fit fails at once, and neighbours need little padding.
     order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
     batch_size = min(batch_size, len(prompts))
-    side = padding_side(is_encoder_decoder=inner.config.is_encoder_decoder)
     answers: list[list[tuple[str, float]]] = [[] for _ in prompts]
     with (
         evaluation(inner),
         tqdm(total=len(prompts), unit="text", disable=None if progress is None else not progress) as bar,
     ):
-        find = _make_finder(inner, snapshot, sequences, batch_size, max(num_beams, top_k or 1))
+        find = make_finder(inner, snapshot, sequences, batch_size=batch_size, num_beams=max(num_beams, top_k or 1))
         prior: Any = 0.0
         if neutral_text is not None:
-            ((prior, _),) = find(*_padded(encoder.encode([neutral_text]), tokenizer, inner.device, side=side))
+            ((prior, _),) = find(*encoder.pad(encoder.encode([neutral_text]), inner.device))
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
-            found = find(*_padded([prompts[row] for row in rows], tokenizer, inner.device, side=side))
+            found = find(*encoder.pad([prompts[row] for row in rows], inner.device))
             for row, (log_probs, labels) in zip(rows, found, strict=True):
                 answers[row] = _rank(log_probs - prior, labels, top_k, threshold or 0.0, inner.dtype)
             bar.update(len(rows))
     return answers
-
-
-def _sequences_of(snapshot: Snapshot, max_tree_nodes: int) -> Sequences | None:
-    """All sequences of a label set that is small enough to be scored as a whole; None for a larger one."""
-    sequences = Sequences(snapshot.rows()) if max_tree_nodes else None
-    return sequences if sequences is not None and sequences.num_nodes <= max_tree_nodes else None
-
-
-def _make_finder(
-    model: Any, snapshot: Snapshot, sequences: Sequences | None, batch_size: int, num_beams: int
-) -> Callable[[Tensor, Tensor], Found]:
-    """What scores label sequences behind a batch of prompts: all of them exactly, or those that beams find."""
-    layout = choose_layout(model)
-    if sequences is not None:
-        labels: Any = snapshot.items(sequences.rows.astype(np.int64))
-        head = model.get_output_embeddings()
-        exhaustive = ExhaustiveScorer(
-            sequences,
-            batch_size=batch_size,
-            vocab_size=output_size_of(model),
-            as_tree=layout == "tree" and not model.config.is_encoder_decoder,
-            device=model.device if head is None else head.weight.device,
-        )
-
-        def find_all(input_ids: Tensor, mask: Tensor) -> Found:
-            scores = exhaustive.score(_scorers(model, input_ids, mask, width=2))
-            return [(row, labels) for row in scores.cpu()]
-
-        return find_all
-
-    rules = combine_rules([snapshot])
-
-    def find_best(input_ids: Tensor, mask: Tensor) -> Found:
-        scorer = _scorers(model, input_ids, mask, width=num_beams)()
-        catalogue = device_catalogue(rules, scorer.prompt_logits.device)
-        decoded = decode(
-            scorer, catalogue, _beam_search(input_ids.to(scorer.prompt_logits.device), num_beams, snapshot)
-        )
-        items: Any = snapshot.items(decoded.sequences.cpu().numpy())
-        scores = decoded.scores.view(-1, num_beams).cpu()
-        there = [
-            range(row * num_beams, row * num_beams + int(found.isfinite().sum())) for row, found in enumerate(scores)
-        ]
-        return [(row[: len(of)], items[of.start : of.stop]) for row, of in zip(scores, there, strict=True)]
-
-    return find_best
-
-
-def _scorers(model: Any, input_ids: Tensor, mask: Tensor, *, width: int) -> Callable[[], Scorer]:
-    """Scorers over a batch of prompts, all of one prefill."""
-    if not model.config.is_encoder_decoder:
-        return prefilled(model, input_ids, None, mask, width=width)
-    start = start_token(model.generation_config, model.config)
-    if start is None:
-        raise ValueError("model has no decoder_start_token_id, expected one: set it in model.generation_config")
-    return prefilled(model, torch.full_like(input_ids[:, :1], start), input_ids, mask, width=width)
-
-
-def _beam_search(input_ids: Int[Tensor, "batch prompt"], num_beams: int, snapshot: Snapshot) -> DecodePlan:
-    """A search by the probability of whole labels, however long: no length penalty, no early end."""
-    return DecodePlan(
-        prompt=input_ids,
-        num_beams=num_beams,
-        num_return_sequences=num_beams,
-        num_kept=2 * num_beams,
-        do_sample=False,
-        length_penalty=0.0,
-        early_stopping=False,
-        max_new_tokens=snapshot.max_length,
-        fill_token_id=-1,
-        missing_token_id=-1,
-    )
 
 
 def _rank(
@@ -255,113 +172,6 @@ def _rank(
         if probability >= threshold
     ]
     return ranked[:top_k]
-
-
-@dataclass(frozen=True)
-class _PromptEncoder:
-    """Texts to the tokens of prompts.
-
-    Attributes:
-        template: the prompt with a place for the text.
-        tokenizer: the tokenizer.
-        room: the most tokens of a prompt.
-        add_special_tokens: whether the tokenizer adds its own: not where the template begins with them.
-        closing: tokens that the tokenizer puts behind every text, which are taken off again for a label to follow.
-    """
-
-    template: str
-    tokenizer: Any
-    room: int
-    add_special_tokens: bool
-    closing: frozenset[int]
-
-    @classmethod
-    def of(cls, template: Any, tokenizer: Any, snapshot: Snapshot, room: int, *, ends_open: bool) -> _PromptEncoder:
-        """Check a template."""
-        if not isinstance(template, str) or PLACE not in template:
-            raise ValueError(f"prompt is {template!r}, expected a string with {PLACE}, where the text goes")
-        if ends_open and template.endswith(" "):
-            first = [str(token) for token in tokenizer.convert_ids_to_tokens(snapshot.rows()[:, 0].tolist())]
-            if any(token.startswith((" ", *SPACES)) for token in first):
-                raise ValueError(
-                    f"prompt ends with a space, {template[-8:]!r}, expected none, for the labels begin with theirs: "
-                    'cut it off, or build the index with prefix=""'
-                )
-        begin = getattr(tokenizer, "bos_token", None)
-        closing: set[Any] = set()
-        if ends_open:
-            own = encode(tokenizer, [template])[0][-1:]  # a template may end with such a token itself
-            closing = {tokenizer.eos_token_id, getattr(tokenizer, "sep_token_id", None)} - {None, *own}
-        has_own = bool(begin) and template.startswith(begin)  # as a chat template's text does
-        encoder = cls(template, tokenizer, room, not has_own, frozenset(closing))
-        alone = len(encoder.encode_one(""))
-        if alone >= room:
-            raise ValueError(
-                f"prompt has {alone} tokens without a text, expected less than {room}, which is the model's largest "
-                "length less the longest label's, or max_length: shorten it"
-            )
-        return encoder
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of every prompt."""
-        return [
-            row if len(row) <= self.room else self._shortened(text)
-            for text, row in zip(texts, self._rows([self._filled(text) for text in texts]), strict=True)
-        ]
-
-    def encode_one(self, text: str) -> list[int]:
-        """The tokens of one prompt, however many."""
-        return self._rows([self._filled(text)])[0]
-
-    def _filled(self, text: str) -> str:
-        return self.template.replace(PLACE, text)
-
-    def _rows(self, prompts: list[str]) -> list[list[int]]:
-        rows = self.tokenizer(prompts, add_special_tokens=self.add_special_tokens, verbose=False)["input_ids"]
-        return [row[:-1] if row and row[-1] in self.closing else row for row in rows]
-
-    def _shortened(self, text: str) -> list[int]:
-        """The prompt with as many characters of a text as there is room for."""
-        low, high, best = 0, len(text), self.encode_one("")
-        while low < high:
-            middle = (low + high + 1) // 2
-            row = self.encode_one(text[:middle])
-            if len(row) <= self.room:
-                low, best = middle, row
-            else:
-                high = middle - 1
-        return best
-
-
-def _padded(
-    rows: Sequence[Sequence[int]], tokenizer: Any, device: torch.device, *, side: Side
-) -> tuple[Tensor, Tensor]:
-    """Prompts of one batch with padding, and their mask."""
-    fill = getattr(tokenizer, "pad_token_id", None)
-    fill = tokenizer.eos_token_id or 0 if fill is None else fill
-    input_ids, mask = map(torch.from_numpy, pad(rows, fill, side=side))
-    return input_ids.to(device), mask.to(device)
-
-
-def _room(model: Any, tokenizer: Any, snapshot: Snapshot, max_length: int | None) -> int:
-    """The most tokens of a prompt."""
-    if max_length is not None and (not is_integer(max_length) or max_length < 1):
-        raise ValueError(f"max_length={max_length!r}, expected 1 or more tokens of a prompt")
-    largest = min(
-        size
-        for size in (
-            position_limit(model.config, of_encoder=model.config.is_encoder_decoder),
-            getattr(tokenizer, "model_max_length", None),
-            NO_LIMIT,
-        )
-        if size is not None and size > 0
-    )
-    room = largest if model.config.is_encoder_decoder else largest - snapshot.max_length
-    if max_length is not None and max_length > room:
-        raise ValueError(
-            f"max_length={max_length}, expected at most {room}: the model's largest length less the longest label's"
-        )
-    return room if max_length is None else max_length
 
 
 def _check_texts(texts: Any) -> list[str]:

@@ -5,14 +5,13 @@
 A forward scores as many nodes as its logits have room for; where a catalogue has more, it is taken apart between
 sequences, and the few nodes above such a place are scored once more.
 
-Axes: B batch, S sequences, N inner nodes of a level, L levels, V vocabulary.
+Axes: B batch, S sequences, N inner nodes of a level, C children of those, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hf_gr.catalogue.fanout import Array, Bools, Longs
+from hf_gr.catalogue.trie import Trie
 from hf_gr.torch.decode import SCORES_AT_ONCE
 from hf_gr.torch.scorers import Scorer
 from hf_gr.torch.tree import Nodes
@@ -28,89 +28,117 @@ NODES_AT_ONCE = 1024  # of one request in a forward: attention is quadratic in t
 LOGITS_AT_ONCE = 2**26  # of one forward: 256 MB in fp32
 
 
+def num_inner_nodes(trie: Trie) -> int:
+    """Distinct proper prefixes of all sequences, the empty one not counted."""
+    return trie.level_starts[-1] - 1 - trie.num_sequences
+
+
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """Distinct sequences in lexicographic order, none of them the beginning of another.
+    """The sequences of a trie in lexicographic order, and which of them are below each node.
 
     Attributes:
-        rows: `[S, L]` tokens, -1 behind the end.
+        trie: the trie.
+        first: by level, the root's first: the first sequence below each node.
+        last: by level: one past the last.
+        goes_on: by level: whether a node has children; if not, it ends a sequence.
     """
 
-    rows: Array
+    trie: Trie
+    first: tuple[Longs, ...]
+    last: tuple[Longs, ...]
+    goes_on: tuple[Bools, ...]
 
-    @property
-    def num_nodes(self) -> int:
-        """Inner nodes: distinct proper prefixes, the empty one not counted."""
-        return int((self._begins & self._inner).sum())
+    @classmethod
+    def of(cls, trie: Trie) -> Sequences:
+        """Count the sequences below every node from the last level up, and number them from the root down."""
+        ranges = [fanout.ranges(np.arange(fanout.num_parents)) for fanout in trie.fanouts]
+        below = [np.ones(trie.fanouts[-1].num_children, dtype=np.int64)]
+        for start, end in reversed(ranges):
+            before = np.append(0, np.cumsum(below[0]))
+            below.insert(0, np.maximum(before[end] - before[start], 1))
+        first = [np.zeros(1, dtype=np.int64)]
+        for fanout, (start, _), counts in zip(trie.fanouts, ranges, below[1:], strict=True):
+            parents, before = fanout.parents(np.arange(fanout.num_children)), np.cumsum(counts) - counts
+            first.append(first[-1][parents] + before - before[start[parents]])
+        last = tuple(start + counts for start, counts in zip(first, below, strict=True))
+        goes_on = [end > start for start, end in ranges]
+        return cls(trie, tuple(first), last, (*goes_on, np.zeros(len(below[-1]), dtype=bool)))
+
+    def __len__(self) -> int:
+        return self.trie.num_sequences
+
+    def leaves(self) -> Longs:
+        """The leaf of every sequence."""
+        leaves = np.empty(len(self), dtype=np.int64)
+        for level, start in enumerate(self.trie.leaf_starts[:-1], start=1):
+            ended = self.first[level][~self.goes_on[level]]
+            leaves[ended] = start + np.arange(len(ended))
+        return leaves
 
     def pieces(self, num_nodes: int) -> list[slice]:
         """Consecutive sequences with so many inner nodes at most, or a single one with more."""
-        begins, inner = self._begins, self._inner
-        added, alone = (begins & inner).sum(axis=1).tolist(), inner.sum(axis=1).tolist()
+        added, alone = np.zeros(len(self), dtype=np.int64), np.zeros(len(self), dtype=np.int64)
+        for level, (first, goes_on) in enumerate(zip(self.first[1:], self.goes_on[1:], strict=True)):
+            added[first[goes_on]] += 1  # nodes of one level begin at different sequences
+            alone[first[~goes_on]] = level
         starts, used = [0], 0
-        for number, (more, own) in enumerate(zip(added, alone, strict=True)):
+        for number, (more, own) in enumerate(zip(added.tolist(), alone.tolist(), strict=True)):
             if used + more > num_nodes and number > starts[-1]:
                 starts.append(number)
                 used = own
             else:
                 used += more
-        return [slice(start, end) for start, end in zip(starts, [*starts[1:], len(self.rows)], strict=True)]
+        return [slice(start, end) for start, end in zip(starts, [*starts[1:], len(self)], strict=True)]
 
-    @cached_property
-    def _begins(self) -> Bools:
-        """`[S, L]`: whether a prefix is not that of the sequence before."""
-        begins = np.ones(self.rows.shape, dtype=bool)
-        begins[1:] = np.logical_or.accumulate(self.rows[1:] != self.rows[:-1], axis=1)
-        return begins
+    def levels(self, piece: slice, device: torch.device) -> list[Level]:
+        """The nodes above some consecutive sequences, which are numbered anew from 0."""
 
-    @cached_property
-    def _inner(self) -> Bools:
-        """`[S, L]`: whether a token is followed by another."""
-        return np.append(self.rows[:, 1:] >= 0, np.zeros((len(self.rows), 1), dtype=bool), axis=1)
+        def moved(array: Array) -> Tensor:
+            return torch.from_numpy(array.astype(np.int64)).to(device)
 
-    def levels(self, device: torch.device) -> list[Level]:
-        """The inner nodes of every level, the prompt's first."""
         levels: list[Level] = []
-        above: Longs = np.zeros(len(self.rows), dtype=np.int64)
-        going_on = np.arange(len(self.rows))
-        nodes = None
-        for depth in range(self.rows.shape[1]):
-            if depth:
-                inner = self._inner[:, depth - 1]
-                first = np.flatnonzero(self._begins[:, depth - 1] & inner)
-                going_on = np.flatnonzero(inner)
-                if not len(first):
-                    break
-                nodes = (self._moved(self.rows[first, depth - 1], device), self._moved(above[first], device))
-                above = np.cumsum(self._begins[:, depth - 1] & inner) - 1
-            moved = (self._moved(array, device) for array in (going_on, above[going_on], self.rows[going_on, depth]))
-            levels.append(Level(*moved, nodes=nodes))
+        inner: Longs = np.zeros(1, dtype=np.int64)
+        for level, fanout in enumerate(self.trie.fanouts, start=1):
+            first, last = self.first[level], self.last[level]
+            # Those of them that have a sequence of the piece below them follow each other.
+            nodes = np.arange(np.searchsorted(last, piece.start, "right"), np.searchsorted(first, piece.stop))
+            if not len(nodes):
+                break
+            goes_on = self.goes_on[level][nodes]
+            made = (
+                np.searchsorted(inner, fanout.parents(nodes)),
+                self.trie.token(nodes + self.trie.level_starts[level], level),
+                np.flatnonzero(goes_on),
+                np.flatnonzero(~goes_on),
+                first[nodes[~goes_on]] - piece.start,
+            )
+            levels.append(Level(*map(moved, made)))
+            inner = nodes[goes_on]
         return levels
-
-    @staticmethod
-    def _moved(array: Array, device: torch.device) -> Tensor:
-        return torch.from_numpy(array.astype(np.int64)).to(device)
 
 
 @dataclass(frozen=True)
 class Level:
-    """Inner nodes with the same number of tokens, and the sequences that go on from them.
+    """The children of the inner nodes of one level, the first of which has the prompt alone.
 
     Attributes:
-        sequences: those that go on.
-        places: the node that each of them goes on from.
-        tokens: the token by which it does.
-        nodes: the tokens of the nodes, and their parents among those of the level above; None for the prompt.
+        parents: the place of each child's parent among those nodes.
+        tokens: the token of each child.
+        inner: the children that go on: the nodes of the next level.
+        ends: the children that end a sequence.
+        sequences: which one each of those ends.
     """
 
-    sequences: Int[Tensor, " sequences"]
-    places: Int[Tensor, " sequences"]
-    tokens: Int[Tensor, " sequences"]
-    nodes: tuple[Int[Tensor, " nodes"], Int[Tensor, " nodes"]] | None
+    parents: Int[Tensor, " children"]
+    tokens: Int[Tensor, " children"]
+    inner: Int[Tensor, " inner"]
+    ends: Int[Tensor, " ends"]
+    sequences: Int[Tensor, " ends"]
 
 
 class ExhaustiveScorer:
-    """Log-probabilities of all sequences behind a prompt.
+    """Log-probabilities of all sequences after a prompt.
 
     Args:
         sequences: the sequences.
@@ -119,7 +147,6 @@ class ExhaustiveScorer:
         as_tree: whether the model scores nodes as a tree. If not, every path is a row of its own, and takes as much
             room as the longest.
         device: where the scorers are.
-        num_nodes: nodes of a forward, if not as many as there is room for.
     """
 
     def __init__(
@@ -130,13 +157,11 @@ class ExhaustiveScorer:
         vocab_size: int,
         as_tree: bool,
         device: torch.device,
-        num_nodes: int | None = None,
     ) -> None:
-        rows = sequences.rows
-        room = num_nodes or max(min(NODES_AT_ONCE, LOGITS_AT_ONCE // (batch_size * vocab_size)), 1)
-        each = max(room // rows.shape[1], 1)
-        pieces = sequences.pieces(room) if as_tree else [slice(at, at + each) for at in range(0, len(rows), each)]
-        self.levels = [Sequences(rows[piece]).levels(device) for piece in pieces]
+        room = max(min(NODES_AT_ONCE, LOGITS_AT_ONCE // (batch_size * vocab_size)), 1)
+        each = max(room // sequences.trie.max_length, 1)
+        pieces = sequences.pieces(room) if as_tree else [slice(at, at + each) for at in range(0, len(sequences), each)]
+        self.levels = [sequences.levels(piece, device) for piece in pieces]
 
     def score(self, new_scorer: Callable[[], Scorer]) -> Float[Tensor, "batch sequences"]:
         """Sums of log-softmax values over the full vocabulary, the end token's included.
@@ -149,20 +174,22 @@ class ExhaustiveScorer:
 
 def _score_piece(scorer: Scorer, levels: Sequence[Level]) -> Float[Tensor, "batch sequences"]:
     batch_size, device = len(scorer.prompt_logits), scorer.prompt_logits.device
-    total = torch.zeros((batch_size, len(levels[0].sequences)), device=device)
+    found = torch.zeros((batch_size, sum(len(level.sequences) for level in levels)), device=device)
+    log_probs = torch.zeros((batch_size, 1), device=device)  # of the nodes
     for level, logits in zip(levels, _logits(scorer, levels), strict=True):
-        chosen = logits[:, level.places, level.tokens].float()
-        total[:, level.sequences] += chosen - _normalizers(logits)[:, level.places]
-    return total
+        chosen = logits[:, level.parents, level.tokens].float()
+        log_probs = log_probs[:, level.parents] + (chosen - _normalizers(logits)[:, level.parents])
+        found[:, level.sequences] = log_probs[:, level.ends]
+        log_probs = log_probs[:, level.inner]
+    return found
 
 
 def _logits(scorer: Scorer, levels: Sequence[Level]) -> Iterator[Float[Tensor, "batch nodes vocab"]]:
     """The logits of every level's nodes, by one forward if the model takes several levels in one."""
     batch_size = len(scorer.prompt_logits)
     below: list[Nodes] = []
-    for level in levels[1:]:
-        assert level.nodes is not None
-        tokens, parents = (array.expand(batch_size, -1) for array in level.nodes)
+    for level in levels[:-1]:
+        tokens, parents = (of[level.inner].expand(batch_size, -1) for of in (level.tokens, level.parents))
         below.append(Nodes(tokens, parents, torch.zeros_like(tokens)))
     yield scorer.prompt_logits
     if scorer.takes_levels and below:
