@@ -42,7 +42,7 @@ from benchmark.beauty_data import DEFAULT_DATA, FILES, is_there, read_items, rea
 from benchmark.report import print_json_line, print_table
 
 from hf_gr import ConstraintIndex, SemanticIds, enable
-from hf_gr.demo.evaluate import make_prompts, take_rows
+from hf_gr.demo.evaluate import make_prompts, take_prompts
 from hf_gr.demo.train import TrainSettings, train_model
 
 PERIODS = ("train", "valid", "test")  # of every user, in order of time
@@ -131,7 +131,7 @@ def recommend(
     """The best items of every prompt, under `constraint_index=` or none; `names` maps sequences to items."""
     lists: Lists = []
     for start in range(0, len(prompts["input_ids"]), options.batch_size):
-        batch = take_rows(prompts, slice(start, start + options.batch_size))
+        batch = take_prompts(prompts, slice(start, start + options.batch_size))
         output = model.generate(
             **batch,
             **constraint,

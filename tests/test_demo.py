@@ -266,7 +266,10 @@ def test_missing_package_names_the_extra(monkeypatch, capsys):
 
 
 def test_help_imports_neither_torch_nor_transformers():
-    code = "import sys; from hf_gr import cli; cli.build_app(); print({'torch', 'transformers'} & set(sys.modules))"
+    code = (
+        "import sys; from hf_gr.commands import app; "
+        "app.build_app(); print({'torch', 'transformers'} & set(sys.modules))"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`hf-gr demo`: a generative recommender of films, trained and used on this machine, with hf_gr's public names only.
+"""`hf-gr demo`: a generative recommender of films, trained and used on this machine.
 
 The way of the data, which `run` goes: `data` (films and histories) -> `semantic_ids` (films as codes) -> `train` (a
 small Qwen3) -> `cache` (both on disk) -> `evaluate` (recommend and measure) -> `show` (print).

@@ -103,24 +103,23 @@ def leave_one_out(histories: Sequence[np.ndarray]) -> Split:
     )
 
 
-def popularity_order(train: Sequence[np.ndarray], num_films: int) -> np.ndarray:
-    """Film numbers from the most to the least often rated in the training data; equal counts by film number."""
-    counts = np.bincount(np.concatenate(list(train)), minlength=num_films)
+def popularity_order(histories: Sequence[np.ndarray], num_films: int) -> np.ndarray:
+    """Film numbers from the most to the least often rated; equal counts by film number."""
+    counts = np.bincount(np.concatenate(list(histories)), minlength=num_films)
     return np.argsort(-counts, kind="stable")
 
 
 def keep_most_rated(films: MovieLens, num_films: int) -> MovieLens:
     """The data with the most often rated films only, and the users who still have two of them; for quick runs."""
-    counts = np.bincount(np.concatenate(films.histories), minlength=len(films))
-    kept = np.sort(np.argsort(-counts, kind="stable")[:num_films])
+    chosen = np.sort(popularity_order(films.histories, len(films))[:num_films])
     number = np.full(len(films), -1)
-    number[kept] = np.arange(len(kept))
+    number[chosen] = np.arange(len(chosen))
     histories = [number[history][number[history] >= 0] for history in films.histories]
     users = [user for user, history in enumerate(histories) if len(history) > 1]
     return MovieLens(
-        titles=[films.titles[film] for film in kept],
-        years=films.years[kept],
-        genres=[films.genres[film] for film in kept],
+        titles=[films.titles[film] for film in chosen],
+        years=films.years[chosen],
+        genres=[films.genres[film] for film in chosen],
         user_ids=films.user_ids[users],
         histories=[histories[user] for user in users],
     )

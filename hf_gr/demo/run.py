@@ -73,42 +73,13 @@ class DemoSettings:
         )
 
 
-@dataclass(frozen=True)
-class DemoReport:
-    """What a run of the demo measured. No list contains a film that its user has rated before.
-
-    Attributes:
-        folder: The folder with the model and its catalogue.
-        trained_seconds: Seconds of training; None if the model came from the cache.
-        model_hits: Users whose last film is among the 10 that the model recommends.
-        popular_hits: Users whose last film is among the 10 most popular ones.
-        num_users: All users.
-        num_beams: Beams of the lists.
-        recommend_seconds: Seconds in which the model made the lists of all users.
-        invalid_beams: Sequences of beam search that name no film.
-        invalid_samples: Sampled sequences that name no film.
-        comparison: The time against transformers' own constrained generation.
-    """
-
-    folder: Path
-    trained_seconds: float | None
-    model_hits: int
-    popular_hits: int
-    num_users: int
-    num_beams: int
-    recommend_seconds: float
-    invalid_beams: evaluate.InvalidShares
-    invalid_samples: evaluate.InvalidShares
-    comparison: evaluate.Comparison
-
-
 def run_demo(
     settings: DemoSettings | None = None,
     *,
     output_dir: Path | None = None,
     retrain: bool = False,
     console: Console | None = None,
-) -> DemoReport:
+) -> evaluate.DemoReport:
     """Run the demo and print what it finds.
 
     Args:
@@ -127,7 +98,7 @@ def run_demo(
         return _run(settings or DemoSettings(), output_dir or default_folder(), retrain, console or Console())
 
 
-def _run(settings: DemoSettings, output_dir: Path, retrain: bool, console: Console) -> DemoReport:
+def _run(settings: DemoSettings, output_dir: Path, retrain: bool, console: Console) -> evaluate.DemoReport:
     films = load_movielens()
     if settings.num_films is not None:
         films = keep_most_rated(films, settings.num_films)
@@ -158,7 +129,7 @@ def _run(settings: DemoSettings, output_dir: Path, retrain: bool, console: Conso
     show.print_users(console, films, split, lists, num_users=settings.num_shown, seed=settings.seed)
 
     with console.status("comparing with transformers' own generation"):
-        some = evaluate.take_rows(prompts, slice(32))
+        some = evaluate.take_prompts(prompts, slice(32))
         count = settings.num_beams
         invalid_beams = evaluate.invalid_shares(model, index, some, num_sequences=count, do_sample=False)
         invalid_samples = evaluate.invalid_shares(
@@ -168,10 +139,10 @@ def _run(settings: DemoSettings, output_dir: Path, retrain: bool, console: Conso
             model,
             index,
             item_tokens,
-            evaluate.take_rows(prompts, slice(settings.num_compared)),
+            evaluate.take_prompts(prompts, slice(settings.num_compared)),
             num_beams=settings.num_beams,
         )
-    report = DemoReport(
+    report = evaluate.DemoReport(
         folder=folder,
         trained_seconds=trained_seconds,
         model_hits=evaluate.count_hits(lists, split.targets),

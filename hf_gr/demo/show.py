@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -16,12 +16,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from hf_gr.catalogue import ConstraintIndex, SemanticIds
+
 from .data import MovieLens, Split
-
-if TYPE_CHECKING:
-    from hf_gr.catalogue import ConstraintIndex, SemanticIds
-
-    from .run import DemoReport
+from .evaluate import DemoReport
 
 SHOWN_FILMS = 5  # films of a history and of a list
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 from transformers import (
     PrinterCallback,
@@ -92,9 +93,8 @@ class HistoryWindows(Dataset):
 
 def pad_batch(rows: Sequence[np.ndarray], *, pad_token_id: int) -> dict[str, torch.Tensor]:
     """Token rows of any length as a right-padded training batch; padding is neither seen nor predicted."""
-    input_ids = torch.full((len(rows), max(len(row) for row in rows)), pad_token_id)
-    for number, row in enumerate(rows):
-        input_ids[number, : len(row)] = torch.from_numpy(row)
+    tensors = [torch.from_numpy(row) for row in rows]
+    input_ids = pad_sequence(tensors, batch_first=True, padding_value=pad_token_id)
     attention_mask = (input_ids != pad_token_id).long()
     return {
         "input_ids": input_ids,
@@ -137,7 +137,7 @@ def train_model(
 
     Args:
         histories: U arrays of film numbers, oldest first, without the held-out films.
-        item_tokens: `[N, L]` tokens of every film; padding gets the first token behind them.
+        item_tokens: `[N, L]` tokens of every film; padding gets the first token after them.
         settings: Size and schedule.
         seed: Seed of the weights, the windows and their order.
         on_progress: Called after every step with the share of the training that is done and the latest loss.
