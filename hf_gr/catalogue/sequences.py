@@ -182,7 +182,7 @@ def _end_rows(rows: Array, lengths: Rows | None, eos_token_id: int) -> Array:
             f"eos_token_id={eos_token_id} at its end only, after at least one other token: is it the right end token?"
         )
     ended = np.full((len(rows), int(ends.max()) + 1), PADDING, dtype=rows.dtype)
-    kept = min(width, ended.shape[1])
-    ended[:, :kept] = rows[:, :kept]
+    shared = min(width, ended.shape[1])
+    ended[:, :shared] = rows[:, :shared]
     ended[numbers, ends] = eos_token_id
     return ended

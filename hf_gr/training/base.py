@@ -1,16 +1,19 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the trainers here share: a loss of their own, and batches by length. Knows no loss and no data."""
+"""What the trainers here share: a loss of their own, their data, batches by length. Knows no loss and no data."""
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import Trainer
+from transformers import Trainer, TrainingArguments
 from transformers.trainer_pt_utils import LengthGroupedSampler
+
+Data = TypeVar("Data")
 
 
 class LossTrainer(Trainer):
@@ -52,6 +55,32 @@ class LossTrainer(Trainer):
             batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps
             return LengthGroupedSampler(batch_size, lengths=lengths_of(dataset).tolist())
         return super()._get_train_sampler(train_dataset)
+
+
+def own_arguments(args: TrainingArguments | None) -> TrainingArguments:
+    """A copy that keeps all columns: the Trainer would take away whatever the model's forward does not name."""
+    args = TrainingArguments("tmp_trainer") if args is None else copy.copy(args)
+    args.remove_unused_columns = False
+    return args
+
+
+def named_datasets(train: Any, evaluation: Any) -> dict[str, Any]:
+    """The datasets that are given, by the arguments' names."""
+    given = {"train_dataset": train}
+    if isinstance(evaluation, dict):
+        given |= {f"eval_dataset[{name!r}]": dataset for name, dataset in evaluation.items()}
+    else:
+        given["eval_dataset"] = evaluation
+    return {name: dataset for name, dataset in given.items() if dataset is not None}
+
+
+def inner_data(dataset: Any, kind: type[Data], *links: str) -> Data | None:
+    """The data of a kind inside a dataset, which may be a subset of a subset: what has these attributes; else None."""
+    while not isinstance(dataset, kind):
+        if not all(hasattr(dataset, link) for link in links):
+            return None
+        dataset = dataset.dataset
+    return dataset
 
 
 def lengths_of(dataset: Any) -> np.ndarray:

@@ -22,7 +22,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .packing import pad_prompts
+from hf_gr.torch.draft_head import IGNORED
+
+from .packing import pad_prompts, pad_rows
 from .teacher import SUMMARY_FILE, import_pyarrow, read_shard_settings, shard_paths
 
 Sample = dict[str, np.ndarray]
@@ -195,13 +197,9 @@ class TeacherCollator:
         if self.log_probs:
             batch["log_probs"] = _by_level(samples)
         if self.labels:
-            batch["labels"] = _pad_labels(samples)
+            batch["labels"] = pad_rows([sample["label"] for sample in samples], fill=IGNORED).long()
         if self.label_log_probs:
-            parts = [sample["label_log_probs"] for sample in samples]
-            whole = np.zeros((len(parts), max(map(len, parts)), parts[0].shape[-1]), dtype=parts[0].dtype)
-            for row, part in enumerate(parts):
-                whole[row, : len(part)] = part
-            batch["label_log_probs"] = torch.from_numpy(whole)
+            batch["label_log_probs"] = pad_rows([sample["label_log_probs"] for sample in samples], fill=0)
         return batch
 
 
@@ -209,10 +207,3 @@ def _by_level(samples: Sequence[Sample]) -> list[Tensor]:
     """The values of each level, those of all rows one after the other."""
     parts = [np.split(sample["log_probs"], np.cumsum(sample["level_sizes"])[:-1]) for sample in samples]
     return [torch.from_numpy(np.concatenate(level)) for level in zip(*parts, strict=True)]
-
-
-def _pad_labels(samples: Sequence[Sample]) -> Tensor:
-    labels = torch.full((len(samples), max(len(sample["label"]) for sample in samples)), -100)
-    for row, sample in enumerate(samples):
-        labels[row, : len(sample["label"])] = torch.from_numpy(sample["label"].astype(np.int64))
-    return labels

@@ -8,7 +8,6 @@ precision, several processes, logging and resuming are transformers' own. Source
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from hf_gr.generation.torch.mixin import GRGenerationMixin
 from hf_gr.generation.torch.models import base_model, takes_argument
 from hf_gr.generation.torch.prompts import catch_hidden_states
 
-from .base import LossTrainer, lengths_of
+from .base import LossTrainer, inner_data, lengths_of, named_datasets, own_arguments
 from .interactions import DraftHeadCollator, InteractionDataset
 
 
@@ -100,13 +99,12 @@ class DraftHeadTrainer(LossTrainer):
         **kwargs: Any,
     ) -> None:
         _check_model(model)
-        for name, dataset in _named_datasets(kwargs.get("train_dataset"), kwargs.get("eval_dataset")).items():
+        for name, dataset in named_datasets(kwargs.get("train_dataset"), kwargs.get("eval_dataset")).items():
             _check_data(name, dataset, base_model(model))
         for name, rate in (("embedding_lr", embedding_lr), ("transition_lr", transition_lr), ("logit_lr", logit_lr)):
             if not 0 <= rate < math.inf:
                 raise ValueError(f"{name}={rate!r}, expected a multiple of args.learning_rate, 0 or more")
-        args = TrainingArguments("tmp_trainer") if args is None else copy.copy(args)
-        args.remove_unused_columns = False  # the Trainer would take away whatever the model's forward does not name
+        args = own_arguments(args)
         if args.ddp_find_unused_parameters:
             raise ValueError(
                 "ddp_find_unused_parameters=True, expected False: the head runs behind the model's forward, and would "
@@ -244,30 +242,13 @@ def _check_model(model: Any) -> None:
     check_bare(head)
 
 
-def _named_datasets(train: Any, evaluation: Any) -> dict[str, Any]:
-    """The datasets that are given, by the arguments' names."""
-    given = {"train_dataset": train}
-    if isinstance(evaluation, dict):
-        given |= {f"eval_dataset[{name!r}]": dataset for name, dataset in evaluation.items()}
-    else:
-        given["eval_dataset"] = evaluation
-    return {name: dataset for name, dataset in given.items() if dataset is not None}
-
-
-def _inner_data(name: str, dataset: Any) -> InteractionDataset:
-    inner = dataset
-    while not isinstance(inner, InteractionDataset):
-        if not hasattr(inner, "dataset") or not hasattr(inner, "indices"):
-            raise ValueError(
-                f"{name} is a {type(dataset).__name__}, expected an InteractionDataset, or a torch.utils.data.Subset "
-                "of one: InteractionDataset(prompts, labels)"
-            )
-        inner = inner.dataset
-    return inner
-
-
 def _check_data(name: str, dataset: Any, model: Any) -> None:
-    data, head = _inner_data(name, dataset), model.draft_head
+    data, head = inner_data(dataset, InteractionDataset, "dataset", "indices"), model.draft_head
+    if data is None:
+        raise ValueError(
+            f"{name} is a {type(dataset).__name__}, expected an InteractionDataset, or a torch.utils.data.Subset of "
+            "one: InteractionDataset(prompts, labels)"
+        )
     try:
         data.check_labels([head.codebook(level).cpu().numpy() for level in range(head.config.num_levels)])
     except ValueError as error:

@@ -21,13 +21,14 @@ from hf_gr.catalogue import ConstraintIndex, SemanticIds
 from hf_gr.catalogue.fanout import smallest_dtype
 from hf_gr.catalogue.item_ids import ItemId
 from hf_gr.catalogue.sequences import read_catalogue, read_rows, to_host
+from hf_gr.catalogue.trie import PADDING
 from hf_gr.generation.models import start_token
 from hf_gr.generation.prompts import pad, padding_side
 from hf_gr.generation.torch.models import base_model, takes_argument
 from hf_gr.generation.torch.prompts import positions_of, with_placeholders
 from hf_gr.torch.draft_head import IGNORED, DraftHead, DraftHeadConfig
 
-NOTHING = -1  # behind the end of a short row
+from .packing import pad_token
 
 
 class InteractionDataset(Dataset):
@@ -169,16 +170,16 @@ class InteractionDataset(Dataset):
         prompt = self._values[self._starts[number] : self._ends[number]].astype(np.int64)
         if self._item_tokens is not None:
             prompt = self._item_tokens[prompt]
-            prompt = np.concatenate([self._prefix, prompt[prompt != NOTHING]])
+            prompt = np.concatenate([self._prefix, prompt[prompt != PADDING]])
         label = self._label_tokens[self._label_rows[number]]
-        return {"input_ids": prompt, "labels": label[label != NOTHING].astype(np.int64)}
+        return {"input_ids": prompt, "labels": label[label != PADDING].astype(np.int64)}
 
     @property
     def lengths(self) -> np.ndarray:
         """`[E]` tokens of the prompts, for sampling by length."""
         if self._item_tokens is None:
             return self._ends - self._starts
-        sizes = (self._item_tokens != NOTHING).sum(axis=1)[self._values]
+        sizes = (self._item_tokens != PADDING).sum(axis=1)[self._values]
         before = np.concatenate([[0], np.cumsum(sizes)])
         return len(self._prefix) + before[self._ends] - before[self._starts]
 
@@ -202,7 +203,7 @@ class InteractionDataset(Dataset):
         tokens = self._label_tokens[rows]
         for level, column in enumerate(tokens.T):
             is_known = np.isin(column, codebooks[level]) if level < len(codebooks) else np.zeros(len(column), bool)
-            bad = rows[~is_known & (column != NOTHING)]
+            bad = rows[~is_known & (column != PADDING)]
             if not len(bad):
                 continue
             entry = int(np.isin(self._label_rows, bad).argmax())
@@ -257,7 +258,7 @@ class DraftHeadCollator:
             ValueError: an encoder-decoder that does not know its start token.
         """
         inner = base_model(model)
-        pad, start = inner.config.pad_token_id, None
+        start = None
         if inner.config.is_encoder_decoder:
             start = start_token(inner.generation_config)
             if start is None:
@@ -266,7 +267,7 @@ class DraftHeadCollator:
                 )
         return cls(
             inner.draft_head,
-            pad_token_id=0 if pad is None else pad,
+            pad_token_id=pad_token(inner),
             decoder_start_token_id=start,
             position_ids=takes_argument(inner, "position_ids"),
         )
@@ -325,8 +326,8 @@ def _read_tokens(name: str, tokens: Any) -> np.ndarray:
         rows, _ = read_rows(tokens)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-    is_token = rows != NOTHING
-    bad = (rows < NOTHING).any(axis=1) | (is_token[:, 1:] & ~is_token[:, :-1]).any(axis=1) | ~is_token.any(axis=1)
+    is_token = rows != PADDING
+    bad = (rows < PADDING).any(axis=1) | (is_token[:, 1:] & ~is_token[:, :-1]).any(axis=1) | ~is_token.any(axis=1)
     if bad.any():
         row = int(bad.argmax())
         raise ValueError(f"{name}[{row}] is {rows[row].tolist()}, expected tokens, and -1 behind the last one only")

@@ -145,8 +145,8 @@ def align_s(
     """
     terms = []
     for level, pair in enumerate(levels):
-        draft, target, kept = _top(pair, num_tokens, of="draft")
-        probs = draft.exp() * kept
+        draft, target, is_token = _top(pair, num_tokens, of="draft")
+        probs = draft.exp() * is_token
         divergence = (probs * (draft - target)).sum(-1)
         density = (probs * (draft - threshold[:, level, None, None])).sum(-1)
         terms.append((divergence - density_weight * density).expand(-1, mask.shape[1]))
@@ -178,9 +178,9 @@ def align_r(
     """
     terms = []
     for pair in levels:
-        draft, target, kept = _top(pair, num_tokens, of=top_of)
+        draft, target, is_token = _top(pair, num_tokens, of=top_of)
         # Where nothing is legal both are uniform over what is not there, and cut off again.
-        truncated = [values.masked_fill(~kept, LOWEST).softmax(-1) * kept for values in (draft, target)]
+        truncated = [values.masked_fill(~is_token, LOWEST).softmax(-1) * is_token for values in (draft, target)]
         terms.append(0.5 * (truncated[0] - truncated[1]).abs().sum(-1).expand(-1, mask.shape[1]))
     return _mean(torch.stack(terms, dim=-1), mask)
 

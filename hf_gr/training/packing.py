@@ -17,10 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import DataParallel
+from torch.nn.utils.rnn import pad_sequence
 
 from hf_gr.generation.prompts import pad
 from hf_gr.generation.torch.layouts import choose_layout
@@ -64,10 +66,22 @@ class PathScores:
         return torch.cat([first, rest], dim=-1).masked_fill(paths < 0, 0.0)
 
 
+def pad_token(model: Any) -> int:
+    """What fills short prompts; the attention mask hides it, whatever it is."""
+    pad_token_id = getattr(base_model(model).config, "pad_token_id", None)
+    return 0 if pad_token_id is None else pad_token_id
+
+
 def pad_prompts(prompts: Sequence[Any], *, pad_token_id: int) -> tuple[Int[Tensor, "batch prompt"], Any]:
     """Prompts of any lengths with padding on the left, and their attention mask."""
     input_ids, mask = pad(prompts, pad_token_id)
     return torch.from_numpy(input_ids), torch.from_numpy(mask)
+
+
+def pad_rows(rows: Sequence[np.ndarray], *, fill: int) -> Tensor:
+    """Rows of any lengths, such as labels, with padding on the right."""
+    tensors = [torch.from_numpy(row.copy()) for row in rows]
+    return pad_sequence(tensors, batch_first=True, padding_value=fill)
 
 
 def can_pack(model: Any, length: int) -> bool:
@@ -176,7 +190,7 @@ def _score(model: Any, input_ids: Tensor, attention_mask: Tensor, paths: Tensor,
             torch.cat([input_ids, nodes.flatten(1)], dim=1),
             mask if dtype is None else to_additive(mask, dtype),
             torch.cat([positions, behind], dim=1),
-            kept=1 + nodes[0].numel(),
+            num_logits=1 + nodes[0].numel(),
         )
         return PathScores(logits[:, :1], logits[:, 1:].unflatten(1, (num_paths, length - 1)))
     behind = positions[:, -1:] + depth
@@ -185,7 +199,7 @@ def _score(model: Any, input_ids: Tensor, attention_mask: Tensor, paths: Tensor,
         torch.cat([input_ids.repeat_interleave(num_paths, dim=0), nodes.flatten(0, 1)], dim=1),
         torch.nn.functional.pad(attention_mask, (0, length - 1), value=1).repeat_interleave(num_paths, dim=0),
         torch.cat([positions, behind], dim=1).repeat_interleave(num_paths, dim=0),
-        kept=length,
+        num_logits=length,
     )
     logits = logits.unflatten(0, (-1, num_paths))
     return PathScores(logits[:, 0, :1], logits[:, :, 1:])
@@ -211,13 +225,12 @@ def packed_mask(
     return mask
 
 
-def _forward(model: Any, input_ids: Tensor, mask: Tensor, positions: Tensor, *, kept: int) -> Tensor:
-    """The logits behind the last `kept` tokens."""
+def _forward(model: Any, input_ids: Tensor, mask: Tensor, positions: Tensor, *, num_logits: int) -> Tensor:
+    """The logits after the last so many tokens."""
     given: dict[str, Any] = {"use_cache": False, "return_dict": True}
-    if takes_argument(base_model(model), "position_ids"):
+    inner = base_model(model)
+    if takes_argument(inner, "position_ids"):
         given["position_ids"] = positions
-    if takes_argument(
-        base_model(model), "logits_to_keep"
-    ):  # the rest is most of the work where the vocabulary is large
-        given["logits_to_keep"] = kept
-    return model(input_ids=input_ids, attention_mask=mask, **given).logits[:, -kept:]
+    if takes_argument(inner, "logits_to_keep"):  # the rest is most of the work where the vocabulary is large
+        given["logits_to_keep"] = num_logits
+    return model(input_ids=input_ids, attention_mask=mask, **given).logits[:, -num_logits:]

@@ -28,12 +28,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hf_gr.catalogue import ConstraintIndex
+from hf_gr.catalogue.trie import PADDING
 from hf_gr.generation import GRGenerationMixin
 from hf_gr.generation.models import fill_token
 from hf_gr.generation.torch.models import base_model, evaluation, takes_argument
 from hf_gr.torch.transition import DeviceCatalogue
 
-from .packing import pad_prompts, score_paths
+from .packing import pad_prompts, pad_rows, score_paths
 from .paths import PathLevel, index_digest, training_catalogue, training_snapshot, walk
 
 FORMAT_VERSION = 1
@@ -302,10 +303,8 @@ def _label_log_probs(
     plan: _Plan, out: Any, input_ids: Int[Tensor, "batch prompt"], mask: Int[Tensor, "batch prompt"], rows: Any
 ) -> list[np.ndarray]:
     """The whole distributions at the labels' positions, the prompt's keys taken from the search where they are."""
-    width = max(len(row.label) for row in rows)
-    labels = torch.full((len(rows), width), -1, device=input_ids.device)
-    for number, row in enumerate(rows):
-        labels[number, : len(row.label)] = torch.from_numpy(row.label)
+    labels = pad_rows([row.label for row in rows], fill=PADDING).to(input_ids.device)
+    width = labels.shape[1]
     first = out.logits[0][:: plan.num_beams][:, None]
     cache = out.past_key_values
     tokens = labels[:, :-1].clamp(min=0)
@@ -374,7 +373,7 @@ def _is_written(path: Path, settings: dict[str, Any], digest: str, num_rows: int
     if not path.exists():
         return False
     there = read_shard_settings(path)
-    _refuse_other(path, {name: there.get(name) for name in settings}, settings)
+    _refuse_other(path, there, settings)
     if there["prompts"] == digest:
         return True
     _, parquet = import_pyarrow()
@@ -388,18 +387,16 @@ def _is_written(path: Path, settings: dict[str, Any], digest: str, num_rows: int
 def _check_summary(directory: Path, settings: dict[str, Any]) -> None:
     path = directory / SUMMARY_FILE
     if path.exists():
-        there = json.loads(path.read_text(encoding="utf-8"))
-        _refuse_other(path, {name: there.get(name) for name in settings}, settings)
+        _refuse_other(path, json.loads(path.read_text(encoding="utf-8")), settings)
     elif shards := shard_paths(directory):
-        there = read_shard_settings(shards[0])
-        _refuse_other(shards[0], {name: there.get(name) for name in settings}, settings)
+        _refuse_other(shards[0], read_shard_settings(shards[0]), settings)
 
 
 def _refuse_other(path: Path, there: dict[str, Any], settings: dict[str, Any]) -> None:
     for name, value in settings.items():
-        if there[name] != value:
+        if there.get(name) != value:
             raise ValueError(
-                f"{path} was written with {name}={there[name]!r}, expected {value!r} as in this call: "
+                f"{path} was written with {name}={there.get(name)!r}, expected {value!r} as in this call: "
                 "use another directory, or the same arguments"
             )
 

@@ -8,7 +8,6 @@ resuming are transformers' own. Source: AtSpeed, section 3 and appendix A.3.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,10 +19,10 @@ from hf_gr.catalogue import ConstraintIndex
 from hf_gr.generation.torch.models import base_model
 
 from . import losses
-from .base import LossTrainer
+from .base import LossTrainer, inner_data, named_datasets, own_arguments
 from .dataset import TeacherCollator, TeacherDataset
 from .losses import LevelLogProbs
-from .packing import PathScores, score_paths
+from .packing import PathScores, pad_token, score_paths
 from .paths import PathLevel, index_digest, training_catalogue, training_snapshot, walk
 
 Loss = Literal["atspeed-s", "atspeed-r", "sft", "wordkd", "tvdkd", "seqkd"]
@@ -120,15 +119,13 @@ class AtSpeedTrainer(LossTrainer):
     ) -> None:
         needs = _check_loss(loss, alpha, num_tokens, top_of)
         snapshot = training_snapshot(constraint_index)
-        datasets = _named_datasets(kwargs.get("train_dataset"), kwargs.get("eval_dataset"))
+        given = named_datasets(kwargs.get("train_dataset"), kwargs.get("eval_dataset"))
+        datasets = {name: _teacher_data(name, dataset) for name, dataset in given.items()}
         digest = index_digest(snapshot)
         for name, dataset in datasets.items():
             _check_data(name, dataset, digest, loss, needs, alpha)
         if model is not None:  # with model_init= transformers makes it later
             _check_model(model, datasets, constraint_index, needs)
-        # The Trainer would take away whatever the model's forward does not name.
-        args = TrainingArguments("tmp_trainer") if args is None else copy.copy(args)
-        args.remove_unused_columns = False
         self.loss = loss
         self.alpha = alpha
         self.top_of: Literal["draft", "target"] = top_of
@@ -137,8 +134,8 @@ class AtSpeedTrainer(LossTrainer):
         if num_tokens is None and datasets:
             self.num_tokens = next(iter(datasets.values())).settings["num_beams"]
         self._snapshot = snapshot
-        kwargs.setdefault("data_collator", TeacherCollator(_pad_token(model), **vars(needs)))
-        super().__init__(model=model, args=args, **kwargs)
+        kwargs.setdefault("data_collator", TeacherCollator(0 if model is None else pad_token(model), **vars(needs)))
+        super().__init__(model=model, args=own_arguments(args), **kwargs)
 
     def _loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         needs = NEEDS[self.loss]
@@ -212,25 +209,13 @@ def _check_loss(loss: str, alpha: float, num_tokens: int | None, top_of: str) ->
     return _Needs(**{**vars(needs), "labels": needs.labels and not is_aligned_alone})
 
 
-def _named_datasets(train: Any, evaluation: Any) -> dict[str, TeacherDataset]:
-    """The teacher data behind the datasets that are given, by the arguments' names."""
-    given = {"train_dataset": train}
-    if isinstance(evaluation, dict):
-        given |= {f"eval_dataset[{name!r}]": dataset for name, dataset in evaluation.items()}
-    else:
-        given["eval_dataset"] = evaluation
-    return {name: _teacher_data(name, dataset) for name, dataset in given.items() if dataset is not None}
-
-
 def _teacher_data(name: str, dataset: Any) -> TeacherDataset:
-    inner = dataset
-    while not isinstance(inner, TeacherDataset):
-        if not hasattr(inner, "dataset"):
-            raise ValueError(
-                f"{name} is a {type(dataset).__name__}, expected a TeacherDataset, or a torch.utils.data.Subset of one"
-            )
-        inner = inner.dataset
-    return inner
+    data = inner_data(dataset, TeacherDataset, "dataset")
+    if data is None:
+        raise ValueError(
+            f"{name} is a {type(dataset).__name__}, expected a TeacherDataset, or a torch.utils.data.Subset of one"
+        )
+    return data
 
 
 def _check_data(name: str, data: TeacherDataset, digest: str, loss: str, needs: _Needs, alpha: float) -> None:
@@ -273,9 +258,3 @@ def _check_model(model: Any, datasets: dict[str, TeacherDataset], index: Constra
                 f"model has a vocabulary of {vocab_size} tokens, expected the target's {data.settings['vocab_size']}: "
                 "whole distributions are compared; take an AtSpeed loss, which compares legal tokens alone"
             )
-
-
-def _pad_token(model: Any) -> int:
-    """What fills short prompts; the attention mask hides it, whatever it is."""
-    pad_token_id = None if model is None else getattr(base_model(model).config, "pad_token_id", None)
-    return 0 if pad_token_id is None else pad_token_id
