@@ -27,7 +27,7 @@ from hf_gr import ConstraintIndex, SemanticIds
 from hf_gr.generation.torch.heads import save_draft_head
 from hf_gr.torch.draft_head import DraftHead, DraftHeadConfig
 from hf_gr.training import DraftHeadCollator, DraftHeadTrainer, InteractionDataset, interactions
-from hf_gr.training import draft_head as trainer_module
+from hf_gr.training import draft_head_trainer as trainer_module
 
 ROOT = Path(__file__).resolve().parents[1]
 LOSS_TOL = 1e-5  # fp32, means of a few dozen terms

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from hf_gr import ConstraintIndex, reference
 from hf_gr.training import losses
+from hf_gr.training.atspeed_trainer import compare_levels
 from hf_gr.training.losses import LevelLogProbs
 from hf_gr.training.packing import PathScores
 from hf_gr.training.paths import training_catalogue, walk
-from hf_gr.training.trainer import compare_levels
 
 CPU = torch.device("cpu")
 VOCABULARY = 9

@@ -30,7 +30,7 @@ from hf_gr.training import (
     teacher,
     write_teacher_data,
 )
-from hf_gr.training import trainer as trainer_module
+from hf_gr.training import atspeed_trainer as trainer_module
 from hf_gr.training.packing import can_pack, score_paths, split_by_length
 from hf_gr.training.paths import training_catalogue, walk
 

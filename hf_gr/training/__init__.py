@@ -5,12 +5,12 @@
 `import hf_gr` does not load it.
 """
 
-from .dataset import TeacherCollator, TeacherDataset
-from .draft_head import DraftHeadTrainer
+from .atspeed_trainer import AtSpeedTrainer
+from .draft_head_trainer import DraftHeadTrainer
 from .interactions import DraftHeadCollator, InteractionDataset
 from .packing import score_paths
 from .teacher import write_teacher_data
-from .trainer import AtSpeedTrainer
+from .teacher_dataset import TeacherCollator, TeacherDataset
 
 __all__ = [
     "AtSpeedTrainer",

@@ -20,10 +20,10 @@ from hf_gr.generation.torch.models import base_model
 
 from . import losses
 from .base import LossTrainer, inner_data, named_datasets, own_arguments
-from .dataset import TeacherCollator, TeacherDataset
 from .losses import LevelLogProbs
 from .packing import PathScores, pad_token, score_paths
 from .paths import PathLevel, index_digest, training_catalogue, training_snapshot, walk
+from .teacher_dataset import TeacherCollator, TeacherDataset
 
 Loss = Literal["atspeed-s", "atspeed-r", "sft", "wordkd", "tvdkd", "seqkd"]
 
