@@ -14,9 +14,8 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
-from .sequences import is_integer
+from .sequences import ERRORS_SHOWN, is_integer
 
-ERRORS_SHOWN = 3
 SPACES = ("\u2581", "Ġ")  # how SentencePiece and byte-level BPE write a space
 ANCHORS = (":", "a", "\n")  # texts to continue: a tokenizer may merge one of them with what follows
 # What tells tokenizers apart: case, spaces, digits, punctuation, accents, other scripts.
@@ -32,7 +31,7 @@ def read_labels(labels: Any) -> list[str]:
         if not isinstance(label, str):
             raise ValueError(f"labels[{number}] is {label!r}, expected a string: str(...) makes it one")
         if not label.strip():
-            raise ValueError(f"labels[{number}] is {label!r}, expected some text: leave it away")
+            raise ValueError(f"labels[{number}] is {label!r}, expected some text: omit it")
         check_is_unicode(label, f"labels[{number}]")
         found.append(str(label))
     if not found:
@@ -40,7 +39,7 @@ def read_labels(labels: Any) -> list[str]:
     seen: set[str] = set()
     twice = list(dict.fromkeys(label for label in found if label in seen or seen.add(label)))
     if twice:
-        raise ValueError(f"labels has {_shown(twice)} more than once, expected distinct labels: leave the copies away")
+        raise ValueError(f"labels has {_shown(twice)} more than once, expected distinct labels: omit the copies")
     return found
 
 
@@ -63,7 +62,7 @@ def tokenize_labels(labels: Sequence[str], tokenizer: Any, prefix: str) -> tuple
     ended = [label for label, row in zip(labels, rows, strict=True) if eos_token_id in row]
     if ended:
         raise ValueError(
-            f"labels {_shown(ended)} have the end token {eos_token_id} inside, expected it behind a label only: "
+            f"labels {_shown(ended)} have the end token {eos_token_id} inside, expected it after a label only: "
             "name them without it, or choose another tokenizer.eos_token"
         )
     lost = _lost(labels, rows, tokenizer, prefix)

@@ -278,7 +278,7 @@ def test(bits: Bits, places: Array) -> Bools:
 
 
 def clear(bits: Bits, places: Longs) -> Bits:
-    """A copy with the flags at some places taken away."""
+    """A copy with the flags at some places cleared."""
     if not len(places):
         return bits
     bits = bits.copy()

@@ -282,7 +282,7 @@ class SemanticIds:
         return tuple(codes[codes != PADDING].tolist())
 
     def _check_codes(self) -> None:
-        """Every code is one of its level, and -1 stands behind the last code of a row only."""
+        """Every code is one of its level, and -1 stands after the last code of a row only."""
         num_levels = self.codes.shape[1]
         if len(self.level_sizes) != num_levels:
             raise ValueError(
@@ -325,7 +325,7 @@ class SemanticIds:
     def _row(self, item_id: ItemId) -> int:
         if item_id not in self._row_of:
             raise ValueError(
-                f"item {item_id!r} has no semantic ID, expected one of the {len(self)} known items: leave it away"
+                f"item {item_id!r} has no semantic ID, expected one of the {len(self)} known items: omit it"
             )
         return self._row_of[item_id]
 

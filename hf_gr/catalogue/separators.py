@@ -13,7 +13,8 @@ from typing import cast
 import numpy as np
 
 from .fanout import Bools
-from .snapshot import ERRORS_SHOWN, Snapshot
+from .sequences import ERRORS_SHOWN
+from .snapshot import Snapshot
 from .trie import PADDING
 
 
@@ -58,7 +59,7 @@ def find(tokens: Sequence[int], separator: Sequence[int], start: int = 0) -> int
 
 
 def split(tokens: Sequence[int], separator: Sequence[int], eos_token_id: int) -> list[list[int]]:
-    """The labels of an answer; what stands behind its end, or from a negative token on, is padding."""
+    """The labels of an answer; what follows its end, or from a negative token on, is padding."""
     end = next((place for place, token in enumerate(tokens) if token < 0 or token == eos_token_id), len(tokens))
     labels: list[list[int]] = []
     start = 0

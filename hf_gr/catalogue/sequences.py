@@ -18,6 +18,7 @@ from .fanout import Array, smallest_dtype
 from .trie import PADDING
 
 LARGEST_TOKEN = 2**31 - 1
+ERRORS_SHOWN = 3  # of what is wrong in the same way, in one message
 Rows = npt.NDArray[np.int64]
 
 
@@ -87,10 +88,10 @@ def read_catalogue(sequences: Any, eos_token_id: int | None) -> Array:
         raise ValueError("sequences is empty, expected at least one token sequence: a catalogue needs an item")
     if not rows.shape[1] or (lengths is not None and not lengths.all()):
         number = 0 if lengths is None else int(np.argmin(lengths))
-        raise ValueError(f"sequence {number} is empty, expected at least one token: leave it away")
+        raise ValueError(f"sequence {number} is empty, expected at least one token: omit it")
     least, largest = int(rows.min()), int(rows.max())
     if lengths is None and least == PADDING and eos_token_id is not None:
-        lengths = (rows != PADDING).sum(axis=1)  # right where all of them are behind the end, and checked below
+        lengths = (rows != PADDING).sum(axis=1)  # right where all of them are after the end, and checked below
     if least < 0 or largest > LARGEST_TOKEN:
         bad = rows < 0 if largest <= LARGEST_TOKEN else (rows < 0) | (rows > LARGEST_TOKEN)
         if lengths is not None:

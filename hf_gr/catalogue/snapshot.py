@@ -20,10 +20,8 @@ import numpy as np
 from .fanout import Array, Bools, Longs, spans
 from .item_ids import ItemId, check_item_ids
 from .segment import Liveness, Segment, build_segment, dead_nodes, take, test
-from .sequences import is_integer, read_catalogue, to_host
+from .sequences import ERRORS_SHOWN, is_integer, read_catalogue, to_host
 from .trie import PADDING, Trie, lexicographic_order, take_rows
-
-ERRORS_SHOWN = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,7 +206,7 @@ class Snapshot:
 
         Returns:
             `[Q]` flags: whether there is an item with this id, alive or not; and `[Q, L]` tokens with their end token,
-            -1 behind them. Of several sequences of one id, the first of a living item.
+            -1 after them. Of several sequences of one id, the first of a living item.
 
         Raises:
             ValueError: ids of another type than the catalogue's.

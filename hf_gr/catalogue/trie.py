@@ -32,7 +32,7 @@ class Trie:
 
     Attributes:
         tokens: `[nodes + padding]`, the token on the edge into each node, less its level's base; the root's means
-            nothing. Behind the last are as many entries as the largest branching, so that as many may be read from
+            nothing. After the last are as many entries as the largest branching, so that as many may be read from
             any node on.
         token_bases: `L` numbers: what to add to the tokens of level `l + 1`; it makes most catalogues fit 16 bits.
         fanouts: `L` of them: the children of level `l`, both numbered from 0 within their levels.
@@ -190,7 +190,7 @@ class Trie:
 
     @cached_property
     def _childless(self) -> tuple[Array, ...]:
-        """By level: its leaves, numbered within the level; the last level, where all are, is left away."""
+        """By level: its leaves, numbered within the level; the last level, where all are, is omitted."""
         return tuple(
             fanout.childless().astype(smallest_dtype(fanout.num_parents))
             if fanout.num_childless

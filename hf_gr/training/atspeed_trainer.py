@@ -176,7 +176,7 @@ def compare_levels(
 
     Args:
         walked: the target's K sequences in the trie.
-        scores: the draft's log-probabilities behind their prefixes; further sequences may follow.
+        scores: the draft's log-probabilities after their prefixes; further sequences may follow.
         target: the stored log-probabilities, by level.
         mask: `[B, K, L]` which tokens the sequences have.
     """

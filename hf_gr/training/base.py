@@ -58,7 +58,7 @@ class LossTrainer(Trainer):
 
 
 def own_arguments(args: TrainingArguments | None) -> TrainingArguments:
-    """A copy that keeps all columns: the Trainer would take away whatever the model's forward does not name."""
+    """A copy that keeps all columns: the Trainer would remove whatever the model's forward does not name."""
     args = TrainingArguments("tmp_trainer") if args is None else copy.copy(args)
     args.remove_unused_columns = False
     return args

@@ -44,8 +44,8 @@ class DraftHeadTrainer(LossTrainer):
     Whatever is to be trained takes part in one forward. An output layer of its own (no tied one) does not, and stays
     as it is. While `train` runs, `requires_grad` says what is trained; afterwards it is as before.
 
-    A model that is trained jointly learns to serve its head, and what it says without it is not looked after. Train
-    the head alone where both are needed, as with `verification="strict"`.
+    Joint training optimises the model for its head; answers without the head may get worse. Train the head alone
+    where both are needed, as with `verification="strict"`.
 
     Args:
         model: a model with a draft head (`model.add_draft_head`), a decoder or an encoder-decoder; also one in PEFT's
@@ -107,7 +107,7 @@ class DraftHeadTrainer(LossTrainer):
         args = own_arguments(args)
         if args.ddp_find_unused_parameters:
             raise ValueError(
-                "ddp_find_unused_parameters=True, expected False: the head runs behind the model's forward, and would "
+                "ddp_find_unused_parameters=True, expected False: the head runs after the model's forward, and would "
                 "be taken for unused"
             )
         args.ddp_find_unused_parameters = False

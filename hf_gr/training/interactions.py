@@ -38,7 +38,7 @@ class InteractionDataset(Dataset):
 
     Args:
         prompts: E lists of tokens.
-        labels: the tokens of E items, a list each, or `[E, L]` with -1 behind the end of short ones.
+        labels: the tokens of E items, a list each, or `[E, L]` with -1 after the end of short ones.
 
     Raises:
         ValueError: prompts and labels that differ in number, an empty one, or what is no token.
@@ -68,7 +68,7 @@ class InteractionDataset(Dataset):
             )
         if (values < 0).any():
             row = int(np.searchsorted(bounds, (values < 0).argmax(), side="right")) - 1
-            raise ValueError(f"prompts[{row}] has a token below 0, expected token ids: leave padding away")
+            raise ValueError(f"prompts[{row}] has a token below 0, expected token ids: omit padding")
         self._fill(values, bounds[:-1], bounds[1:], rows, np.arange(len(rows)))
 
     @classmethod
@@ -87,12 +87,12 @@ class InteractionDataset(Dataset):
         Args:
             histories: lists of items, oldest first.
             items: the semantic IDs of the items, whose ids histories are made of; or the tokens of items that are
-                numbered from 0, `[N, L]` with -1 behind the end of short ones.
+                numbered from 0, `[N, L]` with -1 after the end of short ones.
             max_items: of a prompt, 1 or more; the latest are kept. The model must have room for them and for
                 placeholders.
             min_items: of a prompt; what has fewer before it is no entry.
             prefix_tokens: stand in front of every prompt.
-            eos_token_id: stands behind every label: needed where the catalogue has an end token, or the head would
+            eos_token_id: follows every label: needed where the catalogue has an end token, or the head would
                 never learn to stop.
 
         Returns:
@@ -218,8 +218,8 @@ class InteractionDataset(Dataset):
 class DraftHeadCollator:
     """Entries of an `InteractionDataset` as the batch that `DraftHeadTrainer` takes: prompts as generation has them.
 
-    Placeholders stand behind the prompt, which is padded on the left; of an encoder-decoder they are the decoder's
-    input, behind its start token, and the prompt is padded on the right.
+    Placeholders follow the prompt, which is padded on the left; of an encoder-decoder they are the decoder's
+    input, after its start token, and the prompt is padded on the right.
 
     Args:
         head: the draft head, or its config.
@@ -273,7 +273,7 @@ class DraftHeadCollator:
         )
 
     def __call__(self, samples: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-        """A batch of tensors; labels are `[B, L]`, -100 behind the end of short ones."""
+        """A batch of tensors; labels are `[B, L]`, -100 after the end of short ones."""
         labels = torch.full((len(samples), self.num_levels), IGNORED)
         for row, sample in enumerate(samples):
             labels[row, : len(sample["labels"])] = torch.as_tensor(sample["labels"])
@@ -300,7 +300,7 @@ def _rows_of(histories: Iterable[Iterable[ItemId]], row_of: dict[ItemId, int]) -
         except (KeyError, TypeError) as error:
             item = next(item for item in known if not isinstance(item, (int, str)) or item not in row_of)
             raise ValueError(
-                f"histories[{number}] has item {item!r}, which has no semantic ID: leave it away, or is it a string "
+                f"histories[{number}] has item {item!r}, which has no semantic ID: omit it, or is it a string "
                 "where ids are integers?"
             ) from error
     return rows
@@ -321,7 +321,7 @@ def _flatten(name: str, rows: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read_tokens(name: str, tokens: Any) -> np.ndarray:
-    """`[N, L]` tokens, -1 behind the end of short rows."""
+    """`[N, L]` tokens, -1 after the end of short rows."""
     try:
         rows, _ = read_rows(tokens)
     except ValueError as error:
@@ -330,7 +330,7 @@ def _read_tokens(name: str, tokens: Any) -> np.ndarray:
     bad = (rows < PADDING).any(axis=1) | (is_token[:, 1:] & ~is_token[:, :-1]).any(axis=1) | ~is_token.any(axis=1)
     if bad.any():
         row = int(bad.argmax())
-        raise ValueError(f"{name}[{row}] is {rows[row].tolist()}, expected tokens, and -1 behind the last one only")
+        raise ValueError(f"{name}[{row}] is {rows[row].tolist()}, expected tokens, and -1 after the last one only")
     return rows
 
 

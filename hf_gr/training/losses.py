@@ -25,7 +25,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LevelLogProbs:
-    """Both models behind the prefixes of one length, over the legal next tokens.
+    """Both models after the prefixes of one length, over the legal next tokens.
 
     Attributes:
         draft: log q of each child; carries the gradient.
@@ -249,7 +249,7 @@ def _top(pair: LevelLogProbs, num_tokens: int | None, *, of: str) -> tuple[Tenso
     target = pair.target.clamp(min=LOWEST).masked_fill(~pair.legal, LOWEST)
     if num_tokens is None or num_tokens >= draft.shape[-1]:
         return draft, target, pair.legal
-    # Illegal ones come last, even behind legal ones of probability 0.
+    # Illegal ones come last, even after legal ones of probability 0.
     ranked = (draft if of == "draft" else target).detach().masked_fill(~pair.legal, -torch.inf)
     chosen = ranked.topk(num_tokens, sorted=False).indices
     return draft.gather(-1, chosen), target.gather(-1, chosen), pair.legal.gather(-1, chosen)

@@ -1,8 +1,8 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Many sequences behind one prompt in one forward, with gradients. Knows no catalogue and no loss.
+"""Many sequences after one prompt in one forward, with gradients. Knows no catalogue and no loss.
 
-The sequences of a prompt stand behind it, one after the other, as branches of a tree: every token has the position of
+The sequences of a prompt follow it, one after the other, as branches of a tree: every token has the position of
 its true depth and sees the prompt, its own sequence's earlier tokens and itself. The prompt is computed once, however
 many sequences there are. Source: AtSpeed, section 3.3 (tree-based attention), which the paper uses at inference only.
 
@@ -36,11 +36,11 @@ OVERHEAD = {False: 128, True: 8192}
 
 @dataclass(frozen=True)
 class PathScores:
-    """What a model says behind every prefix of some sequences, logits or log-probabilities.
+    """What a model says after every prefix of some sequences, logits or log-probabilities.
 
     Attributes:
-        first: behind the prompt, the same for all its sequences.
-        rest: behind the first, second, ... token of every sequence; its last token is not scored.
+        first: after the prompt, the same for all its sequences.
+        rest: after the first, second, ... token of every sequence; its last token is not scored.
     """
 
     first: Float[Tensor, "batch 1 vocab"]
@@ -100,7 +100,7 @@ def score_paths(
     *,
     pack: bool | None = None,
 ) -> PathScores:
-    """The logits behind every prefix of some sequences behind a prompt, in one forward.
+    """The logits after every prefix of some sequences that follow a prompt, in one forward.
 
     Args:
         model: a decoder of transformers, or one wrapped for training.
@@ -146,7 +146,7 @@ def split_by_length(lengths: Sequence[int], num_nodes: int, *, overhead: int) ->
 
     Args:
         lengths: tokens of each prompt.
-        num_nodes: tokens behind each prompt.
+        num_nodes: tokens after each prompt.
         overhead: what a forward costs by itself, in tokens.
 
     Returns:
@@ -182,23 +182,23 @@ def _score(model: Any, input_ids: Tensor, attention_mask: Tensor, paths: Tensor,
     positions = positions_of(attention_mask)
     depth = torch.arange(1, length, device=paths.device)
     if pack:
-        behind = positions[:, -1:] + depth.repeat(num_paths)
+        after = positions[:, -1:] + depth.repeat(num_paths)
         mask = packed_mask(attention_mask.bool(), num_paths, length - 1)
         dtype = mask_dtype(base_model(model))
         logits = _forward(
             model,
             torch.cat([input_ids, nodes.flatten(1)], dim=1),
             mask if dtype is None else to_additive(mask, dtype),
-            torch.cat([positions, behind], dim=1),
+            torch.cat([positions, after], dim=1),
             num_logits=1 + nodes[0].numel(),
         )
         return PathScores(logits[:, :1], logits[:, 1:].unflatten(1, (num_paths, length - 1)))
-    behind = positions[:, -1:] + depth
+    after = positions[:, -1:] + depth
     logits = _forward(
         model,
         torch.cat([input_ids.repeat_interleave(num_paths, dim=0), nodes.flatten(0, 1)], dim=1),
         torch.nn.functional.pad(attention_mask, (0, length - 1), value=1).repeat_interleave(num_paths, dim=0),
-        torch.cat([positions, behind], dim=1).repeat_interleave(num_paths, dim=0),
+        torch.cat([positions, after], dim=1).repeat_interleave(num_paths, dim=0),
         num_logits=length,
     )
     logits = logits.unflatten(0, (-1, num_paths))

@@ -4,7 +4,7 @@
 
 For each prompt: the K sequences of the target's *constrained* beam search, and its log-probabilities over the legal
 tokens at each of their positions, taken from the search's own logits. Shards of Parquet are what is kept: each is
-written whole or not at all, so that a run that was stopped goes on after the last one.
+written whole or not at all, so that a run that was stopped continues after the last one.
 
 Source: AtSpeed, section 3.1 (D') and appendix A.3 (the sequences of the search's last step).
 Axes: B batch, K sequences, L positions of the longest sequence, V vocabulary.
@@ -167,7 +167,7 @@ def read_shard_settings(path: Path) -> dict[str, Any]:
     _, parquet = import_pyarrow()
     metadata = parquet.read_schema(path).metadata or {}
     if METADATA_KEY not in metadata:
-        raise ValueError(f"{path} holds no teacher data, expected a file of write_teacher_data: take it away")
+        raise ValueError(f"{path} holds no teacher data, expected a file of write_teacher_data: remove it")
     return json.loads(metadata[METADATA_KEY])
 
 
@@ -242,7 +242,7 @@ def _search(plan: _Plan, rows: Sequence[_Row]) -> list[_Answer]:
         paths = paths.masked_fill(sources < 0, -1)
     paths = torch.nn.functional.pad(paths, (0, plan.max_length - paths.shape[-1]), value=-1)
     levels = walk(paths, plan.catalogue)
-    # A greedy path has padding behind its end: what leads nowhere is none of its tokens.
+    # A greedy path has padding after its end: what leads nowhere is none of its tokens.
     is_there = torch.stack([level.is_there for level in levels], dim=-1)
     paths = paths.masked_fill(~is_there.cumprod(-1).bool(), -1)
     values, sizes, chosen = _legal_log_probs(out.logits, sources, levels, num_beams)

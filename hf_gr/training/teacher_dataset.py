@@ -36,7 +36,7 @@ class TeacherDataset(Dataset):
     An entry is a dictionary of NumPy arrays:
 
     - `input_ids` `[P]`: the prompt.
-    - `sequences` `[K, L]`: the target's sequences, best first; -1 behind the end, and where there is no further one.
+    - `sequences` `[K, L]`: the target's sequences, best first; -1 after the end, and where there is no further one.
     - `scores` `[K]`: their scores, `-inf` where there is none.
     - `log_probs`: log p over the legal children of each distinct prefix, level by level, in the order of
       `hf_gr.torch.transition.children`; `level_sizes` `[L]` tells how many belong to each level.
@@ -169,7 +169,7 @@ class TeacherCollator:
         pad_token_id: what fills short prompts, on the left.
         sequences: give the target's sequences (`sequences`, `[B, K, L]`, -1 where there is nothing).
         log_probs: give its log-probabilities over legal children, by level (`log_probs`, a list of L flat tensors).
-        labels: give the labels (`labels`, `[B, T]`, -100 behind the end).
+        labels: give the labels (`labels`, `[B, T]`, -100 after the end).
         label_log_probs: give the distributions at their positions (`label_log_probs`, `[B, T, V]`).
     """
 
