@@ -10,7 +10,6 @@ import json
 import os
 import pickle
 import re
-import shutil
 import stat
 import subprocess
 import sys
@@ -44,8 +43,7 @@ EOS = 2
 ROWS = [[5, 7], [5, 8], [6, 7], [5, 8]]
 RAGGED = [[9], [5, 7, 7], [5], [5, 8], [5]]
 JSON_FILE, ARRAYS_FILE = storage.FILES
-GOLDEN_1 = Path(__file__).parent / "golden" / "index_v1"
-GOLDEN_2 = Path(__file__).parent / "golden" / "index_v2"
+GOLDEN = Path(__file__).parent / "golden" / "index_v2"
 # Most nodes have one child and most sequences one item, so that only exceptions are stored, several of each kind.
 SPARSE = [[70_000 + number, 7, *[5, 300] * (number % 5 > 0)] for number in range(20)] + [[70_011, 7, 5, 299]] * 3
 
@@ -71,13 +69,12 @@ def golden_indexes() -> dict[str, ConstraintIndex]:
 def write_golden_files() -> None:
     """Write tests/golden/index_v2: `python -c "import test_index; test_index.write_golden_files()"` in tests/.
 
-    Done once, when format version 2 was fixed; index_v1 was written by the code of its time. What is there is what
-    users have on their disks: if a test of it fails, the code is wrong, or the format has changed and needs version 3,
-    with golden files of its own beside these.
+    Done once, when format version 2 was fixed. What is there is what users have on their disks: if a test of it fails,
+    the code is wrong, or the format has changed and needs version 3, with golden files of its own beside these.
     """
     for name, index in golden_indexes().items():
-        index.save_pretrained(GOLDEN_2 / name)
-        (GOLDEN_2 / name / "README.md").unlink()
+        index.save_pretrained(GOLDEN / name)
+        (GOLDEN / name / "README.md").unlink()
 
 
 def segment_of(index: ConstraintIndex) -> Segment:
@@ -491,14 +488,14 @@ def test_a_saved_index_comes_back_to_the_bit(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["integers", "strings", "sparse", "shared"])
 def test_golden_files_of_format_version_2(name: str, tmp_path: Path) -> None:
-    index, loaded = golden_indexes()[name], ConstraintIndex.from_pretrained(GOLDEN_2 / name)
+    index, loaded = golden_indexes()[name], ConstraintIndex.from_pretrained(GOLDEN / name)
     assert same(loaded, index)
     assert loaded.items(list(index)) == index.items(list(index))
     loaded.save_pretrained(tmp_path / "loaded")
     index.save_pretrained(tmp_path / "compiled")
     for folder in ("loaded", "compiled"):
         for file in storage.FILES:
-            assert (tmp_path / folder / file).read_bytes() == (GOLDEN_2 / name / file).read_bytes()
+            assert (tmp_path / folder / file).read_bytes() == (GOLDEN / name / file).read_bytes()
 
 
 def test_the_golden_files_hold_every_kind_of_array() -> None:
@@ -529,89 +526,8 @@ def test_the_golden_files_hold_every_kind_of_array() -> None:
     assert segment_of(golden_indexes()["sparse"]).trie.token_bases == (70_019, 0, 0, 0, 0)
 
 
-@pytest.mark.parametrize("name", ["integers", "strings"])
-def test_golden_files_of_format_version_1_hold_the_same(name: str, tmp_path: Path) -> None:
-    index, loaded = golden_indexes()[name], ConstraintIndex.from_pretrained(GOLDEN_1 / name)
-    assert list(loaded) == list(index)
-    assert loaded.items(list(index)) == index.items(list(index))
-    assert sorted(loaded.item_ids) == sorted(index.item_ids)
-    assert loaded.has_items(index.item_ids).all()
-    assert (len(loaded), loaded.num_items, loaded.max_length) == (len(index), index.num_items, index.max_length)
-    assert (loaded.eos_token_id, loaded.max_token_id) == (index.eos_token_id, index.max_token_id)
-    loaded.save_pretrained(tmp_path)
-    assert json.loads((tmp_path / JSON_FILE).read_text(encoding="utf-8"))["format_version"] == 2
-    assert same(ConstraintIndex.from_pretrained(tmp_path), loaded)
-    assert same(ConstraintIndex.from_pretrained(GOLDEN_1 / name, verify=True), loaded)
-    assert same(ConstraintIndex.from_pretrained(GOLDEN_1 / name, verify=False), loaded)
-
-
-def test_a_catalogue_of_version_1_comes_back_whatever_it_is(tmp_path: Path) -> None:
-    """Written here as version 1 wrote it, by plain loops."""
-    rng = np.random.default_rng(0)
-    for seed in range(20):
-        ragged = seed % 2 == 0
-        rows = [rng.integers(3, 6, rng.integers(1, 5) if ragged else 3).tolist() for _ in range(20)]
-        index = ConstraintIndex.from_sequences(rows, eos_token_id=EOS if ragged else None)
-        save_version_1(tmp_path, list(index), index.items(list(index)), eos_token_id=index.eos_token_id)
-        loaded = ConstraintIndex.from_pretrained(tmp_path)
-        assert list(loaded) == list(index)
-        assert loaded.items(list(index)) == index.items(list(index))
-
-
-def save_version_1(
-    folder: Path, sequences: list[list[int]], items: list[list[Any]], *, eos_token_id: int | None, **planted: Any
-) -> None:
-    """Distinct sequences in lexicographic order, and the integer or string ids of each, as version 1 stored them."""
-    longest = max(map(len, sequences))
-    levels = [sorted({tuple(row[:end]) for row in sequences if len(row) >= end}) for end in range(longest + 1)]
-    nodes = [prefix for level in levels for prefix in level]
-    internal = nodes[: len(nodes) - len(levels[-1])]
-    counts = [sum(node[:-1] == parent and len(node) > 0 for node in nodes) for parent in internal]
-    ids = [item for row in items for item in row]
-    arrays = {
-        "tokens": [node[-1] if node else 0 for node in nodes],
-        "child_offsets": [1, *(1 + np.cumsum(counts)), len(nodes)],
-        "item_offsets": [0, *np.cumsum([len(row) for row in items])],
-        "item_ids": ids,
-    }
-    if isinstance(ids[0], str):
-        text = [item.encode() for item in ids]
-        arrays["item_ids"] = np.frombuffer(b"".join(text), dtype=np.uint8)
-        arrays["item_id_bounds"] = [0, *np.cumsum([len(item) for item in text])]
-    arrays = {name: np.array(array) for name, array in (arrays | planted).items() if array is not None}
-    storage.save(folder, {"format_version": 1, "eos_token_id": eos_token_id}, arrays, card="")
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("child_offsets", [1, 3, 9, 9, 9]),
-        ("child_offsets", [1, 3, 2, 6, 6]),
-        ("child_offsets", [0, 3, 5, 6, 6]),
-        ("child_offsets", None),
-        ("tokens", [0, 5, 6, 7, -8, 7]),
-        ("tokens", [0, 5]),
-        ("item_offsets", [0, 1, 3]),
-        ("item_offsets", [0, 3, 1, 4]),
-        ("item_offsets", [0, 1, 3, 9]),
-        ("item_offsets", None),
-        ("item_id_bounds", [0, 1, 2, 3, 9]),
-        ("item_id_bounds", [0, 2, 1, 3, 4]),
-        ("item_id_bounds", [0, 1, 3]),
-        ("item_ids", np.frombuffer(b"a\xffcd", dtype=np.uint8)),
-    ],
-)
-def test_a_well_formed_file_of_version_1_that_is_no_trie_is_refused(name: str, value: Any, tmp_path: Path) -> None:
-    sequences, items = [[5, 7], [5, 8], [6, 7]], [["a"], ["b", "d"], ["c"]]
-    save_version_1(tmp_path, sequences, items, eos_token_id=None)
-    assert ConstraintIndex.from_pretrained(tmp_path).items(sequences) == items
-    save_version_1(tmp_path, sequences, items, eos_token_id=None, **{name: value})
-    with pytest.raises(ValueError, match="holds no constraint index"):
-        ConstraintIndex.from_pretrained(tmp_path)
-
-
 def test_the_json_tells_people_what_is_inside() -> None:
-    described = json.loads((GOLDEN_2 / "strings" / JSON_FILE).read_text(encoding="utf-8"))
+    described = json.loads((GOLDEN / "strings" / JSON_FILE).read_text(encoding="utf-8"))
     assert {name: value for name, value in described.items() if "sha256" not in name} == {
         "format_version": 2,
         "num_sequences": 4,
@@ -706,16 +622,6 @@ def test_damaged_files_are_refused(file: str, damage: Callable[[bytes], bytes], 
 @pytest.mark.parametrize("bit", [0, 5])
 def test_any_flipped_bit_is_refused(file: str, bit: int, tmp_path: Path) -> None:
     golden_indexes()["strings"].save_pretrained(tmp_path)
-    check_flipped_bits(file, bit, tmp_path)
-
-
-@pytest.mark.parametrize("file", storage.FILES)
-def test_any_flipped_bit_of_version_1_is_refused(file: str, tmp_path: Path) -> None:
-    shutil.copytree(GOLDEN_1 / "strings", tmp_path, dirs_exist_ok=True)
-    check_flipped_bits(file, 0, tmp_path)
-
-
-def check_flipped_bits(file: str, bit: int, tmp_path: Path) -> None:
     data = (tmp_path / file).read_bytes()
     for position in range(len(data)):
         flipped = bytearray(data)

@@ -537,13 +537,6 @@ def test_check_says_what_it_checked(folder: Path) -> None:
         assert text in printed
 
 
-@pytest.mark.parametrize("name", ["strings", "integers"])
-def test_an_index_of_version_1_can_be_shown_and_checked(name: str) -> None:
-    golden = Path(__file__).parent / "golden" / "index_v1" / name
-    assert "of format version 1" in succeed("check", golden)
-    assert "bytes an item" in succeed("show", golden)
-
-
 def test_check_compares_with_the_vocabulary_of_a_model(folder: Path, tmp_path: Path) -> None:
     for name, config in {
         "fits": {"model_type": "qwen3", "vocab_size": 10},
@@ -644,6 +637,6 @@ def test_help_lists_the_commands() -> None:
 
 def test_help_imports_nothing_that_takes_time() -> None:
     heavy = {"torch", "transformers", "numpy", "pyarrow", "matplotlib", "huggingface_hub"}
-    code = f"import sys; from hf_gr import cli; cli.build_app(); print({heavy} & set(sys.modules))"
+    code = f"import sys; from hf_gr.commands import app; app.build_app(); print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

@@ -28,7 +28,7 @@ import safetensors.numpy
 from hf_gr.files import pairs as paired_files
 
 from .fanout import Fanout, require
-from .item_ids import ItemId, ItemIds
+from .item_ids import ItemIds
 from .segment import Items, Segment
 from .sequences import LARGEST_TOKEN, is_integer
 from .trie import Trie
@@ -140,27 +140,6 @@ def read_segment(description: Mapping[str, Any], arrays: Arrays, *, verify: bool
     if should_verify(arrays, verify):
         segment.check()
     return segment
-
-
-def read_version_1(arrays: Arrays) -> tuple[list[list[int]], list[ItemId]]:
-    """The rows of an index of format version 1, and their item ids: one pair for every item."""
-    tokens, offsets, first_item = arrays["tokens"], arrays["child_offsets"], arrays["item_offsets"]
-    require((np.diff(offsets.astype(np.int64)) >= 0).all(), "children are in the order of their parents")
-    ids = ItemIds(arrays["item_ids"], arrays.get("item_id_bounds"))
-    ids.check_text()
-    sequences: list[list[int]] = []
-    leaves = 0
-    unseen: list[tuple[int, list[int]]] = [(0, [])]  # depth first: items are in the lexicographic order of sequences
-    while unseen:
-        node, prefix = unseen.pop()
-        parent = min(node, len(offsets) - 2)
-        children = range(int(offsets[parent]), int(offsets[parent + 1]))
-        require(not children or children.start > node, "children follow their parents")
-        unseen += [(child, [*prefix, int(tokens[child])]) for child in reversed(children)]
-        if not children:
-            sequences += [prefix] * int(first_item[leaves + 1] - first_item[leaves])
-            leaves += 1
-    return sequences, ids.take(np.arange(len(ids)))
 
 
 def _map_arrays(path: Path) -> tuple[dict[str, str], Arrays]:
