@@ -29,6 +29,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 import hf_gr
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, DraftHead, DraftHeadConfig, SemanticIds
 from hf_gr.files import draft_head as head_storage
+from hf_gr.files.hub import Source
 from hf_gr.generation.torch import checkpoints
 from hf_gr.generation.torch.heads import add_draft_head, check_tokenizer, load_draft_head, save_draft_head
 from hf_gr.torch.draft_head import TORCH
@@ -453,7 +454,7 @@ def test_a_checkpoint_without_a_head_has_none(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     assert not [path for path in tmp_path.iterdir() if "draft" in path.name]
     assert not hasattr(AutoModelForGenerativeRetrieval.from_pretrained(tmp_path), "draft_head")
-    assert load_draft_head(model, tmp_path) is None
+    assert load_draft_head(model, Source(tmp_path)) is None
 
 
 def test_a_head_in_a_subfolder_is_found(tmp_path: Path) -> None:
@@ -495,11 +496,11 @@ def test_loading_into_a_model_keeps_a_head_of_the_same_shape(tmp_path: Path) -> 
     head = add_draft_head(other, LEVELS)
     parameters = list(head.parameters())
     save_draft_head(model, tmp_path)
-    assert load_draft_head(other, tmp_path) is head is other.draft_head
+    assert load_draft_head(other, Source(tmp_path)) is head is other.draft_head
     assert [id(parameter) for parameter in head.parameters()] == [id(parameter) for parameter in parameters]
     assert same_heads(head, model.draft_head)
     of_other_codes = add_draft_head(other, [[3, 4], [5, 6, 8], [4, 9]])
-    assert load_draft_head(other, tmp_path) is not of_other_codes
+    assert load_draft_head(other, Source(tmp_path)) is not of_other_codes
     assert same_heads(other.draft_head, model.draft_head)
 
 
@@ -523,7 +524,7 @@ def test_a_wrapped_model_gets_its_head_inside(tmp_path: Path) -> None:
     assert wrapped.draft_head is head is model.draft_head
     save_draft_head(wrapped, tmp_path)
     assert same_heads(DraftHead.from_pretrained(tmp_path), head)
-    assert load_draft_head(wrapped, tmp_path) is head
+    assert load_draft_head(wrapped, Source(tmp_path)) is head
 
 
 def test_a_frozen_model_keeps_its_weights_frozen(saved: Path) -> None:

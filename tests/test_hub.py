@@ -27,6 +27,7 @@ from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, DraftHead, G
 from hf_gr.catalogue.storage import ARRAYS_FILE, JSON_FILE
 from hf_gr.commands import app as cli
 from hf_gr.files import draft_head as head_storage
+from hf_gr.files.hub import Source
 from hf_gr.generation.torch.heads import add_draft_head, load_draft_head
 
 ROWS, ITEMS = [[5, 7, 9], [5, 7, 8], [6, 6, 8]], ["ham", "jam", "yam"]
@@ -504,10 +505,10 @@ def test_a_model_without_a_draft_head_needs_no_hub_once_it_is_cached(hub: HubSer
 def test_a_draft_head_that_was_pushed_later_is_found(hub: HubServer) -> None:
     make_model(with_head=False).push_to_hub("me/recommender")
     model = load()
-    assert load_draft_head(model, "me/recommender", revision="main") is None
+    assert load_draft_head(model, Source("me/recommender", revision="main")) is None
     pushed = make_model()
     pushed.push_to_hub("me/recommender")
-    assert same_weights(load_draft_head(model, "me/recommender", revision="main"), pushed.draft_head)
+    assert same_weights(load_draft_head(model, Source("me/recommender", revision="main")), pushed.draft_head)
     assert same_weights(load(), pushed)
 
 

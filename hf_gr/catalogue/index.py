@@ -11,10 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import numpy.typing as npt
+
+from hf_gr.files.hub import Source
+from hf_gr.files.hub_mixin import HubMixin, Where
 
 from . import storage
 from .fanout import Bools
@@ -26,7 +29,13 @@ from .snapshot import Part, Snapshot, read_exclusions
 from .trie import PADDING
 
 
-class ConstraintIndex:
+class ConstraintIndex(
+    HubMixin,
+    what="constraint index",
+    files=storage.FILES,
+    saves="What is saved is what is served: an index that was updated or filtered is compacted on the way, itself "
+    "unchanged.",
+):
     """The set of token sequences that may be generated, and the items that they stand for.
 
     Build one with `from_sequences`, load one with `from_pretrained`, and pass it to
@@ -389,44 +398,15 @@ class ConstraintIndex:
         with self._updates:
             self._snapshot = self._snapshot.compact()
 
-    def save_pretrained(self, save_directory: str | Path) -> None:
-        """Write `constraint_index.json`, `constraint_index.safetensors` and, where there is none yet, a model card.
-
-        What is saved is what is served: an index that was updated or filtered is compacted on the way, itself
-        unchanged. A save that is interrupted leaves the previous index readable.
-
-        Args:
-            save_directory: a folder, made if need be; it may be that of a model, so that a checkpoint carries its
-                catalogue.
-
-        Raises:
-            ValueError: a file in the folder's place, or no item is left.
-            OSError: the disk is full or read-only; the previous index is still readable.
-        """
-        directory = Path(save_directory)
-        self._save(directory, name=directory.resolve().name)
-
     @classmethod
-    def from_pretrained(
-        cls,
-        repo_or_dir: str | Path,
-        *,
-        revision: str | None = None,
-        token: str | bool | None = None,
-        cache_dir: str | Path | None = None,
-        local_files_only: bool = False,
-        subfolder: str = "",
-        verify: bool | None = None,
+    def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride] # one keyword more than `Where` has
+        cls, repo_or_dir: str | Path, *, verify: bool | None = None, **where: Unpack[Where]
     ) -> ConstraintIndex:
         """Load an index from a folder or from a repository of the Hub, mapped into memory and read when it is used.
 
         Args:
             repo_or_dir: a folder with the two files, or a repository id such as `"me/catalogue"`.
-            revision: branch, tag or commit of the repository.
-            token: access token of the Hub, or True for the stored one.
-            cache_dir: where downloads are kept; the Hub's own cache by default.
-            local_files_only: use only what is cached.
-            subfolder: folder inside `repo_or_dir`.
+            **where: see `Where`.
             verify: read all of it once to compare digests. By default only up to 64 MB, which takes no time;
                 `hf-gr index check` does it for any index. Sizes, types and format are always checked.
 
@@ -435,23 +415,13 @@ class ConstraintIndex:
                 unpickled); a repository that is not there, or not for this token.
             ConnectionError: the Hub is not working, or the connection broke; nothing is kept of a file that broke off.
         """
-        from hf_gr.files.hub import resolve_folder
+        return cls._from_folder(Source(repo_or_dir, **where).resolve_folder(cls._files), verify=verify)
 
-        folder = resolve_folder(
-            repo_or_dir,
-            storage.FILES,
-            revision=revision,
-            token=token,
-            cache_dir=cache_dir,
-            local_files_only=local_files_only,
-            subfolder=subfolder,
-        )
+    @classmethod
+    def _from_folder(cls, folder: Path, *, verify: bool | None = None) -> ConstraintIndex:
         description, arrays = storage.load(folder, verify=verify)
         try:
             eos_token_id = read_eos_token_id(description["eos_token_id"])
-            if description["format_version"] == 1:
-                sequences, item_ids = storage.read_version_1(arrays)
-                return cls.from_sequences(sequences, item_ids=item_ids, eos_token_id=eos_token_id)
             segment = storage.read_segment(description, arrays, verify=verify)
             tokenizer = description.get("tokenizer")  # of an index of labels, since 0.1
             storage.require(tokenizer is None or isinstance(tokenizer, str), "tokenizer is a digest")
@@ -461,49 +431,7 @@ class ConstraintIndex:
                 f"{folder / storage.ARRAYS_FILE} holds no constraint index ({error}): download it or save it again"
             ) from error
 
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        private: bool | None = None,
-        token: str | bool | None = None,
-        revision: str | None = None,
-        commit_message: str = "Upload constraint index",
-        create_pr: bool = False,
-    ) -> str:
-        """Upload the index to a repository of the Hub, which is created if need be; an existing model card is kept.
-
-        Args:
-            repo_id: the repository, such as `"me/catalogue"`; without a user's name it is yours.
-            private: make a private repository; one that is there stays what it is.
-            token: access token of the Hub; by default the stored one.
-            revision: branch to push to, made if need be, or a pull request such as `"refs/pr/1"`.
-            commit_message: the commit's.
-            create_pr: open a pull request instead.
-
-        Returns:
-            The commit's address. All files are one commit: whatever fails, the repository is as before, and pushing
-            again uploads only what is not there yet.
-
-        Raises:
-            ValueError: no item is left; no repository is made then.
-            ConnectionError: a file did not get there.
-            huggingface_hub.errors.HTTPError: the Hub refuses, or is not working.
-        """
-        from hf_gr.files.hub import push_folder
-
-        return push_folder(
-            lambda folder, name: self._save(folder, name=name),
-            repo_id,
-            private=private,
-            token=token,
-            revision=revision,
-            commit_message=commit_message,
-            create_pr=create_pr,
-        )
-
     def _save(self, directory: Path, *, name: str) -> None:
-        """Save under the name by which the card tells users to load it."""
         from hf_gr.files.cards import index_card
 
         if directory.exists() and not directory.is_dir():

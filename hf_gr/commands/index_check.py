@@ -11,7 +11,7 @@ from typing import Any
 from safetensors import safe_open
 
 from hf_gr.catalogue import ConstraintIndex, storage
-from hf_gr.files.hub import resolve_folder
+from hf_gr.files.hub import Source
 
 Checked = list[tuple[str, str]]  # what was checked, and what was found
 
@@ -22,7 +22,7 @@ def check_index(repo_or_dir: str, *, revision: str | None = None) -> tuple[Const
     Raises:
         ValueError: names the file that is damaged, and how.
     """
-    folder = resolve_folder(repo_or_dir, storage.FILES, revision=revision)
+    folder = Source(repo_or_dir, revision=revision).resolve_folder(storage.FILES)
     index = ConstraintIndex.from_pretrained(folder, verify=True)
     description = _check_descriptions(folder)
     segment = index.snapshot.base.segment

@@ -18,7 +18,7 @@ import safetensors
 
 from . import pairs as paired_files
 from .draft_head_config import DraftHeadConfig
-from .hub import find_files
+from .hub import Source
 
 FORMAT_VERSION = 1
 JSON_FILE = "draft_head_config.json"
@@ -134,25 +134,25 @@ def load_head(
         ) from error
 
 
-def find(repo_or_dir: str | Path, **where: Any) -> Path | None:
+def find(source: Source, *, force_download: bool = False) -> Path | None:
     """The folder of a checkpoint's draft head; None if the checkpoint has neither of the two files.
 
     Args:
-        repo_or_dir: the checkpoint, a folder or a repository id.
-        where: as for `hub.find_files`.
+        source: the checkpoint.
+        force_download: download what is cached, too.
 
     Raises:
         ValueError: one of the two files is missing.
         ConnectionError: the Hub does not say whether there is a head.
     """
-    found = dict(zip(FILES, find_files(repo_or_dir, FILES, **where), strict=True))
+    found = dict(zip(FILES, source.find_files(FILES, force_download=force_download), strict=True))
     paths = [path for path in found.values() if path is not None]
     if not paths:
         return None
     if len(paths) < len(found):
         missing = next(name for name, path in found.items() if path is None)
         raise ValueError(
-            f"{str(repo_or_dir)!r} has {paths[0].name} and no {missing}, expected both or neither: save the "
+            f"{str(source.repo_or_dir)!r} has {paths[0].name} and no {missing}, expected both or neither: save the "
             f"checkpoint again, download {missing}, or delete {paths[0].name} to load the model without its draft head"
         )
     return paths[0].parent

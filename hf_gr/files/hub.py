@@ -6,139 +6,151 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 
-def resolve_folder(
-    repo_or_dir: str | Path,
-    files: Sequence[str],
-    *,
-    revision: str | None = None,
-    token: str | bool | None = None,
-    cache_dir: str | Path | None = None,
-    local_files_only: bool = False,
-    subfolder: str = "",
-) -> Path:
-    """The local folder that holds `files`: `repo_or_dir` itself if it is a folder, else a snapshot of that repository.
+@dataclass(frozen=True)
+class Source:
+    """Where a folder of files is: on this machine, or on the Hub at some revision.
 
-    Raises:
-        ValueError: `repo_or_dir` is neither a folder nor a repository id, or a repository that does not exist, is not
-            to be had with this token, or lacks a file.
-        ConnectionError: the Hub is not working, or the connection broke, and the cache lacks a file.
+    Attributes:
+        repo_or_dir: a folder, or a repository id such as `"me/recommender"`.
+        revision: branch, tag or commit of the repository.
+        token: access token of the Hub, or True for the stored one.
+        cache_dir: where downloads are kept; the Hub's own cache by default.
+        local_files_only: use only what is cached.
+        subfolder: folder inside `repo_or_dir`.
     """
-    name = str(repo_or_dir)
-    if Path(repo_or_dir).is_dir():
-        return Path(repo_or_dir, subfolder)
-    if isinstance(repo_or_dir, Path) or Path(repo_or_dir).exists():
-        what = "a file" if Path(repo_or_dir).exists() else "not there"
-        raise ValueError(f"{name!r} is {what}, expected a folder that holds {' and '.join(files)}: check the path")
-    import huggingface_hub
 
-    paths: list[Path] = []
-    for file in files:
-        with _explained(name, file):
-            path = huggingface_hub.hf_hub_download(
-                name,
-                file,
-                subfolder=subfolder or None,
-                revision=revision,
-                token=token,
-                cache_dir=cache_dir,
-                local_files_only=local_files_only,
-            )
-        paths.append(Path(path))
-        revision = commit_of(path) or revision  # all of one commit, whatever is pushed meanwhile
-    return paths[0].parent
+    repo_or_dir: str | Path
+    revision: str | None = None
+    token: str | bool | None = field(default=None, repr=False)
+    cache_dir: str | Path | None = None
+    local_files_only: bool = False
+    subfolder: str = ""
 
+    @classmethod
+    def of(cls, repo_or_dir: str | Path, arguments: Mapping[str, Any]) -> Source:
+        """The source that some arguments of transformers' `from_pretrained` tell; it takes None for a default."""
+        names = [field.name for field in fields(cls)[1:]]
+        return cls(repo_or_dir, **{name: arguments[name] for name in names if arguments.get(name) is not None})
 
-def find_files(
-    repo_or_dir: str | Path,
-    files: Sequence[str],
-    *,
-    revision: str | None = None,
-    token: str | bool | None = None,
-    cache_dir: str | Path | None = None,
-    local_files_only: bool = False,
-    subfolder: str = "",
-    force_download: bool = False,
-) -> list[Path | None]:
-    """Where each of `files` is, which need not be there; None for those that are not.
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder of this machine."""
+        return Path(self.repo_or_dir).is_dir()
 
-    Where the Hub is not to be asked, what is not in the cache is not there.
+    def at(self, revision: str | None) -> Source:
+        """The same at another revision; itself for None."""
+        return self if revision is None else replace(self, revision=revision)
 
-    Raises:
-        ValueError: as `resolve_folder`, but for a file that is missing.
-        ConnectionError: likewise. Whether a file is there is then unknown, unless the Hub told so before.
-    """
-    import huggingface_hub
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+    def elsewhere(self, repo_or_dir: str | Path) -> Source:
+        """Another folder or repository, by the same token, cache and connection."""
+        return replace(self, repo_or_dir=repo_or_dir, revision=None, subfolder="")
 
-    if Path(repo_or_dir).is_dir():
-        paths = [Path(repo_or_dir, subfolder, file) for file in files]
-        return [path if path.is_file() else None for path in paths]
-    name = str(repo_or_dir)
-    is_offline = local_files_only or huggingface_hub.is_offline_mode()
-    found: list[Path | None] = []
-    for file in files:
-        path = None
-        if force_download or not _is_known_to_be_missing(name, file, revision, cache_dir, subfolder):
+    def resolve_folder(self, files: Sequence[str]) -> Path:
+        """The local folder that holds `files`: the folder itself, or a snapshot of the repository.
+
+        Raises:
+            ValueError: neither a folder nor a repository id, or a repository that does not exist, is not to be had
+                with this token, or lacks a file.
+            ConnectionError: the Hub is not working, or the connection broke, and the cache lacks a file.
+        """
+        name, path = str(self.repo_or_dir), Path(self.repo_or_dir)
+        if self.is_folder:
+            return path / self.subfolder
+        if isinstance(self.repo_or_dir, Path) or path.exists():
+            what = "a file" if path.exists() else "not there"
+            raise ValueError(f"{name!r} is {what}, expected a folder that holds {' and '.join(files)}: check the path")
+        source, paths = self, list[Path]()
+        for file in files:
             with _explained(name, file):
-                try:
-                    path = huggingface_hub.hf_hub_download(
-                        name,
-                        file,
-                        subfolder=subfolder or None,
-                        revision=revision,
-                        token=token,
-                        cache_dir=cache_dir,
-                        local_files_only=local_files_only,
-                        force_download=force_download,
-                    )
-                except LocalEntryNotFoundError:
-                    if not is_offline:
-                        raise  # the Hub may have it
-                except EntryNotFoundError:
-                    pass
-        found.append(None if path is None else Path(path))
-        revision = revision if path is None else commit_of(path) or revision
-    return found
+                paths.append(source._download(file))
+            source = source.at(commit_of(paths[-1]))  # all of one commit, whatever is pushed meanwhile
+        return paths[0].parent
 
+    def find_files(self, files: Sequence[str], *, force_download: bool = False) -> list[Path | None]:
+        """Where each of `files` is, which need not be there; None for those that are not.
 
-def find_commit(
-    repo_id: str | Path,
-    file: str,
-    *,
-    revision: str | None = None,
-    cache_dir: str | Path | None = None,
-    subfolder: str = "",
-) -> str | None:
-    """The commit that a file in the cache was downloaded from under this revision; None for one that is not there."""
-    import huggingface_hub
+        Where the Hub is not to be asked, what is not in the cache is not there.
 
-    path = f"{subfolder}/{file}" if subfolder else file
-    cached = huggingface_hub.try_to_load_from_cache(str(repo_id), path, cache_dir=cache_dir, revision=revision)
-    return commit_of(cached) if isinstance(cached, str) else None
+        Args:
+            files: their names.
+            force_download: download what is cached, too.
+
+        Raises:
+            ValueError: as `resolve_folder`, but for a file that is missing.
+            ConnectionError: likewise. Whether a file is there is then unknown, unless the Hub told so before.
+        """
+        import huggingface_hub
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+        if self.is_folder:
+            paths = [Path(self.repo_or_dir, self.subfolder, file) for file in files]
+            return [path if path.is_file() else None for path in paths]
+        is_offline = self.local_files_only or huggingface_hub.is_offline_mode()
+        source, found = self, list[Path | None]()
+        for file in files:
+            path = None
+            if force_download or not source._is_known_to_be_missing(file):
+                with _explained(str(self.repo_or_dir), file):
+                    try:
+                        path = source._download(file, force_download=force_download)
+                    except LocalEntryNotFoundError:
+                        if not is_offline:
+                            raise  # the Hub may have it
+                    except EntryNotFoundError:
+                        pass
+            found.append(path)
+            source = source if path is None else source.at(commit_of(path))
+        return found
+
+    def find_commit(self, file: str) -> str | None:
+        """The commit that a file in the cache was downloaded from under this revision; None if it is not there."""
+        cached = self._cached(file)
+        return commit_of(cached) if isinstance(cached, str) else None
+
+    def _download(self, file: str, **options: Any) -> Path:
+        import huggingface_hub
+
+        path = huggingface_hub.hf_hub_download(
+            str(self.repo_or_dir),
+            file,
+            subfolder=self.subfolder or None,
+            revision=self.revision,
+            token=self.token,
+            cache_dir=self.cache_dir,
+            local_files_only=self.local_files_only,
+            **options,
+        )
+        return Path(path)
+
+    def _cached(self, file: str) -> Any:
+        """What the Hub's cache knows of a file: its path, that there is none, or nothing."""
+        import huggingface_hub
+
+        path = f"{self.subfolder}/{file}" if self.subfolder else file
+        return huggingface_hub.try_to_load_from_cache(
+            str(self.repo_or_dir), path, cache_dir=self.cache_dir, revision=self.revision
+        )
+
+    def _is_known_to_be_missing(self, file: str) -> bool:
+        """Whether the Hub has told before that this commit has no such file; a branch may have it by now."""
+        import huggingface_hub
+
+        if self.revision is None or re.fullmatch("[0-9a-f]{40}", self.revision) is None:
+            return False
+        return self._cached(file) is huggingface_hub._CACHED_NO_EXIST
 
 
 def commit_of(path: str | Path) -> str | None:
     """The commit of a file in the Hub's cache, which its path tells; None for other files."""
     found = re.search(r"/snapshots/([0-9a-f]{40})/", Path(path).as_posix())
     return None if found is None else found[1]
-
-
-def _is_known_to_be_missing(
-    name: str, file: str, revision: str | None, cache_dir: str | Path | None, subfolder: str
-) -> bool:
-    """Whether the Hub has told before that this commit has no such file; a branch may have it by now."""
-    import huggingface_hub
-
-    if revision is None or re.fullmatch("[0-9a-f]{40}", revision) is None:
-        return False
-    path = f"{subfolder}/{file}" if subfolder else file
-    known = huggingface_hub.try_to_load_from_cache(name, path, cache_dir=cache_dir, revision=revision)
-    return known is huggingface_hub._CACHED_NO_EXIST
 
 
 @contextmanager
@@ -204,16 +216,25 @@ def push_folder(
     save: Callable[[Path, str], None],
     repo_id: str,
     *,
-    private: bool | None,
-    token: str | bool | None,
-    revision: str | None,
+    private: bool | None = None,
+    token: str | bool | None = None,
+    revision: str | None = None,
     commit_message: str,
-    create_pr: bool,
+    create_pr: bool = False,
 ) -> str:
     """Create the repository if need be, upload what `save(folder, repo_id)` writes, and return the commit's address.
 
     A model card that the repository already has is kept. All files are one commit: until it is made, the repository is
     as before.
+
+    Args:
+        save: writes the files to a folder.
+        repo_id: the repository.
+        private: make a private repository; one that is there stays what it is.
+        token: access token of the Hub; by default the stored one.
+        revision: branch to push to, made if need be, or a pull request such as `"refs/pr/1"`.
+        commit_message: the commit's.
+        create_pr: open a pull request instead.
 
     Raises:
         ConnectionError: a large file could not be uploaded.

@@ -23,7 +23,7 @@ import safetensors.numpy
 from huggingface_hub import split_state_dict_into_shards_factory
 from jaxtyping import Array
 
-from hf_gr.files.hub import commit_of, resolve_folder
+from hf_gr.files.hub import Source, commit_of
 
 from .decoder import FAMILIES, HEAD, DecoderSpec
 from .t5 import T5Spec
@@ -62,34 +62,30 @@ def to_spec(config: Any) -> Spec:
     return (T5Spec if config.model_type == "t5" else DecoderSpec).from_config(config)
 
 
-def find(repo_or_dir: str | Path, **hub: Any) -> Path:
+def find(source: Source) -> Path:
     """The local folder of a checkpoint, downloaded if need be: all of one commit, whatever is pushed meanwhile.
-
-    Args:
-        repo_or_dir: a folder, or a repository id.
-        hub: `revision`, `token`, `cache_dir`, `local_files_only` and `subfolder`.
 
     Raises:
         ValueError: no such folder or repository, or one without a config or without safetensors.
         NotImplementedError: an architecture that the Flax side does not have.
     """
-    folder = resolve_folder(repo_or_dir, [CONFIG], **hub)
+    folder = source.resolve_folder([CONFIG])
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder} has no {CONFIG}, expected a checkpoint of transformers: check the path")
     _check_family(_read_json(folder / CONFIG).get("model_type"))  # before gigabytes are downloaded
-    if Path(repo_or_dir).is_dir():
+    if source.is_folder:
         return folder
-    hub |= {"revision": commit_of(folder / CONFIG) or hub.get("revision")}
+    source = source.at(commit_of(folder / CONFIG))
     try:
-        resolve_folder(repo_or_dir, [SINGLE], **hub)
+        source.resolve_folder([SINGLE])
     except ValueError as error:
         try:
-            resolve_folder(repo_or_dir, [INDEX], **hub)
+            source.resolve_folder([INDEX])
         except ValueError:
             raise error from None
-        resolve_folder(repo_or_dir, sorted(set(_weight_map(folder).values())), **hub)
+        source.resolve_folder(sorted(set(_weight_map(folder).values())))
     try:
-        resolve_folder(repo_or_dir, [GENERATION_CONFIG], **hub)
+        source.resolve_folder([GENERATION_CONFIG])
     except ValueError:
         pass  # checkpoints need not have one
     return folder

@@ -32,7 +32,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from hf_gr.files import draft_head as head_storage
 from hf_gr.files.draft_head_config import DraftHeadConfig, Transition
-from hf_gr.files.hub import push_folder, resolve_folder
+from hf_gr.files.hub import Source
+from hf_gr.files.hub_mixin import HubMixin
 
 from .layers import linear, to_logits
 from .parameters import Parameters
@@ -48,7 +49,13 @@ NUMPY = head_storage.Framework(
 )
 
 
-class DraftHead(Parameters):
+class DraftHead(
+    HubMixin,
+    Parameters,
+    what="draft head",
+    files=head_storage.FILES,
+    saves="The files hold the parameters, the codebooks and the placeholders' embeddings, where they are known.",
+):
     """Logits of every level's codes, from hidden states and from the codes before; `model.draft_head`.
 
     Its attributes are the tensors of `hf_gr.torch.draft_head.DraftHead`, under the same names.
@@ -123,54 +130,8 @@ class DraftHead(Parameters):
         """The tokens of a level's codes."""
         return self._facts.codes[level]
 
-    def save_pretrained(self, save_directory: str | Path) -> None:
-        """Write `draft_head_config.json`, `draft_head.safetensors` and, where there is none yet, a model card.
-
-        Args:
-            save_directory: a folder, made if need be.
-
-        Raises:
-            ValueError: a file in the folder's place.
-            OSError: the disk is full or read-only; the previous head is still readable.
-        """
-        directory = Path(save_directory)
-        self._save(directory, card_name=directory.resolve().name)
-
     @classmethod
-    def from_pretrained(
-        cls,
-        repo_or_dir: str | Path,
-        *,
-        revision: str | None = None,
-        token: str | bool | None = None,
-        cache_dir: str | Path | None = None,
-        local_files_only: bool = False,
-        subfolder: str = "",
-    ) -> DraftHead:
-        """Load a head from a folder or from a repository of the Hub.
-
-        Args:
-            repo_or_dir: a folder with the two files, or a repository id such as `"me/head"`.
-            revision: branch, tag or commit of the repository.
-            token: access token of the Hub, or True for the stored one.
-            cache_dir: where downloads are kept; the Hub's own cache by default.
-            local_files_only: use only what is cached.
-            subfolder: folder inside `repo_or_dir`.
-
-        Raises:
-            ValueError: a file that is missing, cut short, altered, of a newer format, or no safetensors file (never
-                unpickled), or tensors that do not fit the config.
-        """
-        folder = resolve_folder(
-            repo_or_dir,
-            head_storage.FILES,
-            revision=revision,
-            token=token,
-            cache_dir=cache_dir,
-            local_files_only=local_files_only,
-            subfolder=subfolder,
-        )
-
+    def _from_folder(cls, folder: Path) -> DraftHead:
         def make(config: DraftHeadConfig, tensors: dict[str, Any], rows: Any) -> DraftHead:
             shapes = shapes_of(config)
             sizes = {f"codebook_{level}": (size,) for level, size in enumerate(config.codebook_sizes)}
@@ -179,31 +140,6 @@ class DraftHead(Parameters):
             return cls(config, [tensors[name] for name in sizes], arrays=arrays, placeholder_embeddings=rows)
 
         return head_storage.load_head(NUMPY, folder, make)
-
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        private: bool | None = None,
-        token: str | bool | None = None,
-        revision: str | None = None,
-        commit_message: str = "Upload draft head",
-        create_pr: bool = False,
-    ) -> str:
-        """Upload the head to a repository of the Hub, which is created if need be; an existing model card is kept.
-
-        Returns:
-            The commit's address.
-        """
-        return push_folder(
-            lambda folder, name: self._save(folder, card_name=name),
-            repo_id,
-            private=private,
-            token=token,
-            revision=revision,
-            commit_message=commit_message,
-            create_pr=create_pr,
-        )
 
     def _arrays(self) -> dict[str, Array]:
         facts = self._facts
@@ -214,7 +150,7 @@ class DraftHead(Parameters):
         places = list(self.config.placeholder_token_ids)
         self._save(directory, rows=embeddings[places] if places else None)
 
-    def _save(self, directory: Path, *, card_name: str | None = None, rows: npt.NDArray[Any] | None = None) -> None:
+    def _save(self, directory: Path, *, name: str | None = None, rows: npt.NDArray[Any] | None = None) -> None:
         """Save, with a card that tells users to load the head by a name; without one beside a model."""
         from hf_gr.files.cards import head_card
 
@@ -226,7 +162,7 @@ class DraftHead(Parameters):
             self.config.to_dict(),
             tensors,
             placeholder_embeddings=self.placeholder_embeddings if rows is None else rows,
-            card=None if card_name is None else head_card(self, card_name),
+            card=None if name is None else head_card(self, name),
         )
 
 
@@ -254,37 +190,17 @@ class _HeadFacts:
             self.numbers[f"columns_{level}"] = jnp.asarray(columns)
 
 
-def load_draft_head(
-    repo_or_dir: str | Path,
-    *,
-    revision: str | None = None,
-    token: str | bool | None = None,
-    cache_dir: str | Path | None = None,
-    local_files_only: bool = False,
-    subfolder: str = "",
-) -> DraftHead | None:
+def load_draft_head(source: Source) -> DraftHead | None:
     """The draft head of a model's checkpoint; None if it has neither of the two files.
 
     Args:
-        repo_or_dir: the checkpoint, a folder or a repository id.
-        revision: branch, tag or commit; the model's own commit, lest they be of different ones.
-        token: access token of the Hub.
-        cache_dir: where downloads are kept.
-        local_files_only: use only what is cached.
-        subfolder: folder inside `repo_or_dir`.
+        source: the checkpoint, at the model's own commit, lest they be of different ones.
 
     Raises:
         ValueError: one of the two files is missing, or cannot be read.
         ConnectionError: the Hub does not say whether there is a head.
     """
-    folder = head_storage.find(
-        repo_or_dir,
-        revision=revision,
-        token=token,
-        cache_dir=cache_dir,
-        local_files_only=local_files_only,
-        subfolder=subfolder,
-    )
+    folder = head_storage.find(source)
     return None if folder is None else DraftHead.from_pretrained(folder)
 
 

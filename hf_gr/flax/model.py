@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import attrgetter, is_
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,8 @@ from jax.sharding import Mesh
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from hf_gr.files.hub import commit_of, push_folder
+from hf_gr.files.hub import Source, commit_of
+from hf_gr.files.hub_mixin import HubMixin, Upload, Where
 from hf_gr.internals import set_source
 
 from . import checkpoint, decoder, t5
@@ -40,7 +41,7 @@ from .t5 import T5Scorer
 _LAYER = re.compile(r"(.+?)\.(\d+)\.(.+)")
 
 
-class FlaxModel(Parameters):
+class FlaxModel(HubMixin, Parameters, what="model"):
     """A Llama, Qwen2, Qwen3, Mistral, Gemma or T5 in JAX, on the checkpoints that transformers loads in PyTorch.
 
     Its attributes are the checkpoint's tensors: `model.model.layers[0].self_attn.q_proj.weight` is an `nnx.Param` in
@@ -96,27 +97,13 @@ class FlaxModel(Parameters):
         self._facts = _Facts(config, spec, tuple(arrays))
 
     @classmethod
-    def from_pretrained(
-        cls,
-        repo_or_dir: str | Path,
-        *,
-        revision: str | None = None,
-        token: str | bool | None = None,
-        cache_dir: str | Path | None = None,
-        local_files_only: bool = False,
-        subfolder: str = "",
-        dtype: Any = None,
-    ) -> FlaxModel:
-        """Load a checkpoint from a folder or the Hub: one or several safetensors files, as transformers saves them.
+    def from_pretrained(cls, repo_or_dir: str | Path, *, dtype: Any = None, **where: Unpack[Where]) -> FlaxModel:
+        """Load a checkpoint from a folder or the Hub: one or several safetensors, as transformers saves them.
 
         Args:
             repo_or_dir: folder or repository id.
-            revision: branch, tag or commit.
-            token: of the Hub.
-            cache_dir: where downloads are kept.
-            local_files_only: use only files that were downloaded before.
-            subfolder: the checkpoint's folder within the folder or repository.
-            dtype: to convert parameters to: "float32", "bfloat16" or "float16", as a name or as jax.numpy's; None
+            **where: see `Where`.
+            dtype: what to convert parameters to: "float32", "bfloat16" or "float16", as a name or as jax.numpy's; None
                 or "auto" for the checkpoint's own.
 
         Raises:
@@ -125,31 +112,17 @@ class FlaxModel(Parameters):
         """
         from transformers import AutoConfig, GenerationConfig
 
-        wanted = checkpoint.check_dtype(dtype)
-        folder = checkpoint.find(
-            repo_or_dir,
-            revision=revision,
-            token=token,
-            cache_dir=cache_dir,
-            local_files_only=local_files_only,
-            subfolder=subfolder,
-        )
+        wanted, source = checkpoint.check_dtype(dtype), Source(repo_or_dir, **where)
+        folder = checkpoint.find(source)
         config = AutoConfig.from_pretrained(folder)
         own = str(config.dtype or "").removeprefix("torch.")
         arrays = checkpoint.load(folder, to_spec(config), dtype=wanted or (own if own in checkpoint.DTYPES else None))
-        commit = None if Path(repo_or_dir).is_dir() else commit_of(folder / checkpoint.CONFIG)
-        set_source(config, str(repo_or_dir), commit)
+        commit = commit_of(folder / checkpoint.CONFIG)
+        set_source(config, str(repo_or_dir), None if source.is_folder else commit)
         model = cls(config, arrays=arrays)
         if (folder / checkpoint.GENERATION_CONFIG).is_file():
             model.generation_config = GenerationConfig.from_pretrained(folder)
-        head = load_draft_head(
-            repo_or_dir,
-            revision=commit_of(folder / checkpoint.CONFIG) or revision,
-            token=token,
-            cache_dir=cache_dir,
-            local_files_only=local_files_only,
-            subfolder=subfolder,
-        )
+        head = load_draft_head(source.at(commit))
         if head is not None:
             model.add_draft_head(head)
         return model
@@ -218,34 +191,20 @@ class FlaxModel(Parameters):
         folder = Path(save_directory)
         catalogue = getattr(self.generation_config, "constraint_index", None)
         has_ours = self.draft_head is not None or catalogue is not None
-        card = self._card(folder.resolve().name) if has_ours else None
-        self._save(folder, max_shard_size=max_shard_size, card=card)
+        self._save(folder, name=folder.resolve().name if has_ours else None, max_shard_size=max_shard_size)
 
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        private: bool | None = None,
-        token: str | bool | None = None,
-        revision: str | None = None,
-        commit_message: str = "Upload model",
-        create_pr: bool = False,
-        max_shard_size: int | str = "5GB",
-    ) -> str:
-        """Upload the checkpoint to a repository of the Hub, created if necessary; an existing model card is kept.
+    def push_to_hub(self, repo_id: str, *, max_shard_size: int | str = "5GB", **upload: Unpack[Upload]) -> str:
+        """Upload the checkpoint to a repository of the Hub, which is created if need be; a model card there is kept.
+
+        Args:
+            repo_id: the repository, such as `"me/recommender"`; without a user's name it is yours.
+            **upload: see `Upload`.
+            max_shard_size: as in `save_pretrained`.
 
         Returns:
             The commit's URL.
         """
-        return push_folder(
-            lambda folder, name: self._save(folder, max_shard_size=max_shard_size, card=self._card(name)),
-            repo_id,
-            private=private,
-            token=token,
-            revision=revision,
-            commit_message=commit_message,
-            create_pr=create_pr,
-        )
+        return self._push(repo_id, upload, max_shard_size=max_shard_size)
 
     def __call__(
         self,
@@ -356,7 +315,7 @@ class FlaxModel(Parameters):
             head=self.draft_head,
         )
 
-    def _save(self, folder: Path, *, max_shard_size: int | str, card: str | None = None) -> None:
+    def _save(self, folder: Path, *, name: str | None, max_shard_size: int | str) -> None:
         arrays = {
             name: np.asarray(parameter.get_raw_value())
             for name, parameter in zip(self._facts.names, self._facts.get(self), strict=True)
@@ -368,7 +327,13 @@ class FlaxModel(Parameters):
             self.config.save_pretrained(work)
             self.generation_config.save_pretrained(work)
 
-        checkpoint.save(folder, arrays, write_configs, max_shard_size=max_shard_size, card=card)
+        checkpoint.save(
+            folder,
+            arrays,
+            write_configs,
+            max_shard_size=max_shard_size,
+            card=None if name is None else self._card(name),
+        )
         if self.draft_head is not None:
             embeddings = arrays[t5.EMBEDDING if self.is_encoder_decoder else decoder.EMBEDDING]
             self.draft_head.save_beside(folder, embeddings)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,20 +13,18 @@ from weakref import WeakKeyDictionary
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.snapshot import BatchRules, combine_rules
 from hf_gr.catalogue.storage import ARRAYS_FILE
+from hf_gr.files.hub import Source
 from hf_gr.internals import source_of
 
 # By model and name: a checkpoint's catalogue lives as long as the checkpoint, or until its file changes.
 _LOADED: WeakKeyDictionary[Any, dict[str, tuple[int | None, ConstraintIndex]]] = WeakKeyDictionary()
-# By model: the arguments that its checkpoint was found by.
-_SOURCES: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
-
-ACCESS_ARGUMENTS = ("token", "cache_dir", "local_files_only")  # good for other repositories, too
-SOURCE_ARGUMENTS = (*ACCESS_ARGUMENTS, "revision", "subfolder")
+# By model: where its checkpoint was found.
+_SOURCES: WeakKeyDictionary[Any, Source] = WeakKeyDictionary()
 
 
-def remember_source(model: Any, **arguments: Any) -> None:
+def remember_source(model: Any, source: Source) -> None:
     """Note where on the Hub a model came from, so that `"."` finds its catalogue there."""
-    _SOURCES[model] = {name: arguments[name] for name in SOURCE_ARGUMENTS if arguments.get(name) is not None}
+    _SOURCES[model] = source
 
 
 def resolve_indexes(model: Any, indexes: Any) -> list[ConstraintIndex] | ConstraintIndex:
@@ -74,18 +73,19 @@ def resolve_index(model: Any, index: Any) -> ConstraintIndex:
             f"constraint_index is {given}, expected a ConstraintIndex or the name of one: "
             "ConstraintIndex.from_sequences(...) makes it"
         )
-    name, source = str(index), _SOURCES.get(model, {})
+    name, source = str(index), _SOURCES.get(model, Source(""))
     if name == ".":
         name = source_of(model.config)
         if not name:
             raise ValueError(
                 'constraint_index="." means the checkpoint itself, but this model was not loaded from one'
             )
+        source = replace(source, repo_or_dir=name)
     else:
-        source = {argument: source[argument] for argument in ACCESS_ARGUMENTS if argument in source}
-    file = Path(name, source.get("subfolder", ""), ARRAYS_FILE)
+        source = source.elsewhere(name)
+    file = Path(name, source.subfolder, ARRAYS_FILE)
     saved = file.stat().st_mtime_ns if file.is_file() else None
     loaded = _LOADED.setdefault(model, {})
     if name not in loaded or loaded[name][0] != saved:
-        loaded[name] = (saved, ConstraintIndex.from_pretrained(name, **source))
+        loaded[name] = (saved, ConstraintIndex.from_pretrained(**asdict(source)))
     return loaded[name][1]

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from hf_gr.files import draft_head as head_storage
 from hf_gr.files.draft_head_config import DraftHeadConfig, Transition
+from hf_gr.files.hub_mixin import HubMixin
 
 from .tree import Nodes
 
@@ -40,10 +41,17 @@ TORCH = head_storage.Framework(
 )
 
 
-class DraftHead(nn.Module):
-    """Logits of every level's codes, from hidden states and from the codes of earlier levels.
+class DraftHead(
+    HubMixin,
+    nn.Module,
+    what="draft head",
+    files=head_storage.FILES,
+    saves="The files hold all that the model does not: the parameters, the codebooks and, if the head is part of a "
+    "model, its rows of the placeholders' embeddings.",
+):
+    """Logits of every level's codes, from hidden states and from the codes before.
 
-    `model.add_draft_head(...)` makes one for a model; `DraftHeadTrainer` trains it.
+    `model.add_draft_head(...)` makes one for a model, or takes one that was loaded; `DraftHeadTrainer` trains it.
 
     Args:
         config: its shape.
@@ -187,62 +195,8 @@ class DraftHead(nn.Module):
         weight: Tensor = model.get_input_embeddings().weight
         return weight.detach()[list(self.config.placeholder_token_ids)]
 
-    def save_pretrained(self, save_directory: str | Path) -> None:
-        """Write `draft_head_config.json`, `draft_head.safetensors` and, if there is none yet, a model card.
-
-        The files hold the parameters, the codebooks and, if the head is part of a model, the model's rows of the
-        placeholders' embeddings. An interrupted save leaves the previous head readable.
-
-        Args:
-            save_directory: a folder, created if necessary; a head in its model's folder is loaded with the model.
-
-        Raises:
-            ValueError: a file in the folder's place, or the model that the head was part of was deleted.
-            OSError: the disk is full or read-only; the previous head is still readable.
-        """
-        directory = Path(save_directory)
-        self._save(directory, name=directory.resolve().name)
-
     @classmethod
-    def from_pretrained(
-        cls,
-        repo_or_dir: str | Path,
-        *,
-        revision: str | None = None,
-        token: str | bool | None = None,
-        cache_dir: str | Path | None = None,
-        local_files_only: bool = False,
-        subfolder: str = "",
-    ) -> DraftHead:
-        """Load a head from a folder or from a repository of the Hub, for `model.add_draft_head(head)`.
-
-        Args:
-            repo_or_dir: a folder with the two files, or a repository id such as `"me/head"`.
-            revision: branch, tag or commit of the repository.
-            token: access token of the Hub, or True for the stored one.
-            cache_dir: where downloads are kept; the Hub's own cache by default.
-            local_files_only: use only what is cached.
-            subfolder: folder inside `repo_or_dir`.
-
-        Returns:
-            The head in its saved dtype, in evaluation mode.
-
-        Raises:
-            ValueError: a file that is missing, truncated, altered, of a newer format, or not safetensors (never
-                unpickled), or tensors that do not fit the config.
-        """
-        from hf_gr.files.hub import resolve_folder
-
-        folder = resolve_folder(
-            repo_or_dir,
-            head_storage.FILES,
-            revision=revision,
-            token=token,
-            cache_dir=cache_dir,
-            local_files_only=local_files_only,
-            subfolder=subfolder,
-        )
-
+    def _from_folder(cls, folder: Path) -> DraftHead:
         def make(config: DraftHeadConfig, tensors: dict[str, Tensor], rows: Tensor | None) -> DraftHead:
             with torch.random.fork_rng(devices=[]):  # loading draws no random numbers
                 head = cls(config, [tensors[f"codebook_{level}"] for level in range(config.num_levels)])
@@ -253,35 +207,7 @@ class DraftHead(nn.Module):
 
         return head_storage.load_head(TORCH, folder, make)
 
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        private: bool | None = None,
-        token: str | bool | None = None,
-        revision: str | None = None,
-        commit_message: str = "Upload draft head",
-        create_pr: bool = False,
-    ) -> str:
-        """Upload the head to a repository of the Hub, created if necessary; an existing model card is kept.
-
-        Returns:
-            The commit's URL.
-        """
-        from hf_gr.files.hub import push_folder
-
-        return push_folder(
-            lambda folder, name: self._save(folder, name=name),
-            repo_id,
-            private=private,
-            token=token,
-            revision=revision,
-            commit_message=commit_message,
-            create_pr=create_pr,
-        )
-
     def _save(self, directory: Path, *, name: str) -> None:
-        """Save; the card tells users to load it by `name`."""
         from hf_gr.files.cards import head_card
 
         head_storage.save(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, TrainingArguments
 
+from hf_gr.files.hub import Source
 from hf_gr.generation.models import position_limit
 from hf_gr.generation.torch.heads import check_bare, load_draft_head, save_draft_head
 from hf_gr.generation.torch.mixin import GRGenerationMixin
@@ -272,7 +273,7 @@ def _check_data(name: str, dataset: Any, model: Any) -> None:
 def _load_head(model: Any, directory: str) -> None:
     """The weights of a checkpoint's head, into the model's own."""
     own = model.draft_head
-    if load_draft_head(model, directory) is not own:
+    if load_draft_head(model, Source(directory)) is not own:
         raise ValueError(
             f"{directory} has no draft head like the model's, expected the one that was trained: make the model's "
             "with the same codebooks and options, or start anew without resume_from_checkpoint"

@@ -41,6 +41,7 @@ def enable_loaded(model: Any, file: str) -> Any:
         >>> enable_loaded(model, "generate.py") is model, hasattr(model, "add_draft_head")
         (True, True)
     """
+    from hf_gr.files.hub import Source
     from hf_gr.generation.auto import enable
     from hf_gr.generation.catalogues import remember_source
     from hf_gr.generation.torch.heads import load_draft_head
@@ -49,9 +50,9 @@ def enable_loaded(model: Any, file: str) -> Any:
 
     is_own = "generate" in vars(model)  # transformers' replacement, an attribute of this one object
     if is_own and not isinstance(model, GRGenerationMixin):
-        revision = _commit(Path(file))
-        load_draft_head(model, source_of(model.config), revision=revision)
-        remember_source(model, revision=revision)
+        source = Source(source_of(model.config), revision=_commit(Path(file)))
+        load_draft_head(model, source)
+        remember_source(model, source)
     enable(model)
     vars(model).pop("generate", None)
     return model

@@ -8,8 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hf_gr.files.hub import Source
 from hf_gr.flax.model import FlaxModel
-from hf_gr.generation.catalogues import SOURCE_ARGUMENTS, remember_source
+from hf_gr.generation.catalogues import remember_source
 from hf_gr.generation.configuration import extend
 from hf_gr.internals import commit_of_source
 
@@ -47,6 +48,5 @@ def load(repo_or_dir: str | Path, **kwargs: Any) -> Any:
     """A `FlaxModel` with the mixin, its `generation_config` a `GRGenerationConfig`; the arguments are its own."""
     model = enable(FlaxModel.from_pretrained(repo_or_dir, **kwargs))
     commit = commit_of_source(model.config)
-    kwargs |= {} if commit is None else {"revision": commit}  # load the catalogue from the weights' commit, too
-    remember_source(model, **{name: kwargs[name] for name in SOURCE_ARGUMENTS if name in kwargs})
+    remember_source(model, Source.of(repo_or_dir, kwargs).at(commit))  # the catalogue is of the weights' commit, too
     return model

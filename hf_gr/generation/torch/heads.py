@@ -25,6 +25,7 @@ from torch import Tensor
 
 from hf_gr.catalogue import ConstraintIndex, SemanticIds
 from hf_gr.files import draft_head as head_storage
+from hf_gr.files.hub import Source
 from hf_gr.internals import ignore_on_save
 from hf_gr.torch.draft_head import TORCH, DraftHead, DraftHeadConfig, Transition
 
@@ -145,29 +146,14 @@ def save_draft_head(model: Any, directory: str | Path, *, state_dict: Mapping[st
     head_storage.save(TORCH, Path(directory), head.config.to_dict(), tensors, placeholder_embeddings=rows)
 
 
-def load_draft_head(
-    model: Any,
-    repo_or_dir: str | Path,
-    *,
-    revision: str | None = None,
-    token: str | bool | None = None,
-    cache_dir: str | Path | None = None,
-    local_files_only: bool = False,
-    subfolder: str = "",
-    force_download: bool = False,
-) -> DraftHead | None:
+def load_draft_head(model: Any, source: Source, *, force_download: bool = False) -> DraftHead | None:
     """Give a model the draft head of its checkpoint.
 
     A head of the same shape that the model has already is kept, and gets the weights: an optimizer may know them.
 
     Args:
         model: the model, its weights loaded.
-        repo_or_dir: the checkpoint, a folder or a repository id.
-        revision: as of transformers' `from_pretrained`, like all that follow.
-        token: access token of the Hub.
-        cache_dir: where downloads are kept.
-        local_files_only: use only what is cached.
-        subfolder: folder inside `repo_or_dir`.
+        source: the checkpoint.
         force_download: download what is cached, too.
 
     Returns:
@@ -177,15 +163,7 @@ def load_draft_head(
         ValueError: one of the two files is missing, or cannot be read, or the head is not for this model.
         ConnectionError: the Hub does not say whether there is a head.
     """
-    folder = head_storage.find(
-        repo_or_dir,
-        revision=revision,
-        token=token,
-        cache_dir=cache_dir,
-        local_files_only=local_files_only,
-        subfolder=subfolder,
-        force_download=force_download,
-    )
+    folder = head_storage.find(source, force_download=force_download)
     if folder is None:
         return None
     head = DraftHead.from_pretrained(folder)

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.utils import CONFIG_NAME
 
-from hf_gr.files.hub import find_commit
-from hf_gr.generation.catalogues import SOURCE_ARGUMENTS, remember_source
+from hf_gr.files.hub import Source
+from hf_gr.files.hub_mixin import Where
+from hf_gr.generation.catalogues import remember_source
 from hf_gr.generation.configuration import extend
 
 from .heads import load_draft_head
@@ -63,20 +64,19 @@ def load(repo_or_dir: str | Path, *args: Any, **kwargs: Any) -> Any:
     """What transformers' auto classes load, with the mixin, and with the checkpoint's draft head if it has one."""
     config: Any = kwargs.get("config")
     if not hasattr(config, "is_encoder_decoder"):
-        hub = (*SOURCE_ARGUMENTS, "trust_remote_code", "force_download")
+        given = (*Where.__annotations__, "trust_remote_code", "force_download")
         config = AutoConfig.from_pretrained(
-            config or repo_or_dir, **{name: kwargs[name] for name in hub if name in kwargs}
+            config or repo_or_dir, **{name: kwargs[name] for name in given if name in kwargs}
         )
-    if kwargs.get("config") is None and not Path(repo_or_dir).is_dir():
+    source = Source.of(repo_or_dir, kwargs)
+    if kwargs.get("config") is None and not source.is_folder:
         # Weights, draft head and catalogue are of the config's commit, whatever is pushed meanwhile.
-        where = {name: kwargs[name] for name in ("revision", "cache_dir", "subfolder") if kwargs.get(name)}
-        commit = find_commit(repo_or_dir, CONFIG_NAME, **where)
-        kwargs |= {} if commit is None else {"revision": commit}
+        commit = source.find_commit(CONFIG_NAME)
+        source, kwargs = source.at(commit), kwargs if commit is None else kwargs | {"revision": commit}
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     model = enable(auto.from_pretrained(repo_or_dir, *args, **kwargs))
-    remember_source(model, **kwargs)
-    hub = (*SOURCE_ARGUMENTS, "force_download")
-    load_draft_head(model, repo_or_dir, **{name: kwargs[name] for name in hub if kwargs.get(name) is not None})
+    remember_source(model, source)
+    load_draft_head(model, source, force_download=bool(kwargs.get("force_download")))
     return model
 
 

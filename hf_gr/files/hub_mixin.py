@@ -1,0 +1,163 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The three methods of what is saved as a folder of files. Knows neither the files' format nor how the Hub works."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from functools import update_wrapper
+from pathlib import Path
+from types import FunctionType
+from typing import Any, TypedDict, TypeVar, Unpack
+
+from .hub import Source, push_folder
+
+Saved = TypeVar("Saved", bound="HubMixin")  # not `Self`, which beartype takes of whole classes alone
+
+
+class Where(TypedDict, total=False):
+    """The keyword arguments of `from_pretrained` that tell where to load from; `Source` says what they mean."""
+
+    revision: str | None
+    token: str | bool | None
+    cache_dir: str | Path | None
+    local_files_only: bool
+    subfolder: str
+
+
+class Upload(TypedDict, total=False):
+    """The keyword arguments of `push_to_hub`; `push_folder` says what they mean."""
+
+    private: bool | None
+    token: str | bool | None
+    revision: str | None
+    commit_message: str
+    create_pr: bool
+
+
+class HubMixin:
+    """`save_pretrained`, `from_pretrained` and `push_to_hub` of what is saved as a folder of files.
+
+    A class gives `_save` and `_from_folder`. The methods of the class have the keyword arguments of `Where` and
+    `Upload` in their signatures and docstrings, as if they were written out, and speak of what the class is.
+
+    Args:
+        what: what the class is, such as `"draft head"`; empty for a class that merely extends another one.
+        files: the names of its files.
+        saves: what saving does beyond writing them: a sentence of the docstring.
+    """
+
+    _what = ""
+    _files: Sequence[str] = ()
+
+    def __init_subclass__(cls, *, what: str = "", files: Sequence[str] = (), saves: str = "", **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if what:
+            cls._what, cls._files = what, files
+            named = ", ".join(f"`{file}`" for file in files)
+            told = textwrap.fill(saves, 110).replace("\n", "\n        ")
+            words = {"class": cls.__name__, "what": what, "files": named, "saves": told}
+            for name in ("save_pretrained", "from_pretrained", "push_to_hub"):
+                setattr(cls, name, _spelled_out(inspect.getattr_static(cls, name), words))
+
+    def save_pretrained(self, save_directory: str | Path) -> None:
+        """Write {files} and, where there is none yet, a model card.
+
+        {saves}
+        A save that is interrupted leaves the previous {what} readable.
+
+        Args:
+            save_directory: a folder, made if need be; that of a model makes a checkpoint that carries its {what}.
+
+        Raises:
+            ValueError: a file in the folder's place, an index of which no item is left, or a head whose model is gone.
+            OSError: the disk is full or read-only; the previous {what} is still readable.
+        """
+        directory = Path(save_directory)
+        self._save(directory, name=directory.resolve().name)
+
+    @classmethod
+    def from_pretrained(cls: type[Saved], repo_or_dir: str | Path, **where: Unpack[Where]) -> Saved:
+        """Load a {what} from a folder or from a repository of the Hub.
+
+        Args:
+            repo_or_dir: a folder with the files, or a repository id such as `"me/recommender"`.
+            **where: see `Where`.
+
+        Returns:
+            What was saved: parameters in their dtype, and a module of PyTorch in evaluation mode.
+
+        Raises:
+            ValueError: a file that is missing, cut short, altered, of a newer format, or no safetensors file (never
+                unpickled), or tensors that do not fit the config; a repository that is not there, or not for this
+                token.
+            ConnectionError: the Hub is not working, or the connection broke; nothing is kept of a file that broke off.
+        """
+        return cls._from_folder(Source(repo_or_dir, **where).resolve_folder(cls._files))
+
+    def push_to_hub(self, repo_id: str, **upload: Unpack[Upload]) -> str:
+        """Upload the {what} to a repository of the Hub, which is created if need be; an existing model card is kept.
+
+        Args:
+            repo_id: the repository, such as `"me/recommender"`; without a user's name it is yours.
+            **upload: see `Upload`.
+
+        Returns:
+            The commit's address. All files are one commit: whatever fails, the repository is as before, and pushing
+            again uploads only what is not there yet.
+
+        Raises:
+            ValueError: it cannot be saved; no repository is made then.
+            ConnectionError: a file did not get there.
+            huggingface_hub.errors.HTTPError: the Hub refuses, or is not working.
+        """
+        return self._push(repo_id, upload)
+
+    def _push(self, repo_id: str, upload: Upload, **options: Any) -> str:
+        """Upload what `_save` writes with these options."""
+        upload.setdefault("commit_message", f"Upload {self._what}")
+        return push_folder(lambda folder, name: self._save(folder, name=name, **options), repo_id, **upload)
+
+    def _save(self, directory: Path, *, name: str) -> None:
+        """Save under the name by which the card tells users to load it."""
+        raise NotImplementedError
+
+    @classmethod
+    def _from_folder(cls: type[Saved], folder: Path) -> Saved:
+        """Load the files of a folder."""
+        raise NotImplementedError
+
+
+def _spelled_out(method: Any, words: Mapping[str, str]) -> Any:
+    """A copy of a method for one class, its words in the docstring and `**where` or `**upload` written out."""
+    if isinstance(method, classmethod):
+        return classmethod(_spelled_out(method.__func__, words))
+    code, at_home, name = method.__code__, method.__globals__, method.__name__
+    made: Any = update_wrapper(FunctionType(code, at_home, name, method.__defaults__, method.__closure__), method)
+    made.__kwdefaults__ = method.__kwdefaults__
+    signature, text = inspect.signature(method), (method.__doc__ or "").format(**words)
+    own = list(signature.parameters.values())
+    if own[-1].kind is inspect.Parameter.VAR_KEYWORD:
+        name = own.pop().name
+        receiver, message = (Source, "") if name == "where" else (push_folder, f"Upload {words['what']}")
+        given = [
+            parameter.replace(
+                kind=inspect.Parameter.KEYWORD_ONLY,
+                default=message if parameter.default is inspect.Parameter.empty else parameter.default,
+            )
+            for parameter in inspect.signature(receiver).parameters.values()
+            if parameter.name not in ("repo_or_dir", "save", "repo_id")
+        ]
+        told = inspect.getdoc(receiver) or ""
+        entries = [re.search(rf"^    {parameter.name}: .*(?:\n     .*)*", told, re.MULTILINE) for parameter in given]
+        lines = "\n".join(entry[0] for entry in entries if entry is not None).replace("\n", "\n        ")
+        text = re.sub(rf" {{4}}\*\*{name}: .*", lambda _: lines, text)
+        place = next((at for at, each in enumerate(own) if each.kind is each.KEYWORD_ONLY), len(own))
+        signature = signature.replace(parameters=[*own[:place], *given, *own[place:]])
+    if signature.return_annotation == "Saved":
+        signature = signature.replace(return_annotation=words["class"])
+    made.__doc__, made.__signature__ = text, signature
+    return made

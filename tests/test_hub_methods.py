@@ -1,0 +1,110 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`save_pretrained`, `from_pretrained` and `push_to_hub`: signatures as they were in 55573ba, and their help."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+WHERE = (
+    "revision: 'str | None' = None, token: 'str | bool | None' = None, cache_dir: 'str | Path | None' = None, "
+    "local_files_only: 'bool' = False, subfolder: 'str' = ''"
+)
+SIZE = "max_shard_size: 'int | str' = '5GB'"
+SAVE = "(self, save_directory: 'str | Path'{})"
+LOAD = "(repo_or_dir: 'str | Path', *, {}{})"
+PUSH = (
+    "(self, repo_id: 'str', *, private: 'bool | None' = None, token: 'str | bool | None' = None, "
+    "revision: 'str | None' = None, commit_message: 'str' = 'Upload {}', create_pr: 'bool' = False{})"
+)
+HEAD = (SAVE.format(""), LOAD.format(WHERE, ""), PUSH.format("draft head", ""))
+SIGNATURES = {
+    "catalogue.index.ConstraintIndex": (
+        SAVE.format(""),
+        LOAD.format(WHERE, ", verify: 'bool | None' = None"),
+        PUSH.format("constraint index", ""),
+    ),
+    "torch.draft_head.DraftHead": HEAD,
+    "flax.draft_head.DraftHead": HEAD,
+    "flax.model.FlaxModel": (
+        SAVE.format(f", *, {SIZE}"),
+        LOAD.format(WHERE, ", dtype: 'Any' = None"),
+        PUSH.format("model", f", {SIZE}"),
+    ),
+}
+METHODS = ("save_pretrained", "from_pretrained", "push_to_hub")
+# What the help of one class says and that of others does not.
+TOLD = {
+    "catalogue.index.ConstraintIndex": (
+        (
+            "constraint_index.safetensors",
+            "previous constraint index",
+            "compacted on the way",
+            "that of a model",
+            "no item is left",
+        ),
+        ("mapped into memory", "verify: read all of it once", "never unpickled", "nothing is kept of a file"),
+        ("Upload the constraint index", "pushing again uploads only", "huggingface_hub.errors.HTTPError"),
+    ),
+    "torch.draft_head.DraftHead": (
+        ("draft_head.safetensors", "all that the model does not", "the previous draft head is still readable"),
+        ("in evaluation mode", "not for this token", "tensors that do not fit the config"),
+        ("an existing model card is kept", "The commit's address"),
+    ),
+    "flax.draft_head.DraftHead": (
+        ("draft_head.safetensors", "the previous draft head is still readable"),
+        ("Load a draft head", "tensors that do not fit the config"),
+        ("an existing model card is kept", "The commit's address"),
+    ),
+    "flax.model.FlaxModel": (
+        ("max_shard_size: of a file", "gets a model card"),
+        ("as transformers saves them", "dtype: what to convert parameters to", "NotImplementedError"),
+        ("max_shard_size", "The commit's address"),
+    ),
+}
+
+
+def class_of(name: str) -> Any:
+    if name.startswith("flax"):
+        pytest.importorskip("jax")
+        pytest.importorskip("flax")
+    module, _, class_name = name.rpartition(".")
+    return getattr(import_module(f"hf_gr.{module}"), class_name)
+
+
+def methods_of(name: str) -> list[Callable[..., Any]]:
+    return [getattr(class_of(name), method) for method in METHODS]
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signatures_are_what_they_were(name: str) -> None:
+    returned = ("None", class_of(name).__name__, "str")
+    for method, signature, kind in zip(methods_of(name), SIGNATURES[name], returned, strict=True):
+        assert str(inspect.signature(method)) == f"{signature} -> {kind!r}"
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_help_tells_every_argument_and_what_is_special(name: str) -> None:
+    for method, told in zip(methods_of(name), TOLD[name], strict=True):
+        text = inspect.getdoc(method) or ""
+        for argument in inspect.signature(method).parameters:
+            assert argument == "self" or f"    {argument}: " in text, (method.__qualname__, argument)
+        for fact in told:
+            assert fact in " ".join(text.split()), (method.__qualname__, fact)
+        assert not set("{}") & set(text)
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_unknown_arguments_are_refused(name: str) -> None:
+    owner, (_, load, push) = class_of(name), methods_of(name)
+    for argument in ("where", "force_download", "repo_id"):
+        with pytest.raises(TypeError, match=argument):
+            load("me/nothing", **{argument: None})
+    for argument in ("upload", "save", "exist_ok"):
+        with pytest.raises(TypeError, match=argument):
+            push(owner.__new__(owner), "me/nothing", **{argument: None})
