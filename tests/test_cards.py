@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM, T5
 from transformers.pipelines import get_supported_tasks
 
 from hf_gr import ConstraintIndex, SemanticIds, enable
+from hf_gr.catalogue.index import _card
 from hf_gr.files import cards
 from hf_gr.generation.torch import checkpoints
 from hf_gr.generation.torch.heads import add_draft_head
@@ -197,7 +198,7 @@ def test_the_levels_of_beauty_are_counted(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def card_of(index: ConstraintIndex, name: str = "me/catalogue") -> str:
-    text = cards.index_card(index, name)
+    text = _card(index.snapshot.compact(), name)
     check_metadata(text)
     return text
 

@@ -27,6 +27,7 @@ pa = pytest.importorskip("pyarrow")
 
 import pyarrow.parquet as pq  # noqa: E402
 
+from hf_gr.catalogue import trie  # noqa: E402
 from hf_gr.files import tables  # noqa: E402
 from hf_gr.files.tables import PADDING, read_table  # noqa: E402
 
@@ -85,6 +86,10 @@ def written(path: Path, text: str | bytes) -> Path:
 def parquet(path: Path, **columns: Any) -> Path:
     pq.write_table(pa.table(columns), path)
     return path
+
+
+def test_padding_is_the_catalogues() -> None:
+    assert PADDING == trie.PADDING
 
 
 @pytest.mark.parametrize("ids", [NUMBERS, TEXTS, None], ids=["numbers", "texts", "none"])

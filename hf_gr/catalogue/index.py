@@ -16,6 +16,7 @@ from typing import Any, Literal, Unpack
 import numpy as np
 import numpy.typing as npt
 
+from hf_gr.files.cards import index_card
 from hf_gr.files.hub import Source
 from hf_gr.files.hub_mixin import HubMixin, Where
 
@@ -26,6 +27,7 @@ from .labels import fingerprint, read_labels, tokenize_labels
 from .segment import build_segment
 from .sequences import read_catalogue, read_eos_token_id, read_rows
 from .snapshot import Part, Snapshot, read_exclusions
+from .summary import summarise
 from .trie import PADDING
 
 
@@ -432,8 +434,6 @@ class ConstraintIndex(
             ) from error
 
     def _save(self, directory: Path, *, name: str) -> None:
-        from hf_gr.files.cards import index_card
-
         if directory.exists() and not directory.is_dir():
             raise ValueError(f"save_directory={str(directory)!r} is a file, expected a folder: name another one")
         index = ConstraintIndex(self._snapshot.compact())
@@ -448,7 +448,7 @@ class ConstraintIndex(
         }
         if index.snapshot.tokenizer is not None:
             description["tokenizer"] = index.snapshot.tokenizer
-        storage.save(directory, description, segment.arrays(), card=index_card(index, name))
+        storage.save(directory, description, segment.arrays(), card=_card(index.snapshot, name))
 
     @classmethod
     def _from_table(
@@ -467,3 +467,9 @@ class ConstraintIndex(
             path, format=format, sequence=sequence, item_id=item_id, delimiter=delimiter, progress=progress
         )
         return cls.from_sequences(table.sequences, item_ids=table.item_ids, eos_token_id=eos_token_id)
+
+
+def _card(snapshot: Snapshot, name: str) -> str:
+    """The model card of a catalogue that is compact."""
+    codebooks = snapshot.base.segment.trie.codebooks
+    return index_card(summarise(snapshot), [len(tokens) for tokens in codebooks], name)

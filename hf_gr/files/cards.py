@@ -1,21 +1,15 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Generated model cards, and tags for those of others. Knows what a card says, not how its subject works."""
+"""Generated model cards, and tags for those of others. Knows what a card says, from facts; no index and no head."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
-from hf_gr.catalogue.summary import Summary, summarise
-
-if TYPE_CHECKING:
-    from hf_gr.catalogue import ConstraintIndex
-    from hf_gr.flax.draft_head import DraftHead as FlaxDraftHead
-    from hf_gr.torch.draft_head import DraftHead
+from .facts import HeadFacts, Summary
 
 _INDEX_CARD = """\
 ---
@@ -59,19 +53,18 @@ The largest token is {max_token_id}: the model needs a vocabulary of at least {v
 """
 
 
-def index_card(index: ConstraintIndex, name: str) -> str:
+def index_card(summary: Summary, num_codes: Sequence[int], name: str) -> str:
     """The card of an index.
 
     Args:
-        index: its subject.
+        summary: its subject.
+        num_codes: by level the number of distinct tokens.
         name: what users load it by, such as its repository id.
     """
-    snapshot = index.snapshot.compact()
-    summary, trie = summarise(snapshot), snapshot.base.segment.trie
     levels = [
         f"| {level.level} | {level.nodes:,} | {level.mean_children:.2f} | {level.largest_branching:,} | "
-        f"{len(tokens):,} | {_percent(level.forced_share)} | {_percent(level.decided_share)} |"
-        for level, tokens in zip(summary.levels, trie.codebooks, strict=True)
+        f"{codes:,} | {_percent(level.forced_share)} | {_percent(level.decided_share)} |"
+        for level, codes in zip(summary.levels, num_codes, strict=True)
     ]
     return _INDEX_CARD.format(
         num_sequences=summary.num_sequences,
@@ -151,7 +144,7 @@ Source: Wang et al., *NEZHA: A Zero-sacrifice and Hyperspeed Decoding Architectu
 """
 
 
-def head_card(head: DraftHead | FlaxDraftHead, name: str) -> str:
+def head_card(head: HeadFacts, name: str) -> str:
     """The card of a draft head that is shared alone.
 
     Args:
@@ -225,7 +218,7 @@ def model_card(
     architecture: str,
     is_encoder_decoder: bool,
     catalogue: str | None,
-    head: DraftHead | FlaxDraftHead | None = None,
+    head: HeadFacts | None = None,
     custom_generate: bool = False,
     base_model: str | None = None,
     tags: Sequence[str] = (),
@@ -309,17 +302,17 @@ def tag_card(text: str, tags: Sequence[str]) -> str:
     return str(card)
 
 
-def _head_facts(head: DraftHead | FlaxDraftHead) -> str:
+def _head_facts(head: HeadFacts) -> str:
     """Shape and source."""
-    config, heads = head.config, cast(Any, head).logit_heads  # of either backend
+    config = head.config
     rows = [f"| {level} | {size:,} |" for level, size in enumerate(config.codebook_sizes, start=1)]
     if config.use_placeholders:
         spelled = zip(config.placeholder_tokens, config.placeholder_token_ids, strict=True)
         rows = [f"{row} `{name}` | {token} |" for row, (name, token) in zip(rows, spelled, strict=True)]
     return _HEAD_FACTS.format(
         num_levels=config.num_levels,
-        parameters=sum(math.prod(parameter.shape) for parameter in head.parameters()),
-        dtype=str(heads[0].weight.dtype).removeprefix("torch."),
+        parameters=head.num_parameters,
+        dtype=head.dtype,
         hidden_size=config.hidden_size,
         settings=(
             f"transition `{config.transition}`, {'with' if config.use_state else 'without'} a state, "

@@ -32,11 +32,10 @@ try:
 except ImportError as error:
     raise ImportError('reading tables needs pyarrow: pip install "hf-gr[tables]"') from error
 
-from hf_gr.catalogue.trie import PADDING
-
 Array = npt.NDArray[np.integer]
 Format = Literal["parquet", "csv", "jsonl"]
 
+PADDING = -1  # in the tail of a shorter sequence: the catalogue's own, which a test compares
 BATCH_ROWS = 2**17  # of Parquet
 BLOCK_BYTES = 2**20  # of CSV and JSON lines; pyarrow wants a CSV row to take less, and reads 32 blocks ahead
 SUFFIXES = {"parquet": (".parquet", ".pq"), "csv": (".csv", ".tsv"), "jsonl": (".jsonl", ".ndjson", ".json")}

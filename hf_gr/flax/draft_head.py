@@ -31,7 +31,9 @@ from jax.sharding import Sharding
 from jaxtyping import Array, Bool, Float, Int
 
 from hf_gr.files import draft_head as head_storage
+from hf_gr.files.cards import head_card
 from hf_gr.files.draft_head_config import DraftHeadConfig, Transition
+from hf_gr.files.facts import HeadFacts
 from hf_gr.files.hub import Source
 from hf_gr.files.hub_mixin import HubMixin
 
@@ -145,6 +147,11 @@ class DraftHead(
         facts = self._facts
         return {name: attrgetter(name)(self).get_raw_value() for name in facts.names}
 
+    def facts(self) -> HeadFacts:
+        """What cards tell of it."""
+        arrays = self.parameters()
+        return HeadFacts(self.config, sum(array.size for array in arrays), str(arrays[0].dtype))
+
     def save_beside(self, directory: Path, embeddings: npt.NDArray[Any]) -> None:
         """Write the two files beside those of a model with these input embeddings, which has a card of its own."""
         places = list(self.config.placeholder_token_ids)
@@ -152,8 +159,6 @@ class DraftHead(
 
     def _save(self, directory: Path, *, name: str | None = None, rows: npt.NDArray[Any] | None = None) -> None:
         """Save, with a card that tells users to load the head by a name; without one beside a model."""
-        from hf_gr.files.cards import head_card
-
         tensors = {name: np.asarray(array) for name, array in self._arrays().items()}
         tensors |= {f"codebook_{level}": codes for level, codes in enumerate(self._facts.codes)}
         head_storage.save(
@@ -162,7 +167,7 @@ class DraftHead(
             self.config.to_dict(),
             tensors,
             placeholder_embeddings=self.placeholder_embeddings if rows is None else rows,
-            card=None if name is None else head_card(self, name),
+            card=None if name is None else head_card(self.facts(), name),
         )
 
 

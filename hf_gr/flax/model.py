@@ -24,6 +24,7 @@ from jax.sharding import Mesh
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from hf_gr.files.cards import model_card
 from hf_gr.files.hub import Source, commit_of
 from hf_gr.files.hub_mixin import HubMixin, Upload, Where
 from hf_gr.internals import set_source
@@ -305,14 +306,12 @@ class FlaxModel(HubMixin, Parameters, what="model"):
         return params
 
     def _card(self, name: str) -> str:
-        from hf_gr.files.cards import model_card
-
         return model_card(
             name,
             architecture=_architecture(self.config.model_type),
             is_encoder_decoder=self.is_encoder_decoder,
             catalogue=getattr(self.generation_config, "constraint_index", None),
-            head=self.draft_head,
+            head=None if self.draft_head is None else self.draft_head.facts(),
         )
 
     def _save(self, folder: Path, *, name: str | None, max_shard_size: int | str) -> None:

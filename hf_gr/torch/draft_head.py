@@ -25,7 +25,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hf_gr.files import draft_head as head_storage
+from hf_gr.files.cards import head_card
 from hf_gr.files.draft_head_config import DraftHeadConfig, Transition
+from hf_gr.files.facts import HeadFacts
 from hf_gr.files.hub_mixin import HubMixin
 
 from .tree import Nodes
@@ -208,16 +210,19 @@ class DraftHead(
         return head_storage.load_head(TORCH, folder, make)
 
     def _save(self, directory: Path, *, name: str) -> None:
-        from hf_gr.files.cards import head_card
-
         head_storage.save(
             TORCH,
             directory,
             self.config.to_dict(),
             self.state_dict(),
             placeholder_embeddings=self.placeholder_embeddings,
-            card=head_card(self, name),
+            card=head_card(self.facts(), name),
         )
+
+    def facts(self) -> HeadFacts:
+        """What cards tell of it."""
+        size = sum(parameter.numel() for parameter in self.parameters())
+        return HeadFacts(self.config, size, str(next(self.parameters()).dtype).removeprefix("torch."))
 
     def _belong_to(self, model: Any) -> None:
         """Become part of a model, which holds the placeholders' embeddings from now on."""

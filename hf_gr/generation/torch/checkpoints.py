@@ -102,12 +102,13 @@ def _is_ours(model: Any, custom_generate: bool) -> bool:
 
 def _card(model: Any, name: str, custom_generate: bool, *, tags: Sequence[str] = ()) -> str:
     inner = base_model(model)
+    head = getattr(inner, NAME, None)
     return cards.model_card(
         name,
         architecture=type(inner).__name__,
         is_encoder_decoder=inner.config.is_encoder_decoder,
         catalogue=getattr(inner.generation_config, "constraint_index", None),
-        head=getattr(inner, NAME, None),
+        head=None if head is None else head.facts(),
         custom_generate=custom_generate,
         base_model=_repository(source_of(inner.config), other_than=name),
         tags=tags,
