@@ -16,11 +16,12 @@ from typer.testing import CliRunner
 from hf_gr import SemanticIds
 from hf_gr.commands import app as cli
 from hf_gr.demo import evaluate, run
-from hf_gr.demo.cache import default_folder, replace_folder
+from hf_gr.demo.cache import default_folder
 from hf_gr.demo.data import keep_most_rated, leave_one_out, load_movielens, popularity_order
 from hf_gr.demo.run import DemoSettings, load_recommender, run_demo
 from hf_gr.demo.semantic_ids import film_features, residual_kmeans
 from hf_gr.demo.train import HistoryWindows, Schedule, TrainSettings, pad_batch
+from hf_gr.files.atomic import replaced_folder
 
 
 @pytest.fixture(scope="module")
@@ -158,19 +159,19 @@ def test_schedule_ends_by_steps_or_by_the_clock():
 
 def test_interrupted_write_leaves_the_old_folder(tmp_path):
     target = tmp_path / "model"
-    with replace_folder(target) as folder:
+    with replaced_folder(target) as folder:
         (folder / "weights").write_text("old")
     with pytest.raises(KeyboardInterrupt):
         _write_half(target)
     assert (target / "weights").read_text() == "old"
-    with replace_folder(target) as folder:
+    with replaced_folder(target) as folder:
         (folder / "weights").write_text("new")
     assert (target / "weights").read_text() == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def _write_half(target):
-    with replace_folder(target) as folder:
+    with replaced_folder(target) as folder:
         (folder / "weights").write_text("half")
         raise KeyboardInterrupt
 

@@ -16,10 +16,11 @@ from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
 from hf_gr.catalogue import ConstraintIndex, SemanticIds
+from hf_gr.files.atomic import replaced_folder
 from hf_gr.generation import AutoModelForGenerativeRetrieval
 
 from . import evaluate, show
-from .cache import cache_key, default_folder, replace_folder
+from .cache import cache_key, default_folder
 from .data import MovieLens, Split, keep_most_rated, leave_one_out, load_movielens, popularity_order
 from .semantic_ids import film_features, residual_kmeans
 from .train import TrainSettings, train_model
@@ -161,7 +162,7 @@ def _run(settings: DemoSettings, output_dir: Path, retrain: bool, console: Conso
 def train_and_save(films: MovieLens, split: Split, settings: DemoSettings, folder: Path, console: Console) -> float:
     """Make semantic ids, train on them, and save the model with its catalogue; returns the seconds of training."""
     # The new folder comes first: one that cannot be written fails here, not after minutes of training.
-    with replace_folder(folder) as unfinished:
+    with replaced_folder(folder) as unfinished:
         model, semantic_ids, seconds = _train(films, split, settings, console)
         model.save_pretrained(unfinished)
         semantic_ids.constraint_index().save_pretrained(unfinished)

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import safetensors
+from .atomic import os_errors, replaced_files
 
 CARD_FILE = "README.md"
 
@@ -122,23 +120,13 @@ def write(
     Raises:
         OSError: a file that cannot be written, such as on a full disk.
     """
-    with tempfile.TemporaryDirectory(prefix=f".{Path(tensors_file).stem}-", dir=directory) as folder:
-        work = Path(folder)
-        try:
+    prefix = f".{Path(tensors_file).stem}-"
+    with replaced_files(directory, prefix=prefix, first=(tensors_file, json_file)) as work:
+        with os_errors(directory / tensors_file):
             write_tensors(work / tensors_file)
-        except safetensors.SafetensorError as error:  # a full disk, for one
-            raise OSError(f"{directory / tensors_file} cannot be written: {error}") from error
         (work / json_file).write_text(text, encoding="utf-8", newline="\n")
-        (work / tensors_file).chmod((work / json_file).stat().st_mode)  # safetensors makes files for their owner alone
-        names = [tensors_file, json_file]
         if card is not None and not (directory / CARD_FILE).exists():  # it may be a model's
             (work / CARD_FILE).write_text(card, encoding="utf-8", newline="\n")
-            names.append(CARD_FILE)
-        for name in names:
-            with (work / name).open("rb+") as file:
-                os.fsync(file.fileno())
-        for name in names:
-            (work / name).replace(directory / name)
 
 
 def altered(path: Path) -> ValueError:

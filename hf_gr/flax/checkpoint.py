@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,9 @@ import safetensors.numpy
 from huggingface_hub import split_state_dict_into_shards_factory
 from jaxtyping import Array
 
+from hf_gr.files.atomic import os_errors, replaced_files
 from hf_gr.files.hub import Source, commit_of
+from hf_gr.files.pairs import CARD_FILE
 
 from .decoder import FAMILIES, HEAD, DecoderSpec
 from .t5 import T5Spec
@@ -170,28 +171,18 @@ def save(
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=max_shard_size,
     )
-    with tempfile.TemporaryDirectory(prefix=".checkpoint-", dir=folder) as temporary:
-        work = Path(temporary)
+    with replaced_files(folder, prefix=".checkpoint-") as work:
         write_configs(work)
-        mode = (work / CONFIG).stat().st_mode  # safetensors makes files for their owner alone
         for name, tensors in split.filename_to_tensors.items():
-            try:
-                safetensors.numpy.save_file(
-                    {tensor: np.ascontiguousarray(arrays[tensor]) for tensor in tensors},
-                    work / name,
-                    metadata={"format": "pt"},
-                )
-            except safetensors.SafetensorError as error:  # a full disk, for one
-                raise OSError(f"{folder / name} cannot be written: {error}") from error
-            (work / name).chmod(mode)
+            kept = {tensor: np.ascontiguousarray(arrays[tensor]) for tensor in tensors}
+            with os_errors(folder / name):
+                safetensors.numpy.save_file(kept, work / name, metadata={"format": "pt"})
         if split.is_sharded:
             index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
             (work / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        if card is not None and not (folder / "README.md").exists():
-            (work / "README.md").write_text(card, encoding="utf-8", newline="\n")
+        if card is not None and not (folder / CARD_FILE).exists():
+            (work / CARD_FILE).write_text(card, encoding="utf-8", newline="\n")
         written = {path.name for path in work.iterdir()}
-        for name in sorted(written):
-            (work / name).replace(folder / name)
     for path in folder.iterdir():  # of an older checkpoint: another number of files
         is_weights = path.name in (SINGLE, INDEX) or _SHARD.fullmatch(path.name)
         if is_weights and path.name not in written:

@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from hf_gr.files.atomic import replaced_file
 from hf_gr.files.tables import pa, pyarrow
 
 from .users import READ_ERRORS, Paths
@@ -263,24 +264,15 @@ def check_output(output: Path, users: Paths) -> None:
 
 @contextmanager
 def _written(path: Path, *, temporary: Path | None = None) -> Iterator[BinaryIO]:
-    """A file that takes its name when all of it is on the disk, and is removed if it does not come to that."""
-    temporary = temporary or path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """See `replaced_file`; here a full disk is told with what to do."""
     try:
-        with temporary.open("wb") as file:
+        with replaced_file(path, temporary=temporary) as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise OSError(
             f"{path} cannot be written ({error}), expected room on the disk: what is finished is kept; make room and "
             "repeat the run"
         ) from error
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _lock(folder: Path) -> int | None:
@@ -302,20 +294,6 @@ def _lock(folder: Path) -> int | None:
     except OSError:
         pass  # some network file systems have no locks
     return descriptor
-
-
-def _sync_folder(folder: Path) -> None:
-    """Names are on the disk, too; where a system cannot do that for folders, it is left to it."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)
 
 
 def _difference(found: dict[str, Any] | None, manifest: Mapping[str, Any]) -> str:

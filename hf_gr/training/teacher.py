@@ -29,6 +29,7 @@ from torch import Tensor
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.trie import PADDING
+from hf_gr.files.atomic import replaced_file
 from hf_gr.generation import GRGenerationMixin
 from hf_gr.generation.models import fill_token
 from hf_gr.generation.torch.models import base_model, evaluation, takes_argument
@@ -153,7 +154,8 @@ def write_teacher_data(
             "more prompts; use another directory"
         )
     summary = settings | {"num_prompts": num_prompts, "num_shards": num_shards}
-    _write_text(directory / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
+    with replaced_file(path := directory / SUMMARY_FILE, temporary=_temporary(path)) as file:
+        file.write(f"{json.dumps(summary, indent=2)}\n".encode())
     return directory
 
 
@@ -357,15 +359,13 @@ def _write_shard(path: Path, rows: Sequence[_Row], answers: Sequence[_Answer], s
     if full:
         columns["label_log_probs"] = ragged(full, arrow.float16())
     table = arrow.table(columns).replace_schema_metadata({METADATA_KEY: json.dumps(settings).encode()})
-    temporary = path.with_name(f".{path.name}.tmp")
-    parquet.write_table(table, temporary, compression="zstd", use_dictionary=False)
-    temporary.replace(path)
+    with replaced_file(path, temporary=_temporary(path)) as file:
+        parquet.write_table(table, file, compression="zstd", use_dictionary=False)
 
 
-def _write_text(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+def _temporary(path: Path) -> Path:
+    """A file's name until it is complete: the same in every run, which so takes away what a killed one left."""
+    return path.with_name(f".{path.name}.tmp")
 
 
 def _is_written(path: Path, settings: dict[str, Any], digest: str, num_rows: int, *, is_last: bool) -> bool:

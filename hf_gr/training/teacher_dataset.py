@@ -11,7 +11,6 @@ Axes: B batch, K sequences, L positions, T tokens of a label, V vocabulary, P pr
 from __future__ import annotations
 
 import json
-import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from hf_gr.files.atomic import replaced_file
 from hf_gr.torch.draft_head import IGNORED
 
 from .packing import pad_prompts, pad_rows
@@ -152,10 +152,9 @@ def _arrow_file(path: Path, cache_dir: Path) -> Path:
     read_shard_settings(path)
     cache_dir.mkdir(parents=True, exist_ok=True)
     table = parquet.read_table(path, memory_map=True).combine_chunks()
-    temporary = mapped.with_name(f".{mapped.name}.{os.getpid()}.tmp")  # several processes may be here at once
-    with arrow.OSFile(str(temporary), "wb") as file, arrow.ipc.new_file(file, table.schema) as writer:
+    # Several processes may be here at once: each has a temporary file of its own.
+    with replaced_file(mapped) as file, arrow.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
-    temporary.replace(mapped)
     for old in cache_dir.glob(f"{path.stem}-*.arrow"):
         if old != mapped:
             old.unlink(missing_ok=True)

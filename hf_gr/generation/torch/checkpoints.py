@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from hf_gr.files import cards
 from hf_gr.files import draft_head as head_storage
+from hf_gr.files.atomic import replaced_file
 from hf_gr.files.pairs import CARD_FILE
 from hf_gr.internals import source_of
 
@@ -134,8 +134,9 @@ def _repository(name: str, *, other_than: str) -> str | None:
 def _write_custom_generate(directory: Path) -> None:
     folder = directory / CUSTOM_GENERATE.parent.name
     folder.mkdir(exist_ok=True)
-    shutil.copyfile(CUSTOM_GENERATE, folder / CUSTOM_GENERATE.name)
+    _write(folder / CUSTOM_GENERATE.name, CUSTOM_GENERATE.read_text(encoding="utf-8"))
 
 
 def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8", newline="\n")
+    with replaced_file(path) as file:
+        file.write(text.encode())

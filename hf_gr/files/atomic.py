@@ -1,0 +1,114 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Files and folders that take their names when all of them is on the disk. Knows nothing of what is in them.
+
+Whatever is interrupted, by an error, a kill or a power failure, each name stands for the old content or for the new.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import safetensors
+
+
+@contextmanager
+def replaced_file(path: Path, *, temporary: Path | None = None) -> Iterator[BinaryIO]:
+    """A file that takes the place of `path` when the block ends, and is removed if it does not come to that.
+
+    Args:
+        path: its name, in a folder that is there.
+        temporary: its name until then; by default one of this process, so that several may write at once. A kill
+            leaves it: the caller removes it, or writes over it the next time.
+    """
+    temporary = temporary or path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def replaced_files(directory: Path, *, prefix: str, first: Sequence[str] = ()) -> Iterator[Path]:
+    """A folder to write into, whose files take the place of those in `directory` when the block ends.
+
+    All of them are on the disk before the first one is replaced; until then the old ones are untouched. They have the
+    modes of other new files, also where a library makes files for their owner alone.
+
+    Args:
+        directory: a folder that is there.
+        prefix: of the temporary folder's name, inside `directory`.
+        first: files that are replaced before all others, in this order; the rest follows by name.
+    """
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=directory) as temporary:
+        work = Path(temporary)
+        yield work
+        written = {path.name for path in work.iterdir()}
+        names = [*first, *sorted(written.difference(first))]
+        (work / ".new").touch()
+        mode = (work / ".new").stat().st_mode
+        for name in names:
+            (work / name).chmod(mode)
+            _sync(work / name)
+        for name in names:
+            (work / name).replace(directory / name)
+        _sync_folder(directory)
+
+
+@contextmanager
+def replaced_folder(target: Path) -> Iterator[Path]:
+    """A new folder to write into, which takes the place of `target` when the block ends.
+
+    Whoever reads `target` finds the old folder, the new one or none, and never half of one.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=target.parent) as temporary:
+        new, old = Path(temporary, "new"), Path(temporary, "old")
+        new.mkdir()
+        yield new
+        for path in new.rglob("*"):
+            if path.is_file():
+                _sync(path)
+        if target.exists():
+            target.rename(old)
+        new.replace(target)
+        _sync_folder(target.parent)
+
+
+@contextmanager
+def os_errors(path: Path) -> Iterator[None]:
+    """What safetensors cannot write, such as on a full disk, as the OSError that it is; names `path`."""
+    try:
+        yield
+    except safetensors.SafetensorError as error:
+        raise OSError(f"{path} cannot be written: {error}") from error
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Names are on the disk, too; where a system cannot do that for folders, it is left to it."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)

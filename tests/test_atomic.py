@@ -1,0 +1,123 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The one writer: whatever is interrupted, a name stands for the old content or for the new, which is on the disk."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors
+
+from hf_gr.files import atomic
+
+
+@contextmanager
+def one_file(folder: Path) -> Any:
+    with atomic.replaced_file(folder / "a") as file:
+        yield lambda name, text: file.write(text.encode())
+
+
+@contextmanager
+def several_files(folder: Path) -> Any:
+    with atomic.replaced_files(folder, prefix=".several-", first=("b",)) as work:
+        yield lambda name, text: (work / name).write_text(text)
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Any:
+    with atomic.replaced_folder(folder / "sub") as work:
+        yield lambda name, text: (work / name).write_text(text)
+
+
+WRITERS = {"one file": (one_file, ["a"]), "files": (several_files, ["a", "b"]), "folder": (whole_folder, ["a", "b"])}
+writers = pytest.mark.parametrize(("writer", "names"), WRITERS.values(), ids=WRITERS)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def write(writer: Callable[[Path], Any], names: list[str], text: str, folder: Path) -> None:
+    with writer(folder) as put:
+        for name in names:
+            put(name, text)
+
+
+@writers
+def test_what_is_written_takes_the_place_of_the_old(writer: Any, names: list[str], tmp_path: Path) -> None:
+    for text in ("old", "new"):
+        write(writer, names, text, tmp_path)
+        assert contents(tmp_path) == dict.fromkeys(names, text)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@writers
+@pytest.mark.parametrize("step", ["block", "fsync", "replace"])
+def test_what_is_interrupted_leaves_the_old(
+    step: str, writer: Any, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    write(writer, names, "old", tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        if step != "block":
+            patch.setattr(*{"fsync": (os, "fsync"), "replace": (Path, "replace")}[step], fail)
+        with writer(tmp_path) as put:
+            put(names[0], "half")
+            if step == "block":
+                raise KeyboardInterrupt
+            for name in names:
+                put(name, "new")
+    if writer is whole_folder and step == "replace":  # between the two names there is none
+        assert contents(tmp_path) == {}
+    else:
+        assert contents(tmp_path) == dict.fromkeys(names, "old")
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="tells the files of descriptors on Linux alone")
+@writers
+def test_all_is_on_the_disk_before_the_first_name_is_taken(
+    writer: Any, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(
+        os, "fsync", lambda file: (steps.append(Path(os.readlink(f"/proc/self/fd/{file}")).name), fsync(file))
+    )
+    monkeypatch.setattr(Path, "replace", lambda *paths: (steps.append("replace"), replace(*paths))[1])
+    write(writer, names, "new", tmp_path)
+    first = steps.index("replace")
+    assert len(steps[:first]) == len(names)
+    assert all(any(name in step for step in steps[:first]) for name in names)
+    assert steps[-1] == tmp_path.name  # the folder, which has the names
+
+
+def test_files_are_replaced_in_the_order_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced: list[str] = []
+    replace = Path.replace
+    monkeypatch.setattr(Path, "replace", lambda path, to: (replaced.append(to.name), replace(path, to))[1])
+    write(several_files, ["a", "c", "b"], "new", tmp_path)
+    assert replaced == ["b", "a", "c"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of files are POSIX")
+def test_files_have_the_usual_modes(tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+    with atomic.replaced_files(tmp_path, prefix=".private-") as work:
+        (work / "a").touch(mode=stat.S_IRUSR | stat.S_IWUSR)
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_what_safetensors_cannot_write_is_an_os_error(tmp_path: Path) -> None:
+    with (
+        pytest.raises(OSError, match="a.safetensors cannot be written: no space"),
+        atomic.os_errors(tmp_path / "a.safetensors"),
+    ):
+        raise safetensors.SafetensorError("no space")
