@@ -43,10 +43,12 @@ def contents(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def write(writer: Callable[[Path], Any], names: list[str], text: str, folder: Path) -> None:
+def write(writer: Callable[[Path], Any], names: list[str], text: Any, folder: Path) -> None:
     with writer(folder) as put:
         for name in names:
-            put(name, text)
+            put(name, text if isinstance(text, str) else "half")
+        if not isinstance(text, str):
+            text()
 
 
 @writers
@@ -66,15 +68,11 @@ def test_what_is_interrupted_leaves_the_old(
         raise KeyboardInterrupt
 
     write(writer, names, "old", tmp_path)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         if step != "block":
             patch.setattr(*{"fsync": (os, "fsync"), "replace": (Path, "replace")}[step], fail)
-        with writer(tmp_path) as put:
-            put(names[0], "half")
-            if step == "block":
-                raise KeyboardInterrupt
-            for name in names:
-                put(name, "new")
+        with pytest.raises(KeyboardInterrupt):
+            write(writer, names, fail if step == "block" else "new", tmp_path)
     if writer is whole_folder and step == "replace":  # between the two names there is none
         assert contents(tmp_path) == {}
     else:
@@ -89,7 +87,7 @@ def test_all_is_on_the_disk_before_the_first_name_is_taken(
     steps: list[str] = []
     fsync, replace = os.fsync, Path.replace
     monkeypatch.setattr(
-        os, "fsync", lambda file: (steps.append(Path(os.readlink(f"/proc/self/fd/{file}")).name), fsync(file))
+        os, "fsync", lambda file: (steps.append(Path(f"/proc/self/fd/{file}").readlink().name), fsync(file))
     )
     monkeypatch.setattr(Path, "replace", lambda *paths: (steps.append("replace"), replace(*paths))[1])
     write(writer, names, "new", tmp_path)

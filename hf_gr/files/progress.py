@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The progress bar of a run. Knows a number of rows, and how to ask for the windows that are finished."""
+"""The progress bar of whatever takes long. Knows how much there is and how much is done, and not of what."""
 
 from __future__ import annotations
 
@@ -12,25 +12,37 @@ from importlib.util import find_spec
 
 @contextmanager
 def progress_bar(
-    num_rows: Callable[[], int | None], num_finished: Callable[[], int], *, window_rows: int, shown: bool
+    title: str,
+    total: Callable[[], int | None],
+    *,
+    unit: str,
+    shown: bool,
+    finished: Callable[[], int] | None = None,
+    on_terminals_only: bool = True,
 ) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr, if that is a terminal and Rich is there.
+    """A bar on stderr, if Rich is there.
 
     Args:
-        num_rows: of the table; None where it does not know.
-        num_finished: windows on the disk, those of other processes included.
-        window_rows: of a window.
-        shown: whether this process shows one.
+        title: what is being done.
+        total: how much there is, None where nobody knows; asked once, and only for a bar that is shown.
+        unit: what is counted, in the plural; sizes are written for people if it is `"bytes"`.
+        shown: whether to show it.
+        finished: how much is done already, by other processes or earlier runs, too; asked at the beginning, and again
+            whenever nothing more is told.
+        on_terminals_only: show nothing where stderr is no terminal.
 
     Yields:
-        A function that is told how many more rows of a window are answered, and 0 when the window is written.
+        A function that is told how much more is done; 0 to look at what is `finished`, this process's part among it.
     """
-    if not (shown and sys.stderr is not None and sys.stderr.isatty() and find_spec("rich")):
-        yield lambda num_rows: None
+    is_seen = sys.stderr is not None and (sys.stderr.isatty() or not on_terminals_only)
+    if not (shown and is_seen and find_spec("rich")):
+        yield lambda more: None
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import (
         BarColumn,
+        DownloadColumn,
         MofNCompleteColumn,
         Progress,
         TextColumn,
@@ -38,20 +50,21 @@ def progress_bar(
         TimeRemainingColumn,
     )
 
-    total, finished, here = num_rows(), 0, 0
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("users"))
-    times = (TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, *times, console=Console(stderr=True)) as bar:
-        task = bar.add_task("Recommending", total=total)
+    amount = (DownloadColumn(),) if unit == "bytes" else (MofNCompleteColumn(), TextColumn(unit))
+    columns = (TextColumn("{task.description}"), BarColumn(), *amount, TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        end = total()
+        task = bar.add_task(escape(title), total=end)
+        if finished is None:
+            yield lambda more: bar.advance(task, more)
+            return
+        before, here = 0, 0
 
         def advance(more: int) -> None:
-            nonlocal finished, here
-            if more:
-                here += more
-            else:
-                finished, here = num_finished(), 0  # a look at the disk: once a window
-            done = finished * window_rows + here
-            bar.update(task, completed=done if total is None else min(done, total))
+            nonlocal before, here
+            before, here = (before, here + more) if more else (finished(), 0)
+            done = before + here
+            bar.update(task, completed=done if end is None else min(done, end))
 
         advance(0)
         yield advance

@@ -10,12 +10,10 @@ Axes: N rows, T tokens of the longest sequence; a batch has n rows and t tokens 
 from __future__ import annotations
 
 import json
-import sys
 from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -31,6 +29,8 @@ try:
     import pyarrow.parquet
 except ImportError as error:
     raise ImportError('reading tables needs pyarrow: pip install "hf-gr[tables]"') from error
+
+from .progress import progress_bar
 
 Array = npt.NDArray[np.integer]
 Format = Literal["parquet", "csv", "jsonl"]
@@ -109,7 +109,8 @@ def read_table(
     wanted = _Wanted((sequence,) if is_list else tuple(sequence), is_list, item_id)
     files = list_files(path, format)
     rows, ids = _Rows(), _Ids()
-    with _progress_bar(files, is_shown=progress) as advance:
+    size = sum(file.stat().st_size for file in files)
+    with progress_bar(f"Reading {_name(files)}", lambda: size, unit="bytes", shown=progress) as advance:
         for file in files:
             try:
                 for batch in _read_batches(file, format, wanted, delimiter, advance):
@@ -545,19 +546,3 @@ def shorten(value: object) -> str:
 
 def _name(files: Sequence[Path]) -> str:
     return str(files[0]) if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
-
-
-@contextmanager
-def _progress_bar(files: Sequence[Path], *, is_shown: bool) -> Iterator[Callable[[int], None]]:
-    """A function that is told how many bytes more have been read, and moves a bar if it is shown."""
-    if not (is_shown and sys.stderr is not None and sys.stderr.isatty() and find_spec("rich")):
-        yield lambda num_bytes: None
-        return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(f"Reading {escape(_name(files))}", total=sum(file.stat().st_size for file in files))
-        yield lambda num_bytes: bar.advance(task, num_bytes)

@@ -199,8 +199,14 @@ def run_job(
 def _run_windows(job: Job, users: Users, parts: Parts, processes: Processes, *, shown: bool) -> int:
     """Write the parts of this process; how many windows there are in all."""
     size, num_windows = job.settings.window_rows, 0
-    shown = shown and processes.is_main
-    with progress_bar(lambda: users.num_rows, parts.count, window_rows=size, shown=shown) as advance:
+    bar = progress_bar(
+        "Recommending",
+        lambda: users.num_rows,
+        unit="users",
+        shown=shown and processes.is_main,
+        finished=lambda: parts.count() * size,
+    )
+    with bar as advance:
         for window in users.windows(size):
             num_windows += 1
             if window.number % processes.count != processes.rank or parts.has(window.number) or parts.is_stopped:

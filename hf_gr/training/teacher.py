@@ -16,7 +16,6 @@ import copy
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -30,6 +29,7 @@ from torch import Tensor
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.trie import PADDING
 from hf_gr.files.atomic import replaced_file
+from hf_gr.files.progress import progress_bar
 from hf_gr.generation import GRGenerationMixin
 from hf_gr.generation.models import fill_token
 from hf_gr.generation.torch.models import base_model, evaluation, takes_argument
@@ -136,7 +136,10 @@ def write_teacher_data(
     plan = _Plan(model, index, catalogue, device, num_beams, batch_size, snapshot.max_length, full_vocabulary)
     num_prompts, num_shards = 0, 0
     total = len(prompts) if hasattr(prompts, "__len__") else None  # pyright: ignore[reportArgumentType]
-    with evaluation(model), _progress_bar(total, is_shown=progress) as advance:
+    bar = progress_bar(
+        "Asking the target model", lambda: total, unit="prompts", shown=progress, on_terminals_only=False
+    )
+    with evaluation(model), bar as advance:
         for number, rows in enumerate(_shards(prompts, labels, shard_size)):
             rows = [_check_row(row, num_prompts + at, settings) for at, row in enumerate(rows)]
             path = directory / f"teacher-{number:05d}.parquet"
@@ -490,18 +493,3 @@ def import_pyarrow() -> tuple[Any, Any]:
     except ImportError as error:
         raise ImportError('teacher data needs pyarrow: pip install "hf-gr[tables]"') from error
     return pyarrow, pyarrow.parquet
-
-
-@contextmanager
-def _progress_bar(total: int | None, *, is_shown: bool) -> Iterator[Callable[[int], None]]:
-    """A function that is told how many prompts more are done, and moves a bar if it is shown."""
-    if not is_shown:
-        yield lambda number: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("Asking the target model", total=total)
-        yield lambda number: bar.advance(task, number)
