@@ -24,9 +24,9 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 import hf_gr
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, recommend
+from hf_gr.generation.torch.fingerprints import fingerprint_model
 from hf_gr.offline import run as module
 from hf_gr.offline.job import Job
-from hf_gr.offline.loading import fingerprint_model
 from hf_gr.offline.parts import Parts, folder_of
 
 NUM_USERS = 100  # 7 windows of 16, the last of 4

@@ -14,13 +14,13 @@ from typing import Any
 
 from hf_gr import __version__
 from hf_gr.catalogue import ConstraintIndex
+from hf_gr.catalogue.fingerprints import fingerprint_index
 from hf_gr.files.tables import Format, pa
 from hf_gr.generation import GRGenerationConfig
+from hf_gr.generation.torch.fingerprints import fingerprint_model
 
 from .decoding import Decoder
 from .loading import (
-    fingerprint_index,
-    fingerprint_model,
     fingerprint_tokenizer,
     load_draft_model,
     load_index,

@@ -8,12 +8,10 @@ import copy
 import hashlib
 import json
 from collections.abc import Mapping
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import align_module_device
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from torch.distributed.tensor import DTensor
@@ -25,9 +23,6 @@ from hf_gr.generation.catalogues import resolve_index
 from hf_gr.generation.models import position_limit
 from hf_gr.generation.torch.loading import enable, load
 
-INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
-# Of a model's config: where it came from, and what the weights say themselves.
-UNDECIDING = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures"})
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -144,45 +139,6 @@ def prompt_room(model: Any, index: ConstraintIndex, *, drafting: str | None, opt
         return limit
     head = getattr(model, "draft_head", None) if drafting == "head" else None
     return limit - max(index.max_length - 1, 0 if head is None else head.config.num_placeholders)
-
-
-def fingerprint_model(model: Any) -> str:
-    """A digest of a model's config and weights, the same on every device: their bits are added up as integers."""
-    config = model.config.to_dict()
-    digest = hashlib.sha256(type(model).__name__.encode())
-    for name in sorted(set(config) - UNDECIDING):
-        digest.update(f"{name} {config[name]!r}".encode())
-    with torch.no_grad():
-        for prefix, module in sorted(model.named_modules()):
-            tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-            with align_module_device(module):  # weights that are on the disk
-                for name, _ in sorted(tensors, key=itemgetter(0)):
-                    tensor = getattr(module, name)
-                    digest.update(f"{prefix} {name} {list(tensor.shape)} {tensor.dtype}".encode())
-                    digest.update(_sums_of_bits(tensor).encode())
-    return digest.hexdigest()
-
-
-def _sums_of_bits(tensor: torch.Tensor) -> str:
-    """Sums of all and of every other value, as integers: they do not depend on their order, as floats' do."""
-    if not tensor.numel():
-        return ""
-    bits = tensor.detach().contiguous().flatten()
-    bits = bits.view(INTEGERS[bits.element_size()]) if bits.element_size() in INTEGERS else bits.long()
-    return f"{int(bits.sum(dtype=torch.int64))} {int(bits[1::2].sum(dtype=torch.int64))}"
-
-
-def fingerprint_index(index: ConstraintIndex) -> str:
-    """A digest of a catalogue: what was compiled, and what of it is alive."""
-    digest = hashlib.sha256(str(index.eos_token_id).encode())
-    for part in index.snapshot.parts:
-        for name, array in sorted(part.segment.arrays().items()):
-            digest.update(f"{name} {array.shape} {array.dtype}".encode())
-            view: Any = array.reshape(-1).view("uint8")  # no copy of what is mapped
-            digest.update(view)
-        if part.alive is not None:
-            digest.update(part.alive.items.tobytes())
-    return digest.hexdigest()
 
 
 def fingerprint_tokenizer(tokenizer: Any) -> str:

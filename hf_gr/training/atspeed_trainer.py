@@ -16,13 +16,14 @@ from torch import Tensor
 from transformers import TrainingArguments
 
 from hf_gr.catalogue import ConstraintIndex
+from hf_gr.catalogue.fingerprints import fingerprint_sequences
 from hf_gr.generation.torch.models import base_model
 
 from . import losses
 from .base import LossTrainer, inner_data, named_datasets, own_arguments
 from .losses import LevelLogProbs
 from .packing import PathScores, pad_token, score_paths
-from .paths import PathLevel, index_digest, training_catalogue, training_snapshot, walk
+from .paths import PathLevel, training_catalogue, training_snapshot, walk
 from .teacher_dataset import TeacherCollator, TeacherDataset
 
 Loss = Literal["atspeed-s", "atspeed-r", "sft", "wordkd", "tvdkd", "seqkd"]
@@ -121,7 +122,7 @@ class AtSpeedTrainer(LossTrainer):
         snapshot = training_snapshot(constraint_index)
         given = named_datasets(kwargs.get("train_dataset"), kwargs.get("eval_dataset"))
         datasets = {name: _teacher_data(name, dataset) for name, dataset in given.items()}
-        digest = index_digest(snapshot)
+        digest = fingerprint_sequences(snapshot)
         for name, dataset in datasets.items():
             _check_data(name, dataset, digest, loss, needs, alpha)
         if model is not None:  # with model_init= transformers makes it later

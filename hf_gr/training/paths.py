@@ -10,11 +10,8 @@ Axes: B batch, K sequences, L positions, S prefixes of a level (1 at level 0, el
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -108,10 +105,3 @@ def training_catalogue(index: ConstraintIndex | Snapshot, device: torch.device) 
     """The catalogue that data is written and read with, on a device."""
     snapshot = index if isinstance(index, Snapshot) else training_snapshot(index)
     return device_catalogue(combine_rules([snapshot]), device)
-
-
-def index_digest(snapshot: Snapshot) -> str:
-    """A fingerprint of the sequences of a catalogue; items may be named otherwise."""
-    rows = np.ascontiguousarray(snapshot.rows(), dtype="<i8")
-    header = json.dumps([snapshot.eos_token_id, list(rows.shape)]).encode()
-    return hashlib.sha256(header + rows.tobytes()).hexdigest()

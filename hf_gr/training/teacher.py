@@ -27,22 +27,23 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hf_gr.catalogue import ConstraintIndex
+from hf_gr.catalogue.fingerprints import fingerprint_sequences
 from hf_gr.catalogue.trie import PADDING
 from hf_gr.files.atomic import replaced_file
 from hf_gr.files.progress import progress_bar
 from hf_gr.generation import GRGenerationMixin
 from hf_gr.generation.models import fill_token
+from hf_gr.generation.torch.fingerprints import probe_model
 from hf_gr.generation.torch.models import base_model, evaluation, takes_argument
 from hf_gr.torch.transition import DeviceCatalogue
 
 from .packing import pad_prompts, pad_rows, score_paths
-from .paths import PathLevel, index_digest, training_catalogue, training_snapshot, walk
+from .paths import PathLevel, training_catalogue, training_snapshot, walk
 
 FORMAT_VERSION = 1
 SUMMARY_FILE = "teacher_data.json"
 METADATA_KEY = b"hf_gr.teacher_data"
 LOWEST_LOG_PROB = -6e4  # what fp16 holds; stands for log 0
-PROBED_WEIGHTS = 64  # of each parameter, to tell one model from another
 
 Prompt = Any  # a list, a NumPy array or a tensor of integers, one axis
 
@@ -123,8 +124,8 @@ def write_teacher_data(
         "vocab_size": config.vocab_size,
         "max_length": snapshot.max_length,
         "eos_token_id": snapshot.eos_token_id,
-        "index": index_digest(snapshot),
-        "model": _model_digest(model),
+        "index": fingerprint_sequences(snapshot),
+        "model": probe_model(model),
     }
     if full_vocabulary and labels is None:
         raise ValueError("full_vocabulary=True without labels, expected labels: it is kept at the label's positions")
@@ -472,16 +473,6 @@ def _rows_digest(rows: Sequence[_Row]) -> str:
         for tokens in (row.prompt, row.label):
             array = np.zeros(0, np.int64) if tokens is None else tokens
             digest.update(np.int64(len(array)).tobytes() + array.tobytes())
-    return digest.hexdigest()
-
-
-def _model_digest(model: Any) -> str:
-    """A fingerprint of a model: names, shapes and some weights of every parameter."""
-    digest = hashlib.sha256()
-    for name, parameter in base_model(model).named_parameters():
-        flat = parameter.detach().flatten()
-        some = flat[:: max(1, len(flat) // PROBED_WEIGHTS)][:PROBED_WEIGHTS].float().cpu().numpy()
-        digest.update(f"{name} {tuple(parameter.shape)}".encode() + some.tobytes())
     return digest.hexdigest()
 
 
