@@ -408,7 +408,7 @@ class ConstraintIndex(
 
         Args:
             repo_or_dir: a folder with the two files, or a repository id such as `"me/catalogue"`.
-            **where: see `Where`.
+            **where: revision, token, cache and subfolder: see `hf_gr.files.hub.Source`.
             verify: read all of it once to compare digests. By default only up to 64 MB, which takes no time;
                 `hf-gr index check` does it for any index. Sizes, types and format are always checked.
 

@@ -85,7 +85,7 @@ class HubMixin:
 
         Args:
             repo_or_dir: a folder with the files, or a repository id such as `"me/recommender"`.
-            **where: see `Where`.
+            **where: revision, token, cache and subfolder: see `hf_gr.files.hub.Source`.
 
         Returns:
             What was saved: parameters in their dtype, and a module of PyTorch in evaluation mode.
@@ -103,7 +103,7 @@ class HubMixin:
 
         Args:
             repo_id: the repository, such as `"me/recommender"`; without a user's name it is yours.
-            **upload: see `Upload`.
+            **upload: visibility, token, revision and message: see `hf_gr.files.hub.push_folder`.
 
         Returns:
             The commit's address. All files are one commit: whatever fails, the repository is as before, and pushing
@@ -139,25 +139,31 @@ def _spelled_out(method: Any, words: Mapping[str, str]) -> Any:
     made: Any = update_wrapper(FunctionType(code, at_home, name, method.__defaults__, method.__closure__), method)
     made.__kwdefaults__ = method.__kwdefaults__
     signature, text = inspect.signature(method), (method.__doc__ or "").format(**words)
-    own = list(signature.parameters.values())
-    if own[-1].kind is inspect.Parameter.VAR_KEYWORD:
-        name = own.pop().name
-        receiver, message = (Source, "") if name == "where" else (push_folder, f"Upload {words['what']}")
-        given = [
-            parameter.replace(
-                kind=inspect.Parameter.KEYWORD_ONLY,
-                default=message if parameter.default is inspect.Parameter.empty else parameter.default,
-            )
-            for parameter in inspect.signature(receiver).parameters.values()
-            if parameter.name not in ("repo_or_dir", "save", "repo_id")
-        ]
-        told = inspect.getdoc(receiver) or ""
-        entries = [re.search(rf"^    {parameter.name}: .*(?:\n     .*)*", told, re.MULTILINE) for parameter in given]
-        lines = "\n".join(entry[0] for entry in entries if entry is not None).replace("\n", "\n        ")
-        text = re.sub(rf" {{4}}\*\*{name}: .*", lambda _: lines, text)
+    *own, last = signature.parameters.values()
+    if last.kind is last.VAR_KEYWORD:
+        receiver = {"where": Source, "upload": push_folder}[last.name]
+        given = _keywords_of(receiver, commit_message=f"Upload {words['what']}")
         place = next((at for at, each in enumerate(own) if each.kind is each.KEYWORD_ONLY), len(own))
         signature = signature.replace(parameters=[*own[:place], *given, *own[place:]])
-    if signature.return_annotation == "Saved":
+        text = re.sub(rf" {{4}}\*\*{last.name}: .*", lambda _: _told_of(receiver, given), text)
+    if signature.return_annotation == Saved.__name__:
         signature = signature.replace(return_annotation=words["class"])
     made.__doc__, made.__signature__ = text, signature
     return made
+
+
+def _keywords_of(receiver: Any, **defaults: str) -> list[inspect.Parameter]:
+    """The parameters of what takes `**where` or `**upload`, as keywords, with a default where it has none."""
+    given = inspect.signature(receiver).parameters.values()
+    return [
+        each.replace(kind=each.KEYWORD_ONLY, default=defaults.get(each.name, each.default))
+        for each in given
+        if each.name not in ("repo_or_dir", "save", "repo_id")
+    ]
+
+
+def _told_of(receiver: Any, parameters: Sequence[inspect.Parameter]) -> str:
+    """What a docstring tells of some parameters, indented as in that of a method."""
+    text = inspect.getdoc(receiver) or ""
+    entries = (re.search(rf"^    {each.name}: .*(?:\n     .*)*", text, re.MULTILINE) for each in parameters)
+    return "\n".join(entry[0] for entry in entries if entry is not None).replace("\n", "\n        ")

@@ -103,7 +103,7 @@ class FlaxModel(HubMixin, Parameters, what="model"):
 
         Args:
             repo_or_dir: folder or repository id.
-            **where: see `Where`.
+            **where: revision, token, cache and subfolder: see `hf_gr.files.hub.Source`.
             dtype: what to convert parameters to: "float32", "bfloat16" or "float16", as a name or as jax.numpy's; None
                 or "auto" for the checkpoint's own.
 
@@ -199,7 +199,7 @@ class FlaxModel(HubMixin, Parameters, what="model"):
 
         Args:
             repo_id: the repository, such as `"me/recommender"`; without a user's name it is yours.
-            **upload: see `Upload`.
+            **upload: visibility, token, revision and message: see `hf_gr.files.hub.push_folder`.
             max_shard_size: as in `save_pretrained`.
 
         Returns:
