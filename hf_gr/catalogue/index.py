@@ -16,6 +16,7 @@ from typing import Any, Literal, Unpack
 import numpy as np
 import numpy.typing as npt
 
+from hf_gr.files.atomic import make_folder
 from hf_gr.files.cards import index_card
 from hf_gr.files.hub import Source
 from hf_gr.files.hub_mixin import HubMixin, Where
@@ -101,7 +102,7 @@ class ConstraintIndex(
     def from_labels(cls, labels: Iterable[str], tokenizer: Any, *, prefix: str = " ") -> ConstraintIndex:
         """Compile a set of labels: a taxonomy, for a language model that classifies.
 
-        A label is tokenized as the text `prefix + label` behind another text, without special tokens, and ends with
+        A label is tokenized as the text `prefix + label` after another text, without special tokens, and ends with
         the tokenizer's end token. (SentencePiece puts a space before every text by itself; here the prefix alone
         decides whether there is one.) Labels that tokenize alike are one sequence with several items; a label may
         begin with another one.
@@ -169,7 +170,7 @@ class ConstraintIndex(
     ) -> ConstraintIndex:
         """Compile a catalogue from CSV files with a header.
 
-        A single `sequence` column holds text such as `"5 7 9"`; of several columns, those behind the end are empty.
+        A single `sequence` column holds text such as `"5 7 9"`; of several columns, those after the end are empty.
         `delimiter` is a comma by default, and a tab for `.tsv` files; all else is as in `from_parquet`.
         """
         return cls._from_table("csv", path, sequence, item_id, eos_token_id, progress, delimiter)
@@ -434,10 +435,8 @@ class ConstraintIndex(
             ) from error
 
     def _save(self, directory: Path, *, name: str) -> None:
-        if directory.exists() and not directory.is_dir():
-            raise ValueError(f"save_directory={str(directory)!r} is a file, expected a folder: name another one")
         index = ConstraintIndex(self._snapshot.compact())
-        directory.mkdir(parents=True, exist_ok=True)
+        make_folder(directory)
         segment = index.snapshot.base.segment
         description = {
             "num_sequences": len(index),

@@ -17,6 +17,17 @@ from typing import BinaryIO
 import safetensors
 
 
+def make_folder(directory: Path) -> None:
+    """Make the folder that something is saved to, unless it is there.
+
+    Raises:
+        ValueError: a file in its place.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise ValueError(f"save_directory={str(directory)!r} is a file, expected a folder: name another one")
+    directory.mkdir(parents=True, exist_ok=True)
+
+
 @contextmanager
 def replaced_file(path: Path, *, temporary: Path | None = None) -> Iterator[BinaryIO]:
     """A file that takes the place of `path` when the block ends, and is removed if it does not come to that.

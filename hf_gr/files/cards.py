@@ -230,7 +230,7 @@ def model_card(
         architecture: its class in transformers.
         is_encoder_decoder: whether generated sequences begin with a start token instead of the prompt.
         catalogue: the index that its generation config names, `"."` for the checkpoint itself, or None. A folder of
-            this machine, which means nothing to a reader, is left away.
+            this machine, which means nothing to a reader, is omitted.
         head: its draft head.
         custom_generate: whether it carries `custom_generate/generate.py`.
         base_model: the repository of the Hub that it was made from, if that is known.

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import safetensors
 
 from . import pairs as paired_files
+from .atomic import make_folder
 from .draft_head_config import DraftHeadConfig
 from .hub import Source
 
@@ -66,9 +67,7 @@ def save(
         ValueError: a file in the folder's place.
         OSError: a file that cannot be written, such as on a full disk.
     """
-    if directory.exists() and not directory.is_dir():
-        raise ValueError(f"save_directory={str(directory)!r} is a file, expected a folder: name another one")
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory)
     given = dict(tensors) if placeholder_embeddings is None else {**tensors, PLACEHOLDERS: placeholder_embeddings}
     kept = {name: framework.to_host(tensor) for name, tensor in given.items()}
     description = {"format_version": FORMAT_VERSION, **config, "tensors_sha256": _tensors_digest(framework, kept)}

@@ -31,7 +31,7 @@ class DraftHeadConfig:
         transition: `"rnn"` (the paper's tanh cell), `"gru"`, `"mlp"` (a residual one of two layers), `"add"` (of the
             token's embedding) or `"none"`.
         use_state: whether logits read the state; if not, levels are independent.
-        use_placeholders: whether logits read the placeholders' hidden states; if not, none are put behind the prompt.
+        use_placeholders: whether logits read the placeholders' hidden states; if not, none are put after the prompt.
 
     Raises:
         ValueError: a field that is none of those above, or fields that contradict each other.
@@ -88,7 +88,7 @@ class DraftHeadConfig:
 
     @property
     def num_placeholders(self) -> int:
-        """Tokens behind the prompt."""
+        """Tokens after the prompt."""
         return self.num_levels if self.use_placeholders else 0
 
     def to_dict(self) -> dict[str, Any]:

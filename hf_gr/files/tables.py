@@ -104,7 +104,7 @@ def read_table(
         ([[5, 7, -1], [5, 8, 9]], ['ham', 'jam'])
     """
     if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii()):
-        raise ValueError(f"delimiter={delimiter!r}, expected one ASCII character: leave it away for a tab or comma")
+        raise ValueError(f"delimiter={delimiter!r}, expected one ASCII character: omit it for a tab or comma")
     is_list = isinstance(sequence, str)
     wanted = _Wanted((sequence,) if is_list else tuple(sequence), is_list, item_id)
     files = list_files(path, format)
@@ -316,7 +316,7 @@ def _read_tokens(batch: _Batch, name: str, values: Any, row_of: Callable[[int], 
             raise batch.row_error([name], row_of(at), expected) from error
     if not (pa.types.is_integer(values.type) or pa.types.is_null(values.type)):
         raise batch.type_error(name, f"integers: {fix}")
-    fix = "are these token ids? Padding is null or left away"
+    fix = "are these token ids? Padding is null or omitted"
     return _to_numpy(batch, name, values, row_of, at_least=0, fix=fix)
 
 

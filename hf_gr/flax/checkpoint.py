@@ -22,7 +22,7 @@ import safetensors.numpy
 from huggingface_hub import split_state_dict_into_shards_factory
 from jaxtyping import Array
 
-from hf_gr.files.atomic import os_errors, replaced_files
+from hf_gr.files.atomic import make_folder, os_errors, replaced_files
 from hf_gr.files.hub import Source, commit_of
 from hf_gr.files.pairs import CARD_FILE
 
@@ -162,9 +162,7 @@ def save(
         ValueError: a file in the folder's place.
         OSError: a file that cannot be written, such as on a full disk.
     """
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"save_directory={str(folder)!r} is a file, expected a folder: name another one")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     split = split_state_dict_into_shards_factory(
         dict(arrays),
         get_storage_size=lambda array: array.nbytes,

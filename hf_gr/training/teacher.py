@@ -368,7 +368,7 @@ def _write_shard(path: Path, rows: Sequence[_Row], answers: Sequence[_Answer], s
 
 
 def _temporary(path: Path) -> Path:
-    """A file's name until it is complete: the same in every run, which so takes away what a killed one left."""
+    """A file's name until it is complete: the same in every run, so that the next one replaces what a kill left."""
     return path.with_name(f".{path.name}.tmp")
 
 

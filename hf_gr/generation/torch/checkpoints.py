@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hf_gr.files import cards
 from hf_gr.files import draft_head as head_storage
-from hf_gr.files.atomic import replaced_file
+from hf_gr.files.atomic import make_folder, replaced_file
 from hf_gr.files.pairs import CARD_FILE
 from hf_gr.internals import source_of
 
@@ -46,9 +46,7 @@ def save_beside(
     save_draft_head(model, folder, state_dict=state_dict)
     if not _is_ours(model, custom_generate):
         return
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"save_directory={str(directory)!r} is a file, expected a folder: name another one")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     if custom_generate:
         _write_custom_generate(folder)
     card = folder / CARD_FILE

@@ -53,7 +53,7 @@ def add_draft_head(
             ids. Or a head, such as `DraftHead.from_pretrained(...)`, which brings all that follows with it but
             `tokenizer`; its placeholders' embeddings are written into the model's, in the rows of their ids. That it
             was trained on these weights nobody can check. Of a head that is part of another model, this is a copy.
-        tokenizer: gets the placeholders as special tokens, if it lacks them. Without one they are new ids behind the
+        tokenizer: gets the placeholders as special tokens, if it lacks them. Without one they are new ids after the
             model's embeddings, or those of the head before.
         transition: as in `DraftHeadConfig`, like the next three.
         use_state: as there.
