@@ -54,17 +54,17 @@ TOLD = {
     "torch.draft_head.DraftHead": (
         ("draft_head.safetensors", "all that the model does not", "the previous draft head is still readable"),
         ("in evaluation mode", "not for this token", "tensors that do not fit the config"),
-        ("an existing model card is kept", "The commit's address"),
+        ("an existing model card is kept", "The commit's URL"),
     ),
     "flax.draft_head.DraftHead": (
         ("draft_head.safetensors", "the previous draft head is still readable"),
         ("Load a draft head", "tensors that do not fit the config"),
-        ("an existing model card is kept", "The commit's address"),
+        ("an existing model card is kept", "The commit's URL"),
     ),
     "flax.model.FlaxModel": (
         ("max_shard_size: of a file", "gets a model card"),
         ("as transformers saves them", "dtype: what to convert parameters to", "NotImplementedError"),
-        ("max_shard_size", "The commit's address"),
+        ("max_shard_size", "The commit's URL"),
     ),
 }
 

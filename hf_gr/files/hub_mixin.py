@@ -106,7 +106,7 @@ class HubMixin:
             **upload: visibility, token, revision and message: see `hf_gr.files.hub.push_folder`.
 
         Returns:
-            The commit's address. All files are one commit: whatever fails, the repository is as before, and pushing
+            The commit's URL. All files are one commit: whatever fails, the repository is as before, and pushing
             again uploads only what is not there yet.
 
         Raises:

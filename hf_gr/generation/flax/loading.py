@@ -48,5 +48,5 @@ def load(repo_or_dir: str | Path, **kwargs: Any) -> Any:
     """A `FlaxModel` with the mixin, its `generation_config` a `GRGenerationConfig`; the arguments are its own."""
     model = enable(FlaxModel.from_pretrained(repo_or_dir, **kwargs))
     commit = commit_of_source(model.config)
-    remember_source(model, Source.of(repo_or_dir, kwargs).at(commit))  # the catalogue is of the weights' commit, too
+    remember_source(model, Source.of(repo_or_dir, kwargs).at(commit))  # catalogue and weights: one commit
     return model
