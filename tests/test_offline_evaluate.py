@@ -10,8 +10,9 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import numpy as np
 import offline_case
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,11 +20,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from offline_case import Case, make_case, make_users, options_of, read, run, write_users
+from typer.main import get_command as build_command
 from typer.testing import CliRunner
 
 from hf_gr import ConstraintIndex, evaluate, recommend
 from hf_gr.commands import app as cli
+from hf_gr.files.tables import Format
 from hf_gr.offline.metrics import RankingTotals
+from hf_gr.offline.options import options_for
+from hf_gr.offline.settings import Settings
 
 NUM_USERS = 60
 
@@ -222,6 +227,49 @@ def test_every_argument_has_a_flag() -> None:
         # Of the options of `generate`, drafting has a flag of its own.
         flags = set(inspect.signature(getattr(cli_of(name), name)).parameters) - reports - {"drafting"}
         assert flags == arguments
+
+
+@pytest.mark.parametrize("function", [recommend, evaluate])
+def test_every_option_is_stated_once(function: Any) -> None:
+    """The argument, its documentation and the command's option are made from one field of the settings."""
+    name, arguments = function.__name__, inspect.signature(function).parameters
+    stated = options_for(Settings, name)
+    by_name = {argument.name: argument for argument in arguments.values() if argument.kind is argument.KEYWORD_ONLY}
+    assert list(by_name) == [option.name for option in stated]
+    flags = build_command(cli.build_app()).commands[name].params
+    names = {flag.opts[0]: flag for flag in flags}
+    assert len(names) == len(flags)
+    for option in stated:
+        assert by_name[option.name].default == option.default
+        assert re.search(rf"^ +{option.name}: \S", inspect.getdoc(function) or "", re.MULTILINE)
+        flag = names.pop(f"--{(option.option.flag or option.name).replace('_', '-')}")
+        assert (flag.help, flag.rich_help_panel) == (option.option.help, option.option.panel)
+    written = {"recommend": {"--output"}, "evaluate": {"--json", "--plot"}}[name]
+    assert set(names) == {"--model", "--input", "--drafting", "--option"} | written
+
+
+def test_formats_are_those_of_tables() -> None:
+    for name in ("recommend", "evaluate"):
+        (reads,) = (each.option.reads for each in options_for(Settings, name) if each.name == "format")
+        assert reads == get_args(Format)
+
+
+def test_options_that_a_function_does_not_have(case: Case, users: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="target= is given .*, expected an argument of generate"):
+        run(case, users, tmp_path / "recs.parquet", target="seen")
+    with pytest.raises(TypeError, match="takes 3 positional arguments but 4 were given"):
+        recommend(case.model, users, tmp_path / "recs.parquet", case.index)  # pyright: ignore
+
+
+def test_numpy_integers_are_integers(case: Case, users: Path, tmp_path: Path) -> None:
+    options = {"top_k": 6, "num_beams": 8, "window_rows": 16, "prefix_tokens": [1, 2], "token_budget": 4096}
+    numpy = {name: np.int64(value) for name, value in options.items() if isinstance(value, int)}
+    numpy |= {"prefix_tokens": np.array(options["prefix_tokens"])}
+    plain = run(case, users, tmp_path / "plain.parquet", **options)
+    assert run(case, users, tmp_path / "numpy.parquet", **numpy).output.read_bytes() == plain.output.read_bytes()
+    assert run(case, users, plain.output, **numpy).num_resumed == 0  # the same run: it is refused if it is another
+    found = evaluate(case.model, users, constraint_index=case.index, history="seen", cutoffs=np.array([5, 1]))
+    assert found.cutoffs == (1, 5)
 
 
 def cli_of(name: str) -> Any:

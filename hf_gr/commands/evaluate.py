@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`hf-gr evaluate`: a table of users to metrics. Parses options; `hf_gr.offline` does the work.
+"""`hf-gr evaluate`: a table of users to metrics, by `hf_gr.evaluate`, whose options are its options.
 
 Exit codes are those of `hf-gr recommend`.
 """
@@ -8,128 +8,19 @@ Exit codes are those of `hf-gr recommend`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from .recommend import (
-    RUN,
-    SEARCH,
-    SKIPPED,
-    BudgetOption,
-    DelimiterOption,
-    DeviceMapOption,
-    DraftingOption,
-    DraftModelOption,
-    Dtype,
-    DtypeOption,
-    ExcludeOption,
-    FilterOption,
-    FormatOption,
-    GenerateOption,
-    HistoryOption,
-    IndexOption,
-    InputOption,
-    MaxPromptOption,
-    ModelOption,
-    OnError,
-    OnErrorOption,
-    PrefixOption,
-    ProgressOption,
-    SuffixOption,
-    TextOption,
-    TokenizerOption,
-    TokensOption,
-    WindowOption,
-    column,
-    errors_on_one_line,
-    is_main,
-    quiet_libraries,
-    read_numbers,
-    to_arguments,
-)
+from .flags import command, to_arguments
+from .recommend import SKIPPED, errors_on_one_line, is_main, quiet_libraries
 
-MEASURES = "What is measured"
-LISTS = ("cutoffs", "num_beams")  # integers between commas
-
-
-def evaluate(
-    model: ModelOption,
-    input: InputOption,
-    index: IndexOption = None,
-    history: HistoryOption = None,
-    tokens: TokensOption = None,
-    text: TextOption = None,
-    target: Annotated[
-        str | None, column("The item that came next, or lists of them. Default: the last item of --history.")
-    ] = None,
-    exclude: ExcludeOption = None,
-    filter: FilterOption = None,
-    group: Annotated[str | None, column("Parts of the users, each with metrics of its own.")] = None,
-    is_new: Annotated[str | None, column("Whether the target is a new item.")] = None,
-    new_items: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="New items instead, one id a line: users whose target is new get metrics of their own.",
-            exists=True,
-            dir_okay=False,
-            show_default=False,
-            rich_help_panel=MEASURES,
-        ),
-    ] = None,
-    cutoffs: Annotated[
-        str, typer.Option(metavar="K,K,...", help="Of Recall@K and NDCG@K.", rich_help_panel=MEASURES)
-    ] = "1,5,10",
-    num_beams: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,N,...",
-            help="Beams of the search; several numbers are evaluated one after the other. Default: the model's own, "
-            "else 20.",
-            show_default=False,
-            rich_help_panel=SEARCH,
-        ),
-    ] = None,
-    sampled_users: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Users whose latency is measured, and whose beams without the catalogue are looked up.",
-            rich_help_panel=MEASURES,
-        ),
-    ] = 16,
-    drafting: DraftingOption = None,
-    draft_model: DraftModelOption = None,
-    max_prompt_tokens: MaxPromptOption = None,
-    prefix_tokens: PrefixOption = None,
-    suffix_tokens: SuffixOption = None,
-    dtype: DtypeOption = Dtype.AUTO,
-    device_map: DeviceMapOption = None,
-    tokenizer: TokenizerOption = None,
-    option: GenerateOption = None,
-    token_budget: BudgetOption = None,
-    window_rows: WindowOption = None,
-    on_error: OnErrorOption = OnError.STOP,
-    format: FormatOption = None,
-    delimiter: DelimiterOption = None,
-    work_dir: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="For rows on the way, if processes are on several machines: one that all of them see.",
-            exists=True,
-            file_okay=False,
-            show_default=False,
-            rich_help_panel=RUN,
-        ),
-    ] = None,
-    progress: ProgressOption = True,
-    json: Annotated[
+REPORTS = {
+    "json": Annotated[
         Path | None,
         typer.Option(metavar="FILE.json", help="Write all numbers.", dir_okay=False, show_default=False),
-    ] = None,
-    plot: Annotated[
+    ],
+    "plot": Annotated[
         Path | None,
         typer.Option(
             metavar="FILE.png",
@@ -137,19 +28,21 @@ def evaluate(
             dir_okay=False,
             show_default=False,
         ),
-    ] = None,
-) -> None:
+    ],
+}
+
+
+@command(reports=REPORTS)
+def evaluate(*, json: Path | None, plot: Path | None, **flags: Any) -> None:
     """Measure recommendations against what users chose next.
 
     Without --target the last item of every history is what is looked for, and the others are the prompt. Exit codes
     are those of `hf-gr recommend`.
     """
-    flags = locals()
     with errors_on_one_line("evaluate"):
-        given = to_arguments({name: value for name, value in flags.items() if name not in ("json", "plot")})
-        given |= {name: read_numbers(f"--{name.replace('_', '-')}", given[name]) for name in LISTS if name in given}
-        if new_items is not None:
-            given["new_items"] = _read_ids(new_items)
+        given = to_arguments("evaluate", flags)
+        if "new_items" in given:
+            given["new_items"] = _read_ids(given["new_items"])
         for path in (json, plot):  # ahead of what takes time
             if path is not None and not path.absolute().parent.is_dir():
                 raise ValueError(f"{path.parent} is no folder, expected one that {path.name} can be written to")
@@ -160,6 +53,7 @@ def evaluate(
         quiet_libraries()
         from hf_gr.offline import evaluate as run
 
+        model = given["model"]
         found = run(given.pop("model"), given.pop("input"), **given)
         if is_main():
             from .evaluate_report import print_evaluation

@@ -12,7 +12,7 @@ from .index_plot import DARK, GREEN, LINES, ORANGE, TEXT, ConstrainedLayoutEngin
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from hf_gr.offline.evaluate import Evaluation
+    from hf_gr.offline.evaluation import Evaluation
 
 COLOURS = (DARK, GREEN, ORANGE)  # of the largest cutoffs
 MOST_LETTERS = 90  # of a title in one line

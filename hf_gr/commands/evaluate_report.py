@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from hf_gr.offline.evaluate import BeamResult, Evaluation
+    from hf_gr.offline.evaluation import BeamResult, Evaluation
 
 
 def print_evaluation(found: Evaluation, *, title: str) -> None:

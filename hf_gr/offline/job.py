@@ -15,7 +15,7 @@ from typing import Any
 from hf_gr import __version__
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.fingerprints import fingerprint_index
-from hf_gr.files.tables import Format, pa
+from hf_gr.files.tables import pa
 from hf_gr.generation import GRGenerationConfig
 from hf_gr.generation.torch.fingerprints import fingerprint_model
 
@@ -28,14 +28,13 @@ from .loading import (
     load_tokenizer,
     prompt_room,
 )
+from .options import deciding_rows
 from .processes import Processes
 from .prompts import PromptMaker
 from .settings import NUM_BEAMS, Settings
 from .users import Paths, Users, Window
 
 BOOKKEEPING = ("transformers_version", "_from_model_config")  # of a generation config; they decide nothing
-# Settings by which an interrupted run may go on differently: the advice of a bad row, and of a device without memory.
-CHANGEABLE = ("on_error", "token_budget")
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,9 @@ class Job:
     def manifest(self, users: Users) -> dict[str, Any]:
         """All that decides the rows, but for what may change where an interrupted run goes on."""
         decoder = self.decoder
-        settings = asdict(replace(self.settings, options={})) | {"num_beams": decoder.num_beams}
+        columns = asdict(self.settings.columns)
+        settings = {name: getattr(self.settings, name) for name in deciding_rows(Settings) if name not in columns}
+        settings |= {"columns": columns, "num_beams": decoder.num_beams, "options": {}}  # these are below
         tokenizer = self.maker.tokenizer if self.settings.columns.text is not None else None
         config = decoder.model.generation_config
         described = {
@@ -104,7 +105,7 @@ class Job:
             "generation config": _describe(config),
             "catalogue": fingerprint_index(decoder.index),
             "tokenizer": None if tokenizer is None else fingerprint_tokenizer(tokenizer),
-            "settings": {name: value for name, value in settings.items() if name not in CHANGEABLE},
+            "settings": settings,
             "options": {name: _describe(value) for name, value in sorted(self.settings.options.items())},
         }
         return json.loads(json.dumps(described))  # as it is read again: tuples are lists
@@ -114,41 +115,33 @@ class Job:
             raise ValueError(problems[min(problems)])
 
 
-def make_job(
-    model: Any,
-    users: Paths,
-    settings: Settings,
-    processes: Processes,
-    *,
-    index: Any,
-    format: Format | None,
-    delimiter: str | None,
-    tokenizer: Any,
-    draft_model: Any,
-    dtype: Any,
-    device_map: Any,
-) -> tuple[Job, Users]:
+def make_job(model: Any, users: Paths, settings: Settings, processes: Processes) -> tuple[Job, Users]:
     """Load what a run needs, and check it all before the first row."""
+    index, tokenizer = settings.constraint_index, settings.tokenizer
     if isinstance(index, (str, Path)) and str(index) != ".":
         index = ConstraintIndex.from_pretrained(index)  # ahead of the model: what is wrong with users shows at once
 
     def read_users(index: ConstraintIndex) -> Users:
-        are_strings = index.snapshot.are_strings
-        return Users(users, settings.columns, are_strings=are_strings, format=format, delimiter=delimiter)
+        how = {"format": settings.format, "delimiter": settings.delimiter}
+        return Users(users, settings.columns, are_strings=index.snapshot.are_strings, **how)
 
     table = read_users(index) if isinstance(index, ConstraintIndex) else None
     if settings.columns.text is not None:
         tokenizer = load_tokenizer(tokenizer, model)
     model = load_model(
-        model, dtype=dtype, device_map=device_map, device=processes.device, num_processes=processes.count
+        model,
+        dtype=settings.dtype,
+        device_map=settings.device_map,
+        device=processes.device,
+        num_processes=processes.count,
     )
     index = load_index(index, model)
     table = table or read_users(index)
     if settings.columns.text is not None:
         index.check_tokenizer(tokenizer)
-    if draft_model is not None:
-        options = settings.options | {"assistant_model": load_draft_model(draft_model, model)}
-        settings = replace(settings, options=options)
+    if settings.assistant_model is not None:
+        draft_model = load_draft_model(settings.assistant_model, model)
+        settings = replace(settings, options={**settings.options, "assistant_model": draft_model})
     decoder = Decoder(
         model,
         index,

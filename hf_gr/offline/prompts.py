@@ -15,7 +15,8 @@ from typing import Any
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.catalogue.trie import PADDING
 
-from .users import SKIPPING, UserColumns, Window, read_list
+from .columns import UserColumns
+from .users import SKIPPING, Window, read_list
 
 TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 

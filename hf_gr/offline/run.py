@@ -10,21 +10,19 @@ the parts that are there. Memory is that of a window.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from hf_gr.catalogue import ConstraintIndex
 from hf_gr.files.progress import progress_bar
-from hf_gr.files.tables import Format
 
 from .job import Job, make_job
+from .options import RECOMMEND, takes_options
 from .parts import Parts, check_output
 from .processes import Processes
-from .settings import TOKEN_BUDGET, WINDOW_ROWS, OnError, Settings
-from .users import Paths, UserColumns, Users
+from .settings import Settings
+from .users import Paths, Users
 
 
 @dataclass(frozen=True)
@@ -44,36 +42,8 @@ class Recommended:
     num_resumed: int
 
 
-def recommend(
-    model: Any,
-    users: Paths,
-    output: str | PathLike[str],
-    *,
-    constraint_index: ConstraintIndex | str | Path | None = None,
-    history: str | None = None,
-    tokens: str | None = None,
-    text: str | None = None,
-    user: str | None = None,
-    exclude: str | None = None,
-    filter: str | None = None,
-    top_k: int = 10,
-    num_beams: int | None = None,
-    assistant_model: Any = None,
-    on_error: OnError = "stop",
-    overwrite: bool = False,
-    format: Format | None = None,
-    delimiter: str | None = None,
-    tokenizer: Any = None,
-    prefix_tokens: Sequence[int] = (),
-    suffix_tokens: Sequence[int] = (),
-    max_prompt_tokens: int | None = None,
-    token_budget: int = TOKEN_BUDGET,
-    window_rows: int = WINDOW_ROWS,
-    dtype: Any = "auto",
-    device_map: Any = None,
-    progress: bool = True,
-    **options: Any,
-) -> Recommended:
+@takes_options(Settings, RECOMMEND)
+def recommend(model: Any, users: Paths, output: str | PathLike[str], **options: Any) -> Recommended:
     """Recommend items to every user of a table, and write them to a Parquet file, in the order of the table.
 
     Runs as it is on one device, and under `accelerate launch` on many: call it in every process. Each has the model
@@ -88,35 +58,6 @@ def recommend(
         output: a `.parquet` file with the columns of `user` (or `row`, from 0), `items` (ids, best first), `scores`
             (as `sequences_scores`), and with `on_error="skip"` also `error`. There are at most `top_k` items, less
             where fewer are allowed. Items of one sequence have one score.
-        constraint_index: the catalogue, or its name; by default the one that the checkpoint names.
-        history: column of lists of item ids, oldest first; the prompt is their tokens (without end tokens), of as many
-            of the latest as the model has room for. This, `tokens` or `text`.
-        tokens: column of lists of token ids: the prompt as it is.
-        text: column of texts, for the tokenizer.
-        user: column that says who it is, of any type, copied.
-        exclude: column of lists of ids that a user is not answered with; it may be the history's. Ids that the
-            catalogue does not have are fine, and so is null.
-        filter: column of lists of the only ids that a user may be answered with; null allows all, an empty list none.
-        top_k: items for every user.
-        num_beams: of the search, 2 or more and at least `top_k`; by default the checkpoint's own, if it has any, else
-            20, or `top_k` if that is more.
-        assistant_model: a draft model for `generate`, loaded or by name.
-        on_error: `"stop"` at the first row that cannot be answered, or `"skip"` it, with an empty row that says why.
-            A damaged file stops in any case. A run that has stopped may go on with `"skip"`.
-        overwrite: replace the output or the parts of another run. Those of this run are gone on with in any case.
-        format: of `users`: `"parquet"`, `"csv"` or `"jsonl"`; by default what the ending says.
-        delimiter: of CSV; by default a tab in `.tsv` and a comma elsewhere.
-        tokenizer: for `text`, or its name; by default the checkpoint's.
-        prefix_tokens: in front of every history, such as a begin token.
-        suffix_tokens: behind every history.
-        max_prompt_tokens: of a prompt; the latest are kept.
-        token_budget: the most tokens of a batch, padding and beams included: take a smaller one where memory runs out.
-            It decides the last digits of scores alone, and may be another one when a run goes on.
-        window_rows: users that are sorted, decoded and written together; so many are held, and lost when a process
-            dies. It, too, decides the last digits of scores.
-        dtype: of a model that is loaded here: `"auto"` (the checkpoint's), `"float32"`, `"bfloat16"` or `"float16"`.
-        device_map: of a model that is loaded here, such as `"auto"` for one larger than a device; in one process only.
-        progress: show a bar, if stderr is a terminal; the first process does.
         options: further arguments of `generate`: `drafting="trie"`, `length_penalty`, ... Sampling is refused, since
             rows would not be the same again.
 
@@ -133,44 +74,19 @@ def recommend(
         >>> import hf_gr  # doctest: +SKIP
         >>> hf_gr.recommend("me/recommender", "users.parquet", "recs.parquet", history="items")  # doctest: +SKIP
     """
-    settings = Settings(
-        columns=UserColumns(history, tokens, text, user, exclude, filter),
-        top_k=top_k,
-        num_beams=num_beams,
-        options=options,
-        on_error=on_error,
-        token_budget=token_budget,
-        window_rows=window_rows,
-        max_prompt_tokens=max_prompt_tokens,
-        prefix_tokens=tuple(prefix_tokens),
-        suffix_tokens=tuple(suffix_tokens),
-    )
+    settings = Settings.read(RECOMMEND, options).checked()
     check_output(Path(output), users)
     processes = Processes()
-    job, table = make_job(
-        model,
-        users,
-        settings,
-        processes,
-        index=constraint_index,
-        format=format,
-        delimiter=delimiter,
-        tokenizer=tokenizer,
-        draft_model=assistant_model,
-        dtype=dtype,
-        device_map=device_map,
-    )
-    return run_job(job, table, Path(output), processes, overwrite=overwrite, progress=progress)
+    job, table = make_job(model, users, settings, processes)
+    return run_job(job, table, Path(output), processes)
 
 
-def run_job(
-    job: Job, users: Users, output: Path, processes: Processes, *, overwrite: bool, progress: bool
-) -> Recommended:
+def run_job(job: Job, users: Users, output: Path, processes: Processes) -> Recommended:
     """Run a job over a table, with all processes, from where it stopped."""
     parts = Parts(output, with_errors=job.settings.on_error == "skip")
     try:
         is_done = processes.by_main(
-            lambda: parts.prepare(job.manifest(users), overwrite=overwrite), doing="has refused the run"
+            lambda: parts.prepare(job.manifest(users), overwrite=job.settings.overwrite), doing="has refused the run"
         )
         if is_done:
             return Recommended(output, *processes.by_main(parts.totals, doing="cannot read the output"), num_resumed=0)
@@ -178,7 +94,7 @@ def run_job(
         failure: Exception | None = None
         num_windows = 0
         try:
-            num_windows = _run_windows(job, users, parts, processes, shown=progress)
+            num_windows = _run_windows(job, users, parts, processes)
         except Exception as error:  # told to the others, and raised below
             failure = error
             parts.stop()
@@ -196,14 +112,14 @@ def run_job(
         parts.release()
 
 
-def _run_windows(job: Job, users: Users, parts: Parts, processes: Processes, *, shown: bool) -> int:
+def _run_windows(job: Job, users: Users, parts: Parts, processes: Processes) -> int:
     """Write the parts of this process; how many windows there are in all."""
     size, num_windows = job.settings.window_rows, 0
     bar = progress_bar(
         "Recommending",
         lambda: users.num_rows,
         unit="users",
-        shown=shown and processes.is_main,
+        shown=job.settings.progress and processes.is_main,
         finished=lambda: parts.count() * size,
     )
     with bar as advance:

@@ -1,17 +1,33 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How a table is read and answered, checked before anything is loaded. Knows no model and no file."""
+"""All options of `recommend` and `evaluate`, each stated once. Knows no model and no file.
+
+A field of `Settings` that is an option makes the argument of the function with its documentation, and the option of
+the command: who adds one adds it here, and reads it where it has its effect. `--help` waits for what is imported
+here: nothing that is slow.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from .users import UserColumns
+from .columns import UserColumns
+from .options import EVALUATE, MEASURES, RECOMMEND, RUN, SEARCH, Option, column, option, options_for, variants
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hf_gr.catalogue import ConstraintIndex
+    from hf_gr.files.tables import Format
 
 WINDOW_ROWS = 2048  # some ten batches: sorting finds alike lengths, and little is lost when a run is killed
 TOKEN_BUDGET = 16_384
 NUM_BEAMS = 20
+CUTOFFS = (1, 5, 10)
+SAMPLED_USERS = 16  # whose latency is measured, and whose unconstrained beams are looked up
 OnError = Literal["stop", "skip"]
 # What `recommend` gives to `generate` itself.
 OWN_OPTIONS = frozenset(
@@ -21,48 +37,298 @@ OWN_OPTIONS = frozenset(
 SAMPLING_OPTIONS = frozenset("temperature top_k top_p top_h min_p typical_p epsilon_cutoff eta_cutoff".split())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a table is read and answered. Attributes are those of `recommend`; `num_beams` may be None.
+    """How a table is read and answered: the options, in the order of `--help`, and two fields that are none.
 
-    Raises:
-        ValueError: settings that mean nothing.
+    Columns are those of the table of users. What is loaded, such as the catalogue, decides rows by what is in it,
+    which a run knows by its fingerprint.
+
+    Attributes:
+        options: further arguments of `generate`.
+        leave_one_out: the last item of every history is what came next.
 
     Example:
-        >>> Settings(UserColumns(history="items"), top_k=30, num_beams=20, options={})
+        >>> Settings(history="items", top_k=30, num_beams=20).checked()
         Traceback (most recent call last):
         ValueError: num_beams=20, expected at least top_k=30: beams are what items come from
     """
 
-    columns: UserColumns
-    top_k: int
-    num_beams: int | None
-    options: dict[str, Any]
-    on_error: OnError = "stop"
-    token_budget: int = TOKEN_BUDGET
-    window_rows: int = WINDOW_ROWS
-    max_prompt_tokens: int | None = None
-    prefix_tokens: tuple[int, ...] = ()
-    suffix_tokens: tuple[int, ...] = ()
+    constraint_index: ConstraintIndex | str | Path | None = option(
+        None,
+        "the catalogue, or its name; by default the one that the checkpoint names.",
+        help="The catalogue's folder or repository. Default: the one that the model names.",
+        flag="index",
+        metavar="INDEX",
+        decides_rows=False,
+    )
+    history: str | None = column(
+        "column of lists of item ids, oldest first; the prompt is their tokens (without end tokens), of as many of "
+        "the latest as the model has room for. This, `tokens` or `text`.",
+        help="Lists of item ids, oldest first; in CSV texts such as `5 7` or `[5, 7]`. This, --tokens or --text.",
+    )
+    tokens: str | None = column(
+        "column of lists of token ids: the prompt as it is.", help="Lists of token ids: prompts as they are."
+    )
+    text: str | None = column("column of texts, for the tokenizer.", help="Texts, for the model's tokenizer.")
+    user: str | None = column(
+        "column that says who it is, of any type, copied.",
+        help="Who it is; copied to the output. Default: row numbers.",
+        of=[RECOMMEND],
+    )
+    target: str | None = column(
+        "column of the item that came next, or of lists of them.",
+        help="The item that came next, or lists of them. Default: the last item of --history.",
+        of=[EVALUATE],
+    )
+    exclude: str | None = column(
+        "column of lists of ids that a user is not answered with; it may be the history's. Ids that the catalogue "
+        "does not have are fine, and so is null.",
+        help="Lists of items that a user must not be answered with; it may be the history's column.",
+    )
+    filter: str | None = column(
+        "column of lists of the only ids that a user may be answered with; null allows all, an empty list none.",
+        help="Lists of the only items that a user may be answered with; null allows all.",
+    )
+    group: str | None = column(
+        "column of parts of the users, each of which gets metrics of its own.",
+        help="Parts of the users, each with metrics of its own.",
+        of=[EVALUATE],
+    )
+    is_new: str | None = column(
+        "column of true and false (or 1 and 0): whether the target is new, in place of `new_items`.",
+        help="Whether the target is a new item.",
+        of=[EVALUATE],
+    )
+    new_items: Iterable[Any] | None = option(
+        None,
+        "ids of items that are new; users whose first target is one of them get metrics of their own.",
+        help="New items instead, one id a line: users whose target is new get metrics of their own.",
+        of=[EVALUATE],
+        panel=MEASURES,
+        metavar="FILE",
+        reads="file",
+        decides_rows=False,
+    )
+    cutoffs: Sequence[int] = option(
+        CUTOFFS,
+        "the K of Recall@K and NDCG@K; the largest is the number of items that a user gets.",
+        help="Of Recall@K and NDCG@K.",
+        of=[EVALUATE],
+        panel=MEASURES,
+        metavar="K,K,...",
+        reads="integers",
+        decides_rows=False,
+    )
+    top_k: int = option(
+        10,
+        "items for every user.",
+        help="Items for every user.",
+        of=[RECOMMEND],
+        panel=SEARCH,
+        reads="integer",
+        at_least=1,
+    )
+    # `evaluate` takes several, and has settings with one of them for each.
+    num_beams: int | None = variants(
+        None,
+        {
+            RECOMMEND: Option(
+                "of the search, 2 or more and at least `top_k`; by default the checkpoint's own, if it has any, else "
+                "20, or `top_k` if that is more.",
+                help="Beams of the search. Default: the model's own, else 20.",
+                panel=SEARCH,
+                reads="integer",
+                at_least=2,
+            ),
+            EVALUATE: Option(
+                "one number or several, each evaluated; by default the checkpoint's own, else 20.",
+                help="Beams of the search; several numbers are evaluated one after the other. Default: the model's "
+                "own, else 20.",
+                panel=SEARCH,
+                metavar="N,N,...",
+                reads="integers",
+                annotation="int | Sequence[int] | None",
+            ),
+        },
+    )
+    sampled_users: int = option(
+        SAMPLED_USERS,
+        "users whose latency is measured, one after the other, and whose beams without the catalogue are looked up; 0 "
+        "for neither.",
+        help="Users whose latency is measured, and whose beams without the catalogue are looked up.",
+        of=[EVALUATE],
+        panel=MEASURES,
+        reads="integer",
+        at_least=0,
+        decides_rows=False,
+    )
+    assistant_model: Any = option(
+        None,
+        "a draft model for `generate`, loaded or by name.",
+        help="A draft model's folder or repository, for --drafting assistant.",
+        panel=SEARCH,
+        flag="draft_model",
+        metavar="MODEL",
+        decides_rows=False,
+    )
+    max_prompt_tokens: int | None = option(
+        None,
+        "of a prompt; the latest are kept.",
+        help="Tokens of a prompt; the latest are kept. Default: what fits.",
+        panel=SEARCH,
+        reads="integer",
+        at_least=1,
+    )
+    prefix_tokens: Sequence[int] = option(
+        (),
+        "in front of every history, such as a begin token.",
+        help="Token ids in front of every history.",
+        panel=SEARCH,
+        metavar="N,N,...",
+        reads="integers",
+    )
+    suffix_tokens: Sequence[int] = option(
+        (),
+        "after every history.",
+        help="Token ids behind every history.",
+        panel=SEARCH,
+        metavar="N,N,...",
+        reads="integers",
+    )
+    dtype: Any = option(
+        "auto",
+        'of a model that is loaded here: `"auto"` (the checkpoint\'s), `"float32"`, `"bfloat16"` or `"float16"`.',
+        help="What weights are loaded as.",
+        panel=SEARCH,
+        reads=("auto", "float32", "bfloat16", "float16"),
+        decides_rows=False,
+    )
+    device_map: Any = option(
+        None,
+        'of a model that is loaded here, such as `"auto"` for one larger than a device; in one process only.',
+        help="Spread a model over several devices, in one process.",
+        panel=SEARCH,
+        metavar="auto",
+        decides_rows=False,
+    )
+    tokenizer: Any = option(
+        None,
+        "for `text`, or its name; by default the checkpoint's.",
+        help="For --text. Default: the model's own.",
+        panel=SEARCH,
+        metavar="NAME",
+        decides_rows=False,
+    )
+    token_budget: int = option(
+        TOKEN_BUDGET,
+        "the most tokens of a batch, padding and beams included: take a smaller one where memory runs out. Affects "
+        "only the last digits of scores; may change between a run and its resumption.",
+        help=f"The most tokens of a batch, padding and beams included. Default: {TOKEN_BUDGET}.",
+        panel=RUN,
+        reads="integer",
+        at_least=1,
+        decides_rows=False,  # the advice where a device has no memory
+    )
+    window_rows: int = option(
+        WINDOW_ROWS,
+        "users that are sorted, decoded and written together; so many are held, and lost when a process dies. It, "
+        "too, affects the last digits of scores.",
+        help=f"Users that are sorted by length, decoded and written together. Default: {WINDOW_ROWS}.",
+        panel=RUN,
+        reads="integer",
+        at_least=1,
+    )
+    on_error: OnError = option(
+        "stop",
+        '`"stop"` at the first row that cannot be answered, or `"skip"` it, with an empty row that says why. A '
+        'damaged file stops in any case. A run that has stopped may go on with `"skip"`.',
+        help="Stop at a row that cannot be answered, or skip it.",
+        panel=RUN,
+        reads=get_args(OnError),
+        decides_rows=False,  # the advice of a bad row
+    )
+    overwrite: bool = option(
+        False,
+        "replace the output or the parts of another run. Those of this run are gone on with in any case.",
+        help="Replace the output, or the parts, of another run.",
+        of=[RECOMMEND],
+        panel=RUN,
+        reads="switch",
+        decides_rows=False,
+    )
+    format: Format | None = option(
+        None,
+        'of `users`: `"parquet"`, `"csv"` or `"jsonl"`; by default what the ending says.',
+        help="What USERS is. Default: what its ending says.",
+        panel=RUN,
+        reads=("parquet", "csv", "jsonl"),
+        decides_rows=False,
+    )
+    delimiter: str | None = option(
+        None,
+        "of CSV; by default a tab in `.tsv` and a comma elsewhere.",
+        help="What separates the columns of CSV. Default: a tab in .tsv, else a comma.",
+        panel=RUN,
+        metavar="CHARACTER",
+        decides_rows=False,
+    )
+    work_dir: str | Path | None = option(
+        None,
+        "a folder for rows on the way, which all processes see; by default one of the system's.",
+        help="For rows on the way, if processes are on several machines: one that all of them see.",
+        of=[EVALUATE],
+        panel=RUN,
+        metavar="FOLDER",
+        reads="folder",
+        decides_rows=False,
+    )
+    progress: bool = option(
+        True,
+        "show a bar, if stderr is a terminal; the first process does.",
+        help="Show a bar, if stderr is a terminal.",
+        panel=RUN,
+        reads="both",
+        decides_rows=False,
+    )
+    options: Mapping[str, Any] = field(default_factory=dict)
     leave_one_out: bool = False
+
+    @classmethod
+    def read(cls, function: str, given: Mapping[str, Any]) -> Settings:
+        """The settings that a function's keyword arguments say; those that are no options of it are for `generate`."""
+        names = {each.name for each in options_for(cls, function)}
+        own = {name: value for name, value in given.items() if name in names}
+        return cls(**own, options={name: value for name, value in given.items() if name not in names})
+
+    @cached_property
+    def columns(self) -> UserColumns:
+        """The columns that are read."""
+        return UserColumns(**{each.name: getattr(self, each.name) for each in fields(UserColumns)})
 
     @property
     def has_targets(self) -> bool:
         """Whether rows have what users chose next."""
-        return self.leave_one_out or self.columns.target is not None
+        return self.leave_one_out or self.target is not None
 
-    def __post_init__(self) -> None:
-        for name in ("top_k", "token_budget", "window_rows"):
-            check_count(name, getattr(self, name))
+    def checked(self) -> Settings:
+        """The same, with integers that are Python's and token ids that are tuples.
+
+        Raises:
+            ValueError: settings that mean nothing.
+        """
+        tokens = {name: tuple(getattr(self, name)) for name in ("prefix_tokens", "suffix_tokens")}
+        reads_history = self.columns.history is not None
+        counts = {name: count(name, getattr(self, name)) for name in ("top_k", "token_budget", "window_rows")}
         if self.max_prompt_tokens is not None:
-            check_count("max_prompt_tokens", self.max_prompt_tokens)
+            counts["max_prompt_tokens"] = count("max_prompt_tokens", self.max_prompt_tokens)
         if self.num_beams is not None:
-            check_count("num_beams", self.num_beams, at_least=2)
+            counts["num_beams"] = count("num_beams", self.num_beams, at_least=2)
             if self.num_beams < self.top_k:
                 raise ValueError(
                     f"num_beams={self.num_beams}, expected at least top_k={self.top_k}: beams are what items come from"
                 )
-        if self.on_error not in ("stop", "skip"):
+        if self.on_error not in get_args(OnError):
             raise ValueError(f"on_error={self.on_error!r}, expected 'stop' or 'skip'")
         owned = sorted(OWN_OPTIONS & set(self.options))
         if owned:
@@ -76,15 +342,24 @@ class Settings:
             raise ValueError(
                 f"{idle[0]}={self.options[idle[0]]!r} has no effect without sampling, expected none: leave it away"
             )
-        for name in ("prefix_tokens", "suffix_tokens"):
-            tokens = getattr(self, name)
-            if tokens and self.columns.history is None:
+        for name, ids in tokens.items():
+            if ids and not reads_history:
                 raise ValueError(f"{name} without history=, expected both: other prompts are taken as they are")
-            if any(type(token) is not int or token < 0 for token in tokens):
-                raise ValueError(f"{name}={tokens}, expected token ids")
+            if not all(is_count(token, at_least=0) for token in ids):
+                raise ValueError(f"{name}={ids}, expected token ids")
+            tokens[name] = tuple(map(int, ids))
+        return replace(self, **counts, **tokens)
 
 
-def check_count(name: str, value: Any, *, at_least: int = 1) -> None:
-    """Refuse what is no integer, or too small a one."""
-    if type(value) is not int or value < at_least:
+def count(name: str, value: Any, *, at_least: int = 1) -> int:
+    """An integer, Python's or NumPy's, as Python's; refuse what is none, or too small a one."""
+    if not is_count(value, at_least=at_least):
         raise ValueError(f"{name}={value!r}, expected an integer of {at_least} or more")
+    return int(value)
+
+
+def is_count(value: Any, *, at_least: int = 1) -> bool:
+    """Whether a value is an integer, Python's or NumPy's, and large enough."""
+    from hf_gr.catalogue.sequences import is_integer  # takes its time, which `--help` need not
+
+    return is_integer(value) and value >= at_least

@@ -33,69 +33,12 @@ from hf_gr.files.tables import (
     shorten,
 )
 
+from .columns import UserColumns
+
 Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
 # What pyarrow raises for a file that is damaged or of another format.
 READ_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)
 SKIPPING = "drop the row, or skip such rows with on_error='skip' (--on-error skip)"
-
-
-@dataclass(frozen=True)
-class UserColumns:
-    """The columns that are read, by what they mean; None for what there is not.
-
-    Attributes:
-        history: lists of item ids, oldest first.
-        tokens: lists of token ids: the prompt as it is.
-        text: the prompt as a text.
-        user: who it is, of any type; the row number without it.
-        exclude: lists of ids of items that the user must not be answered with.
-        filter: lists of ids of the only items that the user may be answered with; null for any.
-        target: the item that came next, or a list of them.
-        group: a part of the users, such as a country.
-        is_new: whether the target is a new item.
-    """
-
-    history: str | None = None
-    tokens: str | None = None
-    text: str | None = None
-    user: str | None = None
-    exclude: str | None = None
-    filter: str | None = None
-    target: str | None = None
-    group: str | None = None
-    is_new: str | None = None
-
-    def __post_init__(self) -> None:
-        given = [name for name in ("history", "tokens", "text") if getattr(self, name) is not None]
-        if len(given) != 1:
-            found = " and ".join(f"{name}={getattr(self, name)!r}" for name in given) or "no column"
-            raise ValueError(
-                f"{found} is given, expected one of history=, tokens= and text= (--history, --tokens, "
-                "--text): the column that makes the prompt"
-            )
-
-    @property
-    def by_role(self) -> dict[str, str]:
-        """What each column means, and its name."""
-        roles = ("history", "tokens", "text", "user", "exclude", "filter", "target", "group", "is_new")
-        return {role: getattr(self, role) for role in roles if getattr(self, role) is not None}
-
-    @property
-    def names(self) -> list[str]:
-        """The columns, each once: the history may be what is excluded, too."""
-        return list(dict.fromkeys(self.by_role.values()))
-
-    def check(self, file: Path, names: Sequence[str], there: Sequence[str]) -> None:
-        """Refuse a file that does not have each of these columns once."""
-        for name in names:
-            if there.count(name) != 1:
-                role = next(role for role, column in self.by_role.items() if column == name)
-                how_many = f"{there.count(name)} columns" if name in there else "no column"
-                listed = ", ".join(map(repr, there)) or "(there are none)"
-                raise ValueError(
-                    f"{file} has {how_many} {name!r}, expected one of {listed}: name it with {role}= "
-                    f"(--{role.replace('_', '-')})"
-                )
 
 
 class Users:

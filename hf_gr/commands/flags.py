@@ -1,0 +1,154 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Options of `hf-gr recommend` and `hf-gr evaluate`, made from what `hf_gr.offline.settings` states, and read back.
+
+Knows no option by name but those of the two commands alone: what is read and written, and what `generate` is told.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from enum import Enum, StrEnum
+from inspect import Parameter
+from inspect import Signature as CallSignature
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from hf_gr.offline.options import SEARCH, Option, Stated, options_for
+from hf_gr.offline.settings import Settings
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+MODEL = Annotated[
+    str, typer.Option("--model", "-m", metavar="MODEL", help="A model's folder or repository.", show_default=False)
+]
+INPUT = Annotated[
+    list[Path],
+    typer.Option(
+        "--input",
+        "-i",
+        metavar="USERS",
+        help="A table of users: .parquet, .csv, .tsv or .jsonl (also .gz, .bz2, .zst), or a folder of them; may be "
+        "given several times.",
+        show_default=False,
+    ),
+]
+DRAFTING = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOW",
+        help="trie, head, assistant or auto; see `generate`. Default: the model's own.",
+        rich_help_panel=SEARCH,
+    ),
+]
+GENERATE = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="A further argument of `generate`, such as length_penalty=0.5; may be given several times.",
+        show_default=False,
+        rich_help_panel=SEARCH,
+    ),
+]
+# Of `generate`; each with the option before which it stands.
+BESIDE = {"assistant_model": ("drafting", DRAFTING), "token_budget": ("option", GENERATE)}
+
+
+def command(*, output: Any = None, reports: Mapping[str, Any] | None = None) -> Callable[[Command], Command]:
+    """Give a command, which takes `**flags`, the options of the function of its name.
+
+    Args:
+        output: of the command, as an annotation; None if it has none.
+        reports: options of the command alone, which are not passed on, as annotations.
+    """
+
+    def describe(function: Command) -> Command:
+        written = {} if output is None else {"output": output}
+        required = {"model": MODEL, "input": INPUT} | written
+        parameters = [_parameter(name, annotation) for name, annotation in required.items()]
+        for stated in options_for(Settings, function.__name__):
+            if stated.name in BESIDE:
+                parameters.append(_parameter(*BESIDE[stated.name], None))
+            parameters.append(_parameter(stated.option.flag or stated.name, _annotation(stated), _default(stated)))
+        parameters += [_parameter(name, annotation, None) for name, annotation in (reports or {}).items()]
+        function.__dict__["__signature__"] = CallSignature(parameters)
+        return function
+
+    return describe
+
+
+def to_arguments(function: str, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags that are given, as arguments of the function behind a command; the others are left to its defaults.
+
+    Raises:
+        ValueError: a list of integers, or a further argument, that is none.
+    """
+    given = {name: value for name, value in flags.items() if value is not None}
+    for stated in options_for(Settings, function):
+        flag = stated.option.flag or stated.name
+        if flag in given:
+            value = given.pop(flag)
+            if stated.option.reads == "integers":
+                value = _read_integers(f"--{flag.replace('_', '-')}", value)
+            given[stated.name] = value.value if isinstance(value, Enum) else value
+    for text in given.pop("option", ()):
+        name, equals, value = text.partition("=")
+        if not (name.isidentifier() and equals) or name in given:
+            raise ValueError(
+                f"--option {text!r}, expected NAME=VALUE of an argument of generate that has no flag of its own"
+            )
+        try:
+            given[name] = json.loads(value)
+        except ValueError:
+            given[name] = value
+    return given
+
+
+def _parameter(name: str, annotation: Any, default: Any = Parameter.empty) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _annotation(stated: Stated) -> Any:
+    """What typer is told of an option."""
+    option, name = stated.option, (stated.option.flag or stated.name).replace("_", "-")
+    kind = _kind(stated.name, option)
+    kind = kind if _default(stated) is not None else kind | None
+    return Annotated[
+        kind,
+        typer.Option(
+            # A switch is --no-... otherwise, too.
+            *[f"--{name}"] * (option.reads != "both"),
+            metavar=option.metavar,
+            help=option.help,
+            min=option.at_least,
+            exists=option.reads in ("file", "folder"),
+            file_okay=option.reads != "folder",
+            dir_okay=option.reads != "file",
+            show_default="Default:" not in option.help,
+            rich_help_panel=option.panel,
+        ),
+    ]
+
+
+def _kind(name: str, option: Option) -> Any:
+    if isinstance(option.reads, tuple):
+        return StrEnum(name, {value.upper(): value for value in option.reads})
+    kinds = {"integer": int, "switch": bool, "both": bool, "file": Path, "folder": Path}
+    return kinds.get(option.reads, str)
+
+
+def _default(stated: Stated) -> Any:
+    """The function's default as the command line has it."""
+    if stated.option.reads == "integers":
+        return ",".join(map(str, stated.default or ())) or None
+    return stated.default
+
+
+def _read_integers(flag: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{flag} {text!r}, expected integers such as 5,10") from None

@@ -1,0 +1,177 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`evaluate`: how good and how fast recommendations are, for one number of beams or several.
+
+Rows come from the same code as `recommend`'s, over the same processes; what is counted here is counted by the first.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from .job import Job, make_job
+from .loading import input_device
+from .measures import count_rows, time_users
+from .options import EVALUATE, takes_options
+from .processes import Processes
+from .run import run_job
+from .settings import Settings, count, is_count
+from .users import Paths, Users
+
+
+@dataclass(frozen=True)
+class BeamResult:
+    """What one number of beams gives.
+
+    Attributes:
+        num_beams: of the search.
+        num_users: users that were evaluated.
+        num_skipped: rows that could not be answered, which count nowhere.
+        metrics: by name, over all users: see `RankingTotals`.
+        groups: the same by group, with `num_users`; empty without a column of groups.
+        new_items: the same over the users whose target is a new item; empty where none was named.
+        coverage: the share of the catalogue's items that are recommended to somebody.
+        filled: the share of the places of all lists that hold an item; less than 1 where filters leave too few.
+        invalid: the share of recommended items that the catalogue does not have: 0, and counted all the same.
+        unconstrained_invalid: the share of beams that are no item when the same model generates freely, over a sample.
+        latency_seconds: mean time until one user alone is answered, over a sample.
+        users_per_second: of all processes together, in batches.
+    """
+
+    num_beams: int
+    num_users: int
+    num_skipped: int
+    metrics: dict[str, float]
+    groups: dict[str, dict[str, float]]
+    new_items: dict[str, float]
+    coverage: float
+    filled: float
+    invalid: float
+    unconstrained_invalid: float | None
+    latency_seconds: float | None
+    users_per_second: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What `evaluate` found, by number of beams in the order in which they were asked for.
+
+    Attributes:
+        cutoffs: the K of the metrics.
+        results: one for each number of beams.
+        hardware: what it ran on.
+    """
+
+    cutoffs: tuple[int, ...]
+    results: tuple[BeamResult, ...]
+    hardware: str
+
+    def to_json(self) -> str:
+        """One JSON object; its fields are those of this class."""
+        return json.dumps(asdict(self), indent=2)
+
+
+@takes_options(Settings, EVALUATE)
+def evaluate(model: Any, users: Paths, **options: Any) -> Evaluation:
+    """Measure recommendations against what users chose next.
+
+    Without `target` it is leave-one-out: the last item of every history is the target, the others are the prompt;
+    `tokens` and `text` need `target`. Items that are excluded never include the target. Rows that are skipped
+    (`on_error="skip"`) count nowhere.
+
+    Args:
+        model: as in `recommend`.
+        users: a table of users, as in `recommend`.
+        options: further arguments of `generate`.
+
+    Returns:
+        The metrics, in every process.
+
+    Raises:
+        ValueError, OSError, RuntimeError: as `recommend`; and arguments that do not go together.
+    """
+    given = Settings.read(EVALUATE, options)
+    cutoffs = tuple(given.cutoffs)
+    if not cutoffs or not all(map(is_count, cutoffs)):
+        raise ValueError(f"cutoffs={given.cutoffs!r}, expected integers of 1 or more")
+    cutoffs = tuple(sorted(set(map(int, cutoffs))))
+    if given.target is None and given.history is None:
+        raise ValueError("target=None without history=, expected the column of what came next: pass target=")
+    if given.new_items is not None and given.is_new is not None:
+        raise ValueError("new_items= and is_new= are given, expected one of them")
+    count("sampled_users", given.sampled_users, at_least=0)
+    beams: Any = given.num_beams
+    beams = list(dict.fromkeys(beams)) if isinstance(beams, Sequence) else [beams]
+    if not beams:
+        raise ValueError("num_beams=[], expected one number or more")
+    given = replace(given, top_k=cutoffs[-1], leave_one_out=given.target is None, overwrite=True)
+    every = [replace(given, num_beams=width).checked() for width in beams]
+    processes = Processes()
+    job, table = make_job(model, users, every[0], processes)
+    new_items = None if given.new_items is None else frozenset(given.new_items)
+    folder = Path(
+        processes.by_main(
+            lambda: tempfile.mkdtemp(prefix="hf_gr-evaluate-", dir=given.work_dir),
+            doing="has no folder for rows on the way",
+        )
+    )
+    try:
+        results = [
+            _evaluate_beams(job, table, one.num_beams or job.decoder.num_beams, folder, processes, cutoffs, new_items)
+            for one in every
+        ]
+    finally:
+        if processes.is_main:
+            shutil.rmtree(folder, ignore_errors=True)
+    return Evaluation(cutoffs, tuple(results), _hardware(job.decoder.model, processes.count))
+
+
+def _evaluate_beams(
+    job: Job,
+    users: Users,
+    num_beams: int,
+    folder: Path,
+    processes: Processes,
+    cutoffs: tuple[int, ...],
+    new_items: Collection[Any] | None,
+) -> BeamResult:
+    job = replace(
+        job,
+        settings=replace(job.settings, num_beams=num_beams),
+        decoder=replace(job.decoder, num_beams=num_beams),
+    )
+    # By the first process; nobody else begins while it takes the time.
+    latency, invalid = processes.by_main(
+        lambda: time_users(job, users, job.settings.sampled_users), doing="could not take the time"
+    )
+    start = perf_counter()
+    made = run_job(job, users, folder / f"{num_beams}.parquet", processes)
+    seconds = perf_counter() - start
+    counted = processes.by_main(
+        lambda: count_rows(made.output, job.decoder.index, cutoffs, new_items), doing="could not count"
+    )
+    return BeamResult(
+        num_beams=num_beams,
+        num_users=made.num_rows - made.num_skipped,
+        num_skipped=made.num_skipped,
+        **counted,
+        unconstrained_invalid=invalid,
+        latency_seconds=latency,
+        users_per_second=made.num_rows / seconds,
+    )
+
+
+def _hardware(model: Any, num_processes: int) -> str:
+    device = input_device(model)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
+    dtype = str(model.dtype).removeprefix("torch.")
+    return f"{num_processes} x {name}, {dtype}, torch {torch.__version__}"

@@ -1,0 +1,136 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How an option is stated: once, as a field of a settings class. Knows no option, and imports nothing that is slow.
+
+From such a field come the parameter and the documentation of each function that takes the option (`takes_options`),
+and the option of the command of the same name (`hf_gr.commands.flags`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from inspect import Parameter, signature
+from textwrap import fill
+from typing import Any, Literal, TypeVar
+
+RECOMMEND, EVALUATE = "recommend", "evaluate"  # functions, and commands
+COLUMNS, MEASURES, SEARCH, RUN = "Columns", "What is measured", "Search", "The run"  # panels of --help
+DOC_WIDTH = 119
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Option:
+    """How an option is documented, and how a command line has it.
+
+    Attributes:
+        doc: of the argument.
+        help: of the command's option.
+        panel: of `--help`; None for the first one.
+        flag: the option's name, if it is not the argument's.
+        metavar: what `--help` calls the value.
+        reads: what a command line reads: a text, an integer, integers between commas, a file or a folder that exists,
+            whether the option is given (`"switch"`), the same with `--no-` (`"both"`), or one of several texts.
+        at_least: the smallest integer.
+        annotation: the argument's, if it is not the field's.
+    """
+
+    doc: str
+    help: str
+    panel: str | None = None
+    flag: str | None = None
+    metavar: str | None = None
+    reads: Literal["text", "integer", "integers", "file", "folder", "switch", "both"] | tuple[str, ...] = "text"
+    at_least: int | None = None
+    annotation: str | None = None
+
+
+@dataclass(frozen=True)
+class Stated:
+    """An option of one function: `name`, `annotation` and `default` of the argument, and the rest."""
+
+    name: str
+    annotation: str
+    default: Any
+    option: Option
+
+
+def option(
+    default: Any,
+    doc: str,
+    *,
+    help: str,
+    of: Sequence[str] = (RECOMMEND, EVALUATE),
+    decides_rows: bool = True,
+    **how: Any,
+) -> Any:
+    """A field that is an option, the same for each function that takes it.
+
+    Args:
+        default: of the argument.
+        doc: see `Option`; so are `help` and `how`.
+        help: of the command's option.
+        of: the functions that take it.
+        decides_rows: a run goes on only with the value that it began with.
+        how: further fields of `Option`.
+    """
+    return variants(default, dict.fromkeys(of, Option(doc, help, **how)), decides_rows=decides_rows)
+
+
+def variants(default: Any, by_function: dict[str, Option], *, decides_rows: bool = True) -> Any:
+    """A field that is an option, of a different kind for each function."""
+    return field(default=default, metadata={"options": by_function, "decides_rows": decides_rows})
+
+
+def column(doc: str, *, help: str, of: Sequence[str] = (RECOMMEND, EVALUATE)) -> Any:
+    """A field that is an option, and names a column."""
+    return option(None, doc, help=help, of=of, panel=COLUMNS, metavar="COLUMN")
+
+
+def options_for(settings: Any, function: str) -> list[Stated]:
+    """The options that a function takes, in the order in which the class states them."""
+    return [
+        Stated(each.name, found.annotation or str(each.type), each.default, found)
+        for each in fields(settings)
+        if (found := each.metadata.get("options", {}).get(function)) is not None
+    ]
+
+
+def deciding_rows(settings: Any) -> list[str]:
+    """The names of the fields that decide rows; a field without an option does, too."""
+    return [each.name for each in fields(settings) if each.metadata.get("decides_rows", True)]
+
+
+def takes_options(settings: type, name: str) -> Callable[[Function], Function]:
+    """Give a function that takes `**options` the signature and the docstring of all options that it takes.
+
+    The docstring has a line for `options` in its section of arguments: the others are put before it.
+    """
+
+    def describe(function: Function) -> Function:
+        stated, described = options_for(settings, name), signature(function)
+        *first, others = described.parameters.values()
+        keywords = [
+            Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=each.annotation)
+            for each in stated
+        ]
+        function.__dict__["__signature__"] = described.replace(parameters=[*first, *keywords, others])
+        indent = " " * 8
+        doc, marker = function.__doc__ or "", f"{indent}{others.name}:"
+        lines = [
+            fill(
+                f"{each.name}: {each.option.doc}",
+                DOC_WIDTH,
+                initial_indent=indent,
+                subsequent_indent=indent + " " * 4,
+                break_on_hyphens=False,
+                break_long_words=False,
+            )
+            for each in stated
+        ]
+        function.__doc__ = doc.replace(marker, "\n".join([*lines, marker]), 1)
+        return function
+
+    return describe
