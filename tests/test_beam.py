@@ -20,16 +20,16 @@ from hf_gr.torch.beam import (
     top_places,
     update_may_improve,
 )
-from hf_gr.torch.transition import Children
+from hf_gr.torch.children import PlainChildren
 
 CPU = torch.device("cpu")
 
 
-def candidates(batch_size: int, num_beams: int, num_children: int) -> Children:
+def candidates(batch_size: int, num_beams: int, num_children: int) -> PlainChildren:
     """Children with tokens 10, 11, ... and states 100, 101, ..., all of them legal."""
     shape = (batch_size, num_beams, num_children)
     numbers = torch.arange(num_beams * num_children).view(1, num_beams, num_children).expand(shape)
-    return Children(tokens=numbers + 10, legal=torch.ones(shape, dtype=torch.bool), first=numbers[..., 0] + 100)
+    return PlainChildren(tokens=numbers + 10, legal=torch.ones(shape, dtype=torch.bool), first=numbers[..., 0] + 100)
 
 
 def beams(scores: list[list[float]], length: int = 2) -> Beams:

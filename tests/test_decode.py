@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue.snapshot import combine_rules
 from hf_gr.reference import reference_beam_search
-from hf_gr.torch import beam, decode, transition, wide
+from hf_gr.torch import beam, decode, device_trie, transition
 from hf_gr.torch.beam import Beams, Finished
 from hf_gr.torch.decode import DecodePlan
 from hf_gr.torch.tree import Nodes
@@ -118,7 +118,7 @@ def test_ragged_catalogues_equal_the_slow_search(
 
 
 def test_wide_levels_equal_the_slow_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wide, "WIDE_FROM", 1)
+    monkeypatch.setattr(device_trie, "WIDE_FROM", 1)
     rng = np.random.default_rng(0)
     for ragged in (False, True):
         sequences = [rng.integers(1, 7, rng.integers(1, 5) if ragged else 4).tolist() for _ in range(60)]

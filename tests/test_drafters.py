@@ -28,12 +28,13 @@ from test_decode import CPU, make_plan
 
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue.snapshot import combine_rules
-from hf_gr.torch import drafters, speculation, transition, wide
+from hf_gr.torch import device_trie, drafters, speculation, transition
 from hf_gr.torch.beam import DEAD, Beams
+from hf_gr.torch.children import Children
 from hf_gr.torch.decode import Decoded, DecodePlan, decode
 from hf_gr.torch.drafters import TreeDrafter
 from hf_gr.torch.speculation import Speculation
-from hf_gr.torch.transition import Children, DeviceCatalogue, children
+from hf_gr.torch.transition import DeviceCatalogue, children
 from hf_gr.torch.tree import Nodes
 
 SCORE_TOL = 1e-5  # fp32, at most 5 additions
@@ -128,7 +129,7 @@ def test_no_draft_changes_a_result(seed: int) -> None:
 
 
 def test_no_draft_changes_a_result_on_wide_levels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wide, "WIDE_FROM", 1)
+    monkeypatch.setattr(device_trie, "WIDE_FROM", 1)
     for seed in range(100):
         check_random(seed)
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_gr import ConstraintIndex, ConstraintLogitsProcessor
-from hf_gr.generation.torch import logits_process
+from hf_gr.generation.torch import constraints
 from hf_gr.reference import ReferenceTrie, reference_allowed, reference_answers
 from hf_gr.torch import several_labels as multi_label
 
@@ -289,7 +289,7 @@ def test_a_planted_error_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         nothing = torch.full_like(answers.used, int(args[1].nowhere))
         return multi_label.Answers(**{**vars(answers), "used": nothing})
 
-    monkeypatch.setattr(logits_process, "read_answers", forgets)
+    monkeypatch.setattr(constraints, "read_answers", forgets)
     processor = ConstraintLogitsProcessor(index_of([[3], [3, 4]]), 1, separator=[8])
     with pytest.raises(AssertionError):
         assert allowed(processor, [[1, 3, 8, 3]]) == [[4]]
@@ -360,7 +360,7 @@ def test_a_walk_by_edges_is_a_walk_by_children(monkeypatch: pytest.MonkeyPatch) 
             scores = torch.randn(len(fitting), VOCABULARY)
             found = []
             for most_nodes in (2**22, 0):
-                monkeypatch.setattr(logits_process, "MOST_NODES", most_nodes)
+                monkeypatch.setattr(constraints, "MOST_NODES", most_nodes)
                 processor = ConstraintLogitsProcessor(every if len(every) > 1 else every[0], prompt_length=2)
                 found.append(processor(tokens, scores))
             assert torch.equal(*found)

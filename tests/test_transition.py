@@ -17,7 +17,9 @@ from hf_gr import ConstraintIndex
 from hf_gr.catalogue.fanout import Fanout
 from hf_gr.catalogue.snapshot import combine_rules
 from hf_gr.reference import ReferenceTrie
-from hf_gr.torch import transition, wide
+from hf_gr.torch import device_trie, transition
+from hf_gr.torch.children import Children
+from hf_gr.torch.device_trie import DeviceTrie
 
 CPU = torch.device("cpu")
 rows = st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=30)
@@ -29,7 +31,7 @@ def catalogue_of(index: ConstraintIndex) -> transition.DeviceCatalogue:
     return transition.device_catalogue(combine_rules([index.snapshot]), CPU)
 
 
-def states_of(below: transition.Children) -> torch.Tensor:
+def states_of(below: Children) -> torch.Tensor:
     """The state of every child of every beam."""
     shape = below.tokens.shape
     beams = torch.arange(shape[1])[None, :, None].expand(shape).flatten(1)
@@ -75,8 +77,8 @@ def test_steps_equal_the_dictionary(sequences: list[list[int]]) -> None:
 
 
 def make_all_wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wide, "WIDE_FROM", 1)
-    monkeypatch.setattr(wide, "WIDE_SHARE", 100)
+    monkeypatch.setattr(device_trie, "WIDE_FROM", 1)
+    monkeypatch.setattr(device_trie, "WIDE_SHARE", 100)
 
 
 def random_catalogues() -> list[list[list[int]]]:
@@ -93,13 +95,13 @@ def test_wide_levels_equal_the_dictionary(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("field", ["legal", "ranks", "first"])
 def test_a_planted_error_in_a_wide_level_is_seen(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make_all_wide(monkeypatch)
-    right = wide._wide_level
+    right = device_trie._wide_level
 
     def spoiled(*args: Any) -> Any:
         level = right(*args)
         return replace(level, **{field: ~level.legal if field == "legal" else getattr(level, field) + 1})
 
-    monkeypatch.setattr(wide, "_wide_level", spoiled)
+    monkeypatch.setattr(device_trie, "_wide_level", spoiled)
     with pytest.raises((AssertionError, IndexError, RuntimeError)):
         check([[1, 2], [1, 3, 4], [2]])
 
@@ -132,7 +134,7 @@ def test_both_forms_of_a_fanout_give_the_same_children(counts: list[int]) -> Non
     found = []
     for fanout in (dense, sparse):
         assert fanout.check() is None
-        trie = transition.DeviceTrie(
+        trie = DeviceTrie(
             tokens=torch.zeros(1 + len(counts) + sum(counts), dtype=torch.int16),
             offsets=(torch.zeros(2, dtype=torch.int16), torch.from_numpy(fanout.offsets)),
             exceptions=(None, None if fanout.exceptions is None else torch.from_numpy(fanout.exceptions)),
@@ -141,7 +143,7 @@ def test_both_forms_of_a_fanout_give_the_same_children(counts: list[int]) -> Non
             branching=(len(counts), fanout.largest),
             has_leaves=(0 in counts, True),
         )
-        found.append([side[0].tolist() for side in transition._child_range(nodes, trie, 1)])
+        found.append([side[0].tolist() for side in trie.child_range(nodes, level=1)])
     start, end = 1 + len(counts), 1 + len(counts) + sum(counts)
     for first, number in found:
         assert first[3 : start + 2] == [start + sum(counts[:parent]) for parent in range(len(counts))]
@@ -171,18 +173,18 @@ def test_what_stands_at_illegal_places_is_some_token(sequences: list[list[int]])
 
 
 @pytest.mark.parametrize(
-    ("name", "spoil"),
+    ("home", "name", "spoil"),
     [
-        ("_child_range", lambda bounds: (bounds[0], bounds[1] + 1)),
-        ("_child_range", lambda bounds: (bounds[0], bounds[1].clamp(max=1))),
-        ("_child_range", lambda bounds: (bounds[0] + 1, bounds[1])),
-        ("is_leaf", lambda leaf: ~leaf),
-        ("is_leaf", torch.zeros_like),
+        (DeviceTrie, "child_range", lambda bounds: (bounds[0], bounds[1] + 1)),
+        (DeviceTrie, "child_range", lambda bounds: (bounds[0], bounds[1].clamp(max=1))),
+        (DeviceTrie, "child_range", lambda bounds: (bounds[0] + 1, bounds[1])),
+        (transition, "is_leaf", lambda leaf: ~leaf),
+        (transition, "is_leaf", torch.zeros_like),
     ],
 )
-def test_a_planted_error_is_seen(name: str, spoil, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = getattr(transition, name)
-    monkeypatch.setattr(transition, name, lambda *args, **kwargs: spoil(right(*args, **kwargs)))
+def test_a_planted_error_is_seen(home: Any, name: str, spoil, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = getattr(home, name)
+    monkeypatch.setattr(home, name, lambda *args, **kwargs: spoil(right(*args, **kwargs)))
     with pytest.raises((AssertionError, IndexError, RuntimeError)):
         check([[1, 2], [1, 3, 4], [2]])
 

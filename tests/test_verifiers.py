@@ -24,10 +24,10 @@ from hf_gr.reference import reference_relaxed_selection
 from hf_gr.torch import decode as decode_module
 from hf_gr.torch import transition, verifiers
 from hf_gr.torch.beam import DEAD, Beams
+from hf_gr.torch.children import Children, PlainChildren
 from hf_gr.torch.decode import Decoded, decode
 from hf_gr.torch.drafters import TreeDrafter
 from hf_gr.torch.speculation import Speculation
-from hf_gr.torch.transition import Children
 from hf_gr.torch.tree import Nodes
 from hf_gr.torch.verifiers import locate, relaxed_places
 
@@ -132,7 +132,7 @@ class Level:
         tokens = torch.tensor(tokens_of).flatten()[drafted]
         legal = torch.tensor(~self.dead).expand(number, -1, -1)
         first = torch.tensor(self.own * self.num_children).expand(number, -1)  # states are places, as those drafted
-        candidates = Children(torch.tensor(self.tokens).expand(number, -1, -1), legal, first)
+        candidates = PlainChildren(torch.tensor(self.tokens).expand(number, -1, -1), legal, first)
         shape = (self.num_beams + self.aliens, self.num_children)
         nodes = Nodes(tokens, parents, drafted, log_probs=q.view(shape).expand(number, -1, -1))
         return relaxed_places(
@@ -222,7 +222,9 @@ def test_as_many_as_there_are_and_none_twice(num_kept: int, alike: float) -> Non
 
 def test_rows_without_candidates_stay_without() -> None:
     nothing = torch.full((2, 3, 4), DEAD)
-    candidates = Children(torch.zeros((2, 3, 4)).long(), torch.zeros((2, 3, 4)).bool(), torch.zeros((2, 3)).long())
+    candidates = PlainChildren(
+        torch.zeros((2, 3, 4)).long(), torch.zeros((2, 3, 4)).bool(), torch.zeros((2, 3)).long()
+    )
     zeros = torch.zeros((2, 6)).long()
     nodes = Nodes(zeros, zeros, zeros, log_probs=nothing)
     assert (relaxed_places(candidates, nothing, nodes, None, num_kept=5) == 12).all()

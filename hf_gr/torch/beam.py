@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .transition import Children
+from .children import Children
 
 DEAD = -torch.inf
 BLOCK = 64  # candidates that are looked at as one

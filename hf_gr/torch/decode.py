@@ -15,7 +15,7 @@ Axes: B batch, K beams, C children, V vocabulary, P prompt, T generated tokens, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,9 +24,10 @@ from torch import Tensor
 
 from . import beam
 from .beam import Beams, Finished
+from .children import Children, ChildrenInColumns
 from .scorers import Scorer
 from .speculation import Drafter, Lookahead, Speculation
-from .transition import Children, DeviceCatalogue, children, is_leaf, mask_illegal, over_vocabulary
+from .transition import DeviceCatalogue, children, is_leaf, mask_illegal, over_vocabulary
 from .verifiers import relaxed_places
 
 SCORES_AT_ONCE = 2**21  # log-probabilities computed together: a temporary of 8 MB
@@ -174,7 +175,7 @@ def in_columns(legal: Children, scorer: Scorer, *, level: int) -> Children:
     """Children by their columns in a scorer's logits, if those are not over the vocabulary."""
     if scorer.columns is None:
         return legal
-    return replace(legal, tokens=scorer.columns(legal.tokens, level=level), wide=None)
+    return ChildrenInColumns(scorer.columns(legal.tokens, level=level), legal.legal, by_token=legal)
 
 
 def child_scores(

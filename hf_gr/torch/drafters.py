@@ -17,9 +17,10 @@ from torch import Tensor
 
 from . import beam
 from .beam import Beams
+from .children import Children
 from .decode import DecodePlan, child_scores, in_columns
 from .scorers import Scorer
-from .transition import Children, DeviceCatalogue, children, is_leaf
+from .transition import DeviceCatalogue, children, is_leaf
 from .tree import Nodes
 
 

@@ -3,7 +3,7 @@
 """Several labels in one answer, each at most once. Knows no model; a state is found from the tokens alone.
 
 A used label is dead, and so is any prefix with nothing else alive under it: a node is alive while more labels are
-alive below it than were used there. Rows are at different depths, so the trie is flat here (`edges`).
+alive below it than were used there. Rows are at different depths, so the trie is read without levels.
 
 Source: "Constrained Decoding: Forcing LLMs to Respect Your Taxonomy", whose processor lets a label repeat; the counts
 are ours. Axes: X rows of T tokens, M labels of an answer, D tokens of a label, C children, U rules.
@@ -21,35 +21,32 @@ from torch import Tensor
 
 from hf_gr.catalogue.snapshot import Snapshot
 
-from .edges import edges_of, follow
+from .device_trie import DeviceTrie, on_device
 
 
 @dataclass(frozen=True)
-class LabelTrie:
-    """A trie of labels without levels; its last node stands for what is no prefix of a label.
+class LivingLabels:
+    """How many labels are alive below each node of their trie; the node after its last stands for no prefix.
 
     Attributes:
-        edges: by node from 1: its parent and its token in one number, ascending.
-        tokens: the token on the edge into each node.
-        first_child: the first child of each node, whose children end where those of the next one begin.
-        alive: by rule: the living labels below each node.
-        most_children: the largest branching.
-        max_length: tokens of the longest label, its end token included.
+        trie: the trie, of which the forms without levels are read.
+        counts: by rule and node.
         eos_token_id: the end token.
     """
 
-    edges: Int[Tensor, " edges"]
-    tokens: Int[Tensor, " nodes"]
-    first_child: Int[Tensor, " nodes_and_one"]
-    alive: Int[Tensor, "rules nodes"]
-    most_children: int
-    max_length: int
+    trie: DeviceTrie
+    counts: Int[Tensor, "rules nodes"]
     eos_token_id: int
 
     @property
     def nowhere(self) -> int:
         """The node that stands for no prefix."""
-        return len(self.tokens) - 1
+        return self.trie.num_nodes
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest label, its end token included."""
+        return len(self.trie.branching)
 
 
 @dataclass(frozen=True)
@@ -73,42 +70,27 @@ class Answers:
     in_separator: Int[Tensor, " rows"]
 
 
-def label_trie(snapshots: Sequence[Snapshot], device: torch.device) -> LabelTrie:
-    """Flatten the base that snapshots share, and count what is alive for each; none has additions."""
+def living_labels(snapshots: Sequence[Snapshot], device: torch.device) -> LivingLabels:
+    """Count what is alive for each snapshot in the base that they share; none has additions."""
     segment, eos_token_id = snapshots[0].base.segment, snapshots[0].eos_token_id
     assert eos_token_id is not None
     trie, starts = segment.trie, segment.trie.level_starts
-    num_nodes = starts[-1]
-    first = np.full(num_nodes + 2, num_nodes, dtype=np.int64)
-    tokens = np.zeros(num_nodes + 1, dtype=np.int64)
-    for level, fanout in enumerate(trie.fanouts):
-        first[starts[level] : starts[level + 1]] = fanout.ranges(np.arange(fanout.num_parents))[0] + starts[level + 1]
-        nodes = np.arange(starts[level + 1], starts[level + 2])
-        tokens[nodes] = trie.token(nodes, level + 1)
-    parents = np.repeat(np.arange(num_nodes), np.diff(first[:-1]))
-    alive = np.zeros((len(snapshots), num_nodes + 1), dtype=np.int64)
+    counts = np.zeros((len(snapshots), starts[-1] + 1), dtype=np.int64)
     leaves = np.arange(trie.num_sequences)
     for rule, snapshot in enumerate(snapshots):
         living = leaves if snapshot.base.alive is None else np.flatnonzero(snapshot.base.alive.leaf_flags())
         for level in range(trie.max_length, 0, -1):
             here = living[(living >= trie.leaf_starts[level - 1]) & (living < trie.leaf_starts[level])]
-            alive[rule, trie.leaf_nodes(level, here) + starts[level]] += 1
-            nodes = slice(starts[level], starts[level + 1])
-            np.add.at(alive[rule], parents[starts[level] - 1 : starts[level + 1] - 1], alive[rule, nodes])
-    return LabelTrie(
-        edges=edges_of(trie, device),
-        tokens=torch.from_numpy(tokens).to(device),
-        first_child=torch.from_numpy(first).to(device),
-        alive=torch.from_numpy(alive).to(device),
-        most_children=max(trie.branching),
-        max_length=trie.max_length,
-        eos_token_id=eos_token_id,
-    )
+            counts[rule, trie.leaf_nodes(level, here) + starts[level]] += 1
+            nodes = np.arange(starts[level + 1] - starts[level])
+            parents = trie.fanouts[level - 1].parents(nodes) + starts[level - 1]
+            np.add.at(counts[rule], parents, counts[rule, starts[level] : starts[level + 1]])
+    return LivingLabels(on_device(trie, device), torch.from_numpy(counts).to(device), eos_token_id)
 
 
 def read_answers(
     tokens: Int[Tensor, "rows length"],
-    trie: LabelTrie,
+    living: LivingLabels,
     rules: Int[Tensor, " rows"],
     *,
     separator: Sequence[int],
@@ -135,7 +117,7 @@ def read_answers(
     num_complete = begun[:, -1]
 
     num_labels = length // (size + 1) + 1  # the most that so many tokens can hold
-    width = trie.max_length + size - 1  # a label, and a separator that has begun
+    width = living.max_length + size - 1  # a label, and a separator that has begun
     offsets = places - starts
     is_label = given & (begun == ended)
     fits = (offsets < width) & (ended < num_labels)
@@ -148,14 +130,14 @@ def read_answers(
     depth = torch.zeros_like(node)
     walking = torch.ones_like(node, dtype=torch.bool)
     paths = [node]
-    for level in range(trie.max_length):
-        below = follow(node, labels[..., level], trie.edges)
-        walking = walking & (trie.alive[rules[:, None], below] > 0)  # 0 for what is no prefix, too
+    for level in range(living.max_length):
+        below = living.trie.follow(node, labels[..., level])
+        walking = walking & (living.counts[rules[:, None], below] > 0)  # 0 for what is no prefix, too
         node = torch.where(walking, below, node)
         depth = depth + walking
         paths.append(node)
     rest = (labels >= 0).sum(-1) - depth
-    leaf = follow(node, torch.full_like(node, trie.eos_token_id), trie.edges)
+    leaf = living.trie.follow(node, torch.full_like(node, living.eos_token_id))
 
     # What is left of the last label is the beginning of a separator.
     number = torch.arange(num_labels, device=device)
@@ -165,15 +147,15 @@ def read_answers(
     left = labels.gather(-1, (depth[..., None] + at).clamp(max=width - 1))
     is_beginning = ((left == expected[:-1]) | (at >= rest[..., None])).all(-1) & (rest < size)
     is_used = (number < num_complete[:, None]) | (is_last & (rest > 0))
-    is_alive = (leaf != trie.nowhere) & (trie.alive[rules[:, None], leaf] > 0)
+    is_alive = (leaf != living.nowhere) & (living.counts[rules[:, None], leaf] > 0)
     fine &= (~is_used | (is_alive & torch.where(is_last, is_beginning, rest == 0))).all(1)
-    used = torch.where(is_used, leaf, trie.nowhere)
+    used = torch.where(is_used, leaf, living.nowhere)
     num_used = is_used.sum(1)
     in_order = used.sort(1).values
-    fine &= ((in_order[:, 1:] != in_order[:, :-1]) | (in_order[:, 1:] == trie.nowhere)).all(1)
-    most = trie.alive[rules, 0] if max_labels is None else trie.alive[rules, 0].clamp(max=max_labels)
+    fine &= ((in_order[:, 1:] != in_order[:, :-1]) | (in_order[:, 1:] == living.nowhere)).all(1)
+    most = living.counts[rules, 0] if max_labels is None else living.counts[rules, 0].clamp(max=max_labels)
     fine &= (num_used == 0) | (num_used < most)
-    fine &= (num_complete < num_labels) & (tokens != trie.eos_token_id).all(1)
+    fine &= (num_complete < num_labels) & (tokens != living.eos_token_id).all(1)
 
     last = num_complete.clamp(max=num_labels - 1)[:, None]
     # Its leaf stands at the end of a used label's path.
@@ -181,7 +163,7 @@ def read_answers(
     ends = torch.where(is_used, leaf, all_paths.gather(-1, depth[..., None] + 1)[..., 0])
     all_paths = all_paths.scatter(-1, depth[..., None] + 1, ends[..., None])
     return Answers(
-        node=torch.where(fine, node.gather(1, last)[:, 0], trie.nowhere),
+        node=torch.where(fine, node.gather(1, last)[:, 0], living.nowhere),
         used=used,
         paths=all_paths,
         depth=depth.gather(1, last)[:, 0],
@@ -192,7 +174,7 @@ def read_answers(
 
 def allowed_tokens(
     answers: Answers,
-    trie: LabelTrie,
+    living: LivingLabels,
     rules: Int[Tensor, " rows"],
     vocab_size: int,
     *,
@@ -201,26 +183,27 @@ def allowed_tokens(
 ) -> Bool[Tensor, "rows vocab"]:
     """The tokens by which answers may go on; none for those that are over, or that are none."""
     node, device = answers.node, answers.node.device
-    first, end = trie.first_child[node], trie.first_child[node + 1]
-    child = first[:, None] + torch.arange(trie.most_children, device=device)
+    flat, most_children = living.trie.flat, max(living.trie.branching)
+    first, end = flat.first_child[node], flat.first_child[node + 1]
+    child = first[:, None] + torch.arange(most_children, device=device)
     is_child = child < end[:, None]
-    child = child.clamp(max=trie.nowhere)
-    left = torch.nn.functional.pad(trie.alive[rules[:, None], child] * is_child, (0, 1))
+    child = child.clamp(max=living.nowhere)
+    left = torch.nn.functional.pad(living.counts[rules[:, None], child] * is_child, (0, 1))
     # Used labels below this node count against the child on their way; in the last column, against none.
     depth = (answers.depth + 1)[:, None, None].expand(-1, answers.used.shape[1], 1)
     on_the_way = answers.paths.gather(2, depth)[..., 0]
-    counts = (answers.used != trie.nowhere) & (on_the_way >= first[:, None]) & (on_the_way < end[:, None])
-    slots = torch.where(counts, on_the_way - first[:, None], trie.most_children)
+    counts = (answers.used != living.nowhere) & (on_the_way >= first[:, None]) & (on_the_way < end[:, None])
+    slots = torch.where(counts, on_the_way - first[:, None], most_children)
     left = left.scatter_add(1, slots, torch.full_like(slots, -1))[:, :-1]
     legal = is_child & (left > 0) & (answers.in_separator == 0)[:, None]
 
-    tokens = torch.where(legal, trie.tokens[child], vocab_size)
+    tokens = torch.where(legal, flat.tokens[child], vocab_size)
     allowed = torch.zeros((len(node), vocab_size + 1), dtype=torch.bool, device=device)
     allowed = allowed.scatter(1, tokens, True)
-    most = trie.alive[rules, 0] if max_labels is None else trie.alive[rules, 0].clamp(max=max_labels)
-    may_begin = allowed[:, trie.eos_token_id] & (answers.num_used + 1 < most)
+    most = living.counts[rules, 0] if max_labels is None else living.counts[rules, 0].clamp(max=max_labels)
+    may_begin = allowed[:, living.eos_token_id] & (answers.num_used + 1 < most)
     allowed[:, separator[0]] |= may_begin
     for place, token in enumerate(separator):
         if place:
-            allowed[:, token] |= (answers.in_separator == place) & (node != trie.nowhere)
+            allowed[:, token] |= (answers.in_separator == place) & (node != living.nowhere)
     return allowed[:, :-1]

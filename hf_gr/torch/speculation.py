@@ -18,8 +18,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .beam import DEAD, Beams
+from .children import Children
 from .scorers import Scorer
-from .transition import Children
 from .tree import Nodes
 from .verifiers import locate
 

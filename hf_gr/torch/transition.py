@@ -11,41 +11,18 @@ Axes: B batch, K beams, C children: the largest branching of the level, a static
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from hf_gr.catalogue.fanout import Fanout
-from hf_gr.catalogue.segment import Liveness
 from hf_gr.catalogue.snapshot import BatchRules
-from hf_gr.catalogue.trie import Trie
 
-from .wide import WideLevel, wide_levels
-
-
-@dataclass(frozen=True)
-class DeviceTrie:
-    """A segment's trie on a device; the fields are those of `hf_gr.catalogue.trie.Trie` and its fanouts."""
-
-    tokens: Int[Tensor, " nodes_and_padding"]
-    offsets: tuple[Int[Tensor, " _"], ...]
-    exceptions: tuple[Int[Tensor, " _"] | None, ...]
-    token_bases: tuple[int, ...]
-    level_starts: tuple[int, ...]
-    branching: tuple[int, ...]
-    has_leaves: tuple[bool, ...]
-
-    @property
-    def num_nodes(self) -> int:
-        """All nodes, the root included."""
-        return self.level_starts[-1]
+from .children import Children, MergedChildren, PlainChildren, UncheckedChildren, WideChildren
+from .device_trie import DeviceTrie, WideLevel, bits_on_device, on_device
 
 
 @dataclass(frozen=True)
@@ -128,67 +105,11 @@ class DeviceCatalogue:
         return any(self.has_leaves[:-1])
 
 
-@dataclass(frozen=True)
-class Children:
-    """The children of every state, padded to the largest branching of the level; of a wide level, its span of tokens.
-
-    Their states are not stored: only those of the few that are kept are asked for (`take`).
-
-    Attributes:
-        tokens: the token that leads to each child; some other node's, or 0, where `legal` is false.
-        legal: whether there is such a child, and it is alive.
-        first: the state of each beam's first child.
-        first_added: the state of its first child among those that come after: those of what was added.
-        num_old: children before those.
-        wide: the table that this was read from, if the level is wide.
-        nodes: each beam's row of that table.
-        follow: on a level that is not checked, from states and tokens to new states; `first` then has the beams' own.
-    """
-
-    tokens: Int[Tensor, "batch beams children"]
-    legal: Bool[Tensor, "batch beams children"]
-    first: Int[Tensor, "batch beams"]
-    first_added: Int[Tensor, "batch beams"] | None = None
-    num_old: int = 0
-    wide: WideLevel | None = None
-    nodes: Int[Tensor, "batch beams"] | None = None
-    follow: Callable[[Tensor, Tensor], Tensor] | None = None
-
-    def take(
-        self, beams: Int[Tensor, "batch chosen"], children: Int[Tensor, "batch chosen"]
-    ) -> tuple[Int[Tensor, "batch chosen"], Int[Tensor, "batch chosen"]]:
-        """Tokens and states of chosen children of chosen beams; states of no meaning where there is no such child."""
-        first = self.first.gather(1, beams)
-        if self.wide is not None and self.nodes is not None:
-            return self.wide.first_token + children, first + self.wide.ranks[self.nodes.gather(1, beams), children]
-        tokens = self.tokens.flatten(1).gather(1, beams * self.tokens.shape[-1] + children)
-        if self.follow is not None:
-            return tokens, self.follow(first, tokens)
-        if self.first_added is None:
-            return tokens, first + children
-        added = self.first_added.gather(1, beams) + children - self.num_old
-        return tokens, torch.where(children < self.num_old, first + children, added)
-
-    def scores(
-        self, log_probs: Float[Tensor, "rows vocab"], rows: slice = slice(None)
-    ) -> Float[Tensor, "rows children"]:
-        """What stands at the tokens of some rows: the beams of all requests, one after the other."""
-        if self.wide is not None:
-            return log_probs[:, self.wide.first_token : self.wide.first_token + self.wide.num_tokens]
-        return log_probs.gather(-1, self.tokens.flatten(0, 1)[rows])
-
-
-# By what was moved, so that views of one index share its arrays on the device, too; for as long as that lives.
-_MOVED: WeakKeyDictionary[Any, dict[torch.device, Any]] = WeakKeyDictionary()
-_WIDE: WeakKeyDictionary[Any, dict[torch.device, Any]] = WeakKeyDictionary()
-
-
 def device_catalogue(rules: BatchRules, device: torch.device) -> DeviceCatalogue:
     """The catalogue of a batch on a device; segments and rules are moved there once, as long as they live."""
     parts = [_device_part(rules, number, device) for number in range(len(rules.any.parts))]
     if len(parts) == 1 and parts[0].alive is None and parts[0].hidden is None:
-        trie = rules.any.base.segment.trie
-        parts = [replace(parts[0], wide=kept(_WIDE, trie, device, wide_levels))]
+        parts = [replace(parts[0], wide=parts[0].trie.wide)]
     twins, rule_of_row = rules.any.twins, rules.rule_of_row
     return DeviceCatalogue(
         base=parts[0],
@@ -204,33 +125,15 @@ def children(states: Int[Tensor, "batch beams"], catalogue: DeviceCatalogue, *, 
     In plain loops: `for b, k, c: child = first[b, k] + c; legal = c < count[b, k] and alive[child]; token =
     tokens[child]`.
     """
-    base, added = catalogue.base, catalogue.added
     if level < len(catalogue.unchecked):
         return _unchecked_children(states, catalogue, level=level)
-    if added is None:
-        wide = None if base.wide is None else base.wide[level]
-        if wide is not None:
-            return _wide_children(states - base.trie.level_starts[level], wide)
-        return _part_children(states, base, catalogue.rule_of_row, level)[0]
-    assert catalogue.twins is not None
-    in_added, nodes = _both_nodes(states, catalogue) if level else (states, states)
-    if level >= len(added.trie.branching):
-        return _part_children(nodes, base, catalogue.rule_of_row, level)[0]
-    new, _ = _part_children(in_added, added, catalogue.rule_of_row, level)
-    first_added = new.first + base.trie.num_nodes
-    if level >= len(base.trie.branching):
-        return replace(new, first=first_added)
-    old, count = _part_children(nodes, base, catalogue.rule_of_row, level)
-    # A child that is in both is reached through `added`, which knows its twin.
-    below = new.first[..., None] + torch.arange(new.tokens.shape[-1], device=states.device)
-    shadowed = torch.where(new.legal, catalogue.twins[below.clamp(max=added.trie.num_nodes - 1)], -1)
-    return Children(
-        tokens=torch.cat([old.tokens, new.tokens], dim=-1),
-        legal=torch.cat([_hide(old.legal, shadowed, old.first, count), new.legal], dim=-1),
-        first=old.first,
-        first_added=first_added,
-        num_old=old.tokens.shape[-1],
-    )
+    if catalogue.added is not None:
+        return _merged_children(states, catalogue, catalogue.added, level)
+    base = catalogue.base
+    table = None if base.wide is None else base.wide[level]
+    if table is not None:
+        return _wide_children(states - base.trie.level_starts[level], table)
+    return _part_children(states, base, catalogue.rule_of_row, level)[0]
 
 
 def is_leaf(
@@ -241,9 +144,9 @@ def is_leaf(
         return torch.ones_like(states, dtype=torch.bool)
     base, added = catalogue.base.trie, catalogue.added
     if added is None:
-        return _is_childless(states, base, level)
+        return base.is_childless(states, level=level)
     in_added, nodes = _both_nodes(states, catalogue)
-    return _is_childless(nodes, base, level) & _is_childless(in_added, added.trie, level)
+    return base.is_childless(nodes, level=level) & added.trie.is_childless(in_added, level=level)
 
 
 def over_vocabulary(
@@ -284,7 +187,9 @@ def _both_nodes(
     return in_added, torch.where(is_added, catalogue.twins[in_added.clamp(0, num_added - 1)], states)
 
 
-def _unchecked_children(states: Int[Tensor, "batch beams"], catalogue: DeviceCatalogue, *, level: int) -> Children:
+def _unchecked_children(
+    states: Int[Tensor, "batch beams"], catalogue: DeviceCatalogue, *, level: int
+) -> UncheckedChildren:
     """All codes of a level as children of every state."""
     codes, checked = catalogue.unchecked[level], replace(catalogue, unchecked=())
 
@@ -292,23 +197,49 @@ def _unchecked_children(states: Int[Tensor, "batch beams"], catalogue: DeviceCat
         return advance(states, tokens, checked, level=level)
 
     tokens = codes.expand(*states.shape, -1)
-    return Children(tokens, torch.ones_like(tokens, dtype=torch.bool), states, follow=follow)
+    return UncheckedChildren(tokens, torch.ones_like(tokens, dtype=torch.bool), states, follow)
 
 
-def _wide_children(nodes: Int[Tensor, "batch beams"], wide: WideLevel) -> Children:
+def _wide_children(nodes: Int[Tensor, "batch beams"], table: WideLevel) -> WideChildren:
     """The children of nodes, numbered within their level, one entry for every token of the level's span."""
-    nodes = torch.where((nodes >= 0) & (nodes < wide.num_nodes), nodes, wide.num_nodes)
-    tokens = torch.arange(wide.first_token, wide.first_token + wide.num_tokens, device=nodes.device)
-    legal = wide.legal[nodes]
-    return Children(tokens.expand(legal.shape), legal, wide.first[nodes], wide=wide, nodes=nodes)
+    nodes = torch.where((nodes >= 0) & (nodes < table.num_nodes), nodes, table.num_nodes)
+    tokens = torch.arange(table.first_token, table.first_token + table.num_tokens, device=nodes.device)
+    legal = table.legal[nodes]
+    return WideChildren(tokens.expand(legal.shape), legal, table, nodes, table.first[nodes])
+
+
+def _merged_children(
+    states: Int[Tensor, "batch beams"], catalogue: DeviceCatalogue, added: DevicePart, level: int
+) -> MergedChildren | PlainChildren:
+    """The children in both segments; those in one of them, where the other has no such level."""
+    assert catalogue.twins is not None
+    base = catalogue.base
+    in_added, nodes = _both_nodes(states, catalogue) if level else (states, states)
+    if level >= len(added.trie.branching):
+        return _part_children(nodes, base, catalogue.rule_of_row, level)[0]
+    new, _ = _part_children(in_added, added, catalogue.rule_of_row, level)
+    first_added = new.first + base.trie.num_nodes
+    if level >= len(base.trie.branching):
+        return replace(new, first=first_added)
+    old, count = _part_children(nodes, base, catalogue.rule_of_row, level)
+    # A child that is in both is reached through `added`, which knows its twin.
+    below = new.first[..., None] + torch.arange(new.tokens.shape[-1], device=states.device)
+    shadowed = torch.where(new.legal, catalogue.twins[below.clamp(max=added.trie.num_nodes - 1)], -1)
+    return MergedChildren(
+        tokens=torch.cat([old.tokens, new.tokens], dim=-1),
+        legal=torch.cat([_hide(old.legal, shadowed, old.first, count), new.legal], dim=-1),
+        first=old.first,
+        first_added=first_added,
+        num_old=old.tokens.shape[-1],
+    )
 
 
 def _part_children(
     nodes: Int[Tensor, "batch beams"], part: DevicePart, rule_of_row: Int[Tensor, " batch"] | None, level: int
-) -> tuple[Children, Int[Tensor, "batch beams"]]:
+) -> tuple[PlainChildren, Int[Tensor, "batch beams"]]:
     """The children of one segment's nodes, and how many there are of each, alive or not."""
     trie = part.trie
-    first, count = _child_range(nodes, trie, level)
+    first, count = trie.child_range(nodes, level=level)
     places = torch.arange(trie.branching[level], device=nodes.device)
     legal = places < count[..., None]
     if part.alive is not None:
@@ -326,34 +257,7 @@ def _part_children(
     tokens = trie.tokens.unfold(0, trie.branching[level], 1)[first].long()
     if any(trie.token_bases):  # a window reaches into levels with another base: that would be no token
         tokens = torch.where(legal, tokens + trie.token_bases[level], 0)
-    return Children(tokens=tokens, legal=legal, first=first), count
-
-
-def _child_range(
-    nodes: Int[Tensor, "batch beams"], trie: DeviceTrie, level: int
-) -> tuple[Int[Tensor, "batch beams"], Int[Tensor, "batch beams"]]:
-    """The first child of every node and the number of them, which is 0 for what is no node of this level."""
-    start, end = trie.level_starts[level], trie.level_starts[level + 1]
-    local = nodes - start
-    is_here = (local >= 0) & (local < end - start)
-    local = local.clamp(0, end - start - 1)
-    offsets, exceptions = trie.offsets[level], trie.exceptions[level]
-    if exceptions is None:
-        first = offsets[local].long()
-        return first + end, (offsets[local + 1].long() - first) * is_here
-    if not len(exceptions):
-        return local + end, is_here.long()
-    sought = local.to(exceptions.dtype)
-    before = offsets[torch.searchsorted(exceptions, sought)].long()
-    through = offsets[torch.searchsorted(exceptions, sought, right=True)].long()
-    return local + before + end, (1 + through - before) * is_here
-
-
-def _is_childless(nodes: Int[Tensor, "batch beams"], trie: DeviceTrie, level: int) -> Bool[Tensor, "batch beams"]:
-    """Whether nodes have no children in a segment, of whatever it knows of the level."""
-    if level >= len(trie.branching):
-        return torch.ones_like(nodes, dtype=torch.bool)
-    return _child_range(nodes, trie, level)[1] == 0
+    return PlainChildren(tokens, legal, first), count
 
 
 def _are_alive(
@@ -386,7 +290,7 @@ def _device_part(rules: BatchRules, number: int, device: torch.device) -> Device
     alive: tuple[Tensor, ...] | None = None
     lives = [snapshot.parts[number].alive for snapshot in rules.snapshots]
     if any(live is not None for live in lives):
-        moved = [_moved(live or segment.all_alive, device) for live in lives]
+        moved = [bits_on_device(live or segment.all_alive, device) for live in lives]
         stacked: dict[tuple[int, ...], Tensor] = {}  # levels without branches share their bits
         for level in zip(*moved, strict=True):
             if (key := tuple(map(id, level))) not in stacked:
@@ -397,37 +301,4 @@ def _device_part(rules: BatchRules, number: int, device: torch.device) -> Device
         nodes = rules.excluded[number]
         ascending = [None if level is None else np.sort(level, axis=1) for level in nodes]
         hidden = tuple(None if level is None else torch.from_numpy(level).to(device) for level in ascending)
-    return DevicePart(_moved(segment.trie, device), alive, hidden)
-
-
-def _moved(what: Trie | Liveness, device: torch.device) -> Any:
-    """A trie or the bits of a rule on a device."""
-    return kept(_MOVED, what, device, _move_trie if isinstance(what, Trie) else _move_bits)
-
-
-def kept(made: WeakKeyDictionary[Any, Any], of: Any, device: torch.device, make: Callable[[Any, Any], Any]) -> Any:
-    """What is made of something for a device, once."""
-    on_devices = made.setdefault(of, {})
-    if device not in on_devices:
-        on_devices[device] = make(of, device)
-    return on_devices[device]
-
-
-def _move_trie(trie: Trie, device: torch.device) -> DeviceTrie:
-    def exceptions_of(fanout: Fanout) -> Tensor | None:
-        return None if fanout.exceptions is None else torch.from_numpy(fanout.exceptions).to(device)
-
-    return DeviceTrie(
-        tokens=torch.from_numpy(trie.tokens).to(device),
-        offsets=tuple(torch.from_numpy(fanout.offsets).to(device) for fanout in trie.fanouts),
-        exceptions=tuple(exceptions_of(fanout) for fanout in trie.fanouts),
-        token_bases=trie.token_bases,
-        level_starts=trie.level_starts,
-        branching=trie.branching,
-        has_leaves=trie.has_leaves,
-    )
-
-
-def _move_bits(alive: Liveness, device: torch.device) -> tuple[Tensor, ...]:
-    by_id: dict[int, Tensor] = {}  # levels without branches share one array
-    return tuple(by_id.setdefault(id(bits), torch.from_numpy(bits).to(device)) for bits in alive.nodes)
+    return DevicePart(on_device(segment.trie, device), alive, hidden)

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .beam import DEAD, Beams, gumbel_like
-from .transition import Children
+from .children import Children
 from .tree import Nodes
 
 LAST_RESORT = 1e3  # what a candidate outside the residual loses, in log-probability: more than any residual has

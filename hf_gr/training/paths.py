@@ -18,7 +18,8 @@ from torch import Tensor
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.snapshot import Snapshot, combine_rules
-from hf_gr.torch.transition import Children, DeviceCatalogue, children, device_catalogue
+from hf_gr.torch.children import Children
+from hf_gr.torch.transition import DeviceCatalogue, children, device_catalogue
 
 
 @dataclass(frozen=True)

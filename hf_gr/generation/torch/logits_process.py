@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -19,20 +18,12 @@ from transformers import LogitsProcessor
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.item_ids import ItemId
 from hf_gr.catalogue.labels import check_is_tokenizer, encode_continuations
-from hf_gr.catalogue.separators import check_separator, split
 from hf_gr.catalogue.sequences import LARGEST_TOKEN, is_integer, read_rows, to_host
-from hf_gr.catalogue.snapshot import BatchRules, Snapshot, combine_rules
+from hf_gr.catalogue.snapshot import BatchRules
 from hf_gr.catalogue.trie import PADDING
 from hf_gr.generation.catalogues import batch_rules
-from hf_gr.torch.edges import MOST_NODES, edges_of, follow
-from hf_gr.torch.several_labels import LabelTrie, allowed_tokens, label_trie, read_answers
-from hf_gr.torch.transition import DeviceCatalogue, advance, children, device_catalogue, kept
 
-# The score of what only fills up, where the type has room for it: far below any sum of log-probabilities, and below
-# the -1e9 by which transformers' beam search marks beams that are over.
-FILLING = -1e30
-# Flattened label tries by rules and device, for as long as the rules live.
-_LABEL_TRIES: WeakKeyDictionary[BatchRules, dict[torch.device, LabelTrie]] = WeakKeyDictionary()
+from .constraints import Constraint, OneSequence, SeveralLabels
 
 
 class ConstraintLogitsProcessor(LogitsProcessor):
@@ -103,14 +94,11 @@ class ConstraintLogitsProcessor(LogitsProcessor):
                 check_is_tokenizer(tokenizer)
                 one.check_tokenizer(tokenizer)
         self.prompt_length = _read_prompt_length(prompt_length, attention_mask)
-        self.rules = batch_rules(index, exclude_items)
-        self.separator: tuple[int, ...] | None = None
-        self.max_labels = max_labels
+        rules = batch_rules(index, exclude_items)
+        self.constraint: Constraint = OneSequence(rules)
         if separator is not None:
-            self.separator = _read_separator(separator, tokenizer, self.rules.any.eos_token_id)
-            for snapshot in self.rules.snapshots:
-                check_separator(snapshot, self.separator)
-            self.rules = _as_living_items(self.rules)
+            tokens = _read_separator(separator, tokenizer, rules.any.eos_token_id)
+            self.constraint = SeveralLabels(rules, tokens, max_labels)
         if max_labels is not None and (separator is None or not is_integer(max_labels) or max_labels < 1):
             raise ValueError(f"max_labels={max_labels}, expected 1 or more, together with separator=")
         self._prompt: Tensor | None = None  # of the last generation, and how far it came; unused with prompt_length
@@ -119,8 +107,7 @@ class ConstraintLogitsProcessor(LogitsProcessor):
     @classmethod
     def _of_rules(cls, rules: BatchRules) -> ConstraintLogitsProcessor:
         processor = cls.__new__(cls)
-        processor.rules, processor.prompt_length = rules, None
-        processor.separator = processor.max_labels = None
+        processor.constraint, processor.prompt_length = OneSequence(rules), None
         processor._prompt, processor._longest = None, 0
         return processor
 
@@ -132,15 +119,14 @@ class ConstraintLogitsProcessor(LogitsProcessor):
             scores: `[R, V]` behind them; or `[R, S, V]`, the last S of T positions, each behind its token. Those
                 inside the prompt stay as they are.
         """
-        snapshot = self.rules.any
-        largest = max(snapshot.max_token_id, *(self.separator or (0,)))
-        if largest >= scores.shape[-1]:
+        constraint = self.constraint
+        if constraint.max_token_id >= scores.shape[-1]:
             raise ValueError(
-                f"index has token {largest}, expected less than the vocabulary, {scores.shape[-1]}: "
+                f"index has token {constraint.max_token_id}, expected less than the vocabulary, {scores.shape[-1]}: "
                 "is it another model's catalogue, or were the embeddings not resized?"
             )
         num_rows, length = input_ids.shape
-        num_prompts = self.rules.num_rows or num_rows
+        num_prompts = constraint.rules.num_rows or num_rows
         if num_rows % num_prompts:
             raise ValueError(
                 f"scores have {num_rows} rows for {num_prompts} rules, expected one path or more for each prompt"
@@ -154,8 +140,7 @@ class ConstraintLogitsProcessor(LogitsProcessor):
             )
         generated = input_ids[:, start:].to(scores.device)
         inside = min(max(start - first, 0), positions.shape[1])
-        answers = positions[:, inside:]
-        masked = (self._mask_one if self.separator is None else self._mask_several)(generated, answers, num_prompts)
+        masked = constraint.mask(generated, positions[:, inside:], num_prompts)
         masked = torch.cat([positions[:, :inside], masked], dim=1) if inside else masked
         return masked if scores.dim() == 3 else masked[:, 0]
 
@@ -174,13 +159,13 @@ class ConstraintLogitsProcessor(LogitsProcessor):
         """
         rows, _ = read_rows(sequences, one_is_enough=True)
         rows = np.where(np.logical_or.accumulate(rows < 0, axis=1), PADDING, rows)
-        rules, found = self.rules, [[] for _ in rows]
+        rules, found = self.constraint.rules, [[] for _ in rows]
         num_prompts = rules.num_rows or max(len(rows), 1)
         if len(rows) % num_prompts:
             raise ValueError(
                 f"sequences have {len(rows)} rows for {num_prompts} rules, expected one or more for each prompt"
             )
-        answers = [[row] if self.separator is None else self._split(row) for row in rows.tolist()]
+        answers = [self.constraint.split(row) for row in rows.tolist()]
         row_of = np.repeat(np.arange(len(rows)), [len(labels) for labels in answers])
         prompt_of = row_of // max(len(rows) // num_prompts, 1)
         tokens, _ = read_rows([label for labels in answers for label in labels])
@@ -191,13 +176,6 @@ class ConstraintLogitsProcessor(LogitsProcessor):
                 excluded = rules.excluded_ids[prompt_of[label]] if rules.excluded_ids else ()
                 found[row_of[label]] += [item for item in items if item not in excluded]
         return found
-
-    def _split(self, row: list[int]) -> list[list[int]]:
-        """The labels of an answer."""
-        eos_token_id = self.rules.any.eos_token_id
-        assert self.separator is not None
-        assert eos_token_id is not None
-        return split(row, self.separator, eos_token_id)
 
     def _find_start(self, input_ids: Tensor, first: int) -> int:
         """The length of the prompt that a call goes on from: the last one's, or all that is there."""
@@ -212,100 +190,6 @@ class ConstraintLogitsProcessor(LogitsProcessor):
             self._prompt = prompt = input_ids[:, :first].clone()
         self._longest = input_ids.shape[1]
         return prompt.shape[1]
-
-    def _mask_one(self, generated: Tensor, scores: Tensor, num_prompts: int) -> Tensor:
-        """The constraint of one sequence; `generated` ends before the last scores."""
-        catalogue = device_catalogue(self.rules, scores.device)
-        num_rows, num_scores = scores.shape[:2]
-        first = generated.shape[1] - num_scores + 1
-        edges = self._edges(catalogue, scores.device)
-        states = torch.zeros((num_prompts, num_rows // num_prompts), dtype=torch.long, device=scores.device)
-        masked: list[Tensor] = []
-        for level in range(generated.shape[1] + 1):
-            if level >= first:
-                masked.append(self._mask_level(states, scores[:, level - first], catalogue, level))
-            if level < min(generated.shape[1], catalogue.max_length):
-                tokens = generated[:, level].reshape(states.shape)
-                if edges is None:
-                    states = advance(states, tokens, catalogue, level=level)
-                else:
-                    states = follow(states, tokens, edges)
-        return torch.stack(masked, dim=1) if num_scores > 1 else masked[0][:, None] if masked else scores
-
-    def _edges(self, catalogue: DeviceCatalogue, device: torch.device) -> Tensor | None:
-        """The edges to walk by; None where they are too many, or do not say all.
-
-        A step along them asks nobody what is alive, and need not: what is dead has no living children. But what is
-        hidden from a row may have, and what was added has edges of its own.
-        """
-        if (
-            catalogue.added is not None
-            or catalogue.base.hidden is not None
-            or catalogue.base.trie.num_nodes > MOST_NODES
-        ):
-            return None
-        return edges_of(self.rules.any.base.segment.trie, device)
-
-    def _mask_level(self, states: Tensor, scores: Tensor, catalogue: DeviceCatalogue, level: int) -> Tensor:
-        if level >= catalogue.max_length:
-            return self._over(scores)
-        legal = children(states, catalogue, level=level)
-        num_rows, vocab_size = scores.shape
-        is_legal, tokens = legal.legal.flatten(0, 1), legal.tokens.flatten(0, 1)
-        # One pass over rows times vocabulary: that is all the time. What is illegal goes to an entry behind the rows.
-        masked = scores.new_full((num_rows * vocab_size + 1,), -torch.inf)
-        first = torch.arange(0, num_rows * vocab_size, vocab_size, device=scores.device)[:, None]
-        places = torch.where(is_legal, first + tokens, num_rows * vocab_size)
-        kept_scores = self._unblocked(scores.gather(1, tokens), is_legal)
-        masked = masked.scatter_(0, places.flatten(), kept_scores.flatten())[:-1].view(scores.shape)
-        end = masked[:, self._end]
-        masked[:, self._end] = torch.where(is_legal.any(dim=-1), end, self._filling(scores.dtype))
-        return masked
-
-    def _mask_several(self, generated: Tensor, scores: Tensor, num_prompts: int) -> Tensor:
-        """The constraint of several labels; every scored position of every row is a row of its own."""
-        assert self.separator is not None
-        num_rows, num_scores, vocab_size = scores.shape
-        if not num_scores:
-            return scores
-        trie: LabelTrie = kept(
-            _LABEL_TRIES, self.rules, scores.device, lambda rules, device: label_trie(rules.snapshots, device)
-        )
-        rules = torch.zeros(num_prompts, dtype=torch.long, device=scores.device)
-        if self.rules.rule_of_row is not None:
-            rules = torch.from_numpy(self.rules.rule_of_row).to(scores.device)
-        rules = rules.repeat_interleave(num_rows * num_scores // num_prompts)
-        places = torch.arange(generated.shape[1], device=scores.device)
-        lengths = torch.arange(num_scores, device=scores.device) + generated.shape[1] - num_scores + 1
-        known = places < lengths[:, None]
-        tokens = torch.where(known, generated[:, None].clamp(min=0), -1).flatten(0, 1)
-        options: dict[str, Any] = {"separator": self.separator, "max_labels": self.max_labels}
-        answers = read_answers(tokens, trie, rules, **options)
-        allowed = allowed_tokens(answers, trie, rules, vocab_size, **options).view(scores.shape)
-        masked = self._unblocked(scores.masked_fill(~allowed, -torch.inf), allowed)
-        return torch.where(allowed.any(dim=-1, keepdim=True), masked, self._over(scores))
-
-    def _unblocked(self, scores: Tensor, is_legal: Tensor) -> Tensor:
-        """The scores; where other processors left no legal token, each of them is possible: the constraint holds."""
-        is_left = (is_legal & (scores != -torch.inf)).any(dim=-1, keepdim=True)
-        return scores.masked_fill(is_legal & ~is_left, self._filling(scores.dtype))
-
-    def _over(self, scores: Tensor) -> Tensor:
-        """The scores of rows that are over."""
-        over = torch.full_like(scores, -torch.inf)
-        over[..., self._end] = self._filling(scores.dtype)
-        return over
-
-    @property
-    def _end(self) -> int:
-        """The token that rows which are over go on with."""
-        return self.rules.any.eos_token_id or 0
-
-    @staticmethod
-    def _filling(dtype: torch.dtype) -> float:
-        """Its score."""
-        # Finite still when it is divided by a temperature of 1/16; fp16's -4094 is below its logits all the same.
-        return max(FILLING, torch.finfo(dtype).min / 16)
 
 
 def _read_prompt_length(prompt_length: int | None, attention_mask: Tensor | None) -> int | None:
@@ -349,21 +233,3 @@ def _read_separator(separator: Sequence[int] | str, tokenizer: Any, eos_token_id
             f"separator={tokens} has the end token {eos_token_id}, expected it behind the last label only"
         )
     return tuple(int(token) for token in tokens)
-
-
-def _as_living_items(rules: BatchRules) -> BatchRules:
-    """The same rules as living items of one segment, for several labels: what is hidden from a row is dead there."""
-    if rules.any.added is not None:
-        if len(rules.snapshots) > 1:
-            raise ValueError(
-                "index has additions, expected none for several labels with a view for each prompt: index.compact()"
-            )
-        rules = BatchRules((rules.any.compact(),), rules.rule_of_row, rules.excluded_ids)
-    if rules.excluded_ids is None:
-        return rules
-    rows: list[Snapshot] = []
-    for number, excluded in enumerate(rules.excluded_ids):
-        snapshot, items = rules.of_row(number), list(excluded)
-        known = [item for item, is_item in zip(items, snapshot.has_items(items), strict=True) if is_item]
-        rows.append(snapshot.remove(known) if known else snapshot)
-    return combine_rules(rows, one_each=True)

@@ -1,0 +1,198 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a logits processor may leave of the scores: one sequence of the catalogue, or several labels. Knows no prompts.
+
+Axes: P prompts; R rows, as many for each prompt; T generated tokens; S scored positions of each row, the last one
+after all tokens; V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_gr.catalogue.separators import check_separator, split
+from hf_gr.catalogue.snapshot import BatchRules, Snapshot, combine_rules
+from hf_gr.torch.device_trie import MOST_NODES
+from hf_gr.torch.several_labels import LivingLabels, allowed_tokens, living_labels, read_answers
+from hf_gr.torch.transition import DeviceCatalogue, advance, children, device_catalogue
+
+# The score of what only fills up, where the type has room for it: far below any sum of log-probabilities, and below
+# the -1e9 by which transformers' beam search marks beams that are over.
+FILLING = -1e30
+
+
+class Constraint(ABC):
+    """Which tokens may follow.
+
+    Args:
+        rules: the catalogue of every prompt.
+    """
+
+    def __init__(self, rules: BatchRules) -> None:
+        self.rules = rules
+
+    @property
+    def max_token_id(self) -> int:
+        """The largest token that may follow."""
+        return self.rules.any.max_token_id
+
+    @abstractmethod
+    def mask(self, generated: Tensor, scores: Tensor, num_prompts: int) -> Tensor:
+        """Mask `[R, S, V]` scores by the `[R, T]` tokens before them."""
+
+    @abstractmethod
+    def split(self, row: list[int]) -> list[list[int]]:
+        """The sequences of the catalogue in one answer."""
+
+    def _unblocked(self, scores: Tensor, is_legal: Tensor) -> Tensor:
+        """The scores; where other processors left no legal token, each of them is possible: the constraint holds."""
+        is_left = (is_legal & (scores != -torch.inf)).any(dim=-1, keepdim=True)
+        return scores.masked_fill(is_legal & ~is_left, self._filling(scores.dtype))
+
+    def _over(self, scores: Tensor) -> Tensor:
+        """The scores of rows that are over."""
+        over = torch.full_like(scores, -torch.inf)
+        over[..., self._end] = self._filling(scores.dtype)
+        return over
+
+    @property
+    def _end(self) -> int:
+        """The token that rows which are over go on with."""
+        return self.rules.any.eos_token_id or 0
+
+    @staticmethod
+    def _filling(dtype: torch.dtype) -> float:
+        """Its score."""
+        # Finite still when it is divided by a temperature of 1/16; fp16's -4094 is below its logits all the same.
+        return max(FILLING, torch.finfo(dtype).min / 16)
+
+
+class OneSequence(Constraint):
+    """An answer is one sequence of the catalogue."""
+
+    def mask(self, generated: Tensor, scores: Tensor, num_prompts: int) -> Tensor:
+        """See `Constraint.mask`."""
+        catalogue = device_catalogue(self.rules, scores.device)
+        num_rows, num_scores = scores.shape[:2]
+        first = generated.shape[1] - num_scores + 1
+        by_edges = _has_all_edges(catalogue)
+        states = torch.zeros((num_prompts, num_rows // num_prompts), dtype=torch.long, device=scores.device)
+        masked: list[Tensor] = []
+        for level in range(generated.shape[1] + 1):
+            if level >= first:
+                masked.append(self._mask_level(states, scores[:, level - first], catalogue, level))
+            if level < min(generated.shape[1], catalogue.max_length):
+                tokens = generated[:, level].reshape(states.shape)
+                if by_edges:
+                    states = catalogue.base.trie.follow(states, tokens)
+                else:
+                    states = advance(states, tokens, catalogue, level=level)
+        return torch.stack(masked, dim=1) if num_scores > 1 else masked[0][:, None] if masked else scores
+
+    def split(self, row: list[int]) -> list[list[int]]:
+        """See `Constraint.split`."""
+        return [row]
+
+    def _mask_level(self, states: Tensor, scores: Tensor, catalogue: DeviceCatalogue, level: int) -> Tensor:
+        if level >= catalogue.max_length:
+            return self._over(scores)
+        legal = children(states, catalogue, level=level)
+        num_rows, vocab_size = scores.shape
+        is_legal, tokens = legal.legal.flatten(0, 1), legal.tokens.flatten(0, 1)
+        # One pass over rows times vocabulary: that is all the time. What is illegal goes to an entry after the rows.
+        masked = scores.new_full((num_rows * vocab_size + 1,), -torch.inf)
+        first = torch.arange(0, num_rows * vocab_size, vocab_size, device=scores.device)[:, None]
+        places = torch.where(is_legal, first + tokens, num_rows * vocab_size)
+        kept_scores = self._unblocked(scores.gather(1, tokens), is_legal)
+        masked = masked.scatter_(0, places.flatten(), kept_scores.flatten())[:-1].view(scores.shape)
+        end = masked[:, self._end]
+        masked[:, self._end] = torch.where(is_legal.any(dim=-1), end, self._filling(scores.dtype))
+        return masked
+
+
+class SeveralLabels(Constraint):
+    """An answer is several labels, each at most once, with a separator between them.
+
+    Args:
+        rules: the catalogue of every prompt, with an end token.
+        separator: its tokens.
+        max_labels: the most labels of one answer; None for as many as there are.
+
+    Raises:
+        ValueError: a separator that is also inside a label; additions to views of one index.
+    """
+
+    def __init__(self, rules: BatchRules, separator: tuple[int, ...], max_labels: int | None) -> None:
+        for snapshot in rules.snapshots:
+            check_separator(snapshot, separator)
+        super().__init__(_as_living_items(rules))
+        self.separator = separator
+        self.max_labels = max_labels
+        self._living: dict[torch.device, LivingLabels] = {}
+
+    @property
+    def max_token_id(self) -> int:
+        """The largest token that may follow."""
+        return max(super().max_token_id, *self.separator)
+
+    def mask(self, generated: Tensor, scores: Tensor, num_prompts: int) -> Tensor:
+        """See `Constraint.mask`; every scored position of every row is a row of its own."""
+        num_rows, num_scores, vocab_size = scores.shape
+        if not num_scores:
+            return scores
+        living = self._living_on(scores.device)
+        rules = torch.zeros(num_prompts, dtype=torch.long, device=scores.device)
+        if self.rules.rule_of_row is not None:
+            rules = torch.from_numpy(self.rules.rule_of_row).to(scores.device)
+        rules = rules.repeat_interleave(num_rows * num_scores // num_prompts)
+        places = torch.arange(generated.shape[1], device=scores.device)
+        lengths = torch.arange(num_scores, device=scores.device) + generated.shape[1] - num_scores + 1
+        known = places < lengths[:, None]
+        tokens = torch.where(known, generated[:, None].clamp(min=0), -1).flatten(0, 1)
+        options: dict[str, Any] = {"separator": self.separator, "max_labels": self.max_labels}
+        answers = read_answers(tokens, living, rules, **options)
+        allowed = allowed_tokens(answers, living, rules, vocab_size, **options).view(scores.shape)
+        masked = self._unblocked(scores.masked_fill(~allowed, -torch.inf), allowed)
+        return torch.where(allowed.any(dim=-1, keepdim=True), masked, self._over(scores))
+
+    def split(self, row: list[int]) -> list[list[int]]:
+        """See `Constraint.split`."""
+        assert self.rules.any.eos_token_id is not None
+        return split(row, self.separator, self.rules.any.eos_token_id)
+
+    def _living_on(self, device: torch.device) -> LivingLabels:
+        if device not in self._living:
+            self._living[device] = living_labels(self.rules.snapshots, device)
+        return self._living[device]
+
+
+def _has_all_edges(catalogue: DeviceCatalogue) -> bool:
+    """Whether the edges of the base say how to go on, and are few enough.
+
+    A step along them asks nobody what is alive, and need not: what is dead has no living children. But what is
+    hidden from a row may have, and what was added has edges of its own.
+    """
+    base = catalogue.base
+    return catalogue.added is None and base.hidden is None and base.trie.num_nodes <= MOST_NODES
+
+
+def _as_living_items(rules: BatchRules) -> BatchRules:
+    """The same rules as living items of one segment, for several labels: what is hidden from a row is dead there."""
+    if rules.any.added is not None:
+        if len(rules.snapshots) > 1:
+            raise ValueError(
+                "index has additions, expected none for several labels with a view for each prompt: index.compact()"
+            )
+        rules = BatchRules((rules.any.compact(),), rules.rule_of_row, rules.excluded_ids)
+    if rules.excluded_ids is None:
+        return rules
+    rows: list[Snapshot] = []
+    for number, excluded in enumerate(rules.excluded_ids):
+        snapshot, items = rules.of_row(number), list(excluded)
+        known = [item for item, is_item in zip(items, snapshot.has_items(items), strict=True) if is_item]
+        rows.append(snapshot.remove(known) if known else snapshot)
+    return combine_rules(rows, one_each=True)

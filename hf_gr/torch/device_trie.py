@@ -1,0 +1,216 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A compiled trie on a device, in every form that a step reads. Knows no rules and no beams.
+
+The arrays by level are those of the host; they are moved once for each device. Three other forms are made from them
+on the device when they are first asked for: `wide`, tables for the levels near the root; `edges`, one search for a
+step from any level; and `flat`, the children of any node without its level.
+
+Source: STATIC, section 4 (dense layers near the root), over a level's span of tokens instead of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Bool, Int, UInt8
+from torch import Tensor
+
+from hf_gr.catalogue.fanout import Fanout
+from hf_gr.catalogue.segment import Liveness
+from hf_gr.catalogue.trie import SHORT, Trie
+
+WIDE_FROM = 32  # children of one node; below, a step costs no more than its calls
+WIDE_SHARE = 4  # a level is wide if a node may have every fourth token of its span
+LARGEST_TABLE = 2**24  # nodes times tokens: 16 MB of flags, 32 MB of numbers
+MOST_NODES = 2**22  # of tries that are walked by their edges, eight bytes each: 32 MB
+TOKEN_BITS = 32
+
+
+@dataclass(frozen=True)
+class WideLevel:
+    """The children of a level whose nodes have so many that reading every token is cheaper than gathering legal ones.
+
+    Near the root of a large catalogue nearly every token is legal. A step copies whole rows of this table, and reads
+    whole stretches of the scores. The row after the last stands for what is no node of the level.
+
+    Attributes:
+        first_token: the token of the first column.
+        legal: whether a token leads to a child.
+        ranks: how many children come before that one.
+        first: the first child of every node, by its number in the trie.
+    """
+
+    first_token: int
+    legal: Bool[Tensor, "nodes span"]
+    ranks: Int[Tensor, "nodes span"]
+    first: Int[Tensor, " nodes"]
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the level."""
+        return len(self.first) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the span."""
+        return self.legal.shape[1]
+
+
+@dataclass(frozen=True)
+class FlatTrie:
+    """A trie without levels; the node after the last stands for what is no prefix.
+
+    Attributes:
+        tokens: the token on the edge into each node; 0 for the root and for no prefix.
+        first_child: the first child of each node, whose children end where those of the next one begin.
+    """
+
+    tokens: Int[Tensor, " nodes"]
+    first_child: Int[Tensor, " nodes_and_one"]
+
+
+@dataclass(frozen=True)
+class DeviceTrie:
+    """A segment's trie on a device; the fields are those of `hf_gr.catalogue.trie.Trie` and its fanouts."""
+
+    tokens: Int[Tensor, " nodes_and_padding"]
+    offsets: tuple[Int[Tensor, " _"], ...]
+    exceptions: tuple[Int[Tensor, " _"] | None, ...]
+    token_bases: tuple[int, ...]
+    level_starts: tuple[int, ...]
+    branching: tuple[int, ...]
+    has_leaves: tuple[bool, ...]
+
+    @property
+    def num_nodes(self) -> int:
+        """All nodes, the root included."""
+        return self.level_starts[-1]
+
+    def child_range(
+        self, nodes: Int[Tensor, "*shape"], *, level: int
+    ) -> tuple[Int[Tensor, "*shape"], Int[Tensor, "*shape"]]:
+        """The first child of every node and the number of them, which is 0 for what is no node of this level."""
+        start, end = self.level_starts[level], self.level_starts[level + 1]
+        local = nodes - start
+        is_here = (local >= 0) & (local < end - start)
+        local = local.clamp(0, end - start - 1)
+        offsets, exceptions = self.offsets[level], self.exceptions[level]
+        if exceptions is None:
+            first = offsets[local].long()
+            return first + end, (offsets[local + 1].long() - first) * is_here
+        if not len(exceptions):
+            return local + end, is_here.long()
+        sought = local.to(exceptions.dtype)
+        before = offsets[torch.searchsorted(exceptions, sought)].long()
+        through = offsets[torch.searchsorted(exceptions, sought, right=True)].long()
+        return local + before + end, (1 + through - before) * is_here
+
+    def is_childless(self, nodes: Int[Tensor, "*shape"], *, level: int) -> Bool[Tensor, "*shape"]:
+        """Whether nodes have no children, whatever is known of the level."""
+        if level >= len(self.branching):
+            return torch.ones_like(nodes, dtype=torch.bool)
+        return self.child_range(nodes, level=level)[1] == 0
+
+    @cached_property
+    def wide(self) -> tuple[WideLevel | None, ...]:
+        """By level: its table; None for a level that is not wide."""
+        return tuple(_wide_level(self, level) for level in range(len(self.branching)))
+
+    @cached_property
+    def edges(self) -> Int[Tensor, " edges"]:
+        """By node from 1: its parent and its token in one number; the numbers ascend.
+
+        Eight bytes a node that a catalogue of millions of items had better not spend: it asks for children by level.
+        """
+        levels = [self._edges_from(level) for level in range(len(self.branching))]
+        return torch.cat([parents << TOKEN_BITS | tokens for parents, tokens in levels])
+
+    def follow(self, nodes: Int[Tensor, "*shape"], tokens: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+        """Follow one token from every node, of any level; the number after the last node stands for no prefix."""
+        wanted = nodes << TOKEN_BITS | tokens.clamp(min=0)
+        at = torch.searchsorted(self.edges, wanted).clamp(max=len(self.edges) - 1)
+        return torch.where((self.edges[at] == wanted) & (tokens >= 0), at + 1, self.num_nodes)
+
+    @cached_property
+    def flat(self) -> FlatTrie:
+        """The trie without levels."""
+        nodes = torch.arange(self.num_nodes, device=self.tokens.device)
+        levels = list(zip(self.level_starts, self.level_starts[1:], strict=False))
+        first = [self.child_range(nodes[start:end], level=level)[0] for level, (start, end) in enumerate(levels[:-1])]
+        tokens = [self._edges_from(level)[1] for level in range(len(self.branching))]
+        end = nodes.new_full((levels[-1][1] - levels[-1][0] + 2,), self.num_nodes)
+        nothing = nodes.new_zeros(1)
+        return FlatTrie(tokens=torch.cat([nothing, *tokens, nothing]), first_child=torch.cat([*first, end]))
+
+    def _edges_from(self, level: int) -> tuple[Int[Tensor, " children"], Int[Tensor, " children"]]:
+        """The parent and the token of every node one level below, in order."""
+        start, end, below = self.level_starts[level : level + 3]
+        nodes = torch.arange(start, end, device=self.tokens.device)
+        parents = nodes.repeat_interleave(self.child_range(nodes, level=level)[1], output_size=below - end)
+        return parents, self.tokens[end:below].long() + self.token_bases[level]
+
+
+# By what was moved, so that views of one index share its arrays on the device, too; for as long as that lives.
+_MOVED: WeakKeyDictionary[Any, dict[torch.device, Any]] = WeakKeyDictionary()
+
+
+def on_device(trie: Trie, device: torch.device) -> DeviceTrie:
+    """A trie on a device; moved there once, for as long as it lives."""
+    return _moved(trie, device, _move_trie)
+
+
+def bits_on_device(alive: Liveness, device: torch.device) -> tuple[UInt8[Tensor, " _"], ...]:
+    """The bits of a rule on a device, by level from 1; moved there once, for as long as the rule lives."""
+    return _moved(alive, device, _move_bits)
+
+
+def _moved(what: Any, device: torch.device, move: Callable[[Any, torch.device], Any]) -> Any:
+    on_devices = _MOVED.setdefault(what, {})
+    if device not in on_devices:
+        on_devices[device] = move(what, device)
+    return on_devices[device]
+
+
+def _move_trie(trie: Trie, device: torch.device) -> DeviceTrie:
+    def exceptions_of(fanout: Fanout) -> Tensor | None:
+        return None if fanout.exceptions is None else torch.from_numpy(fanout.exceptions).to(device)
+
+    return DeviceTrie(
+        tokens=torch.from_numpy(trie.tokens).to(device),
+        offsets=tuple(torch.from_numpy(fanout.offsets).to(device) for fanout in trie.fanouts),
+        exceptions=tuple(exceptions_of(fanout) for fanout in trie.fanouts),
+        token_bases=trie.token_bases,
+        level_starts=trie.level_starts,
+        branching=trie.branching,
+        has_leaves=trie.has_leaves,
+    )
+
+
+def _move_bits(alive: Liveness, device: torch.device) -> tuple[Tensor, ...]:
+    by_id: dict[int, Tensor] = {}  # levels without branches share one array
+    return tuple(by_id.setdefault(id(bits), torch.from_numpy(bits).to(device)) for bits in alive.nodes)
+
+
+def _wide_level(trie: DeviceTrie, level: int) -> WideLevel | None:
+    start, end, below = trie.level_starts[level : level + 3]
+    num_nodes, largest = end - start, trie.branching[level]
+    if largest < WIDE_FROM or num_nodes * largest > LARGEST_TABLE:
+        return None
+    parents, tokens = trie._edges_from(level)
+    first_token = int(tokens.min())
+    span = int(tokens.max()) - first_token + 1
+    if span > WIDE_SHARE * largest or num_nodes * span > LARGEST_TABLE:
+        return None
+    first, _ = trie.child_range(torch.arange(start, end, device=tokens.device), level=level)
+    places = parents - start, tokens - first_token
+    legal = torch.zeros((num_nodes + 1, span), dtype=torch.bool, device=tokens.device)
+    ranks = torch.zeros(legal.shape, dtype=torch.int16 if largest < SHORT else torch.int32, device=tokens.device)
+    legal[places] = True
+    ranks[places] = (torch.arange(end, below, device=tokens.device) - first[places[0]]).to(ranks.dtype)
+    return WideLevel(first_token, legal, ranks, first=torch.nn.functional.pad(first, (0, 1)))
