@@ -51,8 +51,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 @pytest.fixture
 def one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buckets so large that all catalogues of `flax_catalogues` fit the first: one program serves them."""
-    from hf_gr.flax import transition
+    from hf_gr.flax import device_trie, transition
 
-    monkeypatch.setattr(transition, "SMALLEST", 4096)
-    monkeypatch.setattr(transition, "CHILDREN", 8)
+    monkeypatch.setattr(device_trie, "SMALLEST", 4096)
+    monkeypatch.setattr(device_trie, "CHILDREN", 8)
     monkeypatch.setattr(transition, "HIDDEN_NODES", 64)

@@ -23,10 +23,10 @@ import jax.numpy as jnp
 
 from hf_gr.flax import beam, warpers
 from hf_gr.flax.beam import DEAD, Beams, Finished
-from hf_gr.flax.transition import Children
+from hf_gr.flax.children import MergedChildren
 from hf_gr.flax.tree import Tree
 from hf_gr.torch import beam as torch_beam
-from hf_gr.torch import transition as torch_transition
+from hf_gr.torch import children as torch_children
 from hf_gr.torch import tree as torch_tree
 
 BATCH, WIDTH, CHILDREN, LENGTH = 2, 5, 6, 3
@@ -55,9 +55,9 @@ def candidates(seed: int) -> tuple[Any, Any, np.ndarray]:
     tokens = rng.integers(0, 9, (BATCH, WIDTH, CHILDREN)).astype(np.int32)
     legal = rng.random(tokens.shape) < 0.6
     first, added = (rng.integers(20, 90, (BATCH, WIDTH)).astype(np.int32) for _ in range(2))
-    ours = Children(jnp.where(legal, tokens, -1), jnp.asarray(first), jnp.asarray(added), 4)
+    ours = MergedChildren(jnp.where(legal, tokens, -1), jnp.asarray(first), jnp.asarray(added), 4)
     as_torch = [torch.from_numpy(array).long() for array in (tokens, first, added)]
-    theirs = torch_transition.Children(as_torch[0], torch.from_numpy(legal), as_torch[1], as_torch[2], 4)
+    theirs = torch_children.MergedChildren(as_torch[0], torch.from_numpy(legal), as_torch[1], as_torch[2], 4)
     scores = rng.normal(size=tokens.shape).astype(np.float32)
     return ours, theirs, np.where(legal, scores, -np.inf)
 

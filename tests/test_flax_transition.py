@@ -22,8 +22,9 @@ from flax_catalogues import EOS, TOKENS, VOCABULARY, random_index, random_rows, 
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue.fanout import Fanout
 from hf_gr.catalogue.snapshot import BatchRules, combine_rules
-from hf_gr.flax import transition
+from hf_gr.flax import device_trie, transition
 from hf_gr.flax.buckets import bucket, padded
+from hf_gr.flax.device_trie import DeviceTrie
 from hf_gr.flax.transition import DeviceCatalogue, device_catalogue
 from hf_gr.reference import ReferenceTrie
 
@@ -110,7 +111,7 @@ def test_one_rule_and_copies_of_rows() -> None:
 
 
 def test_listed_exceptions_large_tokens_and_searched_exclusions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transition, "PARENTS", 0)
+    monkeypatch.setattr(device_trie, "PARENTS", 0)
     monkeypatch.setattr(transition, "COMPARED", 0)
     sparse = [[1 + n // 6, 1 + n % 6, *[2, 3, 4] * (n % 9 > 0)] for n in range(36)] + [[1, 2, 2, 5]]
     index = ConstraintIndex.from_sequences(sparse, eos_token_id=0)
@@ -140,8 +141,8 @@ def test_both_forms_of_a_fanout_give_the_same_children(counts: list[int]) -> Non
     nodes = jnp.arange(-2, 250)[None]
     found = []
     for offsets, exceptions in ((dense.offsets, None), (shifts, padded(listed, 64, len(counts)))):
-        trie = transition.DeviceTrie(
-            tokens=jnp.zeros(1),
+        trie = DeviceTrie(
+            tokens=jnp.zeros(1, jnp.int32),
             offsets=(jnp.zeros(2, jnp.int32), jnp.asarray(padded(offsets.astype(np.int32), 64, offsets[-1]))),
             exceptions=(None, None if exceptions is None else jnp.asarray(exceptions.astype(np.int32))),
             token_bases=jnp.zeros(2, jnp.int32),
@@ -156,27 +157,27 @@ def test_both_forms_of_a_fanout_give_the_same_children(counts: list[int]) -> Non
         assert number == [0, 0, 0, *counts, *[0] * (249 - len(counts))]
 
 
-child_range = jax.jit(lambda nodes, trie: transition._child_range(nodes, trie, 1))
+child_range = jax.jit(lambda nodes, trie: trie.child_range(nodes, level=1))
 
 
 @pytest.mark.parametrize(
-    ("name", "spoil"),
+    ("home", "name", "spoil"),
     [
-        ("_child_range", lambda bounds: (bounds[0], bounds[1] + 1)),
-        ("_child_range", lambda bounds: (bounds[0] + 1, bounds[1])),
-        ("_are_alive", jnp.ones_like),
-        ("_is_among", jnp.zeros_like),
-        ("_both_nodes", lambda nodes: (nodes[0], nodes[0] * 0)),
-        ("is_leaf", lambda leaf: ~leaf),
+        (DeviceTrie, "child_range", lambda bounds: (bounds[0], bounds[1] + 1)),
+        (DeviceTrie, "child_range", lambda bounds: (bounds[0] + 1, bounds[1])),
+        (transition, "_are_alive", jnp.ones_like),
+        (transition, "_is_among", jnp.zeros_like),
+        (transition, "_both_nodes", lambda nodes: (nodes[0], nodes[0] * 0)),
+        (transition, "is_leaf", lambda leaf: ~leaf),
     ],
 )
-def test_a_planted_error_is_seen(name: str, spoil: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_error_is_seen(home: Any, name: str, spoil: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     index = ConstraintIndex.from_sequences([[1, 2], [1, 3, 4], [2], [3, 3, 3]], eos_token_id=0)
     index.add([[1, 2, 5], [3, 3, 4], [4]], [10, 11, 12])
     index.remove([1])
     rules = combine_rules([index.where([0, 2, 3, 10, 11, 12]).snapshot], [[2, 12]])
-    right = getattr(transition, name)
-    monkeypatch.setattr(transition, name, lambda *args, **kwargs: spoil(right(*args, **kwargs)))
+    right = getattr(home, name)
+    monkeypatch.setattr(home, name, lambda *args, **kwargs: spoil(right(*args, **kwargs)))
     fresh = jax.jit(lambda *args: _step(*args), static_argnums=2)
     with pytest.raises((AssertionError, IndexError)):
         check(rules, num_rows=1, eos=0, step=fresh)

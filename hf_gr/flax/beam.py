@@ -19,12 +19,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from .transition import Children, along
+from .arrays import Number, along
+from .children import Children
 
 DEAD = -jnp.inf
-
-# Numbers that may change from call to call without a new program: arrays inside it.
-Number = float | Float[Array, ""]
 
 
 @jax.tree_util.register_dataclass

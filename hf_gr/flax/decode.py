@@ -24,10 +24,12 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from . import beam
-from .beam import Beams, Finished, Number
+from .arrays import Number, WholeNumber, static
+from .beam import Beams, Finished
+from .children import Children
 from .scorers import Cache, Params, Prompt, Scorer
 from .speculation import Drafter, Lookahead, Speculation
-from .transition import Children, DeviceCatalogue, children, is_leaf, over_vocabulary, static
+from .transition import DeviceCatalogue, children, is_leaf, over_vocabulary
 from .tree import Nodes, Tree
 from .warpers import keep_min_p, keep_top_k, keep_top_p, renormalize
 
@@ -76,9 +78,9 @@ class DecodePlan:
     drafter: Drafter | None = static(default=None)
     rows_axis: str | None = static(default=None)
     length_penalty: Number = 1.0
-    max_new_tokens: int | Int[Array, ""] = 0
-    fill_token_id: int | Int[Array, ""] = -1
-    missing_token_id: int | Int[Array, ""] = -1
+    max_new_tokens: WholeNumber = 0
+    fill_token_id: WholeNumber = -1
+    missing_token_id: WholeNumber = -1
     temperature: Number | None = None
     top_p: Number | None = None
     min_p: Number | None = None

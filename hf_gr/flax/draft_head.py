@@ -37,10 +37,10 @@ from hf_gr.files.facts import HeadFacts
 from hf_gr.files.hub import Source
 from hf_gr.files.hub_mixin import HubMixin
 
+from .arrays import along, static
 from .layers import linear, to_logits
 from .parameters import Parameters
 from .scorers import Params, Prompt
-from .transition import along, static
 
 NUMPY = head_storage.Framework(
     "numpy",

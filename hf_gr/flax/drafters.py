@@ -19,7 +19,8 @@ from jaxtyping import Array, Bool, Int
 
 from .beam import Beams
 from .buckets import bucket
-from .transition import Children, DeviceCatalogue, children, is_leaf
+from .children import Children
+from .transition import DeviceCatalogue, children, is_leaf
 from .tree import Nodes
 
 HEADROOM = 4  # of a draft's size over the average subtree below that many beams: beams favour large subtrees

@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from .arrays import Argument
+
 Params = Any  # a pytree of arrays: `FlaxModel.params`
 
 
@@ -31,9 +33,9 @@ class Prompt:
         decoder_input_ids: the first tokens of an encoder-decoder's sequences, all of them real; None for a decoder.
     """
 
-    input_ids: Int[Array, "batch prompt"]
-    mask: Bool[Array, "batch prompt"]
-    decoder_input_ids: Int[Array, "batch start"] | None = None
+    input_ids: Int[Argument, "batch prompt"]
+    mask: Bool[Argument, "batch prompt"]
+    decoder_input_ids: Int[Argument, "batch start"] | None = None
 
 
 @jax.tree_util.register_dataclass

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from .arrays import along
 from .beam import DEAD, Beams
-from .transition import DeviceCatalogue, along
+from .transition import DeviceCatalogue
 from .tree import Nodes
 from .verifiers import locate
 

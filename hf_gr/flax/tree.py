@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from .transition import along
+from .arrays import along
 
 
 @jax.tree_util.register_dataclass

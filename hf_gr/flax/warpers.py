@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from .beam import DEAD, Number
+from .arrays import Number
+from .beam import DEAD
 
 Scores = Float[Array, "batch beams children"]
 

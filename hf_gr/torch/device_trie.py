@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hf_gr.catalogue.fanout import Fanout
 from hf_gr.catalogue.segment import Liveness
-from hf_gr.catalogue.trie import SHORT, Trie
+from hf_gr.catalogue.trie import Trie
 
 WIDE_FROM = 32  # children of one node; below, a step costs no more than its calls
 WIDE_SHARE = 4  # a level is wide if a node may have every fourth token of its span
@@ -210,7 +210,8 @@ def _wide_level(trie: DeviceTrie, level: int) -> WideLevel | None:
     first, _ = trie.child_range(torch.arange(start, end, device=tokens.device), level=level)
     places = parents - start, tokens - first_token
     legal = torch.zeros((num_nodes + 1, span), dtype=torch.bool, device=tokens.device)
-    ranks = torch.zeros(legal.shape, dtype=torch.int16 if largest < SHORT else torch.int32, device=tokens.device)
+    smallest = torch.int16 if largest <= torch.iinfo(torch.int16).max else torch.int32
+    ranks = torch.zeros(legal.shape, dtype=smallest, device=tokens.device)
     legal[places] = True
-    ranks[places] = (torch.arange(end, below, device=tokens.device) - first[places[0]]).to(ranks.dtype)
+    ranks[places] = (torch.arange(end, below, device=tokens.device) - first[places[0]]).to(smallest)
     return WideLevel(first_token, legal, ranks, first=torch.nn.functional.pad(first, (0, 1)))

@@ -1,0 +1,36 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How arrays are written and read all over the Flax side. Knows no arrays' meaning."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Integer
+
+# Where arrays live: a device, a sharding over several, or None for JAX's own choice.
+Device = Any
+# What a compiled program is given: it moves NumPy's arrays itself, and inside of it all are JAX's.
+Argument = jax.Array | np.ndarray
+# Numbers that change from call to call without another program: NumPy's before it, arrays inside of it.
+Number = float | np.floating | Float[Array, ""]
+WholeNumber = int | np.integer | Int[Array, ""]
+
+
+def static(**kwargs: Any) -> Any:
+    """A dataclass field that is part of a program, not of its arguments."""
+    return field(metadata={"static": True}, **kwargs)
+
+
+def along(values: Array, places: Array, *, axis: int = 1) -> Array:
+    """`jnp.take_along_axis` of places that are within range, which saves the checks."""
+    return jnp.take_along_axis(values, places, axis=axis, mode="promise_in_bounds")
+
+
+def at(values: Integer[Array, " _"], places: Int[Array, "*shape"]) -> Int[Array, "*shape"]:
+    """The values at places as 32-bit integers; the first or the last one for places out of range."""
+    return values.at[places].get(mode="clip", wrap_negative_indices=False).astype(jnp.int32)
