@@ -95,13 +95,14 @@ FLAX_ONLY = {
 }
 ALIASES = {  # of types, which have no module
     "Any",
-    "Argument",
+    "HostOrDevice",
     "Callable",
     "Device",
     "Key",
     "Number",
     "Params",
     "Protocol",
+    "ScorerCache",
     "Sequence",
     "WholeNumber",
     "annotations",

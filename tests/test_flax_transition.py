@@ -197,7 +197,7 @@ def test_what_is_on_the_device_is_moved_once_and_shared_by_views() -> None:
 
 
 def shapes_of(catalogue: DeviceCatalogue) -> Any:
-    return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), catalogue), jax.tree.structure(catalogue)
+    return [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(catalogue)], jax.tree.structure(catalogue)
 
 
 def test_small_updates_other_filters_and_other_exclusions_leave_all_shapes() -> None:

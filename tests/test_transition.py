@@ -18,7 +18,7 @@ from hf_gr.catalogue.fanout import Fanout
 from hf_gr.catalogue.snapshot import combine_rules
 from hf_gr.reference import ReferenceTrie
 from hf_gr.torch import device_trie, transition
-from hf_gr.torch.children import Children
+from hf_gr.torch.children import Children, MergedChildren, PlainChildren, UncheckedChildren, WideChildren
 from hf_gr.torch.device_trie import DeviceTrie
 
 CPU = torch.device("cpu")
@@ -230,3 +230,30 @@ def test_a_step_compiles_into_one_graph() -> None:
     ours, theirs = compiled(states, trie, level=1), transition.children(states, trie, level=1)
     for name in ("tokens", "first", "legal"):
         assert torch.equal(getattr(ours, name), getattr(theirs, name))
+
+
+@pytest.mark.parametrize("kind", [PlainChildren, WideChildren, MergedChildren, UncheckedChildren])
+def test_every_kind_of_children_is_one_graph(kind: type[Children], monkeypatch: pytest.MonkeyPatch) -> None:
+    if kind is WideChildren:
+        make_all_wide(monkeypatch)
+    index = ConstraintIndex.from_sequences(np.random.default_rng(0).integers(0, 9, size=(50, 3)))
+    if kind is MergedChildren:
+        index.add([[1, 2, 9], [9, 9, 9]], [50, 51])
+    catalogue = catalogue_of(index)
+    if kind is UncheckedChildren:
+        catalogue = replace(catalogue, unchecked=(torch.arange(9),) * 2)
+
+    def step(states: torch.Tensor) -> tuple[Children, Any]:
+        below = transition.children(states, catalogue, level=1)
+        places = torch.arange(below.tokens.shape[2]).repeat(states.shape[1])[None]
+        beams = torch.arange(states.shape[1]).repeat_interleave(below.tokens.shape[2])[None]
+        return below, below.take(beams, places)
+
+    states = torch.arange(1, 7)[None]
+    below, taken = step(states)
+    assert type(below) is kind
+    compiled, taken_compiled = torch.compile(step, fullgraph=True, backend="aot_eager")(states)
+    for ours, theirs in zip(
+        (compiled.tokens, compiled.legal, *taken_compiled), (below.tokens, below.legal, *taken), strict=True
+    ):
+        assert torch.equal(ours, theirs)

@@ -14,8 +14,8 @@ from jaxtyping import Array, Float, Int, Integer
 
 # Where arrays live: a device, a sharding over several, or None for JAX's own choice.
 Device = Any
-# What a compiled program is given: it moves NumPy's arrays itself, and inside of it all are JAX's.
-Argument = jax.Array | np.ndarray
+# NumPy's before and after a program, which moves what it is given; inside of it, JAX's.
+HostOrDevice = jax.Array | np.ndarray
 # Numbers that change from call to call without another program: NumPy's before it, arrays inside of it.
 Number = float | np.floating | Float[Array, ""]
 WholeNumber = int | np.integer | Int[Array, ""]

@@ -27,7 +27,7 @@ from . import beam
 from .arrays import Number, WholeNumber, static
 from .beam import Beams, Finished
 from .children import Children
-from .scorers import Cache, Params, Prompt, Scorer
+from .scorers import Params, Prompt, Scorer, ScorerCache
 from .speculation import Drafter, Lookahead, Speculation
 from .transition import DeviceCatalogue, children, is_leaf, over_vocabulary
 from .tree import Nodes, Tree
@@ -135,7 +135,7 @@ class _State:
     beams: Beams
     finished: Finished
     num_levels: Int[Array, ""]
-    source: tuple[Tree, Cache] | Lookahead
+    source: tuple[Tree, ScorerCache] | Lookahead
 
 
 @jax.tree_util.register_dataclass
@@ -269,8 +269,8 @@ class _Search:
         return _unless_done(run, state, self.plan) if may_be_done else run(state)
 
     def _score(
-        self, beams: Beams, tree: Tree, cache: Cache
-    ) -> tuple[Float[Array, "batch beams vocab"], tuple[Tree, Cache]]:
+        self, beams: Beams, tree: Tree, cache: ScorerCache
+    ) -> tuple[Float[Array, "batch beams vocab"], tuple[Tree, ScorerCache]]:
         """One forward over the live beams."""
         tree = tree.grow(beams.parents)
         depths = jnp.full(beams.scores.shape[1], tree.depth, dtype=jnp.int32)

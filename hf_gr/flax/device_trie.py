@@ -79,8 +79,8 @@ class DeviceTrie:
             return first + end, jnp.where(is_here, last - first, 0)
         before = jnp.searchsorted(exceptions, local.astype(exceptions.dtype)).astype(jnp.int32)
         through = before + (at(exceptions, before) == local)
-        shift, behind = at(offsets, before), at(offsets, through)
-        return local + shift + end, jnp.where(is_here, 1 + behind - shift, 0)
+        shift, shift_through = at(offsets, before), at(offsets, through)
+        return local + shift + end, jnp.where(is_here, 1 + shift_through - shift, 0)
 
     def is_childless(self, nodes: Int[Array, "*shape"], *, level: int) -> Bool[Array, "*shape"]:
         """Whether nodes have no children, whatever is known of the level."""
@@ -167,11 +167,11 @@ def _move_base(trie: Trie, device: Device) -> DeviceTrie:
 def _move_added(trie: Trie, snapshot: Snapshot, device: Device) -> tuple[DeviceTrie, Array]:
     """What was added, in the same form for every number of levels and items: with all offsets, of 32 bits."""
     assert snapshot.twins is not None
-    base, num_levels, behind = snapshot.base.segment.trie, snapshot.max_length, snapshot.max_length - trie.max_length
+    base, num_levels, missing = snapshot.base.segment.trie, snapshot.max_length, snapshot.max_length - trie.max_length
     num_nodes = bucket(trie.level_starts[-1], least=ADDED_NODES)
-    branching = tuple(bucket(width, least=ADDED_CHILDREN) for width in trie.branching) + (ADDED_CHILDREN,) * behind
+    branching = tuple(bucket(width, least=ADDED_CHILDREN) for width in trie.branching) + (ADDED_CHILDREN,) * missing
     offsets = [_all_offsets(fanout).astype(np.int32) for fanout in trie.fanouts]
-    offsets += [np.zeros(1, np.int32)] * behind
+    offsets += [np.zeros(1, np.int32)] * missing
     added = _placed(
         device,
         tokens=padded(trie.tokens.astype(np.int32), num_nodes + max(branching)),

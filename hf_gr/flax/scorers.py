@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from .arrays import Argument
+from .arrays import HostOrDevice
 
 Params = Any  # a pytree of arrays: `FlaxModel.params`
 
@@ -33,9 +33,9 @@ class Prompt:
         decoder_input_ids: the first tokens of an encoder-decoder's sequences, all of them real; None for a decoder.
     """
 
-    input_ids: Int[Argument, "batch prompt"]
-    mask: Bool[Argument, "batch prompt"]
-    decoder_input_ids: Int[Argument, "batch start"] | None = None
+    input_ids: Int[HostOrDevice, "batch prompt"]
+    mask: Bool[HostOrDevice, "batch prompt"]
+    decoder_input_ids: Int[HostOrDevice, "batch start"] | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -98,11 +98,14 @@ class Cache:
         return replace(self, suffix=suffix, slot_depths=self.depths_with(depths))
 
 
+ScorerCache: TypeAlias = Any  # a pytree of the scorer's own: `Cache` for the models here, `HeadCache` for a draft head
+
+
 @runtime_checkable
 class Scorer(Protocol):
     """Scores the children of a prompt, then of its tree nodes. Pure: call it inside `jax.jit`."""
 
-    def prefill(self, params: Params, prompt: Prompt) -> tuple[Float[Array, "batch vocab"], Cache]:
+    def prefill(self, params: Params, prompt: Prompt) -> tuple[Float[Array, "batch vocab"], ScorerCache]:
         """Compute the prompt, once a request.
 
         Returns:
@@ -113,11 +116,11 @@ class Scorer(Protocol):
     def score(
         self,
         params: Params,
-        cache: Cache,
+        cache: ScorerCache,
         tokens: Int[Array, "batch nodes"],
         depths: Int[Array, " nodes"],
         visible: Bool[Array, "batch nodes slots"],
-    ) -> tuple[Float[Array, "batch nodes vocab"], Cache]:
+    ) -> tuple[Float[Array, "batch nodes vocab"], ScorerCache]:
         """Compute new nodes in one forward, of one or of several levels.
 
         Args:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from .arrays import along
+from .arrays import HostOrDevice, along
 from .beam import DEAD, Beams
 from .transition import DeviceCatalogue
 from .tree import Nodes
@@ -35,12 +35,12 @@ class Speculation:
         accepted_steps: levels decided from a draft.
     """
 
-    target_forwards: Int[Array, " batch"] | int
-    draft_forwards: Int[Array, " batch"] | int
-    drafted_nodes: Int[Array, " batch"]
-    accepted_nodes: Int[Array, " batch"]
-    drafted_steps: Int[Array, " batch"]
-    accepted_steps: Int[Array, " batch"]
+    target_forwards: Int[HostOrDevice, " batch"] | int
+    draft_forwards: Int[HostOrDevice, " batch"] | int
+    drafted_nodes: Int[HostOrDevice, " batch"]
+    accepted_nodes: Int[HostOrDevice, " batch"]
+    drafted_steps: Int[HostOrDevice, " batch"]
+    accepted_steps: Int[HostOrDevice, " batch"]
 
     @classmethod
     def none(cls, batch_size: int, *, target_forwards: int | Int[Array, ""]) -> Speculation:

@@ -26,7 +26,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt8
 
 from hf_gr.catalogue.snapshot import BatchRules
 
-from .arrays import Argument, Device, at
+from .arrays import Device, HostOrDevice, at
 from .buckets import bucket, padded
 from .children import Children, MergedChildren, PlainChildren
 from .device_trie import DeviceTrie, added_on_device, bits_on_device, nothing_added, on_device
@@ -44,13 +44,12 @@ class DevicePart:
     Attributes:
         trie: the trie.
         alive: by level from 1, by rule: one bit a node.
-        hidden: by level from 1, nodes that a request need not enter, ascending, the root for what is missing; None
-            without any.
+        hidden: by level from 1, nodes hidden from each request, sorted, padded with the root; None without any.
     """
 
     trie: DeviceTrie
     alive: tuple[tuple[UInt8[Array, " _"], ...], ...]
-    hidden: tuple[Int[Argument, "batch _"], ...] | None = None
+    hidden: tuple[Int[HostOrDevice, "batch _"], ...] | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -71,7 +70,7 @@ class DeviceCatalogue:
     base: DevicePart
     added: DevicePart
     twins: Int[Array, " added_nodes"]
-    rule_of_row: Int[Argument, " batch"]
+    rule_of_row: Int[HostOrDevice, " batch"]
 
     @property
     def max_length(self) -> int:
@@ -173,7 +172,7 @@ def over_vocabulary(
     scores: Float[Array, "batch beams children"], legal: Children, vocab_size: int
 ) -> Float[Array, "batch beams vocab"]:
     """The scores of legal children in their tokens' places, `-inf` everywhere else."""
-    tokens = jnp.where(legal.legal, legal.tokens, vocab_size)  # behind the vocabulary, where it is dropped
+    tokens = jnp.where(legal.legal, legal.tokens, vocab_size)  # after the vocabulary, where it is dropped
     rows, beams = jnp.ix_(jnp.arange(scores.shape[0]), jnp.arange(scores.shape[1]))
     nothing = jnp.full((*scores.shape[:-1], vocab_size), -jnp.inf, dtype=scores.dtype)
     return nothing.at[rows[..., None], beams[..., None], tokens].set(scores, mode="drop")
@@ -201,7 +200,7 @@ def _both_nodes(
 
 
 def _part_children(
-    nodes: Int[Array, "batch beams"], part: DevicePart, rule_of_row: Int[Argument, " batch"], level: int
+    nodes: Int[Array, "batch beams"], part: DevicePart, rule_of_row: Int[HostOrDevice, " batch"], level: int
 ) -> PlainChildren:
     """The children of one segment's nodes."""
     trie = part.trie
@@ -217,18 +216,18 @@ def _part_children(
 
 
 def _are_alive(
-    nodes: Int[Array, "batch beams children"], bits: Sequence[Array], rule_of_row: Int[Argument, " batch"]
+    nodes: Int[Array, "batch beams children"], bits: Sequence[Array], rule_of_row: Int[HostOrDevice, " batch"]
 ) -> Bool[Array, "batch beams children"]:
     """The bits of nodes, numbered within their level."""
     places = nodes >> 3
-    if len(bits) > 1:  # one rule behind the other
+    if len(bits) > 1:  # one rule after the other
         places = jnp.minimum(places, len(bits[0]) - 1) + rule_of_row[:, None, None] * len(bits[0])
     found = at(jnp.concatenate(bits) if len(bits) > 1 else bits[0], places)
     return (found >> (nodes & 7) & 1).astype(bool)
 
 
 def _is_among(
-    nodes: Int[Array, "batch beams children"], hidden: Int[Argument, "batch hidden"]
+    nodes: Int[Array, "batch beams children"], hidden: Int[HostOrDevice, "batch hidden"]
 ) -> Bool[Array, "batch beams children"]:
     """Whether each node is one of those of its row, which ascend."""
     if hidden.shape[1] <= COMPARED:

@@ -77,8 +77,8 @@ class Finished:
     """The complete sequences of every row so far; for beams the best, best first; else one for each path.
 
     Attributes:
-        sequences: tokens; anything behind the end.
-        beam_indices: as in `Beams`, -1 behind the end.
+        sequences: tokens; anything after the end.
+        beam_indices: as in `Beams`, -1 after the end.
         scores: divided by length to the power `length_penalty`; `-inf` where there is no sequence yet.
         may_improve: whether the row's running beams may still beat its finished ones.
     """
@@ -127,21 +127,21 @@ def select(
         do_sample: draw with probability proportional to `exp(score)` (the Gumbel top-k trick) instead.
         generator: of the draws.
         picked: places among all children of a row, which someone else has chosen: those are kept instead. The place
-            behind the last one stands for none.
+            after the last one stands for none.
     """
     num_children = scores.shape[-1]
     flat = scores.flatten(1)
     size = flat.shape[-1]
-    behind = max(num_kept - size, -size % BLOCK if size >= BLOCKS_FROM else 0, int(picked is not None))
-    flat = F.pad(flat, (0, behind), value=DEAD) if behind else flat
+    missing = max(num_kept - size, -size % BLOCK if size >= BLOCKS_FROM else 0, int(picked is not None))
+    flat = F.pad(flat, (0, missing), value=DEAD) if missing else flat
     if picked is None:
         keys = flat + gumbel_like(flat, generator) if do_sample else flat
         chosen = top_places(keys, num_kept)
     else:
         chosen = picked
     kept_scores = flat.gather(1, chosen)
-    # Padding lies behind the last child; it is dead, so any position within range will do.
-    chosen = chosen.clamp(max=size - 1) if behind else chosen
+    # Padding comes after the last child; it is dead, so any position within range will do.
+    chosen = chosen.clamp(max=size - 1) if missing else chosen
     parents = chosen // num_children
     tokens, states = candidates.take(parents, chosen - parents * num_children)
     return _extend(beams, parents, tokens, states, kept_scores, dead_state)
@@ -294,5 +294,5 @@ def _stop(beams: Beams, ends: Bool[Tensor, "batch beams"]) -> Beams:
 def _to_length(
     beams: Beams, max_length: int
 ) -> tuple[Int[Tensor, "batch beams max_length"], Int[Tensor, "batch beams max_length"]]:
-    behind = max_length - beams.sequences.shape[-1]
-    return F.pad(beams.sequences, (0, behind)), F.pad(beams.beam_indices, (0, behind), value=-1)
+    missing = max_length - beams.sequences.shape[-1]
+    return F.pad(beams.sequences, (0, missing)), F.pad(beams.beam_indices, (0, missing), value=-1)

@@ -107,7 +107,7 @@ def read_answers(
     if length < size:
         tokens = torch.nn.functional.pad(tokens, (0, size - length), value=-1)
         length, given = size, tokens >= 0
-    # Where separators begin: a token belongs to the label behind all of those that ended before it.
+    # Where separators begin: a token belongs to the label after all of those that ended before it.
     begins = torch.nn.functional.pad((tokens.unfold(1, size, 1) == parts).all(-1), (0, size - 1))
     begun = begins.cumsum(1)
     ended = torch.nn.functional.pad(begun, (size, 0))[:, :length]

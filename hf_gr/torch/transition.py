@@ -32,8 +32,7 @@ class DevicePart:
     Attributes:
         trie: the trie.
         alive: by level from 1, one bit a node for every rule; None where everything is alive for all.
-        hidden: by level from 1, nodes that a request need not enter, ascending, the root for what is missing; None
-            without any.
+        hidden: by level from 1, nodes hidden from each request, sorted, padded with the root; None without any.
         wide: by level: its table, where there is one; None if only a part of the children is alive.
     """
 
@@ -55,8 +54,8 @@ class DeviceCatalogue:
         added: what was added since, or None.
         twins: for every node of `added` the node of `base` with the same prefix, or -1.
         rule_of_row: which rule each request has; None where there is one for all.
-        unchecked: for the first levels, tokens that may all follow upon anything, legal or not; what leaves the
-            catalogue comes to the dead state.
+        unchecked: for the first levels, tokens that may all follow anything, legal or not; what leaves the catalogue
+            comes to the dead state.
     """
 
     base: DevicePart

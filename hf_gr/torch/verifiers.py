@@ -76,7 +76,7 @@ def relaxed_places(
     own = torch.arange(num_beams, device=scores.device).expand(len(scores), -1) if places is None else places
     # Children of a beam are in one order for both models.
     q = nodes.log_probs.gather(1, own[..., None].expand(-1, -1, num_children)).flatten(1)
-    # The place of each drafted node among the children; behind the last one if its parent is no beam of the target.
+    # The place of each drafted node among the children; after the last one if its parent is no beam of the target.
     is_parent = nodes.parents[..., None] == own[:, None]
     parents = is_parent.int().argmax(dim=-1)
     along = parents[..., None].expand(-1, -1, num_children)

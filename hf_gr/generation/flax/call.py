@@ -179,9 +179,9 @@ def make_plan(config: Any, catalogue: Snapshot, max_new_tokens: int) -> DecodePl
         output_scores=bool(config.return_dict_in_generate and config.output_scores),
         output_logits=bool(config.return_dict_in_generate and config.output_logits),
         length_penalty=number(config.length_penalty),
-        max_new_tokens=np.int32(min(max_new_tokens, LARGEST)),  # pyright: ignore
-        fill_token_id=np.int32(fill),  # pyright: ignore
-        missing_token_id=np.int32(missing_token(catalogue, fill)),  # pyright: ignore
+        max_new_tokens=np.int32(min(max_new_tokens, LARGEST)),
+        fill_token_id=np.int32(fill),
+        missing_token_id=np.int32(missing_token(catalogue, fill)),
         temperature=warper("temperature", neutral=1.0),
         top_p=warper("top_p", neutral=1.0),
         min_p=warper("min_p"),

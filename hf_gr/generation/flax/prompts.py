@@ -103,7 +103,7 @@ class HostPrompt:
         size = bucket(self.input_ids.shape[1], least=SMALLEST_PROMPT, steps=PROMPT_STEPS)
         tokens, mask = (padded(array, size, axis=1, in_front=True)[order] for array in (self.input_ids, self.mask))
         start = self.decoder_input_ids
-        return Prompt(tokens, mask, None if start is None else start[order])  # pyright: ignore
+        return Prompt(tokens, mask, None if start is None else start[order])
 
 
 def _to_array(values: Any, name: str) -> npt.NDArray[Any]:

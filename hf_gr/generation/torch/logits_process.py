@@ -116,7 +116,7 @@ class ConstraintLogitsProcessor(LogitsProcessor):
 
         Args:
             input_ids: `[R, T]` tokens, the prompt included.
-            scores: `[R, V]` behind them; or `[R, S, V]`, the last S of T positions, each behind its token. Those
+            scores: `[R, V]` after them; or `[R, S, V]`, the last S of T positions, each after its token. Those
                 inside the prompt stay as they are.
         """
         constraint = self.constraint
@@ -152,7 +152,7 @@ class ConstraintLogitsProcessor(LogitsProcessor):
                 a rule for each prompt, as many rows of each as of the others.
 
         Returns:
-            A list for each row. A label that a length limit cut off is left away, unless what is there is another one.
+            A list for each row. A label that a length limit cut off is omitted, unless what is there is another one.
 
         Raises:
             ValueError: tokens that are no integers, or another number of rows.
@@ -229,7 +229,5 @@ def _read_separator(separator: Sequence[int] | str, tokenizer: Any, eos_token_id
     if not tokens or not all(is_integer(token) and 0 <= token <= LARGEST_TOKEN for token in tokens):
         raise ValueError(f"separator={tokens}, expected one token id or more, or a text")
     if eos_token_id in tokens:
-        raise ValueError(
-            f"separator={tokens} has the end token {eos_token_id}, expected it behind the last label only"
-        )
+        raise ValueError(f"separator={tokens} has the end token {eos_token_id}, expected it after the last label only")
     return tuple(int(token) for token in tokens)
