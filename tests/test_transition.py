@@ -18,7 +18,14 @@ from hf_gr.catalogue.fanout import Fanout
 from hf_gr.catalogue.snapshot import combine_rules
 from hf_gr.reference import ReferenceTrie
 from hf_gr.torch import device_trie, transition
-from hf_gr.torch.children import Children, MergedChildren, PlainChildren, UncheckedChildren, WideChildren
+from hf_gr.torch.children import (
+    Children,
+    ChildrenInColumns,
+    MergedChildren,
+    PlainChildren,
+    UncheckedChildren,
+    WideChildren,
+)
 from hf_gr.torch.device_trie import DeviceTrie
 
 CPU = torch.device("cpu")
@@ -232,28 +239,51 @@ def test_a_step_compiles_into_one_graph() -> None:
         assert torch.equal(getattr(ours, name), getattr(theirs, name))
 
 
-@pytest.mark.parametrize("kind", [PlainChildren, WideChildren, MergedChildren, UncheckedChildren])
-def test_every_kind_of_children_is_one_graph(kind: type[Children], monkeypatch: pytest.MonkeyPatch) -> None:
+KINDS = [PlainChildren, WideChildren, MergedChildren, UncheckedChildren]
+
+
+def catalogue_with(kind: type[Children], monkeypatch: pytest.MonkeyPatch) -> transition.DeviceCatalogue:
+    """A catalogue whose levels 0 and 1 have children of a kind."""
     if kind is WideChildren:
         make_all_wide(monkeypatch)
     index = ConstraintIndex.from_sequences(np.random.default_rng(0).integers(0, 9, size=(50, 3)))
     if kind is MergedChildren:
         index.add([[1, 2, 9], [9, 9, 9]], [50, 51])
     catalogue = catalogue_of(index)
-    if kind is UncheckedChildren:
-        catalogue = replace(catalogue, unchecked=(torch.arange(9),) * 2)
+    return replace(catalogue, unchecked=(torch.arange(9),) * 2) if kind is UncheckedChildren else catalogue
 
-    def step(states: torch.Tensor) -> tuple[Children, Any]:
+
+def take_all(below: Children) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and states of all children of a row."""
+    _, num_beams, num_children = below.tokens.shape
+    beams = torch.arange(num_beams).repeat_interleave(num_children)[None]
+    return below.take(beams, torch.arange(num_children).repeat(num_beams)[None])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_children_compiles_into_one_graph(kind: type[Children], monkeypatch: pytest.MonkeyPatch) -> None:
+    catalogue = catalogue_with(kind, monkeypatch)
+
+    def step(states: torch.Tensor) -> tuple[Children, tuple[torch.Tensor, torch.Tensor]]:
         below = transition.children(states, catalogue, level=1)
-        places = torch.arange(below.tokens.shape[2]).repeat(states.shape[1])[None]
-        beams = torch.arange(states.shape[1]).repeat_interleave(below.tokens.shape[2])[None]
-        return below, below.take(beams, places)
+        return below, take_all(below)
 
     states = torch.arange(1, 7)[None]
     below, taken = step(states)
     assert type(below) is kind
-    compiled, taken_compiled = torch.compile(step, fullgraph=True, backend="aot_eager")(states)
-    for ours, theirs in zip(
-        (compiled.tokens, compiled.legal, *taken_compiled), (below.tokens, below.legal, *taken), strict=True
-    ):
-        assert torch.equal(ours, theirs)
+    compiled, compiled_taken = torch.compile(step, fullgraph=True, backend="aot_eager")(states)
+    ours, theirs = (compiled.tokens, compiled.legal, *compiled_taken), (below.tokens, below.legal, *taken)
+    assert all(map(torch.equal, ours, theirs))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_children_in_columns_are_scored_there_and_are_the_same_children(
+    kind: type[Children], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below = transition.children(torch.arange(1, 7)[None], catalogue_with(kind, monkeypatch), level=1)
+    in_columns = ChildrenInColumns(9 - below.tokens, below.legal, by_token=below)
+    scores = torch.randn(6, 10, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(in_columns.scores(scores), below.scores(scores.flip(-1)))
+    assert torch.equal(in_columns.scores(scores[2:4], slice(2, 4)), in_columns.scores(scores)[2:4])
+    assert all(map(torch.equal, take_all(in_columns), take_all(below)))
+    assert torch.equal(take_all(below)[0][below.legal.flatten(1)], below.tokens[below.legal])
