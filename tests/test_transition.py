@@ -287,3 +287,20 @@ def test_children_in_columns_are_scored_there_and_are_the_same_children(
     assert torch.equal(in_columns.scores(scores[2:4], slice(2, 4)), in_columns.scores(scores)[2:4])
     assert all(map(torch.equal, take_all(in_columns), take_all(below)))
     assert torch.equal(take_all(below)[0][below.legal.flatten(1)], below.tokens[below.legal])
+
+
+def test_unchecked_children_lead_where_their_tokens_do() -> None:
+    sequences = [[1, 2], [1, 3], [2, 3]]
+    checked = catalogue_of(ConstraintIndex.from_sequences(sequences))
+    catalogue = replace(checked, unchecked=(torch.arange(4),) * 2)
+    states = torch.zeros((1, 1), dtype=torch.long)
+    for level in range(2):
+        below = transition.children(states, catalogue, level=level)
+        tokens, found = take_all(below)
+        assert below.legal.all()
+        assert tokens.tolist() == [[0, 1, 2, 3] * states.shape[1]]
+        above = states.repeat_interleave(4, dim=1)
+        assert torch.equal(found, transition.advance(above, tokens, checked, level=level))
+        states = found
+    prefixes = [[first, second] for first in range(4) for second in range(4)]
+    assert (states[0] != checked.dead_state).tolist() == [prefix in sequences for prefix in prefixes]
