@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 from hf_gr.flax import beam, warpers
 from hf_gr.flax.beam import DEAD, Beams, Finished
-from hf_gr.flax.children import MergedChildren
+from hf_gr.flax.children import MergedChildren, PlainChildren
 from hf_gr.flax.tree import Tree
 from hf_gr.torch import beam as torch_beam
 from hf_gr.torch import children as torch_children
@@ -49,17 +49,21 @@ def both(fields: dict[str, np.ndarray]) -> tuple[Beams, torch_beam.Beams]:
     return Beams(**{name: jnp.asarray(value) for name, value in fields.items()}), torch_beam.Beams(**theirs)
 
 
-def candidates(seed: int) -> tuple[Any, Any, np.ndarray]:
+def candidates(seed: int, *, merged: bool = True) -> tuple[Any, Any, np.ndarray]:
     """Children on both sides, and their scores."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(0, 9, (BATCH, WIDTH, CHILDREN)).astype(np.int32)
     legal = rng.random(tokens.shape) < 0.6
     first, added = (rng.integers(20, 90, (BATCH, WIDTH)).astype(np.int32) for _ in range(2))
-    ours = MergedChildren(jnp.where(legal, tokens, -1), jnp.asarray(first), jnp.asarray(added), 4)
+    ours = [jnp.where(legal, tokens, -1), jnp.asarray(first)]
     as_torch = [torch.from_numpy(array).long() for array in (tokens, first, added)]
-    theirs = torch_children.MergedChildren(as_torch[0], torch.from_numpy(legal), as_torch[1], as_torch[2], 4)
+    theirs = [as_torch[0], torch.from_numpy(legal), as_torch[1]]
     scores = rng.normal(size=tokens.shape).astype(np.float32)
-    return ours, theirs, np.where(legal, scores, -np.inf)
+    scores = np.where(legal, scores, -np.inf)
+    if not merged:
+        return PlainChildren(*ours), torch_children.PlainChildren(*theirs), scores
+    theirs = torch_children.MergedChildren(*theirs, as_torch[2], 4)
+    return MergedChildren(*ours, jnp.asarray(added), 4), theirs, scores
 
 
 def check_equal(ours: Any, theirs: Any, names: tuple[str, ...]) -> None:
@@ -74,9 +78,10 @@ def check_equal(ours: Any, theirs: Any, names: tuple[str, ...]) -> None:
             assert (mine[alive] == other[alive]).all(), name
 
 
+@pytest.mark.parametrize("merged", [True, False], ids=["merged", "plain"])
 @pytest.mark.parametrize("seed", range(3))
-def test_selections_equal_the_other_side(seed: int) -> None:
-    (ours, theirs), (legal, their_legal, scores) = both(random_beams(seed)), candidates(seed)
+def test_selections_equal_the_other_side(seed: int, merged: bool) -> None:
+    (ours, theirs), (legal, their_legal, scores) = both(random_beams(seed)), candidates(seed, merged=merged)
     for name, kwargs in (("select", {"num_kept": 7}), ("choose", {})):
         mine = getattr(beam, name)(ours, legal, jnp.asarray(scores), dead_state=7, **kwargs)
         other = getattr(torch_beam, name)(theirs, their_legal, torch.from_numpy(scores), dead_state=7, **kwargs)

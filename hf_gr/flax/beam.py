@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from .arrays import Number, along
+from .arrays import Number, WholeNumber, along
 from .children import Children
 
 DEAD = -jnp.inf
@@ -247,7 +247,7 @@ def update_may_improve(
     *,
     length_penalty: Number,
     early_stopping: bool | str,
-    max_new_tokens: int | Int[Array, ""],
+    max_new_tokens: WholeNumber,
 ) -> Finished:
     """Close the rows whose best live beam cannot beat the worst finished one, by transformers' own heuristic."""
     length: Number = beams.sequences.shape[-1]

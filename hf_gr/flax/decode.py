@@ -307,7 +307,14 @@ def _outcome(state: _State) -> _Outcome:
 
 def _unless_done(run: Callable[[_State], Any], state: _State, plan: DecodePlan) -> Any:
     """Decide a level if any row can still change; else return the state unchanged, in the shapes of the next level."""
-    shapes, after = jax.tree.flatten(jax.eval_shape(run, state))
+    after: list[Any] = []
+
+    def leaves_of(state: _State) -> list[Array]:
+        leaves, structure = jax.tree.flatten(run(state))
+        after.append(structure)
+        return leaves
+
+    shapes = jax.eval_shape(leaves_of, state)  # flat: classes hold arrays, not shapes
     # Leaves returned unchanged are not copied, above all the prompt's keys.
     of_state = len(jax.tree.leaves(state))
 
@@ -319,7 +326,7 @@ def _unless_done(run: Callable[[_State], Any], state: _State, plan: DecodePlan) 
             else jnp.zeros(then.shape, then.dtype)
             for leaf, then in zip(leaves, shapes, strict=True)
         ]
-        return jax.tree.unflatten(after, same)
+        return jax.tree.unflatten(after[0], same)
 
     return lax.cond(_any_left(state.beams, state.finished, plan), run, skip, state)
 

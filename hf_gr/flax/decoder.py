@@ -236,7 +236,7 @@ class DecoderScorer:
         self, params: Params, prompt: Prompt, *, num_last: int
     ) -> tuple[Float[Array, "batch last hidden"], Cache]:
         """The prompt's keys and values, and the last layer's output at its last tokens, all of them real."""
-        mask, layers = prompt.mask, params[LAYERS]
+        mask, layers = jnp.asarray(prompt.mask), params[LAYERS]
         places = np.arange(mask.shape[-1])
         is_past = places <= places[-num_last:, None]
         turn = self._rotation(jnp.maximum(jnp.cumsum(mask, axis=-1) - 1, 0), params)
@@ -253,7 +253,7 @@ class DecoderScorer:
             mixed = attention(self._queries(normed[:, -num_last:], layer, end), [block], scale=self._scale)
             return self._rest(hidden[:, -num_last:], mixed, layer), own
 
-        hidden = self._embed(params, prompt.input_ids)
+        hidden = self._embed(params, jnp.asarray(prompt.input_ids))
         if isinstance(layers, tuple):
             hidden, made = over_layers(step, hidden, layers[:-1])
             hidden, of_last = last_step(hidden, layers[-1])

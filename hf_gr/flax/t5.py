@@ -243,7 +243,7 @@ class T5Scorer:
         tokens = prompt.decoder_input_ids
         if tokens is None:
             raise ValueError("decoder_input_ids=None, expected what sequences of an encoder-decoder begin with")
-        encoded = self._encode(params, prompt)
+        encoded, prompt_mask = self._encode(params, prompt), jnp.asarray(prompt.mask)
         places = jnp.arange(tokens.shape[-1])
         bias = self._bias(params, DECODER, places, places)
         mask = jnp.ones(tokens.shape, dtype=bool)
@@ -255,22 +255,22 @@ class T5Scorer:
             mixed = causal_attention(queries, own.keys, own.values, mask=mask, scale=1.0, bias=bias)
             hidden = hidden + linear(mixed, layer, f"{SELF}.o")
             cross = self._keys_values(encoded, layer, CROSS)
-            hidden = self._cross(hidden, layer, cross, prompt.mask)
+            hidden = self._cross(hidden, layer, cross, prompt_mask)
             return self._feed_forward(hidden, layer, "layer.2"), (own, cross)
 
         hidden, made = over_layers(step, params[EMBEDDING][tokens], params[DECODER])
         own, cross = zip(*made, strict=True) if isinstance(params[DECODER], tuple) else made
         next_position = jnp.full(tokens.shape[:1], tokens.shape[-1], dtype=jnp.int32)
-        return hidden, Cache(own, mask, next_position, cross=cross, cross_mask=prompt.mask)
+        return hidden, Cache(own, mask, next_position, cross=cross, cross_mask=prompt_mask)
 
     def _encode(self, params: Params, prompt: Prompt) -> Float[Array, "batch tokens hidden"]:
-        places = jnp.arange(prompt.input_ids.shape[-1])
+        mask, places = jnp.asarray(prompt.mask)[:, None], jnp.arange(prompt.input_ids.shape[-1])
         bias = self._bias(params, ENCODER, places, places)
 
         def step(hidden: Array, layer: Layer, _: None) -> tuple[Array, None]:
             normed = self._norm(hidden, layer, "layer.0.layer_norm")
             own = self._keys_values(normed, layer, SELF)
-            block = Block(own.keys, own.values, prompt.mask[:, None], bias)
+            block = Block(own.keys, own.values, mask, bias)
             mixed = attention(self._queries(normed, layer, SELF), [block], scale=1.0)
             return self._feed_forward(hidden + linear(mixed, layer, f"{SELF}.o"), layer, "layer.1"), None
 

@@ -233,7 +233,7 @@ def _is_among(
     if hidden.shape[1] <= COMPARED:
         return (nodes[..., None] == hidden[:, None, None]).any(-1)
     places = jax.vmap(jnp.searchsorted)(hidden, nodes)
-    return jax.vmap(at)(hidden, places) == nodes
+    return jax.vmap(at)(jnp.asarray(hidden), places) == nodes
 
 
 def _bits(rules: BatchRules, number: int, device: Device) -> tuple[tuple[Array, ...], ...]:
