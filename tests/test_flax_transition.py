@@ -52,7 +52,7 @@ step = jax.jit(_step, static_argnums=2)
 
 def legal_sequences(rules: BatchRules, row: int) -> list[list[int]]:
     """The sequences of a row, by asking for the items of each that was ever there."""
-    known = {tuple(tokens.tolist()) for part in rules.any.parts for tokens in replace(part, alive=None).rows()}
+    known = {tuple(tokens.tolist()) for part in rules.shared.parts for tokens in replace(part, alive=None).rows()}
     cut = [[token for token in tokens if token >= 0] for tokens in known]
     return [tokens for tokens in cut if rules.items(row, tokens)]
 

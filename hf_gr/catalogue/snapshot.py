@@ -353,8 +353,8 @@ class BatchRules:
     excluded: tuple[tuple[Longs | None, ...], ...] = ()
 
     @property
-    def any(self) -> Snapshot:
-        """One of the snapshots, for what all of them share."""
+    def shared(self) -> Snapshot:
+        """One of the snapshots, for what all of them share: segments, lengths, the end token."""
         return self.snapshots[0]
 
     @property
@@ -440,8 +440,8 @@ def _excluded_nodes(rules: BatchRules, ids: Array | list[str], rows: Longs) -> t
     assert rules.excluded_ids is not None
     num_rows = len(rules.excluded_ids)
     levels: list[tuple[Longs | None, ...]] = []
-    for number in range(len(rules.any.parts)):
-        counts, positions = rules.any.parts[number].find(ids)
+    for number in range(len(rules.shared.parts)):
+        counts, positions = rules.shared.parts[number].find(ids)
         pairs = np.unique(np.stack([np.repeat(rows, counts), positions]), axis=1)
         found: list[list[tuple[Longs, Longs]]] = []
         for rule, snapshot in enumerate(rules.snapshots):
@@ -450,7 +450,7 @@ def _excluded_nodes(rules: BatchRules, ids: Array | list[str], rows: Longs) -> t
             if rules.rule_of_row is not None:
                 mine &= rules.rule_of_row[pairs[0]] == rule
             found.append([*dead_nodes(part.segment, part.alive, pairs[0][mine], pairs[1][mine])])
-        starts = rules.any.parts[number].segment.trie.level_starts[1:]
+        starts = rules.shared.parts[number].segment.trie.level_starts[1:]
         merged = [
             tuple(np.concatenate(sides) for sides in zip(*level, strict=True)) for level in zip(*found, strict=True)
         ]

@@ -112,7 +112,7 @@ def device_catalogue(rules: BatchRules, device: Device = None, *, num_rows: int 
     assert num_rows is not None, "rules for any number of rows: pass num_rows"
     order = np.arange(num_rows)
     order[given:] = 0
-    tries = [part.segment.trie for part in rules.any.parts]
+    tries = [part.segment.trie for part in rules.shared.parts]
     num_levels = max(trie.max_length for trie in tries)
     num_nodes = sum(trie.level_starts[-1] + max(trie.branching) for trie in tries)
     if num_nodes > LARGEST_NODE:
@@ -122,11 +122,11 @@ def device_catalogue(rules: BatchRules, device: Device = None, *, num_rows: int 
         )
     hidden = _hidden_nodes(rules, order, num_levels)
     base = DevicePart(on_device(tries[0], device), _bits(rules, 0, device), hidden[0])
-    if rules.any.added is None:
+    if rules.shared.added is None:
         trie, twins, dead = nothing_added(base.trie.has_leaves, device)
         bits = ((dead,) * bucket(len(rules.snapshots)),) * num_levels
     else:
-        trie, twins = added_on_device(tries[1], rules.any, device)
+        trie, twins = added_on_device(tries[1], rules.shared, device)
         bits = _bits(rules, 1, device)
         bits += bits[:1] * (num_levels - len(bits))  # levels without nodes
     added = DevicePart(trie, bits, hidden[1])
@@ -238,7 +238,7 @@ def _is_among(
 
 def _bits(rules: BatchRules, number: int, device: Device) -> tuple[tuple[Array, ...], ...]:
     """By level and rule, the bits of one segment; as many rules as a bucket has, the first one several times."""
-    segment = rules.any.parts[number].segment
+    segment = rules.shared.parts[number].segment
     lives = [snapshot.parts[number].alive or segment.all_alive for snapshot in rules.snapshots]
     moved = [bits_on_device(live, device, is_base=not number) for live in lives]
     moved += moved[:1] * (bucket(len(moved)) - len(moved))

@@ -106,10 +106,10 @@ class DeviceCatalogue:
 
 def device_catalogue(rules: BatchRules, device: torch.device) -> DeviceCatalogue:
     """The catalogue of a batch on a device; segments and rules are moved there once, as long as they live."""
-    parts = [_device_part(rules, number, device) for number in range(len(rules.any.parts))]
+    parts = [_device_part(rules, number, device) for number in range(len(rules.shared.parts))]
     if len(parts) == 1 and parts[0].alive is None and parts[0].hidden is None:
         parts = [replace(parts[0], wide=parts[0].trie.wide)]
-    twins, rule_of_row = rules.any.twins, rules.rule_of_row
+    twins, rule_of_row = rules.shared.twins, rules.rule_of_row
     return DeviceCatalogue(
         base=parts[0],
         added=parts[1] if len(parts) > 1 else None,
@@ -285,7 +285,7 @@ def _hide(
 
 def _device_part(rules: BatchRules, number: int, device: torch.device) -> DevicePart:
     """One segment of a batch: its trie, one row of bits for every rule, its hidden nodes."""
-    segment = rules.any.parts[number].segment
+    segment = rules.shared.parts[number].segment
     alive: tuple[Tensor, ...] | None = None
     lives = [snapshot.parts[number].alive for snapshot in rules.snapshots]
     if any(live is not None for live in lives):

@@ -102,13 +102,13 @@ class Call:
         indexes = resolve_indexes(model, indexes)
         prompt = HostPrompt.read(model, config, inputs=inputs, **arguments)
         rules = batch_rules(indexes, exclude_items, num_prompts=prompt.num_rows)
-        check_call(model, rules.any, config, prompt, max_new_tokens=max_new_tokens, max_length=max_length)
+        check_call(model, rules.shared, config, prompt, max_new_tokens=max_new_tokens, max_length=max_length)
         draft = draft_of(model, config)
-        draft.check(prompt, rules.any, given=fields)
+        draft.check(prompt, rules.shared, given=fields)
         if max_new_tokens is None:
-            max_new_tokens = rules.any.max_length if max_length is None else max_length - prompt.length
+            max_new_tokens = rules.shared.max_length if max_length is None else max_length - prompt.length
         num_rows = num_rows_on(mesh, prompt.num_rows)
-        plan = draft.plan(make_plan(config, rules.any, max_new_tokens), rules.any, num_rows=num_rows)
+        plan = draft.plan(make_plan(config, rules.shared, max_new_tokens), rules.shared, num_rows=num_rows)
         return cls(config, prompt, rules, draft, plan, num_rows)
 
     def answer(self, decoded: Decoded, *, is_ragged: bool) -> Any:

@@ -130,7 +130,7 @@ class Call:
         rules = batch_rules(indexes, exclude_items, num_prompts=prompt.num_rows)
         check_call(
             model,
-            rules.any,
+            rules.shared,
             config,
             prompt,
             max_new_tokens=max_new_tokens,
@@ -139,10 +139,10 @@ class Call:
             past_key_values=model_kwargs.get("past_key_values"),
         )
         draft = draft_of(model, config, assistant)
-        draft.check(prompt, rules.any, given=fields, model_kwargs=model_kwargs)
+        draft.check(prompt, rules.shared, given=fields, model_kwargs=model_kwargs)
         check_generator(generator, model.device)
         if max_new_tokens is None:
-            max_new_tokens = rules.any.max_length if max_length is None else max_length - prompt.length
+            max_new_tokens = rules.shared.max_length if max_length is None else max_length - prompt.length
         config.max_new_tokens, config.max_length = max_new_tokens, None
         config.use_cache = use_cache is not False
         # A catalogue without these tokens could never begin or end with them.
@@ -238,7 +238,7 @@ class Call:
             early_stopping=config.early_stopping,
             max_new_tokens=config.max_new_tokens,
             fill_token_id=fill,
-            missing_token_id=missing_token(self.rules.any, fill),
+            missing_token_id=missing_token(self.rules.shared, fill),
             processors=(before, after) if len(before) or len(after) else None,
             stopping_criteria=(lambda sequences: stop(sequences, None)) if len(stop) else None,
             output_scores=bool(wants_details and config.output_scores and self.keeps_step_scores),

@@ -38,7 +38,7 @@ class Constraint(ABC):
     @property
     def max_token_id(self) -> int:
         """The largest token that may follow."""
-        return self.rules.any.max_token_id
+        return self.rules.shared.max_token_id
 
     @abstractmethod
     def mask(self, generated: Tensor, scores: Tensor, num_prompts: int) -> Tensor:
@@ -62,7 +62,7 @@ class Constraint(ABC):
     @property
     def _end(self) -> int:
         """The token that rows which are over go on with."""
-        return self.rules.any.eos_token_id or 0
+        return self.rules.shared.eos_token_id or 0
 
     @staticmethod
     def _filling(dtype: torch.dtype) -> float:
@@ -161,8 +161,8 @@ class SeveralLabels(Constraint):
 
     def split(self, row: list[int]) -> list[list[int]]:
         """See `Constraint.split`."""
-        assert self.rules.any.eos_token_id is not None
-        return split(row, self.separator, self.rules.any.eos_token_id)
+        assert self.rules.shared.eos_token_id is not None
+        return split(row, self.separator, self.rules.shared.eos_token_id)
 
     def _living_on(self, device: torch.device) -> LivingLabels:
         if device not in self._living:
@@ -182,12 +182,12 @@ def _has_all_edges(catalogue: DeviceCatalogue) -> bool:
 
 def _as_living_items(rules: BatchRules) -> BatchRules:
     """The same rules as living items of one segment, for several labels: what is hidden from a row is dead there."""
-    if rules.any.added is not None:
+    if rules.shared.added is not None:
         if len(rules.snapshots) > 1:
             raise ValueError(
                 "index has additions, expected none for several labels with a view for each prompt: index.compact()"
             )
-        rules = BatchRules((rules.any.compact(),), rules.rule_of_row, rules.excluded_ids)
+        rules = BatchRules((rules.shared.compact(),), rules.rule_of_row, rules.excluded_ids)
     if rules.excluded_ids is None:
         return rules
     rows: list[Snapshot] = []

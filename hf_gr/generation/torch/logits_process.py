@@ -97,7 +97,7 @@ class ConstraintLogitsProcessor(LogitsProcessor):
         rules = batch_rules(index, exclude_items)
         self.constraint: Constraint = OneSequence(rules)
         if separator is not None:
-            tokens = _read_separator(separator, tokenizer, rules.any.eos_token_id)
+            tokens = _read_separator(separator, tokenizer, rules.shared.eos_token_id)
             self.constraint = SeveralLabels(rules, tokens, max_labels)
         if max_labels is not None and (separator is None or not is_integer(max_labels) or max_labels < 1):
             raise ValueError(f"max_labels={max_labels}, expected 1 or more, together with separator=")

@@ -50,7 +50,7 @@ def generate_by_processor(generate: Callable[..., Any], call: Call) -> Any:
     passed_on = {**passed_on, "logits_processor": LogitsProcessorList(processors)}
     as_tensor, with_scores = not config.return_dict_in_generate, config.output_scores
     config.return_dict_in_generate = config.output_scores = True
-    config.eos_token_id = rules.any.eos_token_id  # every other end token is an ordinary code here
+    config.eos_token_id = rules.shared.eos_token_id  # every other end token is an ordinary code here
     if config.renormalize_logits and config.early_stopping is True:
         # Renormalising gives the only token of a beam that has ended probability 1: one more sequence found, which
         # ends the search too early.
