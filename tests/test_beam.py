@@ -22,6 +22,8 @@ from hf_gr.torch.beam import (
 )
 from hf_gr.torch.children import PlainChildren
 
+pytestmark = pytest.mark.shapes
+
 CPU = torch.device("cpu")
 
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from data_sets import BEAUTY, needs_beauty
 
 from hf_gr import ConstraintIndex, SemanticIds
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = ROOT.parent / "shared" / "data" / "beauty"
 
-pytestmark = pytest.mark.skipif(not (DATA / "items.tsv").is_file(), reason=f"no Beauty data in {DATA}")
+pytestmark = needs_beauty
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def beauty(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def ids(beauty: Any) -> SemanticIds:
-    item_ids, codes = beauty.read_items(DATA)
+    item_ids, codes = beauty.read_items(BEAUTY)
     return SemanticIds(codes, item_ids=item_ids, level_sizes=[256] * 4, offset=1)
 
 
@@ -52,13 +52,13 @@ def test_mean_children_of_a_level(index: ConstraintIndex) -> None:
 
 
 def test_histories_are_those_of_the_test_users(beauty: Any, ids: SemanticIds) -> None:
-    histories = beauty.read_histories(DATA)
+    histories = beauty.read_histories(BEAUTY)
     assert len(histories) == 3553
     assert {item for history in histories for item in history} <= set(ids.item_ids)
 
 
 def test_all_recommendations_are_real_and_distinct(beauty: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    result = beauty.recommend(beauty.parse(["--fast", "--data", str(DATA)]))
+    result = beauty.recommend(beauty.parse(["--fast", "--data", str(BEAUTY)]))
     expected = {"users": 64, "sequences": 64 * 50, "num_beams": 50, "invalid": 0, "repeated": 0, "unnamed": 0}
     assert expected.items() <= result.items()
 
@@ -68,4 +68,4 @@ def test_a_wrong_recommendation_ends_with_an_error(beauty: Any, monkeypatch: pyt
     counts = {name: int(name == count) for name in ("users", "sequences", "invalid", "repeated", "unnamed")}
     monkeypatch.setattr(beauty, "recommend", lambda options: {**counts, "seconds": 1.0})
     with pytest.raises(SystemExit, match="not every recommendation"):
-        beauty.main(["--data", str(DATA)])
+        beauty.main(["--data", str(BEAUTY)])

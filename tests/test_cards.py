@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 import yaml
+from data_sets import BEAUTY, needs_beauty
 from huggingface_hub.errors import EntryNotFoundError
 from label_tokenizers import tokenizer_of
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM, T5Config, T5ForConditionalGeneration
@@ -28,7 +29,6 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "model_cards"
 WRITTEN = sorted(path.name for path in FOLDER.glob("*.md") if path.name != "README.md")
 RESULTS = (ROOT / "examples" / "benchmark" / "RESULTS.md").read_text(encoding="utf-8")
-BEAUTY = ROOT.parent / "shared" / "data" / "beauty" / "items.tsv"
 # What the Hub takes for `license`, of those that cards here have.
 LICENSES = {"apache-2.0", "unknown"}
 ROWS = [[3, 10, 20], [3, 11, 20], [4, 10, 21], [5, 12, 22]]
@@ -181,11 +181,11 @@ def test_commands_and_links_are_there(name: str) -> None:
         assert (FOLDER / target).exists(), target
 
 
-@pytest.mark.skipif(not BEAUTY.is_file(), reason="no Beauty data")
+@needs_beauty
 def test_the_levels_of_beauty_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (FOLDER / "beauty-catalogue.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    Path("items.tsv").write_bytes(BEAUTY.read_bytes())
+    Path("items.tsv").write_bytes((BEAUTY / "items.tsv").read_bytes())
     exec(blocks(text, "python")[0], {})
     generated = Path("beauty-catalogue", "README.md").read_text(encoding="utf-8")
     assert tables(generated)[0] == tables(text)[0]

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from data_sets import BEAUTY, needs_beauty
 
 from hf_gr import ConstraintIndex
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = ROOT.parent / "shared" / "data" / "beauty"
 
-needs_data = pytest.mark.skipif(not (DATA / "items.tsv").is_file(), reason=f"no Beauty data in {DATA}")
 
 USERS = [
     {"train": [0, 1], "valid": [4], "test": [2, 5, 6]},
@@ -39,7 +38,7 @@ def cold_start(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture(scope="module")
 def beauty() -> tuple[int, list[dict[str, list[int]]]]:
-    lines = (DATA / "users.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (BEAUTY / "users.jsonl").read_text(encoding="utf-8").splitlines()
     return 12_035, [json.loads(line) for line in lines]
 
 
@@ -77,7 +76,7 @@ def test_a_period_is_not_trained_on(cold_start: Any) -> None:
     assert ([row.tolist() for row in split.prompts], split.targets.tolist()) == ([[4]], [6])
 
 
-@needs_data
+@needs_beauty
 @pytest.mark.parametrize(("percent", "num_cold", "users"), [(2, 241, 885), (5, 602, 1108)])
 def test_beauty_is_split_without_a_leak(
     cold_start: Any, beauty: tuple[int, list[dict[str, list[int]]]], percent: int, num_cold: int, users: int
@@ -94,7 +93,7 @@ def test_beauty_is_split_without_a_leak(
     assert set(np.concatenate(split.histories).tolist()) == everything - set(split.cold.tolist())
 
 
-@needs_data
+@needs_beauty
 def test_places_in_histories_tell_new_items_from_old_ones(
     cold_start: Any, beauty: tuple[int, list[dict[str, list[int]]]]
 ) -> None:
@@ -176,9 +175,9 @@ def test_without_data_it_is_skipped_in_fast_mode_and_an_error_otherwise(
 
 
 @pytest.mark.slow  # trains two small models
-@needs_data
+@needs_beauty
 def test_fast_run_prints_both_tables_and_one_json_line() -> None:
-    command = [sys.executable, str(ROOT / "examples" / "cold_start.py"), "--fast", "--data", str(DATA)]
+    command = [sys.executable, str(ROOT / "examples" / "cold_start.py"), "--fast", "--data", str(BEAUTY)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout.splitlines()[-1])

@@ -17,6 +17,8 @@ from hf_gr.torch import costs
 from hf_gr.torch.costs import LEAST_GAIN, WIDER_BY, ForwardCosts, measure_costs, plan_merges
 from hf_gr.torch.tree import Nodes
 
+pytestmark = pytest.mark.shapes
+
 BEAUTY = (1, 91, 6539, 11172, 12023)  # nodes of the Beauty catalogue by level
 REL_TOL = 1e-9  # sums of a few doubles
 

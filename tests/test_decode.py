@@ -21,6 +21,8 @@ from hf_gr.torch.beam import Beams, Finished
 from hf_gr.torch.decode import DecodePlan
 from hf_gr.torch.tree import Nodes
 
+pytestmark = pytest.mark.shapes
+
 CPU = torch.device("cpu")
 VOCABULARY, EOS = 10, 0
 SCORE_TOL = 1e-5  # fp32, at most 5 additions

@@ -37,6 +37,8 @@ from hf_gr.torch.speculation import Speculation
 from hf_gr.torch.transition import DeviceCatalogue, children
 from hf_gr.torch.tree import Nodes
 
+pytestmark = pytest.mark.shapes
+
 SCORE_TOL = 1e-5  # fp32, at most 5 additions
 
 

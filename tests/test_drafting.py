@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from data_sets import BEAUTY, needs_beauty
 from families import BATCH_DECODERS, DECODERS, ENCODER_DECODERS, EOS, PAD, VOCABULARY, build, prompts, shared
 from transformers import DynamicCache, LogitsProcessor, StoppingCriteria
 
@@ -30,7 +31,6 @@ from hf_gr.torch.drafters import TreeDrafter
 SCORE_TOL = 1e-4  # fp32 sums of at most 8 log-probabilities, whose forwards differ in the order of additions
 TIE_TOL = 1e-5  # what rounding explains: sequences whose scores differ by less may come in either order
 DETAILS = {"return_dict_in_generate": True, "output_scores": True}
-FOLDER = Path(__file__).resolve().parents[1].parent / "shared" / "data" / "beauty"
 LONG_PROMPT = 9  # longer than the sliding windows
 
 
@@ -338,12 +338,12 @@ def test_a_catalogue_like_beauty_takes_two_forwards() -> None:
     assert drafted.speculation.target_forwards == 2
 
 
-@pytest.mark.skipif(not (FOLDER / "items.tsv").is_file(), reason=f"no Beauty data in {FOLDER}")
+@needs_beauty
 def test_the_beauty_catalogue_takes_two_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "examples" / "benchmark"))
     from beauty_data import read_items
 
-    item_ids, codes = read_items(FOLDER)
+    item_ids, codes = read_items(BEAUTY)
     ids = SemanticIds(codes, item_ids=item_ids, level_sizes=[256] * 4, offset=1)
     _, drafted = speculate(ids.constraint_index(), 20)
     assert drafted.speculation.target_forwards == 2

@@ -29,6 +29,8 @@ from hf_gr.torch import beam as torch_beam
 from hf_gr.torch import children as torch_children
 from hf_gr.torch import tree as torch_tree
 
+pytestmark = pytest.mark.shapes
+
 BATCH, WIDTH, CHILDREN, LENGTH = 2, 5, 6, 3
 FIELDS = ("sequences", "beam_indices", "scores", "states")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from data_sets import BEAUTY, needs_beauty
 
 pytest.importorskip("jax")
 pytest.importorskip("flax")
@@ -18,24 +19,23 @@ import jax
 from hf_gr import AutoModelForGenerativeRetrieval, SemanticIds
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = ROOT.parent / "shared" / "data" / "beauty"
 SCORE_TOL = 1e-4  # fp32 sums of 4 log-probabilities
 
-pytestmark = pytest.mark.skipif(not (DATA / "items.tsv").is_file(), reason=f"no Beauty data in {DATA}")
+pytestmark = needs_beauty
 
 
 def test_beams_equal_the_other_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Users of different histories, padded, none of whom is offered what they had."""
     monkeypatch.syspath_prepend(str(ROOT / "examples" / "benchmark"))
     beauty = import_module("beauty")
-    item_ids, codes = beauty.read_items(DATA)
+    item_ids, codes = beauty.read_items(BEAUTY)
     ids = SemanticIds(codes, item_ids=item_ids, level_sizes=[256] * 4, offset=1)
     index = ids.constraint_index()
     torch_model = beauty.make_model(ids.vocab_size, 0)
     torch_model.save_pretrained(tmp_path)
     model = AutoModelForGenerativeRetrieval.from_pretrained(tmp_path, backend="flax")
 
-    histories = [history[-6:] for history in beauty.read_histories(DATA)[::900]]
+    histories = [history[-6:] for history in beauty.read_histories(BEAUTY)[::900]]
     prompts = [ids.encode(history) for history in histories]
     assert len({len(prompt) for prompt in prompts}) > 1
     _, prompt = next(beauty.batches(prompts, len(prompts)))

@@ -36,6 +36,8 @@ from hf_gr.reference import reference_beam_search
 from hf_gr.torch import decode as torch_decode
 from hf_gr.torch import transition as torch_transition
 
+pytestmark = pytest.mark.shapes
+
 SCORE_TOL = 1e-4  # fp32, at most 5 additions
 CPU = torch.device("cpu")
 FILL = 9

@@ -31,6 +31,8 @@ from hf_gr.flax.drafters import TreeDrafter, plan_sizes
 from hf_gr.flax.model import FlaxModel
 from hf_gr.flax.transition import device_catalogue
 
+pytestmark = pytest.mark.shapes
+
 SCORE_TOL = 1e-5  # fp32: the same sums in another order
 FILL, NUM_ROWS, NUM_BEAMS = 9, 2, 4
 FREE = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -28,6 +28,8 @@ from hf_gr.flax.device_trie import DeviceTrie
 from hf_gr.flax.transition import DeviceCatalogue, device_catalogue
 from hf_gr.reference import ReferenceTrie
 
+pytestmark = pytest.mark.shapes
+
 WIDTH = 128  # states that are looked at together
 FREE = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

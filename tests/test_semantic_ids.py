@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from data_sets import BEAUTY, needs_beauty
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
@@ -27,7 +28,6 @@ CODES = [[0, 1, 3], [2, 0, 0], [0, 1, 3]]
 NAMES = ["ham", "jam", "yam"]
 RAGGED = [[0, 1], [2, 0], [2, 0, 1], [1]]
 RAGGED_NAMES = [*NAMES, "ram"]
-BEAUTY = Path(__file__).resolve().parents[2] / "shared" / "data" / "beauty" / "items.tsv"
 
 
 def small_tokenizer(*words: str) -> PreTrainedTokenizerFast:
@@ -489,9 +489,9 @@ def test_a_file_with_a_template() -> None:
         SemanticIds.from_json([["<a_1>"]], template="<{lvl}_{code}>")
 
 
-@pytest.mark.skipif(not BEAUTY.is_file(), reason=f"no Beauty data at {BEAUTY}")
+@needs_beauty
 def test_a_real_catalogue_as_lc_rec_writes_it(tmp_path: Path) -> None:
-    rows = np.loadtxt(BEAUTY, dtype=np.int64, skiprows=1, max_rows=2000)
+    rows = np.loadtxt(BEAUTY / "items.tsv", dtype=np.int64, skiprows=1, max_rows=2000)
     path = tmp_path / "Beauty.index.json"
     path.write_text(json.dumps({item: write_texts(codes) for item, *codes in rows.tolist()}))
     ids = SemanticIds.from_json(path, level_sizes=[256] * 4, offset=1)

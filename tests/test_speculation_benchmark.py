@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from data_sets import BEAUTY, needs_beauty
 
 from hf_gr import ConstraintIndex
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = ROOT.parent / "shared" / "data" / "beauty"
 
 USERS = [
     {"train": [0, 1, 2], "valid": [3], "test": [4]},
@@ -233,10 +233,10 @@ def test_without_data_it_is_skipped_in_fast_mode_and_an_error_otherwise(
 
 
 @pytest.mark.slow  # trains ten small models
-@pytest.mark.skipif(not (DATA / "items.tsv").is_file(), reason=f"no Beauty data in {DATA}")
+@needs_beauty
 def test_fast_run_compares_all_and_stages_are_not_run_again(tmp_path: Path) -> None:
     script = ROOT / "examples" / "benchmark" / "speculation.py"
-    command = [sys.executable, str(script), "--fast", "--data", str(DATA), "--work", str(tmp_path / "work")]
+    command = [sys.executable, str(script), "--fast", "--data", str(BEAUTY), "--work", str(tmp_path / "work")]
     first, second = (subprocess.run(command, capture_output=True, text=True, check=False) for _ in range(2))
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
     assert first.stdout == second.stdout

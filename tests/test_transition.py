@@ -28,6 +28,8 @@ from hf_gr.torch.children import (
 )
 from hf_gr.torch.device_trie import DeviceTrie
 
+pytestmark = pytest.mark.shapes
+
 CPU = torch.device("cpu")
 rows = st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=30)
 # Most nodes have one child, some have several or, their end token aside, none: exceptions are listed.

@@ -9,6 +9,8 @@ import torch
 
 from hf_gr.torch.tree import Tree
 
+pytestmark = pytest.mark.shapes
+
 
 def slow_mask(parents: list[list[int]], prompt: list[bool], window: int | None) -> list[list[bool]]:
     """Who sees whom, for the last level, by walking up the parents one by one and comparing distances."""

@@ -31,6 +31,8 @@ from hf_gr.torch.speculation import Speculation
 from hf_gr.torch.tree import Nodes
 from hf_gr.torch.verifiers import locate, relaxed_places
 
+pytestmark = pytest.mark.shapes
+
 DRAWS = 4000
 SIGMAS = 5.0  # standard deviations that a frequency may lie off; false alarms: one in a million comparisons
 
