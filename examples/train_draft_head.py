@@ -37,7 +37,7 @@ from transformers import AutoTokenizer, PrinterCallback, TrainingArguments
 
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, SemanticIds, enable
 from hf_gr.demo.train import TrainSettings, train_model
-from hf_gr.torch.draft_head import Transition
+from hf_gr.files.draft_head_config import Transition
 from hf_gr.training import DraftHeadTrainer, InteractionDataset
 from hf_gr.training.packing import pad_prompts
 

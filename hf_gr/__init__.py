@@ -14,31 +14,29 @@ if TYPE_CHECKING:
     from .catalogue import ConstraintIndex, SemanticIds
     from .classification.classify import classify
     from .files.draft_head_config import DraftHeadConfig
-    from .generation import (
-        AutoModelForGenerativeRetrieval,
-        ConstraintLogitsProcessor,
-        GRGenerationConfig,
-        GRGenerationMixin,
-        enable,
-    )
-    from .offline import evaluate, recommend
+    from .generation.auto import AutoModelForGenerativeRetrieval, enable
+    from .generation.configuration import GRGenerationConfig
+    from .generation.torch.logits_process import ConstraintLogitsProcessor
+    from .generation.torch.mixin import GRGenerationMixin
+    from .offline.evaluation import evaluate
+    from .offline.run import recommend
     from .torch.draft_head import DraftHead
 
 __version__ = "0.1.0.dev0"
 
 _HOMES = {
-    "AutoModelForGenerativeRetrieval": "generation",
+    "AutoModelForGenerativeRetrieval": "generation.auto",
     "ConstraintIndex": "catalogue",
-    "ConstraintLogitsProcessor": "generation",
+    "ConstraintLogitsProcessor": "generation.torch.logits_process",
     "DraftHead": "torch.draft_head",
     "DraftHeadConfig": "files.draft_head_config",
-    "GRGenerationConfig": "generation",
-    "GRGenerationMixin": "generation",
+    "GRGenerationConfig": "generation.configuration",
+    "GRGenerationMixin": "generation.torch.mixin",
     "SemanticIds": "catalogue",
     "classify": "classification.classify",
-    "enable": "generation",
-    "evaluate": "offline",
-    "recommend": "offline",
+    "enable": "generation.auto",
+    "evaluate": "offline.evaluation",
+    "recommend": "offline.run",
 }
 
 __all__ = [

@@ -21,6 +21,7 @@ PAIRS = (
     "device_trie",
     "draft_head",
     "drafters",
+    "head_cells",
     "speculation",
     "transition",
     "tree",
@@ -58,6 +59,7 @@ TORCH_ONLY = {
     "transition": {
         "mask_illegal": "logits processors, callables of PyTorch, are given the whole vocabulary",
     },
+    "head_cells": {},
     "tree": {"to_additive": "attention masks in Flax are boolean"},
 }
 FLAX_ONLY = {
@@ -85,6 +87,7 @@ FLAX_ONLY = {
         "load_draft_head": "hf_gr.generation.torch.heads in PyTorch",
         "shapes_of": "torch's modules know theirs",
     },
+    "head_cells": {"Cell": "torch.nn.Module", "Gated": "torch.nn.RNNCell and GRUCell"},
     "drafters": {
         "HEADROOM": "sizes of drafts are fixed in a program",
         "SMALLEST_DRAFT": "the same",
@@ -152,6 +155,12 @@ OTHERWISE = {
     "draft_head.DraftHead.astype": {"(property)"},  # torch.nn.Module's `to`
     "draft_head.DraftHead.config": {"(property)"},
     "draft_head.DraftHead.save_beside": {"(property)"},
+    "head_cells.Add": {"args", "kwargs"},  # those of nn.Module
+    "head_cells.Add.forward": {"(property)"},  # a call in Flax, where parameters are arguments
+    "head_cells.Add.shapes": {"(property)"},  # torch's modules know theirs
+    "head_cells.Residual": {"size"},
+    "head_cells.Residual.forward": {"(property)"},
+    "head_cells.Residual.shapes": {"(property)"},
     "draft_head.HeadScorer": {"head", "hidden", "config", "model"},  # arrays are arguments
     "draft_head.HeadScorer.prefill": {"(property)"},
     "draft_head.HeadScorer.advance": {"(property)"},

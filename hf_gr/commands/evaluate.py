@@ -51,7 +51,7 @@ def evaluate(*, json: Path | None, plot: Path | None, **flags: Any) -> None:
 
             check_plot(plot)
         quiet_libraries()
-        from hf_gr.offline import evaluate as run
+        from hf_gr.offline.evaluation import evaluate as run
 
         model = given["model"]
         found = run(given.pop("model"), given.pop("input"), **given)

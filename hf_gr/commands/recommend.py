@@ -41,7 +41,7 @@ def recommend(**flags: Any) -> None:
     with errors_on_one_line("recommend"):
         given = to_arguments("recommend", flags)
         quiet_libraries()
-        from hf_gr.offline import recommend as run
+        from hf_gr.offline.run import recommend as run
 
         made = run(given.pop("model"), given.pop("input"), given.pop("output"), **given)
         if is_main():

@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from hf_gr.catalogue import ConstraintIndex, SemanticIds
 from hf_gr.files.atomic import replaced_folder
-from hf_gr.generation import AutoModelForGenerativeRetrieval
+from hf_gr.generation.auto import AutoModelForGenerativeRetrieval
 
 from . import evaluate, show
 from .cache import cache_key, default_folder

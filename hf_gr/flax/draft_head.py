@@ -32,13 +32,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from hf_gr.files import draft_head as head_storage
 from hf_gr.files.cards import head_card
-from hf_gr.files.draft_head_config import DraftHeadConfig, Transition
+from hf_gr.files.draft_head_config import DraftHeadConfig
 from hf_gr.files.facts import HeadFacts
 from hf_gr.files.hub import Source
 from hf_gr.files.hub_mixin import HubMixin
 
 from .arrays import along, static
-from .layers import linear, to_logits
+from .head_cells import CELLS
+from .layers import to_logits
 from .parameters import Parameters
 from .scorers import Params, Prompt
 
@@ -215,18 +216,12 @@ def shapes_of(config: DraftHeadConfig) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for level, codes in enumerate(config.codebook_sizes):
         shapes[f"logit_heads.{level}.weight"] = (codes, size)
-    if config.transition == "none":
+    cell = CELLS.get(config.transition)
+    if cell is None:
         return shapes
-    gates = {"rnn": 1, "gru": 3}.get(config.transition)
     for level, codes in enumerate(config.codebook_sizes[:-1]):
         shapes[f"embeddings.{level}.weight"] = (codes, size)
-        name = f"transitions.{level}"
-        if gates is not None:
-            shapes |= {f"{name}.weight_{kind}": (gates * size, size) for kind in ("ih", "hh")}
-            shapes |= {f"{name}.bias_{kind}": (gates * size,) for kind in ("ih", "hh")}
-        elif config.transition == "mlp":
-            shapes |= {f"{name}.layers.0.weight": (size, 2 * size), f"{name}.layers.0.bias": (size,)}
-            shapes |= {f"{name}.layers.2.weight": (size, size), f"{name}.layers.2.bias": (size,)}
+        shapes |= {f"transitions.{level}.{name}": shape for name, shape in cell.shapes(size).items()}
     return shapes
 
 
@@ -306,25 +301,11 @@ class HeadScorer:
         level: int,
     ) -> Float[Array, "batch nodes hidden"]:
         """The states behind one more token, which is of `level`: equation 3."""
-        kind, head, name = self.config.transition, params["head"], f"transitions.{level}"
-        if kind == "none":
+        cell, head = CELLS.get(self.config.transition), params["head"]
+        if cell is None:
             return state
         embedded = head[f"embeddings.{level}.weight"][self._columns(params, tokens, level=level)]
-        if kind == "add":
-            return state + embedded
-        if kind == "mlp":
-            inner = jax.nn.silu(linear(jnp.concatenate([embedded, state], axis=-1), head, f"{name}.layers.0"))
-            return state + linear(inner, head, f"{name}.layers.2")
-
-        def gates(x: Array, side: str) -> Array:
-            return x @ head[f"{name}.weight_{side}"].T + head[f"{name}.bias_{side}"]
-
-        of_token, of_state = gates(embedded, "ih"), gates(state, "hh")
-        if kind == "rnn":
-            return jnp.tanh(of_token + of_state)
-        (reset, update, new), (old_reset, old_update, old) = (jnp.split(g, 3, axis=-1) for g in (of_token, of_state))
-        reset, update = jax.nn.sigmoid(reset + old_reset), jax.nn.sigmoid(update + old_update)
-        return (1 - update) * jnp.tanh(new + reset * old) + update * state
+        return cell(embedded, state, head, f"transitions.{level}")
 
     def _with_placeholders(self, prompt: Prompt) -> Prompt:
         """The prompt, and the placeholders behind it (of an encoder-decoder: behind what its sequences begin with)."""
@@ -355,4 +336,4 @@ class HeadScorer:
         return over.at[..., head[f"codebook_{level}"]].set(logits)
 
 
-__all__ = ["DraftHead", "DraftHeadConfig", "HeadCache", "HeadScorer", "Transition", "load_draft_head", "shapes_of"]
+__all__ = ["DraftHead", "DraftHeadConfig", "HeadCache", "HeadScorer", "load_draft_head", "shapes_of"]

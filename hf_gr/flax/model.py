@@ -27,7 +27,6 @@ from jaxtyping import Array, Float
 from hf_gr.files.cards import model_card
 from hf_gr.files.hub import Source, commit_of
 from hf_gr.files.hub_mixin import HubMixin, Upload, Where
-from hf_gr.internals import set_source
 
 from . import checkpoint, decoder, t5
 from .checkpoint import Spec, to_spec
@@ -119,7 +118,7 @@ class FlaxModel(HubMixin, Parameters, what="model"):
         own = str(config.dtype or "").removeprefix("torch.")
         arrays = checkpoint.load(folder, to_spec(config), dtype=wanted or (own if own in checkpoint.DTYPES else None))
         commit = commit_of(folder / checkpoint.CONFIG)
-        set_source(config, str(repo_or_dir), None if source.is_folder else commit)
+        config.name_or_path = str(repo_or_dir)
         model = cls(config, arrays=arrays)
         if (folder / checkpoint.GENERATION_CONFIG).is_file():
             model.generation_config = GenerationConfig.from_pretrained(folder)

@@ -14,7 +14,6 @@ from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.snapshot import BatchRules, combine_rules
 from hf_gr.catalogue.storage import ARRAYS_FILE
 from hf_gr.files.hub import Source
-from hf_gr.internals import source_of
 
 # By model and name: a checkpoint's catalogue lives as long as the checkpoint, or until its file changes.
 _LOADED: WeakKeyDictionary[Any, dict[str, tuple[int | None, ConstraintIndex]]] = WeakKeyDictionary()
@@ -75,7 +74,7 @@ def resolve_index(model: Any, index: Any) -> ConstraintIndex:
         )
     name, source = str(index), _SOURCES.get(model, Source(""))
     if name == ".":
-        name = source_of(model.config)
+        name = model.config.name_or_path
         if not name:
             raise ValueError(
                 'constraint_index="." means the checkpoint itself, but this model was not loaded from one'

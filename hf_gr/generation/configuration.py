@@ -11,7 +11,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from hf_gr.catalogue.sequences import is_integer
-from hf_gr.internals import without_bookkeeping
+from hf_gr.generation.internals import without_bookkeeping
 
 DRAFTING = (None, "auto", "trie", "assistant", "head")  # in PyTorch, each is a module of `generation.torch.drafts`
 

@@ -16,7 +16,7 @@ from hf_gr import __version__
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.fingerprints import fingerprint_index
 from hf_gr.files.tables import pa
-from hf_gr.generation import GRGenerationConfig
+from hf_gr.generation.configuration import GRGenerationConfig
 from hf_gr.generation.torch.fingerprints import fingerprint_model
 
 from .decoding import Decoder

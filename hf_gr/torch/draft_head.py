@@ -26,10 +26,11 @@ from torch import Tensor, nn
 
 from hf_gr.files import draft_head as head_storage
 from hf_gr.files.cards import head_card
-from hf_gr.files.draft_head_config import DraftHeadConfig, Transition
+from hf_gr.files.draft_head_config import DraftHeadConfig
 from hf_gr.files.facts import HeadFacts
 from hf_gr.files.hub_mixin import HubMixin
 
+from .head_cells import CELLS
 from .tree import Nodes
 
 IGNORED = -100  # of a label that ends before the last level: transformers' own
@@ -92,9 +93,9 @@ class DraftHead(
         self._number_codes()
         size, inner = config.hidden_size, config.codebook_sizes[:-1]
         self.logit_heads = nn.ModuleList(nn.Linear(size, codes, bias=False) for codes in config.codebook_sizes)
-        recurs = config.transition != "none"
-        self.embeddings = nn.ModuleList(nn.Embedding(codes, size) for codes in inner if recurs)
-        self.transitions = nn.ModuleList(_transition(config.transition, size) for _ in inner if recurs)
+        new_cell = CELLS.get(config.transition)
+        self.embeddings = nn.ModuleList(nn.Embedding(codes, size) for codes in inner if new_cell)
+        self.transitions = nn.ModuleList(new_cell(size) for _ in inner if new_cell)
 
     def _number_codes(self) -> None:
         """By token, its place among the level's codes; a token that is no code gets one that is never read."""
@@ -172,7 +173,7 @@ class DraftHead(
         self, state: Float[Tensor, "batch nodes hidden"], tokens: Int[Tensor, "batch nodes"], *, level: int
     ) -> Float[Tensor, "batch nodes hidden"]:
         """The states after one more token, which is of `level`: equation 3."""
-        if self.config.transition == "none":
+        if not self.transitions:
             return state
         embedded = self.embeddings[level](self.columns(tokens, level=level))
         return self.transitions[level](embedded.flatten(0, 1), state.flatten(0, 1)).view(state.shape)
@@ -235,30 +236,6 @@ class DraftHead(
 
 def _gone() -> None:
     """Stands for a deleted model."""
-
-
-class _Add(nn.Module):
-    """The simple addition of NEZHA-3."""
-
-    def forward(self, embedded: Tensor, state: Tensor) -> Tensor:
-        return state + embedded
-
-
-class _Residual(nn.Module):
-    """Two layers; their output is added to the state."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(2 * size, size), nn.SiLU(), nn.Linear(size, size))
-
-    def forward(self, embedded: Tensor, state: Tensor) -> Tensor:
-        return state + self.layers(torch.cat([embedded, state], dim=-1))
-
-
-def _transition(kind: Transition, size: int) -> nn.Module:
-    """From embeddings and states `[rows, H]` to new states."""
-    made = {"rnn": lambda: nn.RNNCell(size, size), "gru": lambda: nn.GRUCell(size, size), "add": _Add}
-    return made[kind]() if kind in made else _Residual(size)
 
 
 class HeadScorer:

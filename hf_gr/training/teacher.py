@@ -31,9 +31,9 @@ from hf_gr.catalogue.fingerprints import fingerprint_sequences
 from hf_gr.catalogue.trie import PADDING
 from hf_gr.files.atomic import replaced_file
 from hf_gr.files.progress import progress_bar
-from hf_gr.generation import GRGenerationMixin
 from hf_gr.generation.models import fill_token
 from hf_gr.generation.torch.fingerprints import probe_model
+from hf_gr.generation.torch.mixin import GRGenerationMixin
 from hf_gr.generation.torch.models import base_model, evaluation, takes_argument
 from hf_gr.torch.transition import DeviceCatalogue
 

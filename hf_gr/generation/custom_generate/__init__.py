@@ -46,11 +46,10 @@ def enable_loaded(model: Any, file: str) -> Any:
     from hf_gr.generation.catalogues import remember_source
     from hf_gr.generation.torch.heads import load_draft_head
     from hf_gr.generation.torch.mixin import GRGenerationMixin
-    from hf_gr.internals import source_of
 
     is_own = "generate" in vars(model)  # transformers' replacement, an attribute of this one object
     if is_own and not isinstance(model, GRGenerationMixin):
-        source = Source(source_of(model.config), revision=_commit(Path(file)))
+        source = Source(model.config.name_or_path, revision=_commit(Path(file)))
         load_draft_head(model, source)
         remember_source(model, source)
     enable(model)

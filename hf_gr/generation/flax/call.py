@@ -26,8 +26,8 @@ from hf_gr.flax.speculation import Speculation
 from hf_gr.generation.catalogues import batch_rules, resolve_indexes
 from hf_gr.generation.checks import missing_token
 from hf_gr.generation.configuration import set_fields
+from hf_gr.generation.internals import default_generation_fields
 from hf_gr.generation.models import fill_token, num_end_tokens
-from hf_gr.internals import default_generation_fields
 
 from .checks import LARGEST, check_call, refuse_arguments
 from .drafts import Draft, draft_of

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from hf_gr.files.hub import Source
+from hf_gr.flax.checkpoint import CONFIG
 from hf_gr.flax.model import FlaxModel
 from hf_gr.generation.catalogues import remember_source
 from hf_gr.generation.configuration import extend
-from hf_gr.internals import commit_of_source
 
 from .mixin import FlaxGenerationMixin
 
@@ -47,6 +47,6 @@ def _new(base: type) -> Any:
 def load(repo_or_dir: str | Path, **kwargs: Any) -> Any:
     """A `FlaxModel` with the mixin, its `generation_config` a `GRGenerationConfig`; the arguments are its own."""
     model = enable(FlaxModel.from_pretrained(repo_or_dir, **kwargs))
-    commit = commit_of_source(model.config)
-    remember_source(model, Source.of(repo_or_dir, kwargs).at(commit))  # catalogue and weights: one commit
+    source = Source.of(repo_or_dir, kwargs)
+    remember_source(model, source.at(None if source.is_folder else source.find_commit(CONFIG)))  # that of the weights
     return model

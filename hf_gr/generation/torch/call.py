@@ -22,8 +22,8 @@ from transformers.generation import (
 )
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
-from hf_gr import internals
 from hf_gr.catalogue.snapshot import BatchRules
+from hf_gr.generation import internals
 from hf_gr.generation.catalogues import batch_rules, resolve_indexes
 from hf_gr.generation.checks import missing_token
 from hf_gr.generation.configuration import check_fields, set_fields

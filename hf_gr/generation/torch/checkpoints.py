@@ -14,7 +14,6 @@ from hf_gr.files import cards
 from hf_gr.files import draft_head as head_storage
 from hf_gr.files.atomic import make_folder, replaced_file
 from hf_gr.files.pairs import CARD_FILE
-from hf_gr.internals import source_of
 
 from .heads import NAME, save_draft_head
 from .models import base_model
@@ -108,7 +107,7 @@ def _card(model: Any, name: str, custom_generate: bool, *, tags: Sequence[str] =
         catalogue=getattr(inner.generation_config, "constraint_index", None),
         head=None if head is None else head.facts(),
         custom_generate=custom_generate,
-        base_model=_repository(source_of(inner.config), other_than=name),
+        base_model=_repository(inner.config.name_or_path, other_than=name),
         tags=tags,
     )
 

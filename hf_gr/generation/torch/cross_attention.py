@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 from torch import nn
 
-from hf_gr.internals import attention_of
+from hf_gr.generation.internals import attention_of
 
 # The module's name in transformers' encoder-decoders (T5 and its kin; BART, Marian, Pegasus, M2M, Whisper, ...).
 CROSS_ATTENTION_NAMES = ("EncDecAttention", "encoder_attn")

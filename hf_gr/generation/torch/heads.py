@@ -25,9 +25,10 @@ from torch import Tensor
 
 from hf_gr.catalogue import ConstraintIndex, SemanticIds
 from hf_gr.files import draft_head as head_storage
+from hf_gr.files.draft_head_config import DraftHeadConfig, Transition
 from hf_gr.files.hub import Source
-from hf_gr.internals import ignore_on_save
-from hf_gr.torch.draft_head import TORCH, DraftHead, DraftHeadConfig, Transition
+from hf_gr.generation.internals import ignore_on_save
+from hf_gr.torch.draft_head import TORCH, DraftHead
 
 from .models import base_model, hidden_size_of
 

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from hf_gr.internals import attention_of, has_dynamic_cache
+from hf_gr.generation.internals import attention_of, has_dynamic_cache
 from hf_gr.torch.scorers import BatchScorer, PlainScorer, Scorer, TreeScorer
 from hf_gr.torch.tree import Nodes, to_additive
 

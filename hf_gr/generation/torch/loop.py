@@ -14,8 +14,8 @@ import torch
 from transformers import LogitsProcessorList
 
 from hf_gr.catalogue.snapshot import BatchRules
+from hf_gr.generation.internals import as_it_is
 from hf_gr.generation.models import fill_token
-from hf_gr.internals import as_it_is
 
 from .caches import copy_cache
 from .call import Call

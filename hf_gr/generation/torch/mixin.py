@@ -20,8 +20,8 @@ from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList,
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.item_ids import ItemId
 from hf_gr.generation.configuration import GR_FIELDS
+from hf_gr.generation.internals import Overrides
 from hf_gr.generation.models import first_of
-from hf_gr.internals import Overrides
 from hf_gr.torch.decode import decode
 from hf_gr.torch.draft_head import DraftHead
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from accelerate.utils import extract_model_from_parallel
 
-from hf_gr.internals import attention_of
+from hf_gr.generation.internals import attention_of
 
 
 def base_model(model: Any) -> Any:

@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from hf_gr import internals
+from hf_gr.generation import internals
 from hf_gr.generation.checks import check_mask
 from hf_gr.generation.models import inferred_padding, start_token
 

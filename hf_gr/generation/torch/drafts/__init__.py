@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hf_gr import internals
 from hf_gr.catalogue.snapshot import BatchRules, Snapshot
+from hf_gr.generation import internals
 from hf_gr.generation.configuration import VERIFICATION
 from hf_gr.generation.torch.layouts import Layout, make_scorer
 from hf_gr.generation.torch.prompts import Prompt

@@ -9,8 +9,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from hf_gr.catalogue.snapshot import Snapshot
+from hf_gr.generation.internals import attention_of
 from hf_gr.generation.torch.prompts import Prompt
-from hf_gr.internals import attention_of
 from hf_gr.torch.costs import WIDER_BY, ForwardCosts, measure_costs, plan_merges
 from hf_gr.torch.decode import DecodePlan
 from hf_gr.torch.drafters import Assistant

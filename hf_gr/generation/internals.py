@@ -45,21 +45,6 @@ def num_known_tokens(config: Any, default: int) -> int:
     return getattr(config, "_mask_length", default)
 
 
-def source_of(config: Any) -> str:
-    """The folder or repository that a model was loaded from; empty for none."""
-    return config._name_or_path
-
-
-def commit_of_source(config: Any) -> str | None:
-    """The commit that a model was downloaded at, where that is known."""
-    return getattr(config, "_commit_hash", None)
-
-
-def set_source(config: Any, source: str, commit: str | None) -> None:
-    """Note where a model was loaded from, as transformers does."""
-    config._name_or_path, config._commit_hash = source, commit
-
-
 def ignore_on_save(model: Any, names: Iterable[str]) -> None:
     """Leave parameters out of the model's own file."""
     model._keys_to_ignore_on_save = {*(model._keys_to_ignore_on_save or ()), *names}
