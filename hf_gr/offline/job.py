@@ -18,6 +18,7 @@ from hf_gr.catalogue.fingerprints import fingerprint_index
 from hf_gr.files.tables import pa
 from hf_gr.generation.configuration import GRGenerationConfig
 from hf_gr.generation.torch.fingerprints import fingerprint_model
+from hf_gr.generation.torch.models import embeddings_of
 
 from .decoding import Decoder
 from .loading import (
@@ -122,8 +123,9 @@ def make_job(model: Any, users: Paths, settings: Settings, processes: Processes)
         index = ConstraintIndex.from_pretrained(index)  # ahead of the model: what is wrong with users shows at once
 
     def read_users(index: ConstraintIndex) -> Users:
-        how = {"format": settings.format, "delimiter": settings.delimiter}
-        return Users(users, settings.columns, are_strings=index.snapshot.are_strings, **how)
+        are_strings = index.snapshot.are_strings
+        how, columns = settings.format, settings.columns
+        return Users(users, columns, are_strings=are_strings, format=how, delimiter=settings.delimiter)
 
     table = read_users(index) if isinstance(index, ConstraintIndex) else None
     if settings.columns.text is not None:
@@ -155,11 +157,11 @@ def make_job(model: Any, users: Paths, settings: Settings, processes: Processes)
         index.snapshot,
         settings.columns,
         tokenizer=tokenizer,
-        vocab_size=getattr(getattr(model.get_input_embeddings(), "weight", None), "shape", (None,))[0],
+        vocab_size=embeddings_of(model),
         longest=prompt_room(model, index, drafting=decoder.option("drafting"), options=settings.options),
         max_prompt_tokens=settings.max_prompt_tokens,
-        prefix_tokens=settings.prefix_tokens,
-        suffix_tokens=settings.suffix_tokens,
+        prefix_tokens=tuple(settings.prefix_tokens),
+        suffix_tokens=tuple(settings.suffix_tokens),
         leave_one_out=settings.leave_one_out,
     )
     return Job(settings, maker, decoder, _schema(settings, table)), table
