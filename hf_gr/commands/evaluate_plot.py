@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of `hf-gr evaluate --plot`: what more beams bring, and what they cost. Counts nothing."""
+"""The plot of `hf-gr evaluate --plot`: what more beams gain, and what they cost. Counts nothing."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from hf_gr.offline.evaluation import Evaluation
 
 COLOURS = (DARK, GREEN, ORANGE)  # of the largest cutoffs
-MOST_LETTERS = 90  # of a title in one line
+MOST_LETTERS = 90  # per title line
 
 
 def check_plot(path: Path) -> None:
-    """Refuse an ending that names no format, before there is anything to draw."""
+    """Refuse a suffix that is no format, before there is anything to draw."""
     formats = Figure().canvas.get_supported_filetypes()
     if path.suffix[1:].lower() not in formats:
         raise ValueError(f"--plot {str(path)!r}, expected a name that ends in one of {', '.join(sorted(formats))}")
@@ -29,8 +29,8 @@ def save_plot(found: Evaluation, path: Path, *, title: str) -> None:
     """Draw recall against beams, and against the latency of one user.
 
     Raises:
-        ValueError: an ending that names no format.
-        OSError: a file that cannot be written.
+        ValueError: the suffix is no format.
+        OSError: the file cannot be written.
     """
     results = sorted(found.results, key=lambda result: result.num_beams)
     beams = [result.num_beams for result in results]
@@ -39,7 +39,7 @@ def save_plot(found: Evaluation, path: Path, *, title: str) -> None:
     headline = f"{name}\n{results[0].num_users:,} users, {found.hardware}"
     figure.suptitle(headline, x=0.005, ha="left", fontsize=12, color=TEXT, parse_math=False)
     by_beams, by_latency = figure.subplots(1, 2, sharey=True)
-    # Without a sample of single users, the time of a user in a batch.
+    # Without a sample of single users, the time per user in a batch.
     milliseconds = [1000 * (result.latency_seconds or 1 / result.users_per_second) for result in results]
     is_alone = results[0].latency_seconds is not None
     for cutoff, colour in zip(reversed(found.cutoffs), COLOURS, strict=False):

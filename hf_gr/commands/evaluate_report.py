@@ -50,7 +50,7 @@ def _users(result: BeamResult) -> str:
 
 
 def _parts_table(found: Evaluation, parts: dict[str, str]) -> Table:
-    """Recall and NDCG at the largest cutoff of every part of the users, a row for each part and number of beams."""
+    """Recall and NDCG at the largest cutoff, a row for each group of users and number of beams."""
     last = found.cutoffs[-1]
     names = (f"recall@{last}", f"ndcg@{last}", "mrr")
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)

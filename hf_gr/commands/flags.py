@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of `hf-gr recommend` and `hf-gr evaluate`, made from what `hf_gr.offline.settings` states, and read back.
 
-Knows no option by name but those of the two commands alone: what is read and written, and what `generate` is told.
+Names only the options of the commands themselves: what they read and write, and what they pass to `generate`.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ GENERATE = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=VALUE",
-        help="A further argument of `generate`, such as length_penalty=0.5; may be given several times.",
+        help="Another argument of `generate`, such as length_penalty=0.5; may be given several times.",
         show_default=False,
         rich_help_panel=SEARCH,
     ),
 ]
-# Of `generate`; each with the option before which it stands.
+# Of `generate`; each with the option that follows it.
 BESIDE = {"assistant_model": ("drafting", DRAFTING), "token_budget": ("option", GENERATE)}
 
 
 def command(*, output: Any = None, reports: Mapping[str, Any] | None = None) -> Callable[[Command], Command]:
-    """Give a command, which takes `**flags`, the options of the function of its name.
+    """Give a command with `**flags` the options of the function with its name.
 
     Args:
-        output: of the command, as an annotation; None if it has none.
+        output: the command's output option, as an annotation; None if it has none.
         reports: options of the command alone, which are not passed on, as annotations.
     """
 
@@ -81,10 +81,10 @@ def command(*, output: Any = None, reports: Mapping[str, Any] | None = None) -> 
 
 
 def to_arguments(function: str, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags that are given, as arguments of the function behind a command; the others are left to its defaults.
+    """The given flags, as arguments of the command's function; the others keep its defaults.
 
     Raises:
-        ValueError: a list of integers, or a further argument, that is none.
+        ValueError: a value is no list of integers, or `--option` is not NAME=VALUE.
     """
     given = {name: value for name, value in flags.items() if value is not None}
     for stated in options_for(Settings, function):
@@ -112,14 +112,14 @@ def _parameter(name: str, annotation: Any, default: Any = Parameter.empty) -> Pa
 
 
 def _annotation(stated: Stated) -> Any:
-    """What typer is told of an option."""
+    """An option as typer needs it."""
     option, name = stated.option, (stated.option.flag or stated.name).replace("_", "-")
     kind = _kind(stated.name, option)
     kind = kind if _default(stated) is not None else kind | None
     return Annotated[
         kind,
         typer.Option(
-            # A switch is --no-... otherwise, too.
+            # Otherwise typer also adds --no-... to a switch.
             *[f"--{name}"] * (option.reads != "both"),
             metavar=option.metavar,
             help=option.help,
@@ -141,7 +141,7 @@ def _kind(name: str, option: Option) -> Any:
 
 
 def _default(stated: Stated) -> Any:
-    """The function's default as the command line has it."""
+    """The function's default as a command-line value."""
     if stated.option.reads == "integers":
         return ",".join(map(str, stated.default or ())) or None
     return stated.default

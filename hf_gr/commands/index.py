@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`hf-gr index`: build, show, check and push catalogues. Parses options; the library does the work.
 
-What the library refuses is one line on stderr and exit code 1. The library is imported when a command runs:
+An error of the library is one line on stderr and exit code 1. The library is imported when a command runs:
 `hf-gr index --help` answers at once.
 """
 
@@ -25,7 +25,7 @@ IndexArgument = Annotated[
 RevisionOption = Annotated[
     str | None,
     typer.Option(
-        help="Branch, tag or commit, where INDEX is a repository. Default: its main branch.", show_default=False
+        help="Branch, tag or commit, if INDEX is a repository. Default: its main branch.", show_default=False
     ),
 ]
 
@@ -46,7 +46,7 @@ def build(
         typer.Argument(
             metavar="INPUT",
             help="A table (.parquet, .csv, .tsv, .jsonl; several files, or a folder of them, make one), the semantic "
-            "IDs of a public recipe (.json), or an array of tokens, one row an item (.npy).",
+            "IDs of a public recipe (.json), or an array of tokens, one row per item (.npy).",
             exists=True,
             show_default=False,
         ),
@@ -56,19 +56,19 @@ def build(
         typer.Option(
             "--output",
             "-o",
-            help="Folder of the index, made if need be. An index that is there already is replaced.",
+            help="Folder of the index, created if necessary. An existing index is replaced.",
             file_okay=False,
             show_default=False,
         ),
     ],
     format: Annotated[
-        Format | None, typer.Option(help="What INPUT is. Default: what its ending says.", show_default=False)
+        Format | None, typer.Option(help="The format of INPUT. Default: from its suffix.", show_default=False)
     ] = None,
     eos_token_id: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="The token that ends every sequence; needed where they differ in length. Default: none.",
+            help="The token that ends every sequence; needed if they differ in length. Default: none.",
             show_default=False,
         ),
     ] = None,
@@ -109,8 +109,8 @@ def build(
     offset: Annotated[
         int | None,
         typer.Option(
-            help="The token of the first level's code 0, where every code of every level is a token of its own, one "
-            "after the other: the number of tokens that are something else. This or --tokenizer.",
+            help="The token of the first level's code 0, if the codes of all levels are consecutive tokens: the "
+            "number of tokens before them. This or --tokenizer.",
             show_default=False,
             rich_help_panel="Options of semantic IDs (.json)",
         ),
@@ -167,7 +167,7 @@ def show(
         Path | None,
         typer.Option(
             metavar="FILE.png",
-            help="Draw the levels, too. The ending says the format: .png, .svg or .pdf.",
+            help="Also plot the levels. The suffix is the format: .png, .svg or .pdf.",
             dir_okay=False,
             show_default=False,
         ),
@@ -177,12 +177,11 @@ def show(
 ) -> None:
     """Show what an index holds: its levels, its collisions and its memory.
 
-    A step of beam search goes down one level. The fewer children, the cheaper it is; where a level is forced, there is
-    nothing left to choose.
+    A step of beam search descends one level. Fewer children make it cheaper; a forced level leaves no choice.
     """
     with _errors_on_one_line("show"):
         if plot is not None:
-            from .index_plot import save_plot  # ahead of what takes time: it needs matplotlib
+            from .index_plot import save_plot  # before any long work: it needs matplotlib
         from hf_gr.catalogue import ConstraintIndex
         from hf_gr.catalogue.summary import summarise
 
@@ -213,7 +212,7 @@ def check(
 ) -> None:
     """Verify an index from end to end: digests, structure, and that both files are of one catalogue.
 
-    Reads every byte, which loading does for small indexes only. Exit code 1, and what is damaged, if anything is.
+    Reads every byte, which loading does for small indexes only. If something is damaged, names it; exit code 1.
     """
     with _errors_on_one_line("check"):
         from .index_check import check_index, check_vocabulary
@@ -228,21 +227,23 @@ def check(
 def push(
     index: IndexArgument,
     repo_id: Annotated[
-        str, typer.Argument(metavar="REPO_ID", help="The repository, such as me/catalogue; made if need be.")
+        str, typer.Argument(metavar="REPO_ID", help="The repository, such as me/catalogue; created if necessary.")
     ],
     private: Annotated[
-        bool, typer.Option("--private", help="Make a private repository. One that is there stays what it is.")
+        bool, typer.Option("--private", help="Create a private repository. An existing one keeps its visibility.")
     ] = False,
     revision: Annotated[
         str | None,
-        typer.Option(help="The branch to push to, made if need be. Default: the main branch.", show_default=False),
+        typer.Option(
+            help="The branch to push to, created if necessary. Default: the main branch.", show_default=False
+        ),
     ] = None,
     create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request instead.")] = False,
-    message: Annotated[str, typer.Option(help="The commit's message.")] = "Upload constraint index",
+    message: Annotated[str, typer.Option(help="The commit message.")] = "Upload constraint index",
 ) -> None:
-    """Verify an index, upload it to the Hub, and print the commit's address.
+    """Verify an index, upload it to the Hub, and print the commit's URL.
 
-    A new repository gets a model card; one that is there is kept. Log in first: `hf auth login`.
+    A repository without a model card gets one; an existing card is kept. Log in first: `hf auth login`.
     """
     with _errors_on_one_line("push"):
         from huggingface_hub import errors
@@ -254,7 +255,7 @@ def push(
             address = loaded.push_to_hub(
                 repo_id, private=private or None, revision=revision, commit_message=message, create_pr=create_pr
             )
-        except errors.HTTPError as error:  # httpx's or httpx2's, as the Hub's version has it; no OSError
+        except errors.HTTPError as error:  # of httpx or httpx2, depending on huggingface_hub's version; no OSError
             raise OSError(
                 f"the Hub did not take {repo_id} ({error}): check the name, the connection and the login"
             ) from error
@@ -266,7 +267,7 @@ def _example(arguments: str) -> str:
 
 
 def _check_writable(folder: Path) -> None:
-    """Make sure that a folder is there and may be written to, or may be made."""
+    """Check that a folder exists and is writable, or can be created."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise ValueError(f"--output {folder}: {there} is no folder that may be written to, expected one: name another")
@@ -274,7 +275,7 @@ def _check_writable(folder: Path) -> None:
 
 @contextmanager
 def _errors_on_one_line(command: str) -> Iterator[None]:
-    """What a user can mend ends the program with one line; whatever else, with a traceback to report."""
+    """End the program with one line for errors that a user can fix; others keep their traceback to report."""
     try:
         yield
     except (ValueError, OSError, ImportError) as error:

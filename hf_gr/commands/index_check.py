@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `hf-gr index check` verifies: all that loading can, and what the folder shows beyond that. Prints nothing."""
+"""What `hf-gr index check` verifies: all that loading can, and whether the folder's files match. Prints nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_index(repo_or_dir: str, *, revision: str | None = None) -> tuple[Const
     """Read all of an index.
 
     Raises:
-        ValueError: names the file that is damaged, and how.
+        ValueError: a file is damaged; names it, and how.
     """
     folder = Source(repo_or_dir, revision=revision).resolve_folder(storage.FILES)
     index = ConstraintIndex.from_pretrained(folder, verify=True)
@@ -58,7 +58,7 @@ def check_vocabulary(index: ConstraintIndex, model: str) -> Checked:
 
 
 def _check_descriptions(folder: Path) -> dict[str, Any]:
-    """Loading takes the description that came with the arrays; here, the one that people read must be the same."""
+    """Check the JSON for people: loading uses only the description in the arrays' file."""
     beside: dict[str, Any] = json.loads((folder / storage.JSON_FILE).read_bytes())
     with safe_open(folder / storage.ARRAYS_FILE, "np") as file:
         inside: dict[str, Any] = json.loads(file.metadata()["constraint_index"])

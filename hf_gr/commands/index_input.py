@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `hf-gr index build` reads: which format, which options go with it, which part of the library reads it."""
+"""The input of `hf-gr index build`: its format, the options for it, and the part of the library that reads it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
-    """What a file holds."""
+    """The format of a file."""
 
     PARQUET = "parquet"
     CSV = "csv"
@@ -29,7 +29,7 @@ class Format(StrEnum):
 
 ENDINGS = {f".{format}": format for format in Format} | {".pq": Format.PARQUET, ".ndjson": Format.JSONL}
 COMPRESSED = (".gz", ".bz2", ".zst")  # tables of text only
-# By the names that `read_table` has for them.
+# With the names that `read_table` uses.
 TABLES: dict[Format, Literal["parquet", "csv", "jsonl"]] = {
     Format.PARQUET: "parquet",
     Format.CSV: "csv",
@@ -42,7 +42,7 @@ JSON_OPTIONS = ("tokenizer", "offset", "level_sizes", "template")
 
 @dataclass(frozen=True)
 class Input:
-    """Files and how to read them; what a user left away is None, empty or False."""
+    """Files and how to read them; what the user omitted is None, empty or False."""
 
     paths: tuple[Path, ...]
     format: Format | None = None
@@ -59,8 +59,8 @@ class Input:
         """Read the files and build the index.
 
         Raises:
-            ValueError: an unknown format, options that do not go with it, or what the library refuses.
-            OSError: a file that cannot be read.
+            ValueError: an unknown format, options of another format, or input that the library refuses.
+            OSError: a file cannot be read.
             ImportError: a package that reads this format is missing.
         """
         format = self.format or _format_of(self.paths)
@@ -113,11 +113,11 @@ class Input:
         return ConstraintIndex.from_sequences(_load_array(path), eos_token_id=self.eos_token_id)
 
     def _refuse(self, names: Sequence[str], format: Format) -> None:
-        """Options that do nothing are a misunderstanding."""
+        """Refuse options that have no effect: the user misunderstood them."""
         given = [f"--{name.replace('_', '-')}" for name in names if self._is_given(name)]
         if given:
             kind = "tables" if names is TABLE_OPTIONS else "semantic IDs"
-            raise ValueError(f"{given[0]} is an option of {kind}, and {self._names()} is {format}: leave it away")
+            raise ValueError(f"{given[0]} is an option of {kind}, and {self._names()} is {format}: omit it")
 
     def _is_given(self, name: str) -> bool:
         value = getattr(self, name)
@@ -136,10 +136,10 @@ class Input:
 
 
 def _format_of(paths: Sequence[Path]) -> Format:
-    """The format that all endings agree on; a folder is what its files are."""
+    """The format that all suffixes agree on; a folder has the format of its files."""
     files = [file for path in paths for file in (path.iterdir() if path.is_dir() else [path])]
     endings = {(file.with_suffix("") if file.suffix in COMPRESSED else file).suffix.lower() for file in files}
-    formats = {ENDINGS[ending] for ending in endings if ending in ENDINGS}  # there may be notes in a folder as well
+    formats = {ENDINGS[ending] for ending in endings if ending in ENDINGS}  # a folder may also hold notes
     if len(formats) == 1:
         return formats.pop()
     found = f"files of {' and '.join(sorted(formats))}" if formats else "no known ending"
@@ -153,7 +153,7 @@ def _load_array(path: Path) -> np.ndarray[Any, Any]:
 
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:  # NumPy's own words suggest to unpickle
+    except (ValueError, EOFError) as error:  # NumPy's own message suggests unpickling
         raise ValueError(
             f"{path} is no .npy file or is cut short, expected integers of np.save: write it again"
         ) from error

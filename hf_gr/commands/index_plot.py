@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of `hf-gr index show --plot`: how a catalogue narrows down level by level. Counts nothing."""
+"""The plot of `hf-gr index show --plot`: how a catalogue narrows down level by level. Counts nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from .index_report import format_bytes
 
 try:
-    # No pyplot: a figure of its own draws with Agg, opens no window, and leaves the program's settings alone.
+    # No pyplot: a separate figure draws with Agg, opens no window, and does not change the program's settings.
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
@@ -34,8 +34,8 @@ def save_plot(summary: Summary, path: Path, *, title: str) -> None:
     """Draw the levels of a catalogue.
 
     Raises:
-        ValueError: an ending that names no format.
-        OSError: a file that cannot be written.
+        ValueError: the suffix is no format.
+        OSError: the file cannot be written.
     """
     levels = summary.levels
     numbers = [level.level for level in levels]
@@ -68,7 +68,7 @@ def _headline(summary: Summary, title: str) -> str:
 
 
 def _draw(axes: Axes, title: str, numbers: Sequence[int], series: Sequence[Series]) -> None:
-    """Bars side by side, the levels along the bottom."""
+    """Bars side by side, with the levels on the x axis."""
     axes.set_title(title, loc="left", fontsize=11, color=TEXT)
     axes.set_xlabel("level", color=TEXT)
     axes.set_xticks(numbers[:: 1 + len(numbers) // 20])
@@ -99,7 +99,7 @@ def _draw(axes: Axes, title: str, numbers: Sequence[int], series: Sequence[Serie
 
 
 def _use_log_scale(axes: Axes, largest: float) -> None:
-    """A logarithmic axis on which 1 can be seen, too."""
+    """A logarithmic axis on which 1 is visible."""
     axes.set_yscale("log")
     axes.set_ylim(0.5, max(largest, 4) ** 1.1)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
@@ -107,7 +107,7 @@ def _use_log_scale(axes: Axes, largest: float) -> None:
 
 
 def _percent(share: float) -> str:
-    """Such as `94%`; what is not quite all or nothing does not look so."""
+    """Such as `94%`; only exact values read 0% or 100%."""
     if 0.995 <= share < 1:
         return ">99%"
     return "<1%" if 0 < share < 0.005 else f"{share:.0%}"

@@ -24,12 +24,12 @@ LEGEND = """\
 [dim]children: of the nodes above that go on; forced: such nodes with one child only
 decided: sequences that are unlike all others within these tokens[/]
 """
-WIDE = 100  # columns that are enough for space between those of the table
-PIPE_WIDTH = 120  # columns where no terminal says how many
+WIDE = 100  # terminal columns that leave room between the table's columns
+PIPE_WIDTH = 120  # columns if stdout is not a terminal
 
 
 def print_built(index: ConstraintIndex, folder: Path, seconds: float) -> None:
-    """What was compiled, and what to do with it."""
+    """Print what was built, and what to do next."""
     console, name = _console(), shlex.quote(str(folder))
     memory = f"{format_bytes(index.nbytes)} ({index.nbytes / index.num_items:.1f} bytes an item)"
     console.print(
@@ -49,7 +49,7 @@ def print_built(index: ConstraintIndex, folder: Path, seconds: float) -> None:
 
 
 def print_summary(summary: Summary, name: str) -> None:
-    """The levels as a table, and the catalogue as a whole below."""
+    """Print the levels as a table, and the whole catalogue below."""
     console = _console()
     console.print(f"[bold]{escape(name)}[/]", soft_wrap=True)
     console.print(_level_table(summary.levels, is_narrow=console.width < WIDE))
@@ -58,12 +58,12 @@ def print_summary(summary: Summary, name: str) -> None:
 
 
 def print_plotted(path: Path) -> None:
-    """Where the picture is; on stderr, since stdout may be one JSON object."""
+    """Print where the plot is; on stderr, since stdout may be one JSON object."""
     _console(stderr=True).print(f"Plot: {escape(str(path))}", soft_wrap=True)
 
 
 def print_checked(name: str, checked: Sequence[tuple[str, str]]) -> None:
-    """That nothing is damaged, and what was looked at."""
+    """Print that nothing is damaged, and what was checked."""
     console = _console()
     console.print(f"[bold green]No damage found[/] in {escape(name)}. Checked:", soft_wrap=True)
     console.print(_pairs(checked))
@@ -75,7 +75,7 @@ def to_json(summary: Summary) -> str:
 
 
 def format_bytes(size: float) -> str:
-    """Such as `12.5 MB`; a MB has a million bytes."""
+    """Such as `12.5 MB`; 1 MB is a million bytes."""
     for unit in ("B", "kB", "MB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -84,14 +84,14 @@ def format_bytes(size: float) -> str:
 
 
 def format_share(share: float) -> str:
-    """Such as `97.1%`; what is not quite all or nothing does not look so."""
+    """Such as `97.1%`; only exact values read 0% or 100%."""
     if 0.9995 <= share < 1:
         return ">99.9%"
     return "<0.1%" if 0 < share < 0.0005 else f"{share:.1%}"
 
 
 def _level_table(levels: Sequence[LevelSummary], *, is_narrow: bool) -> Table:
-    """One row a level; where sequences end is a column only if they end at several levels."""
+    """One row per level; a column for ended sequences only if they end at several levels."""
     are_ragged = sum(level.num_ended > 0 for level in levels) > 1
     table = Table(
         box=box.SIMPLE_HEAD,
@@ -158,6 +158,6 @@ def _pairs(rows: Sequence[tuple[str, str]]) -> Table:
 
 
 def _console(*, stderr: bool = False) -> Console:
-    """Nothing in a path or a name is taken for a number, an emoji or a colour."""
+    """A console that takes nothing in a path or a name for a number, an emoji or a colour."""
     console = Console(stderr=stderr, highlight=False, emoji=False)
     return console if console.is_terminal else Console(stderr=stderr, highlight=False, emoji=False, width=PIPE_WIDTH)

@@ -1,10 +1,10 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`hf-gr recommend`: a table of users to a table of items, by `hf_gr.recommend`, whose options are its options.
+"""`hf-gr recommend`: from a table of users to a table of items. Takes the options of `hf_gr.recommend`.
 
 Exit codes: 0 all rows, 1 refused or stopped (what is finished is kept), 3 finished, with skipped rows, 130
-interrupted. Of several processes the first alone has code 3: launchers (torch's, and so Accelerate's) take any other
-code than 0 for a failure, end what is still there, and end with code 1 themselves.
+interrupted. Of several processes only the first has code 3: launchers (torch's, and so Accelerate's) take any code
+but 0 for a failure, end the other processes, and exit with code 1 themselves.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ SKIPPED = 3  # the exit code of a run that finished with skipped rows; 2 is type
 
 @command(
     output=Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE.parquet", help="What is written.", show_default=False)
+        Path, typer.Option("--output", "-o", metavar="FILE.parquet", help="The file to write.", show_default=False)
     ]
 )
 def recommend(**flags: Any) -> None:
     """Recommend items to every user of a table.
 
     Writes a Parquet file with a row for every user, in their order: the user, items (ids, best first) and scores.
-    Killed or interrupted, the same command goes on where it stopped. Under `accelerate launch -m hf_gr.cli recommend
-    ...` it runs on all devices. Exit code 0: all rows; 1: refused or stopped, what is finished is kept; 2: an option
-    is wrong; 3: finished, with skipped rows; 130: interrupted. Under a launcher that starts several processes all but
-    0 become its own, 1.
+    After a kill or an interruption, the same command continues where it stopped. Under `accelerate launch -m hf_gr.cli
+    recommend ...` it runs on all devices. Exit code 0: all rows; 1: refused or stopped, what is finished is kept; 2:
+    an option is wrong; 3: finished, with skipped rows; 130: interrupted. A launcher of several processes turns all
+    codes but 0 into 1.
     """
     start = perf_counter()
     with errors_on_one_line("recommend"):
@@ -58,7 +58,7 @@ def is_main() -> bool:
 
 
 def quiet_libraries() -> None:
-    """No bars of transformers' beside ours, and no words of several processes at once."""
+    """Silence transformers' progress bars, and messages from all processes but the first."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -68,7 +68,7 @@ def quiet_libraries() -> None:
 
 @contextmanager
 def errors_on_one_line(command: str) -> Iterator[None]:
-    """What a user can mend ends the program with one line; whatever else, with a traceback to report."""
+    """End the program with one line for errors that a user can fix; others keep their traceback to report."""
     import torch
 
     try:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def print_recommended(made: Recommended, seconds: float) -> None:
-    """What was written, and what was not."""
+    """Print what was written, and what was skipped."""
     console = Console()
     answered = made.num_rows - made.num_skipped
     console.print(

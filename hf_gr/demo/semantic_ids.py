@@ -19,14 +19,14 @@ from .data import MovieLens
 def film_features(
     films: MovieLens, train: Sequence[np.ndarray], *, num_factors: int = 32, window: int = 5, seed: int = 0
 ) -> np.ndarray:
-    """`[N, D]` features of the films: what they are, and who watched them next to what.
+    """`[N, D]` features of the films: their content, and which films users watched next to them.
 
     Content is the genres, the decade and the words of the title; behaviour is `neighbour_factors`. Each block is
-    scaled to the same total variance times its weight, so that none wins by having more columns.
+    scaled to the same total variance times its weight, so that none dominates by having more columns.
 
     Args:
         films: The films.
-        train: Histories *without* the held-out films: a code must not know what it will be asked.
+        train: Histories *without* the held-out films: codes must not leak the targets.
         num_factors: Columns of the behaviour block.
         window: Films at most this far apart in a history count as neighbours.
         seed: Seed of the singular value decompositions.
@@ -74,8 +74,7 @@ def neighbour_factors(
 def residual_kmeans(features: np.ndarray, *, num_levels: int, num_codes: int, seed: int = 0) -> np.ndarray:
     """`[N, num_levels + 1]` codes, unique by row.
 
-    Level by level, k-means of what the levels before left unexplained; the last code counts the films that share all
-    the others.
+    Each level is k-means of the residuals of the levels before; the last code counts the films that share all others.
     """
     from sklearn.cluster import KMeans
 

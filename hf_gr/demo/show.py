@@ -26,7 +26,7 @@ SHOWN_FILMS = 5  # films of a history and of a list
 
 @contextmanager
 def progress_bar(console: Console, title: str, *, total: float) -> Iterator[Callable[[float], None]]:
-    """A bar; call what it gives with the amount that was done since the last call."""
+    """A bar; yields a function to call with the amount done since the last call."""
     with _bar(console) as bar:
         task = bar.add_task(title, total=total, note="")
         yield lambda amount: bar.advance(task, amount)
@@ -34,7 +34,7 @@ def progress_bar(console: Console, title: str, *, total: float) -> Iterator[Call
 
 @contextmanager
 def training_bar(console: Console) -> Iterator[Callable[[float, float], None]]:
-    """A bar; call what it gives with the share that is done and the loss."""
+    """A bar; yields a function to call with the share that is done and the loss."""
     with _bar(console) as bar:
         task = bar.add_task("training", total=1.0, note="")
 
@@ -58,7 +58,7 @@ def _bar(console: Console) -> Progress:
 
 
 def print_data(console: Console, films: MovieLens) -> None:
-    """What the data is, and how it is used."""
+    """Print what the data is, and how it is used."""
     ratings = sum(len(history) for history in films.histories)
     console.print(
         f"[bold]Data[/]: MovieLens-latest-small, {len(films):,} films, {len(films.histories):,} users, "
@@ -68,7 +68,7 @@ def print_data(console: Console, films: MovieLens) -> None:
 
 
 def print_semantic_ids(console: Console, semantic_ids: SemanticIds) -> None:
-    """How films became tokens."""
+    """Print how films became tokens."""
     shared = int((semantic_ids.codes[:, -1] > 0).sum())
     console.print(
         f"[bold]Semantic ids[/]: {semantic_ids.num_levels} tokens a film, codes of the levels "
@@ -80,7 +80,7 @@ def print_semantic_ids(console: Console, semantic_ids: SemanticIds) -> None:
 def print_recommender(
     console: Console, model: Any, index: ConstraintIndex, folder: Path, trained_seconds: float | None
 ) -> None:
-    """What recommends, and where it is."""
+    """Print the model, and its folder."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
     origin = "from an earlier run" if trained_seconds is None else f"trained in {trained_seconds:.0f} s"
     console.print(f"[bold]Model[/]: {type(model).__name__}, {parameters:,} parameters, {origin}.")
@@ -91,7 +91,7 @@ def print_recommender(
 def print_users(
     console: Console, films: MovieLens, split: Split, lists: Sequence[Sequence[int]], *, num_users: int, seed: int
 ) -> None:
-    """Some users, drawn at random: what they watched, what is recommended, and what they watched next."""
+    """Print some random users: what they watched, what is recommended, and what they watched next."""
     chosen = np.random.default_rng(seed).permutation(len(lists))[:num_users]
     for user in sorted(chosen.tolist()):
         target = int(split.targets[user])

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains the demo's recommender: a small Qwen3 that reads histories as semantic-id tokens. Knows no films.
 
-A history is the tokens of its films one after another; transformers' own `Trainer` teaches the model to predict every
-next token of a window of it. Nothing here is particular to hf_gr: any causal language model would do.
+A history is the concatenated tokens of its films; transformers' own `Trainer` teaches the model to predict every next
+token of a window of it. Nothing here is specific to hf_gr: any causal language model would do.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class TrainSettings:
         hidden_size: Width of the model.
         intermediate_size: Width of its feed-forward blocks.
         num_layers: Depth of the model.
-        num_heads: Attention heads of a layer.
+        num_heads: Attention heads per layer.
         window: Films of a training window; a prompt is one film shorter, which leaves room for the answer.
-        batch_size: Windows of a step.
-        num_steps: Steps of the training.
+        batch_size: Windows per step.
+        num_steps: Training steps.
         learning_rate: The largest learning rate, reached after the warm-up.
-        max_seconds: The training ends after this long, however many steps are left.
+        max_seconds: Training ends after this time, even if steps are left.
     """
 
     hidden_size: int = 128
@@ -58,11 +58,11 @@ class TrainSettings:
 
 
 class HistoryWindows(Dataset):
-    """Windows of histories, drawn anew every time they are asked for. Seeded; read by one process.
+    """Windows of histories, drawn again at every access. Seeded; read by one process.
 
-    A history of n films gives n / window windows a pass. They start at random places, so that over the passes every
-    film is predicted from contexts of every length. Windows that would reach over an end of the history are moved to
-    it, so that the first and the last films come up as often as the others.
+    A history of n films gives n / window windows per pass. They start at random positions, so that over the passes
+    every film is predicted from contexts of every length. Windows that would cross an end of the history are moved to
+    it, so that the first and the last films occur as often as the others.
     """
 
     def __init__(self, histories: Sequence[np.ndarray], item_tokens: np.ndarray, *, window: int, seed: int) -> None:
@@ -72,7 +72,7 @@ class HistoryWindows(Dataset):
             histories: U arrays of film numbers, oldest first.
             item_tokens: `[N, L]` tokens of every film.
             window: Films of a window.
-            seed: Seed of the places where windows start.
+            seed: Seed of the windows' starts.
         """
         self.histories = histories
         self.item_tokens = item_tokens
@@ -178,10 +178,10 @@ def train_model(
 
 
 class Schedule:
-    """How far the training is: by steps, or by the clock if that runs out first.
+    """Progress of the training: by steps, or by the clock if that runs out first.
 
-    The learning rate follows whichever is further, so that a slow machine gets a shorter training that is complete in
-    itself, not the first part of a longer one.
+    The learning rate follows whichever is further, so a slow machine gets a shorter but complete schedule, not the
+    first part of a longer one.
     """
 
     def __init__(self, settings: TrainSettings, clock: Callable[[], float] = time.monotonic) -> None:

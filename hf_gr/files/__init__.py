@@ -1,3 +1,3 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is on disk and on the Hub: pairs of JSON and safetensors, cards, tables. Knows no catalogue, no framework."""
+"""Files on disk and on the Hub: pairs of JSON and safetensors, cards, tables. Knows no catalogue, no framework."""

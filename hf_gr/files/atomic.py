@@ -1,8 +1,8 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Files and folders that take their names when all of them is on the disk. Knows nothing of what is in them.
+"""Atomic writes: files and folders get their names once all data is on disk. Knows nothing of the contents.
 
-Whatever is interrupted, by an error, a kill or a power failure, each name stands for the old content or for the new.
+After an error, a kill or a power failure, each name holds either the old content or the new.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import safetensors
 
 
 def make_folder(directory: Path) -> None:
-    """Make the folder that something is saved to, unless it is there.
+    """Create the folder to save to, unless it exists.
 
     Raises:
-        ValueError: a file in its place.
+        ValueError: a file has that name.
     """
     if directory.exists() and not directory.is_dir():
         raise ValueError(f"save_directory={str(directory)!r} is a file, expected a folder: name another one")
@@ -30,12 +30,12 @@ def make_folder(directory: Path) -> None:
 
 @contextmanager
 def replaced_file(path: Path, *, temporary: Path | None = None) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` when the block ends, and is removed if it does not come to that.
+    """A file that replaces `path` when the block ends, and is removed if the block fails.
 
     Args:
-        path: its name, in a folder that is there.
-        temporary: its name until then; by default one of this process, so that several may write at once. A kill
-            leaves it: the caller removes it, or writes over it the next time.
+        path: its name, in an existing folder.
+        temporary: its name until then; by default unique to this process, so that several may write at once. The file
+            survives a kill: the caller removes it, or overwrites it the next time.
     """
     temporary = temporary or path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -52,15 +52,15 @@ def replaced_file(path: Path, *, temporary: Path | None = None) -> Iterator[Bina
 
 @contextmanager
 def replaced_files(directory: Path, *, prefix: str, first: Sequence[str] = ()) -> Iterator[Path]:
-    """A folder to write into, whose files take the place of those in `directory` when the block ends.
+    """A folder to write into, whose files replace those in `directory` when the block ends.
 
-    All of them are on the disk before the first one is replaced; until then the old ones are untouched. They have the
-    modes of other new files, also where a library makes files for their owner alone.
+    All of them are on disk before the first one is replaced; until then the old ones are untouched. They get the usual
+    modes of new files, even if a library creates files that only their owner can read.
 
     Args:
-        directory: a folder that is there.
+        directory: an existing folder.
         prefix: of the temporary folder's name, inside `directory`.
-        first: files that are replaced before all others, in this order; the rest follows by name.
+        first: files to replace before all others, in this order; the rest follow by name.
     """
     with tempfile.TemporaryDirectory(prefix=prefix, dir=directory) as temporary:
         work = Path(temporary)
@@ -79,9 +79,9 @@ def replaced_files(directory: Path, *, prefix: str, first: Sequence[str] = ()) -
 
 @contextmanager
 def replaced_folder(target: Path) -> Iterator[Path]:
-    """A new folder to write into, which takes the place of `target` when the block ends.
+    """A new folder to write into, which replaces `target` when the block ends.
 
-    Whoever reads `target` finds the old folder, the new one or none, and never half of one.
+    A reader of `target` finds the old folder, the new one or none, never half of one.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=target.parent) as temporary:
@@ -99,7 +99,7 @@ def replaced_folder(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def os_errors(path: Path) -> Iterator[None]:
-    """What safetensors cannot write, such as on a full disk, as the OSError that it is; names `path`."""
+    """Turn a failed write of safetensors, as on a full disk, into an OSError that names `path`."""
     try:
         yield
     except safetensors.SafetensorError as error:
@@ -112,7 +112,7 @@ def _sync(path: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Names are on the disk, too; where a system cannot do that for folders, it is left to it."""
+    """Flush a folder's names to disk, if the system can do that for folders."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Generated model cards, and tags for those of others. Knows what a card says, from facts; no index and no head."""
+"""Generated model cards, and tags for existing ones. Knows what a card says, from facts; no index and no head."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def index_card(summary: Summary, num_codes: Sequence[int], name: str) -> str:
 
 
 def _items(summary: Summary) -> str:
-    """How items are named, and what they share."""
+    """How items are named, and which share a sequence."""
     ids = {"string": "strings", "integer": "integers", "row number": "row numbers"}
     sharing = "No two items share a sequence."
     if summary.num_shared_sequences:
@@ -93,7 +93,7 @@ def _items(summary: Summary) -> str:
 
 
 def _percent(share: float) -> str:
-    """A share that reads 0% or 100% only where it is that."""
+    """A share that reads 0% or 100% only if it is exact."""
     text = f"{share:.0%}"
     return f"{share:.2%}" if text in ("0%", "100%") and share not in (0, 1) else text
 
@@ -145,7 +145,7 @@ Source: Wang et al., *NEZHA: A Zero-sacrifice and Hyperspeed Decoding Architectu
 
 
 def head_card(head: HeadFacts, name: str) -> str:
-    """The card of a draft head that is shared alone.
+    """The card of a draft head that is shared without its model.
 
     Args:
         head: its subject.
@@ -199,7 +199,7 @@ out = model.generate(**inputs, constraint_index=index, drafting="head", num_beam
 {facts}
 """
 
-# What transformers says on the card that it makes where there is none.
+# From the card that transformers writes for a repository without one.
 _TEMPLATE_DESCRIPTION = (
     "This is the model card of a 🤗 transformers model that has been pushed on the Hub. This model card has been "
     "automatically generated."
@@ -229,12 +229,12 @@ def model_card(
         name: what users load it by, such as its repository id.
         architecture: its class in transformers.
         is_encoder_decoder: whether generated sequences begin with a start token instead of the prompt.
-        catalogue: the index that its generation config names, `"."` for the checkpoint itself, or None. A folder of
-            this machine, which means nothing to a reader, is omitted.
+        catalogue: the index that its generation config names, `"."` for the checkpoint itself, or None. A local
+            folder, which means nothing to a reader, is omitted.
         head: its draft head.
         custom_generate: whether it carries `custom_generate/generate.py`.
-        base_model: the repository of the Hub that it was made from, if that is known.
-        tags: beside those that it has anyway.
+        base_model: the Hub repository that it was made from, if known.
+        tags: in addition to those that it has anyway.
     """
     from huggingface_hub import ModelCardData
 
@@ -269,7 +269,7 @@ def model_card(
 
 
 def is_template(text: str) -> bool:
-    """Whether a card is the one that transformers makes for a new repository, with nothing written into it."""
+    """Whether a card is the unedited one that transformers writes for a new repository."""
     from huggingface_hub import ModelCard
 
     card: Any = ModelCard(text)
@@ -286,10 +286,10 @@ def read_tags(text: str) -> list[str]:
 
 
 def tag_card(text: str, tags: Sequence[str]) -> str:
-    """A card with tags that it lacks; whatever it says is kept, and a card that has them all is left as it is.
+    """Add missing tags to a card; its text is kept, and a card that has them all is unchanged.
 
     Args:
-        text: the card, which may have been written by anybody.
+        text: the card, whoever wrote it.
         tags: the tags.
     """
     from huggingface_hub import ModelCard

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two files of a draft head: a JSON that people read and a safetensors that holds everything. Knows no head.
 
-It knows no framework either: what the files need of one, each side brings along. As with an index
-(`hf_gr.files.pairs`), where an interrupted save left texts that differ, that of the tensors holds.
+It knows no framework either: each backend passes in what the files need of its own. As with an index
+(`hf_gr.files.pairs`), if an interrupted save left two different texts, the one in the tensors' file holds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FORMAT_VERSION = 1
 JSON_FILE = "draft_head_config.json"
 TENSORS_FILE = "draft_head.safetensors"
 FILES = (JSON_FILE, TENSORS_FILE)
-PLACEHOLDERS = "placeholder_embeddings"  # `[L, E]`: rows of the model's embeddings, where they are known
+PLACEHOLDERS = "placeholder_embeddings"  # `[L, E]`: rows of the model's embeddings, if known
 
 Tensor = Any  # of a framework
 Head = TypeVar("Head")
@@ -36,11 +36,11 @@ class Framework:
     """What the files need of PyTorch, or of NumPy.
 
     Attributes:
-        name: as safetensors calls it.
-        to_host: a contiguous tensor in the host's memory that shares none with others.
-        save_file: safetensors' own, of tensors by name.
-        type_name: of a tensor, PyTorch's name of its type: the format was defined there.
-        to_bytes: what a contiguous tensor consists of.
+        name: the framework's, as safetensors spells it.
+        to_host: copies to a contiguous tensor in host memory that shares no memory with others.
+        save_file: safetensors' own; takes tensors by name.
+        type_name: PyTorch's name of a tensor's type: the format was defined there.
+        to_bytes: the bytes of a contiguous tensor.
     """
 
     name: str
@@ -59,13 +59,13 @@ def save(
     placeholder_embeddings: Tensor | None = None,
     card: str | None = None,
 ) -> None:
-    """Write both files and, unless the folder has one already, a card: the same bytes whatever the framework.
+    """Write both files and, unless the folder has one already, a card: the same bytes for every framework.
 
-    Everything is written and on the disk before the first file is replaced; until then an older head is untouched.
+    Everything is on disk before the first file is replaced; until then an older head is untouched.
 
     Raises:
-        ValueError: a file in the folder's place.
-        OSError: a file that cannot be written, such as on a full disk.
+        ValueError: a file has the folder's name.
+        OSError: a file cannot be written, for example on a full disk.
     """
     make_folder(directory)
     given = dict(tensors) if placeholder_embeddings is None else {**tensors, PLACEHOLDERS: placeholder_embeddings}
@@ -74,7 +74,7 @@ def save(
     text = paired_files.to_text(description, sort_keys=True)
 
     def write_tensors(path: Path) -> None:
-        # One entry: safetensors writes several in any order, and equal heads are to be equal files.
+        # One entry: safetensors writes several in any order, and equal heads must give equal files.
         framework.save_file(kept, path, metadata={"draft_head": text})
 
     paired_files.write(directory, text, write_tensors, json_file=JSON_FILE, tensors_file=TENSORS_FILE, card=card)
@@ -84,12 +84,12 @@ def load(framework: Framework, directory: Path) -> tuple[dict[str, Any], dict[st
     """Read the config's fields and the tensors.
 
     Raises:
-        ValueError: a file that is missing, cut short, altered, of a newer format, or not safetensors.
+        ValueError: a file is missing, truncated, altered, of a newer format, or not safetensors.
     """
 
     def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         with safetensors.safe_open(path, framework=framework.name) as file:
-            # Copies, so that the file may be replaced while the head is in use.
+            # Copies, so that a save can replace the file while the head is in use.
             tensors = {name: framework.to_host(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
             return file.metadata() or {}, tensors
 
@@ -112,10 +112,10 @@ def load_head(
     directory: Path,
     make: Callable[[DraftHeadConfig, dict[str, Tensor], Tensor | None], Head],
 ) -> Head:
-    """What a side makes of the config, the tensors and the placeholders' embeddings, None where nobody knows them.
+    """Let a backend build a head from the config, the tensors and the placeholders' embeddings (None if unknown).
 
     Raises:
-        ValueError: as `load`; and a config or tensors that are not those of a head.
+        ValueError: as `load`; or the config or the tensors are not those of a head.
     """
     description, tensors = load(framework, directory)
     try:
@@ -138,11 +138,11 @@ def find(source: Source, *, force_download: bool = False) -> Path | None:
 
     Args:
         source: the checkpoint.
-        force_download: download what is cached, too.
+        force_download: download even what is cached.
 
     Raises:
         ValueError: one of the two files is missing.
-        ConnectionError: the Hub does not say whether there is a head.
+        ConnectionError: the Hub does not answer whether there is a head.
     """
     found = dict(zip(FILES, source.find_files(FILES, force_download=force_download), strict=True))
     paths = [path for path in found.values() if path is not None]
@@ -165,7 +165,7 @@ def check_tensors(expected: Mapping[str, Sequence[int]], given: Mapping[str, Ten
         given: what was read.
 
     Raises:
-        ValueError: one that is missing, unknown, or of another shape or kind: codebooks alone are integers.
+        ValueError: one is missing, unknown, or of another shape or kind: only codebooks are integers.
     """
     for name in sorted({*expected, *given}):
         if name not in given:

@@ -28,13 +28,13 @@ class DraftHeadConfig:
         codebook_sizes: T_1 to T_L.
         placeholder_tokens: how a tokenizer spells the placeholders; by default `<SP_1>` to `<SP_L>`.
         placeholder_token_ids: their ids; empty without placeholders.
-        transition: `"rnn"` (the paper's tanh cell), `"gru"`, `"mlp"` (a residual one of two layers), `"add"` (of the
-            token's embedding) or `"none"`.
+        transition: `"rnn"` (the paper's tanh cell), `"gru"`, `"mlp"` (residual, two layers), `"add"` (adds the token's
+            embedding) or `"none"`.
         use_state: whether logits read the state; if not, levels are independent.
-        use_placeholders: whether logits read the placeholders' hidden states; if not, none are put after the prompt.
+        use_placeholders: whether logits read the placeholders' hidden states; if not, the prompt gets none.
 
     Raises:
-        ValueError: a field that is none of those above, or fields that contradict each other.
+        ValueError: a field has another value than those above, or fields contradict each other.
 
     Example:
         >>> config = DraftHeadConfig(hidden_size=64, codebook_sizes=(256, 256, 32), placeholder_token_ids=(9, 10, 11))

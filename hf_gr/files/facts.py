@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What cards and reports tell of a catalogue and of a draft head: numbers and names. Knows neither who counts them.
+"""What cards and reports state about a catalogue and a draft head: numbers and names. Does not know who counts them.
 
 Axes: S sequences, I items.
 """
@@ -14,18 +14,18 @@ from .draft_head_config import DraftHeadConfig
 
 @dataclass(frozen=True)
 class LevelSummary:
-    """One level of the trie: the tokens at one place of the sequences.
+    """One level of the trie: the tokens at one position of the sequences.
 
     Attributes:
         level: its number, from 1.
         nodes: distinct prefixes of this many tokens.
-        mean_children: nodes for each node of the level above that goes on: what a step chooses from, on average.
-        largest_branching: the most nodes that one node of the level above has.
-        forced_share: of the nodes above that go on, the share that leaves no choice, having one child.
-        decided_share: the share of all sequences that this many of their tokens tell from all others.
-        num_ended: sequences whose last token this is.
+        mean_children: nodes per inner node of the level above: the average number of choices in a step.
+        largest_branching: the most children of one node of the level above.
+        forced_share: the share of the inner nodes above that have a single child, so no choice.
+        decided_share: the share of all sequences that this many tokens tell from all others.
+        num_ended: sequences that end at this level.
         token_bytes: memory of the nodes' tokens.
-        offset_bytes: memory of which nodes belong to which of the level above.
+        offset_bytes: memory of the map from nodes of the level above to their children.
     """
 
     level: int
@@ -49,15 +49,15 @@ class Summary:
         num_shared_sequences: sequences with several items.
         num_sharing_items: items on them.
         most_items_of_a_sequence: items on the sequence that has the most.
-        max_length: tokens of the longest sequence, its end token included.
+        max_length: tokens of the longest sequence, including its end token.
         eos_token_id: the end token, or None.
-        max_token_id: the largest token; a model needs a vocabulary beyond it.
-        item_id_type: `"string"`, `"integer"`, or `"row number"` where no ids were given.
-        item_bytes: memory of which items belong to which sequence, and of the order in which they were given.
+        max_token_id: the largest token; a model needs a larger vocabulary.
+        item_id_type: `"string"`, `"integer"`, or `"row number"` if no ids were given.
+        item_bytes: memory of the map from sequences to items, and of the items' original order.
         item_id_bytes: memory of the item ids.
-        nbytes: memory of everything.
-        bytes_per_item: the same for each item.
-        levels: one a token of the longest sequence.
+        nbytes: memory in total.
+        bytes_per_item: `nbytes` per item.
+        levels: one per token of the longest sequence.
     """
 
     num_sequences: int
@@ -82,8 +82,8 @@ class HeadFacts:
 
     Attributes:
         config: its shape.
-        num_parameters: numbers that were trained.
-        dtype: their type, such as `"float32"`.
+        num_parameters: trained parameters.
+        dtype: their dtype, such as `"float32"`.
     """
 
     config: DraftHeadConfig

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Folders from and to the Hub. Knows file names, not what is in them; `huggingface_hub` does the work."""
+"""Folders from and to the Hub. Knows file names, not their contents; `huggingface_hub` does the work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Source:
-    """Where a folder of files is: on this machine, or on the Hub at some revision.
+    """The location of a folder of files: on this machine, or on the Hub at a revision.
 
     Attributes:
         repo_or_dir: a folder, or a repository id such as `"me/recommender"`.
@@ -35,13 +35,13 @@ class Source:
 
     @classmethod
     def of(cls, repo_or_dir: str | Path, arguments: Mapping[str, Any]) -> Source:
-        """The source that some arguments of transformers' `from_pretrained` tell; it takes None for a default."""
+        """The source that arguments of transformers' `from_pretrained` name; None stands for a default."""
         names = [field.name for field in fields(cls)[1:]]
         return cls(repo_or_dir, **{name: arguments[name] for name in names if arguments.get(name) is not None})
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a folder of this machine."""
+        """Whether it is a local folder."""
         return Path(self.repo_or_dir).is_dir()
 
     def at(self, revision: str | None) -> Source:
@@ -49,16 +49,16 @@ class Source:
         return self if revision is None else replace(self, revision=revision)
 
     def elsewhere(self, repo_or_dir: str | Path) -> Source:
-        """Another folder or repository, by the same token, cache and connection."""
+        """Another folder or repository, with the same token, cache and connection."""
         return replace(self, repo_or_dir=repo_or_dir, revision=None, subfolder="")
 
     def resolve_folder(self, files: Sequence[str]) -> Path:
         """The local folder that holds `files`: the folder itself, or a snapshot of the repository.
 
         Raises:
-            ValueError: neither a folder nor a repository id, or a repository that does not exist, is not to be had
+            ValueError: neither a folder nor a repository id, or a repository that does not exist, is not accessible
                 with this token, or lacks a file.
-            ConnectionError: the Hub is not working, or the connection broke, and the cache lacks a file.
+            ConnectionError: the Hub is down, or the connection broke, and the cache lacks a file.
         """
         name, path = str(self.repo_or_dir), Path(self.repo_or_dir)
         if self.is_folder:
@@ -70,21 +70,21 @@ class Source:
         for file in files:
             with _explained(name, file):
                 paths.append(source._download(file))
-            source = source.at(commit_of(paths[-1]))  # all of one commit, whatever is pushed meanwhile
+            source = source.at(commit_of(paths[-1]))  # all of one commit, even if somebody pushes meanwhile
         return paths[0].parent
 
     def find_files(self, files: Sequence[str], *, force_download: bool = False) -> list[Path | None]:
-        """Where each of `files` is, which need not be there; None for those that are not.
+        """The path of each of `files`; None for those that do not exist.
 
-        Where the Hub is not to be asked, what is not in the cache is not there.
+        Offline, a file that is not in the cache does not exist.
 
         Args:
             files: their names.
-            force_download: download what is cached, too.
+            force_download: download even what is cached.
 
         Raises:
-            ValueError: as `resolve_folder`, but for a file that is missing.
-            ConnectionError: likewise. Whether a file is there is then unknown, unless the Hub told so before.
+            ValueError: as `resolve_folder`, except for a missing file.
+            ConnectionError: as `resolve_folder`; unless the Hub has said before whether the file exists.
         """
         import huggingface_hub
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
@@ -102,7 +102,7 @@ class Source:
                         path = source._download(file, force_download=force_download)
                     except LocalEntryNotFoundError:
                         if not is_offline:
-                            raise  # the Hub may have it
+                            raise  # the Hub may have the file
                     except EntryNotFoundError:
                         pass
             found.append(path)
@@ -110,7 +110,7 @@ class Source:
         return found
 
     def find_commit(self, file: str) -> str | None:
-        """The commit that a file in the cache was downloaded from under this revision; None if it is not there."""
+        """The commit of a cached file that was downloaded under this revision; None if it is not cached."""
         cached = self._cached(file)
         return commit_of(cached) if isinstance(cached, str) else None
 
@@ -130,7 +130,7 @@ class Source:
         return Path(path)
 
     def _cached(self, file: str) -> Any:
-        """What the Hub's cache knows of a file: its path, that there is none, or nothing."""
+        """What the Hub's cache knows about a file: its path, that it does not exist, or nothing."""
         import huggingface_hub
 
         path = f"{self.subfolder}/{file}" if self.subfolder else file
@@ -139,7 +139,7 @@ class Source:
         )
 
     def _is_known_to_be_missing(self, file: str) -> bool:
-        """Whether the Hub has told before that this commit has no such file; a branch may have it by now."""
+        """Whether the Hub has said before that this commit has no such file; a branch may have it by now."""
         import huggingface_hub
 
         if self.revision is None or re.fullmatch("[0-9a-f]{40}", self.revision) is None:
@@ -148,18 +148,18 @@ class Source:
 
 
 def commit_of(path: str | Path) -> str | None:
-    """The commit of a file in the Hub's cache, which its path tells; None for other files."""
+    """The commit of a file in the Hub's cache, from its path; None for other files."""
     found = re.search(r"/snapshots/([0-9a-f]{40})/", Path(path).as_posix())
     return None if found is None else found[1]
 
 
 @contextmanager
 def _explained(name: str, file: str) -> Iterator[None]:
-    """The Hub's errors as ours, which say what to do.
+    """Turn the Hub's errors into ours, which say what to do.
 
     Raises:
-        ValueError: what is asked for does not exist, or not for this token.
-        ConnectionError: the Hub is not working, or the connection broke.
+        ValueError: the file or repository does not exist, or not for this token.
+        ConnectionError: the Hub is down, or the connection broke.
     """
     from huggingface_hub.errors import (
         EntryNotFoundError,
@@ -189,12 +189,12 @@ def _explained(name: str, file: str) -> Iterator[None]:
             f"{name!r} is no folder here, and the Hub gives no {file} for such a repository ({_line(error)}): "
             "check the name, revision= and subfolder=, and token= if it is private"
         ) from error
-    except HTTPError as error:  # httpx's or httpx2's, as the Hub's version has it
+    except HTTPError as error:  # of httpx or httpx2, depending on the version of huggingface_hub
         raise _failure(name, file, error) from error
 
 
 def _failure(name: str, file: str, error: BaseException | None) -> Exception:
-    """The error for what the Hub answers instead of a file, or for a connection that broke."""
+    """The error for a Hub that answers without the file, or for a broken connection."""
     if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
         return ValueError(
             f"the Hub refuses {file} of {name!r} ({_line(error)}): check token=, which may be wrong, expired, or of "
@@ -207,7 +207,7 @@ def _failure(name: str, file: str, error: BaseException | None) -> Exception:
 
 
 def _line(error: BaseException | None) -> str:
-    """What the Hub's own library says, on one line, without its advice on HTTP."""
+    """The message of the Hub's own library, on one line, without its advice on HTTP."""
     text = re.sub(r"For more information check: \S+", "", "" if error is None else str(error) or repr(error))
     return " ".join(text.split())
 
@@ -222,18 +222,17 @@ def push_folder(
     commit_message: str,
     create_pr: bool = False,
 ) -> str:
-    """Create the repository if need be, upload what `save(folder, repo_id)` writes, and return the commit's address.
+    """Create the repository if necessary, upload what `save(folder, repo_id)` writes, and return the commit's URL.
 
-    A model card that the repository already has is kept. All files are one commit: until it is made, the repository is
-    as before.
+    An existing model card is kept. All files are one commit: until then, the repository is unchanged.
 
     Args:
         save: writes the files to a folder.
         repo_id: the repository.
-        private: make a private repository; one that is there stays what it is.
+        private: create a private repository; an existing one keeps its visibility.
         token: access token of the Hub; by default the stored one.
-        revision: branch to push to, made if need be, or a pull request such as `"refs/pr/1"`.
-        commit_message: the commit's.
+        revision: branch to push to, created if necessary, or a pull request such as `"refs/pr/1"`.
+        commit_message: of the commit.
         create_pr: open a pull request instead.
 
     Raises:
@@ -243,10 +242,10 @@ def push_folder(
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        save(folder, repo_id)  # first of all: what cannot be saved makes no repository
+        save(folder, repo_id)  # first: what cannot be saved creates no repository
         api = HfApi(token=token)
         full_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-        if full_id != repo_id:  # the Hub put the user's name before it
+        if full_id != repo_id:  # the Hub prepended the user's name
             (folder / "README.md").unlink()
             save(folder, full_id)
         if revision is not None and not create_pr and not revision.startswith("refs/"):  # as of a pull request
@@ -261,9 +260,9 @@ def push_folder(
                 create_pr=create_pr,
                 ignore_patterns=kept,
             )
-        except RuntimeError as error:  # of a large file; its cause says more
+        except RuntimeError as error:  # for a large file; its cause says more
             raise ConnectionError(
                 f"{full_id} is as before, as a file did not get there ({_line(error)} {_line(error.__cause__)}): push "
-                "again, which uploads only what is not there yet"
+                "again, which uploads only what is missing"
             ) from error
     return commit.commit_url

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The three methods of what is saved as a folder of files. Knows neither the files' format nor how the Hub works."""
+"""The three methods of objects saved as a folder of files. Knows neither the files' format nor how the Hub works."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any, TypedDict, TypeVar, Unpack
 
 from .hub import Source, push_folder
 
-Saved = TypeVar("Saved", bound="HubMixin")  # not `Self`, which beartype takes of whole classes alone
+Saved = TypeVar("Saved", bound="HubMixin")  # not `Self`, which beartype accepts only on whole classes
 
 
 class Where(TypedDict, total=False):
-    """The keyword arguments of `from_pretrained` that tell where to load from; `Source` says what they mean."""
+    """The keyword arguments of `from_pretrained` that say where to load from; `Source` documents them."""
 
     revision: str | None
     token: str | bool | None
@@ -29,7 +29,7 @@ class Where(TypedDict, total=False):
 
 
 class Upload(TypedDict, total=False):
-    """The keyword arguments of `push_to_hub`; `push_folder` says what they mean."""
+    """The keyword arguments of `push_to_hub`; `push_folder` documents them."""
 
     private: bool | None
     token: str | bool | None
@@ -39,15 +39,15 @@ class Upload(TypedDict, total=False):
 
 
 class HubMixin:
-    """`save_pretrained`, `from_pretrained` and `push_to_hub` of what is saved as a folder of files.
+    """`save_pretrained`, `from_pretrained` and `push_to_hub` of objects saved as a folder of files.
 
-    A class gives `_save` and `_from_folder`. The methods of the class have the keyword arguments of `Where` and
-    `Upload` in their signatures and docstrings, as if they were written out, and speak of what the class is.
+    A class provides `_save` and `_from_folder`. Signatures and docstrings of its methods spell out the keyword
+    arguments of `Where` and `Upload`, and name the class's kind of object.
 
     Args:
-        what: what the class is, such as `"draft head"`; empty for a class that merely extends another one.
+        what: the kind of object, such as `"draft head"`; empty for a class that merely extends another one.
         files: the names of its files.
-        saves: what saving does beyond writing them: a sentence of the docstring.
+        saves: what saving does beyond writing them: a sentence for the docstring.
     """
 
     _what = ""
@@ -64,16 +64,16 @@ class HubMixin:
                 setattr(cls, name, _spelled_out(inspect.getattr_static(cls, name), words))
 
     def save_pretrained(self, save_directory: str | Path) -> None:
-        """Write {files} and, where there is none yet, a model card.
+        """Write {files} and, if there is none yet, a model card.
 
         {saves}
-        A save that is interrupted leaves the previous {what} readable.
+        An interrupted save leaves the previous {what} readable.
 
         Args:
-            save_directory: a folder, made if need be; that of a model makes a checkpoint that carries its {what}.
+            save_directory: a folder, created if necessary; that of a model makes a checkpoint that carries its {what}.
 
         Raises:
-            ValueError: a file in the folder's place, an index of which no item is left, or a head whose model is gone.
+            ValueError: a file has the folder's name, no item is left in the index, or the head's model is gone.
             OSError: the disk is full or read-only; the previous {what} is still readable.
         """
         directory = Path(save_directory)
@@ -88,31 +88,31 @@ class HubMixin:
             **where: revision, token, cache and subfolder: see `hf_gr.files.hub.Source`.
 
         Returns:
-            What was saved: parameters in their dtype, and a module of PyTorch in evaluation mode.
+            What was saved: parameters in their dtype, and a PyTorch module in evaluation mode.
 
         Raises:
-            ValueError: a file that is missing, cut short, altered, of a newer format, or no safetensors file (never
-                unpickled), or tensors that do not fit the config; a repository that is not there, or not for this
+            ValueError: a file that is missing, truncated, altered, of a newer format, or not safetensors (never
+                unpickled); tensors that do not fit the config; a repository that does not exist, or not for this
                 token.
-            ConnectionError: the Hub is not working, or the connection broke; nothing is kept of a file that broke off.
+            ConnectionError: the Hub is down, or the connection broke; nothing is kept of a file that broke off.
         """
         return cls._from_folder(Source(repo_or_dir, **where).resolve_folder(cls._files))
 
     def push_to_hub(self, repo_id: str, **upload: Unpack[Upload]) -> str:
-        """Upload the {what} to a repository of the Hub, which is created if need be; an existing model card is kept.
+        """Upload the {what} to a Hub repository, created if necessary; an existing model card is kept.
 
         Args:
-            repo_id: the repository, such as `"me/recommender"`; without a user's name it is yours.
+            repo_id: the repository, such as `"me/recommender"`; without a user's name it is your own.
             **upload: visibility, token, revision and message: see `hf_gr.files.hub.push_folder`.
 
         Returns:
-            The commit's URL. All files are one commit: whatever fails, the repository is as before, and pushing
-            again uploads only what is not there yet.
+            The commit's URL. All files are one commit: if anything fails, the repository is unchanged, and pushing
+            again uploads only what is missing.
 
         Raises:
-            ValueError: it cannot be saved; no repository is made then.
-            ConnectionError: a file did not get there.
-            huggingface_hub.errors.HTTPError: the Hub refuses, or is not working.
+            ValueError: it cannot be saved; no repository is created then.
+            ConnectionError: a file could not be uploaded.
+            huggingface_hub.errors.HTTPError: the Hub refuses, or is down.
         """
         return self._push(repo_id, upload)
 
@@ -122,7 +122,7 @@ class HubMixin:
         return push_folder(lambda folder, name: self._save(folder, name=name, **options), repo_id, **upload)
 
     def _save(self, directory: Path, *, name: str) -> None:
-        """Save under the name by which the card tells users to load it."""
+        """Save; the card tells users to load it by this name."""
         raise NotImplementedError
 
     @classmethod
@@ -132,7 +132,7 @@ class HubMixin:
 
 
 def _spelled_out(method: Any, words: Mapping[str, str]) -> Any:
-    """A copy of a method for one class, its words in the docstring and `**where` or `**upload` written out."""
+    """A copy of a method for one class: docstring filled in, `**where` or `**upload` spelled out."""
     if isinstance(method, classmethod):
         return classmethod(_spelled_out(method.__func__, words))
     code, at_home, name = method.__code__, method.__globals__, method.__name__
@@ -153,7 +153,7 @@ def _spelled_out(method: Any, words: Mapping[str, str]) -> Any:
 
 
 def _keywords_of(receiver: Any, **defaults: str) -> list[inspect.Parameter]:
-    """The parameters of what takes `**where` or `**upload`, as keywords, with a default where it has none."""
+    """The parameters that `**where` or `**upload` stands for, as keywords, each with a default."""
     given = inspect.signature(receiver).parameters.values()
     return [
         each.replace(kind=each.KEYWORD_ONLY, default=defaults.get(each.name, each.default))
@@ -163,7 +163,7 @@ def _keywords_of(receiver: Any, **defaults: str) -> list[inspect.Parameter]:
 
 
 def _told_of(receiver: Any, parameters: Sequence[inspect.Parameter]) -> str:
-    """What a docstring tells of some parameters, indented as in that of a method."""
+    """The entries of some parameters in a docstring, indented for a method's."""
     text = inspect.getdoc(receiver) or ""
     entries = (re.search(rf"^    {each.name}: .*(?:\n     .*)*", text, re.MULTILINE) for each in parameters)
     return "\n".join(entry[0] for entry in entries if entry is not None).replace("\n", "\n        ")

@@ -1,10 +1,10 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A JSON that people read beside a safetensors that holds everything. Knows neither arrays nor what they mean.
+"""A JSON for people beside a safetensors that holds everything. Knows neither arrays nor what they mean.
 
-The safetensors carries the JSON's text in its own header, and each file is replaced in one step: whatever is
-interrupted, what is loaded is the old pair or the new one. The text carries a digest of itself: one that was altered
-is told from one that an interrupted save left behind.
+The safetensors carries the JSON's text in its own header, and each file is replaced in one step: after any
+interruption, loading gives the old pair or the new one. The text carries a digest of itself, which tells an altered
+file from one of an interrupted save.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ def read(
     newest: int,
     fix: str,
 ) -> tuple[dict[str, Any], Tensors]:
-    """Read the description and the tensors; where a save was interrupted between the two files, the tensors' own.
+    """Read the description and the tensors; if a save was interrupted between the two files, the tensors' description.
 
     Args:
-        directory: where the files are.
+        directory: the files' folder.
         read_tensors: reads the metadata and the tensors of a safetensors.
         json_file: the JSON's name.
-        tensors_file: likewise; without its ending it is the metadata's entry with the description, and says what the
+        tensors_file: the safetensors' name; without its suffix, the metadata key of the description, and what the
             files hold.
-        newest: the newest format version that is known.
-        fix: for a file that is missing.
+        newest: the newest known format version.
+        fix: for a missing file.
 
     Raises:
-        ValueError: a file that is missing, cut short, altered, of a newer format, or not safetensors.
+        ValueError: a file is missing, truncated, altered, of a newer format, or not safetensors.
     """
     for name in (json_file, tensors_file):
         if not (directory / name).is_file():
@@ -58,7 +58,7 @@ def read(
     _read_text((directory / json_file).read_bytes(), directory / json_file, what=what, newest=newest)
     try:
         metadata, tensors = read_tensors(path)
-    except Exception as error:  # whatever is wrong with bytes that are no safetensors
+    except Exception as error:  # bytes that are not safetensors fail in many ways
         raise ValueError(
             f"{path} is no safetensors file or is cut short ({error}); hf_gr never unpickles: "
             "download it or save it again"
@@ -73,12 +73,12 @@ def _read_text(text: bytes, path: Path, *, what: str, newest: int) -> dict[str, 
 
     Args:
         text: what was read.
-        path: where, for errors.
-        what: it describes, such as "draft head".
-        newest: the newest format version that is known.
+        path: its file, for errors.
+        what: what it describes, such as "draft head".
+        newest: the newest known format version.
 
     Raises:
-        ValueError: no description, one that was altered, or one of a newer format.
+        ValueError: not a description, an altered one, or one of a newer format.
     """
     try:
         description = json.loads(text)
@@ -107,18 +107,18 @@ def write(
 ) -> None:
     """Write both files and, unless the folder has one already, a card.
 
-    Everything is written and on the disk before the first file is replaced; until then an older pair is untouched.
+    Everything is on disk before the first file is replaced; until then an older pair is untouched.
 
     Args:
-        directory: a folder that is there.
-        text: of the JSON; `write_tensors` puts it into the header, too.
+        directory: an existing folder.
+        text: of the JSON; `write_tensors` also puts it into the header.
         write_tensors: writes the safetensors to a path.
-        json_file: its name.
-        tensors_file: likewise.
+        json_file: the JSON's name.
+        tensors_file: the safetensors' name.
         card: a model card.
 
     Raises:
-        OSError: a file that cannot be written, such as on a full disk.
+        OSError: a file cannot be written, for example on a full disk.
     """
     prefix = f".{Path(tensors_file).stem}-"
     with replaced_files(directory, prefix=prefix, first=(tensors_file, json_file)) as work:
@@ -130,7 +130,7 @@ def write(
 
 
 def altered(path: Path) -> ValueError:
-    """The error of a file that does not have its own digest."""
+    """The error for a file that does not match its own digest."""
     return ValueError(f"{path} was altered after it was saved, expected its own digest: download it or save it again")
 
 

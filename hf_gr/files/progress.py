@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The progress bar of whatever takes long. Knows how much there is and how much is done, and not of what."""
+"""The progress bar of long work. Knows how much there is and how much is done, not what it is."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def progress_bar(
     finished: Callable[[], int] | None = None,
     on_terminals_only: bool = True,
 ) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr, if Rich is there.
+    """A bar on stderr, if Rich is installed.
 
     Args:
         title: what is being done.
-        total: how much there is, None where nobody knows; asked once, and only for a bar that is shown.
-        unit: what is counted, in the plural; sizes are written for people if it is `"bytes"`.
+        total: how much there is, None if unknown; called once, and only for a bar that is shown.
+        unit: what is counted, in the plural; `"bytes"` shows sizes in readable units.
         shown: whether to show it.
-        finished: how much is done already, by other processes or earlier runs, too; asked at the beginning, and again
-            whenever nothing more is told.
-        on_terminals_only: show nothing where stderr is no terminal.
+        finished: how much is done already, including other processes and earlier runs; called at the start, and at
+            every update by 0.
+        on_terminals_only: show nothing if stderr is not a terminal.
 
     Yields:
-        A function that is told how much more is done; 0 to look at what is `finished`, this process's part among it.
+        A function to call with how much more is done; 0 reads `finished` again, which includes this process's part.
     """
     is_seen = sys.stderr is not None and (sys.stderr.isatty() or not on_terminals_only)
     if not (shown and is_seen and find_spec("rich")):

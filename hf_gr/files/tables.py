@@ -1,8 +1,8 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Token sequences and item ids out of Parquet, CSV and JSON lines. Knows no trie; pyarrow does the reading.
+"""Token sequences and item ids from Parquet, CSV and JSON lines. Knows no trie; pyarrow does the reading.
 
-Files are streamed: each batch becomes a compact NumPy array at once, so that memory is little more than the result.
+Files are streamed: each batch becomes a compact NumPy array at once, so memory is little more than the result.
 
 Axes: N rows, T tokens of the longest sequence; a batch has n rows and t tokens in its longest one.
 """
@@ -35,9 +35,9 @@ from .progress import progress_bar
 Array = npt.NDArray[np.integer]
 Format = Literal["parquet", "csv", "jsonl"]
 
-PADDING = -1  # in the tail of a shorter sequence: the catalogue's own, which a test compares
+PADDING = -1  # in the tail of a shorter sequence: equals the catalogue's own, as a test checks
 BATCH_ROWS = 2**17  # of Parquet
-BLOCK_BYTES = 2**20  # of CSV and JSON lines; pyarrow wants a CSV row to take less, and reads 32 blocks ahead
+BLOCK_BYTES = 2**20  # of CSV and JSON lines; pyarrow needs a CSV row to take less, and reads 32 blocks ahead
 SUFFIXES = {"parquet": (".parquet", ".pq"), "csv": (".csv", ".tsv"), "jsonl": (".jsonl", ".ndjson", ".json")}
 CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # of CSV and JSON lines; Parquet compresses inside
 FIXES = {
@@ -47,7 +47,7 @@ FIXES = {
 }
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
-pc: Any = pyarrow.compute  # it makes its functions when it is imported, where no type checker sees them
+pc: Any = pyarrow.compute  # it creates its functions at import, where no type checker sees them
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class Table:
 
     Attributes:
         sequences: `[N, T]` tokens, in the smallest of int16, int32 and int64; the tail of a shorter sequence is -1.
-        item_ids: `[N]` integers, in the smallest of these types, or N strings; None if no column was asked for.
+        item_ids: `[N]` integers, in the smallest of these types, or N strings; None if no column was named.
     """
 
     sequences: Array
@@ -75,25 +75,25 @@ def read_table(
     r"""Read the token sequences and item ids of a catalogue.
 
     Args:
-        path: a file, several files in order, or a folder, whose files of the format are read in the order of their
-            names. CSV and JSON lines may be compressed (`.gz`, `.bz2`, `.zst`).
+        path: a file, several files in order, or a folder, whose files of the format are read in order of name. CSV and
+            JSON lines may be compressed (`.gz`, `.bz2`, `.zst`).
         format: `"parquet"`, `"csv"` or `"jsonl"`.
         sequence: a column of integer lists; in CSV, of texts such as `5 7`, `5,7` or `[5, 7]`. Or several columns of
-            integers, one a level, in which a shorter sequence ends with nulls (in CSV, empty cells; in JSON lines,
-            also keys that are not there).
+            integers, one per level, in which a shorter sequence ends with nulls (in CSV, empty cells; in JSON lines,
+            also missing keys).
         item_id: a column of integers or of strings; None if there is none. CSV has text only: its ids are integers
-            if all of them, in all files, are written like one (`7`, but not `007`).
-        delimiter: what separates the columns of CSV; by default a tab in `.tsv` and a comma elsewhere.
-        progress: show a bar, provided that stderr is a terminal and that rich is installed.
+            if all of them, in all files, look like integers (`7`, but not `007`).
+        delimiter: between the columns of CSV; by default a tab in `.tsv` and a comma elsewhere.
+        progress: show a bar, if stderr is a terminal and rich is installed.
 
     Returns:
         The table, its rows in the order of the files.
 
     Raises:
-        ValueError: a file that is missing, cut short or of another format; a column that is missing or of another
-            type; a sequence that is empty, has a gap or a negative token; an id that is missing or of another type
-            than the first; an integer beyond 64 bits; no row at all. Names file, column, row (from 0 on in each file,
-            the header not counted) and value.
+        ValueError: a file is missing, truncated or of another format; a column is missing or of another type; a
+            sequence is empty, has a gap or a negative token; an id is missing or of another type than the first; an
+            integer exceeds 64 bits; there is no row. Names file, column, row (from 0 in each file, without the
+            header) and value.
 
     Example:
         >>> import tempfile
@@ -126,7 +126,7 @@ def read_table(
     if not len(sequences):
         raise ValueError(f"{_name(files)} has no row, expected at least one: a catalogue needs an item")
     if format == "jsonl" and not is_list and sequences.shape[1] < len(wanted.sequence):
-        key = wanted.sequence[sequences.shape[1]]  # only here: the other formats list their columns
+        key = wanted.sequence[sequences.shape[1]]  # JSON lines only: the other formats list their columns
         raise ValueError(f"{_name(files)} has {key!r} in no row, expected it in some: correct sequence=")
     return Table(sequences, None if item_id is None else ids.finish())
 
@@ -148,7 +148,7 @@ class _Wanted:
         return [*self.sequence] if self.item_id is None else [*self.sequence, self.item_id]
 
     def check(self, file: Path, names: Sequence[str], there: Sequence[str]) -> None:
-        """Refuse a file that does not have each of these names once."""
+        """Raise unless a file has each of these names exactly once."""
         for name in names:
             if there.count(name) != 1:
                 how_many = f"{there.count(name)} columns" if name in there else "no column"
@@ -162,9 +162,9 @@ class _Batch:
     """Some rows of a file, and how an error names them.
 
     Attributes:
-        file: where they are from.
+        file: their file.
         first_row: the number of the first one in the file.
-        columns: what was wanted.
+        columns: the columns to read.
         is_text: whether every cell is text or null, as in CSV.
     """
 
@@ -189,7 +189,7 @@ class _Batch:
 
 
 class _Rows:
-    """`[N, T]` integers that grow in place, and become wider or larger ones when a part needs it."""
+    """`[N, T]` integers that grow in place, with more columns or a larger type when a part needs it."""
 
     def __init__(self) -> None:
         self._array: Array = np.empty((0, 0), dtype=np.int16)
@@ -202,8 +202,8 @@ class _Rows:
         start, end = self._used, self._used + len(part)
         capacity, width = self._array.shape
         if end > capacity:
-            # realloc moves the pages of a large array instead of copying them. Parts that are joined at the end, or an
-            # array of twice the size, would take the memory twice.
+            # realloc moves the pages of a large array instead of copying them. Joining parts at the end, or doubling
+            # the array, would take twice the memory.
             capacity = end + end // 8
             self._array.resize((capacity, width), refcheck=False)
         dtype = np.promote_types(self._array.dtype, part.dtype)
@@ -222,7 +222,7 @@ class _Rows:
 
 
 class _Ids:
-    """Item ids: all integers or all strings. In CSV, integers until the first that is none, then all strings."""
+    """Item ids: all integers or all strings. In CSV, integers until the first other text, then all strings."""
 
     def __init__(self) -> None:
         self._numbers = _Rows()
@@ -257,7 +257,7 @@ def _parse_ids(batch: _Batch, name: str) -> Array | None:
             numbers = column.cast(pa.int64())
         except pa.ArrowInvalid:
             return None
-        if not numbers.cast(pa.string()).equals(column):  # Arrow takes 007 and 0x7 for 7
+        if not numbers.cast(pa.string()).equals(column):  # Arrow reads 007 and 0x7 as 7
             return None
         column = numbers
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
@@ -277,7 +277,7 @@ def _read_sequences(batch: _Batch, wanted: _Wanted) -> Array:
             raise batch.type_error(names[0], expected)
         lengths = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
         ends = np.cumsum(lengths)
-        # flatten() minds the offset of a slice and leaves out null lists, unlike .values
+        # flatten() respects the offset of a slice and omits null lists, unlike .values
         tokens = _read_tokens(batch, names[0], lists.flatten(), lambda at: int(np.searchsorted(ends, at, "right")))
         rows = _pad(tokens, lengths)
     else:
@@ -304,7 +304,7 @@ def _split_texts(batch: _Batch, name: str) -> Any:
 
 
 def _read_tokens(batch: _Batch, name: str, values: Any, row_of: Callable[[int], int]) -> Array:
-    """Tokens, `PADDING` where they are null. `row_of` tells the row in which a value is."""
+    """Tokens, `PADDING` where they are null. `row_of` gives the row of a value."""
     fix = 'write integers (pandas: .astype("Int64")), or name another column with sequence='
     if batch.is_text:
         texts = pc.ascii_trim_whitespace(values)
@@ -347,7 +347,7 @@ def _pad(tokens: Array, lengths: npt.NDArray[np.integer]) -> Array:
 def _read_batches(
     file: Path, format: Format, wanted: _Wanted, delimiter: str | None, advance: Callable[[int], None]
 ) -> Iterator[_Batch]:
-    """The batches of a file that have rows; `advance` is told how many bytes each took."""
+    """The batches of a file that have rows; calls `advance` with the bytes of each."""
     if format == "parquet":
         batches = read_parquet(file, wanted)
     elif format == "csv":
@@ -363,7 +363,7 @@ def _read_batches(
         position = end
 
 
-Batches = Iterator[tuple[pa.RecordBatch, int]]  # and how far in the file, in bytes, each ends
+Batches = Iterator[tuple[pa.RecordBatch, int]]  # and the byte in the file where each ends
 
 
 class Columns(Protocol):
@@ -371,16 +371,16 @@ class Columns(Protocol):
 
     @property
     def names(self) -> list[str]:
-        """The columns, in the order in which they are wanted."""
+        """The columns, in the order to read them."""
         ...
 
     def check(self, file: Path, names: Sequence[str], there: Sequence[str]) -> None:
-        """Refuse a file that has not all of `names` among the columns that are `there`."""
+        """Raise if a file lacks any of `names` among the columns that are `there`."""
         ...
 
 
 def read_parquet(file: Path, wanted: Columns, *, batch_rows: int | None = None) -> Batches:
-    """Batches of some columns of a Parquet file, of `BATCH_ROWS` rows or as many as asked for."""
+    """Batches of some columns of a Parquet file, of `BATCH_ROWS` rows by default."""
     # By default, pyarrow holds the compressed columns of all row groups; without a buffer size, those of one.
     options: Any = {"pre_buffer": False, "buffer_size": BLOCK_BYTES, "page_checksum_verification": True}
     with pyarrow.parquet.ParquetFile(file, **options) as reader:
@@ -397,7 +397,7 @@ def read_csv(file: Path, wanted: Columns, delimiter: str | None) -> Batches:
         delimiter = "\t" if ".tsv" in file.suffixes[-2:] else ","
     read = pyarrow.csv.ReadOptions(block_size=BLOCK_BYTES, use_threads=False)  # with threads, errors name no row
     parse = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-    # Everything as text: a type that pyarrow infers from the first block may not fit the second.
+    # All as text: a type that pyarrow infers from the first block may not fit the second.
     convert = pyarrow.csv.ConvertOptions(
         include_columns=wanted.names,
         column_types=dict.fromkeys(wanted.names, pa.string()),
@@ -416,8 +416,8 @@ def read_csv(file: Path, wanted: Columns, delimiter: str | None) -> Batches:
 
 
 def read_jsonl(file: Path, make_schema: Callable[[int, bytes], pa.Schema]) -> Batches:
-    """Batches of a file of JSON lines; `make_schema` is given the first line, and its number from 0."""
-    # Not pyarrow's open_json, which does not tell the line of an error and is not in pyarrow 18.
+    """Batches of a file of JSON lines; `make_schema` gets the first line, and its number from 0."""
+    # Not pyarrow's open_json, which does not report the line of an error and is not in pyarrow 18.
     schema, num_lines = None, 0
     with open_file(file) as (raw, stream):
         for block in _read_lines(stream):
@@ -439,12 +439,12 @@ def read_jsonl(file: Path, make_schema: Callable[[int, bytes], pa.Schema]) -> Ba
 
 
 def _json_schema(file: Path, number: int, line: bytes, wanted: _Wanted) -> pa.Schema:
-    """The types of the wanted columns; only the first line tells whether ids are integers or strings."""
+    """The types of the columns to read; the first line decides whether ids are integers or strings."""
     types: dict[str, pa.DataType] = dict.fromkeys(wanted.names, pa.int64())
     if wanted.is_list:
         types[wanted.sequence[0]] = pa.list_(pa.int64())
     first = read_object(file, number, line, pa.schema(types))
-    # The first line may be of a short sequence, and lack the keys of further levels.
+    # The first line may have a short sequence, and lack the keys of deeper levels.
     wanted.check(file, [wanted.sequence[0], *wanted.names[len(wanted.sequence) :]], list(first))
     if wanted.item_id is not None and isinstance(first[wanted.item_id], str):
         types[wanted.item_id] = pa.string()
@@ -464,7 +464,7 @@ def read_object(file: Path, number: int, line: bytes, schema: pa.Schema) -> dict
 
 def _parse_json(block: bytes, schema: pa.Schema) -> pa.Table:
     parse = pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
-    read = pyarrow.json.ReadOptions(block_size=len(block) + 1)  # or a line may be longer than pyarrow's block
+    read = pyarrow.json.ReadOptions(block_size=len(block) + 1)  # else a line may be longer than pyarrow's block
     return pyarrow.json.read_json(pa.BufferReader(block), read_options=read, parse_options=parse)
 
 
@@ -474,7 +474,7 @@ def _line_error(file: Path, number: int, line: bytes, schema: pa.Schema, reason:
         {name: cells.get(kind, [5, 7]) for name, kind in zip(schema.names, schema.types, strict=True)}
     )
     found = shorten(line.decode(errors="replace"))
-    reason = str(reason).partition(" in row ")[0]  # a row of what was parsed, not of the file
+    reason = str(reason).partition(" in row ")[0]  # counted in the parsed text, not in the file
     return ValueError(
         f"{file}, line {number + 1} is {found}, expected an object such as {example} ({reason}): correct it"
     )
@@ -493,7 +493,7 @@ def _read_lines(stream: Any) -> Iterator[bytes]:
 
 @contextmanager
 def open_file(file: Path) -> Iterator[tuple[Any, Any]]:
-    """A file, whose position is how far one has read, and its text, decompressed."""
+    """A file, whose position shows how much has been read, and its decompressed text."""
     codec = CODECS.get(file.suffix.lower())
     with pa.OSFile(str(file), "rb") as raw:
         if codec is None:
@@ -504,7 +504,7 @@ def open_file(file: Path) -> Iterator[tuple[Any, Any]]:
 
 
 def first_failure(items: Any, parse: Callable[[Any], object]) -> int:
-    """The first of some items without which `parse` does not fail, in few calls."""
+    """The first item that makes `parse` fail, found in few calls."""
 
     def fails(end: int) -> bool:
         try:
@@ -522,7 +522,7 @@ def list_files(path: str | PathLike[str] | Sequence[str | PathLike[str]], format
     files: list[Path] = []
     for entry in map(Path, [path] if isinstance(path, (str, PathLike)) else path):
         if entry.is_dir():
-            # Spark and macOS put files beside the data, whose names begin with these signs.
+            # Spark and macOS put other files beside the data; their names begin with these characters.
             names = [file for file in entry.iterdir() if not file.name.startswith((".", "_"))]
             found = sorted(file for file in names if file.name.lower().endswith(suffixes))
             if not found:
@@ -539,7 +539,7 @@ def list_files(path: str | PathLike[str] | Sequence[str | PathLike[str]], format
 
 
 def shorten(value: object) -> str:
-    """A value as an error shows it."""
+    """A value, shortened for an error."""
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:100]}..."
 

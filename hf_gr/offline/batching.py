@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of prompts of several lengths, with little padding. Knows lengths only."""
+"""Batches of prompts of different lengths, with little padding. Knows lengths only."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def make_batches(lengths: Sequence[int], *, token_budget: int, tokens_ahead: int
     """Divide prompts into batches of similar lengths, as large as a budget of tokens allows.
 
     A batch of B prompts, the longest of P tokens, costs `B * (P + tokens_ahead)`, padding included. Prompts are sorted
-    by length and cut greedily, the longest first: what does not fit a device fails at once, and not after hours.
+    by length and cut greedily, the longest first: a batch that does not fit a device fails at once, not after hours.
 
     Args:
         lengths: tokens of every prompt.
         token_budget: the most that a batch may cost; a single prompt may cost more, and is a batch of its own.
-        tokens_ahead: what is generated for a prompt: beams times the levels behind the first.
+        tokens_ahead: generated for a prompt: beams times the levels after the first.
 
     Returns:
         Rows of `lengths`, each once, by batch. The same lengths give the same batches.

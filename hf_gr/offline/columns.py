@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which columns a table of users has, by what they mean. Knows no file and no row; imports nothing that is slow."""
+"""The columns of a table of users, by meaning. Knows no file and no row; imports nothing slow."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class UserColumns:
-    """The columns that are read, by what they mean; None for what there is not.
+    """The columns to read, by meaning; None for those that do not exist.
 
     Attributes:
         history: lists of item ids, oldest first.
-        tokens: lists of token ids: the prompt as it is.
+        tokens: lists of token ids: the prompt itself.
         text: the prompt as a text.
-        user: who it is, of any type; the row number without it.
-        exclude: lists of ids of items that the user must not be answered with.
-        filter: lists of ids of the only items that the user may be answered with; null for any.
+        user: the user's id, of any type; by default the row number.
+        exclude: lists of ids of items that must not be recommended to the user.
+        filter: lists of ids of the only items that may be recommended to the user; null for any.
         target: the item that came next, or a list of them.
-        group: a part of the users, such as a country.
+        group: the user's group, such as a country.
         is_new: whether the target is a new item.
     """
 
@@ -46,16 +46,16 @@ class UserColumns:
 
     @property
     def by_role(self) -> dict[str, str]:
-        """What each column means, and its name."""
+        """The meaning of each column, and its name."""
         return {role: name for role, name in asdict(self).items() if name is not None}
 
     @property
     def names(self) -> list[str]:
-        """The columns, each once: the history may be what is excluded, too."""
+        """The columns, each once: the history may also be the column to exclude."""
         return list(dict.fromkeys(self.by_role.values()))
 
     def check(self, file: Path, names: Sequence[str], there: Sequence[str]) -> None:
-        """Refuse a file that does not have each of these columns once."""
+        """Raise unless a file has each of these columns exactly once."""
         for name in names:
             if there.count(name) != 1:
                 role = next(role for role, column in self.by_role.items() if column == name)

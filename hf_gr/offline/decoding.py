@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to answers: batches for `model.generate`, and items out of its sequences. Knows no files."""
+"""From requests to answers: batches for `model.generate`, and items from its sequences. Knows no files."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .batching import make_batches
 from .loading import input_device
 from .prompts import Request
 
-MOST_VIEWS = 64  # filters that are kept for later rows: most tables have few distinct ones
+MOST_VIEWS = 64  # filters kept for later rows: most tables have few distinct ones
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What one request is answered with, best first: `[k]` items and their scores, k at most `top_k`.
+    """The answer to one request, best first: `[k]` items and their scores, k at most `top_k`.
 
-    `is_broken` tells that there are none though some are allowed: the model's scores are no numbers.
+    `is_broken`: there are none although some are allowed, since the model's scores are not numbers.
     """
 
     items: list[Any]
@@ -41,8 +41,8 @@ class Decoder:
 
     Attributes:
         model: with `GRGenerationMixin`, in evaluation mode.
-        index: the catalogue, of one moment.
-        top_k: items of an answer.
+        index: the catalogue, a snapshot.
+        top_k: items per answer.
         num_beams: of the search.
         token_budget: see `make_batches`.
         options: further arguments of `generate`.
@@ -59,7 +59,7 @@ class Decoder:
     def answer_all(
         self, requests: Sequence[Request], on_progress: Callable[[int], None] = lambda num_rows: None
     ) -> list[Answer]:
-        """Answers in the order of the requests; `on_progress` is told how many more are there."""
+        """Answers in the order of the requests; `on_progress` gets the number of new ones."""
         answers: dict[int, Answer] = {}
         for batch in self.batches(requests):
             for number, answer in zip(batch, self.answer([requests[number] for number in batch]), strict=True):
@@ -68,7 +68,7 @@ class Decoder:
         return [answers[number] for number in range(len(requests))]
 
     def batches(self, requests: Sequence[Request]) -> list[list[int]]:
-        """The numbers of the requests that are answered together."""
+        """The numbers of the requests to answer together."""
         return make_batches(
             [len(request.tokens) for request in requests],
             token_budget=self.token_budget,
@@ -103,14 +103,14 @@ class Decoder:
         return answers
 
     def option(self, name: str) -> Any:
-        """An option of `generate`: of this call, of the config it is given, else the checkpoint's."""
+        """An option of `generate`: from this call, else the config passed to it, else the checkpoint's."""
         if name in self.options:
             return self.options[name]
         own = getattr(self.options.get("generation_config"), name, None)
         return getattr(self.model.generation_config, name, None) if own is None else own
 
     def prompts(self, batch: Sequence[Request]) -> dict[str, torch.Tensor]:
-        """`input_ids` and `attention_mask` `[B, P]`: decoders want padding on the left, encoders on the right."""
+        """`input_ids` and `attention_mask` `[B, P]`: decoders need padding on the left, encoders on the right."""
         side = padding_side(is_encoder_decoder=self.model.config.is_encoder_decoder)
         fill = max(fill_token(self.model.generation_config), 0)
         input_ids, mask = map(torch.from_numpy, pad([request.tokens for request in batch], fill, side=side))
@@ -129,11 +129,11 @@ class Decoder:
         return self._views[key]
 
     def _best_of(self, request: Request, found: Sequence[Sequence[Any]], scores: Sequence[float]) -> Answer:
-        """The items of `top_k` sequences, by sequence, that a request may be answered with: as many at most."""
+        """The items allowed for a request, from `top_k` sequences in order: `top_k` at most."""
         exclude, allowed = set(request.exclude), None if request.allowed is None else set(request.allowed)
         best: dict[Any, float] = {}
         for items, score in zip(found, scores, strict=True):
-            for item in items if score > -math.inf else ():  # several where items share a sequence
+            for item in items if score > -math.inf else ():  # several if items share a sequence
                 if item not in exclude and (allowed is None or item in allowed):
                     best.setdefault(item, score)
         kept = list(best)[: self.top_k]

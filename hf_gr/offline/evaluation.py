@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`evaluate`: how good and how fast recommendations are, for one number of beams or several.
 
-Rows come from the same code as `recommend`'s, over the same processes; what is counted here is counted by the first.
+Rows come from the same code as `recommend`'s, over the same processes; only the first process counts.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from .users import Paths, Users
 
 @dataclass(frozen=True)
 class BeamResult:
-    """What one number of beams gives.
+    """The results for one number of beams.
 
     Attributes:
         num_beams: of the search.
         num_users: users that were evaluated.
-        num_skipped: rows that could not be answered, which count nowhere.
+        num_skipped: rows that could not be answered; they count nowhere.
         metrics: by name, over all users: see `RankingTotals`.
         groups: the same by group, with `num_users`; empty without a column of groups.
-        new_items: the same over the users whose target is a new item; empty where none was named.
-        coverage: the share of the catalogue's items that are recommended to somebody.
-        filled: the share of the places of all lists that hold an item; less than 1 where filters leave too few.
-        invalid: the share of recommended items that the catalogue does not have: 0, and counted all the same.
+        new_items: the same over the users whose target is a new item; empty if no new items were named.
+        coverage: the share of the catalogue's items that are recommended to at least one user.
+        filled: the share of list positions that hold an item; less than 1 if filters leave too few.
+        invalid: the share of recommended items that the catalogue does not have: always 0, but counted.
         unconstrained_invalid: the share of beams that are no item when the same model generates freely, over a sample.
-        latency_seconds: mean time until one user alone is answered, over a sample.
-        users_per_second: of all processes together, in batches.
+        latency_seconds: mean time to answer one user alone, over a sample.
+        users_per_second: throughput of all processes together, in batches.
     """
 
     num_beams: int
@@ -63,12 +63,12 @@ class BeamResult:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What `evaluate` found, by number of beams in the order in which they were asked for.
+    """The results of `evaluate`, by number of beams in the order of the argument.
 
     Attributes:
         cutoffs: the K of the metrics.
         results: one for each number of beams.
-        hardware: what it ran on.
+        hardware: the devices used.
     """
 
     cutoffs: tuple[int, ...]
@@ -84,9 +84,8 @@ class Evaluation:
 def evaluate(model: Any, users: Paths, **options: Any) -> Evaluation:
     """Measure recommendations against what users chose next.
 
-    Without `target` it is leave-one-out: the last item of every history is the target, the others are the prompt;
-    `tokens` and `text` need `target`. Items that are excluded never include the target. Rows that are skipped
-    (`on_error="skip"`) count nowhere.
+    The default is leave-one-out: the last item of every history is the target, the others are the prompt; `tokens` and
+    `text` need `target`. The target is never excluded. Skipped rows (`on_error="skip"`) count nowhere.
 
     Args:
         model: as in `recommend`.
@@ -97,7 +96,7 @@ def evaluate(model: Any, users: Paths, **options: Any) -> Evaluation:
         The metrics, in every process.
 
     Raises:
-        ValueError, OSError, RuntimeError: as `recommend`; and arguments that do not go together.
+        ValueError, OSError, RuntimeError: as `recommend`; or arguments contradict each other.
     """
     given = Settings.read(EVALUATE, options)
     cutoffs = tuple(given.cutoffs)
@@ -149,7 +148,7 @@ def _evaluate_beams(
         settings=replace(job.settings, num_beams=num_beams),
         decoder=replace(job.decoder, num_beams=num_beams),
     )
-    # By the first process; nobody else begins while it takes the time.
+    # The first process only; the others wait while it measures.
     latency, invalid = processes.by_main(
         lambda: time_users(job, users, job.settings.sampled_users), doing="could not take the time"
     )

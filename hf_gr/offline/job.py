@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What turns a window of users into a window of rows, and what decides these rows. Knows no files but the users'."""
+"""Turns a window of users into a window of rows, and records what decides these rows. Knows only the users' files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from .prompts import PromptMaker
 from .settings import NUM_BEAMS, Settings
 from .users import Paths, Users, Window
 
-BOOKKEEPING = ("transformers_version", "_from_model_config")  # of a generation config; they decide nothing
+BOOKKEEPING = ("transformers_version", "_from_model_config")  # in a generation config; they affect no row
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Job:
     """A model that is ready for a table.
 
     Attributes:
-        settings: how.
-        maker: rows to prompts.
-        decoder: prompts to items.
+        settings: how to read and answer the table.
+        maker: turns rows into prompts.
+        decoder: turns prompts into items.
         schema: of the rows: the user, items, scores, error, and what `evaluate` needs.
     """
 
@@ -58,7 +58,7 @@ class Job:
         """The rows of a window.
 
         Raises:
-            ValueError: a row that cannot be answered, unless such rows are skipped.
+            ValueError: a row cannot be answered, unless such rows are skipped.
         """
         made = self.maker(window)
         self._refuse(made.problems)
@@ -92,7 +92,7 @@ class Job:
         return pa.Table.from_arrays(arrays, schema=self.schema)
 
     def manifest(self, users: Users) -> dict[str, Any]:
-        """All that decides the rows, but for what may change where an interrupted run goes on."""
+        """All that decides the rows, except what may change when an interrupted run is resumed."""
         decoder = self.decoder
         columns = asdict(self.settings.columns)
         settings = {name: getattr(self.settings, name) for name in deciding_rows(Settings) if name not in columns}
@@ -109,7 +109,7 @@ class Job:
             "settings": settings,
             "options": {name: _describe(value) for name, value in sorted(self.settings.options.items())},
         }
-        return json.loads(json.dumps(described))  # as it is read again: tuples are lists
+        return json.loads(json.dumps(described))  # as read back: tuples become lists
 
     def _refuse(self, problems: Mapping[int, str]) -> None:
         if problems and self.settings.on_error == "stop":
@@ -117,10 +117,10 @@ class Job:
 
 
 def make_job(model: Any, users: Paths, settings: Settings, processes: Processes) -> tuple[Job, Users]:
-    """Load what a run needs, and check it all before the first row."""
+    """Load what a run needs, and check everything before the first row."""
     index, tokenizer = settings.constraint_index, settings.tokenizer
     if isinstance(index, (str, Path)) and str(index) != ".":
-        index = ConstraintIndex.from_pretrained(index)  # ahead of the model: what is wrong with users shows at once
+        index = ConstraintIndex.from_pretrained(index)  # before the model: errors in the users show at once
 
     def read_users(index: ConstraintIndex) -> Users:
         are_strings = index.snapshot.are_strings
@@ -168,7 +168,7 @@ def make_job(model: Any, users: Paths, settings: Settings, processes: Processes)
 
 
 def _schema(settings: Settings, users: Users) -> Any:
-    """The columns of the rows, in the order in which `Job.run` has them."""
+    """The columns of the rows, in the order of `Job.run`."""
     columns, item = settings.columns, pa.string() if users.are_strings else pa.int64()
     who = pa.field("row", pa.int64()) if columns.user is None else users.schema.field(columns.user)
     fields = [who, pa.field("items", pa.list_(item)), pa.field("scores", pa.list_(pa.float32()))]
@@ -185,7 +185,7 @@ def _schema(settings: Settings, users: Users) -> Any:
 
 
 def _check_decoding(decoder: Decoder) -> None:
-    """Refuse what `generate` does not know, what gives other rows each time, and beams that cannot hold the items."""
+    """Refuse unknown arguments of `generate`, rows that differ from run to run, and too few beams for the items."""
     taken = [signature(call).parameters for call in (decoder.model.generate, decoder.model.forward)]
     known = {*vars(GRGenerationConfig()), *taken[0], *taken[1]}
     unknown = sorted(set(decoder.options) - known)
@@ -193,7 +193,7 @@ def _check_decoding(decoder: Decoder) -> None:
         close = get_close_matches(unknown[0], known, n=1)
         raise ValueError(
             f"{unknown[0]}= is given (--option), expected an argument of generate"
-            + (f": did you mean {close[0]}?" if close else ": leave it away")
+            + (f": did you mean {close[0]}?" if close else ": omit it")
         )
     if decoder.option("do_sample") or decoder.option("verification") == "relaxed":
         raise ValueError(
@@ -215,7 +215,7 @@ def _default_beams(model: Any, settings: Settings) -> int:
 
 
 def _describe(value: Any) -> Any:
-    """An option of `generate` as JSON: a model by its weights, a config by its fields, the rest as it is written."""
+    """An option of `generate` as JSON: a model by its weights, a config by its fields, the rest by its `repr`."""
     if hasattr(value, "state_dict"):
         return fingerprint_model(value)
     if hasattr(value, "to_diff_dict"):
@@ -223,6 +223,6 @@ def _describe(value: Any) -> Any:
         return {name: repr(field) for name, field in fields if name not in BOOKKEEPING}
     if isinstance(value, (list, tuple)):
         return [_describe(part) for part in value]
-    if type(value).__repr__ is object.__repr__:  # it would tell an address
+    if type(value).__repr__ is object.__repr__:  # it would contain an address
         return [type(value).__qualname__, {name: repr(field) for name, field in sorted(vars(value).items())}]
     return repr(value)

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Models, catalogues and tokenizers by name or as they are, and what tells them from others. Knows no users."""
+"""Models, catalogues and tokenizers, by name or already loaded, and their fingerprints. Knows no users."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def load_model(model: Any, *, dtype: str | torch.dtype, device_map: Any, device: Any, num_processes: int) -> Any:
-    """A model with `GRGenerationMixin`, in evaluation mode; one that is loaded already stays where it is.
+    """A model with `GRGenerationMixin`, in evaluation mode; a loaded one stays on its device.
 
     Raises:
-        ValueError: weights that are divided among processes, `device_map` with several of them, or no model.
+        ValueError: weights sharded over processes, `device_map` with several processes, or no model.
     """
     if device_map is not None and num_processes > 1:
         raise ValueError(
@@ -64,7 +64,7 @@ def load_model(model: Any, *, dtype: str | torch.dtype, device_map: Any, device:
 
 
 def check_name(model: str | Path, *, argument: str = "model") -> None:
-    """Refuse what is neither a folder nor the name of a repository, before anybody is asked for it."""
+    """Refuse a name that is neither a folder nor a repository id, before any download."""
     try:
         if not Path(model).is_dir():
             validate_repo_id(str(model))
@@ -75,7 +75,7 @@ def check_name(model: str | Path, *, argument: str = "model") -> None:
 
 
 def load_draft_model(draft_model: Any, model: Any) -> Any:
-    """A draft model for a model, loaded beside it; one that is loaded already stays where it is."""
+    """A draft model for a model, loaded beside it; a loaded one stays on its device."""
     if isinstance(draft_model, (str, Path)):
         check_name(draft_model, argument="assistant_model")
         loaded = load(draft_model, dtype=model.dtype)
@@ -84,12 +84,12 @@ def load_draft_model(draft_model: Any, model: Any) -> Any:
 
 
 def input_device(model: Any) -> torch.device:
-    """Where a model takes its prompts: its weights may be on the disk until they are needed."""
+    """The device of a model's prompts: its weights may be on disk until they are needed."""
     return model.device if model.device.type != "meta" else torch.device(model._hf_hook.execution_device)
 
 
 def load_index(index: Any, model: Any) -> ConstraintIndex:
-    """A catalogue as it is now: an index, the name of one, or for None the one that the model's checkpoint names.
+    """A snapshot of a catalogue: an index, the name of one, or for None the one that the model's checkpoint names.
 
     Raises:
         ValueError: none is given, and the checkpoint names none.
@@ -104,7 +104,7 @@ def load_index(index: Any, model: Any) -> ConstraintIndex:
 
 
 def load_tokenizer(tokenizer: Any, model: Any) -> Any:
-    """A tokenizer as it is, by name, or for None the one in the model's checkpoint.
+    """A tokenizer: a loaded one, one by name, or for None the one in the model's checkpoint.
 
     Raises:
         ValueError: there is none.
@@ -121,7 +121,7 @@ def load_tokenizer(tokenizer: Any, model: Any) -> Any:
             made = AutoTokenizer.from_pretrained(name)
         except (OSError, ValueError) as error:
             failure = error
-        # Where there are no files transformers fails, or makes one without a vocabulary.
+        # Without files transformers fails, or creates one without a vocabulary.
         if made is None or len(made) <= len(made.all_special_ids):
             raise ValueError(
                 f"{name!r} has no tokenizer, expected one for a column of texts: pass tokenizer= (--tokenizer)"
@@ -131,7 +131,7 @@ def load_tokenizer(tokenizer: Any, model: Any) -> Any:
 
 
 def prompt_room(model: Any, index: ConstraintIndex, *, drafting: str | None, options: Mapping[str, Any]) -> int | None:
-    """The most tokens of a prompt that the model, and a draft model, have positions for; None where neither says."""
+    """The longest prompt that the model, and a draft model, have positions for; None if neither says."""
     models = [one for one in (model, options.get("assistant_model")) if one is not None]
     limits = [position_limit(one.config) for one in models]
     limit = min((limit for limit in limits if limit is not None), default=None)
@@ -142,13 +142,13 @@ def prompt_room(model: Any, index: ConstraintIndex, *, drafting: str | None, opt
 
 
 def fingerprint_tokenizer(tokenizer: Any) -> str:
-    """A digest of a tokenizer's vocabulary, and of how it reads a few texts."""
+    """A digest of a tokenizer's vocabulary, and of its tokens for a few texts."""
     vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
     return hashlib.sha256(f"{fingerprint(tokenizer)} {vocabulary}".encode()).hexdigest()
 
 
 def _is_sharded(model: Any) -> bool:
-    """Whether weights are in pieces: by FSDP, of either version, or as distributed tensors."""
+    """Whether weights are sharded: by FSDP, of either version, or as distributed tensors."""
     if not isinstance(model, torch.nn.Module):
         return False
     names = {base.__name__ for module in model.modules() for base in type(module).__mro__}

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `evaluate` measures: of a file of rows, and of some users alone. Knows no processes."""
+"""What `evaluate` measures: on a file of rows, and on some single users. Knows no processes."""
 
 from __future__ import annotations
 
@@ -63,22 +63,22 @@ def _with_size(totals: RankingTotals) -> dict[str, float]:
 
 
 def time_users(job: Job, users: Users, num_users: int) -> tuple[float | None, float | None]:
-    """Mean seconds of one user alone, and the share of beams that are no item without the catalogue."""
+    """Mean seconds to answer one user alone, and the share of beams that are no item without the catalogue."""
     requests = job.maker(next(users.windows(num_users))).requests if num_users else []
     if not requests:
         return None, None
     decoder = job.decoder
-    decoder.answer(requests[:1])  # the first call is slower than all others
+    decoder.answer(requests[:1])  # warm-up: the first call is slower
     seconds = []
     for request in requests:
         start = perf_counter()
-        decoder.answer([request])  # it ends with items on the host: the device has finished
+        decoder.answer([request])  # its items are on the host: the device has finished
         seconds.append(perf_counter() - start)
     return fmean(seconds), fmean(_free_invalid(job, request) for request in requests)
 
 
 def _free_invalid(job: Job, request: Request) -> float:
-    """The share of the beams of a model without its catalogue that are no item."""
+    """The share of beams that are no item when the model generates without its catalogue."""
     decoder = job.decoder
     prompts = decoder.prompts([request])
     sequences: torch.Tensor = decoder.model.generate(

@@ -15,8 +15,8 @@ class RankingTotals:
     """Sums over users; `means` divides them.
 
     Recall@K is the share of a user's targets among the first K items. NDCG@K gives a target at rank r (from 1)
-    1 / log2(r + 1), over the most that as many targets could get. MRR is 1 / r of the first target; 0 where the list
-    has none.
+    1 / log2(r + 1), divided by the most that as many targets could get. MRR is 1 / r of the first target; 0 if the
+    list has none.
 
     Attributes:
         cutoffs: the K.
@@ -35,7 +35,7 @@ class RankingTotals:
     _sums: dict[str, float] = field(default_factory=dict)
 
     def add(self, items: Sequence[Any], targets: Collection[Any]) -> None:
-        """One user's list, best first, and what the user wanted (one item or more)."""
+        """Add one user's list, best first, and targets (one or more)."""
         wanted = set(targets)
         gains = [1 / log2(rank + 1) if item in wanted else 0.0 for rank, item in enumerate(items, start=1)]
         values: dict[str, float] = {}

@@ -1,9 +1,9 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How an option is stated: once, as a field of a settings class. Knows no option, and imports nothing that is slow.
+"""How an option is stated: once, as a field of a settings class. Knows no option, and imports nothing slow.
 
-From such a field come the parameter and the documentation of each function that takes the option (`takes_options`),
-and the option of the command of the same name (`hf_gr.commands.flags`).
+Such a field gives each function that takes the option its parameter and documentation (`takes_options`), and the
+command of the same name its option (`hf_gr.commands.flags`).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Option:
-    """How an option is documented, and how a command line has it.
+    """How an option is documented, and how the command line reads it.
 
     Attributes:
-        doc: of the argument.
-        help: of the command's option.
-        panel: of `--help`; None for the first one.
-        flag: the option's name, if it is not the argument's.
+        doc: documentation of the argument.
+        help: help of the command's option.
+        panel: its panel in `--help`; None for the first one.
+        flag: the option's name, if it differs from the argument's.
         metavar: what `--help` calls the value.
-        reads: what a command line reads: a text, an integer, integers between commas, a file or a folder that exists,
+        reads: what the command line reads: a text, an integer, integers between commas, an existing file or folder,
             whether the option is given (`"switch"`), the same with `--no-` (`"both"`), or one of several texts.
         at_least: the smallest integer.
-        annotation: the argument's, if it is not the field's.
+        annotation: the argument's, if it differs from the field's.
     """
 
     doc: str
@@ -49,7 +49,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Stated:
-    """An option of one function: `name`, `annotation` and `default` of the argument, and the rest."""
+    """An option of one function: `name`, `annotation` and `default` of the argument, and its `Option`."""
 
     name: str
     annotation: str
@@ -70,27 +70,27 @@ def option(
 
     Args:
         default: of the argument.
-        doc: see `Option`; so are `help` and `how`.
-        help: of the command's option.
+        doc: see `Option`.
+        help: see `Option`.
         of: the functions that take it.
-        decides_rows: a run goes on only with the value that it began with.
+        decides_rows: a run can be resumed only with the same value.
         how: further fields of `Option`.
     """
     return variants(default, dict.fromkeys(of, Option(doc, help, **how)), decides_rows=decides_rows)
 
 
 def variants(default: Any, by_function: dict[str, Option], *, decides_rows: bool = True) -> Any:
-    """A field that is an option, of a different kind for each function."""
+    """A field that is a different option for each function."""
     return field(default=default, metadata={"options": by_function, "decides_rows": decides_rows})
 
 
 def column(doc: str, *, help: str, of: Sequence[str] = (RECOMMEND, EVALUATE)) -> Any:
-    """A field that is an option, and names a column."""
+    """An option that names a column."""
     return option(None, doc, help=help, of=of, panel=COLUMNS, metavar="COLUMN")
 
 
 def options_for(settings: Any, function: str) -> list[Stated]:
-    """The options that a function takes, in the order in which the class states them."""
+    """The options that a function takes, in the order of the class."""
     return [
         Stated(each.name, found.annotation or str(each.type), each.default, found)
         for each in fields(settings)
@@ -99,14 +99,14 @@ def options_for(settings: Any, function: str) -> list[Stated]:
 
 
 def deciding_rows(settings: Any) -> list[str]:
-    """The names of the fields that decide rows; a field without an option does, too."""
+    """The names of the fields that decide rows, including those that are not options."""
     return [each.name for each in fields(settings) if each.metadata.get("decides_rows", True)]
 
 
 def takes_options(settings: type, name: str) -> Callable[[Function], Function]:
-    """Give a function that takes `**options` the signature and the docstring of all options that it takes.
+    """Give a function with `**options` the signature and the docstring of all options that it takes.
 
-    The docstring has a line for `options` in its section of arguments: the others are put before it.
+    The docstring's arguments have a line for `options`: the others are inserted before it.
     """
 
     def describe(function: Function) -> Function:

@@ -1,13 +1,13 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a run has on the disk: a folder of finished parts beside the output, and the output once all are there.
+"""A run's files on disk: a folder of finished parts beside the output, and the output once all are finished.
 
     recs.parquet.parts/manifest.json            what decides the rows; parts of another run are never mixed in
     recs.parquet.parts/part-00000012.parquet    the rows of window 12, complete: written elsewhere first, then renamed
-    recs.parquet                                all parts in order; it takes its name when it is whole
+    recs.parquet                                all parts in order; it gets its name when it is complete
 
-Killed at any moment, the run leaves that and maybe a temporary file, which the next one removes. Of two runs at once
-the second is refused. Knows no rows' meaning, but for their column `error`.
+A run killed at any moment leaves these files and maybe a temporary one, which the next run removes. Of two concurrent
+runs the second is refused. Knows nothing of the rows' meaning except the column `error`.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from .users import READ_ERRORS, Paths
 
 try:
     import fcntl
-except ImportError:  # not on Windows, where two runs at once are not noticed
+except ImportError:  # on Windows two concurrent runs are not noticed
     fcntl = None
 
 MANIFEST, STOPPED = "manifest.json", "stopped"
-DIGEST_KEY = b"hf_gr.recommend"  # of the output's metadata: the digest of the run that made it
-GROUP_ROWS = 2**13  # of the output's row groups: small ones take space, large ones memory
+DIGEST_KEY = b"hf_gr.recommend"  # in the output's metadata: the digest of the run that wrote it
+GROUP_ROWS = 2**13  # per row group of the output: small ones take space, large ones memory
 
 
 class Parts:
     """The parts of one run.
 
     Args:
-        output: the Parquet file to be made.
-        with_errors: whether it has the parts' column `error`; without, no row may have one.
+        output: the Parquet file to write.
+        with_errors: whether it keeps the parts' column `error`; if not, no row may have one.
     """
 
     def __init__(self, output: Path, *, with_errors: bool) -> None:
@@ -52,18 +52,18 @@ class Parts:
         self._lock: int | None = None
 
     def prepare(self, manifest: Mapping[str, Any], *, overwrite: bool) -> bool:
-        """Take up the run where it stopped, or begin it; by one process alone, which then calls `release`.
+        """Resume the run or begin it; only one process calls this, and then `release`.
 
         Args:
-            manifest: all that decides the rows, as JSON has it.
-            overwrite: whether an output of another run may be replaced, and its parts removed.
+            manifest: all that decides the rows, as JSON values.
+            overwrite: whether to replace another run's output, and remove its parts.
 
         Returns:
-            Whether there is nothing left to do: the output is there, made by the same run.
+            Whether there is nothing left to do: the same run has written the output.
 
         Raises:
-            ValueError: another run's output or parts are there, or another run is at work.
-            OSError: the folder cannot be made.
+            ValueError: another run's output or parts exist, or another run is in progress.
+            OSError: the folder cannot be created.
         """
         self.manifest = dict(manifest)
         if not self._is_done():
@@ -82,10 +82,10 @@ class Parts:
                 "(--overwrite)"
             )
         else:
-            self._clear("part-*.parquet", MANIFEST)  # in this order: killed between, the parts are still another's
+            self._clear("part-*.parquet", MANIFEST)  # in this order: a kill in between leaves another run's parts
         if self.output.exists() and not overwrite:
             with suppress(OSError):
-                self.folder.rmdir()  # where there is nothing in it
+                self.folder.rmdir()  # if it is empty
             raise ValueError(
                 f"{self.output} is there already, of another run, expected a new name: name another one, or pass "
                 "overwrite=True (--overwrite)"
@@ -97,7 +97,7 @@ class Parts:
         return False
 
     def release(self) -> None:
-        """Let others have the parts."""
+        """Release the lock on the parts."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -111,7 +111,7 @@ class Parts:
         return sum(1 for _ in self.folder.glob("part-*.parquet"))
 
     def write(self, number: int, table: Any) -> None:
-        """Put down a finished window.
+        """Write a finished window.
 
         Raises:
             OSError: the disk is full or broken.
@@ -124,28 +124,28 @@ class Parts:
         try:
             (self.folder / STOPPED).touch()
         except OSError:
-            pass  # on a full disk they go on to the end of their rows
+            pass  # on a full disk they continue to the end of their rows
 
     def discard_empty(self) -> None:
-        """Remove the folder of a run that has failed without finishing a window."""
+        """Remove the folder of a run that failed before it finished a window."""
         if not self.count():
             self._clear("*.tmp", STOPPED, MANIFEST)
-            with suppress(OSError):  # where there is something of somebody else's
+            with suppress(OSError):  # it has other files
                 self.folder.rmdir()
 
     @property
     def is_stopped(self) -> bool:
-        """Whether some process has failed."""
+        """Whether any process has failed."""
         return (self.folder / STOPPED).exists()
 
     def merge(self, num_windows: int) -> tuple[int, int]:
-        """Make the output of all parts, and remove these; by one process alone.
+        """Merge all parts into the output, and remove them; only one process calls this.
 
         Returns:
             The number of rows, and of those with an error.
 
         Raises:
-            ValueError: a part that is missing or damaged, or a row with an error where there may be none.
+            ValueError: a part is missing or damaged, or a row has an error and none may have one.
             OSError: the disk is full or broken.
         """
         missing = next((number for number in range(num_windows) if not self.has(number)), None)
@@ -180,11 +180,11 @@ class Parts:
 
     @property
     def _mark(self) -> bytes:
-        """What the output says of the run that made it."""
+        """What the output records about the run that wrote it."""
         return f"{self._digest}{' with errors' if self.with_errors else ''}".encode()
 
     def _groups(self, num_windows: int) -> Iterator[Sequence[Any]]:
-        """The rows of all parts in order, as the output has them, some parts at a time."""
+        """The output's rows, from all parts in order, several parts at a time."""
         held: list[Any] = []
         for number in range(num_windows):
             table = self._read(number)
@@ -199,7 +199,7 @@ class Parts:
                 held = []
 
     def _clear(self, *patterns: str) -> None:
-        """Remove files of the folder. The folder stays: it is what is locked."""
+        """Remove files of the folder. The folder stays: it holds the lock."""
         for pattern in patterns:
             for path in self.folder.glob(pattern):
                 path.unlink()
@@ -224,7 +224,7 @@ class Parts:
         return metadata.get(DIGEST_KEY) == self._mark
 
     def _read_manifest(self) -> dict[str, Any] | None:
-        """The manifest that is there; None for none, or for one that is no manifest."""
+        """The existing manifest; None if it is missing or not a manifest."""
         try:
             found = json.loads((self.folder / MANIFEST).read_text())
         except (OSError, ValueError):
@@ -233,7 +233,7 @@ class Parts:
 
 
 def folder_of(output: Path) -> Path:
-    """Where the parts of an output are until it is whole."""
+    """The folder of an output's parts until it is complete."""
     return output.with_name(output.name + ".parts")
 
 
@@ -241,8 +241,8 @@ def check_output(output: Path, users: Paths) -> None:
     """Refuse an output that cannot be written, or that would be read as users, before any work.
 
     Raises:
-        ValueError: another ending than Parquet's, a folder in its place, a folder that is missing or read-only, or
-            one of the tables of users or their folder.
+        ValueError: its suffix is not Parquet's, it is a folder, its folder is missing or read-only, or it is one of
+            the tables of users or in their folder.
     """
     if output.suffix.lower() not in (".parquet", ".pq"):
         raise ValueError(f"output={str(output)!r}, expected a name that ends in .parquet: it holds lists")
@@ -264,7 +264,7 @@ def check_output(output: Path, users: Paths) -> None:
 
 @contextmanager
 def _written(path: Path, *, temporary: Path | None = None) -> Iterator[BinaryIO]:
-    """See `replaced_file`; here a full disk is told with what to do."""
+    """See `replaced_file`; here the error for a full disk says what to do."""
     try:
         with replaced_file(path, temporary=temporary) as file:
             yield file
@@ -276,10 +276,10 @@ def _written(path: Path, *, temporary: Path | None = None) -> Iterator[BinaryIO]
 
 
 def _lock(folder: Path) -> int | None:
-    """Take a folder for this process, until what is returned is closed or the process ends, however it does.
+    """Lock a folder for this process, until the returned file is closed or the process ends in any way.
 
     Raises:
-        ValueError: another process has it.
+        ValueError: another process holds the lock.
     """
     if fcntl is None:
         return None
@@ -292,7 +292,7 @@ def _lock(folder: Path) -> int | None:
             f"{folder} is being written to by another run, expected one at a time: wait for it, or name another output"
         ) from None
     except OSError:
-        pass  # some network file systems have no locks
+        pass  # some network file systems do not have locks
     return descriptor
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of a run, as Accelerate knows them. They talk when it begins and when it ends, and not between."""
+"""The processes of a run, from Accelerate. They communicate at its beginning and at its end, not in between."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object, parse_flag_from_env
 
-# At its end a process waits for the slowest one; where a process dies, its peers see that at once (gloo), or are ended
-# by the launcher. Only a process group that is begun here has it: one that is there already keeps its own.
+# At its end a process waits for the slowest one; if a process dies, its peers see that at once (gloo), or the launcher
+# ends them. Only a process group that is started here gets this timeout: an existing one keeps its own.
 PATIENCE = timedelta(days=2)
 
 
@@ -24,7 +24,7 @@ class Processes:
     """This process and its peers; a single one is the usual case."""
 
     def __init__(self) -> None:
-        # Accelerate's state reads neither of this for itself, and would take every process for the only one.
+        # Accelerate's state does not read these itself, and would take every process for the only one.
         on_cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
         self._state = PartialState(**({} if PartialState._shared_state else {"cpu": on_cpu, "timeout": PATIENCE}))
         started = int(os.environ.get("WORLD_SIZE", "1"))
@@ -36,17 +36,17 @@ class Processes:
 
     @cached_property
     def count(self) -> int:
-        """How many there are."""
+        """The number of processes."""
         return self._state.num_processes
 
     @cached_property
     def rank(self) -> int:
-        """The number of this one."""
+        """The number of this process, from 0."""
         return self._state.process_index
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the one that merges and talks."""
+        """Whether this is the process that merges and reports."""
         return self.rank == 0
 
     @property
@@ -55,7 +55,7 @@ class Processes:
         return self._state.device
 
     def from_main(self, value: Any) -> Any:
-        """What the main process has."""
+        """The main process's value."""
         if self.count == 1:
             return value
         held = [value]
@@ -64,17 +64,17 @@ class Processes:
         return held[0]
 
     def by_main(self, work: Callable[[], Any], *, doing: str) -> Any:
-        """What a function gives that the main process alone calls.
+        """The result of a function that only the main process calls.
 
         Raises:
-            RuntimeError: it failed, in the other processes; `doing` says at what. The main one raises its own error.
+            RuntimeError: in the other processes if it failed; `doing` says at what. The main one raises its own error.
         """
         value: Any = None
         failure: Exception | None = None
         if self.is_main:
             try:
                 value = work()
-            except Exception as error:  # told to the others, and raised below
+            except Exception as error:  # sent to the others, and raised below
                 failure = error
         value, message = self.from_main((value, None if failure is None else str(failure)))
         if failure is not None:
@@ -84,7 +84,7 @@ class Processes:
         return value
 
     def gather(self, value: Any) -> list[Any]:
-        """What every process has, in order."""
+        """The values of all processes, in order."""
         if self.count == 1:
             return [value]
         with _loss_of_a_process():

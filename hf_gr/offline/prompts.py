@@ -1,8 +1,8 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a table of users to requests: a prompt, and what may and may not be answered. Knows no model.
+"""From rows of a table of users to requests: a prompt, and the items allowed or excluded. Knows no model.
 
-Whatever is wrong with a row becomes a problem of that row, never one of the window's other rows.
+An error in a row becomes a problem of that row, never of the window's other rows.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 
 @dataclass(frozen=True)
 class Request:
-    """What one user asks.
+    """The request of one user.
 
     Attributes:
         row: the user's, counted from the window's first.
         tokens: of the prompt.
-        exclude: ids of items that are no answer.
-        allowed: ids of the only items that are an answer; None for all.
+        exclude: ids of items that must not be in the answer.
+        allowed: ids of the only items that may be in the answer; None for all.
     """
 
     row: int
@@ -40,13 +40,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Requests:
-    """The requests of a window in the order of its rows, and what is wrong with the rows that have none.
+    """The requests of a window in the order of its rows, and the problems of the rows that have none.
 
     Attributes:
         requests: of all rows without a problem.
         problems: by row, counted from the window's first.
-        targets: by row without a problem: the items that came next, where they are asked for.
-        are_new: by row: whether the target is new, where a column says so.
+        targets: by row without a problem: the items that came next, if requested.
+        are_new: by row: whether the target is new, if a column says so.
     """
 
     requests: list[Request]
@@ -60,15 +60,15 @@ class PromptMaker:
     """Makes requests.
 
     Attributes:
-        snapshot: the catalogue, which knows the tokens of the items of a history.
-        columns: what the columns mean.
+        snapshot: the catalogue, which has the tokens of a history's items.
+        columns: the columns by meaning.
         tokenizer: for a column of texts.
-        vocab_size: tokens are below it; None if that is not known.
-        longest: the most tokens that the model has room for; None if that is not known. Of a history the latest items
-            that fit are kept; other prompts that do not fit are problems.
-        max_prompt_tokens: the same, as the user says: the latest tokens of any prompt are kept.
-        prefix_tokens: stand in front of every prompt made of a history.
-        suffix_tokens: stand behind it.
+        vocab_size: tokens are below it; None if unknown.
+        longest: the most tokens that the model has positions for; None if unknown. A history keeps the latest items
+            that fit; other prompts that do not fit are problems.
+        max_prompt_tokens: the user's own limit: any prompt keeps its latest tokens.
+        prefix_tokens: before every prompt made from a history.
+        suffix_tokens: after it.
         leave_one_out: the last item of a history is the target, and no part of the prompt.
     """
 
@@ -167,7 +167,7 @@ class PromptMaker:
                 texts[row] = cell
             else:
                 problems.setdefault(row, window.problem(name, row, cell, f"a text: {SKIPPING}"))
-        # Not all at once: a tokenizer may tell of long ones, which is no news here.
+        # Not all at once: a tokenizer may warn of long ones, which are handled here.
         encoded = self.tokenizer(list(texts.values()), verbose=False)["input_ids"] if texts else []
         prompts: dict[int, list[int]] = {}
         for row, tokens in zip(texts, encoded, strict=True):
@@ -210,7 +210,7 @@ class PromptMaker:
         return targets
 
     def _read_truths(self, window: Window, name: str | None, problems: dict[int, str]) -> dict[int, bool]:
-        """By row what a column of true and false says, which texts and numbers may stand for."""
+        """By row the value of a column of true and false, also given as texts or numbers."""
         truths: dict[int, bool] = {}
         for row, cell in enumerate(window.cells(name) if name is not None else ()):
             if (truth := TRUTHS.get(str(cell).lower())) is None:
@@ -222,7 +222,7 @@ class PromptMaker:
     def _read_lists(
         self, window: Window, name: str | None, problems: dict[int, str], *, at_least: int = 0
     ) -> dict[int, list[Any]]:
-        """By row the lists of item ids of a column; rows where it is null, if that may be, are left away."""
+        """By row the lists of item ids of a column; rows where it is null, if it may be, are omitted."""
         if name is None:
             return {}
         kind = "strings" if self.snapshot.are_strings else "integers"
@@ -247,7 +247,7 @@ class PromptMaker:
         known: Container[Any],
         problems: dict[int, str],
     ) -> None:
-        """A problem for every row that names an item which is not known."""
+        """Add a problem for every row that names an unknown item."""
         for row, items in lists.items():
             unknown = next((item for item in items if item not in known), None)
             if unknown is not None and name is not None:
@@ -255,6 +255,6 @@ class PromptMaker:
                 problems.setdefault(row, window.problem(name, row, items, expected))
 
     def _living(self, lists: dict[int, list[Any]]) -> set[Any]:
-        """Which of the items in some lists the catalogue has."""
+        """The items in some lists that the catalogue has."""
         distinct = list(dict.fromkeys(chain.from_iterable(lists.values())))
         return {item for item, alive in zip(distinct, self.snapshot.has_items(distinct), strict=True) if alive}

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`recommend`: answers for a whole table of users, window by window, on as many devices as there are.
 
-The table is cut into windows of rows. A window is the unit of everything: its rows are sorted by length, cut into
-batches, decoded, put back in order, and written as one part. Window i is process i % N's. Windows depend neither on
-the number of processes nor on what is finished, so one process and many make the same parts, and to resume is to skip
-the parts that are there. Memory is that of a window.
+The table is cut into windows of rows. A window is the unit of work: its rows are sorted by length, cut into batches,
+decoded, put back in order, and written as one part. Window i belongs to process i % N. Windows depend neither on the
+number of processes nor on what is finished, so one process and many write the same parts, and a resumed run skips
+existing parts. Memory is that of a window.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .users import Paths, Users
 
 @dataclass(frozen=True)
 class Recommended:
-    """What a run has made.
+    """The result of a run.
 
     Attributes:
         output: the file.
-        num_rows: rows of it, as many as users.
+        num_rows: its rows, one per user.
         num_skipped: rows without an answer, whose `error` says why.
-        num_resumed: windows that were finished before this run began.
+        num_resumed: windows that an earlier run finished.
     """
 
     output: Path
@@ -46,27 +46,27 @@ class Recommended:
 def recommend(model: Any, users: Paths, output: str | PathLike[str], **options: Any) -> Recommended:
     """Recommend items to every user of a table, and write them to a Parquet file, in the order of the table.
 
-    Runs as it is on one device, and under `accelerate launch` on many: call it in every process. Each has the model
-    and the catalogue, takes every N-th window of users, and the first one merges what they have written; all of them
-    see the same folders. Interrupted or killed, a repeated call goes on where it stopped. Windows that are finished
-    are in `OUTPUT.parts` until all are; no process holds more than one.
+    Runs on one device, or under `accelerate launch` on many: call it in every process. Each process loads the model
+    and the catalogue and answers every N-th window of users; the first one merges the results. All must see the same
+    folders. After an interruption or a kill, the same call continues where it stopped. Finished windows are in
+    `OUTPUT.parts` until all are finished; a process holds one window at a time.
 
     Args:
         model: a loaded model, or the folder or repository of one.
         users: a file, several in order, or a folder of them: Parquet, CSV or JSON lines. In CSV, lists are texts such
             as `5 7` or `[5, 7]`. JSON lines have all keys in the first line.
         output: a `.parquet` file with the columns of `user` (or `row`, from 0), `items` (ids, best first), `scores`
-            (as `sequences_scores`), and with `on_error="skip"` also `error`. There are at most `top_k` items, less
-            where fewer are allowed. Items of one sequence have one score.
+            (as `sequences_scores`), and with `on_error="skip"` also `error`. There are at most `top_k` items, fewer
+            if fewer are allowed. Items of one sequence have one score.
         options: further arguments of `generate`: `drafting="trie"`, `length_penalty`, ... Sampling is refused, since
-            rows would not be the same again.
+            rows would not be reproducible.
 
     Returns:
-        What was made, in every process.
+        The result, in every process.
 
     Raises:
-        ValueError: before any work, for arguments and columns that cannot lead to rows; later for a row that cannot be
-            answered (with its number, from 0 through all files) or a damaged file. What is finished is kept.
+        ValueError: before any work, for invalid arguments or columns; later for a row that cannot be answered (with
+            its number, from 0 through all files) or a damaged file. What is finished is kept.
         OSError: the disk is full; what is finished is kept.
         RuntimeError: another process died or failed.
 
@@ -82,7 +82,7 @@ def recommend(model: Any, users: Paths, output: str | PathLike[str], **options: 
 
 
 def run_job(job: Job, users: Users, output: Path, processes: Processes) -> Recommended:
-    """Run a job over a table, with all processes, from where it stopped."""
+    """Run a job over a table, with all processes, or resume it."""
     parts = Parts(output, with_errors=job.settings.on_error == "skip")
     try:
         is_done = processes.by_main(
@@ -95,7 +95,7 @@ def run_job(job: Job, users: Users, output: Path, processes: Processes) -> Recom
         num_windows = 0
         try:
             num_windows = _run_windows(job, users, parts, processes)
-        except Exception as error:  # told to the others, and raised below
+        except Exception as error:  # sent to the others, and raised below
             failure = error
             parts.stop()
         failures = processes.gather(None if failure is None else str(failure))
@@ -113,7 +113,7 @@ def run_job(job: Job, users: Users, output: Path, processes: Processes) -> Recom
 
 
 def _run_windows(job: Job, users: Users, parts: Parts, processes: Processes) -> int:
-    """Write the parts of this process; how many windows there are in all."""
+    """Write the parts of this process; return the number of all windows."""
     size, num_windows = job.settings.window_rows, 0
     bar = progress_bar(
         "Recommending",

@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """All options of `recommend` and `evaluate`, each stated once. Knows no model and no file.
 
-A field of `Settings` that is an option makes the argument of the function with its documentation, and the option of
-the command: who adds one adds it here, and reads it where it has its effect. `--help` waits for what is imported
-here: nothing that is slow.
+An option is a field of `Settings`; it gives the function an argument with its documentation, and the command an
+option. Add new ones here, and read them where they take effect. `--help` waits for the imports here: nothing slow.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ if TYPE_CHECKING:
     from hf_gr.catalogue import ConstraintIndex
     from hf_gr.files.tables import Format
 
-WINDOW_ROWS = 2048  # some ten batches: sorting finds alike lengths, and little is lost when a run is killed
+WINDOW_ROWS = 2048  # about ten batches: sorting finds similar lengths, and a killed run loses little
 TOKEN_BUDGET = 16_384
 NUM_BEAMS = 20
 CUTOFFS = (1, 5, 10)
 SAMPLED_USERS = 16  # whose latency is measured, and whose unconstrained beams are looked up
 OnError = Literal["stop", "skip"]
-# What `recommend` gives to `generate` itself.
+# What `recommend` itself passes to `generate`.
 OWN_OPTIONS = frozenset(
     "inputs input_ids attention_mask constraint_index exclude_items num_return_sequences return_dict_in_generate "
     "output_scores".split()
@@ -39,14 +38,14 @@ SAMPLING_OPTIONS = frozenset("temperature top_k top_p top_h min_p typical_p epsi
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a table is read and answered: the options, in the order of `--help`, and two fields that are none.
+    """How to read and answer a table: the options, in the order of `--help`, and two other fields.
 
-    Columns are those of the table of users. What is loaded, such as the catalogue, decides rows by what is in it,
-    which a run knows by its fingerprint.
+    Columns are those of the table of users. Loaded objects, such as the catalogue, decide rows by their contents,
+    which a run identifies by a fingerprint.
 
     Attributes:
         options: further arguments of `generate`.
-        leave_one_out: the last item of every history is what came next.
+        leave_one_out: the last item of every history is the target.
 
     Example:
         >>> Settings(history="items", top_k=30, num_beams=20).checked()
@@ -68,12 +67,12 @@ class Settings:
         help="Lists of item ids, oldest first; in CSV texts such as `5 7` or `[5, 7]`. This, --tokens or --text.",
     )
     tokens: str | None = column(
-        "column of lists of token ids: the prompt as it is.", help="Lists of token ids: prompts as they are."
+        "column of lists of token ids: the prompt itself.", help="Lists of token ids: the prompts themselves."
     )
     text: str | None = column("column of texts, for the tokenizer.", help="Texts, for the model's tokenizer.")
     user: str | None = column(
-        "column that says who it is, of any type, copied.",
-        help="Who it is; copied to the output. Default: row numbers.",
+        "column of user ids, of any type; copied to the output.",
+        help="User ids; copied to the output. Default: row numbers.",
         of=[RECOMMEND],
     )
     target: str | None = column(
@@ -82,28 +81,28 @@ class Settings:
         of=[EVALUATE],
     )
     exclude: str | None = column(
-        "column of lists of ids that a user is not answered with; it may be the history's. Ids that the catalogue "
-        "does not have are fine, and so is null.",
-        help="Lists of items that a user must not be answered with; it may be the history's column.",
+        "column of lists of item ids that are not recommended to the user; may be the history's. Ids that the "
+        "catalogue does not have are allowed, and so is null.",
+        help="Lists of items that are not recommended to the user; may be the history's column.",
     )
     filter: str | None = column(
-        "column of lists of the only ids that a user may be answered with; null allows all, an empty list none.",
-        help="Lists of the only items that a user may be answered with; null allows all.",
+        "column of lists of the only item ids to recommend to the user; null allows all, an empty list none.",
+        help="Lists of the only items to recommend to the user; null allows all.",
     )
     group: str | None = column(
-        "column of parts of the users, each of which gets metrics of its own.",
-        help="Parts of the users, each with metrics of its own.",
+        "column of the users' groups, each of which gets its own metrics.",
+        help="Groups of users, each with its own metrics.",
         of=[EVALUATE],
     )
     is_new: str | None = column(
-        "column of true and false (or 1 and 0): whether the target is new, in place of `new_items`.",
+        "column of true and false (or 1 and 0): whether the target is new, instead of `new_items`.",
         help="Whether the target is a new item.",
         of=[EVALUATE],
     )
     new_items: Iterable[Any] | None = option(
         None,
-        "ids of items that are new; users whose first target is one of them get metrics of their own.",
-        help="New items instead, one id a line: users whose target is new get metrics of their own.",
+        "ids of new items; users whose first target is one of them get their own metrics.",
+        help="New items instead, one id per line: users whose target is new get their own metrics.",
         of=[EVALUATE],
         panel=MEASURES,
         metavar="FILE",
@@ -112,8 +111,8 @@ class Settings:
     )
     cutoffs: Sequence[int] = option(
         CUTOFFS,
-        "the K of Recall@K and NDCG@K; the largest is the number of items that a user gets.",
-        help="Of Recall@K and NDCG@K.",
+        "the K of Recall@K and NDCG@K; the largest is the number of items per user.",
+        help="The K of Recall@K and NDCG@K.",
         of=[EVALUATE],
         panel=MEASURES,
         metavar="K,K,...",
@@ -122,19 +121,19 @@ class Settings:
     )
     top_k: int = option(
         10,
-        "items for every user.",
-        help="Items for every user.",
+        "items per user.",
+        help="Items per user.",
         of=[RECOMMEND],
         panel=SEARCH,
         reads="integer",
         at_least=1,
     )
-    # `evaluate` takes several, and has settings with one of them for each.
+    # `evaluate` takes several, and makes settings for each.
     num_beams: int | None = variants(
         None,
         {
             RECOMMEND: Option(
-                "of the search, 2 or more and at least `top_k`; by default the checkpoint's own, if it has any, else "
+                "beams of the search, 2 or more and at least `top_k`; by default the checkpoint's own, if any, else "
                 "20, or `top_k` if that is more.",
                 help="Beams of the search. Default: the model's own, else 20.",
                 panel=SEARCH,
@@ -143,8 +142,7 @@ class Settings:
             ),
             EVALUATE: Option(
                 "one number or several, each evaluated; by default the checkpoint's own, else 20.",
-                help="Beams of the search; several numbers are evaluated one after the other. Default: the model's "
-                "own, else 20.",
+                help="Beams of the search; several numbers are evaluated in turn. Default: the model's own, else 20.",
                 panel=SEARCH,
                 metavar="N,N,...",
                 reads="integers",
@@ -154,7 +152,7 @@ class Settings:
     )
     sampled_users: int = option(
         SAMPLED_USERS,
-        "users whose latency is measured, one after the other, and whose beams without the catalogue are looked up; 0 "
+        "users whose latency is measured, one at a time, and whose beams without the catalogue are looked up; 0 "
         "for neither.",
         help="Users whose latency is measured, and whose beams without the catalogue are looked up.",
         of=[EVALUATE],
@@ -174,39 +172,39 @@ class Settings:
     )
     max_prompt_tokens: int | None = option(
         None,
-        "of a prompt; the latest are kept.",
-        help="Tokens of a prompt; the latest are kept. Default: what fits.",
+        "the most tokens of a prompt; the latest are kept.",
+        help="The most tokens of a prompt; the latest are kept. Default: what fits.",
         panel=SEARCH,
         reads="integer",
         at_least=1,
     )
     prefix_tokens: Sequence[int] = option(
         (),
-        "in front of every history, such as a begin token.",
-        help="Token ids in front of every history.",
+        "token ids before every history, such as a start token.",
+        help="Token ids before every history.",
         panel=SEARCH,
         metavar="N,N,...",
         reads="integers",
     )
     suffix_tokens: Sequence[int] = option(
         (),
-        "after every history.",
-        help="Token ids behind every history.",
+        "token ids after every history.",
+        help="Token ids after every history.",
         panel=SEARCH,
         metavar="N,N,...",
         reads="integers",
     )
     dtype: Any = option(
         "auto",
-        'of a model that is loaded here: `"auto"` (the checkpoint\'s), `"float32"`, `"bfloat16"` or `"float16"`.',
-        help="What weights are loaded as.",
+        'of a model loaded by name: `"auto"` (the checkpoint\'s), `"float32"`, `"bfloat16"` or `"float16"`.',
+        help="The type of the loaded weights.",
         panel=SEARCH,
         reads=("auto", "float32", "bfloat16", "float16"),
         decides_rows=False,
     )
     device_map: Any = option(
         None,
-        'of a model that is loaded here, such as `"auto"` for one larger than a device; in one process only.',
+        'of a model loaded by name, such as `"auto"` for one larger than a device; in one process only.',
         help="Spread a model over several devices, in one process.",
         panel=SEARCH,
         metavar="auto",
@@ -222,35 +220,35 @@ class Settings:
     )
     token_budget: int = option(
         TOKEN_BUDGET,
-        "the most tokens of a batch, padding and beams included: take a smaller one where memory runs out. Affects "
+        "the most tokens of a batch, including padding and beams: reduce it if memory runs out. Affects "
         "only the last digits of scores; may change between a run and its resumption.",
-        help=f"The most tokens of a batch, padding and beams included. Default: {TOKEN_BUDGET}.",
+        help=f"The most tokens of a batch, including padding and beams. Default: {TOKEN_BUDGET}.",
         panel=RUN,
         reads="integer",
         at_least=1,
-        decides_rows=False,  # the advice where a device has no memory
+        decides_rows=False,  # the advice for a device that runs out of memory
     )
     window_rows: int = option(
         WINDOW_ROWS,
-        "users that are sorted, decoded and written together; so many are held, and lost when a process dies. It, "
-        "too, affects the last digits of scores.",
-        help=f"Users that are sorted by length, decoded and written together. Default: {WINDOW_ROWS}.",
+        "users sorted, decoded and written together; a process holds so many, and loses them if it dies. Also "
+        "affects the last digits of scores.",
+        help=f"Users sorted by length, decoded and written together. Default: {WINDOW_ROWS}.",
         panel=RUN,
         reads="integer",
         at_least=1,
     )
     on_error: OnError = option(
         "stop",
-        '`"stop"` at the first row that cannot be answered, or `"skip"` it, with an empty row that says why. A '
-        'damaged file stops in any case. A run that has stopped may go on with `"skip"`.',
+        '`"stop"` at the first row that cannot be answered, or `"skip"` it: its row is empty and says why. A '
+        'damaged file always stops the run. A stopped run may be resumed with `"skip"`.',
         help="Stop at a row that cannot be answered, or skip it.",
         panel=RUN,
         reads=get_args(OnError),
-        decides_rows=False,  # the advice of a bad row
+        decides_rows=False,  # the advice for a bad row
     )
     overwrite: bool = option(
         False,
-        "replace the output or the parts of another run. Those of this run are gone on with in any case.",
+        "replace the output or the parts of another run. A run always resumes from its own.",
         help="Replace the output, or the parts, of another run.",
         of=[RECOMMEND],
         panel=RUN,
@@ -259,24 +257,24 @@ class Settings:
     )
     format: Format | None = option(
         None,
-        'of `users`: `"parquet"`, `"csv"` or `"jsonl"`; by default what the ending says.',
-        help="What USERS is. Default: what its ending says.",
+        'of `users`: `"parquet"`, `"csv"` or `"jsonl"`; by default from the suffix.',
+        help="The format of USERS. Default: from its suffix.",
         panel=RUN,
         reads=("parquet", "csv", "jsonl"),
         decides_rows=False,
     )
     delimiter: str | None = option(
         None,
-        "of CSV; by default a tab in `.tsv` and a comma elsewhere.",
-        help="What separates the columns of CSV. Default: a tab in .tsv, else a comma.",
+        "between the columns of CSV; by default a tab in `.tsv` and a comma elsewhere.",
+        help="The delimiter of CSV. Default: a tab in .tsv, else a comma.",
         panel=RUN,
         metavar="CHARACTER",
         decides_rows=False,
     )
     work_dir: str | Path | None = option(
         None,
-        "a folder for rows on the way, which all processes see; by default one of the system's.",
-        help="For rows on the way, if processes are on several machines: one that all of them see.",
+        "a folder for intermediate rows, which all processes see; by default one of the system's.",
+        help="A folder for intermediate rows that all processes see, if they are on several machines.",
         of=[EVALUATE],
         panel=RUN,
         metavar="FOLDER",
@@ -285,7 +283,7 @@ class Settings:
     )
     progress: bool = option(
         True,
-        "show a bar, if stderr is a terminal; the first process does.",
+        "show a bar in the first process, if stderr is a terminal.",
         help="Show a bar, if stderr is a terminal.",
         panel=RUN,
         reads="both",
@@ -296,26 +294,26 @@ class Settings:
 
     @classmethod
     def read(cls, function: str, given: Mapping[str, Any]) -> Settings:
-        """The settings that a function's keyword arguments say; those that are no options of it are for `generate`."""
+        """The settings from a function's keyword arguments; those that are not its options go to `generate`."""
         names = {each.name for each in options_for(cls, function)}
         own = {name: value for name, value in given.items() if name in names}
         return cls(**own, options={name: value for name, value in given.items() if name not in names})
 
     @cached_property
     def columns(self) -> UserColumns:
-        """The columns that are read."""
+        """The columns to read."""
         return UserColumns(**{each.name: getattr(self, each.name) for each in fields(UserColumns)})
 
     @property
     def has_targets(self) -> bool:
-        """Whether rows have what users chose next."""
+        """Whether rows have targets."""
         return self.leave_one_out or self.target is not None
 
     def checked(self) -> Settings:
-        """The same, with integers that are Python's and token ids that are tuples.
+        """The same settings, with Python's integers, and token ids as tuples.
 
         Raises:
-            ValueError: settings that mean nothing.
+            ValueError: invalid settings.
         """
         tokens = {name: tuple(getattr(self, name)) for name in ("prefix_tokens", "suffix_tokens")}
         reads_history = self.columns.history is not None
@@ -340,7 +338,7 @@ class Settings:
         idle = sorted(name for name in SAMPLING_OPTIONS if self.options.get(name) is not None)
         if idle:
             raise ValueError(
-                f"{idle[0]}={self.options[idle[0]]!r} has no effect without sampling, expected none: leave it away"
+                f"{idle[0]}={self.options[idle[0]]!r} has no effect without sampling, expected none: omit it"
             )
         for name, ids in tokens.items():
             if ids and not reads_history:
@@ -352,14 +350,14 @@ class Settings:
 
 
 def count(name: str, value: Any, *, at_least: int = 1) -> int:
-    """An integer, Python's or NumPy's, as Python's; refuse what is none, or too small a one."""
+    """A Python or NumPy integer as Python's; raise for anything else, or if it is too small."""
     if not is_count(value, at_least=at_least):
         raise ValueError(f"{name}={value!r}, expected an integer of {at_least} or more")
     return int(value)
 
 
 def is_count(value: Any, *, at_least: int = 1) -> bool:
-    """Whether a value is an integer, Python's or NumPy's, and large enough."""
-    from hf_gr.catalogue.sequences import is_integer  # takes its time, which `--help` need not
+    """Whether a value is a Python or NumPy integer, and large enough."""
+    from hf_gr.catalogue.sequences import is_integer  # a slow import, which `--help` does not need
 
     return is_integer(value) and value >= at_least

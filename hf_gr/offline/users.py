@@ -1,8 +1,8 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A table of users, streamed in windows of rows. Knows files and columns, and nothing of models and items.
+"""A table of users, streamed in windows of rows. Knows files and columns, nothing of models and items.
 
-Parquet, CSV and JSON lines; rows are numbered from 0 through all files, in the order in which these are given.
+Parquet, CSV and JSON lines; rows are numbered from 0 through all files, in the given order.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from hf_gr.files.tables import (
 from .columns import UserColumns
 
 Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
-# What pyarrow raises for a file that is damaged or of another format.
+# What pyarrow raises for a damaged file or another format.
 READ_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)
 SKIPPING = "drop the row, or skip such rows with on_error='skip' (--on-error skip)"
 
@@ -45,14 +45,14 @@ class Users:
     """A table of users.
 
     Args:
-        paths: a file, several in order, or a folder, whose files are read in the order of their names.
+        paths: a file, several in order, or a folder, whose files are read in order of name.
         columns: what to read.
         are_strings: whether item ids are strings.
-        format: `"parquet"`, `"csv"` or `"jsonl"`; by default what the first file's ending says.
-        delimiter: what separates the columns of CSV; by default a tab in `.tsv` and a comma elsewhere.
+        format: `"parquet"`, `"csv"` or `"jsonl"`; by default from the first file's suffix.
+        delimiter: between the columns of CSV; by default a tab in `.tsv` and a comma elsewhere.
 
     Raises:
-        ValueError: a file that is missing, damaged or of another format, a missing column, or no row at all.
+        ValueError: a file is missing, damaged or of another format, a column is missing, or there is no row.
     """
 
     def __init__(
@@ -65,9 +65,7 @@ class Users:
         delimiter: str | None = None,
     ) -> None:
         if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii()):
-            raise ValueError(
-                f"delimiter={delimiter!r}, expected one ASCII character: leave it away for a tab or comma"
-            )
+            raise ValueError(f"delimiter={delimiter!r}, expected one ASCII character: omit it for a tab or comma")
         self.columns, self.are_strings, self._delimiter = columns, are_strings, delimiter
         self.format: Format = format or _format_of(paths)
         self.files = list_files(paths, self.format)
@@ -85,7 +83,7 @@ class Users:
 
     @property
     def num_rows(self) -> int | None:
-        """The number of rows if the files know it: those of Parquet."""
+        """The number of rows if the files record it, as Parquet does."""
         if self.format != "parquet":
             return None
         return sum(pyarrow.parquet.read_metadata(file).num_rows for file in self.files)
@@ -99,7 +97,7 @@ class Users:
         """All rows, `size` at a time; the last window may have fewer. Memory is that of a window.
 
         Raises:
-            ValueError: a file that cannot be read, by the row from which on.
+            ValueError: a file cannot be read; names the first row affected.
         """
         schema: Any = None
         pending: list[Any] = []
@@ -157,7 +155,7 @@ class Users:
         return batch.cast(schema)
 
     def _json_schema(self, file: Path, number: int, line: bytes) -> Any:
-        """The types that columns have by what they mean; else those of the first line."""
+        """The types that columns have by their meaning; else those of the first line."""
         item = pa.string() if self.are_strings else pa.int64()
         lists = dict.fromkeys(("history", "exclude", "filter"), pa.list_(item)) | {"tokens": pa.list_(pa.int64())}
         types: dict[str, Any] = {"text": pa.string(), "is_new": pa.bool_()} | lists
@@ -175,7 +173,7 @@ class Users:
         return pa.schema(found)
 
     def _check_types(self) -> None:
-        """Refuse columns that hold no lists of ids, or not of the catalogue's kind; a text may be a list."""
+        """Refuse columns without lists of ids, or with other ids than the catalogue's kind; a text may be a list."""
         kind, is_id = ("texts", _is_text) if self.are_strings else ("integers", pa.types.is_integer)
         for role in ("history", "exclude", "filter"):
             name = getattr(self.columns, role)
@@ -190,7 +188,7 @@ class Users:
                 )
 
     def _check_sizes(self) -> None:
-        """An empty file is no table; pyarrow says so in many ways."""
+        """Refuse an empty file, for which pyarrow has many different errors."""
         empty = [file for file in self.files if file.is_file() and not file.stat().st_size]
         if empty:
             raise ValueError(f"{empty[0]} has no byte, expected a table of users: write it again")
@@ -202,9 +200,9 @@ class Window:
 
     Attributes:
         number: of the window, from 0.
-        first_row: the number of its first row among all.
+        first_row: the number of its first row in the whole table.
         columns: what was read.
-        starts: the first row of every file that was begun, and the file.
+        starts: the first row of every file begun so far, and the file.
     """
 
     number: int
@@ -220,12 +218,12 @@ class Window:
         return self.columns.column(name).to_pylist()
 
     def problem(self, name: str, row: int, value: object, expected: str) -> str:
-        """What is wrong with a cell; `row` is counted from the window's first."""
+        """The message for a bad cell; `row` is counted from the window's first."""
         file, number = self._place(row)
         return f"{file}, column {name!r}, row {number} is {shorten(value)}, expected {expected}"
 
     def problem_of_row(self, row: int, what: str) -> str:
-        """What is wrong with a row, whatever its cells are."""
+        """The message for a bad row, without its cells."""
         file, number = self._place(row)
         return f"{file}, row {number} {what}"
 
@@ -235,10 +233,10 @@ class Window:
 
 
 def read_list(value: Any, *, are_strings: bool) -> list[Any] | None:
-    """The ids in a cell: of a list, or of a text; None for what is neither.
+    """The ids in a cell: from a list or from a text; None for anything else.
 
-    A text is JSON, or ids between spaces or commas, with brackets around them or without; ids with spaces or commas
-    are in quotes.
+    A text is JSON, or ids separated by spaces or commas, with or without brackets; ids with spaces or commas are in
+    quotes.
 
     Example:
         >>> [read_list(text, are_strings=False) for text in ("5 7", "[5, 7]", "5,x")]
@@ -263,7 +261,7 @@ def read_list(value: Any, *, are_strings: bool) -> list[Any] | None:
 def _split(text: str) -> list[str]:
     """The ids in a text."""
     if text[:1] == "[":
-        with suppress(ValueError):  # of lists as Python or NumPy write them
+        with suppress(ValueError):  # lists as Python or NumPy print them
             parts = json.loads(text)
             if all(type(part) is str for part in parts):
                 return parts
@@ -276,7 +274,7 @@ def _split(text: str) -> list[str]:
 
 
 def _format_of(paths: Paths) -> Format:
-    """The format that the ending of the first file says."""
+    """The format, from the suffix of the first file."""
     first = Path(paths if isinstance(paths, (str, PathLike)) else next(iter(paths), ""))
     names = sorted(file.name for file in first.iterdir()) if first.is_dir() else [first.name]
     for name in names:

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trainers: of draft models (AtSpeed's losses, and data from a target model) and of draft heads (NEZHA).
+"""Trainers for draft models (AtSpeed's losses, and data from a target model) and for draft heads (NEZHA).
 
 `import hf_gr` does not load it.
 """

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`AtSpeedTrainer`: transformers' Trainer with the losses that align a draft model. Knows no target model.
 
-All that the target has to say is in the teacher data; checkpoints, mixed precision, several processes, logging and
+The teacher data holds everything from the target; checkpoints, mixed precision, several processes, logging and
 resuming are transformers' own. Source: AtSpeed, section 3 and appendix A.3.
 """
 
@@ -31,7 +31,7 @@ Loss = Literal["atspeed-s", "atspeed-r", "sft", "wordkd", "tvdkd", "seqkd"]
 
 @dataclass(frozen=True)
 class _Needs:
-    """What a loss needs of the teacher data."""
+    """The parts of the teacher data that a loss needs."""
 
     sequences: bool = False
     log_probs: bool = False
@@ -60,25 +60,26 @@ class AtSpeedTrainer(LossTrainer):
             lr_scheduler_type="cosine", warmup_steps=200, train_sampling_strategy="group_by_length",
         )
 
-    (Sampling by length is ours: it saves computing padding.)
+    (Sampling by length is our addition: it saves padding.)
 
     Args:
         model: the draft model, a decoder of transformers.
         args: transformers' own.
         train_dataset: a `TeacherDataset`, or a `torch.utils.data.Subset` of one.
-        eval_dataset: another; `eval_loss` is the same loss.
+        eval_dataset: likewise; `eval_loss` is the same loss.
         constraint_index: the catalogue that the data was written with.
         loss: `"atspeed-s"` for strict and `"atspeed-r"` for relaxed verification, or one of the paper's baselines
             `"sft"`, `"wordkd"`, `"tvdkd"`, `"seqkd"` (`hf_gr.training.losses`).
-        alpha: the weight of the alignment in the first two; the rest is the cross entropy on the label.
+        alpha: the weight of the alignment in the first two; the rest weighs the cross entropy on the label.
         num_tokens: how many legal tokens of each distribution they compare; by default the data's `num_beams`.
         top_of: whose best legal tokens `"atspeed-r"` compares, `"draft"` or `"target"`.
         density_weight: the weight of the density term of `"atspeed-s"`; 0 is the paper's ablation without it.
         kwargs: transformers' own: `callbacks`, `optimizers`, ...
 
     Raises:
-        ValueError: before any work: an unknown loss; data that lacks what the loss needs, or is of another catalogue;
-            a draft model whose vocabulary is too small, or not the target's where whole distributions are compared.
+        ValueError: before any work: the loss is unknown; the data lacks what the loss needs, or is of another
+            catalogue; the draft model's vocabulary is too small, or not the target's for a loss over whole
+            distributions.
 
     Example:
         >>> import tempfile
@@ -125,7 +126,7 @@ class AtSpeedTrainer(LossTrainer):
         digest = fingerprint_sequences(snapshot)
         for name, dataset in datasets.items():
             _check_data(name, dataset, digest, loss, needs, alpha)
-        if model is not None:  # with model_init= transformers makes it later
+        if model is not None:  # with model_init= transformers creates it later
             _check_model(model, datasets, constraint_index, needs)
         self.loss = loss
         self.alpha = alpha
@@ -147,7 +148,7 @@ class AtSpeedTrainer(LossTrainer):
         scores = score_paths(model, inputs["input_ids"], inputs["attention_mask"], paths).log_softmax()
         if self.loss in ("wordkd", "tvdkd"):
             compare = losses.wordkd if self.loss == "wordkd" else losses.tvdkd
-            target = inputs["label_log_probs"].float().log_softmax(-1)  # half precision sums to nearly 1
+            target = inputs["label_log_probs"].float().log_softmax(-1)  # in half precision the sum is not quite 1
             return compare(scores.of_path(-1), target, inputs["labels"] >= 0)
         log_probs = scores.of_tokens(paths)
         if self.loss in ("sft", "seqkd"):

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the trainers here share: a loss of their own, their data, batches by length. Knows no loss and no data."""
+"""What the trainers here share: a custom loss, their data, batches by length. Knows no loss and no data."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Data = TypeVar("Data")
 
 
 class LossTrainer(Trainer):
-    """transformers' Trainer with a loss that the model's forward does not know of.
+    """transformers' Trainer with a loss outside the model's forward.
 
-    A subclass has `_loss(model, inputs)`; its datasets, or what their subsets are of, have `lengths`.
+    A subclass has `_loss(model, inputs)`; its datasets, or the datasets under their subsets, have `lengths`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -36,20 +36,20 @@ class LossTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """The loss of a batch that the collator made."""
+        """The loss of a batch from the collator."""
         loss = self._loss(model, inputs)
         return (loss, {}) if return_outputs else loss
 
     def prediction_step(
         self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """The loss alone."""
+        """The loss, without outputs."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             return self.compute_loss(model, inputs).detach(), None, None
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        """transformers' own; by length, lengths are known without reading the data."""
+        """transformers' own; sampling by length takes lengths without reading the data."""
         dataset = self.train_dataset if train_dataset is None else train_dataset
         if self.args.train_sampling_strategy == "group_by_length" and dataset is not None:
             batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps
@@ -58,14 +58,14 @@ class LossTrainer(Trainer):
 
 
 def own_arguments(args: TrainingArguments | None) -> TrainingArguments:
-    """A copy that keeps all columns: the Trainer would remove whatever the model's forward does not name."""
+    """A copy that keeps all columns: the Trainer would remove those that the model's forward does not name."""
     args = TrainingArguments("tmp_trainer") if args is None else copy.copy(args)
     args.remove_unused_columns = False
     return args
 
 
 def named_datasets(train: Any, evaluation: Any) -> dict[str, Any]:
-    """The datasets that are given, by the arguments' names."""
+    """The given datasets, by argument name."""
     given = {"train_dataset": train}
     if isinstance(evaluation, dict):
         given |= {f"eval_dataset[{name!r}]": dataset for name, dataset in evaluation.items()}
@@ -75,7 +75,7 @@ def named_datasets(train: Any, evaluation: Any) -> dict[str, Any]:
 
 
 def inner_data(dataset: Any, kind: type[Data], *links: str) -> Data | None:
-    """The data of a kind inside a dataset, which may be a subset of a subset: what has these attributes; else None."""
+    """The data with these attributes inside a dataset, which may be a subset of a subset; else None."""
     while not isinstance(dataset, kind):
         if not all(hasattr(dataset, link) for link in links):
             return None
@@ -84,7 +84,7 @@ def inner_data(dataset: Any, kind: type[Data], *links: str) -> Data | None:
 
 
 def lengths_of(dataset: Any) -> np.ndarray:
-    """The prompts' lengths, also those of subsets of subsets."""
+    """The prompts' lengths, also for subsets of subsets."""
     if hasattr(dataset, "lengths"):
         return np.asarray(dataset.lengths)
     return lengths_of(dataset.dataset)[np.asarray(dataset.indices)]

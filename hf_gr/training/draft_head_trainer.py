@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`DraftHeadTrainer`: transformers' Trainer with the loss of a model's draft head. Knows no catalogue.
 
-One forward of the model over prompt and placeholders, then the head over the label's tokens. Checkpoints, mixed
+One forward of the model over prompt and placeholders, then the head on the label's tokens. Checkpoints, mixed
 precision, several processes, logging and resuming are transformers' own. Source: NEZHA, algorithm 3.
 """
 
@@ -42,31 +42,31 @@ class DraftHeadTrainer(LossTrainer):
         )
         trainer.train()
 
-    Whatever is to be trained takes part in one forward. An output layer of its own (no tied one) does not, and stays
-    as it is. While `train` runs, `requires_grad` says what is trained; afterwards it is as before.
+    All trained parameters take part in one forward. An untied output layer does not, and stays unchanged. While
+    `train` runs, `requires_grad` says what is trained; afterwards it is restored.
 
-    Joint training optimises the model for its head; answers without the head may get worse. Train the head alone
-    where both are needed, as with `verification="strict"`.
+    Joint training optimises the model for its head; answers without the head may get worse. Train the head alone if
+    both are needed, as with `verification="strict"`.
 
     Args:
-        model: a model with a draft head (`model.add_draft_head`), a decoder or an encoder-decoder; also one in PEFT's
-            wrapper, whose adapter is then trained with the head.
+        model: a model with a draft head (`model.add_draft_head`), a decoder or an encoder-decoder; or one wrapped by
+            PEFT, whose adapter is then trained with the head.
         args: transformers' own.
         train_dataset: an `InteractionDataset`, or a `torch.utils.data.Subset` of one.
-        eval_dataset: another, or several by name; `eval_loss` is the same loss.
-        train_backbone: train the model, too; if not, nothing but the head and the placeholders' rows of the input
-            embeddings changes. (The optimizer's state still is that of all rows. Where embeddings are tied, those rows
-            are the placeholders' logits, too, which all probabilities are normalised with: the model's own scores move
-            by that much.)
+        eval_dataset: likewise, or several by name; `eval_loss` is the same loss.
+        train_backbone: also train the model; if not, only the head and the placeholders' rows of the input embeddings
+            change. (The optimizer's state still covers all rows. If embeddings are tied, those rows also give the
+            placeholders' logits, which enter the normalisation of all probabilities: the model's own scores change
+            slightly.)
         embedding_lr: learning rate of the head's embeddings, as a multiple of `args.learning_rate`.
-        transition_lr: likewise of its transitions.
-        logit_lr: likewise of its logit heads.
-        kwargs: transformers' own: `callbacks`, `optimizers` (then as given, without multiples), ...
+        transition_lr: the same for its transitions.
+        logit_lr: the same for its logit heads.
+        kwargs: transformers' own: `callbacks`, `optimizers` (used as given, without multiples), ...
 
     Raises:
-        ValueError: before any work: a model without a draft head, or with one that an adapter was put into; data of
-            another kind, with labels that are not of the head's codebooks, or with prompts too long for the model with
-            placeholders; several GPUs in one process, FSDP or DeepSpeed.
+        ValueError: before any work: the model has no draft head, or an adapter was put into it; the data is of another
+            kind, has labels outside the head's codebooks, or prompts too long for the model with placeholders; there
+            are several GPUs in one process, FSDP or DeepSpeed.
 
     Example:
         >>> import tempfile
@@ -124,7 +124,7 @@ class DraftHeadTrainer(LossTrainer):
             )
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """transformers' own, with everything frozen that is not to be trained."""
+        """transformers' own, with all untrained parts frozen."""
         inner: Any = base_model(self.model)
         is_frozen = not (self.train_backbone and inner.get_input_embeddings().weight.requires_grad)
         self._rows_alone = is_frozen and inner.draft_head.config.num_placeholders > 0
@@ -153,7 +153,7 @@ class DraftHeadTrainer(LossTrainer):
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         super()._save(output_dir, state_dict)
         if self.args.should_save and not isinstance(self.model, PreTrainedModel):
-            # The model's own save_pretrained writes its head; an adapter's does not know of it.
+            # The model's own save_pretrained writes its head; an adapter's does not.
             save_draft_head(self.model, output_dir or self.args.output_dir or ".")
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
@@ -166,12 +166,12 @@ class DraftHeadTrainer(LossTrainer):
         _load_head(base_model(self.model), self.state.best_model_checkpoint)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        # The head's weights have a file of their own.
+        # The head's weights have their own file.
         missing = [name for name in load_result.missing_keys if not name.startswith("draft_head.")]
         super()._issue_warnings_after_load(type(load_result)(missing, load_result.unexpected_keys))
 
     def _split(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The same parameters, those of one learning rate and weight decay together."""
+        """The same parameters, grouped by learning rate and weight decay."""
         inner: Any = base_model(self.model)
         rates = {
             id(parameter): rate
@@ -183,7 +183,7 @@ class DraftHeadTrainer(LossTrainer):
         for group in groups:
             parts: dict[tuple[float, float], list[Tensor]] = {}
             for parameter in group["params"]:
-                # Decay would move the rows that are none of placeholders.
+                # Decay would change the rows of other tokens than placeholders.
                 decay = 0.0 if parameter is embedding and self._rows_alone else group["weight_decay"]
                 parts.setdefault((rates.get(id(parameter), 1.0), decay), []).append(parameter)
             for (rate, decay), parameters in parts.items():
@@ -193,12 +193,12 @@ class DraftHeadTrainer(LossTrainer):
 
 @contextmanager
 def _trained_parts(model: Any, *, train_backbone: bool, rows_alone: bool) -> Iterator[None]:
-    """Within, `requires_grad` is that of the parts that learn.
+    """Set `requires_grad` for the trained parts inside the block.
 
     Args:
         model: with a draft head.
-        train_backbone: leave the model's own as they are; if not, freeze them.
-        rows_alone: of the input embeddings, train the placeholders' rows, and no others.
+        train_backbone: keep the model's own parameters as they are; if not, freeze them.
+        rows_alone: of the input embeddings, train only the placeholders' rows.
     """
     before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     embedding = model.get_input_embeddings().weight
@@ -208,7 +208,7 @@ def _trained_parts(model: Any, *, train_backbone: bool, rows_alone: bool) -> Ite
         if not train_backbone:
             model.requires_grad_(False)
         for parameter in () if output is None else output.parameters():
-            if parameter is not embedding:  # it gets no gradient, for which other processes would wait
+            if parameter is not embedding:  # it gets no gradient, and other processes would wait for one
                 parameter.requires_grad_(False)
         model.draft_head.requires_grad_(True)
         if rows_alone:
@@ -224,7 +224,7 @@ def _trained_parts(model: Any, *, train_backbone: bool, rows_alone: bool) -> Ite
 
 
 def _rows_of(gradient: Tensor, rows: Tensor) -> Tensor:
-    """A gradient that is zero in all other rows."""
+    """The gradient, set to zero in all other rows."""
     return torch.zeros_like(gradient).index_copy_(0, rows, gradient[rows])
 
 
@@ -271,7 +271,7 @@ def _check_data(name: str, dataset: Any, model: Any) -> None:
 
 
 def _load_head(model: Any, directory: str) -> None:
-    """The weights of a checkpoint's head, into the model's own."""
+    """Load the weights of a checkpoint's head into the model's."""
     own = model.draft_head
     if load_draft_head(model, Source(directory)) is not own:
         raise ValueError(

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts and the items that followed, and batches of them for a draft head. Knows no model's weights.
 
-Histories are kept once, as a flat array; a prompt is cut out of it when it is asked for.
+Histories are stored once, as a flat array; a prompt is cut out of it on access.
 
 Axes: E entries, I items of all histories, N items of the catalogue, L levels, P prompt, B batch.
 """
@@ -41,7 +41,7 @@ class InteractionDataset(Dataset):
         labels: the tokens of E items, a list each, or `[E, L]` with -1 after the end of short ones.
 
     Raises:
-        ValueError: prompts and labels that differ in number, an empty one, or what is no token.
+        ValueError: prompts and labels differ in number, one is empty, or a value is no token.
 
     Example:
         >>> data = InteractionDataset([[5, 6], [5, 6, 7, 8]], labels=[[7, 8], [5, 9]])
@@ -82,25 +82,25 @@ class InteractionDataset(Dataset):
         prefix_tokens: Sequence[int] = (),
         eos_token_id: int | None = None,
     ) -> InteractionDataset:
-        """One entry for every item that has others before it: these are its prompt.
+        """One entry for every item with earlier items, which are its prompt.
 
         Args:
             histories: lists of items, oldest first.
-            items: the semantic IDs of the items, whose ids histories are made of; or the tokens of items that are
-                numbered from 0, `[N, L]` with -1 after the end of short ones.
-            max_items: of a prompt, 1 or more; the latest are kept. The model must have room for them and for
-                placeholders.
-            min_items: of a prompt; what has fewer before it is no entry.
-            prefix_tokens: stand in front of every prompt.
-            eos_token_id: follows every label: needed where the catalogue has an end token, or the head would
-                never learn to stop.
+            items: semantic IDs, whose item ids the histories contain; or the tokens of items that are numbered from 0,
+                `[N, L]` with -1 after the end of short ones.
+            max_items: the most items of a prompt, 1 or more; the latest are kept. The model must have positions for
+                them and for placeholders.
+            min_items: the fewest items of a prompt; an item with fewer before it is no entry.
+            prefix_tokens: before every prompt.
+            eos_token_id: after every label: needed if the catalogue has an end token, or the head would never learn
+                to stop.
 
         Returns:
-            The dataset. It takes 24 bytes an entry, and prompts are put together when they are asked for.
+            The dataset. It takes 24 bytes per entry, and builds prompts on access.
 
         Raises:
-            ValueError: an unknown item, by history; a catalogue for `items`, which has an order of its own; no entry
-                at all.
+            ValueError: an item is unknown, by history; `items` is a catalogue, which has its own order; there is no
+                entry.
 
         Example:
             >>> data = InteractionDataset.from_histories([[2, 0, 1]], [[5, 7], [5, 8], [6, 7]], max_items=2)
@@ -191,13 +191,13 @@ class InteractionDataset(Dataset):
         return max(int(prompts.max()), int(labels.max()), int(self._prefix.max(initial=0)))
 
     def check_labels(self, codebooks: Sequence[np.ndarray]) -> None:
-        """Refuse labels that are not of these codebooks.
+        """Refuse labels outside these codebooks.
 
         Args:
             codebooks: the tokens of each level.
 
         Raises:
-            ValueError: a label of more levels, or with a token that its level does not have; by entry, level, token.
+            ValueError: a label has more levels, or a token that its level does not have; by entry, level, token.
         """
         rows = np.unique(self._label_rows)
         tokens = self._label_tokens[rows]
@@ -216,16 +216,16 @@ class InteractionDataset(Dataset):
 
 
 class DraftHeadCollator:
-    """Entries of an `InteractionDataset` as the batch that `DraftHeadTrainer` takes: prompts as generation has them.
+    """Batches entries of an `InteractionDataset` for `DraftHeadTrainer`: prompts as in generation.
 
-    Placeholders follow the prompt, which is padded on the left; of an encoder-decoder they are the decoder's
-    input, after its start token, and the prompt is padded on the right.
+    Placeholders follow the prompt, which is padded on the left; in an encoder-decoder they are the decoder's input,
+    after its start token, and the prompt is padded on the right.
 
     Args:
         head: the draft head, or its config.
-        pad_token_id: what fills short prompts; the attention mask hides it.
+        pad_token_id: fills short prompts; the attention mask hides it.
         decoder_start_token_id: of an encoder-decoder; None for a decoder.
-        position_ids: give positions that do not count padding; for decoders that take them.
+        position_ids: add positions that do not count padding; for decoders that take them.
 
     Example:
         >>> config = DraftHeadConfig(hidden_size=8, codebook_sizes=(2, 3), placeholder_token_ids=(98, 99))
@@ -255,7 +255,7 @@ class DraftHeadCollator:
         """The collator for a model with a draft head.
 
         Raises:
-            ValueError: an encoder-decoder that does not know its start token.
+            ValueError: an encoder-decoder has no start token.
         """
         inner = base_model(model)
         start = None
@@ -307,7 +307,7 @@ def _rows_of(histories: Iterable[Iterable[ItemId]], row_of: dict[ItemId, int]) -
 
 
 def _flatten(name: str, rows: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Lists of integers one after the other, and their bounds."""
+    """The concatenation of lists of integers, and their bounds."""
     arrays = [np.asarray(to_host(row)) for row in rows]
     if not arrays:
         raise ValueError(f"{name} is empty, expected an entry or more")

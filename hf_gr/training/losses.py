@@ -1,13 +1,13 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a draft model is trained on: pure functions of log-probabilities. Knows no model and no trie.
+"""The losses of draft models: pure functions of log-probabilities. Knows no model and no trie.
 
 q is the draft model, p the target, K the beams of the target's search, y_1 ... y_K its sequences, best first. All
 log-probabilities are over the whole vocabulary, nothing renormalised, unless a loss says otherwise. Source: AtSpeed
 (sections 3 and 4.1). Each has a slow twin in `hf_gr.reference`.
 
-What is not there (padding, missing sequences, illegal children) has no influence on a loss, whatever finite number
-stands in its place, and its gradient is 0.
+Masked entries (padding, missing sequences, illegal children) do not affect a loss, whatever finite number they hold,
+and their gradient is 0.
 
 Axes: B batch, K sequences, L positions, S prefixes of a level (1 at level 0, else K), C children, V vocabulary.
 """
@@ -30,7 +30,7 @@ class LevelLogProbs:
     Attributes:
         draft: log q of each child; carries the gradient.
         target: log p of each child.
-        legal: whether there is such a child; the others mean nothing.
+        legal: whether the child exists; the others mean nothing.
     """
 
     draft: Float[Tensor, "batch prefixes children"]
@@ -45,7 +45,7 @@ def sft(log_probs: Float[Tensor, "batch length"], mask: Bool[Tensor, "batch leng
 
     Args:
         log_probs: log q of the label's tokens.
-        mask: which of them there are; a row without any does not count.
+        mask: which of them exist; a row without any does not count.
 
     Example:
         >>> sft(torch.tensor([[-1.0, -3.0]]), torch.tensor([[True, True]])).item()
@@ -59,13 +59,13 @@ def sft(log_probs: Float[Tensor, "batch length"], mask: Bool[Tensor, "batch leng
 def seqkd(
     log_probs: Float[Tensor, "batch sequences length"], mask: Bool[Tensor, "batch sequences length"]
 ) -> Float[Tensor, ""]:
-    """Cross entropy on the label and on the target's K sequences alike.
+    """Cross entropy on the label and equally on the target's K sequences.
 
         -1/|D| sum_(x, y) in D  1/|y| sum_t log q(y_t | x, y_<t)
 
     Args:
         log_probs: log q of the tokens of the label and of the target's sequences, in any order.
-        mask: which of them there are; a sequence without any does not count.
+        mask: which of them exist; a sequence without any does not count.
 
     Example:
         >>> seqkd(torch.tensor([[[-1.0, -3.0], [-4.0, -4.0]]]), torch.ones(1, 2, 2, dtype=torch.bool)).item()
@@ -129,13 +129,13 @@ def align_s(
                                               - sum_(v in V_c) q(v | c_<t) log(q(v | c_<t) / p(y_K))      ]
 
     V_c are the `num_tokens` legal tokens that q finds likeliest, p(y_K) = p(y_K,t | y_K,<t). Together the two terms
-    are sum q log(p(y_K) / p(v)), so that the value may be negative: q is rewarded for tokens above the threshold.
+    are sum q log(p(y_K) / p(v)), so the value may be negative: q is rewarded for tokens above the threshold.
 
-    Eq. 4 sums over the K sequences where eq. 8 takes the mean over them. Here both are means, so that `alpha` weighs
-    the same; the sum with alpha is the mean with K alpha / (K alpha + 1 - alpha), times a constant.
+    Eq. 4 sums over the K sequences, eq. 8 takes their mean. Here both are means, so that `alpha` weighs the same; the
+    sum with alpha is the mean with K alpha / (K alpha + 1 - alpha), times a constant.
 
     Args:
-        levels: one entry a position.
+        levels: one entry per position.
         threshold: log p(y_K,t | y_K,<t) (`kth_log_probs`).
         mask: which tokens the target's sequences have.
         num_tokens: size of V_c; None for all legal tokens.
@@ -169,7 +169,7 @@ def align_r(
     and the draft is pulled to tokens that it does not find yet. Its code compares all legal tokens: `num_tokens=None`.
 
     Args:
-        levels: one entry a position.
+        levels: one entry per position.
         mask: which tokens the target's sequences have.
         num_tokens: size of V_c; None for all legal tokens.
         top_of: whose best legal tokens V_c are.
@@ -179,7 +179,7 @@ def align_r(
     terms = []
     for pair in levels:
         draft, target, is_token = _top(pair, num_tokens, of=top_of)
-        # Where nothing is legal both are uniform over what is not there, and cut off again.
+        # Where nothing is legal, both are uniform over missing children, and masked out again.
         truncated = [values.masked_fill(~is_token, LOWEST).softmax(-1) * is_token for values in (draft, target)]
         terms.append(0.5 * (truncated[0] - truncated[1]).abs().sum(-1).expand(-1, mask.shape[1]))
     return _mean(torch.stack(terms, dim=-1), mask)
@@ -222,13 +222,13 @@ def atspeed_r(
 def kth_log_probs(
     log_probs: Float[Tensor, "batch sequences length"], mask: Bool[Tensor, "batch sequences length"]
 ) -> Float[Tensor, "batch length"]:
-    """log p(y_K,t | y_K,<t): at each position the last of the target's sequences that has a token there.
+    """log p(y_K,t | y_K,<t): at each position, of the target's last sequence that has a token there.
 
-    With K sequences of one length that is y_K; with fewer the worst of them; 0 where there is none.
+    With K sequences of one length that is y_K; with fewer, the worst of them; 0 if there is none.
 
     Args:
         log_probs: log p of the tokens of the target's sequences, best sequence first.
-        mask: which of them there are.
+        mask: which of them exist.
 
     Example:
         >>> log_probs = torch.tensor([[[-1.0, -2.0], [-3.0, 0.0]]])
@@ -244,12 +244,12 @@ LOWEST = -1e4  # stands for log 0; its exponential is 0 in every precision
 
 
 def _top(pair: LevelLogProbs, num_tokens: int | None, *, of: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Log q, log p and whether there is a token, for the likeliest legal tokens; finite everywhere."""
+    """Log q, log p and whether the token exists, for the likeliest legal tokens; finite everywhere."""
     draft = pair.draft.clamp(min=LOWEST).masked_fill(~pair.legal, LOWEST)
     target = pair.target.clamp(min=LOWEST).masked_fill(~pair.legal, LOWEST)
     if num_tokens is None or num_tokens >= draft.shape[-1]:
         return draft, target, pair.legal
-    # Illegal ones come last, even after legal ones of probability 0.
+    # Illegal tokens come last, even after legal ones of probability 0.
     ranked = (draft if of == "draft" else target).detach().masked_fill(~pair.legal, -torch.inf)
     chosen = ranked.topk(num_tokens, sorted=False).indices
     return draft.gather(-1, chosen), target.gather(-1, chosen), pair.legal.gather(-1, chosen)

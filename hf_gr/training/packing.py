@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many sequences after one prompt in one forward, with gradients. Knows no catalogue and no loss.
 
-The sequences of a prompt follow it, one after the other, as branches of a tree: every token has the position of
-its true depth and sees the prompt, its own sequence's earlier tokens and itself. The prompt is computed once, however
-many sequences there are. Source: AtSpeed, section 3.3 (tree-based attention), which the paper uses at inference only.
+The sequences of a prompt follow it, concatenated, as branches of a tree: every token has the position of its true
+depth and sees the prompt, its own sequence's earlier tokens and itself. The prompt is computed once for all sequences.
+Source: AtSpeed, section 3.3 (tree-based attention), which the paper uses at inference only.
 
-Models that cannot take such a mask get one row a sequence, the prompt repeated.
+Models that cannot take such a mask get one row per sequence, with the prompt repeated.
 
 Axes: B batch, P prompt, S sequences, L positions of a sequence, N nodes: S * (L - 1), V vocabulary.
 """
@@ -30,24 +30,24 @@ from hf_gr.generation.torch.models import base_model, layer_types, mask_dtype, t
 from hf_gr.generation.torch.prompts import positions_of
 from hf_gr.torch.tree import to_additive
 
-# What a forward costs by itself, in tokens; on a GPU (True) thousands of tokens cost no more than one.
+# The fixed cost of a forward, in tokens; on a GPU (True) thousands of tokens cost no more than one.
 OVERHEAD = {False: 128, True: 8192}
 
 
 @dataclass(frozen=True)
 class PathScores:
-    """What a model says after every prefix of some sequences, logits or log-probabilities.
+    """A model's scores after every prefix of some sequences, logits or log-probabilities.
 
     Attributes:
         first: after the prompt, the same for all its sequences.
-        rest: after the first, second, ... token of every sequence; its last token is not scored.
+        rest: after the first, second, ... token of every sequence; nothing is scored after the last.
     """
 
     first: Float[Tensor, "batch 1 vocab"]
     rest: Float[Tensor, "batch sequences nodes vocab"]
 
     def at(self, level: int) -> Float[Tensor, "batch prefixes vocab"]:
-        """The scores of tokens number `level`."""
+        """The scores of the tokens at `level`."""
         return self.first if level == 0 else self.rest[:, :, level - 1]
 
     def log_softmax(self) -> PathScores:
@@ -59,7 +59,7 @@ class PathScores:
         return torch.cat([self.first, self.rest[:, number]], dim=1)
 
     def of_tokens(self, paths: Int[Tensor, "batch sequences length"]) -> Float[Tensor, "batch sequences length"]:
-        """What stands at the tokens of the sequences; 0 where there is no token (-1)."""
+        """The scores of the sequences' own tokens; 0 where there is no token (-1)."""
         tokens = paths.clamp(min=0)
         first = self.first.expand(-1, paths.shape[1], -1).gather(-1, tokens[..., :1])
         rest = self.rest.gather(-1, tokens[..., 1:, None])[..., 0]
@@ -67,25 +67,25 @@ class PathScores:
 
 
 def pad_token(model: Any) -> int:
-    """What fills short prompts; the attention mask hides it, whatever it is."""
+    """The token that fills short prompts; the attention mask hides it, so any will do."""
     pad_token_id = getattr(base_model(model).config, "pad_token_id", None)
     return 0 if pad_token_id is None else pad_token_id
 
 
 def pad_prompts(prompts: Sequence[Any], *, pad_token_id: int) -> tuple[Int[Tensor, "batch prompt"], Any]:
-    """Prompts of any lengths with padding on the left, and their attention mask."""
+    """Prompts of any length with padding on the left, and their attention mask."""
     input_ids, mask = pad(prompts, pad_token_id)
     return torch.from_numpy(input_ids), torch.from_numpy(mask)
 
 
 def pad_rows(rows: Sequence[np.ndarray], *, fill: int) -> Tensor:
-    """Rows of any lengths, such as labels, with padding on the right."""
+    """Rows of any length, such as labels, with padding on the right."""
     tensors = [torch.from_numpy(row.copy()) for row in rows]
     return pad_sequence(tensors, batch_first=True, padding_value=fill)
 
 
 def can_pack(model: Any, length: int) -> bool:
-    """Whether a model takes sequences side by side; `length` tokens at most see each other."""
+    """Whether a model takes sequences side by side; at most `length` tokens see each other."""
     inner = base_model(model)
     config = inner.config.get_text_config(decoder=True)
     is_windowed = "sliding_attention" in layer_types(config) and length > config.sliding_window
@@ -106,8 +106,8 @@ def score_paths(
         model: a decoder of transformers, or one wrapped for training.
         input_ids: prompts, padded on the left.
         attention_mask: 1 at their tokens, 0 at padding; no prompt is empty.
-        paths: the sequences' tokens, -1 where there are none; what is scored there means nothing.
-        pack: side by side (True), or one row a sequence (False); by default what the model takes.
+        paths: the sequences' tokens, -1 where there are none; scores there mean nothing.
+        pack: side by side (True), or one row per sequence (False); by default what the model takes.
 
     Returns:
         Logits that equal those of plain forwards of the prompt and each sequence, and carry their gradients.
@@ -142,15 +142,15 @@ def score_paths(
 
 
 def split_by_length(lengths: Sequence[int], num_nodes: int, *, overhead: int) -> list[list[int]]:
-    """The rows of a batch in groups of like lengths, so that little padding is computed.
+    """The rows of a batch in groups of similar lengths, so that little padding is computed.
 
     Args:
         lengths: tokens of each prompt.
         num_nodes: tokens after each prompt.
-        overhead: what a forward costs by itself, in tokens.
+        overhead: the fixed cost of a forward, in tokens.
 
     Returns:
-        The groups of least cost (rows times longest prompt and nodes, and the overhead), the shortest first; each in
+        The groups of least cost (rows times longest prompt and nodes, plus the overhead), shortest first; each by
         ascending length.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
@@ -169,7 +169,7 @@ def split_by_length(lengths: Sequence[int], num_nodes: int, *, overhead: int) ->
 
 
 def _is_distributed(model: Any) -> bool:
-    """Whether other processes wait for this one, which all must run equally many forwards."""
+    """Whether other processes wait for this one: all must run equally many forwards."""
     group = torch.distributed
     is_several = group.is_available() and group.is_initialized() and group.get_world_size() > 1
     return is_several or isinstance(model, DataParallel)
@@ -208,9 +208,9 @@ def _score(model: Any, input_ids: Tensor, attention_mask: Tensor, paths: Tensor,
 def packed_mask(
     prompt_mask: Bool[Tensor, "batch prompt"], num_paths: int, num_nodes: int
 ) -> Bool[Tensor, "batch 1 tokens tokens"]:
-    """Who sees whom: the prompt causally; a node the prompt's real tokens, its own path's earlier nodes and itself.
+    """Which token sees which: the prompt is causal; a node sees the prompt's real tokens, its path so far and itself.
 
-    Padding sees itself, because attention to nothing at all is not a number.
+    Padding sees itself, because attention to nothing gives NaN.
     """
     batch_size, width = prompt_mask.shape
     device = prompt_mask.device
@@ -226,7 +226,7 @@ def packed_mask(
 
 
 def _forward(model: Any, input_ids: Tensor, mask: Tensor, positions: Tensor, *, num_logits: int) -> Tensor:
-    """The logits after the last so many tokens."""
+    """The logits after the last few tokens."""
     given: dict[str, Any] = {"use_cache": False, "return_dict": True}
     inner = base_model(model)
     if takes_argument(inner, "position_ids"):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sequences of a catalogue as paths through its trie: the legal tokens at every position. Knows no model and no loss.
 
-The teacher data holds a distribution once for every distinct prefix of a prompt's sequences, over its legal children
-alone. Whoever writes it and whoever reads it walk the same trie, so that no token needs to be stored with a number.
+The teacher data holds one distribution per distinct prefix of a prompt's sequences, over its legal children only.
+Writer and reader walk the same trie, so values are stored without their tokens.
 
 Axes: B batch, K sequences, L positions, S prefixes of a level (1 at level 0, else K), C children, V vocabulary.
 """
@@ -30,8 +30,8 @@ class PathLevel:
         below: the children of every prefix.
         is_first: whether this is a prefix, and no earlier sequence of the row has the same one.
         owner: the first sequence of the row with the same prefix.
-        chosen: the child that every sequence goes on with; 0 where it does not.
-        is_there: whether it does.
+        chosen: the child with which each sequence continues; 0 if it has ended.
+        is_there: whether it continues.
     """
 
     below: Children
@@ -42,11 +42,11 @@ class PathLevel:
 
     @property
     def stored(self) -> Bool[Tensor, "batch prefixes children"]:
-        """The children whose log-probabilities are kept, once for equal prefixes."""
+        """The children whose log-probabilities are stored, once for equal prefixes."""
         return self.below.legal & self.is_first[..., None]
 
     def gather(self, log_probs: Float[Tensor, "batch prefixes vocab"]) -> Float[Tensor, "batch prefixes children"]:
-        """What stands at the children of every prefix; of no meaning at illegal ones."""
+        """The values of the children of every prefix; meaningless at illegal ones."""
         return self.below.scores(log_probs.flatten(0, 1)).view(self.below.legal.shape)
 
     def restore(self, values: Float[Tensor, " stored"]) -> Float[Tensor, "batch prefixes children"]:
@@ -56,7 +56,7 @@ class PathLevel:
         return dense.gather(1, self.owner[..., None].expand_as(dense))
 
     def of_chosen(self, dense: Float[Tensor, "batch prefixes children"]) -> Float[Tensor, "batch sequences"]:
-        """What stands at the child that each sequence goes on with."""
+        """The value of the child with which each sequence continues."""
         dense = dense.expand(-1, self.chosen.shape[1], -1)
         return dense.gather(-1, self.chosen[..., None])[..., 0]
 
@@ -65,7 +65,7 @@ def walk(paths: Int[Tensor, "batch sequences length"], catalogue: DeviceCatalogu
     """Follow sequences through the trie, level by level.
 
     Args:
-        paths: tokens, -1 behind the end of a sequence and where there is none.
+        paths: tokens, -1 after the end of a sequence and where there is none.
         catalogue: on the same device.
 
     Returns:
@@ -98,11 +98,11 @@ def walk(paths: Int[Tensor, "batch sequences length"], catalogue: DeviceCatalogu
 
 
 def training_snapshot(index: ConstraintIndex) -> Snapshot:
-    """The living part of an index, compiled anew if it was updated or filtered: children are in token order then."""
+    """The living part of an index, recompiled if it was updated or filtered: this puts children in token order."""
     return index.snapshot.compact()
 
 
 def training_catalogue(index: ConstraintIndex | Snapshot, device: torch.device) -> DeviceCatalogue:
-    """The catalogue that data is written and read with, on a device."""
+    """The catalogue for writing and reading data, on a device."""
     snapshot = index if isinstance(index, Snapshot) else training_snapshot(index)
     return device_catalogue(combine_rules([snapshot]), device)

@@ -1,10 +1,10 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a target model answers, written to disk for training draft models. Knows no draft model and no loss.
+"""A target model's answers, written to disk for training draft models. Knows no draft model and no loss.
 
 For each prompt: the K sequences of the target's *constrained* beam search, and its log-probabilities over the legal
-tokens at each of their positions, taken from the search's own logits. Shards of Parquet are what is kept: each is
-written whole or not at all, so that a run that was stopped continues after the last one.
+tokens at each of their positions, taken from the search's own logits. They are kept in Parquet shards: each is written
+whole or not at all, so that a stopped run continues after the last one.
 
 Source: AtSpeed, section 3.1 (D') and appendix A.3 (the sequences of the search's last step).
 Axes: B batch, K sequences, L positions of the longest sequence, V vocabulary.
@@ -43,7 +43,7 @@ from .paths import PathLevel, training_catalogue, training_snapshot, walk
 FORMAT_VERSION = 1
 SUMMARY_FILE = "teacher_data.json"
 METADATA_KEY = b"hf_gr.teacher_data"
-LOWEST_LOG_PROB = -6e4  # what fp16 holds; stands for log 0
+LOWEST_LOG_PROB = -6e4  # fits fp16; stands for log 0
 
 Prompt = Any  # a list, a NumPy array or a tensor of integers, one axis
 
@@ -62,34 +62,34 @@ def write_teacher_data(
     shard_size: int = 1024,
     progress: bool = False,
 ) -> Path:
-    """Write what a target model answers to prompts: the data that draft models are aligned with.
+    """Write a target model's answers to prompts: the data for aligning draft models.
 
-    Memory holds one shard, however many prompts there are. A call that was interrupted is made again with the same
-    arguments: shards that are there are kept, and only their prompts are read once more.
+    Memory holds one shard, whatever the number of prompts. To resume an interrupted call, repeat it with the same
+    arguments: existing shards are kept, and only their prompts are read again.
 
     Args:
-        model: the target, a decoder with `GRGenerationMixin` (`hf_gr.enable`). Its generation config holds for the
-            search, but for beams and sampling; log-probabilities are its own, whatever processors are configured.
-        prompts: token sequences of any lengths, without padding; any iterable, which is read once.
+        model: the target, a decoder with `GRGenerationMixin` (`hf_gr.enable`). Its generation config applies to the
+            search, except for beams and sampling; log-probabilities are the model's own, without processors.
+        prompts: token sequences of any length, without padding; any iterable, which is read once.
         index: the catalogue.
-        directory: where the shards go; made if need be.
-        num_beams: K, beams of the search and sequences kept of each prompt.
+        directory: the shards' folder; created if necessary.
+        num_beams: K, beams of the search and sequences kept per prompt.
         labels: for every prompt the tokens of the item that followed, for the losses that learn from it (all but a
-            pure alignment). The end token of a ragged catalogue is added where it is missing.
+            pure alignment). The end token of a ragged catalogue is added if it is missing.
         batch_size: prompts searched together.
         full_vocabulary: keep the target's log-probabilities over the whole vocabulary at the label's positions, as
-            WordKD and TVDKD need them: `2 * L * V` bytes a prompt.
-        shard_size: prompts a file. Prompts of like lengths are searched together within a shard, which saves padding.
+            WordKD and TVDKD need them: `2 * L * V` bytes per prompt.
+        shard_size: prompts per file. A shard searches prompts of similar lengths together, which saves padding.
         progress: show a bar on stderr, if rich is installed.
 
     Returns:
         The directory.
 
     Raises:
-        ValueError: before any work for arguments that make no sense, or a directory that holds data of other
-            settings, of another model or of another catalogue; on the way for a prompt or label that is empty or not
-            of integers of the vocabulary, other numbers of prompts and labels, and prompts that differ from those of
-            the shards that are there.
+        ValueError: before any work for invalid arguments, or a directory that holds data of other settings, of
+            another model or of another catalogue; later for a prompt or label that is empty or has values outside the
+            vocabulary, prompts and labels that differ in number, and prompts that differ from those of existing
+            shards.
         ImportError: pyarrow is missing: `pip install "hf-gr[tables]"`.
 
     Example:
@@ -169,7 +169,7 @@ def shard_paths(directory: Path) -> list[Path]:
 
 
 def read_shard_settings(path: Path) -> dict[str, Any]:
-    """What a shard was written with, the digest of its prompts among it."""
+    """The settings of a shard, including the digest of its prompts."""
     _, parquet = import_pyarrow()
     metadata = parquet.read_schema(path).metadata or {}
     if METADATA_KEY not in metadata:
@@ -199,7 +199,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Answer:
-    """What is kept of one prompt; the names are those of the columns."""
+    """What is stored for one prompt; the fields are named as the columns."""
 
     sequences: np.ndarray
     scores: np.ndarray
@@ -209,7 +209,7 @@ class _Answer:
 
 
 def _search_all(plan: _Plan, rows: Sequence[_Row], advance: Callable[[int], None]) -> list[_Answer]:
-    """The answers to some prompts, in their order; those of like lengths are searched together."""
+    """The answers to some prompts, in their order; those of similar lengths are searched together."""
     order = sorted(range(len(rows)), key=lambda at: len(rows[at].prompt), reverse=True)
     answers: dict[int, _Answer] = {}
     for start in range(0, len(order), plan.batch_size):
@@ -220,8 +220,8 @@ def _search_all(plan: _Plan, rows: Sequence[_Row], advance: Callable[[int], None
 
 
 def _search(plan: _Plan, rows: Sequence[_Row]) -> list[_Answer]:
-    """Search for one batch, and keep what the search has computed anyway."""
-    # The attention mask hides what fills short prompts, whatever it is.
+    """Search for one batch, and keep what the search computes anyway."""
+    # The attention mask hides padding, whatever its token.
     pad_token_id = max(fill_token(plan.model.generation_config), 0)
     input_ids, mask = pad_prompts([row.prompt for row in rows], pad_token_id=pad_token_id)
     input_ids, mask = input_ids.to(plan.device), mask.to(plan.device)
@@ -233,7 +233,7 @@ def _search(plan: _Plan, rows: Sequence[_Row]) -> list[_Answer]:
         num_beams=num_beams,
         num_return_sequences=num_beams,
         do_sample=False,
-        drafting=None,  # the logits of every level are asked for
+        drafting=None,  # the logits of every level are needed
         verification="strict",
         return_dict_in_generate=True,
         output_scores=True,
@@ -241,14 +241,14 @@ def _search(plan: _Plan, rows: Sequence[_Row]) -> list[_Answer]:
     )
     paths = out.sequences[:, input_ids.shape[1] :].unflatten(0, (batch_size, num_beams))
     sources = getattr(out, "beam_indices", None)
-    if sources is None:  # a single path for itself
+    if sources is None:  # a single path
         sources = torch.arange(batch_size, device=paths.device)[:, None].expand(-1, paths.shape[-1])
     sources = sources.long().unflatten(0, (batch_size, num_beams))
     if num_beams > 1:
         paths = paths.masked_fill(sources < 0, -1)
     paths = torch.nn.functional.pad(paths, (0, plan.max_length - paths.shape[-1]), value=-1)
     levels = walk(paths, plan.catalogue)
-    # A greedy path has padding after its end: what leads nowhere is none of its tokens.
+    # A greedy path has padding after its end: tokens that lead nowhere are not its own.
     is_there = torch.stack([level.is_there for level in levels], dim=-1)
     paths = paths.masked_fill(~is_there.cumprod(-1).bool(), -1)
     values, sizes, chosen = _legal_log_probs(out.logits, sources, levels, num_beams)
@@ -272,7 +272,7 @@ def _legal_log_probs(
     """Log-probabilities over the legal children of distinct prefixes, from the logits of the search's steps.
 
     Returns:
-        For every level the rows and the values, flat; `[B, L]` how many there are; and those of the sequences' tokens.
+        For every level the rows and the values, flat; `[B, L]` their number; and the values of the sequences' tokens.
     """
     flat: list[tuple[np.ndarray, np.ndarray]] = []
     sizes, tokens = [], []
@@ -298,7 +298,7 @@ def _legal_log_probs(
 
 
 def _split(flat: Sequence[tuple[np.ndarray, np.ndarray]], sizes: np.ndarray) -> list[np.ndarray]:
-    """Values of levels, each in the order of rows, as the values of rows, each in the order of levels."""
+    """Regroup values from levels, each in the order of rows, to rows, each in the order of levels."""
     rows = np.concatenate([rows for rows, _ in flat])
     values = np.concatenate([values for _, values in flat])
     values = values[np.argsort(rows, kind="stable")]
@@ -308,7 +308,7 @@ def _split(flat: Sequence[tuple[np.ndarray, np.ndarray]], sizes: np.ndarray) -> 
 def _label_log_probs(
     plan: _Plan, out: Any, input_ids: Int[Tensor, "batch prompt"], mask: Int[Tensor, "batch prompt"], rows: Any
 ) -> list[np.ndarray]:
-    """The whole distributions at the labels' positions, the prompt's keys taken from the search where they are."""
+    """The whole distributions at the labels' positions, with the prompt's keys from the search if they are there."""
     labels = pad_rows([row.label for row in rows], fill=PADDING).to(input_ids.device)
     width = labels.shape[1]
     first = out.logits[0][:: plan.num_beams][:, None]
@@ -338,7 +338,7 @@ def _is_prompts_cache(cache: Any, input_ids: Tensor) -> bool:
 
 
 def _write_shard(path: Path, rows: Sequence[_Row], answers: Sequence[_Answer], settings: dict[str, Any]) -> None:
-    """One Parquet file, under its name only once it is complete."""
+    """Write one Parquet file, which gets its name once it is complete."""
     arrow, parquet = import_pyarrow()
     num_beams, length = answers[0].sequences.shape
 
@@ -373,7 +373,7 @@ def _temporary(path: Path) -> Path:
 
 
 def _is_written(path: Path, settings: dict[str, Any], digest: str, num_rows: int, *, is_last: bool) -> bool:
-    """Whether a shard is there already; refuses one of other settings or prompts, but for a last one cut short."""
+    """Whether a shard exists; refuses one of other settings or prompts, except a truncated last one."""
     if not path.exists():
         return False
     there = read_shard_settings(path)
@@ -423,7 +423,7 @@ def _check_arguments(
 
 
 def _shards(prompts: Iterable[Prompt], labels: Iterable[Prompt] | None, size: int) -> Iterator[list[tuple[Any, Any]]]:
-    """Prompts with their labels, so many at once."""
+    """Prompts with their labels, in chunks."""
     if labels is None:
         pairs: Iterator[tuple[Any, Any]] = ((prompt, None) for prompt in prompts)
     else:
@@ -477,7 +477,7 @@ def _rows_digest(rows: Sequence[_Row]) -> str:
 
 
 def import_pyarrow() -> tuple[Any, Any]:
-    """pyarrow and its Parquet module, which come with an extra."""
+    """pyarrow and its Parquet module, from an extra."""
     try:
         import pyarrow
         import pyarrow.parquet

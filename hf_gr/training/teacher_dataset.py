@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Teacher data as a map-style dataset, and batches of it. Knows no model.
 
-Parquet is what is kept and shared; rows are read in any order from Arrow files made of it once, which are mapped into
-memory (the way `datasets` goes), so that a process holds only the pages that it has read.
+Parquet is for keeping and sharing; rows are read in any order from Arrow files made from it once and mapped into
+memory (as `datasets` does), so that a process holds only the pages that it has read.
 
 Axes: B batch, K sequences, L positions, T tokens of a label, V vocabulary, P prompt.
 """
@@ -31,23 +31,23 @@ Sample = dict[str, np.ndarray]
 
 
 class TeacherDataset(Dataset):
-    """What `write_teacher_data` wrote, one prompt an entry.
+    """The data of `write_teacher_data`, one prompt per entry.
 
     An entry is a dictionary of NumPy arrays:
 
     - `input_ids` `[P]`: the prompt.
-    - `sequences` `[K, L]`: the target's sequences, best first; -1 after the end, and where there is no further one.
+    - `sequences` `[K, L]`: the target's sequences, best first; -1 after the end, and in missing ones.
     - `scores` `[K]`: their scores, `-inf` where there is none.
     - `log_probs`: log p over the legal children of each distinct prefix, level by level, in the order of
-      `hf_gr.torch.transition.children`; `level_sizes` `[L]` tells how many belong to each level.
-    - `label` `[T]`, if there are labels, and `label_log_probs` `[T, V]`, if they were asked for.
+      `hf_gr.torch.transition.children`; `level_sizes` `[L]` is the number of values per level.
+    - `label` `[T]`, if there are labels, and `label_log_probs` `[T, V]`, with `full_vocabulary`.
 
     Args:
-        directory: what `write_teacher_data` was given.
-        cache_dir: where the Arrow files go; by default `arrow` in the directory.
+        directory: that of `write_teacher_data`.
+        cache_dir: the Arrow files' folder; by default `arrow` in the directory.
 
     Raises:
-        ValueError: a directory without data, or with a part of it: the call that wrote it was interrupted.
+        ValueError: the directory has no data, or only a part: the call that wrote it was interrupted.
         ImportError: pyarrow is missing: `pip install "hf-gr[tables]"`.
     """
 
@@ -88,7 +88,7 @@ class TeacherDataset(Dataset):
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of every prompt, for sampling by length."""
+        """The lengths of the prompts, for sampling by length."""
         return np.concatenate([shard.lengths for shard in self._shards])
 
     @property
@@ -143,7 +143,7 @@ class _Shard:
 
 
 def _arrow_file(path: Path, cache_dir: Path) -> Path:
-    """The Arrow file of a shard, made if it is not there or of an older shard."""
+    """The Arrow file of a shard, written if it is missing or of an older shard."""
     arrow, parquet = import_pyarrow()
     stat = path.stat()
     mapped = cache_dir / f"{path.stem}-{stat.st_size:x}-{stat.st_mtime_ns:x}.arrow"
@@ -152,7 +152,7 @@ def _arrow_file(path: Path, cache_dir: Path) -> Path:
     read_shard_settings(path)
     cache_dir.mkdir(parents=True, exist_ok=True)
     table = parquet.read_table(path, memory_map=True).combine_chunks()
-    # Several processes may be here at once: each has a temporary file of its own.
+    # Several processes may be here at once: each has its own temporary file.
     with replaced_file(mapped) as file, arrow.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
     for old in cache_dir.glob(f"{path.stem}-*.arrow"):
@@ -162,14 +162,14 @@ def _arrow_file(path: Path, cache_dir: Path) -> Path:
 
 
 class TeacherCollator:
-    """Entries of a `TeacherDataset` as the batch that `AtSpeedTrainer` takes.
+    """Batches entries of a `TeacherDataset` for `AtSpeedTrainer`.
 
     Args:
-        pad_token_id: what fills short prompts, on the left.
-        sequences: give the target's sequences (`sequences`, `[B, K, L]`, -1 where there is nothing).
-        log_probs: give its log-probabilities over legal children, by level (`log_probs`, a list of L flat tensors).
-        labels: give the labels (`labels`, `[B, T]`, -100 after the end).
-        label_log_probs: give the distributions at their positions (`label_log_probs`, `[B, T, V]`).
+        pad_token_id: fills short prompts, on the left.
+        sequences: add the target's sequences (`sequences`, `[B, K, L]`, -1 where there is no token).
+        log_probs: add its log-probabilities over legal children, by level (`log_probs`, a list of L flat tensors).
+        labels: add the labels (`labels`, `[B, T]`, -100 after the end).
+        label_log_probs: add the distributions at their positions (`label_log_probs`, `[B, T, V]`).
     """
 
     def __init__(
@@ -203,6 +203,6 @@ class TeacherCollator:
 
 
 def _by_level(samples: Sequence[Sample]) -> list[Tensor]:
-    """The values of each level, those of all rows one after the other."""
+    """The values of each level, those of all rows concatenated."""
     parts = [np.split(sample["log_probs"], np.cumsum(sample["level_sizes"])[:-1]) for sample in samples]
     return [torch.from_numpy(np.concatenate(level)) for level in zip(*parts, strict=True)]
