@@ -28,7 +28,7 @@ LLAMA = {
 }
 GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "n_inner": 48}
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-# One sliding layer and one full one, and a window shorter than the prompts and than the sequences behind them.
+# One sliding layer and one full one, and a window shorter than the prompts and than the sequences after them.
 MIXED = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
 SEQ2SEQ = {"decoder_start_token_id": PAD}
 

@@ -29,7 +29,7 @@ LONGEST = 5
 
 
 def tables(seed: int, num_rows: int, *, scale: float = 2.0) -> list[torch.Tensor]:
-    """By depth: logits of every row behind every prefix, which is read as a number of base VOCABULARY."""
+    """By depth: logits of every row after every prefix, which is read as a number of base VOCABULARY."""
     rng = np.random.default_rng(seed)
     shapes = [(num_rows, VOCABULARY**depth, VOCABULARY) for depth in range(LONGEST)]
     return [torch.tensor(rng.normal(scale=scale, size=shape), dtype=torch.float32) for shape in shapes]

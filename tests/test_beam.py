@@ -79,7 +79,7 @@ def test_blocks_of_many_candidates_give_the_best(width: int, number: int) -> Non
 @pytest.mark.parametrize("do_sample", [False, True])
 @pytest.mark.parametrize("last", [0, 63, 1_001])
 def test_few_living_candidates_among_many_are_kept(last: int, do_sample: bool) -> None:
-    """Blocks are filled up behind the last candidate, and what fills them is no candidate."""
+    """Blocks are padded after the last candidate, and the padding is no candidate."""
     scores = torch.full((1, 2, 20_001), DEAD)
     scores[0, 1, 20_000 - last] = -1.0
     kept = select(beams([[0.0, 0.0]]), candidates(1, 2, 20_001), scores, num_kept=4, dead_state=7, do_sample=do_sample)

@@ -55,7 +55,7 @@ def seconds_of(
 
 
 def way_of(merges: Sequence[int]) -> list[tuple[int, int]]:
-    """The forwards of a plan, behind the prefill that decides the first level."""
+    """The forwards of a plan, after the prefill that decides the first level."""
     way, level = [], 1
     while level < len(merges):
         way.append((level, merges[level]))
@@ -177,7 +177,7 @@ def test_costs_are_read_off_two_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measured.forward == pytest.approx(2e-3)
     assert measured.worth == pytest.approx(200)
     assert clock.seen == {20, 20 + WIDER_BY}
-    assert all(scorer.num_forwards == 1 for scorer in made)  # a forward behind the prompt, not behind each other
+    assert all(scorer.num_forwards == 1 for scorer in made)  # a forward after the prompt, not after each other
 
 
 def test_a_wider_forward_that_seems_cheaper_costs_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -430,7 +430,7 @@ def test_self_speculation_changes_nothing() -> None:
 
 
 def test_a_good_head_saves_forwards() -> None:
-    """A head that knows the answer: its codes' logits are set to what the model says behind every prompt."""
+    """A head that knows the answer: its codes' logits are set to what the model says after every prompt."""
     model, inputs = with_head("qwen3", 4), prompts(1, 6)
     settings = {"constraint_index": index_of("dense"), "num_beams": 2, "num_return_sequences": 2, **DETAILS}
     plain = model.generate(**inputs, **settings)

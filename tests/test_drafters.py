@@ -285,7 +285,7 @@ def test_a_level_must_be_worth_its_nodes() -> None:
 
 @pytest.mark.parametrize("num_beams", [1, 2, 5])
 def test_forced_levels_never_cost_a_forward_of_their_own(num_beams: int) -> None:
-    # One way on behind the first two tokens: two of five levels are open, the first of them is the prefill's.
+    # One way on after the first two tokens: two of five levels are open, the first of them is the prefill's.
     rows = [[a, b, *((a + b + k) % 6 + 1 for k in range(3))] for a in range(1, 7) for b in range(1, 7)]
     index = ConstraintIndex.from_sequences(rows)
     catalogue = transition.device_catalogue(combine_rules([index.snapshot] * 2), CPU)
@@ -294,7 +294,7 @@ def test_forced_levels_never_cost_a_forward_of_their_own(num_beams: int) -> None
     for worth in (0.0, float("inf")):
         decoded = decode(target(), catalogue, make_plan(2, num_beams), TreeDrafter(catalogue, budget=1, worth=worth))
         assert_same(decoded, plain)
-        assert decoded.speculation.target_forwards == 2  # behind the first token, and all that is forced
+        assert decoded.speculation.target_forwards == 2  # after the first token, and all that is forced
         assert plain.speculation.target_forwards == 4
 
 
@@ -310,7 +310,7 @@ def test_the_target_as_its_own_draft_is_always_right(num_steps: int) -> None:
     found = decoded.speculation
     assert found.accepted_steps.tolist() == found.drafted_steps.tolist()
     assert found.accepted_nodes.tolist() == found.drafted_nodes.tolist()
-    assert found.target_forwards == -(-4 // (1 + num_steps))  # 4 levels behind the prefill, 1 + gamma a forward
+    assert found.target_forwards == -(-4 // (1 + num_steps))  # 4 levels after the prefill, 1 + gamma a forward
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 9])

@@ -357,7 +357,7 @@ def test_eight_tokens_of_a_million_items_take_four_forwards(num_codes: int, forw
 
 
 def test_forced_levels_cost_no_forward_whatever_the_budget() -> None:
-    # One way on behind the second token.
+    # One way on after the second token.
     rows = [[a, b, *((a + b + step) % 60 + 1 for step in range(4))] for a in range(1, 20) for b in range(1, 30)]
     _, drafted = speculate(ConstraintIndex.from_sequences(rows), 10, budget=1)
     assert drafted.speculation.target_forwards == 2

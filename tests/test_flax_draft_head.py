@@ -132,7 +132,7 @@ def check_logits(variant: str, folder: Path) -> None:
             logits, cache = scorer.prefill(params, prompt)
             found.append([logits])
             for level in range(1, 3):
-                # Two nodes, of which the second goes on.
+                # Two nodes, of which the second continues.
                 pair = jnp.stack([tokens[:, level - 1] * 0 + 1, tokens[:, level - 1]], axis=1)
                 sees = jnp.zeros((2, 2, 2 * level), dtype=bool).at[..., 1::2].set(True)
                 sees = sees.at[:, 0, -1].set(False)

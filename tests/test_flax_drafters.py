@@ -170,7 +170,7 @@ def test_models_draft_by_the_trie(family: str) -> None:
     ours = model.generate(prompts, drafting="trie", **given)
     assert ours.sequences.tolist() == plain.sequences.tolist()
     assert plain.speculation.target_forwards == 2
-    assert ours.speculation.target_forwards == 1  # all that is left behind the first token fits
+    assert ours.speculation.target_forwards == 1  # all that is left after the first token fits
     assert ours.speculation.accepted_nodes.tolist() == [4, 4, 4]
 
 

@@ -258,7 +258,7 @@ def score(scorer: Scorer, *arguments: Any) -> Any:
 def by_tree(
     scorer: Scorer, params: Any, prompt: Prompt, levels: list[tuple[np.ndarray, np.ndarray]], calls: list[list[int]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Logits behind the prompt and behind all nodes, with the levels of each call scored together."""
+    """Logits after the prompt and after all nodes, with the levels of each call scored together."""
     visible, used, behind = visible_of(levels), 0, []
     first, cache = prefill(scorer, params, prompt)
     assert cache.num_slots == 0

@@ -508,7 +508,7 @@ def test_arguments_that_no_layout_continues_go_through_the_processor() -> None:
 
 @pytest.mark.parametrize("num_beams", [1, 4])
 def test_the_processor_path_means_the_same(num_beams: int) -> None:
-    # One prompt: without an end token transformers' greedy search goes on with a row until all rows are finished.
+    # One prompt: without an end token transformers' greedy search continues a row until all rows are finished.
     model, inputs = enabled(), prompts(1, 6)
     token = int(model.generate(**inputs, constraint_index=INDEX, num_beams=num_beams)[0, 7])
     fixed = ConstraintIndex.from_sequences(np.random.default_rng(3).integers(0, 9, size=(100, 4)))

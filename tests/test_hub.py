@@ -602,7 +602,7 @@ def test_a_command_that_fails_to_load_says_so_on_one_line(hub: HubServer, waits:
     assert "did not arrive" in said
 
 
-# A user's own process: what it writes, and what it tells of the token
+# A user's own process: what it writes, and what it reveals of the token
 
 STORY = """
 import logging, os, sys

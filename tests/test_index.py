@@ -668,7 +668,7 @@ def test_a_missing_file_is_named(file: str, tmp_path: Path) -> None:
 
 
 def plant_in(index: ConstraintIndex, folder: Path, name: str, value: Any) -> None:
-    """Save an index with one array or field replaced, or left away for None, and with digests that fit."""
+    """Save an index with one array or field replaced, or omitted for None, and with digests that fit."""
     segment = segment_of(index)
     fields = {"num_items": index.num_items, "eos_token_id": index.eos_token_id, **storage.describe_segment(segment)}
     arrays: dict[str, Any] = segment.arrays()

@@ -192,7 +192,7 @@ def test_gradients_are_finite_and_skip_what_is_not_there(name: str, options: dic
     assert case.logits.grad is not None
     assert case.logits.grad.isfinite().all()
     first = case.scores.first.numel()
-    # The logits behind a token that is not there, or that ends its sequence, are nobody's.
+    # The logits after a token that is not there, or that ends its sequence, are nobody's.
     rest = case.logits.grad[first:].view(case.scores.rest.shape)
     assert rest.any()
     assert not rest[case.paths[..., 1:] < 0].any()

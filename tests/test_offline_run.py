@@ -525,7 +525,7 @@ def check_left(output: Path, whole: bytes) -> None:
     assert not output.exists() or output.read_bytes() == whole
 
 
-# 2 calls for the manifest, 2 for each of 7 parts, 2 for the output: one before each name is taken, one behind it
+# 2 calls for the manifest, 2 for each of 7 parts, 2 for the output: one before each name is taken, one after it
 @pytest.mark.parametrize(
     "call", [pytest.param(call, marks=[] if call in TELLING else pytest.mark.slow) for call in range(1, 19)]
 )

@@ -32,7 +32,7 @@ def index_of(labels: list[list[int]]) -> ConstraintIndex:
 
 
 def allowed(processor: ConstraintLogitsProcessor, rows: list[list[int]], vocabulary: int = VOCABULARY) -> list:
-    """The tokens that each row may go on with; a row that is over is left its end token, with a very low score."""
+    """The tokens that each row may continue with; a finished row keeps its end token, with a very low score."""
     scores = processor(torch.tensor(rows), torch.zeros(len(rows), vocabulary))
     return [(row > -1e20).nonzero()[:, 0].tolist() for row in scores]
 
@@ -51,7 +51,7 @@ def reachable(processor: ConstraintLogitsProcessor, prompt: list[int]) -> set[tu
 
 
 def is_unclear(labels: list[list[int]], separator: list[int]) -> bool:
-    """Whether a separator shows up around or inside a label, or a label goes on with it where another one ends."""
+    """Whether a separator shows up around or inside a label, or a label continues with it where another one ends."""
 
     def text(tokens: list[int]) -> str:
         return "".join(map(str, tokens))

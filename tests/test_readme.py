@@ -28,7 +28,7 @@ def test_python_blocks_run(
         exec(compile(block, f"README.md block {number}", "exec"), namespace)
         printed = capsys.readouterr().out
         assert printed_before == "" or number
-        # A comment `# -> text` behind a print says what it prints.
+        # A comment `# -> text` after a print says what it prints.
         expected = re.findall(r"^print\(.*# -> (.*)$", block, flags=re.MULTILINE)
         assert [line for line in printed.splitlines() if line in expected] == expected
 

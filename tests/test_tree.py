@@ -48,7 +48,7 @@ def test_masks_equal_a_walk_up_the_tree(depth: int, window: int | None) -> None:
 
 
 def test_a_layer_that_dropped_keys_sees_the_ones_it_kept() -> None:
-    # A window of 3 keeps 2 keys of a prompt: the first token behind it sees both, the second one, the third none.
+    # A window of 3 keeps 2 keys of a prompt: the first token after it sees both, the second one, the third none.
     tree = Tree.over_prompt(1, 1, torch.device("cpu"))
     for kept in ([True, True], [False, True], [False, False]):
         tree = tree.grow(torch.zeros((1, 1), dtype=torch.long))

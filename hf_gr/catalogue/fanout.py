@@ -5,7 +5,7 @@
 Deep in a catalogue nearly every node has one child: the first child of node `v` is then `v` plus a shift that changes
 at few parents, and only those are stored (some 40 kB instead of 80 MB for a level of 20 million nodes).
 
-Axes: P parents, C children, E exceptions: the parents that have not exactly one child.
+Axes: P parents, C children, E exceptions: the parents with no child or several.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Bools = npt.NDArray[np.bool_]
 class Fanout:
     """The children of P parents.
 
-    In plain words, parent `p` has the children `offsets[p] .. offsets[p + 1]` where `exceptions` is None, and else
-    `p + offsets[k] .. p + 1 + offsets[m]`, with `k` exceptions before `p` and `m` up to and including it.
+    Parent `p` has the children `offsets[p] .. offsets[p + 1]` where `exceptions` is None, else `p + offsets[k] .. p +
+    1 + offsets[m]`, with `k` exceptions before `p` and `m` up to and including it.
 
     Attributes:
         num_parents: P.
@@ -34,7 +34,7 @@ class Fanout:
         largest: the most children that one parent has.
         num_childless: parents that have none.
         offsets: `[P + 1]` first children, or `[E + 1]` shifts: children beyond one each, up to an exception.
-        exceptions: `[E]` ascending parents, or None where they are too many to be listed.
+        exceptions: `[E]` ascending parents, or None where they are too many to list.
     """
 
     num_parents: int
@@ -46,12 +46,12 @@ class Fanout:
 
     @classmethod
     def from_starts(cls, parents: Bools, children: Bools) -> Fanout:
-        """Read off sorted rows.
+        """Derive from sorted rows.
 
         Args:
             parents: `[rows]`, whether a parent's rows start here.
-            children: `[rows]`, whether a child's rows start here; a parent has the children that start from its own
-                start up to the next parent's, and its first child starts where it starts itself.
+            children: `[rows]`, whether a child's rows start here; a parent's children start between its own start and
+                the next parent's, and its first child starts where the parent does.
         """
         num_parents, num_children = int(np.count_nonzero(parents)), int(np.count_nonzero(children))
         is_event = parents != children  # a further child, or a parent without one
@@ -94,7 +94,7 @@ class Fanout:
         """First and one past the last child of every parent, both shaped like `parents`."""
         if self.exceptions is None:
             return self.offsets[parents].astype(np.int64), self.offsets[parents + 1].astype(np.int64)
-        # Of one type with what is searched: NumPy would copy the exceptions otherwise.
+        # Same dtype as what is searched: otherwise NumPy copies the exceptions.
         sought = np.asarray(parents, dtype=self.exceptions.dtype)
         before = np.searchsorted(self.exceptions, sought)
         through = np.searchsorted(self.exceptions, sought, side="right")
@@ -113,7 +113,7 @@ class Fanout:
         through = np.searchsorted(self._first_of_exceptions, sought, side="right")
         before = np.maximum(through - 1, 0)
         regular = children - self.offsets[through].astype(np.int64)
-        # A child before the end of the last exception that begins before it is that one's.
+        # A child belongs to the last exception that begins before it, if that one's children reach so far.
         return np.where((through > 0) & (regular <= self.exceptions[before]), self.exceptions[before], regular)
 
     def childless(self) -> Array:
@@ -158,7 +158,7 @@ class Fanout:
         return is_first
 
     def check(self) -> None:
-        """Make sure that the arrays are those of a fanout.
+        """Check that the arrays form a fanout.
 
         Raises:
             ValueError: names what does not hold.
@@ -203,7 +203,7 @@ class Fanout:
 
 
 def spans(first: Array, last: Array) -> Longs:
-    """The numbers `first[i] .. last[i]` of all ranges, one after the other."""
+    """The numbers `first[i] .. last[i]` of all ranges, concatenated."""
     counts = (last - first).astype(np.int64)
     before = np.cumsum(counts) - counts
     return np.repeat(first - before, counts) + np.arange(int(counts.sum()))

@@ -1,9 +1,9 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What tells one catalogue from another. The values are on users' disks: for what was there before, they never change.
+"""Fingerprints of catalogues. The values are on users' disks: those of existing data never change.
 
-There are two: a run of `recommend` goes on only with the very same index, item ids and what is alive among it, and is
-told so without building anything; teacher data is of sequences, however the items on them are named.
+There are two. A run of `recommend` resumes only with the same index, item ids and living items included; checking that
+builds nothing. Teacher data depends on the sequences alone, whatever their item ids.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .snapshot import Snapshot
 
 
 def fingerprint_index(index: ConstraintIndex) -> str:
-    """A digest of a catalogue: what was compiled, and what of it is alive."""
+    """A digest of a catalogue: what was compiled, and which items are alive."""
     digest = hashlib.sha256(str(index.eos_token_id).encode())
     for part in index.snapshot.parts:
         for name, array in sorted(part.segment.arrays().items()):
@@ -32,7 +32,7 @@ def fingerprint_index(index: ConstraintIndex) -> str:
 
 
 def fingerprint_sequences(snapshot: Snapshot) -> str:
-    """A digest of the sequences of a catalogue; items may be named otherwise."""
+    """A digest of a catalogue's sequences, whatever their item ids."""
     rows = np.ascontiguousarray(snapshot.rows(), dtype="<i8")
     header = json.dumps([snapshot.eos_token_id, list(rows.shape)]).encode()
     return hashlib.sha256(header + rows.tobytes()).hexdigest()

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`ConstraintIndex`: the catalogue that `generate` is given. Checks, files and locks; what it knows is a `Snapshot`.
+"""`ConstraintIndex`: the catalogue that `generate` takes. Checks, files and locks; the content is a `Snapshot`.
 
 Axes: N rows as given, I living items, R generated rows of T tokens, Q item ids.
 """
@@ -43,8 +43,8 @@ class ConstraintIndex(
 
     Build one with `from_sequences`, load one with `from_pretrained`, and pass it to
     `generate(constraint_index=index)`. One instance serves any number of models, calls and threads, and may change
-    meanwhile: `add` and `remove` are seen by the next call, `where` gives a filtered view. A call sees the catalogue
-    as it is when the call begins; `copy.copy(index)` keeps the catalogue of this moment, and shares the arrays.
+    while it serves: the next call sees `add` and `remove`, `where` gives a filtered view. A call sees the catalogue as
+    it is when the call begins; `copy.copy(index)` keeps the catalogue of this moment and shares the arrays.
 
     Example:
         >>> index = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]], item_ids=["ham", "jam", "yam"])
@@ -58,14 +58,14 @@ class ConstraintIndex(
         >>> index.allowed_next_tokens([5])
         [7]
 
-    Source: STATIC, section 4 (the trie in compressed sparse rows); see `hf_gr.catalogue.trie` for what differs, and
-    `hf_gr.catalogue.segment` for what lets it change.
+    Source: STATIC, section 4 (the trie in compressed sparse rows); see `hf_gr.catalogue.trie` for the differences, and
+    `hf_gr.catalogue.segment` for how it changes.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
         """Wrap a compiled catalogue; use `from_sequences` instead."""
         self._snapshot = snapshot
-        self._updates = Lock()  # held by one update at a time; whoever reads takes `snapshot` once and needs none
+        self._updates = Lock()  # held by one update at a time; readers take `snapshot` once and need none
 
     @classmethod
     def from_sequences(
@@ -83,15 +83,15 @@ class ConstraintIndex(
                 tails of shorter rows, if there is an end token.
             item_ids: N item ids, all integers or all strings; the row numbers by default.
             eos_token_id: the end-of-sequence token, appended to every sequence that does not end with it. Ragged
-                sequences need it: it is what tells a sequence from a longer one that begins alike.
+                sequences need it: it tells a sequence from a longer one with the same beginning.
 
         Returns:
-            The index. 20 million rows of 8 tokens take some 6 seconds and 21 bytes each (README).
+            The index. 20 million rows of 8 tokens take about 6 seconds and 21 bytes each (README).
 
         Raises:
-            ValueError: no sequence at all, an empty one, tokens that are no integers from 0 to 2**31 - 1, ragged rows
-                without `eos_token_id`, an `eos_token_id` inside a sequence, or item ids of another number or of mixed
-                types.
+            ValueError: no sequence, an empty one, tokens that are not integers from 0 to 2**31 - 1, ragged rows
+                without `eos_token_id`, an `eos_token_id` inside a sequence, or item ids of the wrong number or of
+                mixed types.
         """
         eos_token_id = read_eos_token_id(eos_token_id)
         rows = read_catalogue(sequences, eos_token_id)
@@ -103,20 +103,20 @@ class ConstraintIndex(
         """Compile a set of labels: a taxonomy, for a language model that classifies.
 
         A label is tokenized as the text `prefix + label` after another text, without special tokens, and ends with
-        the tokenizer's end token. (SentencePiece puts a space before every text by itself; here the prefix alone
-        decides whether there is one.) Labels that tokenize alike are one sequence with several items; a label may
-        begin with another one.
+        the tokenizer's end token. (SentencePiece puts a space before every text; here the prefix alone decides whether
+        there is one.) Labels that tokenize alike are one sequence with several items; one label may be the beginning
+        of another.
 
         Args:
             labels: distinct strings, in any order; they are the item ids, so `items` gives them back.
-            tokenizer: the model's, of transformers or with the same methods.
+            tokenizer: the model's, from transformers or with the same methods.
             prefix: what stands between the prompt and a label. A prompt that ends with a space needs `""`.
 
         Returns:
             The index; it remembers the tokenizer for `check_tokenizer`.
 
         Raises:
-            ValueError: no label, an empty one, one given twice, one that is no string; a tokenizer without an end
+            ValueError: no label, an empty one, a duplicate, one that is not a string; a tokenizer without an end
                 token; the end token inside a label; or labels that do not survive the tokenizer.
 
         A label survives if its tokens decode to it again. Where the tokenizer normalises, case, accents, spaces and
@@ -152,7 +152,7 @@ class ConstraintIndex(
             progress: show a progress bar, if stderr is a terminal.
 
         Raises:
-            ValueError: as `from_sequences`; and a missing file or column, or a value of another type, by its row.
+            ValueError: as `from_sequences`; also a missing file or column, or a value of another type, by its row.
             ImportError: pyarrow is missing: `pip install "hf-gr[tables]"`.
         """
         return cls._from_table("parquet", path, sequence, item_id, eos_token_id, progress)
@@ -171,7 +171,7 @@ class ConstraintIndex(
         """Compile a catalogue from CSV files with a header.
 
         A single `sequence` column holds text such as `"5 7 9"`; of several columns, those after the end are empty.
-        `delimiter` is a comma by default, and a tab for `.tsv` files; all else is as in `from_parquet`.
+        `delimiter` is a comma by default, and a tab for `.tsv` files; the rest is as in `from_parquet`.
         """
         return cls._from_table("csv", path, sequence, item_id, eos_token_id, progress, delimiter)
 
@@ -193,11 +193,11 @@ class ConstraintIndex(
 
     @property
     def snapshot(self) -> Snapshot:
-        """The catalogue as it is now, which never changes; what a call of `generate` works with."""
+        """The catalogue as it is now: immutable, and what a call of `generate` works with."""
         return self._snapshot
 
     def __reduce__(self) -> tuple[type[ConstraintIndex], tuple[Snapshot]]:
-        return type(self), (self._snapshot,)  # a lock is of one process
+        return type(self), (self._snapshot,)  # a lock belongs to one process
 
     def __len__(self) -> int:
         """The number of distinct sequences."""
@@ -253,11 +253,11 @@ class ConstraintIndex(
 
     @property
     def max_token_id(self) -> int:
-        """The largest token of any sequence; a model needs a vocabulary beyond it."""
+        """The largest token of any sequence; a model's vocabulary must be larger."""
         return self._snapshot.max_token_id
 
     def has_items(self, item_ids: npt.ArrayLike | Iterable[ItemId]) -> Bools:
-        """`[Q]` flags: which of these ids the catalogue has an item for."""
+        """`[Q]` flags: for which of these ids the catalogue has an item."""
         return self._snapshot.has_items(item_ids)
 
     def items(
@@ -270,7 +270,7 @@ class ConstraintIndex(
 
         Args:
             sequences: `[R, T]` tokens (NumPy, torch on any device) or R token lists, the prompt cut off; or one
-                sequence. What follows a complete sequence is taken for padding. So is everything from a negative
+                sequence. Tokens after a complete sequence count as padding, and so does everything from a negative
                 token (-1, -100) on.
             exclude_items: as in `generate`: B lists of item ids, each for R / B rows. It matters only where items
                 share a sequence, which is generated as long as one of them is wanted.
@@ -278,11 +278,11 @@ class ConstraintIndex(
         Where the index changes between `generate` and this call, give both the same `copy.copy(index)`.
 
         Returns:
-            R lists of item ids, in the order in which the items were given; empty for a row that is no item (a
+            R lists of item ids, in the order in which the items were given; empty for a row that is not an item (a
             padding row).
 
         Raises:
-            ValueError: tokens that are no integers, or more than two axes; or `exclude_items` that are no lists of
+            ValueError: tokens that are not integers, or more than two axes; or `exclude_items` that are not lists of
                 ids of the catalogue's type.
 
         Example:
@@ -314,10 +314,10 @@ class ConstraintIndex(
         return self._snapshot.next_tokens(rows.reshape(-1).tolist())
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        """Make sure that a tokenizer is the one that `from_labels` was given; any will do for other indexes.
+        """Check that a tokenizer is the one given to `from_labels`; other indexes accept any.
 
         Raises:
-            ValueError: it reads texts in another way, or ends them with another token.
+            ValueError: it tokenizes texts differently, or ends them with another token.
         """
         snapshot = self._snapshot
         if snapshot.tokenizer is None:
@@ -346,8 +346,8 @@ class ConstraintIndex(
                 mask is of type bool: integers 0 and 1 are ids.
 
         Returns:
-            An index of its own, which may be updated, saved and filtered again. All items may be filtered away: such
-            an index generates nothing but padding.
+            An index of its own, which may be updated, saved and filtered again. All items may be filtered out: such an
+            index generates only padding.
 
         Raises:
             ValueError: a mask of another length, or an id that is not in the catalogue.
@@ -362,12 +362,12 @@ class ConstraintIndex(
         return type(self)(self._snapshot.where(mask_or_item_ids))
 
     def remove(self, item_ids: npt.ArrayLike | Iterable[ItemId]) -> None:
-        """Take items out; the next call of `generate` no longer sees them.
+        """Remove items; the next call of `generate` no longer sees them.
 
-        It costs time in proportion to the number of items taken out, and a copy of one bit for every node.
+        Takes time in proportion to the number of items removed, and copies one bit per node.
 
         Raises:
-            ValueError: an id that is not in the catalogue; nothing is taken out then.
+            ValueError: an id that is not in the catalogue; nothing is removed then.
         """
         with self._updates:
             self._snapshot = self._snapshot.remove(item_ids)
@@ -375,14 +375,14 @@ class ConstraintIndex(
     def add(
         self, sequences: npt.ArrayLike | Iterable[Sequence[int]], item_ids: npt.ArrayLike | Iterable[ItemId]
     ) -> None:
-        """Put items in; the next call of `generate` sees them.
+        """Add items; the next call of `generate` sees them.
 
-        What was added since the index was built is compiled anew each time: `compact` after some hundred thousand.
+        Each call recompiles all that was added since the index was built: `compact` after a few hundred thousand.
 
         Args:
             sequences: as in `from_sequences`, or none; of the catalogue's length where it has no end token.
-            item_ids: one id each, of the catalogue's type. An id that is there already gets a second sequence; remove
-                it first to give it another one.
+            item_ids: one id each, of the catalogue's type. An existing id gets a second sequence; remove it first to
+                replace its sequence.
 
         Raises:
             ValueError: as `from_sequences`; nothing is added then.
@@ -391,9 +391,9 @@ class ConstraintIndex(
             self._snapshot = self._snapshot.add(sequences, item_ids)
 
     def compact(self) -> None:
-        """Fold all updates into arrays built anew, as fast as an index that never changed.
+        """Rebuild the arrays with all updates folded in: as fast as an index that never changed.
 
-        It takes as long as building the index. Calls of `generate` go on meanwhile; other updates wait.
+        It takes as long as building the index. Calls of `generate` continue; other updates wait.
 
         Raises:
             ValueError: no item is left.
@@ -405,7 +405,7 @@ class ConstraintIndex(
     def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride] # one keyword more than `Where` has
         cls, repo_or_dir: str | Path, *, verify: bool | None = None, **where: Unpack[Where]
     ) -> ConstraintIndex:
-        """Load an index from a folder or from a repository of the Hub, mapped into memory and read when it is used.
+        """Load an index from a folder or from a repository of the Hub, mapped into memory and read on use.
 
         Args:
             repo_or_dir: a folder with the two files, or a repository id such as `"me/catalogue"`.
@@ -414,9 +414,9 @@ class ConstraintIndex(
                 `hf-gr index check` does it for any index. Sizes, types and format are always checked.
 
         Raises:
-            ValueError: a file that is missing, cut short, altered, of a newer format, or no safetensors file (never
-                unpickled); a repository that is not there, or not for this token.
-            ConnectionError: the Hub is not working, or the connection broke; nothing is kept of a file that broke off.
+            ValueError: a file that is missing, cut short, altered, of a newer format, or not a safetensors file (never
+                unpickled); a repository that does not exist, or that this token may not read.
+            ConnectionError: the Hub fails, or the connection broke; a partial download is not kept.
         """
         return cls._from_folder(Source(repo_or_dir, **where).resolve_folder(cls._files), verify=verify)
 
@@ -469,6 +469,6 @@ class ConstraintIndex(
 
 
 def _card(snapshot: Snapshot, name: str) -> str:
-    """The model card of a catalogue that is compact."""
+    """The model card of a compact catalogue."""
     codebooks = snapshot.base.segment.trie.codebooks
     return index_card(summarise(snapshot), [len(tokens) for tokens in codebooks], name)

@@ -19,7 +19,7 @@ from .sequences import is_integer, to_host
 
 ItemId = int | str
 HASH_BASIS, HASH_FACTOR = np.int64(0xCBF29CE484222325 - 2**64), np.int64(1_099_511_628_211)  # FNV's, in 64 bits
-HASHED_BYTES = 256  # of a text: hashing takes a step a byte of the longest, and what is found is compared anyway
+HASHED_BYTES = 256  # of a text: hashing takes a step per byte of the longest, and matches are compared anyway
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,9 +63,9 @@ class ItemIds:
         return self.values[items] if self.bounds is None else cast("list[str]", self.take(items))
 
     def find(self, ids: Array | list[str]) -> tuple[Longs, Longs]:
-        """The items that have these ids: `[Q]` counts, and the items of all Q ids, one after the other."""
+        """The items that have these ids: `[Q]` counts, and the items of all Q ids, concatenated."""
         if isinstance(ids, np.ndarray):
-            # Of one type with the ids: NumPy would copy them all otherwise.
+            # Same dtype as the ids: otherwise NumPy copies them all.
             held = np.iinfo(self.values.dtype)
             may_be = (ids >= held.min) & (ids <= held.max)
             sought = ids.astype(self.values.dtype)
@@ -82,7 +82,7 @@ class ItemIds:
         return np.bincount(of[same], minlength=len(ids)), items[same]
 
     def check(self) -> None:
-        """Make sure that the arrays are those of item ids.
+        """Check that the arrays form item ids.
 
         Raises:
             ValueError: names what does not hold.
@@ -94,7 +94,7 @@ class ItemIds:
         require((keys[1:] >= keys[:-1]).all(), "the item ids are in the order in which they are looked up")
 
     def check_text(self) -> None:
-        """Make sure that strings are Unicode text, all of it and in their order; see `check`."""
+        """Check that strings are Unicode, and divide all of the text in their order; see `check`."""
         if self.bounds is not None:
             bounds = self.bounds.astype(np.int64)
             inside = bounds[0] == 0 and bounds[-1] == len(self.values)
@@ -111,9 +111,9 @@ class ItemIds:
         return cls(values, bounds.astype(smallest_dtype(len(values))))
 
     def _search(self, sought: Array, *, after: bool) -> Longs:
-        """`np.searchsorted` over the keys in sorted order, which are made as they are met and stored nowhere.
+        """`np.searchsorted` over the keys in sorted order, which are computed on demand and not stored.
 
-        Its own `sorter` is for 64 bits: NumPy would copy all of `order` at every call.
+        NumPy's own `sorter` has 64 bits: it would copy all of `order` at every call.
         """
         if self.order is None:
             return np.searchsorted(self.values, sought, side="right" if after else "left")
@@ -152,13 +152,12 @@ def read_item_ids(
     """Check one item id for every row: an integer array or a list of strings; None stays None.
 
     Args:
-        item_ids: as the caller was given them.
+        item_ids: as the caller got them.
         num_rows: how many there must be.
-        argument: how messages name them.
+        argument: their name in messages.
 
     Raises:
-        ValueError: another number of them than rows, mixed or other types, integers beyond 64 bits, text that is no
-            Unicode.
+        ValueError: not one id per row, mixed or other types, integers beyond 64 bits, text that is not Unicode.
     """
     if item_ids is None:
         return None

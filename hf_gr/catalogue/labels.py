@@ -18,7 +18,7 @@ from .sequences import ERRORS_SHOWN, is_integer
 
 SPACES = ("\u2581", "Ġ")  # how SentencePiece and byte-level BPE write a space
 ANCHORS = (":", "a", "\n")  # texts to continue: a tokenizer may merge one of them with what follows
-# What tells tokenizers apart: case, spaces, digits, punctuation, accents, other scripts.
+# Tokenizers differ in these: case, spaces, digits, punctuation, accents, other scripts.
 PROBES = (" Technology > AI", "An uncommon sentence, 2,048 words.", " naïve Ünïcode", " 北京 Москва", "\n\n  x_y")
 
 
@@ -47,7 +47,7 @@ def tokenize_labels(labels: Sequence[str], tokenizer: Any, prefix: str) -> tuple
     """The tokens of every label, without the end token, and the end token.
 
     Raises:
-        ValueError: no tokenizer, no end token, or labels that are lost in it; see `ConstraintIndex.from_labels`.
+        ValueError: no tokenizer, no end token, or labels that do not survive it; see `ConstraintIndex.from_labels`.
     """
     if not isinstance(prefix, str):
         raise ValueError(f'prefix is {prefix!r}, expected a string: " " or ""')
@@ -75,18 +75,18 @@ def tokenize_labels(labels: Sequence[str], tokenizer: Any, prefix: str) -> tuple
 
 
 def encode(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """The tokens of texts, and no special ones around them."""
-    if not texts:  # which tokenizers do not take
+    """The tokens of texts, without special tokens."""
+    if not texts:  # tokenizers reject an empty list
         return []
     rows = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
     return [[int(token) for token in row] for row in rows]
 
 
 def encode_continuations(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """The tokens of texts that follow another one immediately.
+    """The tokens of texts that directly follow another text.
 
-    A tokenizer may put a space before every text by itself, as SentencePiece does: one that a text begins with would
-    be the second, and one before a text that begins with none would be too much.
+    A tokenizer may put a space before every text, as SentencePiece does: a text that begins with a space would get a
+    second one, and a text that does not would get an unwanted one.
     """
     if not _writes_its_own_space(tokenizer):
         return encode(tokenizer, texts)
@@ -116,7 +116,7 @@ def fingerprint(tokenizer: Any) -> str:
 
 
 def check_is_unicode(text: str, name: str) -> None:
-    """Refuse halves of surrogate pairs, such as `errors="surrogateescape"` leaves: no tokenizer takes them."""
+    """Refuse lone surrogates, such as `errors="surrogateescape"` leaves: no tokenizer accepts them."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -126,7 +126,7 @@ def check_is_unicode(text: str, name: str) -> None:
 
 
 def check_is_tokenizer(tokenizer: Any) -> None:
-    """Make sure that what is given has a tokenizer's methods."""
+    """Check that the object has a tokenizer's methods."""
     names = ("eos_token_id", "batch_decode", "convert_ids_to_tokens")
     if not callable(tokenizer) or not all(hasattr(tokenizer, name) for name in names):
         raise ValueError(
@@ -138,7 +138,7 @@ def _lost(labels: Sequence[str], rows: list[list[int]], tokenizer: Any, prefix: 
     """The labels that do not come back: see "survives" in `ConstraintIndex.from_labels`."""
     texts: list[str] = tokenizer.batch_decode(rows, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     unknown = getattr(tokenizer, "unk_token_id", None)
-    # A decoder may swallow spaces at the front, and WordPiece's knows of none.
+    # A decoder may strip leading spaces, and WordPiece's has none.
     changed = [
         number
         for number, (label, text) in enumerate(zip(labels, texts, strict=True))
@@ -158,7 +158,7 @@ def _lost(labels: Sequence[str], rows: list[list[int]], tokenizer: Any, prefix: 
 
 
 def _letters(text: str) -> str:
-    """What normalisation leaves alone: the text without case, accents, spaces, controls and compatibility forms."""
+    """What normalisation preserves: the text without case, accents, spaces, controls and compatibility forms."""
     plain = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
     return "".join(c for c in plain if not c.isspace() and unicodedata.category(c) not in ("Mn", "Cc", "Cf"))
 

@@ -21,7 +21,7 @@ from .sequences import is_integer
 
 TEMPLATE = "<{level}_{code}>"
 
-_PROBE = 9876543210  # a code that no template holds: where it turns up, the code stands
+_PROBE = 9876543210  # a code that no template holds: it marks the code's place
 _INTEGER = re.compile("0|[1-9][0-9]{0,17}")  # 18 digits at most: within 64 bits
 _SEPARATOR = "[-_,; |]"  # no others: 12.5 and 1e5 are numbers
 _NUMBERS = re.compile(f"[0-9]+(?:({_SEPARATOR})[0-9]+(?:\\1[0-9]+)*)?")  # the same one between all of them
@@ -32,8 +32,8 @@ def read_recipe(source: Any, template: str) -> tuple[list[list[int]], list[ItemI
     """The codes of every item and the item ids; see `SemanticIds.from_json`.
 
     Raises:
-        ValueError: a file that is no JSON, something else than a mapping or a list, or an item whose semantic ID
-            cannot be read, by name.
+        ValueError: a file that is not JSON, anything but a mapping or a list, or an item whose semantic ID cannot be
+            read, by name.
     """
     is_file = isinstance(source, (str, PathLike))
     content: Any = _load(Path(cast(str, source))) if is_file else source
@@ -86,7 +86,7 @@ def _load(path: Path) -> Any:
 
 
 def _item_ids(keys: list[Any]) -> list[ItemId]:
-    """JSON turns the keys 0, 1, ... into text, which the histories of the same recipes do not do to their items."""
+    """JSON turns the keys 0, 1, ... into text; in the histories of the same recipes, items stay integers."""
     if all(isinstance(key, str) and _INTEGER.fullmatch(key) for key in keys):
         return [int(key) for key in keys]
     return keys
@@ -107,7 +107,7 @@ def _read_codes(value: Any, template: str, item: ItemId) -> list[int]:
 
 
 def _cut(text: str, template: str) -> list[int | str]:
-    """The parts of `12-5-9` and of `<a_12><b_5><c_9>`, which the number of a collision may follow, as in `...-1`."""
+    """The parts of `12-5-9` and of `<a_12><b_5><c_9>`, with or without a collision number, as in `...-1`."""
     if _NUMBERS.fullmatch(text):
         return [int(number) for number in re.findall("[0-9]+", text)]
     parts: list[int | str] = []
@@ -123,7 +123,8 @@ def _cut(text: str, template: str) -> list[int | str]:
 @lru_cache(maxsize=2**16)  # items share their texts: a catalogue has a few thousand
 def _code(template: str, level: int, text: str) -> int | None:
     match = _pattern(template, level).fullmatch(text)
-    # Written again, since the tokenizer's text must be this one: {code} does not write <a_07>, {code:02} does.
+    # Checked by writing it again, since the tokenizer's text must be this one: {code} does not write <a_07>, {code:02}
+    # does.
     return int(match[1]) if match and token_text(template, level, int(match[1])) == text else None
 
 

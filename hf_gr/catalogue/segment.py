@@ -54,7 +54,7 @@ class Items:
         return numbers.tolist() if self.ids is None else self.ids.take(numbers)
 
     def find(self, ids: Array | list[str]) -> tuple[Longs, Longs]:
-        """`[Q]` counts of the items that have these ids, and the numbers of all of them, one after the other."""
+        """`[Q]` counts of the items that have these ids, and the numbers of all of them, concatenated."""
         if self.ids is not None:
             if self.ids.are_strings == isinstance(ids, np.ndarray):
                 return np.zeros(len(ids), dtype=np.int64), np.zeros(0, dtype=np.int64)
@@ -91,7 +91,7 @@ class Segment:
         return arrays
 
     def check(self) -> None:
-        """Make sure, by reading all of it, that the arrays are those of a segment.
+        """Check, by reading all of it, that the arrays form a segment.
 
         Raises:
             ValueError: names what does not hold.
@@ -113,7 +113,7 @@ class Segment:
 
     @cached_property
     def all_alive(self) -> Liveness:
-        """The rule by which nothing is dead."""
+        """The rule under which nothing is dead."""
         return Liveness.everything(self)
 
     def level_of_leaves(self, level: int) -> slice:
@@ -178,7 +178,7 @@ class Liveness:
         return cls(segment, tuple(_ones(size) for size in sizes), _ones(len(segment.items)))
 
     def without(self, positions: Longs) -> Liveness:
-        """Some items, by position, dead as well: in time that grows with their number, not with the catalogue."""
+        """The same with these items, by position, also dead; takes time in proportion to their number."""
         trie = self.segment.trie
         items = clear(self.items, positions)
         nodes = list(self.nodes)
@@ -222,16 +222,16 @@ class Liveness:
 def dead_nodes(
     segment: Segment, alive: Liveness | None, rows: Longs, positions: Longs
 ) -> tuple[tuple[Longs, Longs], ...]:
-    """The nodes without a living item, if some items are dead for some rows of a batch.
+    """The nodes left without a living item when some items are dead for some rows of a batch.
 
     Args:
         segment: the segment.
-        alive: what is alive for these rows anyway.
+        alive: what is otherwise alive for these rows.
         rows: `[Q]` row numbers.
-        positions: `[Q]` positions of living items that are dead for the row of the same place; pairs are distinct.
+        positions: `[Q]` positions of living items that are dead for the row at the same place; pairs are distinct.
 
     Returns:
-        By level from 1: rows and nodes, numbered within the level, that are alive otherwise.
+        By level from 1: rows and nodes, numbered within the level, that are otherwise alive.
     """
     trie, at_leaf = segment.trie, segment.items.at_leaf
     leaf_rows, leaves = _without_living_children(rows, at_leaf.parents(positions), at_leaf, alive and alive.items)
@@ -248,7 +248,7 @@ def dead_nodes(
 
 
 def _without_living_children(rows: Longs, parents: Longs, fanout: Fanout, bits: Bits | None) -> tuple[Longs, Longs]:
-    """Those pairs of a row and a parent that come as often as the parent has living children."""
+    """The pairs of a row and a parent that occur as often as the parent has living children."""
     pairs, times = np.unique(rows * fanout.num_parents + parents, return_counts=True)
     of, which = np.unique(pairs % fanout.num_parents, return_inverse=True)
     first, last = fanout.ranges(of)
@@ -258,7 +258,7 @@ def _without_living_children(rows: Longs, parents: Longs, fanout: Fanout, bits: 
 
 
 def _is_order(numbers: Array) -> bool:
-    """Whether the numbers from 0 on are all there."""
+    """Whether these are the numbers from 0 on, in some order."""
     return bool((np.sort(numbers) == np.arange(len(numbers))).all())
 
 
@@ -287,7 +287,7 @@ def clear(bits: Bits, places: Longs) -> Bits:
 
 
 def count(bits: Bits, first: Longs, last: Longs) -> Longs:
-    """How many flags are set from `first` up to, but not including, `last`: for every pair of them."""
+    """How many flags are set in `[first, last)`, for every pair of them."""
     filled = np.flatnonzero(last > first)
     counts = np.zeros(len(first), dtype=np.int64)
     if len(filled):

@@ -29,10 +29,10 @@ class SemanticIds:
     Code `c` of level `l` is a token of its own: by default `offset + level_sizes[0] + ... + level_sizes[l - 1] + c`,
     which suits a model trained from scratch; with `from_tokenizer` the tokenizer's own added token, such as `<a_47>`.
 
-    Semantic IDs may differ in length: some recipes tell items of equal codes apart by one more.
+    Semantic IDs may differ in length: some recipes distinguish items of equal codes by one more.
 
     Attributes:
-        codes: `[N, L]` integers; -1 fills up the rows of shorter semantic IDs.
+        codes: `[N, L]` integers; -1 pads the rows of shorter semantic IDs.
         level_sizes: L codebook sizes.
         item_ids: N item ids.
 
@@ -57,11 +57,11 @@ class SemanticIds:
         """Give every level its own range of tokens.
 
         Args:
-            codes: integers from 0, one row an item: `[N, L]`, shorter rows filled up with -1, or N lists of several
-                lengths. Several items may have one code tuple.
+            codes: integers from 0, one row an item: `[N, L]`, shorter rows padded with -1, or N lists of several
+                lengths. Several items may share one code tuple.
             item_ids: N distinct item ids, all integers or all strings; the row numbers by default.
             level_sizes: L codebook sizes; the largest code of each level plus one by default.
-            offset: the first token of the first level: the number of tokens that are something else.
+            offset: the first token of the first level: the number of tokens that are not codes.
 
         Raises:
             ValueError: codes of another shape, type or range, or item ids that are not N distinct ones.
@@ -93,7 +93,7 @@ class SemanticIds:
                 f"offset={offset} and level_sizes={self.level_sizes} give tokens beyond {LARGEST_TOKEN}, expected "
                 "codes of a codebook: are these item ids?"
             )
-        # By code, for each level. The last entry stands for code -1, and is no token either.
+        # By code, for each level. The last entry stands for code -1, and is not a token either.
         self._tokens: list[npt.NDArray[np.int64]] = []
         for size in self.level_sizes:
             self._tokens.append(np.append(np.arange(offset, offset + size, dtype=np.int64), PADDING))
@@ -118,21 +118,21 @@ class SemanticIds:
           (with `template="<|{level}_{code}|>"` where `rqkmeans_constrained.py` wrote `"<|a_47|>"`);
         - a list of integers, `[47, 103, 8]`;
         - a string of the package semantic-id, `"47-103-8"` or `"<a_47><b_103><c_8>"`. The number that it appends to
-          collisions, `"47-103-8-1"`, is one more code; an item id that it appends (its `item_ids=`) is none. Its
-          `sep=` may be one of `-_,;|` or a space.
+          collisions, `"47-103-8-1"`, is one more code; an item id that it appends (its `item_ids=`) is not. Its `sep=`
+          may be one of `-_,;|` or a space.
 
         Args:
             source: a JSON file, or what one holds: item -> semantic ID, or a list of semantic IDs, whose items are
                 the row numbers. Item ids such as `"17"` become integers, as the recipes' histories have them; where
-                one is no such number (`"B001"`, `"007"`), all stay strings.
+                one is not such a number (`"B001"`, `"007"`), all stay strings.
             level_sizes: as in the constructor.
-            offset: as in the constructor; without a tokenizer only.
+            offset: as in the constructor; only without a tokenizer.
             tokenizer: as in `from_tokenizer`; the constructor's tokens by default.
             model: as in `from_tokenizer`.
             template: a token's text, in `source` as in the tokenizer.
 
         Raises:
-            ValueError: a file that is no JSON or is cut short, an item whose semantic ID cannot be read, or what the
+            ValueError: a file that is not JSON or is cut short, an item whose semantic ID cannot be read, or what the
                 constructor and `from_tokenizer` refuse. Nothing is added to the tokenizer in that case.
 
         Example:
@@ -164,7 +164,7 @@ class SemanticIds:
     ) -> SemanticIds:
         """Use a tokenizer's own tokens, one for every code of every level, and add those that it lacks.
 
-        A code that no item has may lack its token: recipes add those of their items alone.
+        A code that no item has may lack its token: recipes add only those of their items.
 
         Args:
             codes: as in the constructor.
@@ -224,7 +224,7 @@ class SemanticIds:
         return [tokens[tokens != PADDING] for tokens in self._tokens]
 
     def token_sequences(self) -> npt.NDArray[np.int64]:
-        """The `[N, L]` tokens of every item; -1 fills up shorter rows."""
+        """The `[N, L]` tokens of every item; -1 pads shorter rows."""
         return np.stack([tokens[self.codes[:, level]] for level, tokens in enumerate(self._tokens)], axis=1)
 
     def constraint_index(self, *, eos_token_id: int | None = None) -> ConstraintIndex:
@@ -234,7 +234,7 @@ class SemanticIds:
             eos_token_id: the token that ends an item; needed where semantic IDs differ in length.
 
         Raises:
-            ValueError: semantic IDs of several lengths and no end token.
+            ValueError: semantic IDs of different lengths and no end token.
         """
         if self.is_ragged and eos_token_id is None:
             raise ValueError(
@@ -246,22 +246,22 @@ class SemanticIds:
         )
 
     def encode(self, item_ids: Iterable[ItemId]) -> list[int]:
-        """A history as one list of tokens: as many an item as it has codes.
+        """A history as one list of tokens: as many per item as it has codes.
 
         Raises:
-            ValueError: an item that has no semantic ID, by name.
+            ValueError: an item without a semantic ID, by name.
         """
         tokens = self._sequences[[self._row(item_id) for item_id in item_ids]]
         return tokens[tokens != PADDING].tolist()
 
     def decode(self, token_ids: npt.ArrayLike | Sequence[int]) -> list[list[ItemId]]:
-        """The items of a list of tokens, one after the other; empty where tokens are no item's.
+        """The items of a list of tokens, in order; empty where tokens are those of no item.
 
         L tokens are an item; where semantic IDs differ in length, as many as follow each other level by level.
 
         Raises:
-            ValueError: several rows, a number of tokens that is no multiple of L, or, where semantic IDs differ in
-                length, a token that is no code's.
+            ValueError: several rows, a number of tokens that is not a multiple of L, or, where semantic IDs differ in
+                length, a token that is not a code's.
         """
         rows, _ = read_rows(token_ids, one_is_enough=True)
         if len(rows) > 1 or not self.is_ragged and rows.size % self.num_levels:
@@ -276,13 +276,13 @@ class SemanticIds:
         """The code tuple of an item.
 
         Raises:
-            ValueError: an item that has no semantic ID.
+            ValueError: an item without a semantic ID.
         """
         codes = self.codes[self._row(item_id)]
         return tuple(codes[codes != PADDING].tolist())
 
     def _check_codes(self) -> None:
-        """Every code is one of its level, and -1 stands after the last code of a row only."""
+        """Check that every code is one of its level, and that -1 stands only after the last code of a row."""
         num_levels = self.codes.shape[1]
         if len(self.level_sizes) != num_levels:
             raise ValueError(
@@ -304,7 +304,7 @@ class SemanticIds:
                 )
 
     def _split(self, tokens: npt.NDArray[np.int64]) -> list[list[int]]:
-        """The tokens of each item; of several lengths, cut before any token that is not of the next level."""
+        """The tokens of each item; where lengths differ, cut before any token that is not of the next level."""
         if not self.is_ragged:
             return tokens.reshape(-1, self.num_levels).tolist()
         parts: list[list[int]] = []
@@ -351,7 +351,7 @@ class SemanticIds:
 
 
 def _fill_up(codes: Any) -> npt.NDArray[Any]:
-    """Codes as one array, shorter rows filled up."""
+    """Codes as one array, shorter rows padded."""
     host = to_host(codes)
     if isinstance(host, np.ndarray):
         array = cast("npt.NDArray[Any]", host)

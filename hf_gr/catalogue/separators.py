@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What may stand between the labels of one answer, and the answer taken apart again. Knows no tensors.
+"""What may stand between the labels of one answer, and how to split the answer again. Knows no tensors.
 
 An answer is `label, separator, label, ..., end token`, every label at most once.
 """
@@ -19,10 +19,10 @@ from .trie import PADDING
 
 
 def check_separator(snapshot: Snapshot, separator: Sequence[int]) -> None:
-    """Make sure that every answer can be taken apart in one way only, and that its tokens say at once which.
+    """Check that every answer can be split in one way only, and that its tokens show at once which.
 
-    That is: a separator is found in an answer where it was put and nowhere else, not even with a part of a label; and
-    where a label ends, no longer label goes on with the separator's first token.
+    That is: a separator occurs in an answer only where it was put, not even across part of a label; and where a label
+    ends, no longer label continues with the separator's first token.
 
     Raises:
         ValueError: names the labels that forbid the separator.
@@ -31,7 +31,7 @@ def check_separator(snapshot: Snapshot, separator: Sequence[int]) -> None:
     assert eos_token_id is not None
     parts = list(separator)
     rows = rows[np.isin(rows, parts).any(axis=1)].astype(np.int64)  # no other label can take part in one
-    # Where a label goes on with the separator's first token: what is before that must not be a label.
+    # Where a label continues with the separator's first token, the tokens before it must not be a label.
     going_on, places = np.nonzero(rows[:, 1:] == parts[0])
     is_before = cast("Bools", places[:, None] >= np.arange(rows.shape[1]))
     before = np.where(is_before, rows[going_on], PADDING)
@@ -59,7 +59,7 @@ def find(tokens: Sequence[int], separator: Sequence[int], start: int = 0) -> int
 
 
 def split(tokens: Sequence[int], separator: Sequence[int], eos_token_id: int) -> list[list[int]]:
-    """The labels of an answer; what follows its end, or from a negative token on, is padding."""
+    """The labels of an answer; everything after its end, or from a negative token on, is padding."""
     end = next((place for place, token in enumerate(tokens) if token < 0 or token == eos_token_id), len(tokens))
     labels: list[list[int]] = []
     start = 0

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What users hold their token sequences in, to padded arrays. Knows no trie; torch only by its methods.
+"""Users' token sequences, in whatever form, to padded arrays. Knows no trie; torch only by its methods.
 
 Axes: N sequences, T tokens of the longest.
 """
@@ -18,7 +18,7 @@ from .fanout import Array, smallest_dtype
 from .trie import PADDING
 
 LARGEST_TOKEN = 2**31 - 1
-ERRORS_SHOWN = 3  # of what is wrong in the same way, in one message
+ERRORS_SHOWN = 3  # of the same kind, in one message
 Rows = npt.NDArray[np.int64]
 
 
@@ -30,19 +30,20 @@ def to_host(values: Any) -> Any:
 
 
 def is_integer(value: object) -> bool:
-    """Whether a value is an integer, Python's or NumPy's, and no truth value."""
+    """Whether a value is an integer, Python's or NumPy's, and not a bool."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def read_rows(sequences: Any, *, one_is_enough: bool = False) -> tuple[Rows, Rows]:
-    """Sequences as one `[N, T]` array, filled up with `PADDING`, and their `[N]` lengths.
+    """Sequences as one `[N, T]` array, padded with `PADDING`, and their `[N]` lengths.
 
     Args:
         sequences: integers with two axes, or N sequences of integers.
-        one_is_enough: take integers with one axis for one sequence.
+        one_is_enough: accept integers with one axis as one sequence.
 
     Raises:
-        ValueError: something that is no integer or takes more than 64 bits, by sequence and position; or other axes.
+        ValueError: something that is not an integer or takes more than 64 bits, by sequence and position; or other
+            axes.
     """
     host = to_host(sequences)
     if isinstance(host, np.ndarray):
@@ -91,7 +92,7 @@ def read_catalogue(sequences: Any, eos_token_id: int | None) -> Array:
         raise ValueError(f"sequence {number} is empty, expected at least one token: omit it")
     least, largest = int(rows.min()), int(rows.max())
     if lengths is None and least == PADDING and eos_token_id is not None:
-        lengths = (rows != PADDING).sum(axis=1)  # right where all of them are after the end, and checked below
+        lengths = (rows != PADDING).sum(axis=1)  # right if all padding is after the end, which is checked below
     if least < 0 or largest > LARGEST_TOKEN:
         bad = rows < 0 if largest <= LARGEST_TOKEN else (rows < 0) | (rows > LARGEST_TOKEN)
         if lengths is not None:
@@ -148,7 +149,7 @@ def _read_row(row: Any, number: int) -> list[Any]:
 
 
 def _first_error(rows: list[Any]) -> ValueError:
-    """What is wrong with the first token that is no 64-bit integer."""
+    """What is wrong with the first token that is not a 64-bit integer."""
     for number, row in enumerate(rows):
         for position, token in enumerate(row):
             if not is_integer(token):
@@ -171,7 +172,7 @@ def _end_rows(rows: Array, lengths: Rows | None, eos_token_id: int) -> Array:
     width = rows.shape[1]
     numbers = np.arange(len(rows))
     given = np.full(len(rows), width, dtype=np.int64) if lengths is None else lengths
-    ends = given - (rows[numbers, given - 1] == eos_token_id)  # where the end token stands, or is to stand
+    ends = given - (rows[numbers, given - 1] == eos_token_id)  # where the end token is, or goes
     is_end = rows == eos_token_id
     bad = ends == 0
     if is_end.any():

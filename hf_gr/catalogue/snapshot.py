@@ -1,8 +1,8 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What one call sees of a catalogue that changes: segments, and what of them is alive. Nothing here ever changes.
+"""What one call sees of a changing catalogue: segments, and what is alive in them. Nothing here ever changes.
 
-An update makes another snapshot that shares all it can with the one before: a removal copies some bits, an addition
+An update makes another snapshot that shares all it can with the previous one: a removal copies some bits, an addition
 compiles what was added into a small segment of its own.
 
 Axes: R rows of T tokens; B requests; Q item ids.
@@ -58,18 +58,18 @@ class Part:
         return take_rows(rows, places[items.positions[self.numbers()]])
 
     def find(self, ids: Array | list[str]) -> tuple[Longs, Longs]:
-        """`[Q]` counts of items with these ids, alive or not, and their positions, one after the other."""
+        """`[Q]` counts of items with these ids, alive or not, and their positions, concatenated."""
         counts, numbers = self.segment.items.find(ids)
         return counts, self.segment.items.positions[numbers].astype(np.int64)
 
     def without(self, positions: Longs) -> Part:
-        """Some items, by position, dead as well."""
+        """The same with these items, by position, also dead."""
         if not len(positions):
             return self
         return replace(self, alive=(self.alive or self.segment.all_alive).without(positions))
 
     def only(self, flags: Bools) -> Part:
-        """The items flagged, by position, alive and no others."""
+        """The same with only the flagged items, by position, alive."""
         return replace(self, alive=Liveness.from_items(self.segment, flags))
 
     def items(self, rows: Longs, eos_token_id: int | None) -> list[list[ItemId]]:
@@ -96,7 +96,7 @@ class Snapshot:
         eos_token_id: the token that ends every sequence, or None where all have one length.
         added: what was added since; None for nothing.
         twins: for every node of `added`, the node of `base` with the same prefix, or -1; None without `added`.
-        tokenizer: a digest of the tokenizer that the sequences come from; None where they are no text.
+        tokenizer: a digest of the tokenizer that the sequences come from; None where they are not text.
     """
 
     base: Part
@@ -150,7 +150,7 @@ class Snapshot:
         return number + int(np.count_nonzero(is_alive & ~in_base))
 
     def rows(self) -> Array:
-        """`[S, L]` distinct sequences of living items, in lexicographic order, shorter ones filled up."""
+        """`[S, L]` distinct sequences of living items, in lexicographic order, shorter ones padded."""
         parts = [part.rows() for part in self.parts if part.num_items]
         if not parts:
             return np.zeros((0, self.max_length), dtype=np.int64)
@@ -202,7 +202,7 @@ class Snapshot:
         return self._living(self._check_ids(item_ids, "item_ids"))[0]
 
     def sequences_of(self, item_ids: Any) -> tuple[Bools, Longs]:
-        """The sequences of items by their ids, for prompts: a history may name what is sold out since.
+        """The sequences of items by their ids, for prompts: a history may name items sold out since.
 
         Returns:
             `[Q]` flags: whether there is an item with this id, alive or not; and `[Q, L]` tokens with their end token,
@@ -253,7 +253,7 @@ class Snapshot:
         return self._with_parts(part.without(positions) for part, positions in zip(self.parts, found, strict=True))
 
     def add(self, sequences: Any, item_ids: Any) -> Snapshot:
-        """With further items; one that is there already, with the same sequence, stays the one that it is."""
+        """With more items; one that exists already, with the same sequence, stays as it is."""
         host: Any = to_host(sequences)
         is_empty = cast(Array, host).shape[:1] == (0,) if isinstance(host, np.ndarray) else host in ([], ())
         rows = np.zeros((0, self.max_length), dtype=np.int64) if is_empty else read_catalogue(host, self.eos_token_id)
@@ -282,10 +282,10 @@ class Snapshot:
         return replace(self, added=Part(segment), twins=_twins(segment.trie, self.base.segment.trie))
 
     def compact(self) -> Snapshot:
-        """The same catalogue, compiled anew from what is alive; itself if it is so already.
+        """The same catalogue, recompiled from what is alive; itself if nothing would change.
 
         Raises:
-            ValueError: nothing is alive: an index has an item.
+            ValueError: nothing is alive: an index needs an item.
         """
         if self.is_compact:
             return self
@@ -297,7 +297,7 @@ class Snapshot:
         return Snapshot(Part(build_segment(rows, ids)), self.eos_token_id, tokenizer=self.tokenizer)
 
     def _with_parts(self, parts: Iterable[Part]) -> Snapshot:
-        """Other living items; additions of which none is alive would still ask for their length and vocabulary."""
+        """The same with other living items. Additions without any go: their length and vocabulary would stay."""
         base, *added = parts
         if added and added[0].num_items:
             return replace(self, base=base, added=added[0])
@@ -343,8 +343,8 @@ class BatchRules:
         snapshots: distinct rules; all of them share their segments.
         rule_of_row: `[B]` numbers of rules; None where one rule holds for any number of rows.
         excluded_ids: B sets of item ids, or None.
-        excluded: by part, by level from 1: `[B, E]` nodes that need not be entered, filled up with the root, which is
-            nobody's child; None for a level without any.
+        excluded: by part, by level from 1: `[B, E]` nodes hidden from each request, padded with the root, which is no
+            node's child; None for a level without any.
     """
 
     snapshots: tuple[Snapshot, ...]
@@ -381,14 +381,14 @@ def combine_rules(
 
     Args:
         snapshots: one for all requests, or one for each.
-        exclude_items: for each request the ids of items that it must not be answered with. Ids that no item has are
-            fine: a user's history is older than the catalogue.
-        num_prompts: the number of requests, if it is known already.
-        one_each: whether a single snapshot is that of a single request; several are always one for each.
+        exclude_items: for each request the ids of items that its answers must not have. Unknown ids are fine: a user's
+            history may be older than the catalogue.
+        num_prompts: the number of requests, if known.
+        one_each: whether a single snapshot belongs to a single request; several are always one for each.
 
     Raises:
-        ValueError: snapshots that share no segments, another number of them or of exclusions than of requests, ids of
-            another type than the catalogue's.
+        ValueError: snapshots that share no segments, not as many of them or of exclusions as requests, ids of another
+            type than the catalogue's.
     """
     counts = {"constraint_index": len(snapshots)} if one_each or len(snapshots) != 1 else {}
     ids = None
@@ -436,7 +436,7 @@ def _with_additions(snapshots: tuple[Snapshot, ...]) -> tuple[Snapshot, ...]:
 
 
 def _excluded_nodes(rules: BatchRules, ids: Array | list[str], rows: Longs) -> tuple[tuple[Longs | None, ...], ...]:
-    """By part and level: the nodes that need not be entered, a row of them for each request."""
+    """By part and level: the nodes hidden from each request, one row each."""
     assert rules.excluded_ids is not None
     num_rows = len(rules.excluded_ids)
     levels: list[tuple[Longs | None, ...]] = []
@@ -461,7 +461,7 @@ def _excluded_nodes(rules: BatchRules, ids: Array | list[str], rows: Longs) -> t
 
 
 def _padded(rows: Longs, nodes: Longs, num_rows: int) -> Longs | None:
-    """Nodes as `[num_rows, most]`, filled up with the root; None without any."""
+    """Nodes as `[num_rows, most]`, padded with the root; None without any."""
     if not len(rows):
         return None
     order = np.argsort(rows, kind="stable")
@@ -500,7 +500,7 @@ def read_exclusions(exclude_items: Any, snapshot: Snapshot) -> list[list[ItemId]
 
 
 def _read_mask(mask_or_item_ids: Any, num_items: int) -> Bools | None:
-    """A mask as an array; None for what is no mask."""
+    """A mask as an array; None for anything else."""
     host: Any = to_host(mask_or_item_ids)
     if isinstance(host, (list, tuple)) and host and isinstance(host[0], (bool, np.bool_)):
         host = np.asarray(cast("Sequence[Any]", host))

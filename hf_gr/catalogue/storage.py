@@ -5,8 +5,8 @@
 The safetensors carries the JSON's text in its own header, so it alone is a complete index (`hf_gr.files.pairs`). The
 text carries a digest of the arrays, too.
 
-Arrays are mapped into memory, not read: an index of 20 million items is there at once, and several processes share it.
-A mapped file may be replaced, as `save` does by renaming, but must not be overwritten in place.
+Arrays are mapped into memory, not read: an index of 20 million items loads at once, and several processes share it. A
+mapped file may be replaced, as `save` does by renaming, but must not be overwritten in place.
 """
 
 from __future__ import annotations
@@ -85,12 +85,12 @@ def load(directory: Path, *, verify: bool | None = None) -> tuple[dict[str, Any]
 
 
 def should_verify(arrays: Arrays, verify: bool | None) -> bool:
-    """Whether all of the arrays is to be read at once: by default if that takes no time."""
+    """Whether to read all of the arrays now: by default if that takes no time."""
     return sum(array.nbytes for array in arrays.values()) <= VERIFIED_BYTES if verify is None else verify
 
 
 def describe_segment(segment: Segment) -> dict[str, Any]:
-    """What the arrays alone do not tell, or only after all of them are read."""
+    """What the arrays alone do not say, or only once all of them are read."""
     fanouts = segment.trie.fanouts
     return {
         "item_id_type": "string" if segment.items.ids is not None and segment.items.ids.are_strings else "integer",
@@ -106,7 +106,7 @@ def read_segment(description: Mapping[str, Any], arrays: Arrays, *, verify: bool
     """The segment of a description and its arrays; `verify` as in `load`.
 
     Raises:
-        ValueError: sizes that do not fit each other, or contents that are no trie.
+        ValueError: sizes that do not match, or contents that are not a trie.
         KeyError: something is missing.
     """
     sizes, branching, childless, token_bases = (
@@ -143,15 +143,15 @@ def read_segment(description: Mapping[str, Any], arrays: Arrays, *, verify: bool
 
 
 def _map_arrays(path: Path) -> tuple[dict[str, str], Arrays]:
-    """The metadata and the arrays of a safetensors file, mapped into memory, pages copied where they are written."""
-    with path.open("rb") as file:  # once: meanwhile a save may put another file there
+    """The metadata and the arrays of a safetensors file, mapped into memory, copy-on-write."""
+    with path.open("rb") as file:  # once: a save may replace the file in between
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         require(length <= min(size - 8, HEADER_BYTES), f"the header has {length} bytes")
         header: dict[str, Any] = json.loads(file.read(length))
         metadata = cast("dict[str, str]", header.pop("__metadata__", {}))
         if "constraint_index" not in metadata:
-            return metadata, {}  # somebody else's, of whatever types
+            return metadata, {}  # another program's, of whatever types
         end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
         require(size == 8 + length + end, f"the file has {8 + length + end} bytes")
         data = np.memmap(file, dtype=np.uint8, mode="c", offset=8 + length) if end else np.zeros(0, dtype=np.uint8)

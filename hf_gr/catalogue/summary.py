@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Counts what a catalogue holds. Knows nobody who prints the numbers.
+"""Counts what a catalogue holds. Knows no output.
 
 Axes: P parents of a level, C children of all of them; S sequences, I items.
 """
@@ -20,7 +20,7 @@ def summarise(snapshot: Snapshot) -> Summary:
     """Count what a catalogue holds, by reading its arrays once.
 
     A catalogue that was updated or filtered is compiled anew first, which takes as long as building it: the numbers
-    are those of the file that it would be saved to. What was just loaded or built needs no such thing.
+    are those of the file that it would be saved to. An index that was just loaded or built skips this.
 
     Raises:
         ValueError: no item is left.
@@ -58,7 +58,7 @@ def summarise(snapshot: Snapshot) -> Summary:
 
 
 def _levels(segment: Segment) -> tuple[LevelSummary, ...]:
-    """The levels, counted from the last one up, since it is what lies below a node that decides it."""
+    """The levels, counted from the last one up, since what lies below a node decides."""
     trie = segment.trie
     levels: list[LevelSummary] = []
     one_leaf = np.ones(trie.fanouts[-1].num_children, dtype=bool)  # whether a node leads to a single sequence

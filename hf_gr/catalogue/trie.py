@@ -31,9 +31,9 @@ class Trie:
     """A compiled trie.
 
     Attributes:
-        tokens: `[nodes + padding]`, the token on the edge into each node, less its level's base; the root's means
-            nothing. After the last are as many entries as the largest branching, so that as many may be read from
-            any node on.
+        tokens: `[nodes + padding]`, the token on the edge into each node, less its level's base; the root's has no
+            meaning. As many entries as the largest branching follow the last, so that so many can be read from any
+            node on.
         token_bases: `L` numbers: what to add to the tokens of level `l + 1`; it makes most catalogues fit 16 bits.
         fanouts: `L` of them: the children of level `l`, both numbered from 0 within their levels.
     """
@@ -96,7 +96,7 @@ class Trie:
         return self.tokens[nodes].astype(np.int64) + self.token_bases[level - 1]
 
     def children(self, nodes: Array, level: int) -> tuple[Longs, Longs]:
-        """First and one past the last child of every node of a level; equal for what is no node of this level."""
+        """First and one past the last child of every node of a level; equal for what is not a node of this level."""
         start, end = self._level(level)
         is_here = (nodes >= start) & (nodes < end)
         first, last = self.fanouts[level].ranges(np.where(is_here, nodes - start, 0))
@@ -170,7 +170,7 @@ class Trie:
         return ranks.astype(np.int64) if level == self.max_length else self._childless[level][ranks].astype(np.int64)
 
     def sequences(self, leaves: Array) -> Array:
-        """`[len(leaves), L]` tokens of the sequences that end in these leaves, filled up: what was compiled."""
+        """`[len(leaves), L]` tokens of the sequences that end in these leaves, padded: what was compiled."""
         largest = max(base + int(np.iinfo(self.tokens.dtype).max) for base in self.token_bases)
         rows = np.full((len(leaves), self.max_length), PADDING, dtype=smallest_dtype(largest))
         levels = np.searchsorted(self.leaf_starts, leaves, side="right")
@@ -204,7 +204,7 @@ def build_trie(rows: Array) -> tuple[Trie, Array, Bools]:
 
     Args:
         rows: `[N, L]` tokens in any order, duplicates allowed; `PADDING` fills the tail of shorter rows. No row is a
-            proper prefix of another (an end token sees to that).
+            proper prefix of another (an end token ensures that).
 
     Returns:
         The trie; the `[N]` permutation that brings the rows into the order of their leaves (equal rows keep their
@@ -240,17 +240,17 @@ def build_trie(rows: Array) -> tuple[Trie, Array, Bools]:
 
 
 def _token_base(column: Array) -> int:
-    """What to take off a level's tokens: nothing where they fit 16 bits, or would not fit them all the same."""
+    """What to subtract from a level's tokens: 0 where they fit 16 bits already, or would not fit even then."""
     largest = int(column.max())
     if largest < SHORT:
         return 0
     least = int(np.min(column, where=column != PADDING, initial=largest))
-    # At most a token: what the type of the rows holds.
+    # At most a token, so that the rows' dtype holds it.
     return min(least + SHORT, largest) if largest - least < 2 * SHORT else 0
 
 
 def take_rows(rows: Array, order: Array) -> Array:
-    """`rows[order]`, one whole row at a time, which reads memory once and not once a column."""
+    """`rows[order]`, one whole row at a time, which reads memory once and not once per column."""
     rows = np.ascontiguousarray(rows)
     whole = rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1])))[:, 0]
     return whole[order].view(rows.dtype).reshape(len(order), -1)
@@ -260,7 +260,7 @@ def lexicographic_order(rows: Array) -> Array:
     """Stable permutation that sorts rows: a radix sort whose digits are what fits into a 64-bit key.
 
     A key holds as many leading bits of a row as there is room for, and the row's number, so that one sort of plain
-    integers (seven times faster than an argsort) brings the order along. Rows that tie go into another round.
+    integers (seven times faster than an argsort) yields the order, too. Rows that tie go into another round.
     """
     columns = [rows[:, level] for level in range(rows.shape[1])]
     least = [int(low) for low in rows.min(axis=0)]

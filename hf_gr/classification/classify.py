@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`classify`: texts to ranked labels. Checks what it is given; scores nothing itself.
 
-The way of a call: texts to padded prompts (`prompts`), prompts to log-probabilities of label sequences (`finders`:
-of all of them, or of the best that beams find), and those to ranked labels.
+A call turns texts into padded prompts (`prompts`), prompts into log-probabilities of label sequences (`finders`: of
+all, or of the best that beams find), and those into ranked labels.
 
 Axes: S sequences.
 """
@@ -52,47 +52,45 @@ def classify(
 ) -> list[list[tuple[str, float]]]:
     """Rank the labels of an index for every text.
 
-    A label's probability is that of the model writing it, end token included, after the prompt: a product over the
-    full vocabulary, as all scores are. It is then divided by the sum over all labels of the index (its living ones:
+    A label's probability is that of the model writing it after the prompt, end token included: a product over the full
+    vocabulary, as all scores are. It is then divided by the sum over all labels of the index (its living ones:
     `index.where` narrows it down), so that the probabilities of a text sum to one. Labels that tokenize alike are one
-    sequence, and have equal shares of its probability.
+    sequence, and share its probability equally.
 
     Where the label set has at most `max_tree_nodes` inner nodes (distinct proper prefixes of its labels; a phrase adds
-    some four), all of it is scored: one prefill and one forward over those nodes, or several where the logits of one
+    about four), all of it is scored: one prefill and one forward over those nodes, or several where the logits of one
     would take more than 256 MB. Larger sets are searched by a constrained beam search instead. It may miss labels;
-    those that it does not return are taken to be impossible, so its probabilities are divided by the sum over what was
+    those that it does not return count as impossible, so its probabilities are divided by the sum over what was
     *found*, and are upper bounds of the exact ones.
 
     Args:
         model: a language model of transformers, decoder-only or encoder-decoder; it need not be enabled. It is used
-            in evaluation mode. One that takes neither layout (Mamba, RWKV) reads every path anew: exact, but slow.
+            in evaluation mode. One that takes neither layout (Mamba, RWKV) rereads every path: exact, but slow.
         tokenizer: the model's, with which the index was built.
         texts: what to classify.
         index: of `ConstraintIndex.from_labels`, or any index whose item ids are strings.
         top_k: the most labels of one text; None for all that were scored.
         prompt: what the model reads, with `{text}` in the text's place, to be followed by a label. For a chat model:
-            `tokenizer.apply_chat_template(..., tokenize=False, add_generation_prompt=True)`. Other braces are
-            themselves.
-        threshold: labels with a smaller probability are omitted. No label at all is the answer "none of them".
+            `tokenizer.apply_chat_template(..., tokenize=False, add_generation_prompt=True)`. Other braces are literal.
+        threshold: labels with a smaller probability are omitted. No label at all means "none of them".
         neutral_text: a text that says nothing, such as "N/A". Every label's probability is first divided by the one
-            that it has after this text, so that labels which the model likes to write anyway, short ones for example,
-            have no advantage (contextual calibration). Only for label sets that are scored as a whole.
+            that it has after this text, so that labels that the model tends to write anyway, such as short ones, have
+            no advantage (contextual calibration). Only for label sets that are scored as a whole.
         batch_size: texts of one forward; they are sorted by length and padded, for a decoder on the left.
         max_tree_nodes: the largest label set that is scored as a whole; 0 for beams in any case.
         num_beams: of the search in larger sets, which finds as many labels; `top_k` of them, if that is more.
-        max_length: the longest prompt in tokens, by default what model and tokenizer allow. Of a longer one the
-            text's end is cut off, never the template.
+        max_length: the longest prompt in tokens, by default what model and tokenizer allow. A longer one loses the end
+            of its text, never of the template.
         progress: whether to show a progress bar; None for where stderr is a terminal.
 
     Returns:
         For every text its labels with their probabilities, the most probable first.
 
     Raises:
-        ValueError: before any work: no text, or one that is no string; a prompt without `{text}`, too long by itself,
-            or ending with a space although labels begin with theirs; an index without labels, without living ones, or
-            of another tokenizer or vocabulary; numbers out of range; a neutral text and a label set that is searched.
-            And while it works: a model whose logits are no
-            numbers.
+        ValueError: before any work: no text, or one that is not a string; a prompt without `{text}`, too long by
+            itself, or ending with a space although labels begin with theirs; an index without labels, without living
+            ones, or of another tokenizer or vocabulary; numbers out of range; a neutral text and a label set that is
+            searched. And during the work: a model whose logits are not numbers.
 
     Example:
         A tokenizer of single bytes, and a model with random weights:
@@ -157,7 +155,7 @@ def _rank(
     threshold: float,
     dtype: Any,
 ) -> list[tuple[str, float]]:
-    """The most probable labels, by their shares of what their sequences have."""
+    """The most probable labels, each with its share of its sequence's."""
     shares = torch.tensor([max(len(alike), 1) for alike in labels], dtype=torch.float64)
     probabilities = log_probs.double().softmax(dim=0) / shares
     if not len(labels) or bool(probabilities.isnan().any()):
@@ -197,13 +195,13 @@ def _check_index(index: Any, tokenizer: Any) -> Snapshot:
     if not snapshot.are_strings:
         raise ValueError("index has numbers for item ids, expected labels: build it by ConstraintIndex.from_labels")
     if not snapshot.num_items:
-        raise ValueError("index has no living label, expected at least one: all of them were removed, or left out")
+        raise ValueError("index has no living label, expected at least one: all of them were removed, or filtered out")
     index.check_tokenizer(tokenizer)
     return snapshot
 
 
 def _check_model(model: Any) -> Any:
-    """The model of transformers inside; refuse what cannot write."""
+    """The transformers model inside; refuse one that cannot generate."""
     adapter: Any = getattr(model, "active_peft_config", None)
     inner = base_model(model) if isinstance(model, torch.nn.Module) else None
     if not isinstance(inner, GenerationMixin):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every sequence of a small catalogue, scored exactly: all inner nodes of its trie as one tree. Knows no model.
 
-A forward scores as many nodes as its logits have room for; where a catalogue has more, it is taken apart between
-sequences, and the few nodes above such a place are scored once more.
+A forward scores as many nodes as its logits have room for. A larger catalogue is split between sequences, and the few
+nodes above a split are scored again.
 
 Axes: B batch, S sequences, N inner nodes of a level, C children of those, V vocabulary.
 """
@@ -77,7 +77,7 @@ class Sequences:
         return leaves
 
     def pieces(self, num_nodes: int) -> list[slice]:
-        """Consecutive sequences with so many inner nodes at most, or a single one with more."""
+        """Runs of consecutive sequences with at most so many inner nodes, or a single one with more."""
         added, alone = np.zeros(len(self), dtype=np.int64), np.zeros(len(self), dtype=np.int64)
         for level, (first, goes_on) in enumerate(zip(self.first[1:], self.goes_on[1:], strict=True)):
             added[first[goes_on]] += 1  # nodes of one level begin at different sequences
@@ -92,7 +92,7 @@ class Sequences:
         return [slice(start, end) for start, end in zip(starts, [*starts[1:], len(self)], strict=True)]
 
     def levels(self, piece: slice, device: torch.device) -> list[Level]:
-        """The nodes above some consecutive sequences, which are numbered anew from 0."""
+        """The nodes above some consecutive sequences, renumbered from 0."""
 
         def moved(array: Array) -> Tensor:
             return torch.from_numpy(array.astype(np.int64)).to(device)
@@ -101,7 +101,7 @@ class Sequences:
         inner: Longs = np.zeros(1, dtype=np.int64)
         for level, fanout in enumerate(self.trie.fanouts, start=1):
             first, last = self.first[level], self.last[level]
-            # Those of them that have a sequence of the piece below them follow each other.
+            # Those with a sequence of the piece below them are consecutive.
             nodes = np.arange(np.searchsorted(last, piece.start, "right"), np.searchsorted(first, piece.stop))
             if not len(nodes):
                 break
@@ -125,9 +125,9 @@ class Level:
     Attributes:
         parents: the place of each child's parent among those nodes.
         tokens: the token of each child.
-        inner: the children that go on: the nodes of the next level.
+        inner: the children that continue: the nodes of the next level.
         ends: the children that end a sequence.
-        sequences: which one each of those ends.
+        sequences: the sequence that each of those ends.
     """
 
     parents: Int[Tensor, " children"]
@@ -143,7 +143,7 @@ class ExhaustiveScorer:
     Args:
         sequences: the sequences.
         batch_size: the most prompts of a call.
-        vocab_size: V, which together with the batch says how many nodes a forward has room for.
+        vocab_size: V, which with the batch determines how many nodes a forward has room for.
         as_tree: whether the model scores nodes as a tree. If not, every path is a row of its own, and takes as much
             room as the longest.
         device: where the scorers are.
@@ -200,7 +200,7 @@ def _logits(scorer: Scorer, levels: Sequence[Level]) -> Iterator[Float[Tensor, "
 
 
 def _normalizers(logits: Float[Tensor, "batch nodes vocab"]) -> Float[Tensor, "batch nodes"]:
-    """What log-softmax takes off the logits; in pieces, because nothing else here is as large."""
+    """What log-softmax subtracts from the logits; in pieces, because nothing else here is as large."""
     rows = logits.flatten(0, 1)
     pieces = rows.split(max(SCORES_AT_ONCE // logits.shape[-1], 1))
     return torch.cat([piece.float().logsumexp(dim=-1) for piece in pieces]).view(logits.shape[:2])

@@ -28,7 +28,7 @@ from hf_gr.torch.transition import device_catalogue
 
 from .exhaustive import ExhaustiveScorer, Sequences, num_inner_nodes
 
-# Of a batch, by row: the log-probabilities of label sequences, and what labels each of those stands for.
+# Of a batch, by row: the log-probabilities of label sequences, and the labels that each stands for.
 Found = list[tuple[Float[Tensor, " sequences"], Sequence[Sequence[str]]]]
 Finder = Callable[[Tensor, Tensor], Found]
 
@@ -88,7 +88,7 @@ def _beam_finder(model: Any, snapshot: Snapshot, num_beams: int) -> Finder:
 
 
 def _scorers(model: Any, input_ids: Tensor, mask: Tensor, *, width: int) -> Callable[[], Scorer]:
-    """Scorers over a batch of prompts, all of one prefill."""
+    """Scorers over a batch of prompts, which share one prefill."""
     if not model.config.is_encoder_decoder:
         return prefilled(model, input_ids, None, mask, width=width)
     start = start_token(model.generation_config, model.config)

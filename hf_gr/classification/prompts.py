@@ -34,7 +34,7 @@ class PromptEncoder:
         room: the most tokens of a prompt.
         side: where padding goes: on the left where a label follows the prompt's last token.
         add_special_tokens: whether the tokenizer adds its own: not where the template begins with them.
-        closing: tokens that the tokenizer puts after every text, which are taken off again for a label to follow.
+        closing: tokens that the tokenizer puts after every text, which are removed so that a label can follow.
     """
 
     template: str
@@ -97,7 +97,7 @@ class PromptEncoder:
         return [row[:-1] if row and row[-1] in self.closing else row for row in rows]
 
     def _shortened(self, text: str) -> list[int]:
-        """The prompt with as many characters of a text as there is room for."""
+        """The prompt with as many characters of a text as fit."""
         low, high, best = 0, len(text), self.encode_one("")
         while low < high:
             middle = (low + high + 1) // 2

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How arrays are written and read all over the Flax side. Knows no arrays' meaning."""
+"""How the Flax side writes and reads arrays. Does not know what they mean."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from jaxtyping import Array, Float, Int, Integer
 
 # Where arrays live: a device, a sharding over several, or None for JAX's own choice.
 Device = Any
-# NumPy's before and after a program, which moves what it is given; inside of it, JAX's.
+# NumPy's before and after a program, which moves its arguments; inside it, JAX's.
 HostOrDevice = jax.Array | np.ndarray
-# Numbers that change from call to call without another program: NumPy's before it, arrays inside of it.
+# Numbers that change from call to call without another program: NumPy's before it, arrays inside it.
 Number = float | np.floating | Float[Array, ""]
 WholeNumber = int | np.integer | Int[Array, ""]
 

@@ -34,7 +34,7 @@ GENERATION_CONFIG = "generation_config.json"
 DTYPES = ("float32", "bfloat16", "float16")
 # By safetensors' names; anything else is a quantised checkpoint.
 _FLOATS = {"F64", "F32", "F16", "BF16"}
-# Tensors of older checkpoints that transformers leaves out, too: buffers, and a bias that T5 never used.
+# Tensors of older checkpoints that transformers omits, too: buffers, and a bias that T5 never used.
 _LEFT_OUT = re.compile(
     r"\.rotary_emb\.inv_freq$|^decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\."
 )
@@ -55,7 +55,7 @@ def to_spec(config: Any) -> Spec:
             "config.quantization_config is there, expected none: quantised checkpoints are not implemented in Flax; "
             "use backend='torch'"
         )
-    if not getattr(config, "is_causal", True):  # has any decoder of transformers see what is ahead
+    if not getattr(config, "is_causal", True):  # makes any decoder of transformers see later tokens
         raise NotImplementedError(
             f"config.is_causal={config.is_causal!r}, expected True: only causal decoders are implemented in Flax; "
             "use backend='torch'"
@@ -64,7 +64,7 @@ def to_spec(config: Any) -> Spec:
 
 
 def find(source: Source) -> Path:
-    """The local folder of a checkpoint, downloaded if need be: all of one commit, whatever is pushed meanwhile.
+    """The local folder of a checkpoint, downloaded if need be: all of one commit, even if another is pushed now.
 
     Raises:
         ValueError: no such folder or repository, or one without a config or without safetensors.
@@ -102,11 +102,11 @@ def load(folder: Path, spec: Spec, *, dtype: str | None) -> dict[str, Array]:
 
     Returns:
         The parameters by name, on an accelerator in the host's memory. A head that differs from embeddings to which
-        the config ties it is among them: as in transformers, the file is right.
+        the config ties it is among them: as in transformers, the file wins.
 
     Raises:
         ValueError: a tensor that is missing, unexpected, of another shape or not floating point, or a file that is
-            missing or no safetensors.
+            missing or not safetensors.
     """
     files = _tensor_files(folder)
     shapes = {name: _header(file, name) for name, file in files.items() if not _LEFT_OUT.search(name)}
@@ -152,10 +152,10 @@ def save(
     """Write a checkpoint that transformers loads. An older one in the folder is replaced when all is written.
 
     Args:
-        folder: made if it is not there.
+        folder: created if missing.
         arrays: the parameters by name.
         write_configs: writes the JSON files to a folder.
-        max_shard_size: of a file, such as "5GB"; what is larger gets several, and an index.
+        max_shard_size: of a file, such as "5GB"; a larger checkpoint gets several and an index.
         card: a model card, for a folder that has none.
 
     Raises:

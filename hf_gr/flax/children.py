@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The children of the states of a level: one kind for each form that `transition.children` reads them from.
 
-Every kind is asked the same. Its states are not stored: only those of the few that are kept are asked for (`take`).
-Nor is it stored twice which of them are legal: a program is compiled the faster, the fewer arrays it makes.
+All kinds have the same methods. States are not stored: `take` computes those of the few children that are kept. Nor is
+legality stored beside tokens: a program with fewer arrays compiles faster.
 
 Axes: B batch, K beams, C children: the largest branching of the level, a static shape.
 """
@@ -22,7 +22,7 @@ from .arrays import along, static
 
 @dataclass(frozen=True)
 class Children(ABC):
-    """The children of every state, padded to as many.
+    """The children of every state, padded to C.
 
     Attributes:
         tokens: the token that leads to each child; -1 where there is no such child, or it is not alive.
@@ -39,10 +39,10 @@ class Children(ABC):
     def take(
         self, beams: Int[Array, "batch chosen"], children: Int[Array, "batch chosen"]
     ) -> tuple[Int[Array, "batch chosen"], Int[Array, "batch chosen"]]:
-        """Tokens and states of chosen children of chosen beams; states of no meaning where there is no such child."""
+        """Tokens and states of chosen children of chosen beams; meaningless states where there is no such child."""
 
     def scores(self, log_probs: Float[Array, "batch beams vocab"]) -> Float[Array, "batch beams children"]:
-        """What stands at the tokens of every beam; what stands at token 0, where there is none."""
+        """The scores at the tokens of every beam; the score at token 0, where there is none."""
         return along(log_probs, jnp.maximum(self.tokens, 0), axis=-1)
 
     def _take_tokens(

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A compiled trie on a device. Knows no rules and no beams.
 
-A program is compiled for shapes, so what changes with a catalogue's content is no shape: arrays are filled up to
+A program is compiled for shapes, so nothing that changes with a catalogue's content is a shape: arrays are padded to
 buckets, and numbers of nodes are arrays. Only the levels, their (bucketed) branching and whether a sequence can end
 there are static.
 """
@@ -40,10 +40,10 @@ SMALLEST = 64  # entries of a compiled catalogue's arrays
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DeviceTrie:
-    """A segment's trie on a device; the fields are those of `hf_gr.catalogue.trie.Trie` and its fanouts, filled up.
+    """A segment's trie on a device; the fields are those of `hf_gr.catalogue.trie.Trie` and its fanouts, padded.
 
     Attributes:
-        tokens: after the last are at least as many entries as the largest branching.
+        tokens: at least as many entries as the largest branching follow the last.
         offsets: by level.
         exceptions: by level, the number of the level's nodes after the last; None where all offsets are there.
         token_bases: what to add to the tokens of level `l + 1`.
@@ -68,7 +68,7 @@ class DeviceTrie:
     def child_range(
         self, nodes: Int[Array, "*shape"], *, level: int
     ) -> tuple[Int[Array, "*shape"], Int[Array, "*shape"]]:
-        """The first child of every node and the number of them, which is 0 for what is no node of this level."""
+        """The first child of every node and the number of them, which is 0 for what is not a node of this level."""
         start, end = self.level_starts[level], self.level_starts[level + 1]
         local = nodes - start
         is_here = (local >= 0) & (nodes < end)
@@ -89,7 +89,7 @@ class DeviceTrie:
         return self.child_range(nodes, level=level)[1] == 0
 
 
-# By what was moved, so that views of one index share its arrays on the device, too; for as long as that lives.
+# Keyed by what was moved, and kept while that lives: views of one index share its arrays on the device, too.
 _MOVED: WeakKeyDictionary[Any, dict[Device, Any]] = WeakKeyDictionary()
 
 
@@ -165,7 +165,7 @@ def _move_base(trie: Trie, device: Device) -> DeviceTrie:
 
 
 def _move_added(trie: Trie, snapshot: Snapshot, device: Device) -> tuple[DeviceTrie, Array]:
-    """What was added, in the same form for every number of levels and items: with all offsets, of 32 bits."""
+    """What was added, in the same form for any number of levels and items: with all offsets, in 32 bits."""
     assert snapshot.twins is not None
     base, num_levels, missing = snapshot.base.segment.trie, snapshot.max_length, snapshot.max_length - trie.max_length
     num_nodes = bucket(trie.level_starts[-1], least=ADDED_NODES)

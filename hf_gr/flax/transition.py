@@ -3,11 +3,11 @@
 """One trie step. Knows no beams and no model.
 
 Source: STATIC, algorithm 2 (the vectorized node transition kernel), on a trie whose children are contiguous. What may
-change while it serves is not in the trie: one bit a node says what is alive, a few nodes a row are hidden, and what
-was added is a second, small trie beside the first.
+change while it serves is not in the trie: one bit per node says what is alive, a few nodes per row are hidden, and
+additions are a second, small trie beside the first.
 
-A program is compiled for shapes, so what changes with a catalogue's content is no shape: every catalogue has bits and
-a second trie, all of them set and empty if need be.
+A program is compiled for shapes, so nothing that changes with a catalogue's content is a shape: every catalogue has
+bits and a second trie, if need be all set and empty.
 
 Axes: B batch, K beams, C children: the largest branching of the level, a static shape; E hidden nodes; U rules.
 """
@@ -33,7 +33,7 @@ from .device_trie import DeviceTrie, added_on_device, bits_on_device, nothing_ad
 
 HIDDEN_NODES = 16  # of a row: so many, or 4, 16, ... times as many
 COMPARED = 32  # hidden nodes of a row, at most, that are compared one by one; more are searched (measured on a CPU)
-LARGEST_NODE = 2**31 - 2**16  # of both segments; the rest is for what is padded
+LARGEST_NODE = 2**31 - 2**16  # of both segments; the rest is for padding
 
 
 @jax.tree_util.register_dataclass
@@ -55,9 +55,9 @@ class DevicePart:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DeviceCatalogue:
-    """What a batch may be answered with.
+    """What may be generated for a batch.
 
-    A state is a node of `added`, plus the number of nodes of `base`, wherever that one has the prefix, else a node of
+    A state is a node of `added` plus the number of nodes of `base` where `added` has the prefix, else a node of
     `base`. The root is 0.
 
     Attributes:
@@ -95,12 +95,12 @@ class DeviceCatalogue:
 
 
 def device_catalogue(rules: BatchRules, device: Device = None, *, num_rows: int | None = None) -> DeviceCatalogue:
-    """The catalogue of a batch on a device; segments and rules are moved there once, as long as they live.
+    """The catalogue of a batch on a device; segments and rules are moved there once, for as long as they live.
 
     Args:
         rules: the catalogue of every request.
-        device: a device, a sharding over several devices, or None for the default device. What has a batch axis stays
-            in NumPy: a compiled program moves it itself.
+        device: a device, a sharding over several devices, or None for the default device. Arrays with a batch axis
+            stay in NumPy: a compiled program moves them.
         num_rows: B; the number of rows of `rules` by default, which must know it then. Rows beyond those of `rules`
             are copies of the first.
 
@@ -193,7 +193,7 @@ def advance(
 def _both_nodes(
     states: Int[Array, "batch beams"], catalogue: DeviceCatalogue
 ) -> tuple[Int[Array, "batch beams"], Int[Array, "batch beams"]]:
-    """The node of `added` and that of `base` for every state; no node at all where a segment lacks the prefix."""
+    """The node of `added` and that of `base` for every state; no node where a segment lacks the prefix."""
     in_added = states - catalogue.base.trie.num_nodes
     is_added = (in_added >= 0) & (in_added < catalogue.added.trie.num_nodes)
     return in_added, jnp.where(is_added, at(catalogue.twins, in_added), states)
@@ -220,7 +220,7 @@ def _are_alive(
 ) -> Bool[Array, "batch beams children"]:
     """The bits of nodes, numbered within their level."""
     places = nodes >> 3
-    if len(bits) > 1:  # one rule after the other
+    if len(bits) > 1:  # the rules' bits, concatenated
         places = jnp.minimum(places, len(bits[0]) - 1) + rule_of_row[:, None, None] * len(bits[0])
     found = at(jnp.concatenate(bits) if len(bits) > 1 else bits[0], places)
     return (found >> (nodes & 7) & 1).astype(bool)

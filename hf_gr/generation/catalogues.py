@@ -41,15 +41,15 @@ def batch_rules(
     Args:
         indexes: one for all prompts, or one for each.
         exclude_items: ids for each prompt, or None.
-        num_prompts: the number of prompts, if it is known already.
+        num_prompts: the number of prompts, if known.
 
     Raises:
-        ValueError: another number of indexes or exclusions than prompts, indexes that share no arrays, ids of another
-            type than the catalogue's.
+        ValueError: not as many indexes or exclusions as prompts, indexes that share no arrays, ids of another type
+            than the catalogue's.
     """
     one_each = not isinstance(indexes, ConstraintIndex)
     every = indexes if one_each else [indexes]
-    # An index in several places is one rule, whatever happens to it while this runs.
+    # An index given several times is one rule, even if it changes while this runs.
     snapshots = {id(index): index.snapshot for index in every}
     return combine_rules(
         [snapshots[id(index)] for index in every], exclude_items, num_prompts=num_prompts, one_each=one_each

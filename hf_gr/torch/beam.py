@@ -21,7 +21,7 @@ from torch import Tensor
 from .children import Children
 
 DEAD = -torch.inf
-BLOCK = 64  # candidates that are looked at as one
+BLOCK = 64  # candidates treated as one
 BLOCKS_FROM = 30_000  # candidates of a row; below, one top-k over all is faster (measured on a CPU)
 
 
@@ -126,8 +126,8 @@ def select(
         dead_state: the state of a kept beam that does not exist.
         do_sample: draw with probability proportional to `exp(score)` (the Gumbel top-k trick) instead.
         generator: of the draws.
-        picked: places among all children of a row, which someone else has chosen: those are kept instead. The place
-            after the last one stands for none.
+        picked: places among all children of a row, chosen elsewhere: those are kept instead. The place after the last
+            one stands for none.
     """
     num_children = scores.shape[-1]
     flat = scores.flatten(1)
@@ -150,8 +150,8 @@ def select(
 def top_places(keys: Float[Tensor, "batch candidates"], number: int) -> Int[Tensor, "batch number"]:
     """Where the largest keys of every row are, best first.
 
-    Of many candidates, if they fill whole blocks, first the blocks with the largest maxima are taken, as many as keys
-    are wanted: all others hold only smaller ones. It reads the candidates once, and sorts few of them.
+    Many candidates, if they fill whole blocks, are first reduced to the `number` blocks with the largest maxima: all
+    others hold only smaller keys. This reads the candidates once and sorts few of them.
 
     Source: xGR, section 5 (early termination of beam selection), in a form without branches.
     """
@@ -175,7 +175,7 @@ def choose(
 ) -> Beams:
     """Extend every beam by its own best child, or by one drawn from its own children: beams do not compete.
 
-    The arguments are those of `select`, and so is the meaning of a score of `-inf`.
+    The arguments, and the meaning of a score of `-inf`, are those of `select`.
     """
     keys = scores + gumbel_like(scores, generator) if do_sample else scores
     best = keys.argmax(dim=-1, keepdim=True)
@@ -210,7 +210,7 @@ def retire(
     length_penalty: float,
     early_stopping: bool | str,
 ) -> tuple[Beams, Finished]:
-    """Move the candidates that end, and are among the K best, into the pool; the K best of the others go on.
+    """Move the candidates that end, and are among the K best, into the pool; the K best of the others continue.
 
     Args:
         kept: M candidates of one length, best first.
@@ -220,7 +220,7 @@ def retire(
         early_stopping: as in transformers: True closes a row as soon as its pool is full.
 
     Returns:
-        The K beams that go on, best first, and the new pool.
+        The K beams that continue, best first, and the new pool.
     """
     num_beams, length = finished.scores.shape[1], kept.sequences.shape[-1]
     closed = ~finished.may_improve
@@ -253,7 +253,7 @@ def finish(kept: Beams, *, length_penalty: float) -> Finished:
 
 
 def retire_in_place(kept: Beams, finished: Finished, ends: Bool[Tensor, "batch beams"]) -> tuple[Beams, Finished]:
-    """Move the paths that end to their own places in the pool; they do not go on."""
+    """Move the paths that end to their own places in the pool; they do not continue."""
     ends = ends & (kept.scores > DEAD)
     sequences, beam_indices = _to_length(kept, finished.sequences.shape[-1])
     pool = Finished(

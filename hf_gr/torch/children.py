@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The children of the states of a level: one kind for each form that `transition.children` reads them from.
 
-Every kind is asked the same. Its states are not stored: only those of the few that are kept are asked for (`take`).
+All kinds have the same methods. States are not stored: `take` computes those of the few children that are kept.
 
-Axes: B batch, K beams, C children: as many as the largest node of the level has; of a wide level, its span of tokens.
+Axes: B batch, K beams, C children: those of the level's largest node; of a wide level, its span of tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .device_trie import WideLevel
 
 @dataclass(frozen=True)
 class Children(ABC):
-    """The children of every state, padded to as many.
+    """The children of every state, padded to C.
 
     Attributes:
         tokens: the token that leads to each child; some other node's, or 0, where `legal` is false.
@@ -36,12 +36,12 @@ class Children(ABC):
     def take(
         self, beams: Int[Tensor, "batch chosen"], children: Int[Tensor, "batch chosen"]
     ) -> tuple[Int[Tensor, "batch chosen"], Int[Tensor, "batch chosen"]]:
-        """Tokens and states of chosen children of chosen beams; states of no meaning where there is no such child."""
+        """Tokens and states of chosen children of chosen beams; meaningless states where there is no such child."""
 
     def scores(
         self, log_probs: Float[Tensor, "rows vocab"], rows: slice = slice(None)
     ) -> Float[Tensor, "rows children"]:
-        """What stands at the tokens of some rows: the beams of all requests, one after the other."""
+        """The scores at the tokens of some rows: the beams of all requests, concatenated."""
         return log_probs.gather(-1, self.tokens.flatten(0, 1)[rows])
 
     def _take_tokens(
@@ -114,7 +114,7 @@ class WideChildren(Children):
     def scores(
         self, log_probs: Float[Tensor, "rows vocab"], rows: slice = slice(None)
     ) -> Float[Tensor, "rows children"]:
-        """See `Children.scores`: one stretch of every row."""
+        """See `Children.scores`: one slice of every row."""
         return log_probs[:, self.table.first_token : self.table.first_token + self.table.num_tokens]
 
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A compiled trie on a device, in every form that a step reads. Knows no rules and no beams.
 
-The arrays by level are those of the host; they are moved once for each device. Three other forms are made from them
-on the device when they are first asked for: `wide`, tables for the levels near the root; `edges`, one search for a
-step from any level; and `flat`, the children of any node without its level.
+The arrays by level are those of the host; they are moved once for each device. Three other forms are made from them on
+the device on first use: `wide`, tables for the levels near the root; `edges`, one search for a step from any level;
+and `flat`, the children of any node without its level.
 
 Source: STATIC, section 4 (dense layers near the root), over a level's span of tokens instead of the vocabulary.
 """
@@ -37,7 +37,7 @@ class WideLevel:
     """The children of a level whose nodes have so many that reading every token is cheaper than gathering legal ones.
 
     Near the root of a large catalogue nearly every token is legal. A step copies whole rows of this table, and reads
-    whole stretches of the scores. The row after the last stands for what is no node of the level.
+    whole slices of the scores. The row after the last stands for what is not a node of the level.
 
     Attributes:
         first_token: the token of the first column.
@@ -64,7 +64,7 @@ class WideLevel:
 
 @dataclass(frozen=True)
 class FlatTrie:
-    """A trie without levels; the node after the last stands for what is no prefix.
+    """A trie without levels; the node after the last stands for no prefix.
 
     Attributes:
         tokens: the token on the edge into each node; 0 for the root and for no prefix.
@@ -95,7 +95,7 @@ class DeviceTrie:
     def child_range(
         self, nodes: Int[Tensor, "*shape"], *, level: int
     ) -> tuple[Int[Tensor, "*shape"], Int[Tensor, "*shape"]]:
-        """The first child of every node and the number of them, which is 0 for what is no node of this level."""
+        """The first child of every node and the number of them, which is 0 for what is not a node of this level."""
         start, end = self.level_starts[level], self.level_starts[level + 1]
         local = nodes - start
         is_here = (local >= 0) & (local < end - start)
@@ -126,7 +126,7 @@ class DeviceTrie:
     def edges(self) -> Int[Tensor, " edges"]:
         """By node from 1: its parent and its token in one number; the numbers ascend.
 
-        Eight bytes a node that a catalogue of millions of items had better not spend: it asks for children by level.
+        Eight bytes a node, too much for a catalogue of millions of items: that one reads children by level.
         """
         levels = [self._edges_from(level) for level in range(len(self.branching))]
         return torch.cat([parents << TOKEN_BITS | tokens for parents, tokens in levels])
@@ -156,7 +156,7 @@ class DeviceTrie:
         return parents, self.tokens[end:below].long() + self.token_bases[level]
 
 
-# By what was moved, so that views of one index share its arrays on the device, too; for as long as that lives.
+# Keyed by what was moved, and kept while that lives: views of one index share its arrays on the device, too.
 _MOVED: WeakKeyDictionary[Any, dict[torch.device, Any]] = WeakKeyDictionary()
 
 

@@ -29,7 +29,7 @@ class LivingLabels:
     """How many labels are alive below each node of their trie; the node after its last stands for no prefix.
 
     Attributes:
-        trie: the trie, of which the forms without levels are read.
+        trie: the trie, read without levels.
         counts: by rule and node.
         eos_token_id: the end token.
     """
@@ -51,10 +51,10 @@ class LivingLabels:
 
 @dataclass(frozen=True)
 class Answers:
-    """How far answers are.
+    """The progress of answers.
 
     Attributes:
-        node: the prefix of the label that is being written; no prefix for what can go no further.
+        node: the prefix of the label that is being written; no prefix for what cannot continue.
         used: by label of the answer, the leaf of each that is complete; no prefix for none.
         paths: by label and depth: the nodes of those.
         depth: tokens of the label that is being written.
@@ -96,7 +96,7 @@ def read_answers(
     separator: Sequence[int],
     max_labels: int | None,
 ) -> Answers:
-    """Take answers apart. Tokens below 0 fill up; `check_separator` has made sure that there is one way.
+    """Split answers. Tokens below 0 are padding; `check_separator` ensured that there is only one way.
 
     All labels of all answers are walked at once: the time does not grow with the number of labels.
     """
@@ -132,7 +132,7 @@ def read_answers(
     paths = [node]
     for level in range(living.max_length):
         below = living.trie.follow(node, labels[..., level])
-        walking = walking & (living.counts[rules[:, None], below] > 0)  # 0 for what is no prefix, too
+        walking = walking & (living.counts[rules[:, None], below] > 0)  # 0 for no prefix, too
         node = torch.where(walking, below, node)
         depth = depth + walking
         paths.append(node)
@@ -181,7 +181,7 @@ def allowed_tokens(
     separator: Sequence[int],
     max_labels: int | None,
 ) -> Bool[Tensor, "rows vocab"]:
-    """The tokens by which answers may go on; none for those that are over, or that are none."""
+    """The tokens by which answers may continue; none for those that are finished or invalid."""
     node, device = answers.node, answers.node.device
     flat, most_children = living.trie.flat, max(living.trie.branching)
     first, end = flat.first_child[node], flat.first_child[node + 1]

@@ -3,8 +3,8 @@
 """One trie step. Knows no beams and no model.
 
 Source: STATIC, algorithm 2 (the vectorized node transition kernel), on a trie whose children are contiguous. What may
-change while it serves is not in the trie: one bit a node says what is alive, a few nodes a row are hidden, and what
-was added is a second, small trie beside the first.
+change while it serves is not in the trie: one bit per node says what is alive, a few nodes per row are hidden, and
+additions are a second, small trie beside the first.
 
 Axes: B batch, K beams, C children: the largest branching of the level, a static shape; E hidden nodes; U rules.
 """
@@ -44,18 +44,18 @@ class DevicePart:
 
 @dataclass(frozen=True)
 class DeviceCatalogue:
-    """What a batch may be answered with.
+    """What may be generated for a batch.
 
-    A state is a node of `base`; with `added`, a node of that one, plus the number of nodes of `base`, wherever it has
-    the prefix. The root is 0 in any case.
+    A state is a node of `base`; where `added` has the prefix, a node of `added` plus the number of nodes of `base`.
+    The root is always 0.
 
     Attributes:
         base: what was compiled.
         added: what was added since, or None.
         twins: for every node of `added` the node of `base` with the same prefix, or -1.
         rule_of_row: which rule each request has; None where there is one for all.
-        unchecked: for the first levels, tokens that may all follow anything, legal or not; what leaves the catalogue
-            comes to the dead state.
+        unchecked: for the first levels, tokens that may follow anything, legal or not; an illegal one leads to the
+            dead state.
     """
 
     base: DevicePart
@@ -105,7 +105,7 @@ class DeviceCatalogue:
 
 
 def device_catalogue(rules: BatchRules, device: torch.device) -> DeviceCatalogue:
-    """The catalogue of a batch on a device; segments and rules are moved there once, as long as they live."""
+    """The catalogue of a batch on a device; segments and rules are moved there once, for as long as they live."""
     parts = [_device_part(rules, number, device) for number in range(len(rules.shared.parts))]
     if len(parts) == 1 and parts[0].alive is None and parts[0].hidden is None:
         parts = [replace(parts[0], wide=parts[0].trie.wide)]
@@ -177,7 +177,7 @@ def advance(
 def _both_nodes(
     states: Int[Tensor, "batch beams"], catalogue: DeviceCatalogue
 ) -> tuple[Int[Tensor, "batch beams"], Int[Tensor, "batch beams"]]:
-    """The node of `added` and that of `base` for every state; no node at all where a segment lacks the prefix."""
+    """The node of `added` and that of `base` for every state; no node where a segment lacks the prefix."""
     assert catalogue.added is not None
     assert catalogue.twins is not None
     num_added = catalogue.added.trie.num_nodes
@@ -252,9 +252,9 @@ def _part_children(
         below = (first[..., None] + places).flatten(1)
         at = torch.searchsorted(hidden, below).clamp(max=hidden.shape[1] - 1)
         legal = legal & (hidden.gather(1, at) != below).view(legal.shape)
-    # Windows over the tokens, copied as wholes: three times faster than a number for every child.
+    # Copies whole windows of the tokens: three times faster than one index per child.
     tokens = trie.tokens.unfold(0, trie.branching[level], 1)[first].long()
-    if any(trie.token_bases):  # a window reaches into levels with another base: that would be no token
+    if any(trie.token_bases):  # a window may reach a level with another base, where this is no token
         tokens = torch.where(legal, tokens + trie.token_bases[level], 0)
     return PlainChildren(tokens, legal, first), count
 
@@ -278,7 +278,7 @@ def _hide(
 ) -> Bool[Tensor, "batch beams children"]:
     """The same without some nodes, wherever they are among the children."""
     places = hidden - first[..., None]
-    # What is no child here goes to an extra column that is cut off again.
+    # What is not a child here goes to an extra column that is cut off again.
     slots = torch.where((places >= 0) & (places < count[..., None]), places, legal.shape[-1])
     return torch.nn.functional.pad(legal, (0, 1)).scatter(-1, slots, False)[..., :-1]
 

@@ -21,8 +21,8 @@ LAST_RESORT = 1e3  # what a candidate outside the residual loses, in log-probabi
 def locate(beams: Beams, nodes: Nodes) -> tuple[Int[Tensor, "batch beams"], Bool[Tensor, " batch"]]:
     """Where each beam is among the nodes of its level that are scored already.
 
-    Strict verification is nothing but this: a step is accepted if all its beams have been drafted. What they are is
-    decided by the target's scores alone, so results are those without a draft.
+    This is all of strict verification: a step is accepted if all its beams were drafted. The target's scores alone
+    decide which beams those are, so results are those without a draft.
 
     Returns:
         The place of every beam, anything where it has none; and whether all living beams of a row have one.
@@ -46,10 +46,10 @@ def relaxed_places(
     """Pick M children by relaxed sampling verification: a drafted one passes with probability `min(1, p / q)`.
 
     p is the softmax over all children of the target's beams of their cumulative scores; q the same of the draft model
-    over its own beams. Of those that pass, the first M in the order in which the draft drew them are taken: a random
-    choice, and one that leaves the distribution as it is where p equals q (a uniform choice would flatten it). If
-    fewer pass, the others are drawn from `norm(max(0, p - q))`, and if that has too few, from p: so there are M
-    distinct ones wherever M exist.
+    over its own beams. Of those that pass, the first M in the order in which the draft drew them are kept: a random
+    choice that preserves the distribution where p equals q (a uniform choice would flatten it). If fewer pass, the
+    others are drawn from `norm(max(0, p - q))`, and if that has too few, from p: so there are M distinct ones wherever
+    M exist.
 
     How close this is to the target's own draws, by total variation of how often each item is drawn (256 items of 4
     levels, K = 3; two samples of the same differ by 0.02): 0.05 with as many drafted as are kept, from any draft; 0.09
@@ -74,7 +74,7 @@ def relaxed_places(
     flat = scores.flatten(1)
     p = flat.log_softmax(dim=-1).nan_to_num(nan=DEAD, neginf=DEAD)  # a row without any child has no softmax
     own = torch.arange(num_beams, device=scores.device).expand(len(scores), -1) if places is None else places
-    # Children of a beam are in one order for both models.
+    # A beam's children have the same order for both models.
     q = nodes.log_probs.gather(1, own[..., None].expand(-1, -1, num_children)).flatten(1)
     # The place of each drafted node among the children; after the last one if its parent is no beam of the target.
     is_parent = nodes.parents[..., None] == own[:, None]
@@ -82,18 +82,18 @@ def relaxed_places(
     along = parents[..., None].expand(-1, -1, num_children)
     is_child = (candidates.tokens.gather(1, along) == nodes.tokens[..., None]) & candidates.legal.gather(1, along)
     child = is_child.int().argmax(dim=-1)
-    # A node that the draft could not draw, for want of children, has some token, too; its state is dead.
+    # A node that the draft could not draw, for lack of children, has an arbitrary token; its state is dead.
     is_it = candidates.take(parents, child)[1] == nodes.states
     is_there = is_parent.any(dim=-1) & is_child.any(dim=-1) & is_it
     drafted = torch.where(is_there, parents * num_children + child, flat.shape[1])
 
     p, q = (torch.nn.functional.pad(one, (0, 1), value=DEAD) for one in (p, q))
-    # Of (0, 1], so that what the target gives no probability never passes.
+    # In (0, 1], so that what the target gives probability 0 never passes.
     uniform = 1.0 - torch.rand(drafted.shape, generator=generator, device=scores.device)
     passes = is_there & (uniform.log() <= p.gather(1, drafted) - q.gather(1, drafted))
     residual = (p.exp() - q.exp()).clamp_min(0.0).log()
     keys = torch.where(residual > DEAD, residual, p - LAST_RESORT) + gumbel_like(p, generator)
-    # What has passed is not drawn again; the extra column, which nothing is drawn from, takes what has not.
+    # What passed is not drawn again; what failed is written to the extra column, which is never drawn from.
     drawn_keys, drawn = keys.scatter(1, torch.where(passes, drafted, flat.shape[1]), DEAD).topk(
         min(num_kept, keys.shape[1])
     )

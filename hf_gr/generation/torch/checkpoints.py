@@ -61,17 +61,17 @@ def prepare_upload(
     *,
     custom_generate: bool = False,
 ) -> dict[str, float]:
-    """What transformers is to upload of a saved model: our files in any case, and a card that tells of them.
+    """What transformers is to upload of a saved model: our files in any case, and a card that describes them.
 
-    A card that somebody has written gets tags, and keeps all that it says. The one that transformers makes for a new
-    repository gives way to ours.
+    A card that a user wrote gets tags and keeps its text. The one that transformers makes for a new repository is
+    replaced by ours.
 
     Args:
         model: the model.
         directory: where it was saved, with transformers' model card.
         repo_id: the repository.
-        files_timestamps: when the folder's files were written that are on the Hub already, as transformers knows it:
-            from before it saved the model, but after we saved what is ours.
+        files_timestamps: when the folder's files that are on the Hub already were written, as transformers recorded
+            it: before it saved the model, but after we saved our files.
         custom_generate: whether the checkpoint carries `custom_generate/generate.py`.
 
     Returns:
@@ -91,7 +91,7 @@ def prepare_upload(
 
 
 def _is_ours(model: Any, custom_generate: bool) -> bool:
-    """Whether a checkpoint has anything that its card should tell of."""
+    """Whether a checkpoint has anything that its card should describe."""
     inner = base_model(model)
     named = getattr(inner.generation_config, "constraint_index", None)
     return custom_generate or named is not None or getattr(inner, NAME, None) is not None
@@ -113,7 +113,7 @@ def _card(model: Any, name: str, custom_generate: bool, *, tags: Sequence[str] =
 
 
 def _repository(name: str, *, other_than: str) -> str | None:
-    """The repository of the Hub that a model was loaded from; None where that is not certain.
+    """The repository of the Hub that a model was loaded from; None if that is uncertain.
 
     A name alone does not tell a repository from a folder that is gone; one whose config is cached was downloaded.
     """

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a logits processor may leave of the scores: one sequence of the catalogue, or several labels. Knows no prompts.
+"""Which scores a logits processor keeps: one sequence of the catalogue, or several labels. Knows no prompts.
 
 Axes: P prompts; R rows, as many for each prompt; T generated tokens; S scored positions of each row, the last one
 after all tokens; V tokens of the vocabulary.
@@ -20,8 +20,8 @@ from hf_gr.torch.device_trie import MOST_NODES
 from hf_gr.torch.several_labels import LivingLabels, allowed_tokens, living_labels, read_answers
 from hf_gr.torch.transition import DeviceCatalogue, advance, children, device_catalogue
 
-# The score of what only fills up, where the type has room for it: far below any sum of log-probabilities, and below
-# the -1e9 by which transformers' beam search marks beams that are over.
+# The score of filler tokens, where the dtype has room for it: far below any sum of log-probabilities, and below the
+# -1e9 by which transformers' beam search marks finished beams.
 FILLING = -1e30
 
 
@@ -49,25 +49,25 @@ class Constraint(ABC):
         """The sequences of the catalogue in one answer."""
 
     def _unblocked(self, scores: Tensor, is_legal: Tensor) -> Tensor:
-        """The scores; where other processors left no legal token, each of them is possible: the constraint holds."""
+        """The scores; where other processors left no legal token, all are possible: the constraint holds."""
         is_left = (is_legal & (scores != -torch.inf)).any(dim=-1, keepdim=True)
         return scores.masked_fill(is_legal & ~is_left, self._filling(scores.dtype))
 
     def _over(self, scores: Tensor) -> Tensor:
-        """The scores of rows that are over."""
+        """The scores of finished rows."""
         over = torch.full_like(scores, -torch.inf)
         over[..., self._end] = self._filling(scores.dtype)
         return over
 
     @property
     def _end(self) -> int:
-        """The token that rows which are over go on with."""
+        """The token that finished rows continue with."""
         return self.rules.shared.eos_token_id or 0
 
     @staticmethod
     def _filling(dtype: torch.dtype) -> float:
         """Its score."""
-        # Finite still when it is divided by a temperature of 1/16; fp16's -4094 is below its logits all the same.
+        # Still finite when divided by a temperature of 1/16; even fp16's -4094 is below its logits.
         return max(FILLING, torch.finfo(dtype).min / 16)
 
 
@@ -103,7 +103,7 @@ class OneSequence(Constraint):
         legal = children(states, catalogue, level=level)
         num_rows, vocab_size = scores.shape
         is_legal, tokens = legal.legal.flatten(0, 1), legal.tokens.flatten(0, 1)
-        # One pass over rows times vocabulary: that is all the time. What is illegal goes to an entry after the rows.
+        # One pass over rows times vocabulary takes all the time. What is illegal goes to an entry after the rows.
         masked = scores.new_full((num_rows * vocab_size + 1,), -torch.inf)
         first = torch.arange(0, num_rows * vocab_size, vocab_size, device=scores.device)[:, None]
         places = torch.where(is_legal, first + tokens, num_rows * vocab_size)
@@ -171,10 +171,10 @@ class SeveralLabels(Constraint):
 
 
 def _has_all_edges(catalogue: DeviceCatalogue) -> bool:
-    """Whether the edges of the base say how to go on, and are few enough.
+    """Whether the edges of the base say how to continue, and are few enough.
 
-    A step along them asks nobody what is alive, and need not: what is dead has no living children. But what is
-    hidden from a row may have, and what was added has edges of its own.
+    A step along them does not check what is alive, and need not: a dead node has no living children. But a node hidden
+    from a row may have some, and additions have edges of their own.
     """
     base = catalogue.base
     return catalogue.added is None and base.hidden is None and base.trie.num_nodes <= MOST_NODES

@@ -1,9 +1,9 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What tells one model from another. The values are on users' disks: for what was there before, they never change.
+"""Fingerprints of models. The values are on users' disks: those of existing data never change.
 
-There are two: a run of `recommend` goes on only where every bit of the model is the same; teacher data, which takes
-long to make, is written again only for another model, which some of its weights tell at once.
+There are two. A run of `recommend` resumes only if every bit of the model is the same. Teacher data, which takes long
+to make, is rewritten only for another model, which a few of its weights identify at once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def fingerprint_model(model: Any) -> str:
 
 
 def _sums_of_bits(tensor: torch.Tensor) -> str:
-    """Sums of all and of every other value, as integers: they do not depend on their order, as floats' do."""
+    """Sums of all and of every other value, as integers: unlike floats' sums, they do not depend on order."""
     if not tensor.numel():
         return ""
     bits = tensor.detach().contiguous().flatten()

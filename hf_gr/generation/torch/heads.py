@@ -45,32 +45,33 @@ def add_draft_head(
     use_placeholders: bool = True,
     placeholder_tokens: Sequence[str] | None = None,
 ) -> DraftHead:
-    """Give a model a draft head, in the place of one that it may have; what `model.add_draft_head` does.
+    """Give a model a draft head, in place of any that it has; `model.add_draft_head` calls this.
 
     Args:
         model: a language model of transformers.
         codebooks: what the head chooses from, level by level: a catalogue (the tokens of its sequences, those of
             removed items and the end token included), semantic IDs (also codes that no item has), or L lists of token
-            ids. Or a head, such as `DraftHead.from_pretrained(...)`, which brings all that follows with it but
-            `tokenizer`; its placeholders' embeddings are written into the model's, in the rows of their ids. That it
-            was trained on these weights nobody can check. Of a head that is part of another model, this is a copy.
+            ids. Or a head, such as `DraftHead.from_pretrained(...)`, which brings all settings below but `tokenizer`;
+            its placeholders' embeddings are written into the model's, in the rows of their ids. Nothing checks that it
+            was trained on these weights. A head that is part of another model is copied.
         tokenizer: gets the placeholders as special tokens, if it lacks them. Without one they are new ids after the
-            model's embeddings, or those of the head before.
-        transition: as in `DraftHeadConfig`, like the next three.
-        use_state: as there.
-        use_placeholders: as there.
-        placeholder_tokens: as there.
+            model's embeddings, or those of the previous head.
+        transition: as in `DraftHeadConfig`.
+        use_state: as in `DraftHeadConfig`.
+        use_placeholders: as in `DraftHeadConfig`.
+        placeholder_tokens: as in `DraftHeadConfig`.
 
     Placeholders are tokens like others: they take part in the normalisation over the vocabulary, so scores of the
     model move a little when they are added, and without a catalogue the model may write them.
 
     Returns:
         The head, `model.draft_head`, on the device and in the dtype of the model's output embeddings. A new one is
-        initialised from torch's generator of random numbers, as are embeddings that the placeholders are new to.
+        initialised from torch's generator of random numbers, as are the embeddings of new placeholders.
 
     Raises:
-        ValueError: codebooks that are no such thing, or beyond the model's vocabulary; a head of another hidden size,
-            or with placeholders that the tokenizer reads otherwise; options besides a head. Nothing is changed then.
+        ValueError: codebooks that are none of these, or beyond the model's vocabulary; a head of another hidden size,
+            or with placeholders that the tokenizer reads differently; options together with a head. Nothing is changed
+            then.
     """
     inner = base_model(model)
     if isinstance(codebooks, DraftHead):
@@ -108,7 +109,7 @@ def add_draft_head(
         with torch.no_grad():
             weight[list(head.config.placeholder_token_ids)] = rows.to(weight)
     weight = inner.get_output_embeddings().weight
-    if not weight.is_meta:  # of a model whose last layer waits on the host
+    if not weight.is_meta:  # of a model whose last layer is offloaded to the host
         head.to(device=weight.device, dtype=weight.dtype)
     setattr(inner, NAME, head)
     head._belong_to(inner)
@@ -150,12 +151,13 @@ def save_draft_head(model: Any, directory: str | Path, *, state_dict: Mapping[st
 def load_draft_head(model: Any, source: Source, *, force_download: bool = False) -> DraftHead | None:
     """Give a model the draft head of its checkpoint.
 
-    A head of the same shape that the model has already is kept, and gets the weights: an optimizer may know them.
+    If the model already has a head of the same shape, that head is kept and gets the weights: an optimizer may hold
+    it.
 
     Args:
         model: the model, its weights loaded.
         source: the checkpoint.
-        force_download: download what is cached, too.
+        force_download: download even what is cached.
 
     Returns:
         The head; None if the checkpoint has neither of its files.
@@ -185,17 +187,17 @@ def check_bare(head: Any) -> None:
     """Refuse a head that an adapter has put layers into, or around: its weights would have other names.
 
     Raises:
-        ValueError: tells how to leave it out.
+        ValueError: says how to exclude it.
     """
     if not isinstance(head, DraftHead) or any(hasattr(module, "base_layer") for module in head.modules()):
         raise ValueError(
             "model.draft_head has layers of an adapter (PEFT), expected its own, which are trained beside the "
-            "adapter: leave it out by LoraConfig(exclude_modules=r'draft_head\\..*'), and out of modules_to_save"
+            "adapter: exclude it by LoraConfig(exclude_modules=r'draft_head\\..*'), and keep it out of modules_to_save"
         )
 
 
 def check_tokenizer(head: DraftHead, tokenizer: Any) -> None:
-    """Make sure that a tokenizer has the head's placeholders, under the ids that the head knows.
+    """Check that a tokenizer has the head's placeholders, with the head's ids.
 
     Raises:
         ValueError: one that is missing, or has another id.
@@ -329,10 +331,10 @@ def _add_tokens(tokenizer: Any, names: Sequence[str]) -> None:
 
 
 def _make_room(model: Any, tokens: tuple[int, ...]) -> None:
-    """Embeddings for tokens; those that are new are drawn about the mean of the others."""
+    """Embeddings for tokens; those that are new are drawn around the mean of the others."""
     needed = max(tokens, default=-1) + 1
     if needed > model.get_input_embeddings().weight.shape[0]:
-        with _without_warnings():  # of the way in which transformers draws them
+        with _without_warnings():  # about how transformers draws them
             model.resize_token_embeddings(needed)
 
 

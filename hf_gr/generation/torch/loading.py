@@ -70,7 +70,7 @@ def load(repo_or_dir: str | Path, *args: Any, **kwargs: Any) -> Any:
         )
     source = Source.of(repo_or_dir, kwargs)
     if kwargs.get("config") is None and not source.is_folder:
-        # Weights, draft head and catalogue are of the config's commit, whatever is pushed meanwhile.
+        # Weights, draft head and catalogue are of the config's commit, even if another is pushed in between.
         commit = source.find_commit(CONFIG_NAME)
         source, kwargs = source.at(commit), kwargs if commit is None else kwargs | {"revision": commit}
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
@@ -81,6 +81,6 @@ def load(repo_or_dir: str | Path, *args: Any, **kwargs: Any) -> Any:
 
 
 def from_config(config: Any, **kwargs: Any) -> Any:
-    """A model with random weights, as of transformers' auto classes."""
+    """A model with random weights, as from transformers' auto classes."""
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     return enable(auto.from_config(config, **kwargs))

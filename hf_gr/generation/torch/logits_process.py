@@ -29,39 +29,39 @@ from .constraints import Constraint, OneSequence, SeveralLabels
 class ConstraintLogitsProcessor(LogitsProcessor):
     """Keeps the tokens that continue a sequence of the catalogue, and drops all others to `-inf`.
 
-    `generate(constraint_index=...)` is faster and needs no processor; this one is for models and loops that it cannot
-    take. A row that is complete, or that is no prefix of the catalogue, is left one token: the end token (token 0
+    `generate(constraint_index=...)` is faster and needs no processor; this one is for models and loops that it does
+    not support. A row that is complete, or is not a prefix of the catalogue, keeps one token: the end token (token 0
     without one), with a very low finite score, so that samplers still find a distribution and beams never prefer it.
-    So are legal tokens where other processors (`min_new_tokens`, `suppress_tokens`) forbid all of them.
+    Legal tokens get that score where other processors (`min_new_tokens`, `suppress_tokens`) forbid all of them.
 
     With `prompt_length` or `attention_mask` a call depends on its arguments alone: one instance serves any number of
-    generations at a time, in any order. Without, it remembers the prompt of the first call, and whatever does not go
-    on from there, at most one token further than the call before, begins a new generation: they come one after the
-    other, greedy, sampled, with beams or assisted. It is then fooled by a new prompt that is the last one and some
-    more, if it is no longer than the last answer came (a next turn of one conversation): give the length there, for
-    generations in several threads, and on a device on which comparing prompts must not wait.
+    generations at a time, in any order. Without either, it remembers the prompt of the first call; a call that does
+    not continue from there, at most one token further than the previous call, begins a new generation. Generations
+    then run one at a time: greedy, sampled, with beams or assisted. A new prompt that extends the last one, but not
+    beyond where its answer ended (the next turn of a conversation), fools it: pass the length there, for generations
+    in several threads, and on a device on which comparing prompts must not wait.
 
-    With `separator` an answer is several labels, each at most once: the place of a label's end token may be taken by
-    the separator while another label is left. `items` takes such answers apart. Labels of `from_labels` bring the
-    space before them, so that `","` writes "Sports, Science".
+    With `separator` an answer is several labels, each at most once: the separator may replace a label's end token
+    while another label is left. `items` splits such answers. Labels of `from_labels` include the space before them, so
+    that `","` writes "Sports, Science".
 
-    Where a row of beams has fewer sequences to go to than beams, transformers fills it with copies, whose scores are
-    that very low number (`generate(constraint_index=...)` gives padding rows of score `-inf`).
+    Where a row has fewer sequences than beams, transformers fills it with copies, whose scores are that very low
+    number (`generate(constraint_index=...)` gives padding rows of score `-inf`).
 
     Args:
-        index: the catalogue as it is now, or a list of one for each prompt (views of one index); rows are taken for as
-            many paths of each prompt as there are.
+        index: the catalogue as it is now, or a list of one for each prompt (views of one index); several rows per
+            prompt count as its paths.
         prompt_length: tokens before the generated ones, padding included: `inputs["input_ids"].shape[1]`; of an
             encoder-decoder, those of the decoder's prompt, usually 1.
         exclude_items: item ids for each prompt, as in `generate`.
         attention_mask: the prompt's, `[prompts, length]`, instead of `prompt_length`; not for encoder-decoders.
         separator: token ids, or a text with `tokenizer`; None for one label. The index needs an end token.
         max_labels: the most labels of one answer; None for as many as there are.
-        tokenizer: reads `separator`, and is checked to be the one that the index was built with.
+        tokenizer: reads `separator`; must be the one that the index was built with.
 
     Raises:
         ValueError: as `generate` for `constraint_index` and `exclude_items`; a separator that is also inside a label;
-            a tokenizer that is not the index's.
+            a tokenizer other than the index's.
 
     Example:
         >>> index = ConstraintIndex.from_sequences([[5, 7], [6, 7]])
@@ -152,10 +152,10 @@ class ConstraintLogitsProcessor(LogitsProcessor):
                 a rule for each prompt, as many rows of each as of the others.
 
         Returns:
-            A list for each row. A label that a length limit cut off is omitted, unless what is there is another one.
+            A list for each row. A label that a length limit cut off is omitted, unless what is left is another label.
 
         Raises:
-            ValueError: tokens that are no integers, or another number of rows.
+            ValueError: tokens that are not integers, or a wrong number of rows.
         """
         rows, _ = read_rows(sequences, one_is_enough=True)
         rows = np.where(np.logical_or.accumulate(rows < 0, axis=1), PADDING, rows)
@@ -178,7 +178,7 @@ class ConstraintLogitsProcessor(LogitsProcessor):
         return found
 
     def _find_start(self, input_ids: Tensor, first: int) -> int:
-        """The length of the prompt that a call goes on from: the last one's, or all that is there."""
+        """The length of the prompt that a call continues: the last one's, or all tokens."""
         prompt = self._prompt
         if (
             prompt is None
@@ -193,7 +193,7 @@ class ConstraintLogitsProcessor(LogitsProcessor):
 
 
 def _read_prompt_length(prompt_length: int | None, attention_mask: Tensor | None) -> int | None:
-    """The prompt's length as it is given, or as its mask has it: padding counts, for it is in `input_ids`."""
+    """The prompt's length as given, or its mask's: padding counts, since it is in `input_ids`."""
     if prompt_length is not None and (not is_integer(prompt_length) or prompt_length < 0):
         raise ValueError(
             f"prompt_length={prompt_length!r}, expected 0 or more tokens, as inputs['input_ids'].shape[1] has them"
