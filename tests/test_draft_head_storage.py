@@ -28,13 +28,13 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 
 import hf_gr
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, DraftHead, DraftHeadConfig, SemanticIds
-from hf_gr.files import draft_head as head_storage
+from hf_gr.files import draft_head as head_files
 from hf_gr.files.hub import Source
 from hf_gr.generation.torch import checkpoints
 from hf_gr.generation.torch.heads import add_draft_head, check_tokenizer, load_draft_head, save_draft_head
 from hf_gr.torch.draft_head import TORCH
 
-JSON_FILE, TENSORS_FILE = head_storage.FILES
+JSON_FILE, TENSORS_FILE = head_files.FILES
 LEVELS = [[3, 4], [7, 5, 6], [4, 9]]
 TRANSITIONS = ("rnn", "gru", "mlp", "add", "none")
 
@@ -71,15 +71,15 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def rewrite(folder: Path, change: Any = None, **fields: Any) -> None:
     """Write a saved head anew, with valid digests: `change` of its tensors, and other fields."""
-    description, tensors = head_storage.load(TORCH, folder)
-    version = fields.pop("format_version", head_storage.FORMAT_VERSION)
+    description, tensors = head_files.load(TORCH, folder)
+    version = fields.pop("format_version", head_files.FORMAT_VERSION)
     if change is not None:
         change(tensors)
-    before, head_storage.FORMAT_VERSION = head_storage.FORMAT_VERSION, version
+    before, head_files.FORMAT_VERSION = head_files.FORMAT_VERSION, version
     try:
-        head_storage.save(TORCH, folder, {**description, **fields}, tensors)
+        head_files.save(TORCH, folder, {**description, **fields}, tensors)
     finally:
-        head_storage.FORMAT_VERSION = before
+        head_files.FORMAT_VERSION = before
 
 
 @pytest.fixture
@@ -818,7 +818,7 @@ def test_from_pretrained_downloads_with_every_argument(saved: Path, monkeypatch:
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     arguments = {"revision": "v1", "token": "t", "cache_dir": "cache", "local_files_only": True, "subfolder": "folder"}
     assert same_heads(DraftHead.from_pretrained("me/head", **arguments), DraftHead.from_pretrained(saved))
-    assert asked == [("me/head", file, arguments) for file in head_storage.FILES]
+    assert asked == [("me/head", file, arguments) for file in head_files.FILES]
 
 
 def test_a_repository_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, enable
-from hf_gr.files import draft_head as head_storage
+from hf_gr.files import draft_head as head_files
 from hf_gr.flax import draft_head
 from hf_gr.flax.decode import decode_program
 from hf_gr.flax.draft_head import NUMPY, DraftHead, HeadScorer
@@ -172,7 +172,7 @@ def test_files_are_those_of_the_other_side(dtype: torch.dtype, tmp_path: Path) -
     head = new_head(3, hidden_size=8, transition="gru").to(dtype)
     ours = as_flax(head, tmp_path / "torch")
     ours.save_pretrained(tmp_path / "flax")
-    for name in (*head_storage.FILES, "README.md"):
+    for name in (*head_files.FILES, "README.md"):
         theirs, mine = ((tmp_path / side / name).read_bytes() for side in ("torch", "flax"))
         assert mine == theirs.replace(b'"torch"', b'"flax"'), name
     back = TorchHead.from_pretrained(tmp_path / "flax")
@@ -188,10 +188,10 @@ def test_a_checkpoint_goes_to_and_fro_with_its_head(folder: Path, tmp_path: Path
     assert back.draft_head.config == torch_model.draft_head.config == model.draft_head.config
     for name, tensor in torch_model.state_dict().items():
         assert torch.equal(back.state_dict()[name], tensor), name
-    (tmp_path / head_storage.JSON_FILE).unlink()
+    (tmp_path / head_files.JSON_FILE).unlink()
     with pytest.raises(ValueError, match=r"has draft_head.safetensors and no draft_head_config.json"):
         FlaxModel.from_pretrained(tmp_path)
-    (tmp_path / head_storage.TENSORS_FILE).unlink()
+    (tmp_path / head_files.TENSORS_FILE).unlink()
     assert FlaxModel.from_pretrained(tmp_path).draft_head is None
 
 
@@ -216,7 +216,7 @@ def test_damaged_and_foreign_heads_are_refused(folder: Path, tmp_path: Path) -> 
         model.add_draft_head(head)
     with pytest.raises(ValueError, match=r"head is a DraftHead|head is a GenerationConfig"):
         model.add_draft_head(GenerationConfig())
-    path = tmp_path / head_storage.TENSORS_FILE
+    path = tmp_path / head_files.TENSORS_FILE
     path.write_bytes(path.read_bytes()[:-8] + b"\0" * 4 + b"\1" * 4)
     with pytest.raises(ValueError, match="altered|digest|damaged"):
         DraftHead.from_pretrained(tmp_path)
@@ -228,7 +228,7 @@ def test_damaged_and_foreign_heads_are_refused(folder: Path, tmp_path: Path) -> 
     tensors = {name: tensor.numpy() for name, tensor in new_head(3).state_dict().items()}
     for name, kind in (("codebook_1", np.float32), ("logit_heads.0.weight", np.int64)):
         changed = tensors | {name: tensors[name].astype(kind)}
-        head_storage.save(NUMPY, tmp_path, new_head(3).config.to_dict(), changed)
+        head_files.save(NUMPY, tmp_path, new_head(3).config.to_dict(), changed)
         with pytest.raises(ValueError, match=f"{name} is {np.dtype(kind)} of shape"):
             DraftHead.from_pretrained(tmp_path)
 

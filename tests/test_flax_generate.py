@@ -36,7 +36,6 @@ from hf_gr.flax.decode import DecodePlan, decode_program
 from hf_gr.flax.model import FlaxModel
 from hf_gr.flax.transition import DeviceCatalogue
 from hf_gr.generation import auto
-from hf_gr.generation.catalogues import batch_rules
 from hf_gr.generation.flax import mixin as flax
 from hf_gr.generation.flax.call import Call, make_plan
 from hf_gr.generation.flax.drafts import Draft, HeadDraft
@@ -44,6 +43,7 @@ from hf_gr.generation.flax.loading import enable as enable_flax
 from hf_gr.generation.flax.outputs import FlaxGenerateOutput
 from hf_gr.generation.flax.prompts import HostPrompt
 from hf_gr.generation.models import fill_token
+from hf_gr.generation.named_catalogues import batch_rules
 from hf_gr.generation.torch import mixin
 from hf_gr.torch.decode import DecodePlan as TorchPlan
 

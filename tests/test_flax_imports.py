@@ -67,7 +67,9 @@ def test_the_flax_path_needs_no_torch(tmp_path: Path) -> None:
     assert out == ""
 
 
-@pytest.mark.parametrize("module", ["auto", "catalogues", "checks", "configuration", "flax.checks", "flax.outputs"])
+@pytest.mark.parametrize(
+    "module", ["auto", "named_catalogues", "checks", "configuration", "flax.checks", "flax.outputs"]
+)
 def test_what_both_sides_share_needs_neither(module: str) -> None:
     code = f"{BLOCKED.format(name='torch')}{BLOCKED.format(name='jax')}import hf_gr.generation.{module}"
     _, error = run(code)

@@ -33,6 +33,7 @@ from transformers import (
     StoppingCriteria,
     T5ForConditionalGeneration,
 )
+from transformers.generation.configuration_utils import GenerationMode
 
 from hf_gr import (
     AutoModelForGenerativeRetrieval,
@@ -795,6 +796,7 @@ def test_the_config_round_trips_and_checks_itself(tmp_path: Path) -> None:
         ({"attention_mask": torch.full((2, 6), 0.5)}, "attention_mask has 0.5, expected 0 at padding and 1"),
         ({"constraint_index": ""}, "constraint_index is '', expected"),
         ({"verification": "lax"}, "verification='lax', expected one of"),
+        ({"drafting": ["trie"]}, r"drafting=\['trie'\], expected one of"),
         ({"attention_mask": torch.ones(1, 6)}, "with a row for every prompt"),
         ({"attention_mask": torch.ones(2, 1, 6, 6)}, r"attention_mask is \[2, 1, 6, 6\]"),
         ({"attention_mask": torch.tensor([[1] * 6, [0] * 6])}, "prompt 1 is all padding"),
@@ -905,6 +907,44 @@ def test_no_host_synchronisation_between_prefill_and_result(
     assert calls
     with pytest.raises(AssertionError, match="waits for the device"):
         model.generate(**inputs, constraint_index=RAGGED, **kwargs)
+
+
+def test_a_hook_that_asks_transformers_alone_loses_no_beam(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers prepares one row a prompt; what was asked for is not forgotten, whoever makes the processors."""
+    model, inputs = enabled(), prompts(2, 5)
+    plain = model.generate(**inputs, constraint_index=INDEX, num_beams=3, num_return_sequences=3)
+    hook = functools.partial(GenerationMixin._get_logits_processor, model)
+    monkeypatch.setattr(model, "_get_logits_processor", hook)
+    assert (
+        model.generate(**inputs, constraint_index=INDEX, num_beams=3, num_return_sequences=3).tolist()
+        == plain.tolist()
+    )
+
+
+@pytest.mark.parametrize(
+    "field", [{"prompt_lookup_num_tokens": 2}, {"penalty_alpha": 0.5}, {"assistant_early_exit": 1}]
+)
+def test_fields_of_loops_for_one_path_change_no_beam_search(field: dict[str, Any]) -> None:
+    model, inputs = enabled(), prompts(2, 5)
+    plain = model.generate(**inputs, constraint_index=INDEX, num_beams=3, num_return_sequences=3)
+    found = model.generate(**inputs, constraint_index=INDEX, num_beams=3, num_return_sequences=3, **field)
+    assert found.tolist() == plain.tolist()
+
+
+def test_a_mode_that_a_model_does_not_support_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = enabled(), prompts(2, 5)
+    monkeypatch.setattr(model, "_supported_generation_modes", [GenerationMode.GREEDY_SEARCH], raising=False)
+    with pytest.raises(ValueError, match="only supports"):
+        model.generate(**inputs, constraint_index=INDEX, num_beams=3)
+
+
+def test_end_tokens_count_in_any_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[Any] = []
+    decode = mixin.decode
+    monkeypatch.setattr(mixin, "decode", lambda *args: plans.append(args[2]) or decode(*args))
+    for ends in ([4, 5], (4, 5), torch.tensor([4, 5])):
+        enabled().generate(**prompts(2, 5), constraint_index=INDEX, num_beams=3, pad_token_id=PAD, eos_token_id=ends)
+    assert [plan.num_kept for plan in plans] == [9, 9, 9]
 
 
 def test_numbers_of_numpy_are_taken_as_transformers_takes_them() -> None:

@@ -28,6 +28,7 @@ OF_OBJECTS: dict[str, Any] = {
     "_prepare_generation_config": GenerationMixin,
     "_supports_default_dynamic_cache": GenerationMixin,
     "_upload_modified_files": PushToHubMixin,
+    "_validate_generation_mode": GenerationMixin,
 }
 # Written into an object by transformers' own code, or read from a file.
 IN_SOURCE = {"_from_model_config": "configuration_utils.py"}

@@ -24,6 +24,7 @@ import torch
 from report import print_table
 
 from hf_gr import AutoModelForGenerativeRetrieval
+from hf_gr.flax.devices import to_mesh
 from hf_gr.generation.flax import mixin as flax
 
 GOAL_COMPILE_SECONDS, GOAL_OVERHEAD_MS = 5.0, 2.0
@@ -152,7 +153,7 @@ def run_compile(bench: Any, options: argparse.Namespace) -> dict[str, Any]:
         beams = {"num_beams": 16, "num_return_sequences": 16}
         return model.generate(prompt, constraint_index=bench.index, **beams, **drafting)
 
-    mesh = flax.to_mesh(None)
+    mesh = to_mesh(None)
     if mesh is not None:
         raise SystemExit(f"{mesh.size} local devices, expected one: run with JAX_NUM_CPU_DEVICES=1")
     flax.decode_program = remember

@@ -38,6 +38,8 @@ class ConstraintIndex(
     files=storage.FILES,
     saves="What is saved is what is served: an index that was updated or filtered is compacted on the way, itself "
     "unchanged.",
+    refuses="no item is left",
+    returns="The index.",
 ):
     """The set of token sequences that may be generated, and the items that they stand for.
 
@@ -416,7 +418,7 @@ class ConstraintIndex(
         Raises:
             ValueError: a file that is missing, cut short, altered, of a newer format, or not a safetensors file (never
                 unpickled); a repository that does not exist, or that this token may not read.
-            ConnectionError: the Hub fails, or the connection broke; a partial download is not kept.
+            ConnectionError: the Hub fails, or the connection broke; nothing is kept of a file that broke off.
         """
         return cls._from_folder(Source(repo_or_dir, **where).resolve_folder(cls._files), verify=verify)
 

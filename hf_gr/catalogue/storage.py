@@ -25,7 +25,7 @@ import numpy.typing as npt
 import safetensors
 import safetensors.numpy
 
-from hf_gr.files import pairs as paired_files
+from hf_gr.files import pairs
 
 from .fanout import Fanout, require
 from .item_ids import ItemIds
@@ -53,12 +53,12 @@ def save(directory: Path, description: Mapping[str, Any], arrays: Arrays, *, car
         OSError: a file that cannot be written, such as on a full disk.
     """
     fields = {"format_version": FORMAT_VERSION, **description, "arrays_sha256": _arrays_digest(arrays)}
-    text = paired_files.to_text(fields)
+    text = pairs.to_text(fields)
 
     def write_arrays(path: Path) -> None:
         cast(Any, safetensors.numpy).save_file(arrays, path, metadata={"constraint_index": text})
 
-    paired_files.write(directory, text, write_arrays, json_file=JSON_FILE, tensors_file=ARRAYS_FILE, card=card)
+    pairs.write(directory, text, write_arrays, json_file=JSON_FILE, tensors_file=ARRAYS_FILE, card=card)
 
 
 def load(directory: Path, *, verify: bool | None = None) -> tuple[dict[str, Any], Arrays]:
@@ -71,7 +71,7 @@ def load(directory: Path, *, verify: bool | None = None) -> tuple[dict[str, Any]
     Raises:
         ValueError: a file that is missing, cut short, altered, of a newer format, or not safetensors.
     """
-    description, arrays = paired_files.read(
+    description, arrays = pairs.read(
         directory,
         _map_arrays,
         json_file=JSON_FILE,
@@ -80,7 +80,7 @@ def load(directory: Path, *, verify: bool | None = None) -> tuple[dict[str, Any]
         fix="is it an index's folder?",
     )
     if should_verify(arrays, verify) and description.get("arrays_sha256") != _arrays_digest(arrays):
-        raise paired_files.altered(directory / ARRAYS_FILE)
+        raise pairs.altered(directory / ARRAYS_FILE)
     return description, arrays
 
 

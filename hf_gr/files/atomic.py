@@ -93,7 +93,12 @@ def replaced_folder(target: Path) -> Iterator[Path]:
                 _sync(path)
         if target.exists():
             target.rename(old)
-        new.replace(target)
+        try:
+            new.replace(target)
+        except OSError:
+            if old.exists():
+                old.rename(target)
+            raise
         _sync_folder(target.parent)
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import safetensors
 
-from . import pairs as paired_files
+from . import pairs
 from .atomic import make_folder
 from .draft_head_config import DraftHeadConfig
 from .hub import Source
@@ -71,13 +71,13 @@ def save(
     given = dict(tensors) if placeholder_embeddings is None else {**tensors, PLACEHOLDERS: placeholder_embeddings}
     kept = {name: framework.to_host(tensor) for name, tensor in given.items()}
     description = {"format_version": FORMAT_VERSION, **config, "tensors_sha256": _tensors_digest(framework, kept)}
-    text = paired_files.to_text(description, sort_keys=True)
+    text = pairs.to_text(description, sort_keys=True)
 
     def write_tensors(path: Path) -> None:
         # One entry: safetensors writes several in any order, and equal heads must give equal files.
         framework.save_file(kept, path, metadata={"draft_head": text})
 
-    paired_files.write(directory, text, write_tensors, json_file=JSON_FILE, tensors_file=TENSORS_FILE, card=card)
+    pairs.write(directory, text, write_tensors, json_file=JSON_FILE, tensors_file=TENSORS_FILE, card=card)
 
 
 def load(framework: Framework, directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -93,7 +93,7 @@ def load(framework: Framework, directory: Path) -> tuple[dict[str, Any], dict[st
             tensors = {name: framework.to_host(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
             return file.metadata() or {}, tensors
 
-    description, tensors = paired_files.read(
+    description, tensors = pairs.read(
         directory,
         read_tensors,
         json_file=JSON_FILE,
@@ -102,7 +102,7 @@ def load(framework: Framework, directory: Path) -> tuple[dict[str, Any], dict[st
         fix="download the draft head or save it again",
     )
     if description.get("tensors_sha256") != _tensors_digest(framework, tensors):
-        raise paired_files.altered(directory / TENSORS_FILE)
+        raise pairs.altered(directory / TENSORS_FILE)
     ours = ("format_version", "sha256", "tensors_sha256")
     return {name: value for name, value in description.items() if name not in ours}, tensors
 

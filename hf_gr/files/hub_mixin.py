@@ -8,9 +8,8 @@ import inspect
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from functools import update_wrapper
+from functools import wraps
 from pathlib import Path
-from types import FunctionType
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from .hub import Source, push_folder
@@ -48,18 +47,30 @@ class HubMixin:
         what: the kind of object, such as `"draft head"`; empty for a class that merely extends another one.
         files: the names of its files.
         saves: what saving does beyond writing them: a sentence for the docstring.
+        refuses: what cannot be saved: the end of a sentence.
+        returns: what loading gives: a sentence.
     """
 
     _what = ""
     _files: Sequence[str] = ()
 
-    def __init_subclass__(cls, *, what: str = "", files: Sequence[str] = (), saves: str = "", **kwargs: Any) -> None:
+    def __init_subclass__(
+        cls,
+        *,
+        what: str = "",
+        files: Sequence[str] = (),
+        saves: str = "",
+        refuses: str = "",
+        returns: str = "",
+        **kwargs: Any,
+    ) -> None:
         super().__init_subclass__(**kwargs)
         if what:
             cls._what, cls._files = what, files
             named = ", ".join(f"`{file}`" for file in files)
             told = textwrap.fill(saves, 110).replace("\n", "\n        ")
-            words = {"class": cls.__name__, "what": what, "files": named, "saves": told}
+            words = {"class": cls.__name__, "module": cls.__module__, "what": what, "files": named, "saves": told}
+            words |= {"refuses": refuses, "returns": returns}
             for name in ("save_pretrained", "from_pretrained", "push_to_hub"):
                 setattr(cls, name, _spelled_out(inspect.getattr_static(cls, name), words))
 
@@ -73,7 +84,7 @@ class HubMixin:
             save_directory: a folder, created if necessary; that of a model makes a checkpoint that carries its {what}.
 
         Raises:
-            ValueError: a file has the folder's name, no item is left in the index, or the head's model is gone.
+            ValueError: a file has the folder's name, or {refuses}.
             OSError: the disk is full or read-only; the previous {what} is still readable.
         """
         directory = Path(save_directory)
@@ -88,7 +99,7 @@ class HubMixin:
             **where: revision, token, cache and subfolder: see `hf_gr.files.hub.Source`.
 
         Returns:
-            What was saved: parameters in their dtype, and a PyTorch module in evaluation mode.
+            {returns}
 
         Raises:
             ValueError: a file that is missing, truncated, altered, of a newer format, or not safetensors (never
@@ -132,12 +143,9 @@ class HubMixin:
 
 
 def _spelled_out(method: Any, words: Mapping[str, str]) -> Any:
-    """A copy of a method for one class: docstring filled in, `**where` or `**upload` spelled out."""
+    """A method for one class, its words in the docstring and `**where` or `**upload` written out."""
     if isinstance(method, classmethod):
         return classmethod(_spelled_out(method.__func__, words))
-    code, at_home, name = method.__code__, method.__globals__, method.__name__
-    made: Any = update_wrapper(FunctionType(code, at_home, name, method.__defaults__, method.__closure__), method)
-    made.__kwdefaults__ = method.__kwdefaults__
     signature, text = inspect.signature(method), (method.__doc__ or "").format(**words)
     *own, last = signature.parameters.values()
     if last.kind is last.VAR_KEYWORD:
@@ -148,7 +156,21 @@ def _spelled_out(method: Any, words: Mapping[str, str]) -> Any:
         text = re.sub(rf" {{4}}\*\*{last.name}: .*", lambda _: _told_of(receiver, given), text)
     if signature.return_annotation == Saved.__name__:
         signature = signature.replace(return_annotation=words["class"])
-    made.__doc__, made.__signature__ = text, signature
+    name = f"{words['class']}.{method.__name__}"
+
+    @wraps(method)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{name}(): {error}") from None
+        return method(*args, **kwargs)
+
+    facts: Any = made
+    facts.__doc__, facts.__signature__, facts.__qualname__, facts.__module__ = text, signature, name, words["module"]
+    annotations = {each.name: each.annotation for each in signature.parameters.values()}
+    facts.__annotations__ = {each: kind for each, kind in annotations.items() if kind is not inspect.Parameter.empty}
+    facts.__annotations__["return"] = method.__annotations__["return"]
     return made
 
 

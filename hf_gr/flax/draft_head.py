@@ -30,7 +30,7 @@ import safetensors.numpy
 from jax.sharding import Sharding
 from jaxtyping import Array, Bool, Float, Int
 
-from hf_gr.files import draft_head as head_storage
+from hf_gr.files import draft_head as head_files
 from hf_gr.files.cards import head_card
 from hf_gr.files.draft_head_config import DraftHeadConfig
 from hf_gr.files.facts import HeadFacts
@@ -43,7 +43,7 @@ from .layers import to_logits
 from .parameters import Parameters
 from .scorers import Params, Prompt
 
-NUMPY = head_storage.Framework(
+NUMPY = head_files.Framework(
     "numpy",
     to_host=lambda array: np.array(array, order="C"),
     save_file=safetensors.numpy.save_file,
@@ -56,8 +56,10 @@ class DraftHead(
     HubMixin,
     Parameters,
     what="draft head",
-    files=head_storage.FILES,
+    files=head_files.FILES,
     saves="The files hold the parameters, the codebooks and the placeholders' embeddings, where they are known.",
+    refuses="it cannot be written",
+    returns="The head in the dtype that it was saved in.",
 ):
     """Logits of every level's codes, from hidden states and from the codes before; `model.draft_head`.
 
@@ -138,11 +140,11 @@ class DraftHead(
         def make(config: DraftHeadConfig, tensors: dict[str, Any], rows: Any) -> DraftHead:
             shapes = shapes_of(config)
             sizes = {f"codebook_{level}": (size,) for level, size in enumerate(config.codebook_sizes)}
-            head_storage.check_tensors(shapes | sizes, tensors)
+            head_files.check_tensors(shapes | sizes, tensors)
             arrays = {name: jnp.asarray(tensors[name]) for name in shapes}
             return cls(config, [tensors[name] for name in sizes], arrays=arrays, placeholder_embeddings=rows)
 
-        return head_storage.load_head(NUMPY, folder, make)
+        return head_files.load_head(NUMPY, folder, make)
 
     def _arrays(self) -> dict[str, Array]:
         facts = self._facts
@@ -162,7 +164,7 @@ class DraftHead(
         """Save, with a card that tells users to load the head by a name; without one beside a model."""
         tensors = {name: np.asarray(array) for name, array in self._arrays().items()}
         tensors |= {f"codebook_{level}": codes for level, codes in enumerate(self._facts.codes)}
-        head_storage.save(
+        head_files.save(
             NUMPY,
             directory,
             self.config.to_dict(),
@@ -206,7 +208,7 @@ def load_draft_head(source: Source) -> DraftHead | None:
         ValueError: one of the two files is missing, or cannot be read.
         ConnectionError: the Hub does not say whether there is a head.
     """
-    folder = head_storage.find(source)
+    folder = head_files.find(source)
     return None if folder is None else DraftHead.from_pretrained(folder)
 
 

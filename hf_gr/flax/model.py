@@ -120,6 +120,7 @@ class FlaxModel(HubMixin, Parameters, what="model"):
         commit = commit_of(folder / checkpoint.CONFIG)
         config.name_or_path = str(repo_or_dir)
         model = cls(config, arrays=arrays)
+        model._facts.commit = None if source.is_folder else commit
         if (folder / checkpoint.GENERATION_CONFIG).is_file():
             model.generation_config = GenerationConfig.from_pretrained(folder)
         head = load_draft_head(source.at(commit))
@@ -343,6 +344,7 @@ class _Facts:
     def __init__(self, config: Any, spec: Spec, names: tuple[str, ...]) -> None:
         self.config = config
         self.generation_config: Any = None
+        self.commit: str | None = None  # that the weights were downloaded at
         self.spec = spec
         self.names = names
         self.get = attrgetter(*names)  # finds 300 parameters in 0.1 ms

@@ -102,6 +102,13 @@ def check_tokens_of_prompt(least: int, most: int, vocabulary: int | None) -> Non
         )
 
 
+def rooms_of(max_new_tokens: int | None, max_length: int | None, *, prompt_length: int) -> dict[str, int | None]:
+    """By how a call gives a length, the new tokens that it leaves; `max_new_tokens` takes precedence."""
+    if max_new_tokens is None and max_length is not None:
+        return {f"max_length={max_length}": max_length - prompt_length}
+    return {f"max_new_tokens={max_new_tokens}": max_new_tokens}
+
+
 def check_room(catalogue: Snapshot, rooms: Mapping[str, int | None]) -> None:
     """Refuse lengths too small for the longest sequence.
 

@@ -40,7 +40,6 @@ VERIFICATION = {
     "last_level": Verification(by_head_alone=True, unchecked_levels=lambda num_levels: num_levels - 1, is_narrow=True),
     "none": Verification(by_head_alone=True, unchecked_levels=lambda num_levels: num_levels),
 }
-DEFAULT_VERIFICATION = {"head": "catalogue"}  # by `drafting`; "strict" for all others
 # Fields beyond transformers', with their defaults. They may also be given to `generate` as keywords.
 GR_FIELDS: dict[str, Any] = {
     "constraint_index": None,
@@ -130,7 +129,7 @@ def check_fields(fields: dict[str, Any]) -> None:
         raise ValueError(f"verification={fields['verification']!r}, expected one of {tuple(VERIFICATION)}")
     for name in ("num_draft_beams", "draft_token_budget"):
         value = fields.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        if value is not None and (not is_integer(value) or value < 1):
             raise ValueError(f"{name}={value!r}, expected a positive integer or None")
 
 
@@ -138,9 +137,9 @@ def set_fields(config: Any, given: Mapping[str, Any]) -> None:
     """Give a prepared config our fields: those of the call, else its own, else the defaults."""
     for name, default in GR_FIELDS.items():
         setattr(config, name, given.get(name, getattr(config, name, default)))
-    if config.verification is None:
-        config.verification = DEFAULT_VERIFICATION.get(config.drafting, "strict")
-    for name in ("num_beams", "num_return_sequences"):
+    config.verification = config.verification or ("catalogue" if config.drafting == "head" else "strict")
+    names = ("num_beams", "num_return_sequences", "num_assistant_tokens", "num_draft_beams", "draft_token_budget")
+    for name in names:
         if is_integer(getattr(config, name)):  # of NumPy, too
             setattr(config, name, int(getattr(config, name)))
 

@@ -13,6 +13,8 @@ from typing import Any
 
 # On the config of a call that is prepared already: its (num_beams, num_return_sequences), as they were asked for.
 PATHS = "_hf_gr_paths"
+# Fields by which transformers chooses another loop for a single path.
+OTHER_LOOPS = ("penalty_alpha", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "dola_layers")
 
 
 def attention_of(config: Any) -> str:
@@ -102,8 +104,11 @@ class Overrides:
 
 def for_one_path(config: Any) -> Any:
     """Have transformers take a prepared config as it is, and prepare one row a prompt; the config is changed."""
-    setattr(config, PATHS, (config.num_beams, config.num_return_sequences))
+    as_it_is(config)
     config.num_beams = config.num_return_sequences = 1
+    for name in OTHER_LOOPS:  # of a single path: a beam search ignores them
+        if hasattr(config, name):
+            setattr(config, name, None)
     return config
 
 
@@ -111,3 +116,13 @@ def as_it_is(config: Any) -> Any:
     """Have transformers take a prepared config as it is; the config is changed."""
     setattr(config, PATHS, (config.num_beams, config.num_return_sequences))
     return config
+
+
+def restore_paths(config: Any) -> None:
+    """Undo `for_one_path`, whether or not transformers asked for logits processors."""
+    config.num_beams, config.num_return_sequences = getattr(config, PATHS)
+
+
+def check_mode(model: Any, config: Any) -> None:
+    """Refuse a generation mode that a model does not support, by transformers' own check."""
+    model._validate_generation_mode(config.get_generation_mode(None), config, {})

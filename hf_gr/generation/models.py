@@ -31,7 +31,7 @@ def position_limit(config: Any, *, of_encoder: bool = False) -> int | None:
 def num_end_tokens(config: Any) -> int:
     """How many end tokens a generation config names."""
     eos = config.eos_token_id
-    return len(eos) if isinstance(eos, list) else int(eos is not None)
+    return len(eos) if hasattr(eos, "__len__") and getattr(eos, "ndim", 1) else int(eos is not None)
 
 
 def inferred_padding(config: Any) -> int | None:

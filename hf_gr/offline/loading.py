@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.labels import fingerprint
-from hf_gr.generation.catalogues import resolve_index
 from hf_gr.generation.models import position_limit
+from hf_gr.generation.named_catalogues import resolve_index
 from hf_gr.generation.torch.loading import enable, load
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")

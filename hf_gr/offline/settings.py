@@ -221,7 +221,7 @@ class Settings:
     token_budget: int = option(
         TOKEN_BUDGET,
         "the most tokens of a batch, including padding and beams: reduce it if memory runs out. Affects "
-        "only the last digits of scores; may change between a run and its resumption.",
+        "only the last digits of scores; a run of `recommend` may resume with another one.",
         help=f"The most tokens of a batch, including padding and beams. Default: {TOKEN_BUDGET}.",
         panel=RUN,
         reads="integer",
@@ -239,8 +239,8 @@ class Settings:
     )
     on_error: OnError = option(
         "stop",
-        '`"stop"` at the first row that cannot be answered, or `"skip"` it: its row is empty and says why. A '
-        'damaged file always stops the run. A stopped run may be resumed with `"skip"`.',
+        '`"stop"` at the first row that cannot be answered, or `"skip"` it: `recommend` writes an empty row that says '
+        "why, and may resume a stopped run so; `evaluate` does not count it. A damaged file always stops the run.",
         help="Stop at a row that cannot be answered, or skip it.",
         panel=RUN,
         reads=get_args(OnError),

@@ -27,6 +27,7 @@ from hf_gr.catalogue.trie import Trie
 
 WIDE_FROM = 32  # children of one node; below, a step costs no more than its calls
 WIDE_SHARE = 4  # a level is wide if a node may have every fourth token of its span
+CHILDREN_AT_ONCE = 2**20  # of a table that is being made
 LARGEST_TABLE = 2**24  # nodes times tokens: 16 MB of flags, 32 MB of numbers
 MOST_NODES = 2**22  # of tries that are walked by their edges, eight bytes each: 32 MB
 TOKEN_BITS = 32
@@ -202,16 +203,24 @@ def _wide_level(trie: DeviceTrie, level: int) -> WideLevel | None:
     num_nodes, largest = end - start, trie.branching[level]
     if largest < WIDE_FROM or num_nodes * largest > LARGEST_TABLE:
         return None
-    parents, tokens = trie._edges_from(level)
-    first_token = int(tokens.min())
-    span = int(tokens.max()) - first_token + 1
+    edges, base = trie.tokens[end:below], trie.token_bases[level]
+    first_token = int(edges.min()) + base
+    span = int(edges.max()) + base - first_token + 1
     if span > WIDE_SHARE * largest or num_nodes * span > LARGEST_TABLE:
         return None
-    first, _ = trie.child_range(torch.arange(start, end, device=tokens.device), level=level)
-    places = parents - start, tokens - first_token
-    legal = torch.zeros((num_nodes + 1, span), dtype=torch.bool, device=tokens.device)
+    device = edges.device
+    legal = torch.zeros((num_nodes + 1, span), dtype=torch.bool, device=device)
     smallest = torch.int16 if largest <= torch.iinfo(torch.int16).max else torch.int32
-    ranks = torch.zeros(legal.shape, dtype=smallest, device=tokens.device)
-    legal[places] = True
-    ranks[places] = (torch.arange(end, below, device=tokens.device) - first[places[0]]).to(smallest)
+    ranks = torch.zeros(legal.shape, dtype=smallest, device=device)
+    first, count = trie.child_range(torch.arange(start, end, device=device), level=level)
+    places = torch.arange(num_nodes, device=device)
+    # In pieces: what is made on the way takes more memory than the table.
+    pieces = [each.split(max(CHILDREN_AT_ONCE // largest, 1)) for each in (places, first, count)]
+    for own, begin, number in zip(*pieces, strict=True):
+        lowest, size = int(begin[0]), int(number.sum())
+        parents = own.repeat_interleave(number, output_size=size)
+        children = torch.arange(lowest, lowest + size, device=device)
+        columns = trie.tokens[lowest : lowest + size].long() + (base - first_token)
+        legal[parents, columns] = True
+        ranks[parents, columns] = (children - first[parents]).to(smallest)
     return WideLevel(first_token, legal, ranks, first=torch.nn.functional.pad(first, (0, 1)))

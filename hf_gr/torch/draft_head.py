@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hf_gr.files import draft_head as head_storage
+from hf_gr.files import draft_head as head_files
 from hf_gr.files.cards import head_card
 from hf_gr.files.draft_head_config import DraftHeadConfig
 from hf_gr.files.facts import HeadFacts
@@ -35,7 +35,7 @@ from .tree import Nodes
 
 IGNORED = -100  # of a label that ends before the last level: transformers' own
 
-TORCH = head_storage.Framework(
+TORCH = head_files.Framework(
     "pt",
     to_host=lambda tensor: tensor.detach().cpu().clone(memory_format=torch.contiguous_format),
     save_file=safetensors.torch.save_file,
@@ -48,9 +48,11 @@ class DraftHead(
     HubMixin,
     nn.Module,
     what="draft head",
-    files=head_storage.FILES,
+    files=head_files.FILES,
     saves="The files hold all that the model does not: the parameters, the codebooks and, if the head is part of a "
     "model, its rows of the placeholders' embeddings.",
+    refuses="the model that the head was part of is gone",
+    returns="The head in the dtype that it was saved in, in evaluation mode.",
 ):
     """Logits of every level's codes, from hidden states and from the codes before.
 
@@ -203,15 +205,15 @@ class DraftHead(
         def make(config: DraftHeadConfig, tensors: dict[str, Tensor], rows: Tensor | None) -> DraftHead:
             with torch.random.fork_rng(devices=[]):  # loading draws no random numbers
                 head = cls(config, [tensors[f"codebook_{level}"] for level in range(config.num_levels)])
-            head_storage.check_tensors({name: own.shape for name, own in head.state_dict().items()}, tensors)
+            head_files.check_tensors({name: own.shape for name, own in head.state_dict().items()}, tensors)
             head.load_state_dict(tensors, assign=True)
             head._placeholder_rows = rows
             return head.eval()
 
-        return head_storage.load_head(TORCH, folder, make)
+        return head_files.load_head(TORCH, folder, make)
 
     def _save(self, directory: Path, *, name: str) -> None:
-        head_storage.save(
+        head_files.save(
             TORCH,
             directory,
             self.config.to_dict(),

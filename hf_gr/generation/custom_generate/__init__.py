@@ -43,7 +43,7 @@ def enable_loaded(model: Any, file: str) -> Any:
     """
     from hf_gr.files.hub import Source
     from hf_gr.generation.auto import enable
-    from hf_gr.generation.catalogues import remember_source
+    from hf_gr.generation.named_catalogues import remember_source
     from hf_gr.generation.torch.heads import load_draft_head
     from hf_gr.generation.torch.mixin import GRGenerationMixin
 

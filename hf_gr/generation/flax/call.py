@@ -21,13 +21,13 @@ from transformers import GenerationConfig
 
 from hf_gr.catalogue.snapshot import BatchRules, Snapshot
 from hf_gr.flax.decode import Decoded, DecodePlan
-from hf_gr.flax.devices import num_rows_on
+from hf_gr.flax.devices import num_rows_on, to_mesh
 from hf_gr.flax.speculation import Speculation
-from hf_gr.generation.catalogues import batch_rules, resolve_indexes
 from hf_gr.generation.checks import missing_token
 from hf_gr.generation.configuration import set_fields
 from hf_gr.generation.internals import default_generation_fields
 from hf_gr.generation.models import fill_token, num_end_tokens
+from hf_gr.generation.named_catalogues import batch_rules, resolve_indexes
 
 from .checks import LARGEST, check_call, refuse_arguments
 from .drafts import Draft, draft_of
@@ -48,6 +48,7 @@ class Call:
         draft: the kind of draft.
         plan: the options.
         num_rows: B of the program.
+        mesh: where the program runs; None for one device.
     """
 
     config: Any
@@ -56,6 +57,7 @@ class Call:
     draft: Draft
     plan: DecodePlan
     num_rows: int
+    mesh: Mesh | None
 
     @classmethod
     def read(
@@ -99,6 +101,7 @@ class Call:
         config, rest = _prepared(model, generation_config, kwargs)
         set_fields(config, fields)
         refuse_arguments(rest | {"assistant_model": assistant})
+        mesh = to_mesh(mesh)
         indexes = resolve_indexes(model, indexes)
         prompt = HostPrompt.read(model, config, inputs=inputs, **arguments)
         rules = batch_rules(indexes, exclude_items, num_prompts=prompt.num_rows)
@@ -109,7 +112,7 @@ class Call:
             max_new_tokens = rules.shared.max_length if max_length is None else max_length - prompt.length
         num_rows = num_rows_on(mesh, prompt.num_rows)
         plan = draft.plan(make_plan(config, rules.shared, max_new_tokens), rules.shared, num_rows=num_rows)
-        return cls(config, prompt, rules, draft, plan, num_rows)
+        return cls(config, prompt, rules, draft, plan, num_rows, mesh)
 
     def answer(self, decoded: Decoded, *, is_ragged: bool) -> Any:
         """transformers' output, without the rows that only fill the bucket."""

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from hf_gr.files.hub import Source
-from hf_gr.flax.checkpoint import CONFIG
 from hf_gr.flax.model import FlaxModel
-from hf_gr.generation.catalogues import remember_source
 from hf_gr.generation.configuration import extend
+from hf_gr.generation.named_catalogues import remember_source
 
 from .mixin import FlaxGenerationMixin
 
@@ -47,6 +46,6 @@ def _new(base: type) -> Any:
 def load(repo_or_dir: str | Path, **kwargs: Any) -> Any:
     """A `FlaxModel` with the mixin, its `generation_config` a `GRGenerationConfig`; the arguments are its own."""
     model = enable(FlaxModel.from_pretrained(repo_or_dir, **kwargs))
-    source = Source.of(repo_or_dir, kwargs)
-    remember_source(model, source.at(None if source.is_folder else source.find_commit(CONFIG)))  # that of the weights
+    # The catalogue is of the weights' commit, whatever is pushed meanwhile.
+    remember_source(model, Source.of(repo_or_dir, kwargs).at(model._facts.commit))
     return model

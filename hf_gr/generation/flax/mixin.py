@@ -30,7 +30,7 @@ from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.item_ids import ItemId
 from hf_gr.catalogue.sequences import is_integer
 from hf_gr.flax.decode import decode_program
-from hf_gr.flax.devices import decode_on_mesh, replicated, settings_of_ours, to_mesh
+from hf_gr.flax.devices import decode_on_mesh, replicated, settings_of_ours
 from hf_gr.flax.transition import device_catalogue
 from hf_gr.generation.configuration import GR_FIELDS
 from hf_gr.generation.models import first_of
@@ -119,7 +119,6 @@ class FlaxGenerationMixin:
                 f"constraint_index={constraint_index!r}, expected a ConstraintIndex: Flax models generate sequences "
                 "of a catalogue; plain generation is transformers', with backend='torch'"
             )
-        mesh = to_mesh(mesh)
         call = Call.read(
             self,
             inputs,
@@ -131,7 +130,7 @@ class FlaxGenerationMixin:
             assistant=assistant_model,
             mesh=mesh,
         )
-        key = _to_key(key) if call.config.do_sample else None
+        key, mesh = _to_key(key) if call.config.do_sample else None, call.mesh
         program = decode_program if mesh is None else partial(decode_on_mesh, mesh)
         with settings_of_ours(mesh):
             keys = None if key is None else _row_keys(key, call.num_rows)

@@ -24,11 +24,11 @@ from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREF
 
 from hf_gr.catalogue.snapshot import BatchRules
 from hf_gr.generation import internals
-from hf_gr.generation.catalogues import batch_rules, resolve_indexes
 from hf_gr.generation.checks import missing_token
 from hf_gr.generation.configuration import check_fields, set_fields
 from hf_gr.generation.messages import say_once
 from hf_gr.generation.models import fill_token, first_of, num_end_tokens
+from hf_gr.generation.named_catalogues import batch_rules, resolve_indexes
 from hf_gr.torch.decode import Decoded, DecodePlan
 
 from .caches import copy_cache
@@ -173,6 +173,7 @@ class Call:
             generate: transformers' own, bound to the model.
         """
         config, cache = self.config, self.model_kwargs.get("past_key_values")
+        internals.check_mode(self.model, config)
         if config.cache_implementation is not None:
             say_once(f"cache_implementation={config.cache_implementation!r} is not used: beams share a dynamic one")
             config.cache_implementation = None
@@ -186,6 +187,7 @@ class Call:
             **(self.passed_on | prefix_function),
             **(self.model_kwargs | own_cache),
         )
+        internals.restore_paths(config)
         return Prepared(
             input_ids,
             model_kwargs,

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from hf_gr.files import cards
-from hf_gr.files import draft_head as head_storage
+from hf_gr.files import draft_head as head_files
 from hf_gr.files.atomic import make_folder, replaced_file
 from hf_gr.files.pairs import CARD_FILE
 
@@ -86,7 +86,7 @@ def prepare_upload(
         else:
             tags = cards.model_tags(has_head=has_head, custom_generate=custom_generate)
             _write(card, cards.tag_card(text, tags))
-    ours = (*head_storage.FILES, *[CUSTOM_GENERATE.parent.name] * custom_generate)
+    ours = (*head_files.FILES, *[CUSTOM_GENERATE.parent.name] * custom_generate)
     return {name: written for name, written in files_timestamps.items() if name not in ours}
 
 

@@ -19,6 +19,7 @@ from hf_gr.generation.checks import (
     check_some_tokens,
     check_tokens_of_catalogue,
     check_tokens_of_prompt,
+    rooms_of,
 )
 
 from .caches import check_cache
@@ -55,9 +56,7 @@ def check_call(
     check_config(config)
     check_vocabulary(model, catalogue, name="constraint_index")
     _check_tokens(model, prompt)
-    rooms = {f"max_new_tokens={max_new_tokens}": max_new_tokens}
-    if max_new_tokens is None and max_length is not None:
-        rooms[f"max_length={max_length}"] = max_length - prompt.length
+    rooms = rooms_of(max_new_tokens, max_length, prompt_length=prompt.length)
     for criterion in stopping_criteria or ():
         if isinstance(criterion, MaxLengthCriteria):
             name = f"stopping criterion of max_length={criterion.max_length}"

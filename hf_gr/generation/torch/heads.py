@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from hf_gr.catalogue import ConstraintIndex, SemanticIds
-from hf_gr.files import draft_head as head_storage
+from hf_gr.files import draft_head as head_files
 from hf_gr.files.draft_head_config import DraftHeadConfig, Transition
 from hf_gr.files.hub import Source
 from hf_gr.generation.internals import ignore_on_save
@@ -145,7 +145,7 @@ def save_draft_head(model: Any, directory: str | Path, *, state_dict: Mapping[st
         name = next(name for name, module in inner.named_modules() if module is embeddings)
         weight = given.get(f"{name}.weight", embeddings.weight)
         rows = weight[list(head.config.placeholder_token_ids)]
-    head_storage.save(TORCH, Path(directory), head.config.to_dict(), tensors, placeholder_embeddings=rows)
+    head_files.save(TORCH, Path(directory), head.config.to_dict(), tensors, placeholder_embeddings=rows)
 
 
 def load_draft_head(model: Any, source: Source, *, force_download: bool = False) -> DraftHead | None:
@@ -166,7 +166,7 @@ def load_draft_head(model: Any, source: Source, *, force_download: bool = False)
         ValueError: one of the two files is missing, or cannot be read, or the head is not for this model.
         ConnectionError: the Hub does not say whether there is a head.
     """
-    folder = head_storage.find(source, force_download=force_download)
+    folder = head_files.find(source, force_download=force_download)
     if folder is None:
         return None
     head = DraftHead.from_pretrained(folder)

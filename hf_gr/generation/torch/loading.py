@@ -13,8 +13,8 @@ from transformers.utils import CONFIG_NAME
 
 from hf_gr.files.hub import Source
 from hf_gr.files.hub_mixin import Where
-from hf_gr.generation.catalogues import remember_source
 from hf_gr.generation.configuration import extend
+from hf_gr.generation.named_catalogues import remember_source
 
 from .heads import load_draft_head
 from .mixin import GRGenerationMixin

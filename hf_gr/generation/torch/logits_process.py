@@ -21,7 +21,7 @@ from hf_gr.catalogue.labels import check_is_tokenizer, encode_continuations
 from hf_gr.catalogue.sequences import LARGEST_TOKEN, is_integer, read_rows, to_host
 from hf_gr.catalogue.snapshot import BatchRules
 from hf_gr.catalogue.trie import PADDING
-from hf_gr.generation.catalogues import batch_rules
+from hf_gr.generation.named_catalogues import batch_rules
 
 from .constraints import Constraint, OneSequence, SeveralLabels
 
@@ -72,6 +72,9 @@ class ConstraintLogitsProcessor(LogitsProcessor):
     Source: STATIC, section 4; several labels: "Constrained Decoding: Forcing LLMs to Respect Your Taxonomy".
     """
 
+    separator: tuple[int, ...] | None = None
+    max_labels: int | None = None
+
     def __init__(
         self,
         index: ConstraintIndex | Sequence[ConstraintIndex],
@@ -98,11 +101,17 @@ class ConstraintLogitsProcessor(LogitsProcessor):
         self.constraint: Constraint = OneSequence(rules)
         if separator is not None:
             tokens = _read_separator(separator, tokenizer, rules.shared.eos_token_id)
-            self.constraint = SeveralLabels(rules, tokens, max_labels)
+            self.constraint, self.separator = SeveralLabels(rules, tokens, max_labels), tokens
         if max_labels is not None and (separator is None or not is_integer(max_labels) or max_labels < 1):
             raise ValueError(f"max_labels={max_labels}, expected 1 or more, together with separator=")
+        self.max_labels = max_labels
         self._prompt: Tensor | None = None  # of the last generation, and how far it came; unused with prompt_length
         self._longest = 0
+
+    @property
+    def rules(self) -> BatchRules:
+        """The catalogue of every prompt."""
+        return self.constraint.rules
 
     @classmethod
     def _of_rules(cls, rules: BatchRules) -> ConstraintLogitsProcessor:

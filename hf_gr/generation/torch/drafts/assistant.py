@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from hf_gr.catalogue.sequences import is_integer
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.generation.torch.layouts import choose_layout, prefilled
 from hf_gr.generation.torch.models import base_model
@@ -109,5 +110,5 @@ def check_draft_width(config: Any) -> None:
             f"num_draft_beams={num_draft_beams}, expected at least {name}={getattr(config, name)}: "
             "a step is accepted only if all beams are among those of the draft"
         )
-    if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
+    if not is_integer(num_steps) or num_steps < 1:
         raise ValueError(f"num_assistant_tokens={num_steps!r}, expected 1 or more levels a draft")
