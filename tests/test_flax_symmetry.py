@@ -48,6 +48,7 @@ TORCH_ONLY = {
         "MOST_NODES": "the same",
         "TOKEN_BITS": "the same",
         "LARGEST_TABLE": "of wide levels, see children",
+        "CHILDREN_AT_ONCE": "the same",
         "WIDE_FROM": "the same",
         "WIDE_SHARE": "the same",
         "WideLevel": "the same",

@@ -95,8 +95,10 @@ def random_catalogues() -> list[list[list[int]]]:
     return [[rng.integers(1, 7, rng.integers(1, 5)).tolist() for _ in range(rng.integers(1, 40))] for _ in range(20)]
 
 
-def test_wide_levels_equal_the_dictionary(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at_once", [1, 7, 2**20])  # tables are made in pieces of one node, of some, and at once
+def test_wide_levels_equal_the_dictionary(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     make_all_wide(monkeypatch)
+    monkeypatch.setattr(device_trie, "CHILDREN_AT_ONCE", at_once)
     for sequences in [*random_catalogues(), SPARSE]:
         check(sequences)
 
