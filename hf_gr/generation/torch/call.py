@@ -187,7 +187,7 @@ class Call:
             **(self.passed_on | prefix_function),
             **(self.model_kwargs | own_cache),
         )
-        internals.restore_paths(config)
+        internals.restore_paths(self.config)
         return Prepared(
             input_ids,
             model_kwargs,
