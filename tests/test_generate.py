@@ -119,6 +119,18 @@ def test_without_a_padding_token_missing_rows_are_no_token() -> None:
     assert index.items(generated(out, inputs))[5:] == [[], []]
 
 
+@pytest.mark.parametrize("eos_token_id", [None, EOS])
+def test_a_missing_row_spells_no_item(eos_token_id: int | None) -> None:
+    """Where padding is a code: a row of it would be an item, or, cut to one token, one that lacks its end token."""
+    inputs = prompts(1, 5)
+    rows = [[PAD, PAD], [5, 7]] if eos_token_id is None else [[PAD], [5, 7]]
+    index = ConstraintIndex.from_sequences(rows, eos_token_id=eos_token_id)
+    how = {"num_beams": 2, "num_return_sequences": 2, "pad_token_id": PAD}
+    for excluded, expected in (([0], [[1], []]), ([0, 1], [[], []])):
+        out = enabled().generate(**inputs, constraint_index=index, exclude_items=[excluded], **how)
+        assert index.items(generated(out, inputs)) == expected
+
+
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "bloom", "t5"])
 @pytest.mark.parametrize(
     "kwargs", [{"num_beams": 1}, {"num_beams": 5}, {"num_beams": 1, "num_return_sequences": 4}], ids=str

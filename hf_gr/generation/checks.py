@@ -16,6 +16,7 @@ from transformers.generation.configuration_utils import GenerationMode
 
 from hf_gr.catalogue.sequences import is_integer, to_host
 from hf_gr.catalogue.snapshot import Snapshot
+from hf_gr.catalogue.trie import PADDING
 
 from .configuration import GR_FIELDS, check_fields
 from .models import position_limit
@@ -163,9 +164,14 @@ def check_padding(mask: npt.NDArray[Any]) -> None:
 
 
 def missing_token(catalogue: Snapshot, fill: int) -> int:
-    """The token that fills a row without a sequence: the fill token, or -1 if such a row would be an item."""
-    is_item = any(part.segment.trie.find([fill] * catalogue.max_length) >= 0 for part in catalogue.parts)
-    return -1 if is_item else fill
+    """The token that fills a row without a sequence: the fill token, or -1 if such a row would be an item.
+
+    Such a row may be of any length, and `items` reads sequences that lack their end token, too.
+    """
+    places = np.arange(catalogue.max_length)
+    rows = np.where(places <= places[:, None], fill, PADDING)
+    leaves = [part.segment.trie.walk(rows, catalogue.eos_token_id)[0] for part in catalogue.parts]
+    return -1 if (np.concatenate(leaves) >= 0).any() else fill
 
 
 def draft_budget(config: Any, *, batch_size: int, vocab_size: int) -> int:

@@ -1,0 +1,137 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a call of `generate` must answer, from a model's plain forwards over every legal sequence. Knows no trie.
+
+Nothing of the library is used but its written-down beam search (`hf_gr.reference`): no cache, no batch of beams, one
+request at a time. A decoder's prompt is read without its padding; an encoder's positions may count it, as in BART.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hf_gr.reference import ReferenceTrie, reference_beam_search
+
+# Of log-probabilities in fp32, relative: two orders of addition over some hundred terms of these sizes.
+TOLERANCE = 1e-4
+# (tokens so far, scores of the vocabulary) -> scores
+Processor = Callable[[tuple[int, ...], NDArray[np.float64]], NDArray[np.float64]]
+
+
+class Request:
+    """One prompt and its legal sequences, end tokens included.
+
+    Args:
+        model: of transformers; only its plain forward is called.
+        prompt: tokens, padded on the left.
+        mask: 1 for tokens, 0 for padding.
+        start: the tokens that a decoder starts with; none for a model without an encoder.
+        sequences: what is legal for this prompt.
+        processor: changes log-probabilities (logits for paths that do not compete) before the constraint.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        prompt: Sequence[int],
+        mask: Sequence[int],
+        *,
+        start: Sequence[int],
+        sequences: Sequence[tuple[int, ...]],
+        processor: Processor | None,
+    ) -> None:
+        self.sequences = sorted(set(sequences))
+        self.legal = frozenset(self.sequences)
+        self.trie = ReferenceTrie.from_sequences(self.sequences)
+        self.processor = processor
+        self.logits: dict[tuple[int, ...], NDArray[np.float64]] = {}
+        if self.sequences:
+            self._read(model, list(prompt), list(mask), list(start))
+
+    @torch.no_grad()
+    def _read(self, model: Any, prompt: list[int], mask: list[int], start: list[int]) -> None:
+        """Logits after every prefix, by plain forwards over the sequences of each length."""
+        for length in sorted({len(sequence) for sequence in self.sequences}):
+            beginnings = sorted({sequence[:-1] for sequence in self.sequences if len(sequence) == length})
+            new = [prefix for prefix in beginnings if prefix not in self.logits]
+            for some in (new[first : first + 128] for first in range(0, len(new), 128)):
+                paths = torch.tensor(some, dtype=torch.long).view(len(some), length - 1)
+                rows = _forward(model, prompt, mask, start, paths)[:, -length:].double().numpy()
+                for prefix, row in zip(some, rows, strict=True):
+                    for known in range(length):
+                        self.logits[prefix[:known]] = row[known]
+
+    def scores(self, prefix: tuple[int, ...], *, competes: bool) -> NDArray[np.float64]:
+        """Processed scores of the vocabulary after a prefix: of log-probabilities where paths compete."""
+        scores = self.logits[prefix]
+        if competes:
+            scores = scores - np.logaddexp.reduce(scores)
+        return scores if self.processor is None else self.processor(prefix, scores)
+
+    def steps(self, sequence: tuple[int, ...], *, renormalize: bool) -> list[float]:
+        """The score of every token of a legal sequence."""
+        found = []
+        for place, token in enumerate(sequence):
+            prefix = sequence[:place]
+            scores = self.scores(prefix, competes=True)
+            norm = np.logaddexp.reduce(scores[self.trie.allowed(prefix)]) if renormalize else 0.0
+            found.append(float(scores[token] - norm) if np.isfinite(scores[token]) else -np.inf)
+        return found
+
+    def score(self, sequence: tuple[int, ...], *, renormalize: bool, length_penalty: float) -> float:
+        """What `sequences_scores` must say for a legal sequence."""
+        return sum(self.steps(sequence, renormalize=renormalize)) / len(sequence) ** length_penalty
+
+    def beams(
+        self, num_beams: int, *, renormalize: bool, length_penalty: float, noise: int | None = None
+    ) -> list[tuple[tuple[int, ...], float]]:
+        """The slow beam search; with `noise`, every score is moved by as much as rounding may move it."""
+
+        def score(prefix: tuple[int, ...]) -> NDArray[np.float64]:
+            scores = self.scores(prefix, competes=True)
+            if noise is None:
+                return scores
+            rng = np.random.default_rng([noise, *prefix])
+            return scores * (1 + TOLERANCE * rng.uniform(-0.5, 0.5, scores.shape))
+
+        if not self.sequences:
+            return []
+        found = reference_beam_search(
+            score, self.sequences, num_beams, renormalize_logits=renormalize, length_penalty=length_penalty
+        )
+        return [(sequence, value) for sequence, value in found if np.isfinite(value)]
+
+    def is_greedy(self, sequence: tuple[int, ...]) -> bool:
+        """Whether every token is the best legal one, up to rounding."""
+        for place, token in enumerate(sequence):
+            scores = self.scores(sequence[:place], competes=False)
+            best = max(scores[self.trie.allowed(sequence[:place])])
+            if not np.isfinite(scores[token]) or scores[token] < best - TOLERANCE * (1 + abs(best)):
+                return False
+        return True
+
+    def is_possible(self, sequence: tuple[int, ...]) -> bool:
+        """Whether no processor forbids one of its tokens."""
+        return bool(np.isfinite(self.steps(sequence, renormalize=False)).all())
+
+
+def _forward(model: Any, prompt: list[int], mask: list[int], start: list[int], paths: Tensor) -> Tensor:
+    """Logits `[R, T, V]` of a plain forward without a cache."""
+    if model.config.is_encoder_decoder:
+        given = {"input_ids": torch.tensor(prompt), "attention_mask": torch.tensor(mask)}
+        rows = {name: value.expand(len(paths), -1) for name, value in given.items()}
+        decoded = torch.cat([torch.tensor(start, dtype=torch.long).expand(len(paths), -1), paths], dim=1)
+        return model(**rows, decoder_input_ids=decoded, use_cache=False).logits
+    real = torch.tensor(prompt, dtype=torch.long)[len(mask) - sum(mask) :]
+    return model(input_ids=torch.cat([real.expand(len(paths), -1), paths], dim=1), use_cache=False).logits
+
+
+def is_close(found: float, expected: float, *, scale: float) -> bool:
+    """Whether two scores differ by rounding; `scale` divides sums of log-probabilities into scores."""
+    return abs(found - expected) <= TOLERANCE * (abs(expected) + scale)
