@@ -817,6 +817,12 @@ def test_the_config_round_trips_and_checks_itself(tmp_path: Path) -> None:
         ({"input_ids": torch.ones(2, 0, dtype=torch.long), "attention_mask": None}, "the prompt has no token"),
         ({"input_ids": torch.ones(0, 2, dtype=torch.long), "attention_mask": None}, "the batch has 0 prompts"),
         ({"length_penalty": None, "num_beams": 2}, "length_penalty=None, expected a finite number"),
+        ({"top_k": "8"}, "top_k='8', expected an int"),
+        ({"max_length": "8"}, "max_length='8', expected an int"),
+        ({"max_new_tokens": 7.5}, "max_new_tokens=7.5, expected an int"),
+        ({"stopping_criteria": 5}, "stopping_criteria=5, expected a list of functions"),
+        ({"logits_processor": [5]}, r"logits_processor=\[5\], expected a list of functions"),
+        ({"prefix_allowed_tokens_fn": 5}, "prefix_allowed_tokens_fn=5, expected a function"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -828,6 +834,21 @@ def test_bad_arguments_are_refused_before_any_work(
     monkeypatch.setattr(type(model), "forward", forward)
     with pytest.raises(ValueError, match=message):
         model.generate(**{**prompts(2, 6), "constraint_index": INDEX, "num_beams": 4, **kwargs})
+
+
+def test_a_mask_of_an_encoder_has_an_entry_for_every_token() -> None:
+    inputs = prompts(2, 6) | {"attention_mask": torch.ones(2, 5)}
+    with pytest.raises(ValueError, match=r"attention_mask is \[2, 5\], expected a tensor"):
+        enabled("t5").generate(**inputs, constraint_index=INDEX)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "found"), [(lambda scores: scores[:, :5], r"\[2, 5\]"), (lambda scores: None, "None")]
+)
+def test_a_processor_that_returns_no_scores_is_named(wrong: Any, found: str) -> None:
+    how = {"constraint_index": INDEX, "logits_processor": [lambda tokens, scores: wrong(scores)]}
+    with pytest.raises(ValueError, match=f"logits_processor returned {found}"):
+        enabled().generate(**prompts(2, 6), **how)
 
 
 def test_right_padded_prompts_are_refused() -> None:

@@ -40,6 +40,8 @@ def check_config(config: Any) -> None:
         value = getattr(config, name)
         if not is_integer(value) or value < 1:
             raise ValueError(f"{name}={value!r}, expected an int, 1 or more")
+    if config.top_k is not None and not is_integer(config.top_k):
+        raise ValueError(f"top_k={config.top_k!r}, expected an int: omit it for transformers' default")
     penalty = config.length_penalty
     if config.num_beams > 1 and not (isinstance(penalty, Real) and math.isfinite(penalty)):
         raise ValueError(f"length_penalty={penalty!r}, expected a finite number: omit it for 1.0")
@@ -105,6 +107,9 @@ def check_tokens_of_prompt(least: int, most: int, vocabulary: int | None) -> Non
 
 def rooms_of(max_new_tokens: int | None, max_length: int | None, *, prompt_length: int) -> dict[str, int | None]:
     """By how a call gives a length, the new tokens that it leaves; `max_new_tokens` takes precedence."""
+    for name, value in (("max_new_tokens", max_new_tokens), ("max_length", max_length)):
+        if value is not None and not is_integer(value):
+            raise ValueError(f"{name}={value!r}, expected an int: omit it, the catalogue gives the length")
     if max_new_tokens is None and max_length is not None:
         return {f"max_length={max_length}": max_length - prompt_length}
     return {f"max_new_tokens={max_new_tokens}": max_new_tokens}

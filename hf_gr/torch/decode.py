@@ -222,13 +222,23 @@ def _in_groups(
     sequences = plan.full_sequences(beams.sequences).unflatten(0, (batch_size, num_beams))
     width = plan.processor_width or num_beams
     if width == num_beams:
-        return processor(sequences.flatten(0, 1), scores.flatten(0, 1)).unflatten(0, (batch_size, num_beams))
+        return _processed(processor, sequences, scores)
     places = torch.arange(-(-num_beams // width) * width, device=scores.device) % num_beams
-    groups = [
-        processor(sequences[:, group].flatten(0, 1), scores[:, group].flatten(0, 1)).unflatten(0, (batch_size, width))
-        for group in places.split(width)
-    ]
+    groups = [_processed(processor, sequences[:, group], scores[:, group]) for group in places.split(width)]
     return torch.cat(groups, dim=1)[:, :num_beams]
+
+
+def _processed(
+    processor: Processor, sequences: Int[Tensor, "batch beams length"], scores: Float[Tensor, "batch beams vocab"]
+) -> Float[Tensor, "batch beams vocab"]:
+    given = scores.flatten(0, 1)
+    processed = processor(sequences.flatten(0, 1), given)
+    if getattr(processed, "shape", None) != given.shape:
+        found = list(processed.shape) if isinstance(processed, Tensor) else type(processed).__name__
+        raise ValueError(
+            f"logits_processor returned {found}, expected scores of the shape that it got, {list(given.shape)}"
+        )
+    return processed.unflatten(0, scores.shape[:2])
 
 
 def accept(

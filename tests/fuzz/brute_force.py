@@ -8,6 +8,7 @@ request at a time. A decoder's prompt is read without its padding; an encoder's 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,8 +21,8 @@ from hf_gr.reference import ReferenceTrie, reference_beam_search
 
 # Of log-probabilities in fp32, relative: two orders of addition over some hundred terms of these sizes.
 TOLERANCE = 1e-4
-# (tokens so far, scores of the vocabulary) -> scores
-Processor = Callable[[tuple[int, ...], NDArray[np.float64]], NDArray[np.float64]]
+# (the last token, scores of the vocabulary) -> scores
+Processor = Callable[[int, NDArray[np.float64]], NDArray[np.float64]]
 
 
 class Request:
@@ -50,6 +51,7 @@ class Request:
         self.legal = frozenset(self.sequences)
         self.trie = ReferenceTrie.from_sequences(self.sequences)
         self.processor = processor
+        self.last = [*prompt, *start][-1]
         self.logits: dict[tuple[int, ...], NDArray[np.float64]] = {}
         if self.sequences:
             self._read(model, list(prompt), list(mask), list(start))
@@ -72,7 +74,7 @@ class Request:
         scores = self.logits[prefix]
         if competes:
             scores = scores - np.logaddexp.reduce(scores)
-        return scores if self.processor is None else self.processor(prefix, scores)
+        return scores if self.processor is None else self.processor([self.last, *prefix][-1], scores)
 
     def steps(self, sequence: tuple[int, ...], *, renormalize: bool) -> list[float]:
         """The score of every token of a legal sequence."""
@@ -129,7 +131,11 @@ def _forward(model: Any, prompt: list[int], mask: list[int], start: list[int], p
         decoded = torch.cat([torch.tensor(start, dtype=torch.long).expand(len(paths), -1), paths], dim=1)
         return model(**rows, decoder_input_ids=decoded, use_cache=False).logits
     real = torch.tensor(prompt, dtype=torch.long)[len(mask) - sum(mask) :]
-    return model(input_ids=torch.cat([real.expand(len(paths), -1), paths], dim=1), use_cache=False).logits
+    tokens = torch.cat([real.expand(len(paths), -1), paths], dim=1)
+    given: dict[str, Any] = {"input_ids": tokens, "use_cache": False}
+    if "position_ids" in inspect.signature(model.forward).parameters:  # RoBERTa's own would not begin with 0
+        given["position_ids"] = torch.arange(tokens.shape[1]).expand(tokens.shape)
+    return model(**given).logits
 
 
 def is_close(found: float, expected: float, *, scale: float) -> bool:

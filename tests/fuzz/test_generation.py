@@ -9,6 +9,7 @@ repetition; where the search is exact, the rows are those of the slow search.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -19,7 +20,7 @@ import pytest
 import torch
 from brute_force import Processor, Request, is_close
 from families import EOS, FAMILIES, LLAMA, PAD, SEQ2SEQ, VOCABULARY, build
-from transformers import LogitsProcessor
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from hf_gr import ConstraintIndex, enable
 
@@ -36,6 +37,7 @@ MORE: dict[str, dict[str, Any]] = {
     "umt5": {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
     | SEQ2SEQ,
 }
+DETAILS = {"return_dict_in_generate": True, "output_scores": True}
 NO_CACHE = ("mamba",)
 NO_SDPA = ("bloom", "gemma2", "gpt_neo", "gptj", "mamba", "mpt")
 
@@ -165,53 +167,76 @@ class Options:
     is_exact: bool
 
     @classmethod
-    def draw(cls, rng: np.random.Generator, catalogue: Catalogue, *, family: str) -> Options:
+    def draw(cls, rng: np.random.Generator, catalogue: Catalogue, model: Any) -> Options:
         beams = int(rng.choice([1, 2, 5, 24, 64, 128], p=[0.15, 0.1, 0.2, 0.2, 0.2, 0.15]))
-        given: dict[str, Any] = {"num_beams": beams, "return_dict_in_generate": True, "output_scores": True}
         samples = bool(rng.random() < 0.2)
-        if samples:
-            given["do_sample"] = True
-        returned = beams if beams > 1 else (int(rng.choice([1, 3, 16])) if samples else 1)
-        given["num_return_sequences"] = returned if rng.random() < 0.7 else int(rng.integers(1, returned + 1))
+        most = beams if beams > 1 else 16 if samples else 1
+        given: dict[str, Any] = {
+            "num_beams": beams,
+            "num_return_sequences": most if rng.random() < 0.7 else int(rng.integers(1, most + 1)),
+            "do_sample": samples,
+            "pad_token_id": pick(rng, PAD, PAD, PAD, 0, int(rng.choice(catalogue.tokens)), None),
+            "eos_token_id": pick(rng, None, EOS, [EOS, 7]),
+            **DETAILS,
+        }
         if beams > 1:
-            given["early_stopping"] = "never" if rng.random() < 0.7 else bool(rng.random() < 0.5)
-            given["length_penalty"] = float(rng.choice([1, 1, 1, 0, 0.5, 2, -1, 6, 30]))
+            given["early_stopping"] = pick(rng, "never", "never", True, False)
+            given["length_penalty"] = pick(rng, 1.0, 1.0, 1.0, 0.0, 0.5, 2.0, -1.0, 6.0, 30.0)
             given["renormalize_logits"] = bool(rng.random() < 0.25)
-        given["pad_token_id"] = [PAD, 0, int(rng.choice(catalogue.tokens)), None][
-            int(rng.choice(4, p=[0.7, 0.1, 0.1, 0.1]))
-        ]
-        given["eos_token_id"] = [None, EOS, [EOS, 7]][int(rng.choice(3, p=[0.5, 0.3, 0.2]))]
         if rng.random() < 0.15:
             given["max_new_tokens"] = catalogue.index.max_length + int(rng.integers(0, 4))
-        steps: list[Processor] = []
+        if rng.random() < 0.1:
+            given |= pick(rng, {"output_hidden_states": True}, {"use_cache": False}, {"output_logits": True})
+        elif rng.random() < 0.4:
+            given |= cls.draft(rng, catalogue, model, samples=samples)
+        steps = list(cls.steps(rng, given))
+
+        def processor(last: int, scores: np.ndarray) -> np.ndarray:
+            for step in steps:
+                scores = step(last, scores)
+            return scores
+
+        never_stops = not catalogue.is_ragged or given.get("early_stopping") == "never"
+        is_exact = not samples and (beams == 1 or never_stops)
+        return cls(given, processor if steps else None, is_exact)
+
+    @staticmethod
+    def steps(rng: np.random.Generator, given: dict[str, Any]) -> Iterator[Processor]:
+        """Draws what changes scores, in the order in which transformers applies it."""
         if rng.random() < 0.15:
             gone = rng.choice(VOCABULARY, size=int(rng.integers(1, 30)), replace=False).tolist()
             given["suppress_tokens"] = gone
-            steps.append(lambda prefix, scores: np.where(np.isin(np.arange(VOCABULARY), gone), -np.inf, scores))
-        if samples:
-            given["temperature"] = warmth = float(rng.choice([0.5, 1.0, 3.0]))
-            steps.append(lambda prefix, scores: scores / warmth)
-        if rng.random() < 0.12:
-            given |= {"output_hidden_states": True} if rng.random() < 0.5 else {"use_cache": False}
-        elif family not in NO_CACHE and rng.random() < 0.35:
-            given |= cls.draft(rng, samples=samples)
-        processor = None
-        if steps:
-
-            def processor(prefix: tuple[int, ...], scores: np.ndarray) -> np.ndarray:
-                for step in steps:
-                    scores = step(prefix, scores)
-                return scores
-
-        never_stops = not catalogue.is_ragged or given.get("early_stopping") == "never"
-        return cls(given, processor, is_exact=not samples and (beams == 1 or never_stops))
+            yield lambda last, scores: np.where(np.isin(np.arange(VOCABULARY), gone), -np.inf, scores)
+        if rng.random() < 0.15:
+            table = rng.normal(size=(VOCABULARY, VOCABULARY))
+            given["logits_processor"] = LogitsProcessorList([Bias(table)])
+            yield lambda last, scores: scores + table[last]
+        if given["do_sample"]:
+            given["temperature"] = warmth = pick(rng, 0.5, 1.0, 3.0)
+            yield lambda last, scores: scores / warmth
 
     @staticmethod
-    def draft(rng: np.random.Generator, *, samples: bool) -> dict[str, Any]:
-        drafts: dict[str, Any] = {"drafting": "trie"}
+    def draft(rng: np.random.Generator, catalogue: Catalogue, model: Any, *, samples: bool) -> dict[str, Any]:
+        """Drafts change no answer; relaxed ones change the distribution that is sampled."""
+        kind = pick(rng, "trie", "trie", "auto", "assistant", "head")
+        drafts: dict[str, Any] = {"drafting": kind}
+        if kind == "head":
+            if model.config.is_encoder_decoder or model.config.model_type in NO_CACHE:
+                return {}
+            torch.manual_seed(int(rng.integers(1000)))
+            model.add_draft_head(catalogue.index, use_placeholders=False)
+        if kind == "assistant":
+            drafts["assistant_model"] = model_of(model.config.model_type, int(rng.integers(3)), "eager")
+        if kind in ("assistant", "head"):
+            drafts["verification"] = "relaxed" if samples and rng.random() < 0.5 else "strict"
         if rng.random() < 0.5:
-            drafts["draft_token_budget"] = int(rng.choice([1, 3, 20, 200]))
+            drafts["draft_token_budget"] = pick(rng, 1, 3, 20, 200)
         return drafts
+
+
+def pick(rng: np.random.Generator, *values: Any) -> Any:
+    """One of the values, whatever their types."""
+    return values[int(rng.integers(len(values)))]
 
 
 @cache
@@ -302,8 +327,8 @@ def test_calls_equal_brute_force(fuzz: Any) -> None:
         seed, attention = int(rng.integers(3)), "eager" if family in NO_SDPA else str(rng.choice(["sdpa", "eager"]))
         catalogue = Catalogue(rng)
         batch = Batch.draw(rng, catalogue)
-        options = Options.draw(rng, catalogue, family=family)
         model = model_of(family, seed, attention)
+        options = Options.draw(rng, catalogue, model)
         try:
             rows = check(model, batch, options, catalogue)
         except Exception as error:

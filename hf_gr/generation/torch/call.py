@@ -135,7 +135,7 @@ class Call:
             prompt,
             max_new_tokens=max_new_tokens,
             max_length=max_length,
-            stopping_criteria=passed_on["stopping_criteria"],
+            functions=passed_on,
             past_key_values=model_kwargs.get("past_key_values"),
         )
         draft = draft_of(model, config, assistant)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ def check_call(
     *,
     max_new_tokens: int | None,
     max_length: int | None,
-    stopping_criteria: Iterable[Any] | None,
+    functions: Mapping[str, Any],
     past_key_values: Any,
 ) -> None:
     """Refuse calls that cannot generate the catalogue's sequences.
@@ -47,17 +47,18 @@ def check_call(
         prompt: the prompt.
         max_new_tokens: as given in the call itself.
         max_length: as given in the call itself; `max_new_tokens` takes precedence.
-        stopping_criteria: the user's own.
+        functions: the user's own processors and criteria, by argument.
         past_key_values: the user's own.
 
     Raises:
         ValueError: names the argument, its value, what is expected, and the fix.
     """
     check_config(config)
+    _check_functions(functions)
     check_vocabulary(model, catalogue, name="constraint_index")
     _check_tokens(model, prompt)
     rooms = rooms_of(max_new_tokens, max_length, prompt_length=prompt.length)
-    for criterion in stopping_criteria or ():
+    for criterion in functions["stopping_criteria"] or ():
         if isinstance(criterion, MaxLengthCriteria):
             name = f"stopping criterion of max_length={criterion.max_length}"
             rooms[name] = criterion.max_length - prompt.length
@@ -85,6 +86,17 @@ def check_generator(generator: Any, device: Any) -> None:
     if not isinstance(generator, torch.Generator) or generator.device.type != device.type:
         found = generator.device if isinstance(generator, torch.Generator) else type(generator).__name__
         raise ValueError(f"generator is {found}, expected a torch.Generator: torch.Generator({str(device.type)!r})")
+
+
+def _check_functions(functions: Mapping[str, Any]) -> None:
+    """Refuse what cannot be called in the place of processors and criteria."""
+    for name in ("logits_processor", "stopping_criteria"):
+        given = functions[name]
+        if given is not None and not (isinstance(given, Iterable) and all(callable(one) for one in given)):
+            raise ValueError(f"{name}={given!r}, expected a list of functions: [MyProcessor()]")
+    prefix_function = functions["prefix_allowed_tokens_fn"]
+    if prefix_function is not None and not callable(prefix_function):
+        raise ValueError(f"prefix_allowed_tokens_fn={prefix_function!r}, expected a function of (batch, tokens)")
 
 
 def _check_tokens(model: Any, prompt: Prompt) -> None:

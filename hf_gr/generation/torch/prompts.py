@@ -66,12 +66,17 @@ class Prompt:
                 f"the prompt is {shape}, expected a tensor [batch, length]: pad, stack and unsqueeze first"
             )
         mask = model_kwargs.get("attention_mask")
+        # A decoder's may be longer: tokens in a cache need not be given again.
+        known = 2 if model.config.is_encoder_decoder and (is_text or embeds is not None) else 1
         if mask is not None and (
-            not isinstance(mask, Tensor) or mask.ndim != 2 or (prompt is not None and len(mask) != len(prompt))
+            not isinstance(mask, Tensor)
+            or mask.ndim != 2
+            or (prompt is not None and mask.shape[:known] != prompt.shape[:known])
         ):
             shape = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
             raise ValueError(
-                f"attention_mask is {shape}, expected a tensor [batch, length] with a row for every prompt"
+                f"attention_mask is {shape}, expected a tensor [batch, length] with a row for every prompt and an "
+                "entry for every token"
             )
         if mask is not None:
             check_mask(mask)
