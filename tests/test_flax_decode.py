@@ -83,7 +83,8 @@ def check(rules: BatchRules, plan: DecodePlan, params: Any = SHARED, **kwargs: A
     sequences = np.asarray(ours.sequences).reshape(num_rows, -1)
     assert sequences[:, :length].tolist() == theirs.sequences.tolist()
     assert (sequences[:, length:] == FILL).all()
-    np.testing.assert_allclose(np.asarray(ours.scores).ravel(), theirs.scores.numpy(), atol=SCORE_TOL, rtol=0)
+    # Powers of 90 in fp32 are exact to some units of the fifth digit.
+    np.testing.assert_allclose(np.asarray(ours.scores).ravel(), theirs.scores.numpy(), atol=SCORE_TOL, rtol=1e-4)
     offsets = np.arange(NUM_ROWS)[:, None, None] * plan.width
     paths = np.where(ours.beam_indices >= 0, ours.beam_indices + offsets, -1).reshape(num_rows, -1)
     assert paths[:, :length].tolist() == theirs.beam_indices.tolist()
@@ -108,7 +109,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", [*OPTIONS[:2], pytest.param(OPTIONS[2], marks=SLOW)], ids=str)
 @FREE
-@given(seed=st.integers(0, 10**6), length_penalty=st.sampled_from([1.0, 0.0, -0.5, 2.0]))
+@given(seed=st.integers(0, 10**6), length_penalty=st.sampled_from([1.0, 0.0, -0.5, 2.0, 90.0, -90.0]))
 def test_ragged_catalogues_in_every_state_equal_the_other_side(
     one_shape: None, options: dict[str, Any], seed: int, length_penalty: float
 ) -> None:

@@ -12,6 +12,7 @@ Axes: B batch, K beams, C children, M candidates kept (at least K), T tokens gen
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import jax
@@ -23,6 +24,7 @@ from .arrays import Number, WholeNumber, along
 from .children import Children
 
 DEAD = -jnp.inf
+LARGEST_DIVISOR = 1e30  # fp32 holds scores divided by it, or by its inverse
 
 
 @jax.tree_util.register_dataclass
@@ -78,7 +80,7 @@ class Finished:
     Attributes:
         sequences: tokens; arbitrary after the end.
         beam_indices: as in `Beams`, -1 after the end.
-        scores: divided by length to the power `length_penalty`; `-inf` where there is no sequence yet.
+        scores: of beams, as `per_length` has them; `-inf` where there is no sequence yet.
         may_improve: whether the row's live beams may still beat its finished ones.
     """
 
@@ -174,6 +176,32 @@ def _extend(
     )
 
 
+def per_length(
+    scores: Float[Array, "*shape"], length: Number, *, length_penalty: Number, longest: int
+) -> Float[Array, "*shape"]:
+    """Scores divided by `length ** length_penalty`, as far as that is a number of their type.
+
+    Where it might not be, lengths are measured in `sqrt(longest)` instead of tokens: that changes all scores of a
+    catalogue by one factor, which `true_scores` undoes.
+    """
+    return scores / _power(length / _unit_length(length_penalty, longest), length_penalty)
+
+
+def true_scores(scores: Float[Array, "*shape"], *, length_penalty: Number, longest: int) -> Float[Array, "*shape"]:
+    """The pool's scores, lengths measured in tokens: finite, except where there is no sequence."""
+    divided = scores / _power(_unit_length(length_penalty, longest), length_penalty)
+    return jnp.where(scores > DEAD, jnp.maximum(divided, jnp.finfo(scores.dtype).min), scores)
+
+
+def _unit_length(length_penalty: Number, longest: int) -> Number:
+    may_overflow = jnp.abs(length_penalty) * math.log(longest) > math.log(LARGEST_DIVISOR)
+    return jnp.where(may_overflow, math.sqrt(longest), 1.0)
+
+
+def _power(length: Number, exponent: Number) -> Number:
+    return jnp.clip(jnp.power(length, exponent), 1 / LARGEST_DIVISOR, LARGEST_DIVISOR)
+
+
 def retire(
     kept: Beams,
     finished: Finished,
@@ -199,8 +227,10 @@ def retire(
     if early_stopping is True:
         is_open = is_open & ~finished.is_full
     among_best = jnp.arange(ends.shape[1]) < num_beams
-    scores = jnp.where(ends & among_best & is_open, kept.scores / length**length_penalty, DEAD)
-    sequences, beam_indices = _to_length(kept, finished.sequences.shape[-1])
+    longest = finished.sequences.shape[-1]
+    scores = per_length(kept.scores, length, length_penalty=length_penalty, longest=longest)
+    scores = jnp.where(ends & among_best & is_open, scores, DEAD)
+    sequences, beam_indices = _to_length(kept, longest)
 
     best_scores, best = lax.top_k(jnp.concatenate([finished.scores, scores], axis=1), num_beams)
     pool = Finished(
@@ -218,7 +248,7 @@ def finish(kept: Beams, *, length_penalty: Number) -> Finished:
     return Finished(
         sequences=kept.sequences,
         beam_indices=kept.beam_indices,
-        scores=kept.scores / length**length_penalty,
+        scores=per_length(kept.scores, length, length_penalty=length_penalty, longest=length),
         may_improve=jnp.ones_like(kept.scores[:, :1], dtype=bool),
     )
 
@@ -253,7 +283,8 @@ def update_may_improve(
     length: Number = beams.sequences.shape[-1]
     if early_stopping == "never":
         length = jnp.where(jnp.asarray(length_penalty) > 0.0, jnp.asarray(max_new_tokens, jnp.float32), length)
-    best_possible = beams.scores[:, :1] / length**length_penalty
+    longest = finished.sequences.shape[-1]
+    best_possible = per_length(beams.scores[:, :1], length, length_penalty=length_penalty, longest=longest)
     worst = finished.scores.min(axis=-1, keepdims=True)
     return replace(finished, may_improve=finished.may_improve & (best_possible > worst))
 

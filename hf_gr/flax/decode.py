@@ -432,7 +432,11 @@ def _best(
     is_there = scores[..., None] > beam.DEAD
     beam_indices = jnp.where(is_there, beam_indices, -1)
     sequences = jnp.where(beam_indices >= 0, finished.sequences[:, : plan.num_return_sequences], plan.fill_token_id)
-    return jnp.where(is_there, sequences, plan.missing_token_id), scores, beam_indices
+    sequences = jnp.where(is_there, sequences, plan.missing_token_id)
+    if plan.is_beam_search:
+        longest = finished.sequences.shape[-1]
+        scores = beam.true_scores(scores, length_penalty=plan.length_penalty, longest=longest)
+    return sequences, scores, beam_indices
 
 
 def _widened(beams: Beams, width: int) -> Beams:

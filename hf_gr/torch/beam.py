@@ -11,6 +11,7 @@ Axes: B batch, K beams, C children, M candidates kept (at least K), T tokens gen
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,6 +24,7 @@ from .children import Children
 DEAD = -torch.inf
 BLOCK = 64  # candidates treated as one
 BLOCKS_FROM = 30_000  # candidates of a row; below, one top-k over all is faster (measured on a CPU)
+LARGEST_DIVISOR = 1e30  # fp32 holds scores divided by it, or by its inverse
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Finished:
     Attributes:
         sequences: tokens; anything after the end.
         beam_indices: as in `Beams`, -1 after the end.
-        scores: divided by length to the power `length_penalty`; `-inf` where there is no sequence yet.
+        scores: of beams, as `per_length` has them; `-inf` where there is no sequence yet.
         may_improve: whether the row's running beams may still beat its finished ones.
     """
 
@@ -202,6 +204,33 @@ def _extend(
     )
 
 
+def per_length(
+    scores: Float[Tensor, "*shape"], length: int, *, length_penalty: float, longest: int
+) -> Float[Tensor, "*shape"]:
+    """Scores divided by `length ** length_penalty`, as far as that is a number of their type.
+
+    Where it might not be, lengths are measured in `sqrt(longest)` instead of tokens: that changes all scores of a
+    catalogue by one factor, which `true_scores` undoes.
+    """
+    return scores / _power(length / _unit_length(length_penalty, longest), length_penalty)
+
+
+def true_scores(scores: Float[Tensor, "*shape"], *, length_penalty: float, longest: int) -> Float[Tensor, "*shape"]:
+    """The pool's scores, lengths measured in tokens: finite, except where there is no sequence."""
+    divided = scores / _power(_unit_length(length_penalty, longest), length_penalty)
+    return torch.where(scores > DEAD, divided.clamp_min(torch.finfo(scores.dtype).min), scores)
+
+
+def _unit_length(length_penalty: float, longest: int) -> float:
+    may_overflow = abs(length_penalty) * math.log(longest) > math.log(LARGEST_DIVISOR)
+    return math.sqrt(longest) if may_overflow else 1.0
+
+
+def _power(length: float, exponent: float) -> float:
+    limit = math.log(LARGEST_DIVISOR)
+    return math.exp(min(max(exponent * math.log(length), -limit), limit))
+
+
 def retire(
     kept: Beams,
     finished: Finished,
@@ -227,8 +256,10 @@ def retire(
     if early_stopping is True:
         closed = closed | finished.is_full
     among_best = torch.arange(ends.shape[1], device=ends.device) < num_beams
-    scores = (kept.scores / length**length_penalty).masked_fill(~(ends & among_best) | closed, DEAD)
-    sequences, beam_indices = _to_length(kept, finished.sequences.shape[-1])
+    longest = finished.sequences.shape[-1]
+    scores = per_length(kept.scores, length, length_penalty=length_penalty, longest=longest)
+    scores = scores.masked_fill(~(ends & among_best) | closed, DEAD)
+    sequences, beam_indices = _to_length(kept, longest)
 
     best_scores, best = torch.cat([finished.scores, scores], dim=1).topk(num_beams)
     along = best[..., None].expand(-1, -1, sequences.shape[-1])
@@ -247,7 +278,7 @@ def finish(kept: Beams, *, length_penalty: float) -> Finished:
     return Finished(
         sequences=kept.sequences,
         beam_indices=kept.beam_indices,
-        scores=kept.scores / length**length_penalty,
+        scores=per_length(kept.scores, length, length_penalty=length_penalty, longest=length),
         may_improve=torch.ones_like(kept.scores[:, :1], dtype=torch.bool),
     )
 
@@ -276,7 +307,8 @@ def update_may_improve(
     """Close the rows whose best running beam cannot beat the worst finished one, by transformers' own heuristic."""
     reaches_end = early_stopping == "never" and length_penalty > 0.0
     length = max_new_tokens if reaches_end else beams.sequences.shape[-1]
-    best_possible = beams.scores[:, :1] / length**length_penalty
+    longest = finished.sequences.shape[-1]
+    best_possible = per_length(beams.scores[:, :1], length, length_penalty=length_penalty, longest=longest)
     worst = finished.scores.min(dim=-1, keepdim=True).values
     return replace(finished, may_improve=finished.may_improve & (best_possible > worst))
 

@@ -325,6 +325,9 @@ def _best(
     beam_indices = torch.where(there, beam_indices + first_path, -1).flatten(0, 1)
     sequences = finished.sequences[:, : plan.num_return_sequences].masked_fill(~there, plan.fill_token_id)
     sequences = sequences.masked_fill(scores[..., None] == beam.DEAD, plan.missing_token_id)
+    if plan.is_beam_search:
+        longest = finished.sequences.shape[-1]
+        scores = beam.true_scores(scores, length_penalty=plan.length_penalty, longest=longest)
     length = max(int(there.sum(-1).max()), 1) if crop else there.shape[-1]
     return sequences.flatten(0, 1)[:, :length], scores.flatten(), beam_indices[:, :length]
 

@@ -181,7 +181,7 @@ def make_plan(config: Any, catalogue: Snapshot, max_new_tokens: int) -> DecodePl
         renormalize_logits=config.renormalize_logits is True,
         output_scores=bool(config.return_dict_in_generate and config.output_scores),
         output_logits=bool(config.return_dict_in_generate and config.output_logits),
-        length_penalty=number(config.length_penalty),
+        length_penalty=number(min(max(config.length_penalty or 0.0, -LARGEST), LARGEST)),
         max_new_tokens=np.int32(min(max_new_tokens, LARGEST)),
         fill_token_id=np.int32(fill),
         missing_token_id=np.int32(missing_token(catalogue, fill)),
