@@ -9,6 +9,8 @@ from typing import Any
 
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
+from hf_gr.generation.messages import say_once
+
 # Layers of plain keys and values. The second kind drops keys that its window has passed.
 KEYS = (DynamicLayer, DynamicSlidingWindowLayer)
 
@@ -42,6 +44,46 @@ def copy_cache(cache: Any) -> Any:
         return twin
     twin.layers = [copy.copy(layer) if type(layer) in KEYS else copy.deepcopy(layer) for layer in cache.layers]
     return twin
+
+
+def continued(cache: Any, *, num_given: int, num_known: int) -> Any:
+    """A copy of a user's cache, from which a prompt continues; None if the prompt has to be computed again.
+
+    A cache of the whole prompt loses its last token, which is read again for its logits.
+
+    Args:
+        cache: of the prompt's first tokens.
+        num_given: the prompt's tokens, as given in the call.
+        num_known: those and the ones before them that only the mask knows.
+
+    Raises:
+        ValueError: a cache of more tokens, or one that cannot tell.
+    """
+    own, is_whole = of_decoder(cache), num_given == num_known
+    if own.layers and not any(hasattr(layer, "keys") for layer in own.layers):
+        raise ValueError("past_key_values holds only recurrent states, expected keys and values: omit it")
+    held, most = own.get_seq_length(), num_known if is_whole else num_known - num_given
+    if held > most:
+        raise ValueError(
+            f"past_key_values holds {held} tokens, expected at most {most}, the prompt's: is it another prompt's, or "
+            "that of a prompt and its answer?"
+        )
+    twin = copy_cache(cache)
+    if held < most or not is_whole:
+        return twin
+    if not all(type(layer) in KEYS and not _has_dropped_keys(layer) for layer in own.layers):
+        say_once(
+            "past_key_values holds the whole prompt, and its windows or recurrent states cannot go back by a token: "
+            "computing the prompt again"
+        )
+        return None
+    of_decoder(twin).crop(-1)
+    return twin
+
+
+def _has_dropped_keys(layer: Any) -> bool:
+    """Whether a layer's window has passed some of its keys."""
+    return isinstance(layer, DynamicSlidingWindowLayer) and layer.get_seq_length() >= layer.sliding_window
 
 
 def to_keep_all_keys(cache: Any) -> DynamicCache:

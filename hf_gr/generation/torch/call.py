@@ -31,7 +31,7 @@ from hf_gr.generation.models import fill_token, first_of, num_end_tokens
 from hf_gr.generation.named_catalogues import batch_rules, resolve_indexes
 from hf_gr.torch.decode import Decoded, DecodePlan
 
-from .caches import copy_cache
+from .caches import continued
 from .checks import check_call, check_generator
 from .drafts import Draft, Prepared, Search, draft_of
 from .layouts import Layout, choose_layout
@@ -53,7 +53,7 @@ class Call:
         model: the model.
         inputs: transformers' argument of that name.
         passed_on: transformers' own arguments: processors, criteria, ...
-        model_kwargs: the model's arguments.
+        model_kwargs: the model's arguments, with a copy of a cache.
         config: the prepared generation config, with our fields.
         rules: the catalogue of every prompt.
         prompt: the prompt.
@@ -141,10 +141,21 @@ class Call:
         draft = draft_of(model, config, assistant)
         draft.check(prompt, rules.shared, given=fields, model_kwargs=model_kwargs)
         check_generator(generator, model.device)
+        if (cache := model_kwargs.get("past_key_values")) is not None:
+            if use_cache is False:
+                raise ValueError("past_key_values is given with use_cache=False, expected one of them: omit one")
+            if _checkpoints_activations(model):
+                raise ValueError(
+                    "past_key_values is given in training mode with gradient checkpointing, expected None, since the "
+                    "model ignores it there: omit it, or call model.eval()"
+                )
+            mask = model_kwargs.get("decoder_attention_mask") if model.config.is_encoder_decoder else prompt.mask
+            num_known = prompt.length if mask is None else mask.shape[1]
+            model_kwargs["past_key_values"] = continued(cache, num_given=prompt.length, num_known=num_known)
         if max_new_tokens is None:
             max_new_tokens = rules.shared.max_length if max_length is None else max_length - prompt.length
         config.max_new_tokens, config.max_length = max_new_tokens, None
-        config.use_cache = use_cache is not False
+        config.use_cache = use_cache is not False and not _checkpoints_activations(model)
         # A catalogue without these tokens could never begin or end with them.
         config.forced_bos_token_id = config.forced_eos_token_id = None
         layout = None if draft.verification.by_head_alone else _layout_of(model, config, model_kwargs)
@@ -172,12 +183,11 @@ class Call:
         Args:
             generate: transformers' own, bound to the model.
         """
-        config, cache = self.config, self.model_kwargs.get("past_key_values")
+        config = self.config
         internals.check_mode(self.model, config)
         if config.cache_implementation is not None:
             say_once(f"cache_implementation={config.cache_implementation!r} is not used: beams share a dynamic one")
             config.cache_implementation = None
-        own_cache = {} if cache is None else {"past_key_values": copy_cache(cache)}
         # The place of this processor among the others is where transformers applies constraints.
         prefix_function = {"prefix_allowed_tokens_fn": self.passed_on["prefix_allowed_tokens_fn"] or _no_constraint}
         input_ids, processors, criteria, config, model_kwargs = generate(
@@ -185,7 +195,7 @@ class Call:
             internals.for_one_path(config),
             custom_generate=_hand_back,
             **(self.passed_on | prefix_function),
-            **(self.model_kwargs | own_cache),
+            **self.model_kwargs,
         )
         internals.restore_paths(self.config)
         return Prepared(
@@ -264,7 +274,10 @@ def _layout_of(model: Any, config: GenerationConfig, model_kwargs: Mapping[str, 
     asked = [name for name in ("output_attentions", "output_hidden_states") if getattr(config, name)]
     asked += [name for name, value in model_kwargs.items() if value is not None and name not in CONTINUED_ARGUMENTS]
     asked += ["stop_strings"] if config.stop_strings is not None else []  # transformers passes us no tokenizer
-    asked += [] if config.use_cache else ["use_cache=False"]
+    if _checkpoints_activations(model):
+        asked.append("gradient checkpointing in training mode, which model.eval() ends")
+    elif not config.use_cache:
+        asked.append("use_cache=False")
     if asked:
         say_once(
             f"{', '.join(dict.fromkeys(asked))}: decoding in transformers' own loop, "
@@ -278,6 +291,11 @@ def _layout_of(model: Any, config: GenerationConfig, model_kwargs: Mapping[str, 
             "with a logits processor for the catalogue; it is slower"
         )
     return layout
+
+
+def _checkpoints_activations(model: Any) -> bool:
+    """Whether a forward computes activations twice for training, and therefore returns no cache."""
+    return model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 
 def _hand_back(

@@ -195,8 +195,6 @@ def prefill_with_placeholders(
         if kwargs.get(mask) is None:  # its length tells transformers which tokens are in the cache
             known = internals.num_known_tokens(config, default=input_ids.shape[1])
             kwargs[mask] = torch.ones((len(input_ids), known), dtype=torch.long, device=device)
-        if past == kwargs[mask].shape[1]:
-            cache.crop(-1)  # the cache does not hold the hidden state of the prompt's last token
     if kwargs.get(mask) is not None:
         kwargs[mask] = torch.nn.functional.pad(kwargs[mask], (0, size), value=1)
     if kwargs.get("position_ids") is not None:
