@@ -294,6 +294,49 @@ def test_a_prefilled_prompt_is_used_and_left_as_it_is(family: str, cut: int) -> 
     assert all(torch.equal(layer.keys, keys) for layer, keys in zip(cache.layers, before, strict=True))
 
 
+MPT = {"vocab_size": VOCABULARY, "d_model": 32, "n_heads": 4, "n_layers": 2}
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma3_text", "bloom", "mpt", "t5", "bart"])
+@pytest.mark.parametrize("width", [{"num_beams": 5, "num_return_sequences": 5}, {}], ids=str)
+def test_a_returned_cache_serves_the_same_prompt_again(family: str, width: dict[str, int]) -> None:
+    model = enable(build(family, config=MPT) if family == "mpt" else shared(family))
+    for padded in (False, True):
+        common = {**prompts(2, 9, padded=padded), "constraint_index": INDEX, **width, **DETAILS}
+        expected = model.generate(**common)
+        cache, held = expected.past_key_values, expected.past_key_values.get_seq_length()
+        for extra in ({}, {"drafting": "trie"}, *([{"output_hidden_states": True}] if not width else [])):
+            out = model.generate(**common, past_key_values=cache, **extra)
+            assert out.sequences.tolist() == expected.sequences.tolist()
+            if width:
+                torch.testing.assert_close(out.sequences_scores, expected.sequences_scores, atol=SCORE_TOL, rtol=0)
+            assert cache.get_seq_length() == held
+
+
+def test_a_returned_cache_serves_a_draft_head() -> None:
+    model = enable(build("qwen3"))
+    model.add_draft_head(INDEX)
+    common = {**prompts(2, 9, padded=True), "constraint_index": INDEX, "num_beams": 5, "drafting": "head", **DETAILS}
+    expected = model.generate(**common)
+    out = model.generate(**common, past_key_values=expected.past_key_values)
+    assert out.sequences.tolist() == expected.sequences.tolist()
+    torch.testing.assert_close(out.sequences_scores, expected.sequences_scores, atol=SCORE_TOL, rtol=0)
+
+
+def test_a_cache_that_no_prompt_continues_is_refused() -> None:
+    inputs = prompts(2, 9)
+    answered = enabled().generate(**inputs, constraint_index=INDEX, output_hidden_states=True, **DETAILS)
+    with pytest.raises(ValueError, match="past_key_values holds 12 tokens, expected at most 9, the prompt's"):
+        enabled().generate(**inputs, constraint_index=INDEX, past_key_values=answered.past_key_values)
+    with pytest.raises(ValueError, match="past_key_values is given with use_cache=False, expected one of them"):
+        enabled().generate(**inputs, constraint_index=INDEX, past_key_values=DynamicCache(), use_cache=False)
+    config = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
+    model = enable(build("mamba", config=config))
+    cache = model(**inputs).cache_params
+    with pytest.raises(ValueError, match="past_key_values holds only recurrent states, expected keys and values"):
+        model.generate(**inputs, constraint_index=INDEX, past_key_values=cache)
+
+
 def test_the_returned_cache_is_the_prompts() -> None:
     model, inputs = enabled(), prompts(1, 6)
     out = model.generate(**inputs, constraint_index=INDEX, num_beams=5, return_dict_in_generate=True)
@@ -329,6 +372,34 @@ def test_a_training_model_decodes_and_goes_on_training() -> None:
     model.train()
     model.generate(**prompts(1, 5), constraint_index=INDEX, num_beams=4)
     assert model.training
+
+
+NO_DROPOUT = {"t5": {"dropout_rate": 0.0}, "bart": {"dropout": 0.0}}
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
+@pytest.mark.parametrize("family", ["llama", "qwen3", "bloom", "t5", "bart"])
+def test_gradient_checkpointing_in_training_mode_changes_nothing(
+    family: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "_SAID", set())
+    model = enable(build(family, config=NO_DROPOUT.get(family)))
+    common = {**prompts(2, 9, padded=True), "constraint_index": INDEX, "pad_token_id": PAD, **DETAILS}
+    wide = {"num_beams": 4, "num_return_sequences": 4}
+    ways = [{}, wide, wide | {"drafting": "trie"}, wide | {"assistant_model": shared(family)}]
+    if family in ("llama", "t5"):
+        model.add_draft_head(INDEX)
+        ways = [wide | {"drafting": "head"}, wide | {"drafting": "head", "verification": "strict"}, {}]
+    expected = [model.generate(**common, **way).sequences.tolist() for way in ways]
+    model.gradient_checkpointing_enable()
+    assert model.generate(**common, **ways[0]).sequences.tolist() == expected[0]
+    assert "training mode" not in caplog.text
+    model.train()
+    for way, sequences in zip(ways, expected, strict=True):
+        assert model.generate(**common, **way).sequences.tolist() == sequences
+    assert "gradient checkpointing in training mode, which model.eval() ends: decoding in" in caplog.text
+    with pytest.raises(ValueError, match=r"past_key_values is given in training mode .* call model.eval\(\)"):
+        model.generate(**common, past_key_values=DynamicCache())
 
 
 def test_the_random_state_is_not_touched_by_greedy_calls() -> None:
@@ -532,6 +603,114 @@ def test_the_processor_path_means_the_same(num_beams: int) -> None:
         common = {**inputs, **options, "num_beams": num_beams, "pad_token_id": PAD}
         expected = model.generate(**common).tolist()
         assert model.generate(**common, output_hidden_states=True).tolist() == expected
+
+
+LOOP = {"use_cache": False}  # decodes in transformers' own loop
+FORBIDDING = {"renormalize_logits": True, "suppress_tokens": [3, 8]}
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        ConstraintIndex.from_sequences(SMALL),
+        ConstraintIndex.from_sequences(SMALL, eos_token_id=EOS),
+        ConstraintIndex.from_sequences([row[: 1 + i % 3] for i, row in enumerate(SMALL)], eos_token_id=EOS),
+    ],
+    ids=["fixed", "end", "ragged"],
+)
+@pytest.mark.parametrize("width", [{"num_beams": 7, "num_return_sequences": 7}, {"num_beams": 2}, {}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_new_tokens": 9},
+        {"max_length": 20, "early_stopping": "never"},
+        {"length_penalty": 8.0},
+        {"length_penalty": -8.0},
+        {"length_penalty": 8.0, "early_stopping": True},
+        FORBIDDING,
+        {"bad_words_ids": [[9], [3]]},
+        {"pad_token_id": 0, "max_new_tokens": 9},
+    ],
+    ids=str,
+)
+def test_transformers_loop_answers_as_ours(index: ConstraintIndex, width: dict, options: dict) -> None:
+    if "length_penalty" in options and not width:
+        pytest.skip("a penalty of beams")
+    common = {**prompts(2, 6, padded=True), "constraint_index": index, "pad_token_id": PAD, **DETAILS}
+    ours, theirs = (enabled().generate(**{**common, **width, **options, **loop}) for loop in ({}, LOOP))
+    assert theirs.sequences.tolist() == ours.sequences.tolist()
+    if width:
+        torch.testing.assert_close(theirs.sequences_scores, ours.sequences_scores, atol=SCORE_TOL, rtol=SCORE_TOL)
+        assert theirs.beam_indices.tolist() == ours.beam_indices.tolist()
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mamba"])
+def test_a_missing_row_of_transformers_loop_is_no_forbidden_item(family: str) -> None:
+    config = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
+    model = enable(build(family, config=config) if family == "mamba" else shared(family))
+    index = ConstraintIndex.from_sequences([[0, 0], [5, 6], [7, 8]])
+    inputs = prompts(1, 5)
+    options = {"num_beams": 3, "num_return_sequences": 3, "pad_token_id": 0, "max_new_tokens": 5, **LOOP}
+    out = model.generate(**inputs, constraint_index=index, exclude_items=[[0]], **options)
+    assert sorted(index.items(generated(out, inputs))) == [[], [1], [2]]
+
+
+@pytest.mark.parametrize("index", [INDEX, RAGGED], ids=["fixed", "ragged"])
+@pytest.mark.parametrize("drafts", [{}, {"drafting": "trie"}, LOOP], ids=str)
+def test_no_item_is_lost_to_beams_that_processors_leave_no_token(index: ConstraintIndex, drafts: dict) -> None:
+    """By brute force: every item whose tokens are all allowed is found, with the score of its own tokens."""
+    model, inputs = enabled(), prompts(1, 7)
+    forbidden = [token for token in range(3, 24) if token % 3]  # some beams lose all their tokens
+
+    def next_log_probs(prefix: tuple[int, ...]) -> np.ndarray:
+        tokens = torch.cat([inputs["input_ids"], torch.tensor([prefix], dtype=torch.long)], dim=1)
+        scores = model(input_ids=tokens, use_cache=False).logits[0, -1].log_softmax(-1).numpy().copy()
+        scores[forbidden] = -np.inf
+        return scores
+
+    with torch.no_grad(), np.errstate(divide="ignore"):
+        expected = reference_beam_search(next_log_probs, list(index), num_beams=9, renormalize_logits=True)
+    options = {"num_beams": 9, "num_return_sequences": 9, "early_stopping": "never", "renormalize_logits": True}
+    out = model.generate(**inputs, constraint_index=index, suppress_tokens=forbidden, **options, **drafts, **DETAILS)
+    rows = [[token for token in row if token != PAD] for row in generated(out, inputs).tolist()]
+    assert 0 < len(expected) < 9
+    assert rows == [list(sequence) for sequence, _ in expected] + [[]] * (9 - len(expected))
+    scores = torch.tensor([score for _, score in expected] + [-torch.inf] * (9 - len(expected)))
+    torch.testing.assert_close(out.sequences_scores, scores, atol=SCORE_TOL, rtol=0, check_dtype=False)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_beams": 1},
+        {"num_beams": 1, "do_sample": True, "num_return_sequences": 5},
+        {"num_beams": 1, "do_sample": True, "num_return_sequences": 5, "drafting": "trie"},
+        {"num_beams": 5, "do_sample": True, "num_return_sequences": 5},
+        {"num_beams": 5, "verification": "relaxed", "num_return_sequences": 5, "assistant": True},
+        {"num_beams": 5, "do_sample": True, "num_return_sequences": 5, **LOOP},
+        {"num_beams": 1, "do_sample": True, "num_return_sequences": 5, **LOOP},
+    ],
+    ids=str,
+)
+def test_dead_paths_stay_dead_when_scores_are_renormalised(options: dict[str, Any]) -> None:
+    index = ConstraintIndex.from_sequences([[3, 4, 5], [3, 5, 4], [6, 7, 8], [6, 7, 9]])
+    inputs, options = prompts(2, 7, padded=True), dict(options)
+    options |= {"assistant_model": shared("qwen3")} if options.pop("assistant", False) else {}
+    settings = {"renormalize_logits": True, "suppress_tokens": [4, 5, 9], **DETAILS}
+    torch.manual_seed(0)
+    out = enabled().generate(**inputs, constraint_index=index, **settings, **options)
+    items = index.items(generated(out, inputs))
+    assert set(map(tuple, items)) <= {(2,), ()}
+    if options["num_beams"] > 1:
+        assert items == [[2], [], [], [], []] * 2
+        assert not out.sequences_scores.isnan().any()
+
+
+def test_a_penalty_too_large_for_transformers_loop_is_refused() -> None:
+    options = {**prompts(1, 5), "constraint_index": INDEX, "length_penalty": 9.0, **LOOP}
+    with pytest.raises(ValueError, match=r"length_penalty=9.0, expected -8.3 to 8.3 for sequences of 4 tokens"):
+        enabled().generate(**options, num_beams=3)
+    enabled().generate(**options)  # a single path has no penalty
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,8 @@ class Overrides:
                 name: mask.repeat_interleave(max(paths), dim=0) for name, mask in masks.items() if mask is not None
             }
             model_kwargs = {**(model_kwargs or {}), **repeated}
-        return super_._get_logits_processor(config, *args, model_kwargs=model_kwargs, **kwargs)  # pyright: ignore
+        made = super_._get_logits_processor(config, *args, model_kwargs=model_kwargs, **kwargs)  # pyright: ignore
+        return made if paths is None else self._own_processors(made)
 
     def _upload_modified_files(
         self: Any, working_dir: Any, repo_id: str, files_timestamps: dict[str, float], *args: Any, **kwargs: Any

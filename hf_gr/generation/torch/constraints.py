@@ -23,6 +23,8 @@ from hf_gr.torch.transition import DeviceCatalogue, advance, children, device_ca
 # The score of filler tokens, where the dtype has room for it: far below any sum of log-probabilities, and below the
 # -1e9 by which transformers' beam search marks finished beams.
 FILLING = -1e30
+# Any lower score of one step is a filling one, whatever a temperature made of it.
+NEARLY_IMPOSSIBLE = -1e20
 
 
 class Constraint(ABC):
@@ -72,7 +74,22 @@ class Constraint(ABC):
 
 
 class OneSequence(Constraint):
-    """An answer is one sequence of the catalogue."""
+    """An answer is one sequence of the catalogue.
+
+    Args:
+        rules: the catalogue of every prompt.
+        num_beams: how many rows of a prompt compete, of which one is alive at first. If they do, no dead or complete
+            one ends again: transformers' beam search would count it as another sequence found.
+    """
+
+    def __init__(self, rules: BatchRules, *, num_beams: int = 1) -> None:
+        super().__init__(rules)
+        self.num_beams = num_beams
+
+    @property
+    def _end(self) -> int:
+        """See `Constraint._end`."""
+        return int(super()._end == 0) if self.num_beams > 1 else super()._end
 
     def mask(self, generated: Tensor, scores: Tensor, num_prompts: int) -> Tensor:
         """See `Constraint.mask`."""
@@ -103,6 +120,8 @@ class OneSequence(Constraint):
         legal = children(states, catalogue, level=level)
         num_rows, vocab_size = scores.shape
         is_legal, tokens = legal.legal.flatten(0, 1), legal.tokens.flatten(0, 1)
+        if level == 0 and self.num_beams > 1:
+            is_legal = is_legal & (torch.arange(num_rows, device=scores.device) % self.num_beams == 0)[:, None]
         # One pass over rows times vocabulary takes all the time. What is illegal goes to an entry after the rows.
         masked = scores.new_full((num_rows * vocab_size + 1,), -torch.inf)
         first = torch.arange(0, num_rows * vocab_size, vocab_size, device=scores.device)[:, None]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor
+from transformers import LogitNormalization, LogitsProcessor, LogitsProcessorList
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.item_ids import ItemId
@@ -23,7 +23,7 @@ from hf_gr.catalogue.snapshot import BatchRules
 from hf_gr.catalogue.trie import PADDING
 from hf_gr.generation.named_catalogues import batch_rules
 
-from .constraints import Constraint, OneSequence, SeveralLabels
+from .constraints import NEARLY_IMPOSSIBLE, Constraint, OneSequence, SeveralLabels
 
 
 class ConstraintLogitsProcessor(LogitsProcessor):
@@ -114,9 +114,9 @@ class ConstraintLogitsProcessor(LogitsProcessor):
         return self.constraint.rules
 
     @classmethod
-    def _of_rules(cls, rules: BatchRules) -> ConstraintLogitsProcessor:
+    def _of_rules(cls, rules: BatchRules, *, num_beams: int) -> ConstraintLogitsProcessor:
         processor = cls.__new__(cls)
-        processor.constraint, processor.prompt_length = OneSequence(rules), None
+        processor.constraint, processor.prompt_length = OneSequence(rules, num_beams=num_beams), None
         processor._prompt, processor._longest = None, 0
         return processor
 
@@ -199,6 +199,22 @@ class ConstraintLogitsProcessor(LogitsProcessor):
             self._prompt = prompt = input_ids[:, :first].clone()
         self._longest = input_ids.shape[1]
         return prompt.shape[1]
+
+
+class NormalizationOfLiving(LogitNormalization):
+    """`LogitNormalization`, which leaves a row without any possible token as it is: a dead path stays dead."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Normalise `[R, V]` scores."""
+        lives = scores.amax(dim=-1, keepdim=True) > NEARLY_IMPOSSIBLE
+        return torch.where(lives, super().__call__(input_ids, scores), scores)
+
+
+def keep_dead(processors: LogitsProcessorList) -> LogitsProcessorList:
+    """The same processors, by which no dead path comes to life."""
+    return LogitsProcessorList(
+        NormalizationOfLiving() if type(one) is LogitNormalization else one for one in processors
+    )
 
 
 def _read_prompt_length(prompt_length: int | None, attention_mask: Tensor | None) -> int | None:

@@ -28,6 +28,7 @@ from hf_gr.torch.draft_head import DraftHead
 from .call import Call, refuse_without_catalogue
 from .checkpoints import prepare_upload, save_beside
 from .heads import add_draft_head
+from .logits_process import keep_dead
 from .loop import generate_by_processor
 
 # Carries `push_to_hub(custom_generate=True)` through transformers' own method to `save_pretrained`.
@@ -220,6 +221,10 @@ class GRGenerationMixin(Overrides, GenerationMixin):
             return super_.push_to_hub(repo_id, **kwargs)
         finally:
             _CUSTOM_GENERATE.reset(carries)
+
+    def _own_processors(self, processors: LogitsProcessorList) -> LogitsProcessorList:
+        """transformers' processors for a call with a catalogue; see `keep_dead`."""
+        return keep_dead(processors)
 
     def _before_upload(self, working_dir: str | Path, repo_id: str, timestamps: dict[str, float]) -> dict[str, float]:
         """Our files, and a card that describes them; see `prepare_upload`."""
