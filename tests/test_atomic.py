@@ -5,7 +5,11 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
@@ -119,3 +123,71 @@ def test_what_safetensors_cannot_write_is_an_os_error(tmp_path: Path) -> None:
         atomic.os_errors(tmp_path / "a.safetensors"),
     ):
         raise safetensors.SafetensorError("no space")
+
+
+# What killed writers leave
+
+
+HIDDEN = {"one file": ".a-", "files": ".several-", "folder": ".unfinished-"}
+needs_locks = pytest.mark.skipif(atomic.fcntl is None, reason="no locks, and so nothing is removed, on Windows")
+
+
+def hidden_folders(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if path.name.startswith(".")}
+
+
+@needs_locks
+@pytest.mark.parametrize("kind", WRITERS)
+def test_the_next_writer_removes_what_a_killed_one_left(kind: str, tmp_path: Path) -> None:
+    writer, names = WRITERS[kind]
+    with writer(tmp_path) as put:
+        for name in names:
+            put(name, "whole")
+        (of_living,) = hidden_folders(tmp_path)
+        assert of_living.startswith(HIDDEN[kind])
+        of_dead, elsewhere = f"{of_living}dead", f"{HIDDEN[kind]}another-{of_living}"
+        for name in (of_dead, elsewhere):
+            shutil.copytree(tmp_path / of_living, tmp_path / name)  # nobody has locked these
+        write(writer, names, "new", tmp_path)
+        # A living writer's stays, and so does that of a machine, or boot, whose locks may not be seen here.
+        assert hidden_folders(tmp_path) == {of_living, elsewhere}
+    assert hidden_folders(tmp_path) == {elsewhere}
+    shutil.rmtree(tmp_path / elsewhere)
+    assert contents(tmp_path) == dict.fromkeys(names, "whole")
+
+
+@needs_locks
+def test_a_killed_process_leaves_a_folder_that_the_next_one_removes(tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib, signal; from hf_gr.files import atomic\n"
+        f"with atomic.replaced_files(pathlib.Path({str(tmp_path)!r}), prefix='.several-'):\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    assert len(hidden_folders(tmp_path)) == 1
+    write(several_files, ["a", "b"], "new", tmp_path)
+    assert not hidden_folders(tmp_path)
+
+
+@needs_locks
+def test_a_writer_whose_folder_is_taken_for_a_dead_ones_makes_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between a folder and its lock there is a moment; and a disk may have no locks at all."""
+    lock, found = atomic._lock, []
+
+    def removed_at_first(hidden: Path, *, wait: bool) -> int | None:
+        found.append(hidden)
+        if len(found) == 1:
+            atomic._remove_if_dead(hidden)  # asks for the lock, too
+        return lock(hidden, wait=wait)
+
+    monkeypatch.setattr(atomic, "_lock", removed_at_first)
+    write(several_files, ["a", "b"], "new", tmp_path)
+    assert len(found) == 3
+    assert found[0] != found[2]
+    assert contents(tmp_path) == dict.fromkeys("ab", "new")
+    assert not hidden_folders(tmp_path)
+    monkeypatch.setattr(atomic.fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError("no locks")))
+    write(several_files, ["a", "b"], "newer", tmp_path)
+    assert contents(tmp_path) == dict.fromkeys("ab", "newer")

@@ -3,18 +3,31 @@
 """Atomic writes: files and folders get their names once all data is on disk. Knows nothing of the contents.
 
 After an error, a kill or a power failure, each name holds either the old content or the new.
+
+Until then the new content is in a hidden folder beside it. A writer holds a lock on its folder: the system releases it
+when the writer dies, however it dies, and the next writer removes what is left. Only a writer on the same machine,
+since the same boot, is judged by its lock: not every shared disk passes locks on to other machines.
 """
 
 from __future__ import annotations
 
+import glob
 import os
+import platform
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
 import safetensors
+
+try:
+    import fcntl
+except ImportError:  # Windows: what a killed writer leaves stays
+    fcntl = None
 
 
 def make_folder(directory: Path) -> None:
@@ -34,10 +47,14 @@ def replaced_file(path: Path, *, temporary: Path | None = None) -> Iterator[Bina
 
     Args:
         path: its name, in an existing folder.
-        temporary: its name until then; by default unique to this process, so that several may write at once. The file
+        temporary: its name until then; by default in a hidden folder, so that several may write at once. A given file
             survives a kill: the caller removes it, or overwrites it the next time.
     """
-    temporary = temporary or path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    if temporary is None:
+        with _hidden_folder(path.parent, prefix=f".{path.name}-") as hidden:
+            with replaced_file(path, temporary=hidden / path.name) as file:
+                yield file
+        return
     try:
         with temporary.open("wb") as file:
             yield file
@@ -59,16 +76,17 @@ def replaced_files(directory: Path, *, prefix: str, first: Sequence[str] = ()) -
 
     Args:
         directory: an existing folder.
-        prefix: of the temporary folder's name, inside `directory`.
+        prefix: of the hidden folder's name, inside `directory`.
         first: files to replace before all others, in this order; the rest follow by name.
     """
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=directory) as temporary:
-        work = Path(temporary)
+    with _hidden_folder(directory, prefix=prefix) as hidden:
+        work = hidden / "new"
+        work.mkdir()
         yield work
         written = {path.name for path in work.iterdir()}
         names = [*first, *sorted(written.difference(first))]
-        (work / ".new").touch()
-        mode = (work / ".new").stat().st_mode
+        (hidden / "usual").touch()
+        mode = (hidden / "usual").stat().st_mode
         for name in names:
             (work / name).chmod(mode)
             _sync(work / name)
@@ -84,8 +102,8 @@ def replaced_folder(target: Path) -> Iterator[Path]:
     A reader of `target` finds the old folder, the new one or none, never half of one.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=target.parent) as temporary:
-        new, old = Path(temporary, "new"), Path(temporary, "old")
+    with _hidden_folder(target.parent, prefix=".unfinished-") as hidden:
+        new, old = hidden / "new", hidden / "old"
         new.mkdir()
         yield new
         for path in new.rglob("*"):
@@ -100,6 +118,66 @@ def replaced_folder(target: Path) -> Iterator[Path]:
                 old.rename(target)
             raise
         _sync_folder(target.parent)
+
+
+@contextmanager
+def _hidden_folder(parent: Path, *, prefix: str) -> Iterator[Path]:
+    """A folder of this writer alone, gone when the block ends; first, those of dead writers are removed."""
+    prefix = f"{prefix}{_boot()}-"
+    for left in parent.glob(f"{glob.escape(prefix)}*"):
+        _remove_if_dead(left)
+    while True:
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as name:
+            try:
+                lock = _lock(Path(name), wait=True)
+            except FileNotFoundError:
+                continue  # another writer found it before it was locked
+            try:
+                yield Path(name)
+            finally:
+                if lock is not None:
+                    os.close(lock)
+            return
+
+
+def _remove_if_dead(hidden: Path) -> None:
+    """Remove a folder that no living writer has locked."""
+    with suppress(OSError):  # it may be another user's, or gone
+        lock = _lock(hidden, wait=False)
+        if lock is not None:
+            shutil.rmtree(hidden, ignore_errors=True)
+            os.close(lock)
+            hidden.rmdir()  # a network disk keeps a folder while a file in it is open
+
+
+def _lock(hidden: Path, *, wait: bool) -> int | None:
+    """Lock a hidden folder; None if another writer has, or if this disk has no locks.
+
+    Raises:
+        FileNotFoundError: the folder is gone.
+        OSError: the file to lock cannot be created.
+    """
+    if fcntl is None:
+        return None
+    lock = os.open(hidden / "lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        os.close(lock)
+        return None
+    if not os.fstat(lock).st_nlink:
+        os.close(lock)
+        raise FileNotFoundError(hidden)
+    return lock
+
+
+@cache
+def _boot() -> str:
+    """A name for this machine since it was started; containers share it with their host, as they share its locks."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()[:8]
+    except OSError:
+        return platform.node()
 
 
 @contextmanager
