@@ -514,10 +514,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("verified_bytes", [0, storage.VERIFIED_BYTES], ids=["large", "small"])
+@pytest.mark.parametrize("checked_bytes", [0, storage.CHECKED_BYTES], ids=["large", "small"])
 @pytest.mark.parametrize("name", DAMAGES)
-def test_check_finds_damage(name: str, verified_bytes: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "VERIFIED_BYTES", verified_bytes)
+def test_check_finds_damage(name: str, checked_bytes: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "CHECKED_BYTES", checked_bytes)
     damage, message = DAMAGES[name]
     assert "No damage found" in succeed("check", folder)
     damage(folder)
@@ -525,10 +525,10 @@ def test_check_finds_damage(name: str, verified_bytes: int, folder: Path, monkey
 
 
 def test_check_finds_what_loading_a_large_index_does_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "VERIFIED_BYTES", 0)
-    flip(folder / ARRAYS_FILE, -1)
+    monkeypatch.setattr(storage, "CHECKED_BYTES", 0)
+    plant(folder)
     succeed("show", folder)
-    assert "was altered" in fail("check", folder)
+    assert "items are numbered from 0 on" in fail("check", folder)
 
 
 def test_check_says_what_it_checked(folder: Path) -> None:
@@ -595,9 +595,9 @@ def test_push_leaves_what_is_not_asked_for_to_the_hub(folder: Path, monkeypatch:
 
 def test_push_verifies_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda **_: pytest.fail("asked the Hub"))
-    monkeypatch.setattr(storage, "VERIFIED_BYTES", 0)
-    flip(folder / ARRAYS_FILE, -1)
-    assert "was altered" in fail("push", folder, "me/catalogue")
+    monkeypatch.setattr(storage, "CHECKED_BYTES", 0)
+    plant(folder)
+    assert "items are numbered from 0 on" in fail("push", folder, "me/catalogue")
 
 
 @pytest.mark.parametrize("kind", ["HTTPError", "OfflineModeIsEnabled", "HFValidationError", "LocalTokenNotFoundError"])

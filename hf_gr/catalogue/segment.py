@@ -90,8 +90,8 @@ class Segment:
             arrays |= {f"item_ids.{name}": array for name, array in ids.items() if array is not None}
         return arrays
 
-    def check(self) -> None:
-        """Check, by reading all of it, that the arrays form a segment.
+    def check(self, eos_token_id: int | None) -> None:
+        """Check, by reading all of it, that the arrays form a segment of a catalogue with this end token.
 
         Raises:
             ValueError: names what does not hold.
@@ -110,6 +110,21 @@ class Segment:
         require((items.positions[items.numbers] == np.arange(len(items))).all(), "items are where their positions say")
         if items.ids is not None:
             items.ids.check()
+        self._check_ends(eos_token_id)
+
+    def _check_ends(self, eos_token_id: int | None) -> None:
+        """Check of a sound trie that sequences end with their end token, or are of one length without any."""
+        trie = self.trie
+        for level in range(1, trie.max_length + 1):
+            tokens = trie.tokens[trie.level_starts[level] : trie.level_starts[level + 1]]
+            is_leaf = np.full(len(tokens), level == trie.max_length)
+            if level < trie.max_length:
+                is_leaf[trie.fanouts[level].childless()] = True
+            if eos_token_id is not None:
+                is_end = tokens == eos_token_id - trie.token_bases[level - 1]
+                require((is_end == is_leaf).all(), f"sequences end with {eos_token_id}, and have no other")
+            elif level < trie.max_length:
+                require(not is_leaf.any(), "without an end token, all sequences have one length")
 
     @cached_property
     def all_alive(self) -> Liveness:

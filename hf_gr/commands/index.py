@@ -212,7 +212,8 @@ def check(
 ) -> None:
     """Verify an index from end to end: digests, structure, and that both files are of one catalogue.
 
-    Reads every byte, which loading does for small indexes only. If something is damaged, names it; exit code 1.
+    Loading compares every byte with its checksum, too, but checks the structure of small indexes only. If something is
+    damaged, names it; exit code 1.
     """
     with _errors_on_one_line("check"):
         from .index_check import check_index, check_vocabulary

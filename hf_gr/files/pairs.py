@@ -63,12 +63,13 @@ def read(
             f"{path} is no safetensors file or is cut short ({error}); hf_gr never unpickles: "
             "download it or save it again"
         ) from error
-    if entry not in metadata:
+    text = metadata.get(entry) if isinstance(metadata, Mapping) else None
+    if not isinstance(text, str):
         raise ValueError(f"{path} holds no {what}, expected what save_pretrained writes: download it or save it again")
-    return _read_text(metadata[entry].encode(), path, what=what, newest=newest), tensors
+    return _read_text(text, path, what=what, newest=newest), tensors
 
 
-def _read_text(text: bytes, path: Path, *, what: str, newest: int) -> dict[str, Any]:
+def _read_text(text: str | bytes, path: Path, *, what: str, newest: int) -> dict[str, Any]:
     """The description that `to_text` wrote, its digest included.
 
     Args:
@@ -83,6 +84,8 @@ def _read_text(text: bytes, path: Path, *, what: str, newest: int) -> dict[str, 
     try:
         description = json.loads(text)
         version = description["format_version"]
+        fields = {name: value for name, value in description.items() if name != "sha256"}
+        is_altered = description.get("sha256") != digest(fields)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is no description of a {what}: download it or save it again") from error
     if isinstance(version, int) and version > newest:
@@ -90,8 +93,7 @@ def _read_text(text: bytes, path: Path, *, what: str, newest: int) -> dict[str, 
             f"{path} has format_version {version}, expected at most {newest}: a newer hf_gr wrote it; "
             'pip install -U "hf-gr"'
         )
-    fields = {name: value for name, value in description.items() if name != "sha256"}
-    if description.get("sha256") != digest(fields):
+    if is_altered:
         raise altered(path)
     return description
 
