@@ -151,6 +151,27 @@ def test_step_scores_logits_and_transition_scores_equal_transformers(family: str
     torch.testing.assert_close(mine.sum(1) / index.max_length, ours.sequences_scores, atol=SCORE_TOL, rtol=0)
 
 
+@pytest.mark.parametrize("num_beams", [1, 5])
+@pytest.mark.parametrize("family", ["qwen3", "t5"])
+def test_transition_scores_of_a_model_without_a_token_to_fill_with(family: str, num_beams: int) -> None:
+    """Its shorter sequences are filled with -1, which is no place among the scores."""
+    model = enable(build(family, config={"pad_token_id": None, "eos_token_id": None}))
+    index = ConstraintIndex.from_sequences([[5], [6], [7, 8, 9], [10, 8], [5, 7]], eos_token_id=EOS)
+    options: dict[str, Any] = {"num_beams": num_beams, "num_return_sequences": num_beams, "output_scores": True}
+    if model.config.is_encoder_decoder:
+        options["decoder_start_token_id"] = 0
+    out = model.generate(**prompts(4, 9), constraint_index=index, return_dict_in_generate=True, **options)
+    scores = model.compute_transition_scores(out.sequences, out.scores, getattr(out, "beam_indices", None))
+    filling = out.sequences[:, -scores.shape[1] :] < 0
+    assert filling.any()
+    assert not filling[:, 0].any()
+    assert (scores[filling] == 0).all()
+    assert torch.isfinite(scores).all()
+    if num_beams > 1:
+        lengths = (~filling).sum(1)
+        torch.testing.assert_close(scores.sum(1) / lengths, out.sequences_scores, atol=SCORE_TOL, rtol=0)
+
+
 @pytest.mark.parametrize("family", [*DECODERS, "bloom", "bart", "t5"])
 def test_eager_attention_equals_transformers(family: str) -> None:
     model = build(family, attn_implementation="eager")

@@ -166,6 +166,18 @@ class GRGenerationMixin(Overrides, GenerationMixin):
         """
         return add_draft_head(self, codebooks, **options)
 
+    def compute_transition_scores(self: Any, sequences: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """transformers' own, and 0 where a sequence has ended and the model has no token to fill it with.
+
+        Args:
+            sequences: of `generate`; -1 is no token.
+            args: as in transformers.
+            kwargs: as in transformers.
+        """
+        super_: Any = super()
+        scores: Tensor = super_.compute_transition_scores(sequences.clamp(min=0), *args, **kwargs)
+        return scores.masked_fill(sequences[:, sequences.shape[1] - scores.shape[1] :] < 0, 0)
+
     def save_pretrained(
         self: Any,
         save_directory: str | Path,
