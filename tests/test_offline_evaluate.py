@@ -26,6 +26,7 @@ from typer.testing import CliRunner
 from hf_gr import ConstraintIndex, evaluate, recommend
 from hf_gr.commands import app as cli
 from hf_gr.files.tables import Format
+from hf_gr.generation.torch.mixin import GRGenerationMixin
 from hf_gr.offline.metrics import RankingTotals
 from hf_gr.offline.options import options_for
 from hf_gr.offline.settings import Settings
@@ -195,6 +196,27 @@ def test_users_that_are_skipped_count_nowhere(tmp_path: Path, case: Case) -> Non
 def test_arguments_of_evaluate_are_checked(case: Case, users: Path, options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         evaluate(case.model, users, **({"constraint_index": case.index, "history": "seen"} | options))
+
+
+def test_no_more_beams_are_searched_than_there_are_sequences(
+    case: Case, users: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """99,999 beams without the catalogue took 40 GB; those beyond the sequences find nothing."""
+    asked: set[int] = set()
+    generate = GRGenerationMixin.generate
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        asked.add(options["num_beams"])
+        return generate(*arguments, **options)
+
+    index = ConstraintIndex.from_pretrained(case.index)
+    monkeypatch.setattr(GRGenerationMixin, "generate", counted)
+    options = {"constraint_index": index, "history": "seen", "cutoffs": [4], "sampled_users": 1}
+    found = evaluate(case.model, users, num_beams=[4, len(index), 99_999, 100_000], **options)
+    assert [result.num_beams for result in found.results] == [4, len(index)]
+    assert asked == {4, len(index)}
+    wide = run(case, users, tmp_path / "wide.parquet", num_beams=99_999)
+    assert read(wide.output) == read(run(case, users, tmp_path / "all.parquet", num_beams=len(index)).output)
 
 
 # The commands

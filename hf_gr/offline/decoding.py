@@ -23,6 +23,11 @@ from .prompts import Request
 MOST_VIEWS = 64  # filters kept for later rows: most tables have few distinct ones
 
 
+def useful_beams(num_beams: int, index: ConstraintIndex, top_k: int) -> int:
+    """The beams of a search that can differ: more than the catalogue has sequences find nothing, but take memory."""
+    return min(num_beams, max(len(index), top_k, 2))
+
+
 @dataclass(frozen=True)
 class Answer:
     """The answer to one request, best first: `[k]` items and their scores, k at most `top_k`.

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from .decoding import useful_beams
 from .job import Job, make_job
 from .loading import input_device
 from .measures import count_rows, time_users
@@ -33,7 +34,7 @@ class BeamResult:
     """The results for one number of beams.
 
     Attributes:
-        num_beams: of the search.
+        num_beams: of the search; at most as many as the catalogue has sequences, since more find nothing.
         num_users: users that were evaluated.
         num_skipped: rows that could not be answered; they count nowhere.
         metrics: by name, over all users: see `RankingTotals`.
@@ -116,6 +117,8 @@ def evaluate(model: Any, users: Paths, **options: Any) -> Evaluation:
     every = [replace(given, num_beams=width).checked() for width in beams]
     processes = Processes()
     job, table = make_job(model, users, every[0], processes)
+    widths = [one.num_beams or job.decoder.num_beams for one in every]
+    widths = dict.fromkeys(useful_beams(width, job.decoder.index, given.top_k) for width in widths)
     new_items = None if given.new_items is None else frozenset(given.new_items)
     folder = Path(
         processes.by_main(
@@ -124,10 +127,7 @@ def evaluate(model: Any, users: Paths, **options: Any) -> Evaluation:
         )
     )
     try:
-        results = [
-            _evaluate_beams(job, table, one.num_beams or job.decoder.num_beams, folder, processes, cutoffs, new_items)
-            for one in every
-        ]
+        results = [_evaluate_beams(job, table, width, folder, processes, cutoffs, new_items) for width in widths]
     finally:
         if processes.is_main:
             shutil.rmtree(folder, ignore_errors=True)

@@ -20,7 +20,7 @@ from hf_gr.generation.configuration import GRGenerationConfig
 from hf_gr.generation.torch.fingerprints import fingerprint_model
 from hf_gr.generation.torch.models import embeddings_of
 
-from .decoding import Decoder
+from .decoding import Decoder, useful_beams
 from .loading import (
     fingerprint_tokenizer,
     load_draft_model,
@@ -148,7 +148,7 @@ def make_job(model: Any, users: Paths, settings: Settings, processes: Processes)
         model,
         index,
         top_k=settings.top_k,
-        num_beams=settings.num_beams or _default_beams(model, settings),
+        num_beams=useful_beams(settings.num_beams or _default_beams(model, settings), index, settings.top_k),
         token_budget=settings.token_budget,
         options=settings.options,
     )
