@@ -722,6 +722,11 @@ def put(name: str, tensor: Any) -> Any:
         (put("transitions.1.bias_hh", torch.zeros(32).long()), {}, r"transitions.1.bias_hh is torch.int64"),
         (put("codebook_0", torch.tensor([3, 3])), {}, r"codebooks have \(1, 3, 2\) distinct tokens"),
         (put("codebook_0", torch.tensor([3, -4])), {}, r"token below 0"),
+        *[
+            (put("logit_heads.1.weight", torch.full((3, 32), value)), {}, r"logit_heads.1.weight has NaN or infinity")
+            for value in (torch.nan, torch.inf, -torch.inf)
+        ],
+        (put("placeholder_embeddings", torch.full((3, 32), torch.nan)), {}, "placeholder_embeddings has NaN"),
         (
             put("placeholder_embeddings", torch.zeros(2, 32)),
             {},

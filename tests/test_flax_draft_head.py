@@ -231,6 +231,10 @@ def test_damaged_and_foreign_heads_are_refused(folder: Path, tmp_path: Path) -> 
         head_files.save(NUMPY, tmp_path, new_head(3).config.to_dict(), changed)
         with pytest.raises(ValueError, match=f"{name} is {np.dtype(kind)} of shape"):
             DraftHead.from_pretrained(tmp_path)
+    changed = tensors | {"logit_heads.0.weight": tensors["logit_heads.0.weight"] * np.nan}
+    head_files.save(NUMPY, tmp_path, new_head(3).config.to_dict(), changed)
+    with pytest.raises(ValueError, match="logit_heads.0.weight has NaN or infinity"):
+        DraftHead.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize(

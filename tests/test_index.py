@@ -560,6 +560,17 @@ def edit(**fields: Any) -> Callable[[bytes], bytes]:
     return lambda data: json.dumps(json.loads(data) | fields, indent=2).encode()
 
 
+def with_metadata(value: Any) -> Callable[[bytes], bytes]:
+    """Other metadata in the header of a safetensors; safetensors itself writes texts only."""
+
+    def damage(data: bytes) -> bytes:
+        length = int.from_bytes(data[:8], "little")
+        header = json.dumps(json.loads(data[8 : 8 + length]) | {"__metadata__": value}).encode()
+        return len(header).to_bytes(8, "little") + header + data[8 + length :]
+
+    return damage
+
+
 def other_tensors(data: bytes) -> bytes:
     return safetensors.numpy.save({"weight": np.zeros(3)})
 
@@ -589,6 +600,21 @@ DAMAGES = [
     ],
     pytest.param(ARRAYS_FILE, lambda data: data + b"\0", "no safetensors file", id="a byte too many"),
     pytest.param(ARRAYS_FILE, other_tensors, "holds no constraint index", id="another safetensors"),
+    *[
+        pytest.param(
+            ARRAYS_FILE, with_metadata(value), "holds no constraint index, expected|no safetensors file", id=f"{value}"
+        )
+        for value in (
+            None,
+            7,
+            "constraint_index",
+            ["constraint_index"],
+            {"constraint_index": {}},
+            {"constraint_index": 7},
+        )
+    ],
+    pytest.param(ARRAYS_FILE, with_metadata({"constraint_index": "\ud800"}), "is no description", id="surrogate"),
+    pytest.param(ARRAYS_FILE, with_metadata({"constraint_index": "[" * 9999}), "is no description", id="deep text"),
     pytest.param(ARRAYS_FILE, relabel, "was altered after it was saved", id="other arrays"),
     pytest.param(JSON_FILE, lambda data: b"", "is no description of a constraint index", id="empty json"),
     pytest.param(JSON_FILE, lambda data: data[:-5], "is no description of a constraint index", id="cut json"),

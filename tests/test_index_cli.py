@@ -373,8 +373,11 @@ def test_endings_are_read_in_capitals_and_behind_those_of_compression() -> None:
         ("empty.npy", [], "empty.npy is no .npy file or is cut short"),
         ("cut.npy", [], "cut.npy is no .npy file or is cut short"),
         ("pickle.npy", [], "pickle.npy is no .npy file or is cut short"),
+        ("header.npy", [], "header.npy is no .npy file or is cut short"),
+        ("archive.npy", [], "archive.npy is no .npy file or is cut short"),
         ("notes", [], "has no known ending, expected one of .parquet, .csv"),
         (".", [], "has files of csv and json and npy, expected one of"),
+        ("items.csv", ["--sequence", "x", "--sequence", "x"], "names a column twice"),
         (".", ["--format", "npy"], "expected one file of npy: only tables have several"),
     ],
 )
@@ -389,6 +392,9 @@ def test_what_cannot_be_built_is_refused(file: str, arguments: list[Any], messag
     np.save(inputs / "rows.npy", np.zeros((2, 2)))
     (inputs / "cut.npy").write_bytes((inputs / "rows.npy").read_bytes()[:-8])
     np.save(inputs / "pickle.npy", np.array([[{}]], dtype=object))
+    (inputs / "header.npy").write_bytes((inputs / "rows.npy").read_bytes().replace(b"(2, 2)", b"(2, 2 "))
+    np.savez(inputs / "archive.npz", rows=np.zeros((2, 2)))
+    (inputs / "archive.npz").rename(inputs / "archive.npy")
     assert message in fail("build", inputs / file, *arguments, "--output", tmp_path / "built")
     assert not (tmp_path / "built").exists()
 

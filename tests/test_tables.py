@@ -291,6 +291,14 @@ def test_json_that_other_programs_write(tmp_path: Path) -> None:
     assert read_table([long, path], format="jsonl", item_id=None).sequences[0, 0] == 5
 
 
+@pytest.mark.parametrize("name", ["a.parquet", "a.csv", "a.jsonl"])
+def test_an_item_of_one_token_may_have_it_as_its_id(name: str, tmp_path: Path) -> None:
+    path = write_table(tmp_path / name, [[5, 7], [6], [5, 8]], None, levels=2)
+    table = read_table(path, format=name[2:], sequence=LEVELS[:2], item_id="c0")
+    assert table.sequences.tolist() == [[5, 7], [6, -1], [5, 8]]
+    assert np.asarray(table.item_ids).tolist() == [5, 6, 5]
+
+
 def table_of(**columns: Any) -> Any:
     return pa.table({"sequence": [[5, 7], [6, 8]], "item_id": [1, 2]} | columns)
 
@@ -320,6 +328,8 @@ BAD = [
         {"sequence": ["a"], "item_id": None},
         "has 2 columns 'a', expected one",
     ),
+    ("a.parquet", table_of(), {"sequence": ["c0", "c0"]}, r"sequence=\['c0', 'c0'\] names a column twice"),
+    ("a.csv", "a,b,a\n1,2,3\n", {"sequence": ["a", "b"], "item_id": None}, "has 2 columns 'a', expected one"),
     (
         "a.parquet",
         table_of(sequence=["5 7", "6"]),

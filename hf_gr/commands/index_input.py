@@ -152,11 +152,19 @@ def _load_array(path: Path) -> np.ndarray[Any, Any]:
     import numpy as np
 
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:  # NumPy's own message suggests unpickling
-        raise ValueError(
-            f"{path} is no .npy file or is cut short, expected integers of np.save: write it again"
-        ) from error
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError:
+        raise
+    except Exception as error:  # a header is Python, which fails in many ways; NumPy's own message suggests unpickling
+        raise _no_array(path) from error
+    if not isinstance(array, np.ndarray):  # an archive of several
+        array.close()
+        raise _no_array(path)
+    return array
+
+
+def _no_array(path: Path) -> ValueError:
+    return ValueError(f"{path} is no .npy file or is cut short, expected integers of np.save: write it again")
 
 
 def _load_tokenizer(name: str) -> Any:

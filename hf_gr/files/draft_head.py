@@ -41,6 +41,7 @@ class Framework:
         save_file: safetensors' own; takes tensors by name.
         type_name: PyTorch's name of a tensor's type: the format was defined there.
         to_bytes: the bytes of a contiguous tensor.
+        is_finite: whether a tensor has neither NaN nor infinity.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Framework:
     save_file: Callable[..., None]
     type_name: Callable[[Tensor], str]
     to_bytes: Callable[[Tensor], bytes]
+    is_finite: Callable[[Tensor], bool]
 
 
 def save(
@@ -115,10 +117,13 @@ def load_head(
     """Let a backend build a head from the config, the tensors and the placeholders' embeddings (None if unknown).
 
     Raises:
-        ValueError: as `load`; or the config or the tensors are not those of a head.
+        ValueError: as `load`; or the config or the tensors are not those of a head that can rank anything.
     """
     description, tensors = load(framework, directory)
     try:
+        for name, tensor in tensors.items():
+            if not framework.is_finite(tensor):
+                raise ValueError(f"{name} has NaN or infinity, as after a training that diverged")
         config = DraftHeadConfig(**{field.name: description[field.name] for field in fields(DraftHeadConfig)})
         rows = tensors.pop(PLACEHOLDERS, None)
         if rows is not None and (rows.ndim != 2 or len(rows) != config.num_placeholders):

@@ -142,10 +142,13 @@ class _Wanted:
     def __post_init__(self) -> None:
         if not self.sequence:
             raise ValueError("sequence=[] names no column, expected one or more: name the columns of the levels")
+        if len(set(self.sequence)) < len(self.sequence):
+            raise ValueError(f"sequence={list(self.sequence)} names a column twice, expected one for each level")
 
     @property
     def names(self) -> list[str]:
-        return [*self.sequence] if self.item_id is None else [*self.sequence, self.item_id]
+        """The columns, each once: an item of one token may have it as its id."""
+        return list(dict.fromkeys(self.sequence if self.item_id is None else (*self.sequence, self.item_id)))
 
     def check(self, file: Path, names: Sequence[str], there: Sequence[str]) -> None:
         """Raise unless a file has each of these names exactly once."""
@@ -404,13 +407,10 @@ def read_csv(file: Path, wanted: Columns, delimiter: str | None) -> Batches:
         null_values=[""],
         strings_can_be_null=True,
     )
+    with open_file(file) as (_, stream):  # first: of two columns with one name pyarrow takes one, and says nothing
+        wanted.check(file, wanted.names, pyarrow.csv.open_csv(stream, read, parse_options=parse).schema.names)
     with open_file(file) as (raw, stream):
-        try:
-            reader = pyarrow.csv.open_csv(stream, read, parse_options=parse, convert_options=convert)
-        except KeyError:
-            with open_file(file) as (_, again):
-                wanted.check(file, wanted.names, pyarrow.csv.open_csv(again, parse_options=parse).schema.names)
-            raise
+        reader = pyarrow.csv.open_csv(stream, read, parse_options=parse, convert_options=convert)
         for columns in reader:
             yield columns, raw.tell()
 
@@ -445,7 +445,7 @@ def _json_schema(file: Path, number: int, line: bytes, wanted: _Wanted) -> pa.Sc
         types[wanted.sequence[0]] = pa.list_(pa.int64())
     first = read_object(file, number, line, pa.schema(types))
     # The first line may have a short sequence, and lack the keys of deeper levels.
-    wanted.check(file, [wanted.sequence[0], *wanted.names[len(wanted.sequence) :]], list(first))
+    wanted.check(file, [wanted.sequence[0], *([] if wanted.item_id is None else [wanted.item_id])], list(first))
     if wanted.item_id is not None and isinstance(first[wanted.item_id], str):
         types[wanted.item_id] = pa.string()
     return pa.schema(types)

@@ -49,6 +49,7 @@ NUMPY = head_files.Framework(
     save_file=safetensors.numpy.save_file,
     type_name=lambda array: f"torch.{array.dtype}",
     to_bytes=lambda array: array.tobytes(),
+    is_finite=lambda array: bool(np.isfinite(array).all()),
 )
 
 

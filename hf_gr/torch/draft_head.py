@@ -41,6 +41,7 @@ TORCH = head_files.Framework(
     save_file=safetensors.torch.save_file,
     type_name=lambda tensor: str(tensor.dtype),
     to_bytes=lambda tensor: tensor.view(torch.uint8).numpy().tobytes(),
+    is_finite=lambda tensor: bool(tensor.isfinite().all()),
 )
 
 
