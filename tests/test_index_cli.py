@@ -439,6 +439,38 @@ def test_a_path_is_printed_as_it_is(tmp_path: Path) -> None:
     assert f"{name}\n" in succeed("show", name)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["\x1b[2J"], 2),
+        (["--\x1b[2J"], 2),
+        (["show", "\x1b[2J"], 1),
+        (["show", "--plot", ".", "\x1b[2J"], 2),
+        (["build", "\x1b[2J", "--output", "built"], 2),
+        (["build", __file__, "--output", "built", "--format", "\x1b[2J"], 2),
+        (["build", __file__, "--output", f"{__file__}/\x1b[2J\x9b"], 1),
+    ],
+)
+def test_an_argument_does_not_control_the_terminal(arguments: list[str], code: int) -> None:
+    result = run(*arguments)
+    assert result.exit_code == code
+    assert not {"\x1b", "\x9b"} & set(result.output)
+    assert "\\x1b" in result.stderr or "--plot" in result.stderr
+
+
+def test_a_path_does_not_control_the_terminal(tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", np.array(ROWS))
+    name = tmp_path / "\x1b[2Ja\x9b"
+    shown = str(name).replace("\x1b", "\\x1b").replace("\x9b", "\\x9b")
+    for printed in (
+        succeed("build", tmp_path / "rows.npy", "-o", name),
+        succeed("show", name),
+        succeed("check", name),
+    ):
+        assert shown in printed
+        assert not {"\x1b", "\x9b"} & set(printed)
+
+
 # check
 
 

@@ -407,6 +407,25 @@ def test_evaluate_prints_and_writes_and_draws(tmp_path: Path, case: Case, users:
     assert (wrong.exit_code, wrong.stderr) == (1, "hf-gr evaluate: --num-beams 'x', expected integers such as 5,10\n")
 
 
+def test_names_in_a_table_do_not_control_the_terminal(tmp_path: Path, case: Case, users: Path) -> None:
+    table = pq.read_table(users)
+    names = pa.array(["\x1b[2Jfr" if name == "fr" else "a [red]b\x9b1m" for name in table["country"].to_pylist()])
+    table = table.set_column(table.schema.get_field_index("country"), "\x1b[31mof", names)
+    path = tmp_path / "users\x1b[1m.parquet"
+    pq.write_table(table, path)
+    where = ["--model", case.model, "--index", case.index, "--input", path, "--history", "seen", "--num-beams", 5]
+    options = ["--group", "\x1b[31mof", "--cutoffs", "5", "--sampled-users", 0]
+    done = command("evaluate", *where, *options)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "group \\x1b[2Jfr" in done.stdout
+    assert "group a [red]b\\x9b1m" in done.stdout
+    wrong = command("evaluate", *where, "--cutoffs", "5", "--target", "\x1b[31m\x1b")
+    assert wrong.exit_code == 1
+    assert "users\\x1b[1m.parquet has no column" in wrong.stderr
+    for text in (done.output, wrong.output):
+        assert not {"\x1b", "\x9b"} & set(text)
+
+
 def test_names_of_items_may_look_like_numbers(tmp_path: Path) -> None:
     case = make_case(tmp_path, strings=True)
     index = ConstraintIndex.from_pretrained(case.index)

@@ -87,13 +87,15 @@ def demo(
     _require("hf-gr demo", "demo", DEMO_PACKAGES)
     from hf_gr.demo.run import DemoSettings, run_demo
 
+    from .text import fail
+
     make_settings = DemoSettings.fast if fast else DemoSettings
     try:
         run_demo(make_settings(num_shown=users, seed=seed), output_dir=output_dir, retrain=retrain)
     except OSError as error:
-        _fail(f"hf-gr demo: {error}. It writes to one folder: choose another with --output-dir.")
+        raise fail("hf-gr demo", f"{error}. It writes to one folder: choose another with --output-dir.") from error
     except RuntimeError as error:
-        _fail(f"hf-gr demo: {error}")
+        raise fail("hf-gr demo", error) from error
 
 
 def _version(

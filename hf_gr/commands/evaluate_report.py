@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+
+from .text import shown
 
 if TYPE_CHECKING:
     from hf_gr.offline.evaluation import BeamResult, Evaluation
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 def print_evaluation(found: Evaluation, *, title: str) -> None:
     """A column for every number of beams: all users, then groups and new items."""
     console = Console()
-    console.print(f"[bold]{escape(title)}[/], {escape(found.hardware)}", soft_wrap=True)
+    console.print(f"[bold]{shown(title)}[/], {shown(found.hardware)}", soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("beams")
     for result in found.results:
@@ -58,10 +59,10 @@ def _parts_table(found: Evaluation, parts: dict[str, str]) -> Table:
     for name in ("beams", "users", *names):
         table.add_column(name, justify="right")
     for result in found.results:
-        rows = {escape(shown): result.groups[name] for shown, name in parts.items()}
+        rows = {shown(part): result.groups[name] for part, name in parts.items()}
         rows |= {"target is new": result.new_items} if result.new_items else {}
-        for number, (shown, values) in enumerate(rows.items(), start=1):
+        for number, (part, values) in enumerate(rows.items(), start=1):
             cells = [f"{values[name]:.4f}" if name in values else "-" for name in names]
             size = f"{int(values['num_users']):,}"
-            table.add_row(shown, str(result.num_beams), size, *cells, end_section=number == len(rows))
+            table.add_row(part, str(result.num_beams), size, *cells, end_section=number == len(rows))
     return table

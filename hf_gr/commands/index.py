@@ -18,6 +18,7 @@ from typing import Annotated
 import typer
 
 from .index_input import Format, Input
+from .text import fail
 
 IndexArgument = Annotated[
     str, typer.Argument(metavar="INDEX", help="A folder with an index, or a repository id of the Hub.")
@@ -280,6 +281,4 @@ def _errors_on_one_line(command: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, ImportError) as error:
-        message = " ".join(str(error).split())  # the Hub and transformers write several lines
-        typer.echo(f"hf-gr index {command}: {message}", err=True)
-        raise typer.Exit(1) from error
+        raise fail(f"hf-gr index {command}", error) from error

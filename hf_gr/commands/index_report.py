@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+
+from .text import shown
 
 if TYPE_CHECKING:
     from hf_gr.catalogue import ConstraintIndex
@@ -36,7 +37,7 @@ def print_built(index: ConstraintIndex, folder: Path, seconds: float) -> None:
         f"Built in {seconds:.1f} s: [bold]{index.num_items:,} items[/], {len(index):,} sequences of up to "
         f"{index.max_length} tokens, {memory}."
     )
-    console.print(f"Saved to {escape(str(folder))}", soft_wrap=True)
+    console.print(f"Saved to {shown(str(folder))}", soft_wrap=True)
     steps = {
         f"hf-gr index show {name}": "its levels, collisions and memory",
         f"hf-gr index push {name} REPO_ID": "put it on the Hub",
@@ -45,13 +46,13 @@ def print_built(index: ConstraintIndex, folder: Path, seconds: float) -> None:
     width = max(map(len, steps))
     console.print("\nWhat next:")
     for command, purpose in steps.items():
-        console.print(f"  {escape(command.ljust(width))}  [dim]{purpose}[/]", soft_wrap=True)  # to be copied whole
+        console.print(f"  {shown(command.ljust(width))}  [dim]{purpose}[/]", soft_wrap=True)  # to be copied whole
 
 
 def print_summary(summary: Summary, name: str) -> None:
     """Print the levels as a table, and the whole catalogue below."""
     console = _console()
-    console.print(f"[bold]{escape(name)}[/]", soft_wrap=True)
+    console.print(f"[bold]{shown(name)}[/]", soft_wrap=True)
     console.print(_level_table(summary.levels, is_narrow=console.width < WIDE))
     console.print(LEGEND)
     console.print(_pairs(_facts(summary)))
@@ -59,13 +60,13 @@ def print_summary(summary: Summary, name: str) -> None:
 
 def print_plotted(path: Path) -> None:
     """Print where the plot is; on stderr, since stdout may be one JSON object."""
-    _console(stderr=True).print(f"Plot: {escape(str(path))}", soft_wrap=True)
+    _console(stderr=True).print(f"Plot: {shown(str(path))}", soft_wrap=True)
 
 
 def print_checked(name: str, checked: Sequence[tuple[str, str]]) -> None:
     """Print that nothing is damaged, and what was checked."""
     console = _console()
-    console.print(f"[bold green]No damage found[/] in {escape(name)}. Checked:", soft_wrap=True)
+    console.print(f"[bold green]No damage found[/] in {shown(name)}. Checked:", soft_wrap=True)
     console.print(_pairs(checked))
 
 
@@ -153,7 +154,7 @@ def _pairs(rows: Sequence[tuple[str, str]]) -> Table:
     grid.add_column(no_wrap=True, style="bold")
     grid.add_column()
     for name, text in rows:
-        grid.add_row(escape(name), escape(text))
+        grid.add_row(shown(name), shown(text))
     return grid
 
 

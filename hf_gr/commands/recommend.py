@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from .flags import command, to_arguments
+from .text import fail
 
 SKIPPED = 3  # the exit code of a run that finished with skipped rows; 2 is typer's for wrong options
 
@@ -71,22 +72,21 @@ def errors_on_one_line(command: str) -> Iterator[None]:
     """End the program with one line for errors that a user can fix; others keep their traceback to report."""
     import torch
 
+    what = f"hf-gr {command}"
     try:
         yield
     except KeyboardInterrupt as error:
-        typer.echo(f"hf-gr {command}: interrupted; what is finished is kept: repeat the run", err=True)
-        raise typer.Exit(130) from error
+        raise fail(what, "interrupted; what is finished is kept: repeat the run", code=130) from error
     except torch.OutOfMemoryError as error:
-        typer.echo(
-            f"hf-gr {command}: the device has no memory for a batch ({' '.join(str(error).split())[:200]}): what is "
-            "finished is kept; repeat the run with a smaller --token-budget",
-            err=True,
-        )
-        raise typer.Exit(1) from error
+        reason = " ".join(str(error).split())[:200]
+        raise fail(
+            what,
+            f"the device has no memory for a batch ({reason}): what is finished is kept; repeat the run with a "
+            "smaller --token-budget",
+        ) from error
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         if type(error) is RuntimeError and not str(error).startswith(
             ("another process", "the first process", "process ")
         ):
             raise
-        typer.echo(f"hf-gr {command}: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(1) from error
+        raise fail(what, error) from error

@@ -7,7 +7,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.markup import escape
+
+from .text import shown
 
 if TYPE_CHECKING:
     from hf_gr.offline.run import Recommended
@@ -24,4 +25,4 @@ def print_recommended(made: Recommended, seconds: float) -> None:
         console.print(f"{made.num_resumed:,} windows were finished by an earlier run.")
     if made.num_skipped:
         console.print(f"[yellow]{made.num_skipped:,} rows were skipped[/]: column error says why.")
-    console.print(f"Saved to {escape(str(made.output))}", soft_wrap=True)
+    console.print(f"Saved to {shown(str(made.output))}", soft_wrap=True)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
+from .text import printable
+
 
 @contextmanager
 def progress_bar(
@@ -54,7 +56,7 @@ def progress_bar(
     columns = (TextColumn("{task.description}"), BarColumn(), *amount, TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         end = total()
-        task = bar.add_task(escape(title), total=end)
+        task = bar.add_task(escape(printable(title)), total=end)
         if finished is None:
             yield lambda more: bar.advance(task, more)
             return
