@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
+from draws import Batch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -136,6 +138,99 @@ def _forward(model: Any, prompt: list[int], mask: list[int], start: list[int], p
     if "position_ids" in inspect.signature(model.forward).parameters:  # RoBERTa's own would not begin with 0
         given["position_ids"] = torch.arange(tokens.shape[1]).expand(tokens.shape)
     return model(**given).logits
+
+
+def check_rows(
+    model: Any,
+    batch: Batch,
+    rows: list[list[int]],
+    scores: list[float] | None,
+    *,
+    processor: Processor | None,
+    is_exact: bool,
+    num_beams: int,
+    renormalize: bool = False,
+    length_penalty: float = 1.0,
+) -> None:
+    """Judge the generated rows of a batch: legal items of their own prompts, with their scores, and the right ones.
+
+    Args:
+        model: of PyTorch, for plain forwards.
+        batch: what was asked.
+        rows: the generated part of the answer, as many rows for every prompt.
+        scores: `sequences_scores`; None if paths do not compete.
+        processor: as in `Request`.
+        is_exact: whether the answer must be that of the slow search; else only legal, with the right scores.
+        num_beams: as in the call.
+        renormalize: as `renormalize_logits` in the call.
+        length_penalty: as in the call.
+    """
+    start = [model.config.decoder_start_token_id] if model.config.is_encoder_decoder else []
+    each, left = divmod(len(rows), len(batch.legal))
+    assert not left
+    for number, legal in enumerate(batch.legal):
+        prompt, mask = (batch.inputs[name][number].tolist() for name in ("input_ids", "attention_mask"))
+        request = Request(model, prompt, mask, start=start, sequences=legal, processor=processor)
+        here = slice(number * each, (number + 1) * each)
+        found = [_read(row, of_row, request, batch.wanted[number]) for row, of_row in batch.items(number, rows[here])]
+        if scores is None:
+            _judge_paths(request, found, is_exact=is_exact)
+        else:
+            how = {"renormalize": renormalize, "length_penalty": length_penalty}
+            _judge_beams(request, found, scores[here], num_beams=num_beams, is_exact=is_exact, **how)
+
+
+def _read(row: list[int], items: list[Any], request: Request, wanted: set[Any]) -> tuple[int, ...] | None:
+    """The sequence that a row begins with; None for a row of padding."""
+    beginnings = (tuple(row[:length]) for length in range(1, len(row) + 1))
+    sequence = next((beginning for beginning in beginnings if beginning in request.legal), None)
+    assert (sequence is None) == (not items), f"row {row} has items {items}"
+    assert set(items) <= wanted
+    if sequence is not None:
+        assert len(set(row[len(sequence) :])) <= 1, f"row {row} goes on after its end"
+    return sequence
+
+
+def _judge_paths(request: Request, found: list[tuple[int, ...] | None], *, is_exact: bool) -> None:
+    """Paths that do not compete stand in no order."""
+    there = [sequence for sequence in found if sequence is not None]
+    assert all(request.is_greedy(one) if is_exact else request.is_possible(one) for one in there), found
+    if request.processor is None:  # nothing ends a path early
+        assert len(there) == (len(found) if request.sequences else 0)
+
+
+def _judge_beams(
+    request: Request,
+    found: list[tuple[int, ...] | None],
+    scores: list[float],
+    *,
+    num_beams: int,
+    is_exact: bool,
+    renormalize: bool,
+    length_penalty: float,
+) -> None:
+    there = [sequence for sequence in found if sequence is not None]
+    assert found[: len(there)] == there, "missing rows come last"
+    assert len(set(there)) == len(there), "a sequence twice"
+    assert not np.isnan(scores).any(), scores
+    assert all(score == -np.inf for score in scores[len(there) :]), scores
+    assert all(left >= right for left, right in pairwise(scores)), scores
+    how = {"renormalize": renormalize, "length_penalty": length_penalty}
+    for sequence, score in zip(there, scores, strict=False):
+        expected = request.score(sequence, **how)
+        assert is_close(score, expected, scale=len(sequence) ** -length_penalty), (sequence, score, expected)
+    if not is_exact:
+        return
+    best = request.beams(num_beams, **how)[: len(found)]
+    same = len(there) == len(best) and all(
+        is_close(score, value, scale=len(sequence) ** -length_penalty)
+        for score, (sequence, value) in zip(scores, best, strict=False)
+    )
+    # Where two candidates are as good as equal, rounding decides which one goes on.
+    others = (request.beams(num_beams, noise=noise, **how)[: len(found)] for noise in range(20))
+    assert same or any([one for one, _ in other] == there for other in others), (
+        f"found {list(zip(there, scores, strict=False))}, expected {best}"
+    )
 
 
 def is_close(found: float, expected: float, *, scale: float) -> bool:

@@ -91,7 +91,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 @pytest.fixture
-def fuzz(request: pytest.FixtureRequest, record_property: Any) -> Iterator[Fuzz]:
+def fuzz(request: pytest.FixtureRequest) -> Fuzz:
     config = request.config
     fuzzers = [item for item in request.session.items if "fuzz" in getattr(item, "fixturenames", ())]
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
@@ -103,15 +103,16 @@ def fuzz(request: pytest.FixtureRequest, record_property: Any) -> Iterator[Fuzz]
         only=config.getoption("--fuzz-case", None),
     )
     request.node.stash[MADE] = made
-    yield made
-    record_property("fuzz", dict(made.totals))
+    return made
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """A failing case says how to repeat it."""
-    report: Any = yield
+    """Totals go with the report; a failing case says how to repeat it."""
     made = item.stash.get(MADE, None)
+    if made is not None and call.when == "call":
+        item.user_properties.append(("fuzz", dict(made.totals)))
+    report: Any = yield
     if report.failed and made is not None and made.case is not None:
         again = f"pytest {item.nodeid!r} -m slow --fuzz-seed {made.seed} --fuzz-case {made.case.number}"
         report.sections.append(("this case again", again))

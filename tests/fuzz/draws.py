@@ -1,0 +1,156 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Random catalogues with a history of updates, and random batches of prompts with rules. Knows no model.
+
+What is drawn stands beside its slow twin, a list of pairs of a sequence and an item.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from families import EOS, PAD, VOCABULARY
+
+from hf_gr import ConstraintIndex
+
+FIRST = 3  # tokens below are padding and end tokens, which prompts do not contain
+
+
+class Catalogue:
+    """An index and its slow twin, a list of pairs of a sequence and an item.
+
+    Args:
+        rng: the source of all draws.
+        length: tokens of the longest sequence; drawn by default.
+        most: the most items before updates.
+    """
+
+    def __init__(self, rng: np.random.Generator, *, length: int | None = None, most: int = 250) -> None:
+        self.rng = rng
+        self.is_ragged = bool(rng.random() < 0.5)
+        self.length = length or int(rng.integers(1, 6))
+        self.tokens = rng.choice(
+            [token for token in range(VOCABULARY) if not (self.is_ragged and token == EOS)],
+            size=int(rng.choice([1, 2, 3, 6, 20, 40])),
+            replace=False,
+        )
+        self.has_names = bool(rng.random() < 0.3)
+        self.num_items = 0
+        self.pairs = self.new_pairs(min(int(rng.choice([1, 2, 5, 30, 100, 250])), most))
+        sequences, ids = zip(*self.pairs, strict=True)
+        eos = EOS if self.is_ragged else None
+        self.history = [f"index = ConstraintIndex.from_sequences({sequences}, item_ids={ids}, eos_token_id={eos})"]
+        self.index = ConstraintIndex.from_sequences(sequences, item_ids=ids, eos_token_id=eos)
+        for _ in range(int(rng.choice([0, 0, 1, 3]))):
+            self.update()
+
+    @property
+    def ids(self) -> list[Any]:
+        return list(dict.fromkeys(item for _, item in self.pairs))
+
+    def new_pairs(self, number: int) -> list[tuple[list[int], Any]]:
+        made = []
+        for _ in range(number):
+            length = int(self.rng.integers(1, self.length + 1)) if self.is_ragged else self.length
+            item = f"item {self.num_items}" if self.has_names else self.num_items
+            made.append((self.rng.choice(self.tokens, size=length).tolist(), item))
+            self.num_items += 1
+        return made
+
+    def update(self) -> None:
+        kind = self.rng.choice(["add", "remove", "compact"])
+        if kind == "add":
+            new = self.new_pairs(int(self.rng.integers(1, 8)))
+            sequences, ids = zip(*new, strict=True)
+            self.index.add(sequences, ids)
+            self.history.append(f"index.add({sequences}, {ids})")
+            self.pairs += new
+        elif kind == "remove" and len(self.ids) > 1:
+            gone = self.some(int(self.rng.integers(1, len(self.ids))))
+            self.index.remove(gone)
+            self.history.append(f"index.remove({gone})")
+            self.pairs = [pair for pair in self.pairs if pair[1] not in gone]
+        elif kind == "compact":
+            self.index.compact()
+            self.history.append("index.compact()")
+
+    def some(self, number: int) -> list[Any]:
+        ids = self.ids
+        return [ids[place] for place in self.rng.permutation(len(ids))[:number]]
+
+    def legal(self, items: set[Any]) -> list[tuple[int, ...]]:
+        """The sequences of some items, with their end tokens."""
+        end = (EOS,) if self.is_ragged else ()
+        return [(*sequence, *end) for sequence, item in self.pairs if item in items]
+
+
+@dataclass
+class Batch:
+    """Prompts, and what is legal for each."""
+
+    inputs: dict[str, torch.Tensor]
+    index: Any
+    excluded: list[list[Any]] | None
+    legal: list[list[tuple[int, ...]]]
+    wanted: list[set[Any]]
+    history: list[str]
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator, catalogue: Catalogue, sizes: tuple[int, ...] = (1, 2, 3, 5)) -> Batch:
+        """Prompts, some padded, each with a view and exclusions or all of the catalogue."""
+        num_rows, length = int(rng.choice(sizes)), int(rng.integers(1, 12))
+        lengths = rng.integers(1, length + 1, size=num_rows) if rng.random() < 0.5 else np.full(num_rows, length)
+        length = int(lengths.max())
+        prompts = [rng.integers(FIRST, VOCABULARY, size=size).tolist() for size in lengths]
+        inputs = {
+            "input_ids": torch.tensor([[PAD] * (length - len(prompt)) + prompt for prompt in prompts]),
+            "attention_mask": torch.tensor([[0] * (length - size) + [1] * size for size in lengths.tolist()]),
+        }
+        index: Any = catalogue.index
+        wanted = [set(catalogue.ids)] * num_rows
+        history = []
+        if rng.random() < 0.5:
+            kept = [catalogue.some(int(rng.integers(0, len(catalogue.ids) + 1))) for _ in range(num_rows)]
+            kept = [catalogue.ids if rng.random() < 0.3 else some for some in kept]
+            wanted = [set(some) for some in kept]
+            index = [catalogue.index.where(some) for some in kept]
+            history.append(f"index = [index.where(some) for some in {kept}]")
+        excluded = None
+        if rng.random() < 0.4:
+            excluded = [catalogue.some(int(rng.integers(0, len(catalogue.ids) + 1))) for _ in range(num_rows)]
+            wanted = [some - set(gone) for some, gone in zip(wanted, excluded, strict=True)]
+        return cls(
+            inputs,
+            index,
+            excluded,
+            [catalogue.legal(some) for some in wanted],
+            wanted,
+            catalogue.history + history,
+        )
+
+    def items(self, number: int, rows: list[list[int]]) -> list[tuple[list[int], list[Any]]]:
+        """Rows of one prompt with their items, by the call's own view and exclusions."""
+        view = self.index[number] if isinstance(self.index, list) else self.index
+        excluded = None if self.excluded is None else [self.excluded[number]]
+        return list(zip(rows, view.items(rows, exclude_items=excluded), strict=True))
+
+    def reproduction(self, *, model: str, options: dict[str, Any]) -> str:
+        """Lines that make the call again."""
+        inputs = {name: value.tolist() for name, value in self.inputs.items()}
+        how = ", ".join(f"{name}={value!r}" for name, value in {"exclude_items": self.excluded, **options}.items())
+        return "\n".join(
+            [
+                f"model = {model}",
+                *self.history,
+                f"inputs = {{name: torch.tensor(value) for name, value in {inputs}.items()}}",
+                f"model.generate(**inputs, constraint_index=index, {how})",
+            ]
+        )
+
+
+def pick(rng: np.random.Generator, *values: Any) -> Any:
+    """One of the values, whatever their types."""
+    return values[int(rng.integers(len(values)))]
