@@ -84,11 +84,24 @@ ENCODER_DECODERS: dict[str, dict[str, Any]] = {
     "t5": {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4} | SEQ2SEQ,
 }
 FAMILIES = DECODERS | BATCH_DECODERS | ENCODER_DECODERS
+# Encoder-decoders that are in no list of ours. Most start with the end token; padding as the first token would have no
+# position in M2M-100, and would be masked in FSMT.
+STARTS_WITH_EOS = ENCODER_DECODERS["bart"] | {"decoder_start_token_id": EOS}
+TRIED: dict[str, dict[str, Any]] = {
+    "umt5": ENCODER_DECODERS["t5"],
+    "m2m_100": STARTS_WITH_EOS,
+    "fsmt": {name: value for name, value in STARTS_WITH_EOS.items() if name != "vocab_size"}
+    | {"src_vocab_size": VOCABULARY, "tgt_vocab_size": VOCABULARY, "langs": ["en", "de"]},
+    "nllb-moe": STARTS_WITH_EOS | {"num_experts": 4},
+    "mvp": STARTS_WITH_EOS,
+    "led": STARTS_WITH_EOS
+    | {"attention_window": 4, "max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 64},
+}
 
 
 def build(family: str, *, seed: int = 0, config: dict[str, Any] | None = None, **kwargs: Any) -> Any:
     """A new tiny model; `config` overrides fields, keywords go to transformers (`attn_implementation`, `dtype`)."""
-    fields = {**SPECIAL, **FAMILIES.get(family, {}), **(config or {})}
+    fields = {**SPECIAL, **(FAMILIES | TRIED).get(family, {}), **(config or {})}
     torch.manual_seed(seed)
     made = AutoConfig.for_model(family, **fields)
     auto = AutoModelForSeq2SeqLM if made.is_encoder_decoder else AutoModelForCausalLM

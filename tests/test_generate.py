@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import io
 import itertools
 import logging
 import pickle
@@ -45,6 +46,7 @@ from hf_gr import (
 )
 from hf_gr.generation import messages
 from hf_gr.generation.torch import layouts, mixin
+from hf_gr.generation.torch.cross_attention import _hooks, fold_beams, foldable_modules
 from hf_gr.reference import reference_beam_search
 
 SCORE_TOL = 1e-4  # fp32 sums of at most 5 log-probabilities
@@ -414,7 +416,7 @@ def test_the_random_state_is_not_touched_by_greedy_calls() -> None:
 
 @pytest.mark.parametrize(
     ("family", "layout"),
-    [("qwen3", "tree"), ("bloom", "batch"), ("t5", "batch"), ("stablelm", "tree"), ("gpt_neo", "batch")],
+    [("qwen3", "tree"), ("bloom", "batch"), ("t5", "folded"), ("stablelm", "tree"), ("gpt_neo", "batch")],
 )
 def test_layouts(family: str, layout: str) -> None:
     configs = {
@@ -447,6 +449,46 @@ def test_an_unknown_family_that_breaks_the_tree_is_found_out(monkeypatch: pytest
     assert layouts.choose_layout(ignores_positions) != "tree"
 
 
+@pytest.mark.parametrize("family", ["t5", "bart", "umt5", "fsmt"])
+def test_a_call_leaves_nothing_in_the_model(family: str) -> None:
+    model, inputs = enable(build(family)), prompts(2, 7)
+    plain = {**inputs, "decoder_input_ids": inputs["input_ids"]}
+    common = {**inputs, "constraint_index": INDEX, "num_beams": 4, "num_return_sequences": 4}
+    with torch.no_grad():
+        before = model(**plain).logits
+        expected = model.generate(**common)  # tries layouts
+        assert torch.equal(model(**plain).logits, before)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for twin in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        assert torch.equal(twin.generate(**common), expected)
+
+
+def test_a_folded_forward_is_one_threads_own() -> None:
+    model, inputs = enable(build("bart")), prompts(6, 7)
+    plain = {**inputs, "decoder_input_ids": inputs["input_ids"]}
+    with torch.no_grad():
+        before = model(**plain).logits
+        with fold_beams(foldable_modules(model), batch_size=2), ThreadPoolExecutor(1) as other:
+            after = other.submit(torch.no_grad()(lambda: model(**plain).logits)).result()
+    assert torch.equal(after, before)
+    fold, unfold = _hooks(2)
+    with ThreadPoolExecutor(1) as other:  # which PyTorch calls without keywords while this thread adds or removes them
+        assert other.submit(fold, model, ()).result() is None
+        assert other.submit(unfold, model, (), (before,)).result() is None
+
+
+def test_trying_layouts_keeps_the_mode_of_every_module() -> None:
+    model = build("umt5")
+    model.train()
+    model.get_input_embeddings().eval()  # frozen by its owner
+    layouts.choose_layout(model)
+    assert model.training
+    assert not model.get_input_embeddings().training
+
+
 @pytest.mark.parametrize("family", ["t5", "bart"])
 def test_cross_attention_keys_are_stored_once_a_request(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     caches = []
@@ -464,7 +506,7 @@ def test_cross_attention_keys_are_stored_once_a_request(family: str, monkeypatch
     folded = model.generate(**inputs, constraint_index=INDEX, num_beams=5, num_return_sequences=5, **DETAILS)
     assert {layer.keys.shape[0] for layer in caches[0].cross_attention_cache.layers} == {2}
     assert {layer.keys.shape[0] for layer in caches[0].self_attention_cache.layers} == {10}
-    monkeypatch.setattr(layouts, "foldable_modules", lambda *args, **kwargs: [])
+    monkeypatch.setattr(layouts, "foldable_modules", lambda model: [])
     repeated = model.generate(**inputs, constraint_index=INDEX, num_beams=5, num_return_sequences=5, **DETAILS)
     assert folded.sequences.tolist() == repeated.sequences.tolist()
     torch.testing.assert_close(folded.sequences_scores, repeated.sequences_scores, atol=SCORE_TOL, rtol=0)

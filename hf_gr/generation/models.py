@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,18 @@ def start_token(*configs: Any) -> Any:
     """
     start = first_of("decoder_start_token_id", {}, *configs)
     return first_of("bos_token_id", {}, *configs) if start is None else start
+
+
+def special_tokens(*configs: Any) -> set[int]:
+    """The tokens that configs name: padding, end, start, placeholders of images, ...
+
+    Args:
+        configs: generation configs or model configs.
+    """
+    fields = [item for config in configs for item in vars(config).items()]
+    named = [value for name, value in fields if re.search(r"_token_(ids?|index)$", name)]
+    values = [value if isinstance(value, list | tuple) else [value] for value in named]
+    return {token for row in values for token in row if isinstance(token, int) and token >= 0}
 
 
 def position_limit(config: Any, *, of_encoder: bool = False) -> int | None:

@@ -3,7 +3,7 @@
 """Which layout a model takes, and its scorer after a finished prefill. Knows transformers' caches, masks and configs.
 
 Known families are listed, each tested against transformers. Any other model is tried once, on a few tokens, against
-its own plain forward; one that fails both layouts decodes in transformers' loop.
+its own plain forward; one that fails every layout decodes in transformers' loop.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hf_gr.generation.internals import attention_of, has_dynamic_cache
+from hf_gr.generation.models import special_tokens, start_token
 from hf_gr.torch.scorers import BatchScorer, PlainScorer, Scorer, TreeScorer
 from hf_gr.torch.tree import Nodes, to_additive
 
@@ -25,7 +26,8 @@ from .cross_attention import fold_beams, foldable_modules
 from .models import evaluation, layer_types, mask_dtype, takes_argument
 from .prompts import prefill
 
-Layout = Literal["tree", "batch"]
+# "folded" is the batch layout of an encoder-decoder whose beams share the encoder's keys.
+Layout = Literal["tree", "folded", "batch"]
 
 # tests/test_parity.py compares each of them with transformers' own results.
 TREE_FAMILIES = frozenset(
@@ -40,7 +42,7 @@ _CHOSEN: WeakKeyDictionary[Any, dict[tuple[Any, ...], Layout | None]] = WeakKeyD
 
 
 def choose_layout(model: Any) -> Layout | None:
-    """The layout that a model takes; None if it takes neither."""
+    """The layout that a model takes; None if it takes none."""
     chosen = _CHOSEN.setdefault(model, {})
     key = (attention_of(model.config), model.dtype)
     if key not in chosen:
@@ -52,13 +54,14 @@ def _find_layout(model: Any) -> Layout | None:
     config = model.config.get_text_config(decoder=True)
     if not has_dynamic_cache(model):
         return None
-    may_take_tree = _may_take_tree(model, config)
-    if may_take_tree and config.model_type in TREE_FAMILIES:
-        return "tree"
-    if config.model_type in BATCH_FAMILIES:
-        return "batch"
-    candidates: list[Layout] = ["tree", "batch"] if may_take_tree else ["batch"]
-    return next((layout for layout in candidates if _agrees(model, layout)), None)
+    layouts: list[Layout] = ["batch"]
+    if model.config.is_encoder_decoder and foldable_modules(model):
+        layouts.insert(0, "folded")
+    elif _may_take_tree(model, config):
+        layouts.insert(0, "tree")
+    if config.model_type in (TREE_FAMILIES if layouts[0] == "tree" else BATCH_FAMILIES):
+        return layouts[0]
+    return next((layout for layout in layouts if _agrees(model, layout)), None)
 
 
 def make_scorer(
@@ -88,7 +91,8 @@ def make_scorer(
     """
     prompt_logits = outputs.logits[:, -1:]
     if model.config.is_encoder_decoder:
-        return _encoder_decoder_scorer(model, prompt_logits, outputs, model_kwargs)
+        modules = foldable_modules(model) if layout == "folded" else []
+        return _encoder_decoder_scorer(model, modules, prompt_logits, outputs, model_kwargs)
     cache, device = outputs.past_key_values, prompt_logits.device
     prompt_length = cache.get_seq_length()
     _check_prefix(prompt_length, model_kwargs)
@@ -226,12 +230,13 @@ def _check_prefix(prompt_length: int, model_kwargs: dict[str, Any]) -> None:
         )
 
 
-def _encoder_decoder_scorer(model: Any, prompt_logits: Tensor, outputs: Any, model_kwargs: dict[str, Any]) -> Scorer:
-    """One row a beam in the decoder; the encoder's keys once a request, if the cross-attention can be folded."""
+def _encoder_decoder_scorer(
+    model: Any, modules: list[Any], prompt_logits: Tensor, outputs: Any, model_kwargs: dict[str, Any]
+) -> Scorer:
+    """One row a beam in the decoder; the encoder's keys once a request, if `modules` are to be folded."""
     own = copy_cache(outputs.past_key_values)
     encoder_outputs, mask = model_kwargs["encoder_outputs"], model_kwargs.get("attention_mask")
     decoder_mask = model_kwargs.get("decoder_attention_mask")
-    modules = foldable_modules(model, num_layers=len(own.cross_attention_cache.layers))
     folds = bool(modules)
     shared = own.cross_attention_cache
     folded_mask = None
@@ -266,9 +271,10 @@ def _encoder_decoder_scorer(model: Any, prompt_logits: Tensor, outputs: Any, mod
         return given
 
     def call(**given: Any) -> Any:
-        with fold_beams(modules):
+        with fold_beams(modules, batch_size):
             return model(**given)
 
+    batch_size = len(prompt_logits)
     ours = own.self_attention_cache
     suffix_start = ours.get_seq_length() if keeps_all_keys(ours) else None
     return BatchScorer(
@@ -285,8 +291,12 @@ def _encoder_decoder_scorer(model: Any, prompt_logits: Tensor, outputs: Any, mod
 def _agrees(model: Any, layout: Layout) -> bool:
     """Whether a model's scores in a layout are those of its plain forward, on a small tree over two short prompts."""
     num_beams, prompt_length = 3, 6
-    vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    tokens = (7 * torch.arange(2 * (prompt_length + 2 * num_beams), device=model.device) + 3) % vocabulary
+    configs = (model.generation_config, model.config, model.config.get_text_config(decoder=True))
+    plain_tokens = torch.ones(configs[-1].vocab_size, dtype=torch.bool)
+    # Padding moves positions, and placeholders of images need images.
+    plain_tokens[[token for token in special_tokens(*configs) if token < len(plain_tokens)]] = False
+    legal = plain_tokens.nonzero().flatten().to(model.device)
+    tokens = legal[(7 * torch.arange(2 * (prompt_length + 2 * num_beams), device=model.device) + 3) % len(legal)]
     prompt, first, second = tokens.view(2, -1).split([prompt_length, num_beams, num_beams], dim=1)
     parents = torch.tensor([[2, 0, 0], [1, 1, 2]], device=model.device)
     mask = torch.ones_like(prompt)
@@ -296,7 +306,8 @@ def _agrees(model: Any, layout: Layout) -> bool:
     try:
         with evaluation(model):
             if model.config.is_encoder_decoder:
-                start = torch.full_like(prompt[:, :1], 1)
+                named = start_token(*configs)
+                start = torch.full_like(prompt[:, :1], int(legal[0]) if named is None else named)
                 outputs, kwargs = prefill(model, start, prompt, mask)
                 given = {"input_ids": prompt[rows], "attention_mask": mask[rows]}
                 plain = model(**given, decoder_input_ids=torch.cat([start[rows], path], dim=1), use_cache=False)

@@ -74,10 +74,11 @@ def mask_dtype(model: Any) -> torch.dtype | None:
 
 @contextmanager
 def evaluation(model: Any) -> Iterator[None]:
-    """Within this context the model is in evaluation mode; afterwards, as before."""
-    was_training = model.training
+    """Within this context the model is in evaluation mode; afterwards every module is in its own mode again."""
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         yield
     finally:
-        model.train(was_training)
+        for module, was_training in modes:
+            module.training = was_training
