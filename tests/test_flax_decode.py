@@ -68,7 +68,7 @@ def run(rules: BatchRules, plan: DecodePlan, params: Any = SHARED, *, key: Any =
 def run_torch(rules: BatchRules, plan: DecodePlan, params: Any = SHARED) -> torch_decode.Decoded:
     """The same call on the other side."""
     names = ("num_return_sequences", "num_kept", "do_sample", "early_stopping", "max_new_tokens", "output_scores")
-    shared = {name: getattr(plan, name) for name in (*names, "length_penalty", "output_logits")}
+    shared = {name: getattr(plan, name) for name in (*names, "length_penalty", "output_logits", "forces_end")}
     processors = (LogitsProcessorList(), LogitsProcessorList([LogitNormalization()]))
     shared["processors"] = processors if plan.renormalize_logits else None
     theirs = make_plan(NUM_ROWS, plan.num_beams, **shared)
@@ -102,7 +102,7 @@ def check(rules: BatchRules, plan: DecodePlan, params: Any = SHARED, **kwargs: A
 BOTH = [pytest.param(False, marks=SLOW, id="fixed"), pytest.param(True, id="ragged")]
 OPTIONS = [
     {"early_stopping": "never"},
-    {"early_stopping": False, "num_return_sequences": 3},
+    {"early_stopping": False, "num_return_sequences": 3, "forces_end": True, "max_new_tokens": LENGTH + 1},
     {"early_stopping": True, "renormalize_logits": True},
 ]
 

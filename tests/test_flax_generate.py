@@ -24,7 +24,6 @@ import jax.numpy as jnp
 import torch
 from transformers import MistralConfig
 from transformers.generation import (
-    LogitNormalization,
     MinPLogitsWarper,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -45,6 +44,7 @@ from hf_gr.generation.flax.prompts import HostPrompt
 from hf_gr.generation.models import fill_token
 from hf_gr.generation.named_catalogues import batch_rules
 from hf_gr.generation.torch import mixin
+from hf_gr.generation.torch.logits_process import NormalizationOfLiving
 from hf_gr.torch.decode import DecodePlan as TorchPlan
 
 SCORE_TOL = 1e-4  # fp32 sums of at most 4 log-probabilities
@@ -202,7 +202,7 @@ def processors_of(plan: DecodePlan) -> list[Any]:
         None if plan.top_k is None else TopKLogitsWarper(plan.top_k, **keep),
         None if plan.top_p is None else TopPLogitsWarper(float(plan.top_p), **keep),
         None if plan.min_p is None else MinPLogitsWarper(float(plan.min_p), **keep),
-        LogitNormalization() if plan.renormalize_logits else None,
+        NormalizationOfLiving() if plan.renormalize_logits else None,
     ]
     return [processor for processor in made if processor is not None]
 
@@ -216,6 +216,9 @@ def processors_of(plan: DecodePlan) -> list[Any]:
         {"num_beams": 3, "max_length": 10**30},  # what tokenizers call no limit
         {"num_beams": 3, "max_length": 20, "pad_token_id": None, "eos_token_id": EOS, "renormalize_logits": True},
         {"num_beams": 3, "pad_token_id": 5, "constraint_index": ConstraintIndex.from_sequences([[5, 5], [6, 7]])},
+        {"num_beams": 3, "forced_eos_token_id": [EOS, 7], "constraint_index": RAGGED},
+        {"num_beams": 3, "forced_eos_token_id": EOS, "constraint_index": RAGGED, "max_new_tokens": 9},
+        {"num_beams": 3, "forced_eos_token_id": EOS},
         {"do_sample": True, "num_return_sequences": 3, "top_k": 0},
         {"do_sample": True, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1},
         {"do_sample": True, "num_beams": 3, "top_p": 0.9, "min_p": 0.1, "eos_token_id": [EOS, 5, 6]},

@@ -606,7 +606,7 @@ def test_a_checkpoint_in_a_subfolder_finds_its_catalogue(tmp_path: Path) -> None
     assert INDEX.items(model.generate(**prompts(1, 5), constraint_index=".", num_beams=2)[:, 5:])[0]
 
 
-def test_forced_tokens_of_a_checkpoint_do_not_matter() -> None:
+def test_forced_tokens_that_a_catalogue_lacks_do_not_matter() -> None:
     model = enable(build("bart", config={"forced_eos_token_id": 2, "forced_bos_token_id": 0}))
     model.generation_config.update(forced_eos_token_id=2, forced_bos_token_id=0)
     out = model.generate(**prompts(2, 6), constraint_index=INDEX, num_beams=3)

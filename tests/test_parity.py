@@ -147,6 +147,50 @@ def test_options_equal_transformers(family: str, ragged: bool, kwargs: dict[str,
     assert compared >= 1  # of 4 requests
 
 
+@pytest.mark.parametrize("family", ["qwen3", "bart"])
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {},
+        {"repetition_penalty": 1.7, "suppress_tokens": [7]},
+        {"renormalize_logits": True},
+        {"max_new_tokens": 12, "early_stopping": "never"},
+        {"num_beams": 1, "num_return_sequences": 1},
+    ],
+    ids=str,
+)
+def test_a_forced_end_equals_transformers(family: str, kwargs: dict[str, Any]) -> None:
+    """It makes sequences of the greatest length more likely, and decides what beams of BART's kin return."""
+    model, index, inputs = shared(family), catalogue(ragged=True), prompts(3, 9, padded=True)
+    kwargs = {"num_beams": 6, "num_return_sequences": 6, "length_penalty": 2.0, **kwargs}
+    theirs, ours = both(model, index, inputs, forced_eos_token_id=EOS, **kwargs)
+    assert assert_same(theirs, ours, kwargs["num_return_sequences"]) >= 1
+    for step, other in zip(ours.scores, theirs.scores, strict=False):
+        assert step.shape == other.shape
+    looped = model.generate(
+        **inputs, constraint_index=index, use_cache=False, pad_token_id=PAD, forced_eos_token_id=EOS, **kwargs
+    )
+    assert looped.tolist() == ours.sequences.tolist()
+    _, free = both(model, index, inputs, **kwargs)
+    if kwargs["num_beams"] > 1:
+        assert torch.equal(free.sequences_scores, ours.sequences_scores) == (
+            "max_new_tokens" in kwargs or "renormalize_logits" in kwargs
+        )
+
+
+def test_padding_follows_the_end_even_if_it_is_token_0() -> None:
+    """transformers' beams take 0 for "no padding token" and fill with the end token; `items` reads both."""
+    index, inputs = catalogue(ragged=True), prompts(2, 9)
+    theirs, ours = both(shared("qwen3"), index, inputs, num_beams=6, num_return_sequences=6, pad_token_id=0)
+    assert not torch.equal(theirs.sequences, ours.sequences)
+    after = (ours.sequences[:, 9:] == EOS).cumsum(1).roll(1, 1) > 0
+    after[:, 0] = False
+    assert (theirs.sequences[:, 9:][after] == EOS).all()
+    assert (ours.sequences[:, 9:][after] == 0).all()
+    assert ours.sequences[:, 9:][~after].tolist() == theirs.sequences[:, 9:][~after].tolist()
+    assert index.items(theirs.sequences[:, 9:]) == index.items(ours.sequences[:, 9:])
+
+
 @pytest.mark.parametrize("family", ["qwen3", "t5"])
 def test_step_scores_logits_and_transition_scores_equal_transformers(family: str) -> None:
     model, index = shared(family), catalogue(ragged=False)

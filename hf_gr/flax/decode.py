@@ -48,6 +48,8 @@ class DecodePlan:
         top_k: number of children to sample from; None for all.
         min_tokens_to_keep: children that every warper keeps.
         renormalize_logits: normalise scores over the legal tokens of each step.
+        forces_end: whether the longest sequences' last token, the end token, is certain: transformers'
+            `forced_eos_token_id`.
         output_scores: keep the processed scores of every level.
         output_logits: keep the logits of every level.
         exit_early: skip levels once nothing can change.
@@ -72,6 +74,7 @@ class DecodePlan:
     top_k: int | None = static(default=None)
     min_tokens_to_keep: int = static(default=1)
     renormalize_logits: bool = static(default=False)
+    forces_end: bool = static(default=False)
     output_scores: bool = static(default=False)
     output_logits: bool = static(default=False)
     exit_early: bool = static(default=True)
@@ -231,6 +234,8 @@ class _Search:
         beams, catalogue, plan = state.beams, self.catalogue, self.plan
         legal = children(beams.states, catalogue, level=level)
         scores = child_scores(logits, in_columns(legal, self.scorer, self.params, level=level), plan)
+        if plan.forces_end and level + 1 == catalogue.max_length:
+            scores = jnp.where(scores > beam.DEAD, 0.0, scores)
         step_scores = _per_path(over_vocabulary(scores, legal, logits.shape[-1]), plan) if plan.output_scores else None
         step_logits = _per_path(logits.astype(jnp.float32), plan) if plan.output_logits else None
         scores = jnp.where(legal.legal, beams.scores[..., None] + scores, beam.DEAD)

@@ -168,6 +168,13 @@ def check_padding(mask: npt.NDArray[Any]) -> None:
     )
 
 
+def forced_end(config: Any, catalogue: Snapshot, max_new_tokens: int) -> int | None:
+    """The catalogue's end token, if the config forces it and the longest sequences reach that place; else None."""
+    forced: Any = to_host(config.forced_eos_token_id)
+    is_end = catalogue.eos_token_id is not None and catalogue.eos_token_id in np.ravel(forced)
+    return catalogue.eos_token_id if is_end and max_new_tokens == catalogue.max_length else None
+
+
 def missing_token(catalogue: Snapshot, fill: int) -> int:
     """The token that fills a row without a sequence: the fill token, or -1 if such a row would be an item.
 

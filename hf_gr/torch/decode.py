@@ -49,6 +49,7 @@ class DecodePlan:
         length_penalty: exponent of the length that scores are divided by.
         early_stopping: when a row with K complete sequences is done.
         max_new_tokens: the longest sequence that the heuristic of `early_stopping="never"` assumes.
+        forces_end: whether the last of those tokens, the end token, is certain: transformers' `forced_eos_token_id`.
         fill_token_id: what follows the end of a sequence.
         missing_token_id: fills a row that has no sequence left; not `fill_token_id` if such a row would be a sequence
             of the catalogue.
@@ -74,6 +75,7 @@ class DecodePlan:
     max_new_tokens: int
     fill_token_id: int
     missing_token_id: int
+    forces_end: bool = False
     processors: tuple[Processor, Processor] | None = None
     processor_width: int | None = None
     stopping_criteria: Callable[[Tensor], Tensor] | None = None
@@ -188,6 +190,8 @@ def child_scores(
     """
     if plan.processors is not None:
         return process_scores(logits, legal, beams, plan).gather(-1, legal.tokens)
+    if _is_forced(beams, plan):
+        return torch.zeros(legal.tokens.shape, device=logits.device)
     if not plan.is_beam_search:
         return legal.scores(logits.flatten(0, 1)).float().view(legal.tokens.shape)
     # In pieces if necessary: nothing else here is as large as beams times vocabulary.
@@ -208,7 +212,13 @@ def process_scores(
     before, after = plan.processors
     scores = logits.float().log_softmax(dim=-1) if plan.is_beam_search else logits.float()
     scores = _in_groups(before, scores, beams, plan)
+    scores = torch.zeros_like(scores) if _is_forced(beams, plan) else scores
     return _in_groups(after, mask_illegal(scores, legal), beams, plan)
+
+
+def _is_forced(beams: Beams, plan: DecodePlan) -> bool:
+    """Whether the next token is the end token that is certain; the catalogue allows no other there."""
+    return plan.forces_end and beams.sequences.shape[-1] + 1 == plan.max_new_tokens
 
 
 def _in_groups(

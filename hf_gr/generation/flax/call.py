@@ -23,7 +23,7 @@ from hf_gr.catalogue.snapshot import BatchRules, Snapshot
 from hf_gr.flax.decode import Decoded, DecodePlan
 from hf_gr.flax.devices import num_rows_on, to_mesh
 from hf_gr.flax.speculation import Speculation
-from hf_gr.generation.checks import missing_token
+from hf_gr.generation.checks import forced_end, missing_token
 from hf_gr.generation.configuration import set_fields
 from hf_gr.generation.internals import default_generation_fields
 from hf_gr.generation.models import fill_token, num_end_tokens
@@ -179,6 +179,7 @@ def make_plan(config: Any, catalogue: Snapshot, max_new_tokens: int) -> DecodePl
         top_k=(config.top_k or None) if config.do_sample else None,
         min_tokens_to_keep=(num_ends + 1 if num_ends else 2) if is_beam_search else 1,
         renormalize_logits=config.renormalize_logits is True,
+        forces_end=forced_end(config, catalogue, max_new_tokens) is not None,
         output_scores=bool(config.return_dict_in_generate and config.output_scores),
         output_logits=bool(config.return_dict_in_generate and config.output_logits),
         length_penalty=number(min(max(config.length_penalty or 0.0, -LARGEST), LARGEST)),

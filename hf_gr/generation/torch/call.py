@@ -24,7 +24,7 @@ from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREF
 
 from hf_gr.catalogue.snapshot import BatchRules
 from hf_gr.generation import internals
-from hf_gr.generation.checks import missing_token
+from hf_gr.generation.checks import forced_end, missing_token
 from hf_gr.generation.configuration import check_fields, set_fields
 from hf_gr.generation.messages import say_once
 from hf_gr.generation.models import fill_token, first_of, num_end_tokens
@@ -157,7 +157,8 @@ class Call:
         config.max_new_tokens, config.max_length = max_new_tokens, None
         config.use_cache = use_cache is not False and not _checkpoints_activations(model)
         # A catalogue without these tokens could never begin or end with them.
-        config.forced_bos_token_id = config.forced_eos_token_id = None
+        config.forced_bos_token_id = None
+        config.forced_eos_token_id = forced_end(config, rules.shared, max_new_tokens)
         layout = None if draft.verification.by_head_alone else _layout_of(model, config, model_kwargs)
         call = cls(
             model, inputs, passed_on, model_kwargs, config, rules, prompt, draft, layout, generator, keeps_step_scores
@@ -188,6 +189,8 @@ class Call:
         if config.cache_implementation is not None:
             say_once(f"cache_implementation={config.cache_implementation!r} is not used: beams share a dynamic one")
             config.cache_implementation = None
+        # The loop itself forces the end, which spares work as wide as the vocabulary.
+        forces_end, config.forced_eos_token_id = config.forced_eos_token_id is not None, None
         # The place of this processor among the others is where transformers applies constraints.
         prefix_function = {"prefix_allowed_tokens_fn": self.passed_on["prefix_allowed_tokens_fn"] or _no_constraint}
         input_ids, processors, criteria, config, model_kwargs = generate(
@@ -202,7 +205,7 @@ class Call:
             input_ids,
             model_kwargs,
             config,
-            plan=self._plan(input_ids, processors, criteria),
+            plan=self._plan(input_ids, processors, criteria, forces_end=forces_end),
             rules=self.rules,
             layout=self.layout,
             inputs=self.prompt.inputs,
@@ -230,7 +233,9 @@ class Call:
         is_encoder_decoder = self.model.config.is_encoder_decoder
         return output_class(is_encoder_decoder=is_encoder_decoder, is_beam_search=config.num_beams > 1)(**fields)
 
-    def _plan(self, input_ids: Tensor, processors: LogitsProcessorList, criteria: StoppingCriteriaList) -> DecodePlan:
+    def _plan(
+        self, input_ids: Tensor, processors: LogitsProcessorList, criteria: StoppingCriteriaList, *, forces_end: bool
+    ) -> DecodePlan:
         """The options of the call, in the loop's terms."""
         config, verification = self.config, self.draft.verification
         before, after = _around_constraint(processors)
@@ -249,6 +254,7 @@ class Call:
             length_penalty=config.length_penalty,
             early_stopping=config.early_stopping,
             max_new_tokens=config.max_new_tokens,
+            forces_end=forces_end,
             fill_token_id=fill,
             missing_token_id=missing_token(self.rules.shared, fill),
             processors=(before, after) if len(before) or len(after) else None,

@@ -74,19 +74,21 @@ class GRGenerationMixin(Overrides, GenerationMixin):
                 processors also see the draft's scores: they must not keep state between calls.
             generator: the source of all random draws; the device's own by default.
             all others: as in transformers. Decoding modes are greedy, sampling, beam search and beam sampling. With a
-                catalogue the length may be omitted, `past_key_values` holds one row a prompt (and is not changed), and
-                `sequences_scores` sums log-probabilities over the full vocabulary, unless `renormalize_logits=True`
-                renormalises over the legal tokens of each step.
+                catalogue the length may be omitted, `past_key_values` holds one row a prompt (and is not changed), of
+                the prompt's first tokens or of all of it, and `sequences_scores` sums log-probabilities over the full
+                vocabulary, unless `renormalize_logits=True` renormalises over the legal tokens of each step.
 
         Returns:
             As in transformers: a tensor, or with `return_dict_in_generate` an output object. If fewer legal sequences
             exist than requested, the rest are rows of `pad_token_id` (after the prompt) with score `-inf`. The
-            object's `speculation` counts forwards and nodes scored ahead (None in transformers' loop).
+            object's `speculation` counts forwards and nodes scored ahead (None in transformers' loop). Its
+            `past_key_values` is the prompt's cache, ready for another call (in transformers' loop, the answer's, too).
 
         Raises:
             ValueError: before any work, for arguments that cannot lead to the catalogue's sequences: a vocabulary
-                that lacks its tokens, too small a length, right-padded prompts, a cache of another batch size, an
-                unsupported mode, views of different indexes in one batch, excluded ids of another type.
+                that lacks its tokens, too small a length, right-padded prompts, a cache of another batch size or of
+                more tokens, an unsupported mode, views of different indexes in one batch, excluded ids of another
+                type.
 
         Example:
             >>> from transformers import Qwen3Config, Qwen3ForCausalLM
