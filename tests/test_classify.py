@@ -89,6 +89,14 @@ def test_the_tree_equals_a_forward_for_each_label(
         assert difference(answer, plainly(model, text, index)) < LOG_TOL
 
 
+@pytest.mark.filterwarnings("ignore:.*torch:DeprecationWarning", "ignore:.*deprecated:UserWarning")
+def test_a_quantised_models_weights_are_no_tensors() -> None:
+    model = torch.ao.quantization.quantize_dynamic(model_of("llama"), {torch.nn.Linear}, dtype=torch.qint8)
+    (ranked,) = classify(model, tokenizer_of("bpe"), TEXTS[:1], index_of(), top_k=None, prompt=PROMPT)
+    assert {label for label, _ in ranked} == set(LABELS)
+    assert sum(probability for _, probability in ranked) == pytest.approx(1)
+
+
 MAMBA = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
 
 

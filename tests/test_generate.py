@@ -873,6 +873,19 @@ def test_the_processor_serves_prompts_of_other_lengths() -> None:
         assert INDEX.items(out[:, length:])[0]
 
 
+@pytest.mark.filterwarnings("ignore:.*torch:DeprecationWarning", "ignore:.*deprecated:UserWarning")
+@pytest.mark.parametrize("family", ["qwen3", "t5"])
+def test_a_quantised_models_weights_are_no_tensors(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixin, "generate_by_processor", None)
+    plain, inputs = enabled(family), prompts(2, 6)
+    model = torch.ao.quantization.quantize_dynamic(plain, {torch.nn.Linear}, dtype=torch.qint8)
+    common = {**inputs, "constraint_index": INDEX, "num_beams": 4, "num_return_sequences": 4, **DETAILS}
+    out, exact = model.generate(**common), plain.generate(**common)
+    assert all(INDEX.items(out.sequences[:, -4:]))
+    # 8 bits for weights and activations alike.
+    torch.testing.assert_close(out.sequences_scores, exact.sequences_scores, atol=0.5, rtol=0)
+
+
 # How models get it
 
 

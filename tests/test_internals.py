@@ -27,6 +27,7 @@ OF_OBJECTS: dict[str, Any] = {
     "_prefix_allowed_tokens_fn": PrefixConstrainedLogitsProcessor(lambda batch, tokens: [], 1),
     "_prepare_generation_config": GenerationMixin,
     "_supports_default_dynamic_cache": GenerationMixin,
+    "_update_model_kwargs_for_generation": GenerationMixin,
     "_upload_modified_files": PushToHubMixin,
     "_validate_generation_mode": GenerationMixin,
 }

@@ -21,7 +21,7 @@ from hf_gr.catalogue.snapshot import Snapshot, combine_rules
 from hf_gr.catalogue.trie import build_trie
 from hf_gr.generation.models import start_token
 from hf_gr.generation.torch.layouts import choose_layout, prefilled
-from hf_gr.generation.torch.models import output_size_of
+from hf_gr.generation.torch.models import output_size_of, output_weight_of
 from hf_gr.torch.decode import DecodePlan, decode
 from hf_gr.torch.scorers import Scorer
 from hf_gr.torch.transition import device_catalogue
@@ -53,13 +53,13 @@ def make_finder(
 def _exact_finder(model: Any, snapshot: Snapshot, sequences: Sequences, batch_size: int) -> Finder:
     rows = sequences.trie.sequences(sequences.leaves())
     labels: Any = snapshot.items(rows.astype(np.int64))
-    head = model.get_output_embeddings()
+    weight = output_weight_of(model)
     exhaustive = ExhaustiveScorer(
         sequences,
         batch_size=batch_size,
         vocab_size=output_size_of(model),
         as_tree=choose_layout(model) == "tree" and not model.config.is_encoder_decoder,
-        device=model.device if head is None else head.weight.device,
+        device=model.device if weight is None else weight.device,
     )
 
     def find(input_ids: Tensor, mask: Tensor) -> Found:

@@ -9,6 +9,7 @@ elsewhere. Public names are imported where they are used.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 # On the config of a call that is prepared already: its (num_beams, num_return_sequences), as they were asked for.
@@ -35,6 +36,22 @@ def prepare_config(model: Any, config: Any, kwargs: dict[str, Any]) -> tuple[Any
 def prefill(model: Any, input_ids: Any, config: Any, model_kwargs: dict[str, Any]) -> Any:
     """The outputs of a prompt, by transformers' own code, in chunks if the config says so."""
     return model._prefill(input_ids, config, model_kwargs)
+
+
+def next_inputs(
+    model: Any, input_ids: Any, outputs: Any, model_kwargs: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments of transformers' own next forward, and those of the call for the forward after it.
+
+    Args:
+        model: the model.
+        input_ids: `[batch, tokens]`; the last token is read next.
+        outputs: of the forward before.
+        model_kwargs: the call's arguments for that forward; not changed.
+    """
+    is_encoder_decoder = model.config.is_encoder_decoder
+    kwargs = model._update_model_kwargs_for_generation(outputs, dict(model_kwargs), is_encoder_decoder)
+    return model.prepare_inputs_for_generation(input_ids, next_sequence_length=1, **kwargs), kwargs
 
 
 def prefix_function(processor: Any) -> Any:
@@ -65,6 +82,12 @@ def without_bookkeeping(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name != "_from_model_config"}
 
 
+@cache
+def _fields_of(kind: type[Any]) -> frozenset[str]:
+    """The fields of a kind of generation config."""
+    return frozenset(vars(kind()))
+
+
 class Overrides:
     """What transformers calls back while it prepares a call and pushes a checkpoint: methods that it keeps private.
 
@@ -75,7 +98,9 @@ class Overrides:
 
     def _prepare_generation_config(self: Any, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
         if hasattr(generation_config, PATHS):
-            return generation_config, kwargs
+            # A model's own `generate` may add fields, such as the length (Kyutai): the call has set them already.
+            fields = _fields_of(type(generation_config))
+            return generation_config, {name: value for name, value in kwargs.items() if name not in fields}
         super_: Any = super()
         return super_._prepare_generation_config(generation_config, *args, **kwargs)
 
@@ -117,11 +142,6 @@ def as_it_is(config: Any) -> Any:
     """Have transformers take a prepared config as it is; the config is changed."""
     setattr(config, PATHS, (config.num_beams, config.num_return_sequences))
     return config
-
-
-def restore_paths(config: Any) -> None:
-    """Undo `for_one_path`, whether or not transformers asked for logits processors."""
-    config.num_beams, config.num_return_sequences = getattr(config, PATHS)
 
 
 def check_mode(model: Any, config: Any) -> None:

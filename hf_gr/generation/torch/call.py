@@ -7,6 +7,7 @@ Axes: B batch, P prompt, R returned sequences a prompt, T generated tokens.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,6 @@ from transformers.generation import (
     PrefixConstrainedLogitsProcessor,
     TopKLogitsWarper,
 )
-from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 from hf_gr.catalogue.snapshot import BatchRules
 from hf_gr.generation import internals
@@ -34,15 +34,9 @@ from hf_gr.torch.decode import Decoded, DecodePlan
 from .caches import continued
 from .checks import check_call, check_generator
 from .drafts import Draft, Prepared, Search, draft_of
-from .layouts import Layout, choose_layout
+from .layouts import Layout, are_for_prompt, choose_layout, own_arguments
 from .outputs import output_class
 from .prompts import Prompt
-
-# Arguments that the model gets again at every step, or needs at the prefill only.
-CONTINUED_ARGUMENTS = frozenset(
-    "attention_mask decoder_attention_mask decoder_input_ids encoder_outputs input_ids inputs_embeds logits_to_keep "
-    "past_key_values position_ids tokenizer".split()
-) | frozenset(MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL)
 
 
 @dataclass(frozen=True)
@@ -178,13 +172,16 @@ class Call:
             say_once("decoding in transformers' loop: without a draft")
         return self
 
-    def prepare(self, generate: Callable[..., Any]) -> Prepared:
+    def prepare(self, generate: Callable[..., Any]) -> Prepared | None:
         """Have transformers prepare inputs, processors and criteria, one row a prompt, and hand them back.
 
         Args:
             generate: transformers' own, bound to the model.
+
+        Returns:
+            The prepared call; None if its arguments turn out to need transformers' loop.
         """
-        config = self.config
+        config = copy.copy(self.config)  # what is changed here is not for transformers' loop
         internals.check_mode(self.model, config)
         if config.cache_implementation is not None:
             say_once(f"cache_implementation={config.cache_implementation!r} is not used: beams share a dynamic one")
@@ -200,12 +197,18 @@ class Call:
             **(self.passed_on | prefix_function),
             **self.model_kwargs,
         )
-        internals.restore_paths(self.config)
+        names = own_arguments(self.model_kwargs)
+        plan = self._plan(input_ids, processors, criteria, forces_end=forces_end)
+        prepared = (input_ids, config, model_kwargs)
+        if self.layout and not are_for_prompt(self.model, self.layout, names, width=plan.width, prepared=prepared):
+            _report_loop(names)
+            self._left_to_transformers()
+            return None
         return Prepared(
             input_ids,
             model_kwargs,
             config,
-            plan=self._plan(input_ids, processors, criteria, forces_end=forces_end),
+            plan=plan,
             rules=self.rules,
             layout=self.layout,
             inputs=self.prompt.inputs,
@@ -278,25 +281,30 @@ def refuse_without_catalogue(given: dict[str, Any]) -> None:
 def _layout_of(model: Any, config: GenerationConfig, model_kwargs: Mapping[str, Any]) -> Layout | None:
     """The layout of a call; None for transformers' own loop, which is logged once."""
     asked = [name for name in ("output_attentions", "output_hidden_states") if getattr(config, name)]
-    asked += [name for name, value in model_kwargs.items() if value is not None and name not in CONTINUED_ARGUMENTS]
     asked += ["stop_strings"] if config.stop_strings is not None else []  # transformers passes us no tokenizer
     if _checkpoints_activations(model):
         asked.append("gradient checkpointing in training mode, which model.eval() ends")
     elif not config.use_cache:
         asked.append("use_cache=False")
+    layout = None if asked else choose_layout(model)
+    if layout is not None:
+        names, width = own_arguments(model_kwargs), max(config.num_beams, config.num_return_sequences)
+        if are_for_prompt(model, layout, names, width=width):
+            return layout
+        asked = names
     if asked:
-        say_once(
-            f"{', '.join(dict.fromkeys(asked))}: decoding in transformers' own loop, "
-            "with a logits processor for the catalogue"
-        )
-        return None
-    layout = choose_layout(model)
-    if layout is None:
+        _report_loop(asked)
+    else:
         say_once(
             f"{type(model).__name__} takes neither the tree nor the batch layout: decoding in transformers' loop, "
             "with a logits processor for the catalogue; it is slower"
         )
-    return layout
+    return None
+
+
+def _report_loop(names: list[str]) -> None:
+    """Log once that some arguments need transformers' loop."""
+    say_once(f"{', '.join(names)}: decoding in transformers' own loop, with a logits processor for the catalogue")
 
 
 def _checkpoints_activations(model: Any) -> bool:

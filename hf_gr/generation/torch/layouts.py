@@ -8,7 +8,8 @@ its own plain forward; one that fails every layout decodes in transformers' loop
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -16,6 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from hf_gr.generation import internals
 from hf_gr.generation.internals import attention_of, has_dynamic_cache
 from hf_gr.generation.models import special_tokens, start_token
 from hf_gr.torch.scorers import BatchScorer, PlainScorer, Scorer, TreeScorer
@@ -24,7 +26,7 @@ from hf_gr.torch.tree import Nodes, to_additive
 from .caches import copy_cache, keeps_all_keys, to_keep_all_keys
 from .cross_attention import fold_beams, foldable_modules
 from .models import evaluation, layer_types, mask_dtype, takes_argument
-from .prompts import prefill
+from .prompts import positions_of, prefill
 
 # "folded" is the batch layout of an encoder-decoder whose beams share the encoder's keys.
 Layout = Literal["tree", "folded", "batch"]
@@ -38,7 +40,16 @@ BATCH_FAMILIES = frozenset(["bart", "bloom", "t5"])
 # Largest difference of log-probabilities, relative to the largest logit, that rounding explains in a few layers.
 PROBE_TOL = {torch.float32: 1e-5, torch.float64: 1e-10, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
+# What a model raises if it cannot take what it is given.
+FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError, AssertionError)
+# Arguments that a layout's steps continue, or that say what the prompt is.
+COMMON_ARGUMENTS = frozenset(
+    "attention_mask decoder_attention_mask decoder_input_ids encoder_outputs input_ids inputs_embeds logits_to_keep "
+    "past_key_values position_ids tokenizer use_cache".split()
+)
+
 _CHOSEN: WeakKeyDictionary[Any, dict[tuple[Any, ...], Layout | None]] = WeakKeyDictionary()
+_TRIED: WeakKeyDictionary[Any, dict[tuple[Any, ...], bool]] = WeakKeyDictionary()
 
 
 def choose_layout(model: Any) -> Layout | None:
@@ -48,6 +59,40 @@ def choose_layout(model: Any) -> Layout | None:
     if key not in chosen:
         chosen[key] = _find_layout(model)
     return chosen[key]
+
+
+def own_arguments(model_kwargs: Mapping[str, Any]) -> list[str]:
+    """The arguments of a call that only some models have: images, kinds of tokens, ..."""
+    return sorted(name for name, value in model_kwargs.items() if value is not None and name not in COMMON_ARGUMENTS)
+
+
+def are_for_prompt(
+    model: Any,
+    layout: Layout,
+    names: list[str],
+    *,
+    width: int,
+    prepared: tuple[Tensor, Any, dict[str, Any]] | None = None,
+) -> bool:
+    """Whether arguments of the model's own matter to the prompt alone, so that a layout's steps need none of them.
+
+    transformers hands most of them on at every step. Whether the model reads any is tried once, on a call's own
+    prompts, two steps far.
+
+    Args:
+        model: the model.
+        layout: from `choose_layout`.
+        names: from `own_arguments`.
+        width: paths a request.
+        prepared: tokens, config and arguments of a prefill, to try with; without them untried names pass.
+    """
+    if not names:
+        return True
+    tried = _TRIED.setdefault(model, {})
+    key = (attention_of(model.config), model.dtype, width > 1, *names)
+    if key not in tried and prepared is not None:
+        tried[key] = _steps_agree(model, layout, *prepared, width=width)
+    return tried.get(key, True)
 
 
 def _find_layout(model: Any) -> Layout | None:
@@ -97,12 +142,10 @@ def make_scorer(
     prompt_length = cache.get_seq_length()
     _check_prefix(prompt_length, model_kwargs)
     prompt_mask = _prompt_mask(model_kwargs.get("attention_mask"), batch_size, prompt_length, device)
-    position_ids = model_kwargs.get("position_ids")
-    if position_ids is None:
+    next_position = _next_position(model, outputs, model_kwargs, batch_size)
+    takes_positions = next_position is not None
+    if next_position is None:
         next_position = prompt_mask.sum(-1, keepdim=True)
-    else:
-        next_position = position_ids[..., -1:].to(device) + 1
-        next_position = next_position.expand(*next_position.shape[:-2], batch_size, 1)
     is_padded = model_kwargs.get("attention_mask") is not None
     if layout == "tree" and (width > 1 or is_padded or scores_ahead):
         return TreeScorer(
@@ -114,7 +157,6 @@ def make_scorer(
             windows=_windows(model.config.get_text_config(decoder=True), cache, prompt_length),
             mask_dtype=mask_dtype(model),
         )
-    takes_positions = takes_argument(model, "position_ids")
 
     def arguments(num_beams: int, tokens: Tensor, depth: int) -> dict[str, Any]:
         given: dict[str, Any] = {"input_ids": tokens, "past_key_values": own, "use_cache": True, "return_dict": True}
@@ -212,6 +254,16 @@ def _windows(config: Any, cache: Any, prompt_length: int) -> dict[str | None, tu
     return kinds if len(kinds) > 1 else {None: next(iter(kinds.values()))}
 
 
+def _next_position(model: Any, outputs: Any, model_kwargs: dict[str, Any], batch_size: int) -> Tensor | None:
+    """`[..., B, 1]`, the position after the prompt, as the model wants it; None if it counts positions by itself.
+
+    Some models count from 1 (PaliGemma), and only the arguments of transformers' own steps say so.
+    """
+    token = torch.zeros((batch_size, 1), dtype=torch.long, device=model.device)
+    position = internals.next_inputs(model, token, outputs, model_kwargs)[0].get("position_ids")
+    return None if position is None else position.to(outputs.logits.device).expand(*position.shape[:-2], batch_size, 1)
+
+
 def _prompt_mask(mask: Tensor | None, batch_size: int, prompt_length: int, device: torch.device) -> Tensor:
     """Real tokens among the keys of the prompt."""
     if mask is None:
@@ -291,12 +343,7 @@ def _encoder_decoder_scorer(
 def _agrees(model: Any, layout: Layout) -> bool:
     """Whether a model's scores in a layout are those of its plain forward, on a small tree over two short prompts."""
     num_beams, prompt_length = 3, 6
-    configs = (model.generation_config, model.config, model.config.get_text_config(decoder=True))
-    plain_tokens = torch.ones(configs[-1].vocab_size, dtype=torch.bool)
-    # Padding moves positions, and placeholders of images need images.
-    plain_tokens[[token for token in special_tokens(*configs) if token < len(plain_tokens)]] = False
-    legal = plain_tokens.nonzero().flatten().to(model.device)
-    tokens = legal[(7 * torch.arange(2 * (prompt_length + 2 * num_beams), device=model.device) + 3) % len(legal)]
+    tokens = _ordinary_tokens(model, 2 * (prompt_length + 2 * num_beams))
     prompt, first, second = tokens.view(2, -1).split([prompt_length, num_beams, num_beams], dim=1)
     parents = torch.tensor([[2, 0, 0], [1, 1, 2]], device=model.device)
     mask = torch.ones_like(prompt)
@@ -306,23 +353,74 @@ def _agrees(model: Any, layout: Layout) -> bool:
     try:
         with evaluation(model):
             if model.config.is_encoder_decoder:
-                named = start_token(*configs)
-                start = torch.full_like(prompt[:, :1], int(legal[0]) if named is None else named)
+                named = start_token(model.generation_config, model.config)
+                start = tokens[:1] if named is None else torch.tensor([named], device=model.device)
+                start = start.expand(2, -1)
                 outputs, kwargs = prefill(model, start, prompt, mask)
                 given = {"input_ids": prompt[rows], "attention_mask": mask[rows]}
                 plain = model(**given, decoder_input_ids=torch.cat([start[rows], path], dim=1), use_cache=False)
             else:
                 outputs, kwargs = prefill(model, prompt, None, mask)
-                longer = {"attention_mask": torch.nn.functional.pad(mask[rows], (0, 2), value=1)}
+                longer = {"attention_mask": torch.nn.functional.pad(mask[rows], (0, 2), value=1), "use_cache": False}
                 if "position_ids" in kwargs:
-                    positions, steps = kwargs["position_ids"][rows], torch.tensor([1, 2], device=model.device)
-                    longer["position_ids"] = torch.cat([positions, positions[:, -1:] + steps], dim=1)
-                plain = model(input_ids=torch.cat([prompt[rows], path], dim=1), use_cache=False, **longer)
+                    longer["position_ids"] = positions_of(longer["attention_mask"])
+                given = torch.cat([prompt[rows], path], dim=1)
+                plain = model(**model.prepare_inputs_for_generation(given, is_first_iteration=True, **longer))
             scorer = make_scorer(model, layout, outputs, kwargs, batch_size=2, width=num_beams)
             scorer.score([Nodes(first, torch.zeros_like(first), first)], depth=1)
-            ours = scorer.score([Nodes(second, parents, second)], depth=2)[0].flatten(0, 1).double().log_softmax(-1)
-    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError, AssertionError):
+            ours = scorer.score([Nodes(second, parents, second)], depth=2)[0].flatten(0, 1)
+    except FAILURES:
         return False
-    expected = plain.logits[:, -1]
-    tolerance = PROBE_TOL.get(model.dtype, max(PROBE_TOL.values())) * max(float(expected.abs().max()), 1.0)
-    return bool((ours - expected.double().log_softmax(-1)).abs().max() <= tolerance)
+    return _is_close(ours, plain.logits[:, -1], model.dtype)
+
+
+@torch.no_grad()
+def _steps_agree(
+    model: Any, layout: Layout, input_ids: Tensor, config: Any, model_kwargs: dict[str, Any], *, width: int
+) -> bool:
+    """Whether two steps in a layout equal transformers' own, which are given nothing to read but what ours are."""
+    batch_size, width = len(input_ids), min(width, 2)
+    first, second = _ordinary_tokens(model, 4)[:, None, None].expand(-1, batch_size, -1).split(2)
+    first, second = (torch.cat(list(tokens[:width]), dim=1) for tokens in (first, second))
+    parents = torch.arange(width - 1, -1, -1, device=first.device).expand(batch_size, -1)
+    try:
+        # Some arguments are written to: caches, and whatever a model keeps about its inputs.
+        kwargs = {
+            name: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+            for name, value in model_kwargs.items()
+        }
+        outputs = internals.prefill(model, input_ids, config, kwargs)
+        scorer = make_scorer(model, layout, outputs, kwargs, batch_size=batch_size, width=width)
+        scorer.score([Nodes(first, torch.zeros_like(first), first)], depth=1)
+        ours = scorer.score([Nodes(second, parents, second)], depth=2)[0][:, 0]
+        tokens = input_ids
+        for token in (first[:, -1:], second[:, :1]):
+            tokens = torch.cat([tokens, token.to(tokens.device)], dim=1)
+            given, kwargs = internals.next_inputs(model, tokens, outputs, kwargs)
+            outputs = model(**given | {name: Unread() for name in own_arguments(given)}, return_dict=True)
+    except FAILURES:
+        return False
+    return _is_close(ours, outputs.logits[:, -1], model.dtype)
+
+
+class Unread:
+    """Stands for an argument that a forward must not read: whatever it does with it fails."""
+
+    def __bool__(self) -> bool:
+        raise TypeError("this argument must not be read")
+
+
+def _ordinary_tokens(model: Any, count: int) -> Tensor:
+    """Tokens without a meaning to the model: padding would move positions, and placeholders of images need images."""
+    configs = (model.generation_config, model.config, model.config.get_text_config(decoder=True))
+    is_ordinary = torch.ones(configs[-1].vocab_size, dtype=torch.bool)
+    is_ordinary[[token for token in special_tokens(*configs) if token < len(is_ordinary)]] = False
+    ordinary = is_ordinary.nonzero().flatten().to(model.device)
+    return ordinary[(7 * torch.arange(count, device=model.device) + 3) % len(ordinary)]
+
+
+def _is_close(logits: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
+    """Whether rounding explains the difference of two scores."""
+    tolerance = PROBE_TOL.get(dtype, max(PROBE_TOL.values())) * max(float(expected.abs().max()), 1.0)
+    difference = logits.double().log_softmax(-1) - expected.to(logits.device).double().log_softmax(-1)
+    return bool(difference.abs().max() <= tolerance)

@@ -130,9 +130,9 @@ class GRGenerationMixin(Overrides, GenerationMixin):
             assistant=assistant_model,
             generator=generator,
         )
-        if not call.is_ours:
+        prepared = call.prepare(generate) if call.is_ours else None
+        if prepared is None:
             return generate_by_processor(generate, call)
-        prepared = call.prepare(generate)
         search = call.draft.start(prepared)
         decoded = decode(search.scorer, search.catalogue, prepared.plan, search.drafter)
         return call.answer(prepared, search, decoded)

@@ -45,9 +45,15 @@ def hidden_size_of(model: Any) -> int:
 
 def output_size_of(model: Any) -> int:
     """V, the tokens that a model can write, which may be more than its config's vocabulary."""
-    head = model.get_output_embeddings()
+    head, weight = model.get_output_embeddings(), output_weight_of(model)
     text_config = model.config.get_text_config(decoder=True)
-    return text_config.vocab_size if head is None else head.weight.shape[0]
+    return getattr(head, "out_features", text_config.vocab_size if weight is None else weight.shape[0])
+
+
+def output_weight_of(model: Any) -> torch.Tensor | None:
+    """The matrix of the output embeddings; None if there is none, or one that is quantised and packed."""
+    weight = getattr(model.get_output_embeddings(), "weight", None)
+    return weight if isinstance(weight, torch.Tensor) else None
 
 
 def embeddings_of(model: Any) -> int | None:

@@ -127,15 +127,17 @@ def prefill(
     Returns:
         The outputs, and the arguments from which a scorer continues.
     """
-    kwargs: dict[str, Any] = {} if attention_mask is None else {"attention_mask": attention_mask}
+    mask = {} if attention_mask is None else {"attention_mask": attention_mask}
+    kwargs: dict[str, Any] = {"use_cache": True, **mask}
     if model.config.is_encoder_decoder:
-        kwargs["encoder_outputs"] = model.get_encoder()(input_ids=inputs, return_dict=True, **kwargs)
-        return model(decoder_input_ids=prompt, use_cache=True, return_dict=True, **kwargs), kwargs
-    if attention_mask is not None and takes_argument(model, "position_ids"):
-        kwargs["position_ids"] = positions_of(attention_mask)
+        kwargs["encoder_outputs"] = model.get_encoder()(input_ids=inputs, return_dict=True, **mask)
+        return model(decoder_input_ids=prompt, return_dict=True, **kwargs), kwargs
+    if takes_argument(model, "position_ids"):
+        kwargs["position_ids"] = positions_of(torch.ones_like(prompt) if attention_mask is None else attention_mask)
     last = {"logits_to_keep": 1} if takes_argument(model, "logits_to_keep") else {}
     empty = DynamicCache(config=model.config.get_text_config(decoder=True))
-    outputs = model(input_ids=prompt, past_key_values=empty, use_cache=True, return_dict=True, **kwargs, **last)
+    given = model.prepare_inputs_for_generation(prompt, past_key_values=empty, is_first_iteration=True, **kwargs)
+    outputs = model(**given | last, return_dict=True)
     return outputs, kwargs
 
 

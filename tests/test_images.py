@@ -1,0 +1,212 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts of images, sound, or whatever else a model's own arguments hold: which calls need transformers' loop.
+
+Models are tiny and random, one of each family, and are held to transformers' own results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from families import DECODERS, LLAMA, PAD, SPECIAL, VOCABULARY, build, prompts
+from test_parity import assert_same, both, catalogue
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, KyutaiSpeechToTextConfig
+from transformers import KyutaiSpeechToTextForConditionalGeneration as Kyutai
+
+from hf_gr import ConstraintIndex, enable
+from hf_gr.generation.torch import mixin
+
+IMAGE = 60  # the placeholder
+TEXT = {name: value for name, value in LLAMA.items() if name != "head_dim"} | SPECIAL
+M_ROPE = {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}}
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+SIGLIP = SIZES | {"model_type": "siglip_vision_model", "image_size": 8, "patch_size": 4}
+QWEN = {"depth": 1, "hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "patch_size": 4}
+QWEN |= {"spatial_merge_size": 2, "temporal_patch_size": 1, "in_channels": 3}
+PLACEHOLDERS = {
+    "image_token_id": IMAGE,
+    "video_token_id": 61,
+    "vision_start_token_id": 62,
+    "vision_end_token_id": 63,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "gemma3": {
+        "text_config": DECODERS["gemma3_text"] | SPECIAL | {"model_type": "gemma3_text"},
+        "vision_config": SIGLIP,
+        "mm_tokens_per_image": 4,
+        "image_token_id": IMAGE,
+    },
+    "paligemma": {
+        "text_config": LLAMA | SPECIAL | {"model_type": "gemma"},
+        "vision_config": SIGLIP | {"projection_dim": 32, "vision_use_head": False},
+        "image_token_index": IMAGE,
+        "projection_dim": 32,
+    },
+    "llava": {
+        "text_config": TEXT | {"model_type": "llama"},
+        "vision_config": SIGLIP,
+        "image_token_index": IMAGE,
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full",
+    },
+    "qwen2_vl": {
+        "text_config": TEXT | M_ROPE,
+        "vision_config": {**QWEN, "embed_dim": 32, "mlp_ratio": 2},
+        **PLACEHOLDERS,
+    },
+    "qwen2_5_vl": {
+        "text_config": TEXT | M_ROPE,
+        "vision_config": QWEN | {"window_size": 16, "fullatt_block_indexes": [0]},
+        **PLACEHOLDERS,
+    },
+    "qwen3_vl": {
+        "text_config": LLAMA | SPECIAL | M_ROPE,
+        "vision_config": QWEN | {"deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+        **PLACEHOLDERS,
+    },
+    "video_llama_3": {
+        "text_config": TEXT | {"model_type": "qwen2"},
+        "vision_config": SIZES | {"patch_size": 4},
+        "image_token_id": IMAGE,
+        "video_token_id": 61,
+    },
+    "mllama": {
+        "text_config": TEXT
+        | {"model_type": "mllama_text_model", "cross_attention_layers": [1], "bos_token_id": 3}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+        "vision_config": {**SIZES, "attention_heads": 4, "num_global_layers": 1, "image_size": 8, "patch_size": 4}
+        | {"intermediate_layers_indices": [0], "vision_output_dim": 64, "max_num_tiles": 1}
+        | {"supported_aspect_ratios": [[1, 1]]},
+        "image_token_index": IMAGE,
+    },
+    "git": {
+        **SIZES,
+        **SPECIAL,
+        "vocab_size": VOCABULARY,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 64,
+        "vision_config": SIZES | {"image_size": 8, "patch_size": 4},
+    },
+}
+# After the prefill, their images are in the cache. Mllama reads a mask of images at every step; Git's cache has more
+# keys than the prompt has tokens.
+TREES = [family for family in CONFIGS if family not in ("mllama", "git")]
+
+
+@cache
+def vision_model(family: str) -> Any:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **CONFIGS[family])
+    config.eos_token_id, config.pad_token_id = None, PAD
+    model = (AutoModelForCausalLM if family == "git" else AutoModelForImageTextToText).from_config(config).eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.25)
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, PAD
+    return model
+
+
+def with_images(family: str, *, seed: int = 1) -> dict[str, torch.Tensor]:
+    """Two prompts of 10 tokens, one image in each; where images have sizes, they differ. The first row is padded."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(3, 50, (2, 10), generator=generator)
+    pixels = torch.randn(2, 3, 8, 8, generator=generator)
+    own: dict[str, torch.Tensor] = {"pixel_values": pixels}
+    if family == "mllama":
+        tokens[:, 2] = IMAGE
+        ones = torch.ones((2, 1), dtype=torch.long)
+        own = {"pixel_values": pixels[:, None, None], "aspect_ratio_ids": ones, "aspect_ratio_mask": ones[..., None]}
+        own["cross_attention_mask"] = ones[..., None, None].expand(-1, 10, -1, -1)
+    elif family.startswith("qwen"):
+        tokens[0, 1:4] = torch.tensor([62, IMAGE, 63])
+        tokens[1, 1:7] = torch.tensor([62, IMAGE, IMAGE, IMAGE, IMAGE, 63])
+        sizes = torch.tensor([[1, 2, 2], [1, 4, 4]])
+        own = {"pixel_values": torch.randn(20, 48, generator=generator), "image_grid_thw": sizes}
+        own["mm_token_type_ids"] = (tokens == IMAGE).long()
+    elif family == "video_llama_3":
+        tokens[:, 2:6] = IMAGE
+        own = {"pixel_values": torch.randn(8, 48, generator=generator), "image_merge_sizes": torch.ones(2).long()}
+        own["image_grid_thw"] = torch.tensor([[1, 2, 2], [1, 2, 2]])
+    elif family != "git":
+        tokens[:, 2:6] = IMAGE
+        own |= {"token_type_ids": (tokens == IMAGE).long()} if family in ("gemma3", "paligemma") else {}
+    mask = torch.ones_like(tokens)
+    if family != "git":
+        mask[0, 0], tokens[0, 0] = 0, PAD
+    return {"input_ids": tokens, "attention_mask": mask, **own}
+
+
+@pytest.fixture
+def in_loop(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The calls that went through transformers' loop."""
+    calls: list[Any] = []
+    generate: Callable[..., Any] = mixin.generate_by_processor
+    monkeypatch.setattr(mixin, "generate_by_processor", lambda *args: calls.append(args) or generate(*args))
+    return calls
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_images_matter_to_the_prompt_alone(family: str, in_loop: list[Any]) -> None:
+    model = vision_model(family)
+    for seed in (1, 2):  # the first call tries, the second relies on it
+        inputs = with_images(family, seed=seed)
+        theirs, ours = both(model, catalogue(ragged=False), inputs, num_beams=5, num_return_sequences=5)
+        assert assert_same(theirs, ours, 5) == 2
+    text = prompts(2, 10, padded=True) if family != "git" else prompts(2, 10)
+    theirs, ours = both(model, catalogue(ragged=False), text, num_beams=5, num_return_sequences=5)
+    assert assert_same(theirs, ours, 5) == 2  # PaliGemma counts positions from 1
+    assert len(in_loop) == (0 if family in TREES else 2)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "paligemma", "qwen2_vl"])
+def test_a_single_path_and_drafts_start_from_images_too(family: str, in_loop: list[Any]) -> None:
+    model, index, inputs = enable(vision_model(family)), catalogue(ragged=False), with_images(family)
+    unpadded = inputs | {"attention_mask": torch.ones_like(inputs["attention_mask"])}
+    theirs, ours = both(model, index, unpadded, num_beams=1)
+    assert torch.equal(ours.sequences, theirs.sequences)
+    common = {**inputs, "constraint_index": index, "num_beams": 4, "num_return_sequences": 4}
+    assert torch.equal(model.generate(**common, drafting="trie"), model.generate(**common))
+    assert not in_loop
+
+
+def test_an_argument_that_every_step_reads_needs_transformers_loop(in_loop: list[Any]) -> None:
+    # The zeroth kind is what a step without kinds has: the numbers alone would not tell.
+    model, inputs = build("gpt2"), prompts(2, 6)
+    model.transformer.wte.weight.data[0] = 0
+    types = torch.zeros_like(inputs["input_ids"])
+    for kind in (0, 5):
+        theirs, ours = both(model, catalogue(ragged=False), inputs | {"token_type_ids": types + kind}, num_beams=3)
+        assert assert_same(theirs, ours, 1)
+    assert len(in_loop) == 2
+
+
+def test_a_models_own_generate_may_set_fields(in_loop: list[Any]) -> None:
+    torch.manual_seed(0)
+    codec = {**SIZES, "model_type": "mimi", "num_filters": 8, "upsampling_ratios": [8, 5], "codebook_size": 16}
+    codec |= {"codebook_dim": 8, "vector_quantization_hidden_dimension": 8, "num_key_value_heads": 4, "head_dim": 8}
+    codec |= {"num_quantizers": 3, "num_semantic_quantizers": 1, "upsample_groups": 32, "sliding_window": 8}
+    config = KyutaiSpeechToTextConfig(
+        **{**SIZES, "num_hidden_layers": 2, "head_dim": 8, "ffn_dim": 48, "sliding_window": 16},
+        vocab_size=VOCABULARY,
+        codec_config=codec,
+        codebook_vocab_size=17,
+        num_codebooks=3,
+        audio_bos_token_id=16,
+        audio_pad_token_id=16,
+        bos_token_id=3,
+        pad_token_id=PAD,
+    )
+    model, sound = Kyutai(config).eval(), torch.randn(2, 1, 12 * 80)
+    index = ConstraintIndex.from_sequences([[5, 9, 4], [5, 9, 6], [5, 3, 3], [7, 8, 9], [7, 8, 10]])
+    common = {"input_values": sound, "num_beams": 3, "num_return_sequences": 3, "pad_token_id": PAD}
+    legal = index.allowed_next_tokens
+    theirs = model.generate(
+        **common, max_new_tokens=3, prefix_allowed_tokens_fn=lambda _, row: legal(row[1:].tolist())
+    )
+    assert enable(model).generate(**common, constraint_index=index).tolist() == theirs.tolist()
+    assert len(in_loop) == 1
