@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import DECODERS, LLAMA, PAD, SPECIAL, VOCABULARY, build, prompts
+from families import DECODERS, EOS, LLAMA, PAD, SPECIAL, VOCABULARY, build, prompts, shared
 from test_parity import assert_same, both, catalogue
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, KyutaiSpeechToTextConfig
 from transformers import KyutaiSpeechToTextForConditionalGeneration as Kyutai
@@ -180,9 +180,24 @@ def test_an_argument_that_every_step_reads_needs_transformers_loop(in_loop: list
     model.transformer.wte.weight.data[0] = 0
     types = torch.zeros_like(inputs["input_ids"])
     for kind in (0, 5):
-        theirs, ours = both(model, catalogue(ragged=False), inputs | {"token_type_ids": types + kind}, num_beams=3)
-        assert assert_same(theirs, ours, 1)
+        kinds = {"token_type_ids": types + kind}
+        # The first call is prepared for ours, which forces the end by itself.
+        options = {"num_beams": 3, "num_return_sequences": 3, "forced_eos_token_id": EOS}
+        theirs, ours = both(model, catalogue(ragged=True), inputs | kinds, **options)
+        assert assert_same(theirs, ours, 3)
     assert len(in_loop) == 2
+
+
+def test_an_encoders_arguments_are_for_the_prompt(in_loop: list[Any]) -> None:
+    model, inputs = shared("led"), prompts(2, 8)
+    options = {"num_beams": 4, "num_return_sequences": 4}
+    plain = both(model, catalogue(ragged=False), inputs, **options)[1]
+    reach = torch.zeros_like(inputs["input_ids"])
+    reach[:, 0] = 1
+    theirs, ours = both(model, catalogue(ragged=False), inputs | {"global_attention_mask": reach}, **options)
+    assert assert_same(theirs, ours, 4) == 2
+    assert not torch.equal(ours.sequences_scores, plain.sequences_scores)
+    assert not in_loop
 
 
 def test_a_models_own_generate_may_set_fields(in_loop: list[Any]) -> None:

@@ -197,10 +197,8 @@ class Call:
             **(self.passed_on | prefix_function),
             **self.model_kwargs,
         )
-        names = own_arguments(self.model_kwargs)
-        plan = self._plan(input_ids, processors, criteria, forces_end=forces_end)
-        prepared = (input_ids, config, model_kwargs)
-        if self.layout and not are_for_prompt(self.model, self.layout, names, width=plan.width, prepared=prepared):
+        names, tried_on = own_arguments(self.model_kwargs), (input_ids, config, model_kwargs)
+        if self.layout is not None and not are_for_prompt(self.model, self.layout, names, tried_on):
             _report_loop(names)
             self._left_to_transformers()
             return None
@@ -208,7 +206,7 @@ class Call:
             input_ids,
             model_kwargs,
             config,
-            plan=plan,
+            plan=self._plan(input_ids, processors, criteria, forces_end=forces_end),
             rules=self.rules,
             layout=self.layout,
             inputs=self.prompt.inputs,
@@ -288,8 +286,8 @@ def _layout_of(model: Any, config: GenerationConfig, model_kwargs: Mapping[str, 
         asked.append("use_cache=False")
     layout = None if asked else choose_layout(model)
     if layout is not None:
-        names, width = own_arguments(model_kwargs), max(config.num_beams, config.num_return_sequences)
-        if are_for_prompt(model, layout, names, width=width):
+        names = own_arguments(model_kwargs)
+        if are_for_prompt(model, layout, names):
             return layout
         asked = names
     if asked:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from hf_gr.generation import internals
@@ -67,12 +68,7 @@ def own_arguments(model_kwargs: Mapping[str, Any]) -> list[str]:
 
 
 def are_for_prompt(
-    model: Any,
-    layout: Layout,
-    names: list[str],
-    *,
-    width: int,
-    prepared: tuple[Tensor, Any, dict[str, Any]] | None = None,
+    model: Any, layout: Layout, names: list[str], tried_on: tuple[Tensor, Any, dict[str, Any]] | None = None
 ) -> bool:
     """Whether arguments of the model's own matter to the prompt alone, so that a layout's steps need none of them.
 
@@ -83,15 +79,14 @@ def are_for_prompt(
         model: the model.
         layout: from `choose_layout`.
         names: from `own_arguments`.
-        width: paths a request.
-        prepared: tokens, config and arguments of a prefill, to try with; without them untried names pass.
+        tried_on: tokens, config and arguments of a prefill; without them untried names pass.
     """
     if not names:
         return True
     tried = _TRIED.setdefault(model, {})
-    key = (attention_of(model.config), model.dtype, width > 1, *names)
-    if key not in tried and prepared is not None:
-        tried[key] = _steps_agree(model, layout, *prepared, width=width)
+    key = (attention_of(model.config), model.dtype, *names)
+    if key not in tried and tried_on is not None:
+        tried[key] = _steps_agree(model, layout, *tried_on)
     return tried.get(key, True)
 
 
@@ -375,32 +370,39 @@ def _agrees(model: Any, layout: Layout) -> bool:
 
 
 @torch.no_grad()
-def _steps_agree(
-    model: Any, layout: Layout, input_ids: Tensor, config: Any, model_kwargs: dict[str, Any], *, width: int
-) -> bool:
-    """Whether two steps in a layout equal transformers' own, which are given nothing to read but what ours are."""
-    batch_size, width = len(input_ids), min(width, 2)
-    first, second = _ordinary_tokens(model, 4)[:, None, None].expand(-1, batch_size, -1).split(2)
-    first, second = (torch.cat(list(tokens[:width]), dim=1) for tokens in (first, second))
-    parents = torch.arange(width - 1, -1, -1, device=first.device).expand(batch_size, -1)
+def _steps_agree(model: Any, layout: Layout, input_ids: Tensor, config: Any, model_kwargs: dict[str, Any]) -> bool:
+    """Whether two steps in a layout equal transformers' own, which find nothing else to read."""
+    path = _ordinary_tokens(model, 2)[:, None, None].expand(-1, len(input_ids), -1)
     try:
-        # Some arguments are written to: caches, and whatever a model keeps about its inputs.
-        kwargs = {
-            name: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
-            for name, value in model_kwargs.items()
-        }
-        outputs = internals.prefill(model, input_ids, config, kwargs)
-        scorer = make_scorer(model, layout, outputs, kwargs, batch_size=batch_size, width=width)
-        scorer.score([Nodes(first, torch.zeros_like(first), first)], depth=1)
-        ours = scorer.score([Nodes(second, parents, second)], depth=2)[0][:, 0]
-        tokens = input_ids
-        for token in (first[:, -1:], second[:, :1]):
-            tokens = torch.cat([tokens, token.to(tokens.device)], dim=1)
-            given, kwargs = internals.next_inputs(model, tokens, outputs, kwargs)
-            outputs = model(**given | {name: Unread() for name in own_arguments(given)}, return_dict=True)
+        with evaluation(model):
+            # Some arguments are written to: caches, and whatever a model keeps about its inputs.
+            kwargs = {
+                name: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+                for name, value in model_kwargs.items()
+            }
+            outputs = internals.prefill(model, input_ids, config, kwargs)
+            ours = [_two_steps(model, layout, outputs, kwargs, path, width=width) for width in (1, 2)]
+            tokens = input_ids
+            for token in path:
+                tokens = torch.cat([tokens, token.to(tokens.device)], dim=1)
+                given, kwargs = internals.next_inputs(model, tokens, outputs, kwargs)
+                outputs = model(**given | {name: Unread() for name in own_arguments(given)}, return_dict=True)
     except FAILURES:
         return False
-    return _is_close(ours, outputs.logits[:, -1], model.dtype)
+    return all(_is_close(logits, outputs.logits[:, -1], model.dtype) for logits in ours)
+
+
+def _two_steps(
+    model: Any, layout: Layout, outputs: Any, kwargs: dict[str, Any], path: Int[Tensor, "2 batch 1"], *, width: int
+) -> Float[Tensor, "batch vocab"]:
+    """Logits after a path of two tokens, which is the last of `width` paths, and the first of them a step later."""
+    first, second = path.expand(-1, -1, width)
+    if width > 1:
+        first = torch.cat([second[:, 1:], first[:, :1]], dim=1)
+    scorer = make_scorer(model, layout, outputs, kwargs, batch_size=len(first), width=width)
+    scorer.score([Nodes(first, torch.zeros_like(first), first)], depth=1)
+    parents = torch.arange(width - 1, -1, -1, device=first.device).expand(len(first), -1)
+    return scorer.score([Nodes(second, parents, second)], depth=2)[0][:, 0]
 
 
 class Unread:
