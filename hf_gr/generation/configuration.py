@@ -93,8 +93,8 @@ class GRGenerationConfig(GenerationConfig):
             of all rows under 256 MB. If no level fits the budget, decoding is plain, and a warning says so once.
         num_assistant_tokens: transformers' own; the most levels that the draft model drafts at once. Nothing after
             the end of the catalogue's sequences is drafted.
-        forced_eos_token_id: transformers' own; counts if it is the catalogue's end token. In the longest sequences that
-            token then has score 0, if `max_new_tokens` is omitted or their length.
+        forced_eos_token_id: transformers' own; counts if it is the catalogue's end token. In the longest sequences
+            that token then has score 0, if `max_new_tokens` is omitted or their length.
         kwargs: everything that `transformers.GenerationConfig` takes.
 
     Raises:

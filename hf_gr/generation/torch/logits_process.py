@@ -207,7 +207,7 @@ class NormalizationOfLiving(LogitNormalization):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Normalise `[R, V]` scores."""
         lives = scores.amax(dim=-1, keepdim=True) > NEARLY_IMPOSSIBLE
-        return torch.where(lives, super().__call__(input_ids, scores), scores)
+        return torch.where(lives, scores.log_softmax(dim=-1), scores)
 
 
 def keep_dead(processors: LogitsProcessorList) -> LogitsProcessorList:
