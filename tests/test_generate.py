@@ -672,6 +672,7 @@ FORBIDDING = {"renormalize_logits": True, "suppress_tokens": [3, 8]}
         FORBIDDING,
         {"bad_words_ids": [[9], [3]]},
         {"pad_token_id": 0, "max_new_tokens": 9},
+        {"min_new_tokens": 3},
     ],
     ids=str,
 )

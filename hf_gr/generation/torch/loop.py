@@ -13,12 +13,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import LogitsProcessorList
 
+from hf_gr.catalogue.sequences import to_host
 from hf_gr.catalogue.snapshot import BatchRules
 from hf_gr.generation.checks import missing_token
 from hf_gr.generation.internals import as_it_is
@@ -61,6 +63,8 @@ def generate_by_processor(generate: Callable[..., Any], call: Call) -> Any:
     passed_on = {**passed_on, "logits_processor": LogitsProcessorList(processors)}
     as_tensor, with_scores = not config.return_dict_in_generate, config.output_scores
     config.return_dict_in_generate = config.output_scores = True
+    if rules.shared.eos_token_id not in np.ravel(to_host(config.eos_token_id)):
+        config.min_length = config.min_new_tokens = None  # they postpone the end tokens that the config names
     config.eos_token_id = rules.shared.eos_token_id  # every other end token is an ordinary code here
     config.max_new_tokens = rules.shared.max_length  # without an end token, any further token makes a row illegal
     out = generate(call.inputs, as_it_is(config), **passed_on, **call.model_kwargs)
