@@ -730,6 +730,8 @@ def test_no_item_is_lost_to_beams_that_processors_leave_no_token(index: Constrai
         {"num_beams": 1, "do_sample": True, "num_return_sequences": 5, "drafting": "trie"},
         {"num_beams": 5, "do_sample": True, "num_return_sequences": 5},
         {"num_beams": 5, "verification": "relaxed", "num_return_sequences": 5, "assistant": True},
+        {"num_beams": 5, "do_sample": True, "num_return_sequences": 5, "eta_cutoff": 0.2},
+        {"num_beams": 5, "do_sample": True, "num_return_sequences": 5, "top_h": 0.5},
         {"num_beams": 5, "do_sample": True, "num_return_sequences": 5, **LOOP},
         {"num_beams": 1, "do_sample": True, "num_return_sequences": 5, **LOOP},
     ],
@@ -745,8 +747,9 @@ def test_dead_paths_stay_dead_when_scores_are_renormalised(options: dict[str, An
     items = index.items(generated(out, inputs))
     assert set(map(tuple, items)) <= {(2,), ()}
     if options["num_beams"] > 1:
-        assert items == [[2], [], [], [], []] * 2
         assert not out.sequences_scores.isnan().any()
+    if options["num_beams"] > 1 and "top_h" not in options:  # which may drop the item's tokens
+        assert items == [[2], [], [], [], []] * 2
 
 
 def test_a_penalty_too_large_for_transformers_loop_is_refused() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import LogitNormalization, LogitsProcessor, LogitsProcessorList
+from transformers import EtaLogitsWarper, LogitNormalization, LogitsProcessor, LogitsProcessorList, TopHLogitsWarper
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.item_ids import ItemId
@@ -201,20 +201,26 @@ class ConstraintLogitsProcessor(LogitsProcessor):
         return prompt.shape[1]
 
 
-class NormalizationOfLiving(LogitNormalization):
-    """`LogitNormalization`, which leaves a row without any possible token as it is: a dead path stays dead."""
+class OfLiving(LogitsProcessor):
+    """A processor that leaves rows without any possible token as they are, and never sees them: dead paths stay dead.
+
+    Args:
+        inner: the processor.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Normalise `[R, V]` scores."""
-        lives = scores.amax(dim=-1, keepdim=True) > NEARLY_IMPOSSIBLE
-        return torch.where(lives, scores.log_softmax(dim=-1), scores)
+        """Process `[R, V]` scores."""
+        is_dead = scores.amax(dim=-1, keepdim=True) <= NEARLY_IMPOSSIBLE
+        return torch.where(is_dead, scores, self.inner(input_ids, scores.masked_fill(is_dead, 0.0)))
 
 
 def keep_dead(processors: LogitsProcessorList) -> LogitsProcessorList:
-    """The same processors, by which no dead path comes to life."""
-    return LogitsProcessorList(
-        NormalizationOfLiving() if type(one) is LogitNormalization else one for one in processors
-    )
+    """The same processors; those that take a softmax as a distribution do not see dead paths, which have none."""
+    of_living = (LogitNormalization, EtaLogitsWarper, TopHLogitsWarper)
+    return LogitsProcessorList(OfLiving(one) if isinstance(one, of_living) else one for one in processors)
 
 
 def _read_prompt_length(prompt_length: int | None, attention_mask: Tensor | None) -> int | None:
