@@ -8,6 +8,7 @@ model is a small Qwen3 with random weights: time does not depend on what it has 
     python examples/benchmark/recommend.py --users 2048
     python examples/benchmark/recommend.py --memory    # 10,000 and 200,000 users through hf_gr.recommend
     python examples/benchmark/recommend.py --check     # 10,000 users: 2 processes, killed and resumed, against 1
+    python examples/benchmark/recommend.py --ends 100  # exit codes of 100 runs and 100 trainings of 2 processes
     python examples/benchmark/recommend.py --fast      # with --check or without
 """
 
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +35,18 @@ import pyarrow.parquet as pq
 import torch
 from beauty_data import DEFAULT_DATA, is_there, read_items, read_users
 from report import print_json_line, print_table
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM, TrainingArguments
 
 import hf_gr
 from hf_gr.offline.decoding import Decoder
 from hf_gr.offline.prompts import Request
 from hf_gr.offline.settings import TOKEN_BUDGET, WINDOW_ROWS
+from hf_gr.training import DraftHeadTrainer, InteractionDataset
 
 SCORE_TOL = 1e-3  # fp32: sums of 4 log-probabilities, in batches of different sizes and paddings
 FIXED_BATCHES = (16, 32, 64, 128)
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+ON_CPUS = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
 
 
 def make_model(ids: hf_gr.SemanticIds, *, hidden: int, layers: int) -> Any:
@@ -150,7 +154,7 @@ def one_run(output: Path, window_rows: int) -> None:
 def check_kills(ids: hf_gr.SemanticIds, users: list[list[int]], size: int, *, seed: int) -> dict[str, Any]:
     """Fail unless one process, two, and two that are killed three times and resumed write the same file."""
     chance, window_rows = random.Random(seed), max(8, size // 50)
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    environment = os.environ | ON_CPUS
 
     def start(output: Path, launcher: list[str]) -> subprocess.Popen[bytes]:
         mine = [__file__, "--one-run", str(output), "--window-rows", str(window_rows)]
@@ -194,6 +198,52 @@ def check_kills(ids: hf_gr.SemanticIds, users: list[list[int]], size: int, *, se
     return {"users": size, "seed": seed, "windows_kept": kept, "seconds_of_one_and_two": list(seconds.values())}
 
 
+def check_ends(count: int) -> dict[str, Any]:
+    """Fail unless all runs and all trainings of two processes exit with 0."""
+    draw = np.random.default_rng(0)
+    ids = hf_gr.SemanticIds(draw.integers(0, 16, size=(200, 3)), level_sizes=[16] * 3, offset=3)
+    codes: dict[str, Counter[int]] = {"recommend": Counter(), "training": Counter()}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        save_recommender(ids, folder)
+        write_users(draw.integers(0, 200, size=(300, 5)).tolist(), 300, folder)
+        names = {"model": "model", "index": "index", "input": "users.parquet", "output": "answers.parquet"}
+        run = ["-m", "hf_gr.cli", "recommend", "--history", "items", "--window-rows", "32", "--overwrite"]
+        run += [text for option, name in names.items() for text in (f"--{option}", str(folder / name))]
+        commands = {"recommend": run, "training": [__file__, "--one-training", str(folder)]}
+        begun = time.perf_counter()
+        for number in range(count):
+            for kind, command in commands.items():
+                (folder / "answers.parquet").unlink(missing_ok=True)  # it would be the answer
+                whole = [sys.executable, *TORCHRUN, *command]
+                done = subprocess.run(whole, env=os.environ | ON_CPUS, capture_output=True, text=True)
+                codes[kind][done.returncode] += 1
+                if done.returncode:
+                    print(f"{kind} {number}: exit code {done.returncode}\n{done.stderr}", flush=True)
+            if number % 10 == 9:
+                seconds = time.perf_counter() - begun
+                told = ", ".join(f"{kind} {dict(counted)}" for kind, counted in codes.items())
+                print(f"{number + 1} of each in {seconds:.0f} s, exit codes: {told}", flush=True)
+    assert all(counted == {0: count} for counted in codes.values()), f"a run has failed: {codes}"
+    return {"exit_codes": {kind: dict(counted) for kind, counted in codes.items()}}
+
+
+def one_training(folder: Path) -> None:
+    """A few steps of a draft head, in each of several processes."""
+    model = hf_gr.AutoModelForGenerativeRetrieval.from_pretrained(folder / "model")
+    codebooks = [list(range(first, first + 16)) for first in (3, 19, 35)]
+    torch.manual_seed(0)  # the same head in all processes
+    model.add_draft_head(codebooks)
+    labels = [[codes[row % 16] for codes in codebooks] for row in range(32)]
+    arguments = {"max_steps": 3, "per_device_train_batch_size": 4, "report_to": "none", "use_cpu": True}
+    trainer = DraftHeadTrainer(
+        model=model,
+        args=TrainingArguments(str(folder / "training"), save_strategy="no", disable_tqdm=True, **arguments),
+        train_dataset=InteractionDataset(labels, labels=labels),
+    )
+    trainer.train()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--data", type=Path, default=DEFAULT_DATA, help="folder of the Beauty data")
@@ -205,13 +255,19 @@ def main() -> None:
     parser.add_argument("--token-budget", type=int, default=TOKEN_BUDGET)
     parser.add_argument("--memory", action="store_true", help="peak memory instead, of 10,000 and 200,000 users")
     parser.add_argument("--check", action="store_true", help="two processes, killed and resumed, against one instead")
+    parser.add_argument("--ends", type=int, help="exit codes of so many runs and trainings of two processes instead")
     parser.add_argument("--seed", type=int, default=0, help="of the moments of --check")
     parser.add_argument("--fast", action="store_true", help="seconds, not minutes: few users, no claim")
     parser.add_argument("--one-run", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--one-training", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--window-rows", type=int, default=WINDOW_ROWS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one_run is not None:
         return one_run(arguments.one_run, arguments.window_rows)
+    if arguments.one_training is not None:
+        return one_training(arguments.one_training)
+    if arguments.ends is not None:
+        return print_json_line("ends of processes", arguments.device, check_ends(arguments.ends))
     if not is_there(arguments.data, fast=arguments.fast):
         return None
     item_ids, codes = read_items(arguments.data)

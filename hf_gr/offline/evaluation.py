@@ -18,12 +18,13 @@ from typing import Any
 
 import torch
 
+from hf_gr.torch.processes import Processes
+
 from .decoding import useful_beams
 from .job import Job, make_job
 from .loading import input_device
 from .measures import count_rows, time_users
 from .options import EVALUATE, takes_options
-from .processes import Processes
 from .run import run_job
 from .settings import Settings, count, is_count
 from .users import Paths, Users

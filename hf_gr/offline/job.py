@@ -19,6 +19,7 @@ from hf_gr.files.tables import pa
 from hf_gr.generation.configuration import GRGenerationConfig
 from hf_gr.generation.torch.fingerprints import fingerprint_model
 from hf_gr.generation.torch.models import embeddings_of
+from hf_gr.torch.processes import Processes
 
 from .decoding import Decoder, useful_beams
 from .loading import (
@@ -30,7 +31,6 @@ from .loading import (
     prompt_room,
 )
 from .options import deciding_rows
-from .processes import Processes
 from .prompts import PromptMaker
 from .settings import NUM_BEAMS, Settings
 from .users import Paths, Users, Window

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from hf_gr.files.progress import progress_bar
+from hf_gr.torch.processes import Processes
 
 from .job import Job, make_job
 from .options import RECOMMEND, takes_options
 from .parts import Parts, check_output
-from .processes import Processes
 from .settings import Settings
 from .users import Paths, Users
 
@@ -91,21 +91,9 @@ def run_job(job: Job, users: Users, output: Path, processes: Processes) -> Recom
         if is_done:
             return Recommended(output, *processes.by_main(parts.totals, doing="cannot read the output"), num_resumed=0)
         num_resumed = processes.by_main(parts.count, doing="cannot read the parts")
-        failure: Exception | None = None
-        num_windows = 0
-        try:
-            num_windows = _run_windows(job, users, parts, processes)
-        except Exception as error:  # sent to the others, and raised below
-            failure = error
-            parts.stop()
-        failures = processes.gather(None if failure is None else str(failure))
-        if processes.is_main and any(text is not None for text in failures):
-            parts.discard_empty()
-        if failure is not None:
-            raise failure
-        first = next((rank for rank, text in enumerate(failures) if text is not None), None)
-        if first is not None:
-            raise RuntimeError(f"process {first} has stopped: {failures[first]}")
+        num_windows = processes.by_all(
+            lambda: _run_windows(job, users, parts, processes), after_failure=parts.discard_empty
+        )[0]
         found = processes.by_main(lambda: _merge(parts, num_windows, users), doing="could not merge the parts")
         return Recommended(output, *found, num_resumed=num_resumed)
     finally:
@@ -122,13 +110,17 @@ def _run_windows(job: Job, users: Users, parts: Parts, processes: Processes) -> 
         shown=job.settings.progress and processes.is_main,
         finished=lambda: parts.count() * size,
     )
-    with bar as advance:
-        for window in users.windows(size):
-            num_windows += 1
-            if window.number % processes.count != processes.rank or parts.has(window.number) or parts.is_stopped:
-                continue
-            parts.write(window.number, job.run(window, advance))
-            advance(0)
+    try:
+        with bar as advance:
+            for window in users.windows(size):
+                num_windows += 1
+                if window.number % processes.count != processes.rank or parts.has(window.number) or parts.is_stopped:
+                    continue
+                parts.write(window.number, job.run(window, advance))
+                advance(0)
+    except Exception:
+        parts.stop()
+        raise
     return num_windows
 
 

@@ -13,6 +13,8 @@ from torch import Tensor
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
+from hf_gr.torch.processes import end_group_at_exit
+
 Data = TypeVar("Data")
 
 
@@ -24,6 +26,7 @@ class LossTrainer(Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        end_group_at_exit()
         self.model_accepts_loss_kwargs = False  # losses are means over a batch, not sums over its tokens
 
     def _loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
