@@ -19,6 +19,8 @@ import copy
 import os
 import random
 import resource
+import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -38,6 +40,7 @@ from report import print_json_line, print_table
 from transformers import Qwen3Config, Qwen3ForCausalLM, TrainingArguments
 
 import hf_gr
+from hf_gr import cli
 from hf_gr.offline.decoding import Decoder
 from hf_gr.offline.prompts import Request
 from hf_gr.offline.settings import TOKEN_BUDGET, WINDOW_ROWS
@@ -198,34 +201,67 @@ def check_kills(ids: hf_gr.SemanticIds, users: list[list[int]], size: int, *, se
     return {"users": size, "seed": seed, "windows_kept": kept, "seconds_of_one_and_two": list(seconds.values())}
 
 
-def check_ends(count: int) -> dict[str, Any]:
-    """Fail unless all runs and all trainings of two processes exit with 0."""
+def check_ends(count: int, *, forked: bool) -> dict[str, Any]:
+    """Fail unless all runs and all trainings of two processes exit with 0.
+
+    Args:
+        count: runs, and trainings.
+        forked: fork both processes from this one, which has the libraries, instead of starting a launcher: seconds
+            instead of a minute. They end as any other.
+    """
     draw = np.random.default_rng(0)
     ids = hf_gr.SemanticIds(draw.integers(0, 16, size=(200, 3)), level_sizes=[16] * 3, offset=3)
-    codes: dict[str, Counter[int]] = {"recommend": Counter(), "training": Counter()}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        save_recommender(ids, folder)
-        write_users(draw.integers(0, 200, size=(300, 5)).tolist(), 300, folder)
-        names = {"model": "model", "index": "index", "input": "users.parquet", "output": "answers.parquet"}
-        run = ["-m", "hf_gr.cli", "recommend", "--history", "items", "--window-rows", "32", "--overwrite"]
-        run += [text for option, name in names.items() for text in (f"--{option}", str(folder / name))]
-        commands = {"recommend": run, "training": [__file__, "--one-training", str(folder)]}
-        begun = time.perf_counter()
-        for number in range(count):
-            for kind, command in commands.items():
-                (folder / "answers.parquet").unlink(missing_ok=True)  # it would be the answer
-                whole = [sys.executable, *TORCHRUN, *command]
-                done = subprocess.run(whole, env=os.environ | ON_CPUS, capture_output=True, text=True)
-                codes[kind][done.returncode] += 1
-                if done.returncode:
-                    print(f"{kind} {number}: exit code {done.returncode}\n{done.stderr}", flush=True)
-            if number % 10 == 9:
-                seconds = time.perf_counter() - begun
-                told = ", ".join(f"{kind} {dict(counted)}" for kind, counted in codes.items())
-                print(f"{number + 1} of each in {seconds:.0f} s, exit codes: {told}", flush=True)
-    assert all(counted == {0: count} for counted in codes.values()), f"a run has failed: {codes}"
-    return {"exit_codes": {kind: dict(counted) for kind, counted in codes.items()}}
+    folder = Path(tempfile.mkdtemp())  # no context: a forked process would leave it, and remove the folder
+    save_recommender(ids, folder)
+    write_users(draw.integers(0, 200, size=(300, 5)).tolist(), 300, folder)
+    names = {"model": "model", "index": "index", "input": "users.parquet", "output": "answers.parquet"}
+    run = ["-m", "hf_gr.cli", "recommend", "--history", "items", "--window-rows", "32", "--overwrite"]
+    run += [text for option, name in names.items() for text in (f"--{option}", str(folder / name))]
+    commands = {"recommend": run, "training": [__file__, "--one-training", str(folder)]}
+    codes = {kind: Counter[int]() for kind in commands}
+    begun = time.perf_counter()
+    for number in range(1, count + 1):
+        for kind, command in commands.items():
+            (folder / "answers.parquet").unlink(missing_ok=True)  # another run would have nothing to do
+            with (folder / "said").open("w+") as said:
+                if forked:
+                    ended = fork_pair(command, said.fileno())
+                else:
+                    whole, pipes = [sys.executable, *TORCHRUN, *command], {"stdout": said, "stderr": said}
+                    ended = [subprocess.run(whole, env=os.environ | ON_CPUS, **pipes).returncode]
+                codes[kind].update(ended)
+                if any(ended):
+                    said.seek(0)
+                    print(f"{kind} {number}: exit codes {ended}\n{said.read()}", flush=True)
+        if number % 5 == 0:
+            told = ", ".join(f"{kind} {dict(counted)}" for kind, counted in codes.items())
+            print(f"{number} of each in {time.perf_counter() - begun:.0f} s, exit codes: {told}", flush=True)
+    shutil.rmtree(folder)
+    assert all(set(counted) == {0} for counted in codes.values()), f"a run has failed: {codes}"
+    return {"forked": forked, "exit_codes": {kind: dict(counted) for kind, counted in codes.items()}}
+
+
+def fork_pair(command: list[str], said: int) -> list[int]:
+    """The exit codes of two processes that run a command as if a launcher had started them."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+    pids = []
+    for rank in range(2):
+        pids.append(os.fork())
+        if not pids[-1]:
+            os.environ |= ON_CPUS | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            os.environ |= {
+                f"{local}{name}": value
+                for local in ("", "LOCAL_")
+                for name, value in (("RANK", str(rank)), ("WORLD_SIZE", "2"))
+            }
+            os.dup2(said, 1)
+            os.dup2(said, 2)
+            sys.argv = command[1:] if command[0] == "-m" else command
+            cli.main() if command[0] == "-m" else one_training(Path(command[-1]))
+            sys.exit()  # all the way up: the interpreter ends as it does
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
 
 
 def one_training(folder: Path) -> None:
@@ -256,6 +292,7 @@ def main() -> None:
     parser.add_argument("--memory", action="store_true", help="peak memory instead, of 10,000 and 200,000 users")
     parser.add_argument("--check", action="store_true", help="two processes, killed and resumed, against one instead")
     parser.add_argument("--ends", type=int, help="exit codes of so many runs and trainings of two processes instead")
+    parser.add_argument("--forked", action="store_true", help="with --ends: fork them, which is quick")
     parser.add_argument("--seed", type=int, default=0, help="of the moments of --check")
     parser.add_argument("--fast", action="store_true", help="seconds, not minutes: few users, no claim")
     parser.add_argument("--one-run", type=Path, help=argparse.SUPPRESS)
@@ -267,7 +304,9 @@ def main() -> None:
     if arguments.one_training is not None:
         return one_training(arguments.one_training)
     if arguments.ends is not None:
-        return print_json_line("ends of processes", arguments.device, check_ends(arguments.ends))
+        return print_json_line(
+            "ends of processes", arguments.device, check_ends(arguments.ends, forked=arguments.forked)
+        )
     if not is_there(arguments.data, fast=arguments.fast):
         return None
     item_ids, codes = read_items(arguments.data)

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from hf_gr.catalogue import ConstraintIndex
@@ -22,6 +21,7 @@ from hf_gr.catalogue.labels import fingerprint
 from hf_gr.generation.models import position_limit
 from hf_gr.generation.named_catalogues import resolve_index
 from hf_gr.generation.torch.loading import enable, load
+from hf_gr.generation.torch.models import is_sharded
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -51,7 +51,7 @@ def load_model(model: Any, *, dtype: str | torch.dtype, device_map: Any, device:
         raise ValueError("dtype= or device_map= with a loaded model, expected neither: load it with them")
     if isinstance(model, DistributedDataParallel):
         model = model.module
-    if _is_sharded(model):
+    if is_sharded(model):
         raise ValueError(
             "model is in pieces (FSDP or tensor parallelism), expected whole weights in every process: here users are "
             "divided among processes, not weights, and processes do not take equally many steps. Save it and pass the "
@@ -145,12 +145,3 @@ def fingerprint_tokenizer(tokenizer: Any) -> str:
     """A digest of a tokenizer's vocabulary, and of its tokens for a few texts."""
     vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
     return hashlib.sha256(f"{fingerprint(tokenizer)} {vocabulary}".encode()).hexdigest()
-
-
-def _is_sharded(model: Any) -> bool:
-    """Whether weights are sharded: by FSDP, of either version, or as distributed tensors."""
-    if not isinstance(model, torch.nn.Module):
-        return False
-    names = {base.__name__ for module in model.modules() for base in type(module).__mro__}
-    is_wrapped = bool(names & {"FullyShardedDataParallel", "FSDPModule"})
-    return is_wrapped or any(isinstance(parameter, DTensor) for parameter in model.parameters())

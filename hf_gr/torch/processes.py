@@ -18,7 +18,7 @@ from functools import cache, cached_property
 from typing import Any
 
 import torch
-import torch.distributed.nn.functional  # noqa: F401, before a group begins: see end_group_at_exit
+import torch.distributed.nn.functional  # noqa: F401, before a group begins: see _end_group_at_exit
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object, parse_flag_from_env
 from torch.nn.parallel import DistributedDataParallel
@@ -45,14 +45,7 @@ class Processes:
                 f"{started} processes were started, and Accelerate's state knows {self._state.num_processes}: begin "
                 "with Accelerator() or leave it to this function, and not with PartialState() alone"
             )
-        if self.count > 1:
-            end_group_at_exit()
-        elif _is_alone_against_orders():
-            logger.warning(
-                "accelerate launch was asked for several processes and started one, as it does with --cpu: this one "
-                "does all the work; on CPUs start N with `python -m torch.distributed.run --standalone "
-                "--nproc_per_node N`, on GPUs with `accelerate launch --multi_gpu --num_processes N`"
-            )
+        look_after_group(self.count)
 
     @cached_property
     def count(self) -> int:
@@ -137,8 +130,20 @@ class Processes:
         return [value for value, _ in found]
 
 
+def look_after_group(num_processes: int) -> None:
+    """End the process group of several processes at exit, or tell of a launcher that began only one of several."""
+    if num_processes > 1:
+        _end_group_at_exit()
+    elif _should_have_peers():
+        logger.warning(
+            "accelerate launch was to start several processes and has started one, as it does with --cpu: this one "
+            "does all the work. To start N on CPUs: python -m torch.distributed.run --standalone --nproc_per_node N; "
+            "on GPUs: accelerate launch --multi_gpu --num_processes N"
+        )
+
+
 @cache
-def end_group_at_exit() -> None:
+def _end_group_at_exit() -> None:
     """End the process group, whoever began it, when the interpreter exits.
 
     Without this, some runs die after their last line: "terminate called without an active exception", SIGABRT. The
@@ -166,10 +171,11 @@ def _end_group() -> None:
         torch.distributed.destroy_process_group()
 
 
-def _is_alone_against_orders() -> bool:
-    """Whether `accelerate launch` was told to start several processes, and has started this one only."""
+def _should_have_peers() -> bool:
+    """Whether `accelerate launch` was to start several processes, and has started this one only."""
     names = os.environ.keys()
-    # Its launcher of a single process sets an address for them only if there should be several.
+    # Its launcher of one process (Accelerate 1.15, simple_launcher) sets an address for peers if N is more than 1, and
+    # leaves it to mpirun to start them.
     return {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= names and names.isdisjoint(WORLD_SIZES)
 
 

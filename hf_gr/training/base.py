@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from hf_gr.torch.processes import end_group_at_exit
+from hf_gr.torch.processes import look_after_group
 
 Data = TypeVar("Data")
 
@@ -26,7 +26,7 @@ class LossTrainer(Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        end_group_at_exit()
+        look_after_group(self.args.world_size)
         self.model_accepts_loss_kwargs = False  # losses are means over a batch, not sums over its tokens
 
     def _loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:

@@ -34,7 +34,8 @@ from hf_gr.files.progress import progress_bar
 from hf_gr.generation.models import fill_token
 from hf_gr.generation.torch.fingerprints import probe_model
 from hf_gr.generation.torch.mixin import GRGenerationMixin
-from hf_gr.generation.torch.models import base_model, evaluation, takes_argument
+from hf_gr.generation.torch.models import base_model, evaluation, is_sharded, takes_argument
+from hf_gr.torch.processes import Processes
 from hf_gr.torch.transition import DeviceCatalogue
 
 from .packing import pad_prompts, pad_rows, score_paths
@@ -65,7 +66,9 @@ def write_teacher_data(
     """Write a target model's answers to prompts: the data for aligning draft models.
 
     Memory holds one shard, whatever the number of prompts. To resume an interrupted call, repeat it with the same
-    arguments: existing shards are kept, and only their prompts are read again.
+    arguments: existing shards are kept, and only their prompts are read again. Under a launcher of N processes, call
+    it in every one, with a whole model, the same prompts and the same folder: each searches for every N-th shard, and
+    the files are those of one process.
 
     Args:
         model: the target, a decoder with `GRGenerationMixin` (`hf_gr.enable`). Its generation config applies to the
@@ -89,7 +92,8 @@ def write_teacher_data(
         ValueError: before any work for invalid arguments, or a directory that holds data of other settings, of
             another model or of another catalogue; later for a prompt or label that is empty or has values outside the
             vocabulary, prompts and labels that differ in number, and prompts that differ from those of existing
-            shards.
+            shards, or between processes; with several processes, a model in pieces (FSDP).
+        RuntimeError: another process died or failed; what is finished is kept.
         ImportError: pyarrow is missing: `pip install "hf-gr[tables]"`.
 
     Example:
@@ -129,37 +133,32 @@ def write_teacher_data(
     }
     if full_vocabulary and labels is None:
         raise ValueError("full_vocabulary=True without labels, expected labels: it is kept at the label's positions")
-    directory.mkdir(parents=True, exist_ok=True)
-    num_there = len(shard_paths(directory))
-    _check_summary(directory, settings)
+    processes = Processes()
+    if processes.count > 1 and is_sharded(model):
+        raise ValueError(
+            "model is in pieces (FSDP or tensor parallelism), expected whole weights in every process: here shards of "
+            "prompts are divided among processes, not weights"
+        )
+    num_there = processes.by_main(lambda: _prepare(directory, settings), doing="has refused the directory")
     device = next(base_model(model).parameters()).device
     catalogue = training_catalogue(snapshot, device)
     plan = _Plan(model, index, catalogue, device, num_beams, batch_size, snapshot.max_length, full_vocabulary)
-    num_prompts, num_shards = 0, 0
-    total = len(prompts) if hasattr(prompts, "__len__") else None  # pyright: ignore[reportArgumentType]
+    pairs = _shards(prompts, labels, shard_size)
     bar = progress_bar(
-        "Asking the target model", lambda: total, unit="prompts", shown=progress, on_terminals_only=False
+        "Asking the target model",
+        lambda: len(prompts) if hasattr(prompts, "__len__") else None,  # pyright: ignore[reportArgumentType]
+        unit="prompts",
+        shown=progress and processes.is_main,
+        on_terminals_only=False,
     )
     with evaluation(model), bar as advance:
-        for number, rows in enumerate(_shards(prompts, labels, shard_size)):
-            rows = [_check_row(row, num_prompts + at, settings) for at, row in enumerate(rows)]
-            path = directory / f"teacher-{number:05d}.parquet"
-            digest = _rows_digest(rows)
-            if not _is_written(path, settings, digest, len(rows), is_last=number == num_there - 1):
-                _write_shard(path, rows, _search_all(plan, rows, advance), settings | {"prompts": digest})
-            else:
-                advance(len(rows))
-            num_prompts, num_shards = num_prompts + len(rows), number + 1
-    if not num_prompts:
-        raise ValueError("prompts is empty, expected at least one")
-    if num_shards < num_there:
-        raise ValueError(
-            f"{directory} has {num_there} shards, expected {num_shards} for {num_prompts} prompts: it holds data of "
-            "more prompts; use another directory"
+        written = processes.by_all(
+            lambda: _write_shards(plan, pairs, directory, settings, num_there, processes, advance)
         )
-    summary = settings | {"num_prompts": num_prompts, "num_shards": num_shards}
-    with replaced_file(path := directory / SUMMARY_FILE, temporary=_temporary(path)) as file:
-        file.write(f"{json.dumps(summary, indent=2)}\n".encode())
+    if any(one != written[0] for one in written):
+        raise ValueError("prompts or labels differ between processes, expected the same in all: use another directory")
+    summary = settings | {"num_prompts": written[0][0], "num_shards": written[0][1]}
+    processes.by_main(lambda: _write_summary(directory, summary), doing="could not write the summary")
     return directory
 
 
@@ -206,6 +205,50 @@ class _Answer:
     level_sizes: np.ndarray
     log_probs: np.ndarray
     label_log_probs: np.ndarray | None
+
+
+def _prepare(directory: Path, settings: dict[str, Any]) -> int:
+    """Create the folder, or refuse one of other data; return the number of its shards."""
+    directory.mkdir(parents=True, exist_ok=True)
+    _check_summary(directory, settings)
+    return len(shard_paths(directory))
+
+
+def _write_shards(
+    plan: _Plan,
+    shards: Iterable[list[tuple[Any, Any]]],
+    directory: Path,
+    settings: dict[str, Any],
+    num_there: int,
+    processes: Processes,
+    advance: Callable[[int], None],
+) -> tuple[int, int, str]:
+    """Write the shards of this process; return how many prompts and shards there are in all, and their digest."""
+    num_prompts, num_shards, whole = 0, 0, hashlib.sha256()
+    for number, rows in enumerate(shards):
+        rows = [_check_row(row, num_prompts + at, settings) for at, row in enumerate(rows)]
+        path = directory / f"teacher-{number:05d}.parquet"
+        digest = _rows_digest(rows)
+        is_other = number % processes.count != processes.rank
+        if is_other or _is_written(path, settings, digest, len(rows), is_last=number == num_there - 1):
+            advance(len(rows))
+        else:
+            _write_shard(path, rows, _search_all(plan, rows, advance), settings | {"prompts": digest})
+        num_prompts, num_shards = num_prompts + len(rows), number + 1
+        whole.update(digest.encode())
+    if not num_prompts:
+        raise ValueError("prompts is empty, expected at least one")
+    if num_shards < num_there:
+        raise ValueError(
+            f"{directory} has {num_there} shards, expected {num_shards} for {num_prompts} prompts: it holds data of "
+            "more prompts; use another directory"
+        )
+    return num_prompts, num_shards, whole.hexdigest()
+
+
+def _write_summary(directory: Path, summary: dict[str, Any]) -> None:
+    with replaced_file(path := directory / SUMMARY_FILE, temporary=_temporary(path)) as file:
+        file.write(f"{json.dumps(summary, indent=2)}\n".encode())
 
 
 def _search_all(plan: _Plan, rows: Sequence[_Row], advance: Callable[[int], None]) -> list[_Answer]:

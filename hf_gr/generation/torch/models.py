@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import extract_model_from_parallel
+from torch.distributed.tensor import DTensor
 
 from hf_gr.generation.internals import attention_of
 
@@ -76,6 +77,15 @@ def layer_types(config: Any) -> list[str]:
 def mask_dtype(model: Any) -> torch.dtype | None:
     """The dtype of an additive mask, None if the attention takes a boolean one (eager adds whatever it gets)."""
     return None if attention_of(model.config.get_text_config(decoder=True)) == "sdpa" else model.dtype
+
+
+def is_sharded(model: Any) -> bool:
+    """Whether weights are sharded: by FSDP, of either version, or as distributed tensors."""
+    if not isinstance(model, torch.nn.Module):
+        return False
+    names = {base.__name__ for module in model.modules() for base in type(module).__mro__}
+    is_wrapped = bool(names & {"FullyShardedDataParallel", "FSDPModule"})
+    return is_wrapped or any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 @contextmanager
