@@ -17,6 +17,7 @@ which also trains the model unless it is `--head-only`: so the hits do not compa
     pip install "hf-gr[tables]"
     python examples/train_draft_head.py --interactions ratings.csv --items semantic_ids.tsv --output recommender
     accelerate launch --num_processes 4 examples/train_draft_head.py --interactions ...   # the same on four GPUs
+    python -m torch.distributed.run --standalone --nproc_per_node 2 examples/train_draft_head.py ...  # or on CPUs
     python examples/train_draft_head.py --fast  # seconds, on made-up interactions: the method, not its quality
 """
 
@@ -179,7 +180,8 @@ def train_head(model: Any, ids: SemanticIds, tokenizer: Any, histories: list[np.
     result = trainer.train()
     say(
         f"the head was trained for {options.steps} steps on {len(data):,} pairs "
-        f"({'alone' if options.head_only else 'with the model'}), {result.metrics['train_runtime']:.0f} s"
+        f"({'alone' if options.head_only else 'with the model'}), "
+        f"number of processes: {trainer.args.world_size}, {result.metrics['train_runtime']:.0f} s"
     )
     trainer.save_model()
     return trainer

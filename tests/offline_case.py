@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import pkgutil
 import resource
 import signal
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from torch.distributed.fsdp import fully_shard
 
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, enable, recommend
 from hf_gr.offline.parts import Parts
+from hf_gr.training import write_teacher_data
 
 SCORE_TOL = 1e-4  # fp32: sums of 3 log-probabilities, in batches of other sizes and paddings
 NUM_ITEMS = 60
@@ -189,19 +192,9 @@ def run_as_rank(
     more: dict[str, Any],
 ) -> None:
     """One of several processes, as a launcher starts them; one that dies does so at its first window."""
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(count),
-        "LOCAL_WORLD_SIZE": str(count),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "ACCELERATE_USE_CPU": "true",
-    }
+    be_rank(rank, count, port)
     if dies:
         Parts.write = lambda *args: os.kill(os.getpid(), signal.SIGKILL)  # pyright: ignore
-    transformers.utils.logging.disable_progress_bar()
-    torch.set_num_threads(1)
     try:
         if more.pop("divided", False):
             PartialState(cpu=True)
@@ -212,7 +205,47 @@ def run_as_rank(
         messages.put((rank, "done", (made.num_rows, made.num_skipped, output.exists())))
     except Exception as error:
         messages.put((rank, type(error).__name__, str(error)))
+    leave(messages)
+
+
+def free_port() -> int:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return held.getsockname()[1]
+
+
+def be_rank(rank: int, count: int, port: int) -> None:
+    """Make this process one of several, as a launcher does."""
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in names.items()}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "ACCELERATE_USE_CPU": "true"}
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+
+
+def leave(messages: Any) -> None:
+    """What an interpreter does at its end; one of `multiprocessing` ends without."""
     messages.close()
     messages.join_thread()
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    atexit._run_exitfuncs()
+
+
+def teach(model: Any, index: ConstraintIndex, prompts: list[list[int]], folder: Path) -> None:
+    write_teacher_data(model, prompts, index, folder, num_beams=4, shard_size=3, batch_size=2)
+
+
+def teach_as_rank(
+    rank: int, count: int, port: int, messages: Any, case: Case, folder: Path, prompts: list[list[int]]
+) -> None:
+    """One of several processes that write teacher data."""
+    be_rank(rank, count, port)
+    model, index = case.load()
+    asked: list[int] = []
+    generate = model.generate
+    model.generate = lambda **kwargs: asked.append(len(kwargs["input_ids"])) or generate(**kwargs)
+    try:
+        teach(model, index, prompts, folder)
+        messages.put((rank, "done", sum(asked)))
+    except Exception as error:
+        messages.put((rank, type(error).__name__, str(error)))
+    leave(messages)

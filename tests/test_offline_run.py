@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import random
 import signal
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -616,26 +615,27 @@ def test_a_full_disk_keeps_what_is_finished(
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        number = held.getsockname()[1]
-    return number
+    return offline_case.free_port()
 
 
 def run_ranks(
     case: Case, users: Path, output: Path, port: int, *, dying: int | None = None, **more: Any
 ) -> dict[int, Any]:
     """What two processes have to say."""
+    given = [(rank == dying, case, users, output, more) for rank in (0, 1)]
+    return start_ranks(offline_case.run_as_rank, given, port, dying=dying)
+
+
+def start_ranks(target: Any, given: list[Any], port: int, *, dying: int | None = None) -> dict[int, Any]:
     messages = offline_case.SERVER.Queue()
     processes = [
-        offline_case.in_another_process(
-            offline_case.run_as_rank, rank, 2, port, messages, rank == dying, case, users, output, more
-        )
-        for rank in (0, 1)
+        offline_case.in_another_process(target, rank, 2, port, messages, *arguments)
+        for rank, arguments in enumerate(given)
     ]
     said = [messages.get(timeout=90) for rank in (0, 1) if rank != dying]
-    for process in processes:
+    for rank, process in enumerate(processes):
         process.join(60)
+        assert process.exitcode == 0 or rank == dying
     return {rank: rest for rank, *rest in said}
 
 
@@ -695,6 +695,21 @@ def test_device_map_is_of_one_process(tmp_path: Path, case: Case, users: Path, p
     said = run_ranks(case, users, tmp_path / "recs.parquet", port, device_map="auto")
     assert {kind for kind, _ in said.values()} == {"ValueError"}
     assert "with 2 processes, expected one of both" in said[0][1]
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_two_processes_share_teacher_data(tmp_path: Path, case: Case, port: int, is_same: bool) -> None:
+    prompts = [[3 + number, 5] for number in range(10)]
+    given = [(case, tmp_path / "two", prompts if is_same or rank else prompts[:-1]) for rank in (0, 1)]
+    said = start_ranks(offline_case.teach_as_rank, given, port)
+    if is_same:
+        assert said == {0: ["done", 6], 1: ["done", 4]}  # shards of 3, the last of 1
+        offline_case.teach(*case.load(), prompts, tmp_path / "one")
+        one, two = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "two"))
+        assert one == two
+    else:
+        assert all(text.startswith("prompts or labels differ between processes") for _, text in said.values())
+        assert not (tmp_path / "two" / "teacher_data.json").exists()
 
 
 def test_the_public_name() -> None:

@@ -34,9 +34,10 @@ def recommend(**flags: Any) -> None:
 
     Writes a Parquet file with a row for every user, in their order: the user, items (ids, best first) and scores.
     After a kill or an interruption, the same command continues where it stopped. Under `accelerate launch -m hf_gr.cli
-    recommend ...` it runs on all devices. Exit code 0: all rows; 1: refused or stopped, what is finished is kept; 2:
-    an option is wrong; 3: finished, with skipped rows; 130: interrupted. A launcher of several processes turns all
-    codes but 0 into 1.
+    recommend ...` it runs on all GPUs, and under `python -m torch.distributed.run --standalone --nproc_per_node N -m
+    hf_gr.cli recommend ...` in N processes on CPUs, where `accelerate launch --cpu` starts one. Exit code 0:
+    all rows; 1: refused or stopped, what is finished is kept; 2: an option is wrong; 3: finished, with skipped rows;
+    130: interrupted. A launcher of several processes turns all codes but 0 into 1.
     """
     start = perf_counter()
     with errors_on_one_line("recommend"):

@@ -46,7 +46,8 @@ class Recommended:
 def recommend(model: Any, users: Paths, output: str | PathLike[str], **options: Any) -> Recommended:
     """Recommend items to every user of a table, and write them to a Parquet file, in the order of the table.
 
-    Runs on one device, or under `accelerate launch` on many: call it in every process. Each process loads the model
+    Runs on one device, or under `accelerate launch` on many (on CPUs `torch.distributed.run`, since `accelerate launch
+    --cpu` starts one process): call it in every process. Each process loads the model
     and the catalogue and answers every N-th window of users; the first one merges the results. All must see the same
     folders. After an interruption or a kill, the same call continues where it stopped. Finished windows are in
     `OUTPUT.parts` until all are finished; a process holds one window at a time.
