@@ -1,0 +1,140 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What is saved over and over, state by state, by processes that are killed. Each state says its number.
+
+A child of `offline_case.SERVER` runs `save_on`; it knows these names without any further import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hf_gr import ConstraintIndex, DraftHead, DraftHeadConfig
+from hf_gr.files import atomic
+
+
+@dataclass(frozen=True)
+class Saver:
+    """One kind of save.
+
+    Attributes:
+        save: the state of a number into a folder.
+        load: the numbers of all that the folder holds, one for each file that is replaced alone; fails if one is torn.
+        names: the files of the folder.
+        may_be_gone: whether a reader may find nothing, between the old and the new.
+    """
+
+    save: Callable[[Path, int], None]
+    load: Callable[[Path], list[int]]
+    names: frozenset[str]
+    may_be_gone: bool = False
+
+
+def index_of(number: int) -> ConstraintIndex:
+    rows = [[3 + number % 5, 10 + row, 50 + row % 7] for row in range(3 + number % 40)]
+    return ConstraintIndex.from_sequences(rows, item_ids=[1000 * number + row for row in range(len(rows))])
+
+
+def load_index(folder: Path) -> list[int]:
+    index = ConstraintIndex.from_pretrained(folder)
+    number = int(index.item_ids[0]) // 1000
+    expected = index_of(number)
+    assert list(index) == list(expected), f"an index with sequences of another than {number}"
+    assert np.array_equal(index.item_ids, expected.item_ids), f"an index with items of another than {number}"
+    return [number]
+
+
+def save_head(folder: Path, number: int) -> None:
+    sizes = (2, 3 + number % 4)  # the JSON is another one, too
+    config = DraftHeadConfig(hidden_size=8, codebook_sizes=sizes, placeholder_token_ids=(), use_placeholders=False)
+    head = DraftHead(config, [[3, 4], list(range(5, 5 + sizes[1]))])
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.fill_(number)
+    head.save_pretrained(folder)
+
+
+def load_head(folder: Path) -> list[int]:
+    head = DraftHead.from_pretrained(folder)
+    values = {float(value) for parameter in head.parameters() for value in parameter.detach().unique()}
+    assert len(values) == 1, f"a head with weights of {values}"
+    number = int(values.pop())
+    assert head.config.codebook_sizes == (2, 3 + number % 4), f"a head {number} with the sizes of another"
+    return [number]
+
+
+def content(number: int) -> bytes:
+    return number.to_bytes(4, "big") * (1 + number * 977 % 20_000)
+
+
+def number_in(path: Path) -> int:
+    data = path.read_bytes()
+    number = int.from_bytes(data[:4], "big")
+    assert data == content(number), f"{path.name} is torn"
+    return number
+
+
+def save_file(folder: Path, number: int) -> None:
+    with atomic.replaced_file(folder / "a") as file:
+        file.write(content(number))
+
+
+def save_files(folder: Path, number: int) -> None:
+    with atomic.replaced_files(folder, prefix=".some-", first=("b",)) as work:
+        for name in ("a", "b", "c"):
+            (work / name).write_bytes(content(number))
+
+
+def load_files(folder: Path) -> list[int]:
+    found = [number_in(folder / name) for name in ("b", "a", "c")]
+    assert found == sorted(found, reverse=True), f"{found} in the order in which they are replaced"
+    return found
+
+
+def save_folder(folder: Path, number: int) -> None:
+    with atomic.replaced_folder(folder / "sub") as work:
+        for name in ("a", "b"):
+            (work / name).write_bytes(content(number))
+
+
+def load_folder(folder: Path) -> list[int]:
+    if not (folder / "sub").exists():
+        return []
+    found = [number_in(folder / "sub" / name) for name in ("a", "b")]
+    assert len(set(found)) == 1, f"a folder of {found}"
+    return found[:1]
+
+
+SAVERS = {
+    "index": Saver(
+        lambda folder, number: index_of(number).save_pretrained(folder),
+        load_index,
+        frozenset({"README.md", "constraint_index.json", "constraint_index.safetensors"}),
+    ),
+    "head": Saver(save_head, load_head, frozenset({"README.md", "draft_head_config.json", "draft_head.safetensors"})),
+    "file": Saver(save_file, lambda folder: [number_in(folder / "a")], frozenset("a")),
+    "files": Saver(save_files, load_files, frozenset("abc")),
+    "folder": Saver(save_folder, load_folder, frozenset({"sub"}), may_be_gone=True),
+    # Planted: the harness must find it.
+    "torn": Saver(
+        lambda folder, number: (folder / "a").write_bytes(content(number)) and None,
+        lambda folder: [number_in(folder / "a")],
+        frozenset("a"),
+    ),
+}
+
+
+def save_on(kind: str, folder: Path, begun: Any, first: int) -> None:
+    """Save states from `first` on until killed; `begun` holds the number of the last one begun."""
+    torch.set_num_threads(1)
+    number = first
+    while True:
+        begun.value = number
+        SAVERS[kind].save(folder, number)
+        number += 1
