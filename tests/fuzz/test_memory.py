@@ -1,0 +1,168 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Calls with ever new models, catalogues, views, exclusions and shapes: nothing of them stays in memory.
+
+One case is one call; `--fuzz-cases 10000` makes so many. Flax is left out: XLA keeps a program for every shape.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sized
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from families import VOCABULARY, build
+
+import hf_gr
+from hf_gr import ConstraintIndex
+
+pytestmark = pytest.mark.slow
+
+LOOK_EVERY = 100  # calls; a look counts a million objects
+CALLS_PER_MODEL = 10
+FAMILIES = ("qwen3", "gpt2", "mistral", "t5", "bart")
+# Growth is judged over the second half of the calls. What fills once (a cache by class or by option, the allocator's
+# pools) is filled by then, but for rare options, which SLACK allows for. What a call keeps is 1 object a call or more,
+# what a model keeps is tens of modules a model, so several a call.
+OBJECTS_PER_CALL, SLACK = 0.05, 30
+# The allocator's pools move by a few MB. Over 5,000 calls this is 2 KB a call: less than a call's smallest array with
+# its header, and a hundredth of a model.
+MEGABYTES = 10.0
+
+
+@dataclass(frozen=True)
+class Look:
+    """What there is at some moment: living objects by type, entries by cache, memory in MB."""
+
+    calls: int
+    objects: Counter[str]
+    entries: Counter[str]
+    megabytes: float
+
+    @classmethod
+    def take(cls, calls: int) -> Look:
+        gc.collect()
+        with suppress(OSError, AttributeError):  # other systems than Linux with glibc
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
+        objects = Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.get_objects())
+        return cls(calls, objects, entries(), psutil.Process().memory_info().rss / 1e6)
+
+
+def entries() -> Counter[str]:
+    """The entries of all caches of modules of hf_gr, by name; bounded ones are left out."""
+    found: Counter[str] = Counter()
+    for module in [module for name, module in sys.modules.items() if name.partition(".")[0] == "hf_gr"]:
+        for name, value in list(vars(module).items()):
+            if isinstance(value, functools._lru_cache_wrapper):
+                if value.cache_info().maxsize is None:
+                    found[f"{module.__name__}.{name}"] = value.cache_info().currsize
+            elif isinstance(value, Sized) and not isinstance(value, (type, str)) and not name.startswith("__"):
+                found[f"{module.__name__}.{name}"] = len(value)
+    return found
+
+
+def growth(looks: list[Look]) -> dict[str, float]:
+    """What has grown over the second half of the calls, by more than tolerances."""
+    first, last = looks[len(looks) // 2], looks[-1]
+    allowed = SLACK + OBJECTS_PER_CALL * (last.calls - first.calls)
+    counted: list[tuple[Mapping[str, int], Mapping[str, int]]] = [
+        (first.objects, last.objects),
+        (first.entries, last.entries),
+    ]
+    grown: dict[str, float] = {
+        name: number - before.get(name, 0)
+        for before, after in counted
+        for name, number in after.items()
+        if number - before.get(name, 0) > allowed
+    }
+    if last.megabytes - first.megabytes > MEGABYTES:
+        grown["megabytes"] = last.megabytes - first.megabytes
+    return grown
+
+
+class Caller:
+    """Makes calls that have as much new about them as can be."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.model: Any = None
+        self.index: Any = None
+
+    def __call__(self, rng: np.random.Generator) -> Any:
+        if self.calls % CALLS_PER_MODEL == 0:
+            family = str(rng.choice(FAMILIES))
+            self.model = hf_gr.enable(build(family, seed=int(rng.integers(1000))))
+            rows = rng.integers(3, VOCABULARY, size=(int(rng.integers(20, 60)), 3))
+            self.index = ConstraintIndex.from_sequences(rows, item_ids=list(range(len(rows))))
+            if not self.model.config.is_encoder_decoder:
+                self.model.add_draft_head([list(range(3, VOCABULARY))] * 3, use_placeholders=False)
+        self.calls += 1
+        index, ids = self.index, list(self.index.item_ids)
+        if rng.random() < 0.2:
+            index.add(rng.integers(3, VOCABULARY, size=(1, 3)), [10_000 + self.calls])
+            index.remove([ids[0]])
+            ids = ids[1:]
+        num_rows, length = int(rng.integers(1, 4)), int(rng.integers(1, 12))
+        prompt = torch.from_numpy(rng.integers(3, VOCABULARY, size=(num_rows, length)))
+        views = [index.where(rng.permutation(ids)[: len(ids) // 2].tolist()) for _ in range(num_rows)]
+        excluded = [rng.permutation(ids)[:3].tolist() for _ in range(num_rows)]
+        draftings: list[Any] = [None, "trie", "auto"]
+        draftings += [] if self.model.config.is_encoder_decoder else ["head"]
+        beams = int(rng.integers(1, 6))
+        return self.model.generate(
+            prompt,
+            constraint_index=[index, views[0], views][int(rng.integers(3))],
+            exclude_items=excluded if rng.random() < 0.5 else None,
+            num_beams=beams,
+            num_return_sequences=beams,
+            drafting=draftings[int(rng.integers(len(draftings)))],
+            return_dict_in_generate=True,
+            output_scores=bool(rng.random() < 0.5),
+            use_cache=bool(rng.random() < 0.9),
+        )
+
+
+def check_memory(cases: Any, *, after_call: Callable[[Any, Any], None] = lambda caller, out: None) -> list[Look]:
+    caller, looks = Caller(), []
+    for case in cases:
+        after_call(caller, caller(case.rng))
+        if caller.calls % LOOK_EVERY == 0:
+            looks.append(Look.take(caller.calls))
+    if len(looks) > 2:
+        assert not growth(looks), f"after {looks[-1].calls} calls, since {looks[len(looks) // 2].calls}"
+    return looks
+
+
+def test_nothing_of_a_call_stays(fuzz: Any) -> None:
+    looks = check_memory(fuzz)
+    if looks:
+        fuzz.count(models=looks[-1].calls // CALLS_PER_MODEL, kilobytes=round(1000 * looks[-1].megabytes))
+        fuzz.count(grown_kilobytes=round(1000 * (looks[-1].megabytes - looks[len(looks) // 2].megabytes)))
+
+
+@dataclass
+class _Drawn:
+    rng: np.random.Generator
+
+
+@pytest.mark.parametrize("what", ["model", "answer", "bytes"])
+def test_what_stays_is_seen(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: each call, or each model, leaves something behind."""
+    kept: list[Any] = []
+
+    def keep(caller: Caller, out: Any) -> None:
+        kept.append({"model": caller.model, "answer": [out.sequences], "bytes": b"1" * 200_000}[what])
+
+    rng = np.random.default_rng(0)
+    with pytest.raises(AssertionError, match="megabytes|Linear|Tensor"):
+        check_memory([_Drawn(rng) for _ in range(4 * LOOK_EVERY)], after_call=keep)
