@@ -84,18 +84,34 @@ ENCODER_DECODERS: dict[str, dict[str, Any]] = {
     "t5": {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4} | SEQ2SEQ,
 }
 FAMILIES = DECODERS | BATCH_DECODERS | ENCODER_DECODERS
-# Encoder-decoders that are in no list of ours. Most start with the end token; padding as the first token would have no
-# position in M2M-100, and would be masked in FSMT.
-STARTS_WITH_EOS = ENCODER_DECODERS["bart"] | {"decoder_start_token_id": EOS}
+# Families that are in no list of ours: each is tried once. Padding and the first token of a decoder are as in their
+# checkpoints: Marian has its last token for both; padding there would have no position in M2M-100, and would be masked
+# in FSMT.
+BART = ENCODER_DECODERS["bart"]
+STARTS_WITH_EOS = BART | {"decoder_start_token_id": EOS}
 TRIED: dict[str, dict[str, Any]] = {
-    "umt5": ENCODER_DECODERS["t5"],
-    "m2m_100": STARTS_WITH_EOS,
+    "blenderbot": BART | {"pad_token_id": 0},
     "fsmt": {name: value for name, value in STARTS_WITH_EOS.items() if name != "vocab_size"}
-    | {"src_vocab_size": VOCABULARY, "tgt_vocab_size": VOCABULARY, "langs": ["en", "de"]},
-    "nllb-moe": STARTS_WITH_EOS | {"num_experts": 4},
-    "mvp": STARTS_WITH_EOS,
+    | {"src_vocab_size": VOCABULARY, "tgt_vocab_size": VOCABULARY, "langs": ["en", "de"]}
+    | {"max_length": 20, "num_beams": 1},
+    "gpt_bigcode": GPT2,
+    "gpt_neo": {"vocab_size": VOCABULARY, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": 3}
+    | {"attention_types": [[["global", "local"], 1]]},
     "led": STARTS_WITH_EOS
     | {"attention_window": 4, "max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 64},
+    "lfm2": LLAMA | {"full_attn_idxs": [1]},
+    "m2m_100": STARTS_WITH_EOS,
+    "mamba": {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8},
+    "marian": BART | {"pad_token_id": VOCABULARY - 1, "decoder_start_token_id": VOCABULARY - 1},
+    "mbart": STARTS_WITH_EOS,
+    "mpt": {"vocab_size": VOCABULARY, "d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128},
+    "mvp": STARTS_WITH_EOS,
+    "nllb-moe": STARTS_WITH_EOS | {"num_experts": 4, "encoder_sparse_step": 2, "decoder_sparse_step": 2},
+    "pegasus": BART | {"pad_token_id": 0, "decoder_start_token_id": 0},
+    "stablelm": {name: value for name, value in LLAMA.items() if name != "head_dim"},
+    "umt5": ENCODER_DECODERS["t5"] | {"pad_token_id": 0, "decoder_start_token_id": 0},
+    "xglm": {"vocab_size": VOCABULARY, "d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4}
+    | {"max_position_embeddings": 128},
 }
 
 

@@ -538,8 +538,10 @@ def test_what_no_layout_offers_goes_through_the_processor(
             out = model.generate(**common, **kwargs)
             assert out.sequences.tolist() == expected.sequences.tolist()
     assert len([record for record in caplog.records if record.name == "hf_gr.generation"]) == 1
-    if kwargs.get("output_hidden_states"):
-        assert out.hidden_states is not None
+    for name in ("attentions", "hidden_states"):
+        layers = [layer for step in getattr(out, name) or () for layer in step or ()]
+        assert bool(layers) == (f"output_{name}" in kwargs)
+        assert all(len(layer) == 2 * num_beams for layer in layers)
 
 
 def test_a_checkpoint_saved_without_cache_still_decodes_in_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
