@@ -227,6 +227,11 @@ def assert_same(theirs: Any, ours: Any, num_return_sequences: int = 1) -> None:
     assert assert_same_beams(theirs, ours, num_return_sequences)
 
 
+def keep_first_beams(out: Any, num_beams: int) -> None:
+    """At the first step all beams are equal, and only the first one counts."""
+    out.scores = (out.scores[0][::num_beams], *out.scores[1:])
+
+
 def rows_of(model: Any, out: Any, kwargs: dict[str, Any]) -> torch.Tensor:
     sequences = out if isinstance(out, torch.Tensor) else out.sequences
     return sequences[:, prompt_length(model, kwargs) :]
@@ -280,6 +285,8 @@ def test_all_outputs(family: str, mode: str, use_cache: bool) -> None:
         (True, True): GenerateBeamEncoderDecoderOutput,
     }
     assert isinstance(ours, classes[is_beam, is_both])
+    for out in (theirs, ours):
+        keep_first_beams(out, options.get("num_beams", 1))
     assert_equal(ours, theirs, STATE_TOL)
 
 
@@ -301,8 +308,17 @@ def test_our_own_outputs(family: str, mode: str, ragged: bool) -> None:
         assert cache.get_seq_length() == prompt_length(model, options)
         assert all(len(layer.keys) == 2 for layer in getattr(cache, "self_attention_cache", cache).layers)
     if not ragged:
+        for out in (theirs, ours):
+            keep_first_beams(out, options.get("num_beams", 1))
         assert_equal(ours.scores, theirs.scores, SCORE_TOL)
         assert_equal(ours.logits, theirs.logits, STATE_TOL)
+
+
+@pytest.mark.xfail(strict=True, reason="transformers' loop: the processor hides the equal beams of the first step")
+def test_the_scores_of_the_first_step_are_those_of_all_beams() -> None:
+    options = {**prompts(2, LENGTH), **MODES["beams"], **DETAILS, "use_cache": False}
+    theirs, ours = both("qwen3", catalogue(ragged=False), **options)
+    assert_equal(ours.scores, theirs.scores, SCORE_TOL)
 
 
 @families
@@ -777,7 +793,7 @@ def test_every_method_has_its_test_and_every_test_its_method() -> None:
     here -= {"test_every_method_has_its_test_and_every_test_its_method"}
     held = {*METHODS.values(), *BESIDES.values()}
     assert {one for one in held if one.startswith("test_")} - here == set()
-    assert here - held == {"test_our_own_outputs"}
+    assert here - held == {"test_our_own_outputs", "test_the_scores_of_the_first_step_are_those_of_all_beams"}
 
 
 def test_the_table_is_transformers_own() -> None:
