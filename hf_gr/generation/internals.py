@@ -84,8 +84,8 @@ def without_bookkeeping(fields: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def _fields_of(kind: type[Any]) -> frozenset[str]:
-    """The fields of a kind of generation config."""
-    return frozenset(vars(kind()))
+    """The fields of a kind of generation config, less those that transformers also hands to every forward."""
+    return frozenset(vars(kind())) - {"output_attentions", "output_hidden_states"}
 
 
 class Overrides:
