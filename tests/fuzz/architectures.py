@@ -3,8 +3,8 @@
 """Tiny random models of transformers' architectures, shrunk by the names of their fields alone.
 
 Those are omitted that this cannot shrink, that are too slow (hybrids of Mamba, Pegasus-X), whose scores depend on the
-padding of a prompt (RoFormer, TrOCR, MiniMax), whose positions depend on tokens (M2M-100), and whose `generate` is
-their own (SeamlessM4T).
+padding of a prompt (RoFormer, TrOCR, MiniMax), whose positions depend on tokens (M2M-100, FSMT), and those with a
+`generate` of their own (SeamlessM4T).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OTHERS = {"is_decoder": True, "forced_eos_token_id": None, "forced_bos_token_id"
 NAMES = """
 afmoe apertus arcee aria_text beam bert bert-generation big_bird bigbird_pegasus biogpt bitnet blenderbot
 blenderbot-small camembert cohere cohere2_moe ctrl data2vec-text deepseek_v4 diffllama doge electra ernie ernie4_5
-ernie4_5_moe exaone4 exaone_moe flint fsmt gemma glm4_moe gpt_bigcode gpt_neox_japanese gpt_oss granite granite_swa
+ernie4_5_moe exaone4 exaone_moe flint gemma glm4_moe gpt_bigcode gpt_neox_japanese gpt_oss granite granite_swa
 granitemoe granitemoe_swa granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax
 inkling2_text inkling_text internlm3 iquestcoder jais2 jetmoe kolibri1 laguna led lfm2 llama4_text longt5 mamba
 mbart megatron-bert mellum mimo_v2_flash minimax_m2 minimax_m3_vl_text ministral ministral3 mixtral moshi mpt mt5

@@ -34,7 +34,7 @@ MORE: dict[str, dict[str, Any]] = {
     "mamba": {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8},
 }
 DETAILS = {"return_dict_in_generate": True, "output_scores": True}
-NO_CACHE = ("mamba", "openai-gpt")  # decode in transformers' loop
+NO_CACHE = ("mamba",)  # decodes in transformers' loop
 NO_SDPA = ("bloom", "gemma2", "gpt_neo", "gptj", "mamba", "mpt")
 
 
@@ -114,7 +114,7 @@ class Options:
         rng: np.random.Generator, catalogue: Catalogue, model: Any, drawn: Any, *, may_relax: bool
     ) -> dict[str, Any]:
         """Drafts change no answer; relaxed ones change the distribution that is sampled."""
-        kind = pick(rng, "trie", "trie", "auto", *(() if drawn[0] in NO_CACHE else ("assistant", "head")))
+        kind = pick(rng, "trie", "trie", "auto", *(() if drawn[0] in (*NO_CACHE, *NAMES) else ("assistant", "head")))
         drafts: dict[str, Any] = {"drafting": kind}
         if kind == "head":
             if model.config.is_encoder_decoder:
