@@ -314,7 +314,6 @@ def test_our_own_outputs(family: str, mode: str, ragged: bool) -> None:
         assert_equal(ours.logits, theirs.logits, STATE_TOL)
 
 
-@pytest.mark.xfail(strict=True, reason="transformers' loop: the processor hides the equal beams of the first step")
 def test_the_scores_of_the_first_step_are_those_of_all_beams() -> None:
     options = {**prompts(2, LENGTH), **MODES["beams"], **DETAILS, "use_cache": False}
     theirs, ours = both("qwen3", catalogue(ragged=False), **options)

@@ -99,6 +99,9 @@ def generate_by_processor(generate: Callable[..., Any], call: Call) -> Any:
         out.sequences = out.sequences[order]
         out.sequences_scores = scores.masked_fill(lengths == 0, -torch.inf)[order] if with_scores else None
         out.beam_indices = torch.where(is_there, F.pad(beam_indices, (0, width - num_steps)), -1)[order]
+        # The beams of a prompt begin as equals; the constraint hides all but the first, which would repeat each other.
+        equal = out.scores[0].unflatten(0, (-1, config.num_beams))[:, :1].expand(-1, config.num_beams, -1)
+        out.scores = (equal.flatten(0, 1), *out.scores[1:])
     if as_tensor:
         return out.sequences
     if beam_indices is None:  # as many as there are tokens
