@@ -735,6 +735,9 @@ def plant_in(index: ConstraintIndex, folder: Path, name: str, value: Any) -> Non
         ("items.exceptions", None),
         ("items.exceptions", lambda a: a.astype(np.float32)),
         ("tokens", lambda a: a.astype(np.float64)),
+        ("tokens", lambda a: a.astype(np.int64)),
+        ("items.numbers", lambda a: a.astype(np.uint8)),
+        ("item_ids.values", lambda a: a.astype(np.int16)),
         *[
             (name, value)
             for name in ("level_sizes", "branching", "childless", "token_bases")

@@ -234,7 +234,10 @@ def test_a_plot_shows_the_numbers(folder: Path, tmp_path: Path, monkeypatch: pyt
 
 def test_a_plot_that_cannot_be_written_is_refused(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    for file, message in (("levels.foo", "'foo' is not supported"), ("nowhere/levels.png", "No such file")):
+    for file, message in (
+        ("levels.foo", "levels.foo', expected a name that ends in one of"),
+        ("nowhere/levels.png", "No such file"),
+    ):
         result = run("show", folder, "--plot", tmp_path / file)
         assert (result.exit_code, message in result.stderr, result.stderr.count("\n")) == (1, True, 1)
 
@@ -588,7 +591,7 @@ def test_check_compares_with_the_vocabulary_of_a_model(folder: Path, tmp_path: P
     assert "the catalogue has token 9, expected less than the vocabulary of" in message
     assert "has no vocab_size" in fail("check", folder, "--model", tmp_path / "eyes")
     (tmp_path / "small" / "config.json").unlink()
-    fail("check", folder, "--model", tmp_path / "small")
+    assert f"the config of {tmp_path / 'small'} cannot be read" in fail("check", folder, "--model", tmp_path / "small")
 
 
 @pytest.mark.parametrize("command", ["show", "check"])
@@ -645,7 +648,9 @@ def test_push_reports_what_the_hub_says(kind: str, folder: Path, monkeypatch: py
             raise getattr(huggingface_hub.errors, kind)("403:\n\nnot allowed")
 
     monkeypatch.setattr(huggingface_hub, "HfApi", Refusing)
-    assert "403: not allowed" in fail("push", folder, "me/catalogue")
+    message = fail("push", folder, "me/catalogue")
+    assert "403: not allowed" in message
+    assert "me/catalogue" in message or kind not in ("HTTPError", "OfflineModeIsEnabled")
 
 
 # help

@@ -16,6 +16,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from hf_gr.files.text import named_in_errors
+
 from .index import ConstraintIndex
 from .item_ids import ItemId, read_item_ids
 from .recipes import TEMPLATE, read_recipe, token_texts
@@ -144,12 +146,13 @@ class SemanticIds:
             raise ValueError("model is given and tokenizer=None, expected both: pass tokenizer= too")
         if tokenizer is not None and offset:
             raise ValueError(f"offset={offset} and a tokenizer, expected one of them: its tokens have their own ids")
-        codes, item_ids = read_recipe(source, template)
-        if tokenizer is None:
-            return cls(codes, item_ids=item_ids, level_sizes=level_sizes, offset=offset)
-        return cls.from_tokenizer(
-            codes, tokenizer, item_ids=item_ids, level_sizes=level_sizes, template=template, model=model
-        )
+        with named_in_errors([source] if isinstance(source, (str, PathLike)) else []):
+            codes, item_ids = read_recipe(source, template)
+            if tokenizer is None:
+                return cls(codes, item_ids=item_ids, level_sizes=level_sizes, offset=offset)
+            return cls.from_tokenizer(
+                codes, tokenizer, item_ids=item_ids, level_sizes=level_sizes, template=template, model=model
+            )
 
     @classmethod
     def from_tokenizer(

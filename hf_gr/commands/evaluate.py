@@ -47,7 +47,8 @@ def evaluate(*, json: Path | None, plot: Path | None, **flags: Any) -> None:
             if path is not None and not path.absolute().parent.is_dir():
                 raise ValueError(f"{path.parent} is no folder, expected one that {path.name} can be written to")
         if plot is not None:
-            from .evaluate_plot import check_plot, save_plot  # needs matplotlib
+            from .evaluate_plot import save_plot  # needs matplotlib
+            from .index_plot import check_plot
 
             check_plot(plot)
         quiet_libraries()

@@ -18,13 +18,6 @@ COLOURS = (DARK, GREEN, ORANGE)  # of the largest cutoffs
 MOST_LETTERS = 90  # per title line
 
 
-def check_plot(path: Path) -> None:
-    """Refuse a suffix that is no format, before there is anything to draw."""
-    formats = Figure().canvas.get_supported_filetypes()
-    if path.suffix[1:].lower() not in formats:
-        raise ValueError(f"--plot {str(path)!r}, expected a name that ends in one of {', '.join(sorted(formats))}")
-
-
 def save_plot(found: Evaluation, path: Path, *, title: str) -> None:
     """Draw recall against beams, and against the latency of one user.
 

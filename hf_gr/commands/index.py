@@ -182,7 +182,9 @@ def show(
     """
     with _errors_on_one_line("show"):
         if plot is not None:
-            from .index_plot import save_plot  # before any long work: it needs matplotlib
+            from .index_plot import check_plot, save_plot  # before any long work: it needs matplotlib
+
+            check_plot(plot)
         from hf_gr.catalogue import ConstraintIndex
         from hf_gr.catalogue.summary import summarise
 
@@ -257,7 +259,8 @@ def push(
             address = loaded.push_to_hub(
                 repo_id, private=private or None, revision=revision, commit_message=message, create_pr=create_pr
             )
-        except errors.HTTPError as error:  # of httpx or httpx2, depending on huggingface_hub's version; no OSError
+        # The first is that of httpx or httpx2, depending on huggingface_hub's version, and no OSError.
+        except (errors.HTTPError, errors.OfflineModeIsEnabled) as error:
             raise OSError(
                 f"the Hub did not take {repo_id} ({error}): check the name, the connection and the login"
             ) from error

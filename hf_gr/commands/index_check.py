@@ -39,12 +39,15 @@ def check_vocabulary(index: ConstraintIndex, model: str) -> Checked:
     """Compare the largest token with the vocabulary that a model's config names.
 
     Raises:
-        ValueError: the vocabulary is too small, or the config names none.
-        OSError: there is no such model.
+        ValueError: the vocabulary is too small, the config names none, or there is no such model.
     """
     from transformers import AutoConfig
 
-    vocabulary = getattr(AutoConfig.from_pretrained(model).get_text_config(decoder=True), "vocab_size", None)
+    try:
+        config = AutoConfig.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"the config of {model} cannot be read ({error}): check --model") from error
+    vocabulary = getattr(config.get_text_config(decoder=True), "vocab_size", None)
     if vocabulary is None:
         raise ValueError(f"the config of {model} has no vocab_size, expected that of a language model")
     if index.max_token_id >= vocabulary:

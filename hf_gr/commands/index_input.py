@@ -10,6 +10,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from hf_gr.files.text import named_in_errors
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -85,7 +87,10 @@ class Input:
             item_id=None if self.no_item_id else self.item_id or "item_id",
             delimiter="\t" if format is Format.TSV else None,
         )
-        return ConstraintIndex.from_sequences(table.sequences, item_ids=table.item_ids, eos_token_id=self.eos_token_id)
+        with named_in_errors(self.paths):
+            return ConstraintIndex.from_sequences(
+                table.sequences, item_ids=table.item_ids, eos_token_id=self.eos_token_id
+            )
 
     def _compile_json(self, path: Path) -> ConstraintIndex:
         from hf_gr.catalogue import SemanticIds
@@ -104,13 +109,15 @@ class Input:
             tokenizer=None if self.tokenizer is None else _load_tokenizer(self.tokenizer),
             **({} if self.template is None else {"template": self.template}),
         )
-        return ids.constraint_index(eos_token_id=self.eos_token_id)
+        with named_in_errors(self.paths):
+            return ids.constraint_index(eos_token_id=self.eos_token_id)
 
     def _compile_array(self, path: Path) -> ConstraintIndex:
         from hf_gr.catalogue import ConstraintIndex
 
         self._refuse(JSON_OPTIONS, Format.NPY)
-        return ConstraintIndex.from_sequences(_load_array(path), eos_token_id=self.eos_token_id)
+        with named_in_errors(self.paths):
+            return ConstraintIndex.from_sequences(_load_array(path), eos_token_id=self.eos_token_id)
 
     def _refuse(self, names: Sequence[str], format: Format) -> None:
         """Refuse options that have no effect: the user misunderstood them."""

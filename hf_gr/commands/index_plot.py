@@ -30,6 +30,13 @@ MOST_LABELS = 8  # numbers above the bars of more levels would overlap
 Series = tuple[str, Sequence[float], str, Callable[[float], str]]  # a name, values by level, a colour, their text
 
 
+def check_plot(path: Path) -> None:
+    """Refuse a suffix that is no format, before there is anything to draw."""
+    formats = Figure().canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in formats:
+        raise ValueError(f"--plot {str(path)!r}, expected a name that ends in one of {', '.join(sorted(formats))}")
+
+
 def save_plot(summary: Summary, path: Path, *, title: str) -> None:
     """Draw the levels of a catalogue.
 

@@ -1,10 +1,12 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Text of others, such as names in a table, for a terminal. Knows no terminal."""
+"""Text for people: names from a table on a terminal, and the file in an error about its contents. Knows neither."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 # Controls but for tab and newline, line separators, changes of direction, and halves of characters.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -18,3 +20,20 @@ def printable(text: str) -> str:
         a name\x1b[2J
     """
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+@contextmanager
+def named_in_errors(files: Sequence[object]) -> Iterator[None]:
+    """Begin the errors about what files hold with their names, unless they have one.
+
+    Raises:
+        ValueError: as the block does.
+    """
+    try:
+        yield
+    except ValueError as error:
+        names = list(map(str, files))
+        if not names or any(name in str(error) for name in names):
+            raise
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise ValueError(f"{names[0]}{more}: {error}") from error
