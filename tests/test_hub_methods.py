@@ -48,7 +48,7 @@ TOLD = {
             "that of a model",
             "no item is left",
         ),
-        ("mapped into memory", "verify: read all of it once", "never unpickled", "nothing is kept of a file"),
+        ("mapped into memory", "verify: by default every byte", "never unpickled", "nothing is kept of a file"),
         ("Upload the constraint index", "pushing again uploads only", "huggingface_hub.errors.HTTPError"),
     ),
     "torch.draft_head.DraftHead": (
