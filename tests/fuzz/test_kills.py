@@ -77,10 +77,15 @@ def users_of(tmp_path_factory: pytest.TempPathFactory) -> tuple[offline_case.Cas
     folder = tmp_path_factory.mktemp("case")
     case = offline_case.make_case(folder)
     users = offline_case.write_users(folder / "users.parquet", offline_case.make_users(case, 100))
-    start = time.monotonic()
-    process = offline_case.in_another_process(offline_case.run_quietly, case, users, folder / "whole.parquet", {})
-    process.join()
-    return case, users, (folder / "whole.parquet").read_bytes(), time.monotonic() - start
+    seconds = 0.0
+    for name in ("first", "whole"):  # the first one also starts the server
+        start = time.monotonic()
+        process = offline_case.in_another_process(
+            offline_case.run_quietly, case, users, folder / f"{name}.parquet", {}
+        )
+        process.join()
+        seconds = time.monotonic() - start
+    return case, users, (folder / "whole.parquet").read_bytes(), seconds
 
 
 def test_runs(fuzz: Any, users_of: Any) -> None:
