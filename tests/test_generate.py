@@ -121,6 +121,16 @@ def test_without_a_padding_token_missing_rows_are_no_token() -> None:
     assert index.items(generated(out, inputs))[5:] == [[], []]
 
 
+def test_a_level_may_have_more_beams_than_a_model_has_positions() -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    fields = {"vocab_size": VOCABULARY, "max_position_embeddings": 16, "is_decoder": True, **sizes}
+    inputs, how = prompts(1, 6), {"constraint_index": INDEX, "num_beams": 20, "num_return_sequences": 20, **DETAILS}
+    model = enable(build("big_bird", config=fields | {"attention_type": "original_full"}))
+    ours, theirs = model.generate(**inputs, **how), model.generate(**inputs, **how, use_cache=False)
+    assert ours.sequences.tolist() == theirs.sequences.tolist()
+    torch.testing.assert_close(ours.sequences_scores, theirs.sequences_scores, atol=SCORE_TOL, rtol=0)
+
+
 @pytest.mark.parametrize("eos_token_id", [None, EOS])
 def test_a_missing_row_spells_no_item(eos_token_id: int | None) -> None:
     """Where padding is a code: a row of it would be an item, or, cut to one token, one that lacks its end token."""

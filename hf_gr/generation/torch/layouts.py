@@ -235,6 +235,8 @@ def _may_take_tree(model: Any, config: Any) -> bool:
         and set(layer_types(config)) <= {"full_attention", "sliding_attention"}
         # GPT-Neo's local layers count keys, not positions.
         and "local" not in (getattr(config, "attention_layers", None) or ())
+        # BigBird slices a buffer by the tokens of a forward, which may be more than there are positions.
+        and config.model_type != "big_bird"
     )
 
 
