@@ -64,7 +64,7 @@ def test_what_is_written_takes_the_place_of_the_old(writer: Any, names: list[str
 
 
 @writers
-@pytest.mark.parametrize("step", ["block", "fsync", "replace"])
+@pytest.mark.parametrize("step", ["block", "fsync", "replace", "synced"])
 def test_what_is_interrupted_leaves_the_old(
     step: str, writer: Any, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,13 +74,12 @@ def test_what_is_interrupted_leaves_the_old(
     write(writer, names, "old", tmp_path)
     with monkeypatch.context() as patch:
         if step != "block":
-            patch.setattr(*{"fsync": (os, "fsync"), "replace": (Path, "replace")}[step], fail)
+            steps = {"fsync": (os, "fsync"), "replace": (Path, "replace"), "synced": (atomic, "_sync_folder")}
+            patch.setattr(*steps[step], fail)
         with pytest.raises(KeyboardInterrupt):
             write(writer, names, fail if step == "block" else "new", tmp_path)
-    if writer is whole_folder and step == "replace":  # between the two names there is none
-        assert contents(tmp_path) == {}
-    else:
-        assert contents(tmp_path) == dict.fromkeys(names, "old")
+    assert contents(tmp_path) == dict.fromkeys(names, "new" if step == "synced" else "old")
+    assert not hidden_folders(tmp_path)
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="tells the files of descriptors on Linux alone")
@@ -128,7 +127,7 @@ def test_what_safetensors_cannot_write_is_an_os_error(tmp_path: Path) -> None:
 # What killed writers leave
 
 
-HIDDEN = {"one file": ".a-", "files": ".several-", "folder": ".unfinished-"}
+HIDDEN = {"one file": ".unfinished-", "files": ".several-", "folder": ".unfinished-"}
 needs_locks = pytest.mark.skipif(atomic.fcntl is None, reason="no locks, and so nothing is removed, on Windows")
 
 
@@ -154,6 +153,84 @@ def test_the_next_writer_removes_what_a_killed_one_left(kind: str, tmp_path: Pat
     assert hidden_folders(tmp_path) == {elsewhere}
     shutil.rmtree(tmp_path / elsewhere)
     assert contents(tmp_path) == dict.fromkeys(names, "whole")
+
+
+@needs_locks
+@pytest.mark.parametrize("name", ["sub", "other"])
+def test_a_folder_whose_writer_was_killed_between_its_names_comes_back(name: str, tmp_path: Path) -> None:
+    """The only copy of the old one is in the hidden folder, which any writer beside it removes."""
+    write(whole_folder, ["a"], "old", tmp_path)
+    with atomic.replaced_folder(tmp_path / "unrelated"):
+        (of_living,) = hidden_folders(tmp_path)
+        of_dead = tmp_path / f"{of_living}dead"
+        (of_dead / "new").mkdir(parents=True)
+        (of_dead / "old").mkdir()
+        (tmp_path / "sub").rename(of_dead / "old" / "sub")
+        with pytest.raises(KeyboardInterrupt), atomic.replaced_folder(tmp_path / name):
+            raise KeyboardInterrupt
+        assert contents(tmp_path / "sub") == {"a": "old"}
+        assert hidden_folders(tmp_path) == {of_living}
+
+
+@needs_locks
+def test_links_in_the_place_of_a_dead_writers_folder_or_lock_are_not_followed(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with atomic.replaced_folder(tmp_path / "sub"):
+        (of_living,) = hidden_folders(tmp_path)
+        (tmp_path / f"{of_living}link").symlink_to(elsewhere)
+        (tmp_path / f"{of_living}lock").mkdir()
+        (tmp_path / f"{of_living}lock" / "lock").symlink_to(elsewhere / "made")
+        write(whole_folder, ["a"], "new", tmp_path)
+    assert not list(elsewhere.iterdir())
+
+
+@needs_locks
+def test_a_writer_of_another_mount_stays(tmp_path: Path) -> None:
+    """Two containers that mount one disk in user space do not see each other's locks; mounts have numbers."""
+    with atomic.replaced_folder(tmp_path / "sub"):
+        (of_living,) = hidden_folders(tmp_path)
+        of_mount = f"-{tmp_path.stat().st_dev:x}-"
+        assert of_mount in of_living
+        other = tmp_path / of_living.replace(of_mount, "-0-")
+        other.mkdir()
+        write(whole_folder, ["a"], "new", tmp_path)
+        assert other.is_dir()
+
+
+@needs_locks
+def test_a_lock_that_was_renamed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a network disk does with a file that is removed while it is open: its links stay."""
+    flock = atomic.fcntl.flock
+
+    def flock_late(lock: int, how: int) -> None:
+        flock(lock, how)
+        (tmp_path / "lock").rename(tmp_path / ".nfs0001")
+
+    monkeypatch.setattr(atomic.fcntl, "flock", flock_late)
+    with pytest.raises(FileNotFoundError):
+        atomic._lock(tmp_path, wait=True)
+
+
+@pytest.mark.parametrize("letters", ["a", "é"])
+def test_names_may_be_as_long_as_the_system_allows(letters: str, tmp_path: Path) -> None:
+    path = tmp_path / (letters * (255 // len(letters.encode())))
+    with atomic.replaced_file(path) as file:
+        file.write(b"new")
+    assert path.read_bytes() == b"new"
+
+
+def test_machines_without_a_boot_have_names_of_one_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else that of one begins that of another."""
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: (_ for _ in ()).throw(FileNotFoundError))
+    names = []
+    for node in ("mac", "mac-2"):
+        monkeypatch.setattr(atomic.platform, "node", lambda node=node: node)
+        atomic._boot.cache_clear()
+        names.append(atomic._boot())
+    atomic._boot.cache_clear()
+    assert len(set(names)) == 2
+    assert len({len(name) for name in names}) == 1
 
 
 @needs_locks

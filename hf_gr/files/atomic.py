@@ -6,16 +6,18 @@ After an error, a kill or a power failure, each name holds either the old conten
 
 Until then the new content is in a hidden folder beside it. A writer holds a lock on its folder: the system releases it
 when the writer dies, however it dies, and the next writer removes what is left. Only a writer on the same machine,
-since the same boot, is judged by its lock: not every shared disk passes locks on to other machines.
+since the same boot, and on the same mount is judged by its lock: not every shared disk passes locks on to others.
 """
 
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 import platform
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -51,7 +53,7 @@ def replaced_file(path: Path, *, temporary: Path | None = None) -> Iterator[Bina
             survives a kill: the caller removes it, or overwrites it the next time.
     """
     if temporary is None:
-        with _hidden_folder(path.parent, prefix=f".{path.name}-") as hidden:
+        with _hidden_folder(path.parent, prefix=".unfinished-") as hidden:
             with replaced_file(path, temporary=hidden / path.name) as file:
                 yield file
         return
@@ -99,33 +101,31 @@ def replaced_files(directory: Path, *, prefix: str, first: Sequence[str] = ()) -
 def replaced_folder(target: Path) -> Iterator[Path]:
     """A new folder to write into, which replaces `target` when the block ends.
 
-    A reader of `target` finds the old folder, the new one or none, never half of one.
+    A reader of `target` finds the old folder, the new one or none, never half of one. If a kill leaves none, the next
+    writer beside it brings the old one back.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with _hidden_folder(target.parent, prefix=".unfinished-") as hidden:
-        new, old = hidden / "new", hidden / "old"
+        new, old = hidden / "new", hidden / "old" / target.name
         new.mkdir()
+        old.parent.mkdir()
         yield new
         for path in new.rglob("*"):
             if path.is_file():
                 _sync(path)
         if target.exists():
-            target.rename(old)
-        try:
-            new.replace(target)
-        except OSError:
-            if old.exists():
-                old.rename(target)
-            raise
+            target.rename(old)  # an end from here on: see _restore
+        new.replace(target)
         _sync_folder(target.parent)
 
 
 @contextmanager
 def _hidden_folder(parent: Path, *, prefix: str) -> Iterator[Path]:
     """A folder of this writer alone, gone when the block ends; first, those of dead writers are removed."""
-    prefix = f"{prefix}{_boot()}-"
+    prefix = f"{prefix}{_boot()}-{parent.stat().st_dev:x}-"
     for left in parent.glob(f"{glob.escape(prefix)}*"):
-        _remove_if_dead(left)
+        if not left.is_symlink():
+            _remove_if_dead(left)
     while True:
         with tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as name:
             try:
@@ -135,6 +135,7 @@ def _hidden_folder(parent: Path, *, prefix: str) -> Iterator[Path]:
             try:
                 yield Path(name)
             finally:
+                _restore(Path(name))
                 if lock is not None:
                     os.close(lock)
             return
@@ -145,9 +146,19 @@ def _remove_if_dead(hidden: Path) -> None:
     with suppress(OSError):  # it may be another user's, or gone
         lock = _lock(hidden, wait=False)
         if lock is not None:
-            shutil.rmtree(hidden, ignore_errors=True)
-            os.close(lock)
+            try:
+                _restore(hidden)
+                shutil.rmtree(hidden, ignore_errors=True)
+            finally:
+                os.close(lock)
             hidden.rmdir()  # a network disk keeps a folder while a file in it is open
+
+
+def _restore(hidden: Path) -> None:
+    """Give an old folder its name back if its writer ended before the new one had it."""
+    for old in hidden.glob("old/*"):
+        if not (target := hidden.parent / old.name).exists():
+            old.rename(target)
 
 
 def _lock(hidden: Path, *, wait: bool) -> int | None:
@@ -159,13 +170,18 @@ def _lock(hidden: Path, *, wait: bool) -> int | None:
     """
     if fcntl is None:
         return None
-    lock = os.open(hidden / "lock", os.O_RDWR | os.O_CREAT)
+    path = hidden / "lock"
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:
         os.close(lock)
         return None
-    if not os.fstat(lock).st_nlink:
+    try:  # not the number of links: a network disk renames what is removed while it is open
+        is_there = os.path.samestat(os.fstat(lock), path.stat())
+    except FileNotFoundError:
+        is_there = False
+    if not is_there:
         os.close(lock)
         raise FileNotFoundError(hidden)
     return lock
@@ -173,11 +189,11 @@ def _lock(hidden: Path, *, wait: bool) -> int | None:
 
 @cache
 def _boot() -> str:
-    """A name for this machine since it was started; containers share it with their host, as they share its locks."""
+    """A name for this machine since it was started, always as long; containers share it with their host, and its locks."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()[:8]
     except OSError:
-        return platform.node()
+        return hashlib.sha256(f"{platform.node()} {uuid.getnode()}".encode()).hexdigest()[:8]
 
 
 @contextmanager
