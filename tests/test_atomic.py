@@ -74,8 +74,8 @@ def test_what_is_interrupted_leaves_the_old(
     write(writer, names, "old", tmp_path)
     with monkeypatch.context() as patch:
         if step != "block":
-            steps = {"fsync": (os, "fsync"), "replace": (Path, "replace"), "synced": (atomic, "_sync_folder")}
-            patch.setattr(*steps[step], fail)
+            owner: Any = {"fsync": os, "replace": Path, "synced": atomic}[step]
+            patch.setattr(owner, "_sync_folder" if step == "synced" else step, fail)
         with pytest.raises(KeyboardInterrupt):
             write(writer, names, fail if step == "block" else "new", tmp_path)
     assert contents(tmp_path) == dict.fromkeys(names, "new" if step == "synced" else "old")
