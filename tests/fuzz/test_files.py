@@ -262,9 +262,10 @@ def _forged(rng: np.random.Generator, array: Any) -> Any:
     array = array.copy()
     if kind == "value" and array.size:
         limits = np.iinfo(array.dtype) if array.dtype.kind in "iu" else None
-        near = int(array.flat[0]) + int(rng.integers(-3, 4)) if limits else 0
-        value = int(rng.choice([limits.min, limits.max, 0, 1, near])) if limits else 0
-        array.flat[int(rng.integers(array.size))] = min(max(value, limits.min), limits.max) if limits else value
+        at = int(rng.integers(array.size))
+        near = [int(array.flat[at - 1]) + step for step in (-1, 0, 1)] if limits else []  # of its neighbour
+        value = int(rng.choice([limits.min, limits.max, 0, 1, *near])) if limits else 0
+        array.flat[at] = min(max(value, limits.min), limits.max) if limits else value
     elif kind == "swap" and array.size:
         one, two = rng.integers(array.size, size=2)
         array.flat[one], array.flat[two] = array.flat[two], array.flat[one]
@@ -280,7 +281,7 @@ def _forged(rng: np.random.Generator, array: Any) -> Any:
 
 
 def _check_catalogue(index: ConstraintIndex) -> None:
-    """Every item is found by its sequence, and compiling them gives the same answers."""
+    """Every item is found by its sequence, and its sequence by it; compiling them gives the same answers."""
     sequences = list(index)
     items = index.items(sequences)
     assert len(sequences) == len(index)
@@ -291,6 +292,8 @@ def _check_catalogue(index: ConstraintIndex) -> None:
     )
     assert list(again) == sequences
     assert all(index.has_items([item for _, item in pairs]))
+    kept = {item for _, item in pairs[::2]}
+    assert index.where(list(kept)).items(sequences) == [[item for item in found if item in kept] for found in items]
 
 
 # Heads
