@@ -189,7 +189,7 @@ def _lock(hidden: Path, *, wait: bool) -> int | None:
 
 @cache
 def _boot() -> str:
-    """8 letters for this machine since it was started; containers share them with their host, as they share its locks."""
+    """8 letters for this machine since it was started; containers share them with their host, and its locks."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()[:8]
     except OSError:

@@ -283,7 +283,7 @@ def _forged(rng: np.random.Generator, array: Any) -> Any:
 def _check_catalogue(index: ConstraintIndex) -> None:
     """Every item is found by its sequence, and its sequence by it; compiling them gives the same answers."""
     sequences = list(index)
-    items = index.items(sequences)
+    items: list[list[Any]] = index.items(sequences)
     assert len(sequences) == len(index)
     assert sum(map(len, items)) == index.num_items
     pairs = [(row, item) for row, found in zip(sequences, items, strict=True) for item in found]
