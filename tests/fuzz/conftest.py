@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What all fuzzers share: a budget of seconds, a seed, numbered cases, totals. Knows no library.
+"""What all fuzzers share: a budget of seconds, a seed, numbered cases, totals. Knows nothing of hf_gr.
 
     pytest tests/fuzz -m slow --fuzz-seconds 120                    # all of them, with a fresh seed, which is printed
     pytest tests/fuzz -m slow --fuzz-seed 7 --fuzz-case 31 -k TEST  # one case again
@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Fuzz:
         while True:
             rng = np.random.default_rng([self.seed, zlib.crc32(self.name.encode()), number])
             self.case = Case(number, rng)
+            torch.manual_seed(int(rng.integers(2**63)))  # what a model samples, too
             yield self.case
             self.count(cases=1)
             number += 1
