@@ -200,4 +200,4 @@ def names_an_argument(message: str, line: list[str]) -> bool:
     options = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in line if word.startswith("--")}
     values = {re.sub(r"\s+", "", part) for word in line for part in (word, *word.split("="))}
     values |= {repr(part)[1:-1] for part in values}
-    return any(len(part) > 1 and part in bare for part in options | values)
+    return any((part if len(part) > 1 else f"'{part}'") in bare for part in options | values)
