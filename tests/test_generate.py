@@ -11,6 +11,7 @@ import itertools
 import logging
 import pickle
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ from hf_gr import (
 )
 from hf_gr.generation import messages
 from hf_gr.generation.torch import layouts, mixin
-from hf_gr.generation.torch.cross_attention import _hooks, fold_beams, foldable_modules
+from hf_gr.generation.torch.cross_attention import _Folding, fold_beams, foldable_modules
 from hf_gr.reference import reference_beam_search
 
 SCORE_TOL = 1e-4  # fp32 sums of at most 5 log-probabilities
@@ -484,10 +485,22 @@ def test_a_folded_forward_is_one_threads_own() -> None:
         with fold_beams(foldable_modules(model), batch_size=2), ThreadPoolExecutor(1) as other:
             after = other.submit(torch.no_grad()(lambda: model(**plain).logits)).result()
     assert torch.equal(after, before)
-    fold, unfold = _hooks(2)
+    folding = _Folding(2, threading.get_ident())
     with ThreadPoolExecutor(1) as other:  # which PyTorch calls without keywords while this thread adds or removes them
-        assert other.submit(fold, model, ()).result() is None
-        assert other.submit(unfold, model, (), (before,)).result() is None
+        assert other.submit(folding.fold, model, ()).result() is None
+        assert other.submit(folding.unfold, model, (), (before,)).result() is None
+
+
+def test_a_copy_made_during_a_folded_forward_is_whole() -> None:
+    model, inputs = enable(build("t5")), prompts(4, 7)
+    common = {**inputs, "constraint_index": INDEX, "num_beams": 4, "num_return_sequences": 4}
+    expected, file = model.generate(**common), io.BytesIO()
+    with fold_beams(foldable_modules(model), batch_size=2):  # as another thread would, in its own forward
+        twin = copy.deepcopy(model)
+        torch.save(model, file)
+    file.seek(0)
+    for one in (twin, torch.load(file, weights_only=False)):
+        assert torch.equal(one.generate(**common), expected)
 
 
 def test_trying_layouts_keeps_the_mode_of_every_module() -> None:

@@ -10,7 +10,7 @@ beams' scores and no cache.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,43 +38,53 @@ def fold_beams(modules: list[nn.Module], batch_size: int) -> Iterator[None]:
         modules: take hidden states first, or by that name, and return theirs first.
         batch_size: B, the encoder's rows.
     """
-    fold, unfold = _hooks(batch_size)
-    handles = []
+    folding, handles = _Folding(batch_size, threading.get_ident()), []
     try:
         for module in modules:
-            handles.append(module.register_forward_pre_hook(fold, with_kwargs=True))
-            handles.append(module.register_forward_hook(unfold))
+            handles.append(module.register_forward_pre_hook(folding.fold, with_kwargs=True))
+            handles.append(module.register_forward_hook(folding.unfold))
         yield
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _hooks(batch_size: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """A hook before a module and one after it."""
-    own = threading.get_ident()
-    # What each module saw last; between its two hooks no other module of the list runs.
-    num_tokens = 0
+class _Folding:
+    """A hook before a module and one after it, for one thread.
 
-    def fold(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+    Args:
+        batch_size: B.
+        thread: its number; hooks without one do nothing.
+    """
+
+    def __init__(self, batch_size: int, thread: int | None) -> None:
+        self.batch_size = batch_size
+        self.thread = thread
+        # What each module saw last; between its two hooks no other module of the list runs.
+        self.num_tokens = 0
+
+    def __reduce__(self) -> Any:
+        # Another thread may copy or save the model during this forward, which is not the copy's.
+        return _Folding, (self.batch_size, None)
+
+    def fold(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+        """The arguments of a module, with the rows of one request behind each other."""
         # Another thread that runs the same model meets these hooks, too, and may do so while they are being added or
         # removed: PyTorch then calls them without `kwargs`.
-        nonlocal num_tokens
-        if threading.get_ident() != own:
+        if threading.get_ident() != self.thread:
             return None
         assert kwargs is not None
         hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
-        num_tokens = 0 if hidden.shape[0] == batch_size else hidden.shape[1]
-        if not num_tokens:
+        self.num_tokens = 0 if hidden.shape[0] == self.batch_size else hidden.shape[1]
+        if not self.num_tokens:
             return None
-        folded = hidden.reshape(batch_size, -1, hidden.shape[-1])
+        folded = hidden.reshape(self.batch_size, -1, hidden.shape[-1])
         if "hidden_states" in kwargs:
             return args, {**kwargs, "hidden_states": folded}
         return (folded, *args[1:]), kwargs
 
-    def unfold(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        if threading.get_ident() != own or not num_tokens:
+    def unfold(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """What the module returned, one row a beam."""
+        if threading.get_ident() != self.thread or not self.num_tokens:
             return None
-        return (output[0].reshape(-1, num_tokens, output[0].shape[-1]), *output[1:])
-
-    return fold, unfold
+        return (output[0].reshape(-1, self.num_tokens, output[0].shape[-1]), *output[1:])
