@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers import KyutaiSpeechToTextForConditionalGeneration as Kyutai
 
 from hf_gr import ConstraintIndex, enable
-from hf_gr.generation.torch import mixin
+from hf_gr.generation.torch import layouts, mixin
 
 IMAGE = 60  # the placeholder
 TEXT = {name: value for name, value in LLAMA.items() if name != "head_dim"} | SPECIAL
@@ -186,6 +186,55 @@ def test_an_argument_that_every_step_reads_needs_transformers_loop(in_loop: list
         theirs, ours = both(model, catalogue(ragged=True), inputs | kinds, **options)
         assert assert_same(theirs, ours, 3)
     assert len(in_loop) == 2
+
+
+@pytest.mark.parametrize(("usual", "odd"), [(0, 2), ("plain", "odd"), (False, True)])
+def test_one_value_of_an_option_says_nothing_about_another(usual: Any, odd: Any, in_loop: list[Any]) -> None:
+    model = build("qwen3")
+    forward = model.forward
+
+    def with_option(*args: Any, option: Any = usual, **given: Any) -> Any:
+        outputs = forward(*args, **given)
+        outputs.logits = outputs.logits * (-1 if option == odd else 1)
+        return outputs
+
+    model.forward = with_option
+    for value, num_in_loop in ((usual, 0), (odd, 1)):
+        inputs = prompts(2, 6) | {"option": value}
+        theirs, ours = both(model, catalogue(ragged=False), inputs, num_beams=4, num_return_sequences=4)
+        assert assert_same(theirs, ours, 4) == 2
+        assert len(in_loop) == num_in_loop
+
+
+def test_memory_that_runs_out_during_a_trial_says_nothing_about_the_model(in_loop: list[Any]) -> None:
+    model, index = build("stablelm"), catalogue(ragged=False)
+    forward, calls = model.forward, []
+
+    def short_of_memory(*args: Any, option: Any = None, **given: Any) -> Any:
+        calls.append(None)
+        if len(calls) == failing:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(*args, **given)
+
+    model.forward = short_of_memory
+    failing = 1
+    with pytest.raises(torch.OutOfMemoryError):
+        layouts.choose_layout(model)
+    assert layouts.choose_layout(model) == "tree"
+    inputs = prompts(2, 6) | {"option": torch.zeros(2, 1)}
+    options = {"constraint_index": index, "num_beams": 4}
+    failing = len(calls) + 1
+    first = enable(model).generate(**inputs, **options)
+    assert len(in_loop) == 1
+    assert torch.equal(model.generate(**inputs, **options), first)
+    assert len(in_loop) == 1
+
+
+def test_layouts_are_tried_where_every_token_has_a_meaning() -> None:
+    config = {"vocab_size": 3, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tokens = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
+    model = build("stablelm", config={**config, **tokens, "intermediate_size": 16, "num_key_value_heads": 2})
+    assert layouts.choose_layout(model) is not None
 
 
 def test_an_encoders_arguments_are_for_the_prompt(in_loop: list[Any]) -> None:

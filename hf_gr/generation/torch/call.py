@@ -197,9 +197,9 @@ class Call:
             **(self.passed_on | prefix_function),
             **self.model_kwargs,
         )
-        names, tried_on = own_arguments(self.model_kwargs), (input_ids, config, model_kwargs)
-        if self.layout is not None and not are_for_prompt(self.model, self.layout, names, tried_on):
-            _report_loop(names)
+        own, tried_on = own_arguments(self.model_kwargs), (input_ids, config, model_kwargs)
+        if self.layout is not None and not are_for_prompt(self.model, self.layout, own, tried_on):
+            _report_loop(own)
             self._left_to_transformers()
             return None
         return Prepared(
@@ -286,10 +286,10 @@ def _layout_of(model: Any, config: GenerationConfig, model_kwargs: Mapping[str, 
         asked.append("use_cache=False")
     layout = None if asked else choose_layout(model)
     if layout is not None:
-        names = own_arguments(model_kwargs)
-        if are_for_prompt(model, layout, names):
+        own = own_arguments(model_kwargs)
+        if are_for_prompt(model, layout, own):
             return layout
-        asked = names
+        asked = list(own)
     if asked:
         _report_loop(asked)
     else:
@@ -300,7 +300,7 @@ def _layout_of(model: Any, config: GenerationConfig, model_kwargs: Mapping[str, 
     return None
 
 
-def _report_loop(names: list[str]) -> None:
+def _report_loop(names: Iterable[str]) -> None:
     """Log once that some arguments need transformers' loop."""
     say_once(f"{', '.join(names)}: decoding in transformers' own loop, with a logits processor for the catalogue")
 

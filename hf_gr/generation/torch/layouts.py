@@ -41,13 +41,15 @@ BATCH_FAMILIES = frozenset(["bart", "bloom", "t5"])
 # Largest difference of log-probabilities, relative to the largest logit, that rounding explains in a few layers.
 PROBE_TOL = {torch.float32: 1e-5, torch.float64: 1e-10, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
-# What a model raises if it cannot take what it is given.
+# What a model raises if it cannot take what it is given. Out of memory is another matter: it may pass.
 FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError, AssertionError)
 # Arguments that a layout's steps continue, or that say what the prompt is.
 COMMON_ARGUMENTS = frozenset(
     "attention_mask decoder_attention_mask decoder_input_ids encoder_outputs input_ids inputs_embeds logits_to_keep "
     "past_key_values position_ids tokenizer use_cache".split()
 )
+# Options of a forward: what one value does says nothing about another one.
+PLAIN = (bool, int, float, str)
 
 _CHOSEN: WeakKeyDictionary[Any, dict[tuple[Any, ...], Layout | None]] = WeakKeyDictionary()
 _TRIED: WeakKeyDictionary[Any, dict[tuple[Any, ...], bool]] = WeakKeyDictionary()
@@ -62,13 +64,17 @@ def choose_layout(model: Any) -> Layout | None:
     return chosen[key]
 
 
-def own_arguments(model_kwargs: Mapping[str, Any]) -> list[str]:
+def own_arguments(model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call that only some models have: images, kinds of tokens, ..."""
-    return sorted(name for name, value in model_kwargs.items() if value is not None and name not in COMMON_ARGUMENTS)
+    return {
+        name: value
+        for name, value in sorted(model_kwargs.items())
+        if value is not None and name not in COMMON_ARGUMENTS
+    }
 
 
 def are_for_prompt(
-    model: Any, layout: Layout, names: list[str], tried_on: tuple[Tensor, Any, dict[str, Any]] | None = None
+    model: Any, layout: Layout, own: dict[str, Any], tried_on: tuple[Tensor, Any, dict[str, Any]] | None = None
 ) -> bool:
     """Whether arguments of the model's own matter to the prompt alone, so that a layout's steps need none of them.
 
@@ -78,15 +84,19 @@ def are_for_prompt(
     Args:
         model: the model.
         layout: from `choose_layout`.
-        names: from `own_arguments`.
-        tried_on: tokens, config and arguments of a prefill; without them untried names pass.
+        own: from `own_arguments`.
+        tried_on: tokens, config and arguments of a prefill; without them untried arguments pass.
     """
-    if not names:
+    if not own:
         return True
     tried = _TRIED.setdefault(model, {})
-    key = (attention_of(model.config), model.dtype, *names)
+    options = ((name, value if isinstance(value, PLAIN) else None) for name, value in own.items())
+    key = (attention_of(model.config), model.dtype, *options)
     if key not in tried and tried_on is not None:
-        tried[key] = _steps_agree(model, layout, *tried_on)
+        try:
+            tried[key] = _steps_agree(model, layout, *tried_on)
+        except torch.OutOfMemoryError:
+            return False  # in this call
     return tried.get(key, True)
 
 
@@ -366,6 +376,8 @@ def _agrees(model: Any, layout: Layout) -> bool:
             scorer = make_scorer(model, layout, outputs, kwargs, batch_size=2, width=num_beams)
             scorer.score([Nodes(first, torch.zeros_like(first), first)], depth=1)
             ours = scorer.score([Nodes(second, parents, second)], depth=2)[0].flatten(0, 1)
+    except torch.OutOfMemoryError:
+        raise
     except FAILURES:
         return False
     return _is_close(ours, plain.logits[:, -1], model.dtype)
@@ -388,7 +400,12 @@ def _steps_agree(model: Any, layout: Layout, input_ids: Tensor, config: Any, mod
             for token in path:
                 tokens = torch.cat([tokens, token.to(tokens.device)], dim=1)
                 given, kwargs = internals.next_inputs(model, tokens, outputs, kwargs)
-                outputs = model(**given | {name: Unread() for name in own_arguments(given)}, return_dict=True)
+                unread = {
+                    name: Unread() for name, value in own_arguments(given).items() if not isinstance(value, PLAIN)
+                }
+                outputs = model(**given | unread, return_dict=True)
+    except torch.OutOfMemoryError:
+        raise
     except FAILURES:
         return False
     return all(_is_close(logits, outputs.logits[:, -1], model.dtype) for logits in ours)
@@ -408,18 +425,23 @@ def _two_steps(
 
 
 class Unread:
-    """Stands for an argument that a forward must not read: whatever it does with it fails."""
+    """Stands for an array that a forward must not read: what forwards do with arrays fails."""
 
     def __bool__(self) -> bool:
         raise TypeError("this argument must not be read")
 
+    def __eq__(self, other: object) -> bool:
+        return bool(self)
+
+    __hash__ = object.__hash__
+
 
 def _ordinary_tokens(model: Any, count: int) -> Tensor:
-    """Tokens without a meaning to the model: padding would move positions, and placeholders of images need images."""
+    """Tokens without a meaning to the model, if it has any: padding would move positions, placeholders need images."""
     configs = (model.generation_config, model.config, model.config.get_text_config(decoder=True))
     is_ordinary = torch.ones(configs[-1].vocab_size, dtype=torch.bool)
     is_ordinary[[token for token in special_tokens(*configs) if token < len(is_ordinary)]] = False
-    ordinary = is_ordinary.nonzero().flatten().to(model.device)
+    ordinary = (is_ordinary if is_ordinary.any() else ~is_ordinary).nonzero().flatten().to(model.device)
     return ordinary[(7 * torch.arange(count, device=model.device) + 3) % len(ordinary)]
 
 
