@@ -341,6 +341,10 @@ def test_a_cache_that_no_prompt_continues_is_refused() -> None:
     answered = enabled().generate(**inputs, constraint_index=INDEX, output_hidden_states=True, **DETAILS)
     with pytest.raises(ValueError, match="past_key_values holds 12 tokens, expected at most 9, the prompt's"):
         enabled().generate(**inputs, constraint_index=INDEX, past_key_values=answered.past_key_values)
+    rest = {"input_ids": inputs["input_ids"][:, 6:], "attention_mask": inputs["attention_mask"]}
+    begun = enabled()(inputs["input_ids"][:, :4]).past_key_values
+    with pytest.raises(ValueError, match="holds 4 tokens and the prompt 3, expected the 9 of attention_mask together"):
+        enabled().generate(**rest, constraint_index=INDEX, past_key_values=begun)
     with pytest.raises(ValueError, match="past_key_values is given with use_cache=False, expected one of them"):
         enabled().generate(**inputs, constraint_index=INDEX, past_key_values=DynamicCache(), use_cache=False)
     config = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
@@ -1099,10 +1103,11 @@ def test_bad_arguments_are_refused_before_any_work(
         model.generate(**{**prompts(2, 6), "constraint_index": INDEX, "num_beams": 4, **kwargs})
 
 
-def test_a_mask_of_an_encoder_has_an_entry_for_every_token() -> None:
-    inputs = prompts(2, 6) | {"attention_mask": torch.ones(2, 5)}
-    with pytest.raises(ValueError, match=r"attention_mask is \[2, 5\], expected a tensor"):
-        enabled("t5").generate(**inputs, constraint_index=INDEX)
+@pytest.mark.parametrize(("family", "length"), [("t5", 5), ("t5", 7), ("qwen3", 5)])
+def test_a_mask_has_an_entry_for_every_token(family: str, length: int) -> None:
+    inputs = prompts(2, 6) | {"attention_mask": torch.ones(2, length)}
+    with pytest.raises(ValueError, match=rf"attention_mask is \[2, {length}\], expected a tensor"):
+        enabled(family).generate(**inputs, constraint_index=INDEX)
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def continued(cache: Any, *, num_given: int, num_known: int) -> Any:
         num_known: those and the ones before them that only the mask knows.
 
     Raises:
-        ValueError: a cache of more tokens, or one that cannot tell.
+        ValueError: a cache of more tokens or, where the prompt is only its rest, fewer; one that cannot tell.
     """
     own, is_whole = of_decoder(cache), num_given == num_known
     if own.layers and not any(hasattr(layer, "keys") for layer in own.layers):
@@ -67,6 +67,11 @@ def continued(cache: Any, *, num_given: int, num_known: int) -> Any:
         raise ValueError(
             f"past_key_values holds {held} tokens, expected at most {most}, the prompt's: is it another prompt's, or "
             "that of a prompt and its answer?"
+        )
+    if held < most and not is_whole:
+        raise ValueError(
+            f"past_key_values holds {held} tokens and the prompt {num_given}, expected the {num_known} of "
+            "attention_mask together: give the tokens in between, too"
         )
     twin = copy_cache(cache)
     if held < most or not is_whole:
