@@ -180,6 +180,8 @@ def missing_token(catalogue: Snapshot, fill: int) -> int:
 
     Such a row may be of any length, and `items` reads sequences that lack their end token, too.
     """
+    if all(part.segment.trie.find([fill]) < 0 for part in catalogue.parts):
+        return fill  # as in most catalogues, and in a tenth of the time
     places = np.arange(catalogue.max_length)
     rows = np.where(places <= places[:, None], fill, PADDING)
     leaves = [part.segment.trie.walk(rows, catalogue.eos_token_id)[0] for part in catalogue.parts]

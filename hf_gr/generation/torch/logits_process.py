@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import EtaLogitsWarper, LogitNormalization, LogitsProcessor, LogitsProcessorList, TopHLogitsWarper
+from transformers import (
+    EtaLogitsWarper,
+    LogitNormalization,
+    LogitsProcessor,
+    LogitsProcessorList,
+    SynthIDTextWatermarkLogitsProcessor,
+    TopHLogitsWarper,
+)
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.item_ids import ItemId
@@ -202,7 +209,7 @@ class ConstraintLogitsProcessor(LogitsProcessor):
 
 
 class OfLiving(LogitsProcessor):
-    """A processor that leaves rows without any possible token as they are, and never sees them: dead paths stay dead.
+    """A processor that leaves impossible tokens as they are, and sees no row without any other: dead paths stay dead.
 
     Args:
         inner: the processor.
@@ -213,13 +220,14 @@ class OfLiving(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Process `[R, V]` scores."""
-        is_dead = scores.amax(dim=-1, keepdim=True) <= NEARLY_IMPOSSIBLE
-        return torch.where(is_dead, scores, self.inner(input_ids, scores.masked_fill(is_dead, 0.0)))
+        is_possible = scores > NEARLY_IMPOSSIBLE
+        is_dead = ~is_possible.any(dim=-1, keepdim=True)
+        return torch.where(is_possible, self.inner(input_ids, scores.masked_fill(is_dead, 0.0)), scores)
 
 
 def keep_dead(processors: LogitsProcessorList) -> LogitsProcessorList:
     """The same processors; those that take a softmax as a distribution do not see dead paths, which have none."""
-    of_living = (LogitNormalization, EtaLogitsWarper, TopHLogitsWarper)
+    of_living = (LogitNormalization, EtaLogitsWarper, TopHLogitsWarper, SynthIDTextWatermarkLogitsProcessor)
     return LogitsProcessorList(OfLiving(one) if isinstance(one, of_living) else one for one in processors)
 
 
