@@ -249,6 +249,16 @@ def test_an_encoders_arguments_are_for_the_prompt(in_loop: list[Any]) -> None:
     assert not in_loop
 
 
+def test_encoder_outputs_with_gradients_are_tried_too(in_loop: list[Any]) -> None:
+    model, inputs = enable(build("led")), prompts(2, 8)
+    inputs["global_attention_mask"] = torch.zeros_like(inputs["input_ids"])
+    encoded = model.get_encoder()(**inputs)
+    assert encoded[0].requires_grad
+    inputs.pop("input_ids")
+    model.generate(**inputs, encoder_outputs=encoded, constraint_index=catalogue(ragged=False), num_beams=3)
+    assert not in_loop
+
+
 def test_a_models_own_generate_may_set_fields(in_loop: list[Any]) -> None:
     torch.manual_seed(0)
     codec = {**SIZES, "model_type": "mimi", "num_filters": 8, "upsampling_ratios": [8, 5], "codebook_size": 16}

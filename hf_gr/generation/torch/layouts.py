@@ -393,7 +393,9 @@ def _steps_agree(model: Any, layout: Layout, input_ids: Tensor, config: Any, mod
             kwargs = {
                 name: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
                 for name, value in model_kwargs.items()
+                if name != "encoder_outputs"  # only read; those with gradients cannot be copied
             }
+            kwargs |= {name: model_kwargs[name] for name in model_kwargs.keys() - kwargs.keys()}
             outputs = internals.prefill(model, input_ids, config, kwargs)
             ours = [_two_steps(model, layout, outputs, kwargs, path, width=width) for width in (1, 2)]
             tokens = input_ids

@@ -67,14 +67,14 @@ class Prompt:
                 f"the prompt is {shape}, expected a tensor [batch, length]: pad, stack and unsqueeze first"
             )
         mask = model_kwargs.get("attention_mask")
-        has_tokens = prompt is not None and (is_text or embeds is not None)
+        has_tokens = is_text or embeds is not None
         # A decoder's may be longer: tokens in a cache need not be given again.
         fits = operator.eq if model.config.is_encoder_decoder else operator.ge
         if mask is not None and (
             not isinstance(mask, Tensor)
             or mask.ndim != 2
             or (prompt is not None and len(mask) != len(prompt))
-            or (has_tokens and not fits(mask.shape[1], prompt.shape[1]))
+            or (prompt is not None and has_tokens and not fits(mask.shape[1], prompt.shape[1]))
         ):
             shape = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
             raise ValueError(
