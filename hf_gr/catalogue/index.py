@@ -417,7 +417,10 @@ class ConstraintIndex(
                 items, so that damage on a disk or on the way is refused. True also checks that it is a catalogue,
                 whoever made the file, which takes seconds for as many items; the default does so up to 64 MB, as it
                 takes no time there, and `hf-gr index check` for any index. False reads nothing before it is used;
-                only sizes, types and the format are checked, as always.
+                only sizes, types and the format are checked, as always; what is damaged is then saved as it is.
+
+        The arrays' file holds a copy of the description, and alone decides: a description of another save is ignored
+        (`hf-gr index check` refuses it), so that no kill between the two files makes an index unreadable.
 
         A checksum is no signature: who alters a file can renew it. Load indexes of people whom you trust to choose
         the catalogue; nothing in a file can run code.

@@ -26,6 +26,7 @@ _FITTING: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
 
 DEFAULT_BUDGET = 512  # nodes of a row besides its beams
 LOGITS_AT_ONCE = 2**26  # of all nodes scored ahead, by default: 256 MB in fp32
+LARGEST_RATIO = math.log(1e30)  # of the weights of two lengths, of which the beams count the middle one as 1
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
 
 
@@ -128,6 +129,18 @@ def check_room(catalogue: Snapshot, rooms: Mapping[str, int | None]) -> None:
                 f"{name} leaves {room} new tokens, expected at least {catalogue.max_length} for the longest sequence: "
                 "omit the length, the catalogue gives it"
             )
+
+
+def check_penalty(config: Any, catalogue: Snapshot) -> None:
+    """Refuse a length penalty under which fp32 cannot tell apart the scores of sequences of several lengths."""
+    if config.num_beams == 1 or catalogue.eos_token_id is None:
+        return
+    largest = LARGEST_RATIO / max(0.5 * math.log(catalogue.max_length), 1e-9)
+    if abs(config.length_penalty) > largest:
+        raise ValueError(
+            f"length_penalty={config.length_penalty}, expected {-largest:.1f} to {largest:.1f} for sequences of up to "
+            f"{catalogue.max_length} tokens: larger ones leave no score but 0"
+        )
 
 
 def check_room_for_placeholders(head: Any, config: Any, prompt_length: int) -> None:

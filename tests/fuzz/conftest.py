@@ -70,7 +70,9 @@ MADE = pytest.StashKey[Fuzz]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("fuzz")
-    group.addoption("--fuzz-seconds", type=float, default=60.0, help="seconds for all fuzzers together")
+    group.addoption(
+        "--fuzz-seconds", type=float, default=60.0, help="seconds for all fuzzers together, and one case each at least"
+    )
     group.addoption("--fuzz-cases", type=int, default=None, help="cases of every fuzzer, whatever time they take")
     group.addoption("--fuzz-seed", type=int, default=None, help="seed of all cases; by default a fresh one")
     group.addoption("--fuzz-case", type=int, default=None, help="run only the case of this number")

@@ -232,7 +232,10 @@ def test_index_files_are_refused_or_equal(fuzz: Any, folder: Path) -> None:
             fuzz.count(files=1, refused=int(loaded is None))
             if loaded is None or verify is False and kind not in ("json", "swap"):
                 continue  # what is not to be read may be anything
-            assert same_index(loaded, index), f"{kind}, verify={verify}: another catalogue"
+            if kind == "forged":  # its digests fit: another catalogue may come out, but only a sound one
+                _check_catalogue(loaded)
+            else:
+                assert same_index(loaded, index), f"{kind}, verify={verify}: another catalogue"
 
 
 def test_forged_arrays_are_refused_or_a_catalogue(fuzz: Any, folder: Path) -> None:

@@ -178,8 +178,7 @@ def test_calls_equal_brute_force(fuzz: Any) -> None:
         try:
             rows = check(model, batch, options)
         except Exception as error:
-            error.add_note(
-                batch.reproduction(model=f"model_of{drawn}  # of tests/fuzz/test_generation.py", options=options.given)
-            )
+            made = "import sys; sys.path[:0] = ['tests', 'tests/fuzz']\nfrom test_generation import *"
+            error.add_note(f"{made}\n{batch.reproduction(model=f'model_of{drawn}', options=options.given)}")
             raise
         fuzz.count(calls=1, prompts=len(batch.legal), rows=rows)

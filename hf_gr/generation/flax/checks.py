@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_gr.catalogue.sequences import is_integer
 from hf_gr.catalogue.snapshot import Snapshot
-from hf_gr.generation.checks import check_config, check_room, check_tokens_of_catalogue, rooms_of
+from hf_gr.generation.checks import check_config, check_penalty, check_room, check_tokens_of_catalogue, rooms_of
 from hf_gr.generation.models import fill_token, num_end_tokens
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ def check_call(
             f"{name}={fill}, expected at most {LARGEST}, which is what JAX's 32-bit integers hold: set pad_token_id"
         )
     check_tokens_of_catalogue(catalogue, model.config.vocab_size, name="constraint_index")
+    check_penalty(config, catalogue)
     check_room(catalogue, rooms_of(max_new_tokens, max_length, prompt_length=prompt.length))
     model.spec.check_length(prompt.length + catalogue.max_length)
 

@@ -15,6 +15,7 @@ from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.generation.checks import (
     check_config,
     check_padding,
+    check_penalty,
     check_room,
     check_some_tokens,
     check_tokens_of_catalogue,
@@ -62,6 +63,7 @@ def check_call(
         if isinstance(criterion, MaxLengthCriteria):
             name = f"stopping criterion of max_length={criterion.max_length}"
             rooms[name] = criterion.max_length - prompt.length
+    check_penalty(config, catalogue)
     check_room(catalogue, rooms)
     _check_prompt(prompt)
     if prompt.inputs is not None and past_key_values is not None:
