@@ -124,6 +124,18 @@ def test_without_a_padding_token_missing_rows_are_no_token() -> None:
     assert index.items(generated(out, inputs))[5:] == [[], []]
 
 
+def test_resized_embeddings_decide_over_a_head_that_says_otherwise() -> None:
+    """Resizing leaves `out_features` as it was in heads that are tied by hand, as Marian's."""
+    model = build("qwen3")
+    model.resize_token_embeddings(VOCABULARY + 8)
+    model.lm_head.out_features = VOCABULARY
+    index = ConstraintIndex.from_sequences([[VOCABULARY + 7, 5]])
+    inputs = prompts(1, 6)
+    assert generated(enable(model).generate(**inputs, constraint_index=index), inputs).tolist() == [
+        [VOCABULARY + 7, 5]
+    ]
+
+
 def test_a_level_may_have_more_beams_than_a_model_has_positions() -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
     fields = {"vocab_size": VOCABULARY, "max_position_embeddings": 16, "is_decoder": True, **sizes}

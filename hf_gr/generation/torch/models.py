@@ -46,15 +46,18 @@ def hidden_size_of(model: Any) -> int:
 
 def output_size_of(model: Any) -> int:
     """V, the tokens that a model can write, which may be more than its config's vocabulary."""
-    head, weight = model.get_output_embeddings(), output_weight_of(model)
+    weight = output_weight_of(model)
+    if weight is not None:
+        return weight.shape[0]
     text_config = model.config.get_text_config(decoder=True)
-    return getattr(head, "out_features", text_config.vocab_size if weight is None else weight.shape[0])
+    return getattr(model.get_output_embeddings(), "out_features", text_config.vocab_size)
 
 
 def output_weight_of(model: Any) -> torch.Tensor | None:
-    """The matrix of the output embeddings; None if there is none, or one that is quantised and packed."""
+    """The matrix `[V, H]` of the output embeddings; None if there is none, or one that is quantised and packed."""
     weight = getattr(model.get_output_embeddings(), "weight", None)
-    return weight if isinstance(weight, torch.Tensor) else None
+    is_matrix = isinstance(weight, torch.Tensor) and weight.ndim == 2 and weight.is_floating_point()
+    return weight if is_matrix else None
 
 
 def embeddings_of(model: Any) -> int | None:
