@@ -771,7 +771,7 @@ def give_scores_as_logits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 PLANTED = {
-    draw_anyway: lambda: test_modes("qwen3", "sample"),
+    draw_anyway: lambda: test_modes("qwen3", "samples"),
     leave_something: lambda: test_the_forward_stays_as_it_is("qwen3"),
     pad_with_the_end: lambda: test_padding_and_end_tokens("qwen3", 0),
     give_scores_as_logits: lambda: test_our_own_outputs("qwen3", "several beams", False),
