@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from families import DECODERS, EOS, LLAMA, PAD, SPECIAL, VOCABULARY, build, prompts, shared
+from packaging.version import Version
 from test_parity import assert_same, both, catalogue
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, KyutaiSpeechToTextConfig
 from transformers import KyutaiSpeechToTextForConditionalGeneration as Kyutai
@@ -150,7 +152,14 @@ def in_loop(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+# transformers 5.17 itself answers otherwise (Git), fails (VideoLLaMA 3), or warns of its own code (Mllama).
+OF_5_23 = pytest.mark.skipif(Version(transformers.__version__) < Version("5.23"), reason="transformers 5.17 cannot")
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(one, marks=OF_5_23) if one in ("git", "mllama", "video_llama_3") else one for one in CONFIGS],
+)
 def test_images_matter_to_the_prompt_alone(family: str, in_loop: list[Any]) -> None:
     model = vision_model(family)
     for seed in (1, 2):  # the first call tries, the second relies on it
