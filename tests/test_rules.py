@@ -205,7 +205,7 @@ def test_a_call_sees_the_catalogue_before_or_after_an_update() -> None:
     thread = threading.Thread(target=swap)
     thread.start()
     try:
-        seen = [run(model, 0, index)[0] for _ in range(150)]
+        seen = [run(model, 0, index)[0] for _ in range(60)]
     finally:
         stop.set()
         thread.join()

@@ -42,7 +42,7 @@ def check_config(config: Any) -> None:
         if not is_integer(value) or value < 1:
             raise ValueError(f"{name}={value!r}, expected an int, 1 or more")
     if config.top_k is not None and not is_integer(config.top_k):
-        raise ValueError(f"top_k={config.top_k!r}, expected an int: omit it for transformers' default")
+        raise ValueError(f"top_k={config.top_k!r}, expected an integer: omit it for transformers' default")
     penalty = config.length_penalty
     if config.num_beams > 1 and not (isinstance(penalty, Real) and math.isfinite(penalty)):
         raise ValueError(f"length_penalty={penalty!r}, expected a finite number: omit it for 1.0")
