@@ -177,7 +177,7 @@ def _extend(
 
 
 def per_length(
-    scores: Float[Array, "*shape"], length: Number, *, length_penalty: Number, longest: int
+    scores: Float[Array, "*shape"], length: Number | WholeNumber, *, length_penalty: Number, longest: int
 ) -> Float[Array, "*shape"]:
     """Scores divided by `length ** length_penalty`, as far as that is a number of their type.
 
