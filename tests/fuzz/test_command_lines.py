@@ -198,6 +198,11 @@ def names_an_argument(message: str, line: list[str]) -> bool:
         return True
     bare = re.sub(r"\s+", "", text)
     options = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in line if word.startswith("--")}
-    values = {re.sub(r"\s+", "", part) for word in line for part in (word, *word.split("="))}
-    values |= {repr(part)[1:-1] for part in values}
-    return any((part if len(part) > 1 else f"'{part}'") in bare for part in options | values)
+    written = [part for word in line for part in (word, *word.split("="))]
+    values = {re.sub(r"\s+", "", form) for part in written for form in (part, repr(part)[1:-1])}
+    # A single letter counts as a word of its own alone.
+    return any(
+        part in bare if len(part) > 1 else bool(re.search(rf"(?<!\w){re.escape(part)}(?!\w)", text))
+        for part in options | values
+        if part
+    )
