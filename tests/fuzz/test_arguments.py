@@ -28,10 +28,11 @@ RAGGED = ConstraintIndex.from_sequences([row[: 1 + i % 3].tolist() for i, row in
 NAMED = ConstraintIndex.from_sequences(ROWS, item_ids=[f"item {i}" for i in range(60)])
 PROMPT = prompts(2, 6, padded=True)
 NUMBERS = (0, -1, 1, 2.5, float("nan"), float("inf"), "8", "x", None, True, [], [3], np.int64(4), np.float32(2), 10**6)
+COUNTS = NUMBERS[:-1]  # a million paths are a fair wish, and take 20 GB
 # By argument: values of every kind that a caller might mean, or not.
 HOSTILE: dict[str, tuple[Any, ...]] = {
-    "num_beams": NUMBERS[:-1],
-    "num_return_sequences": NUMBERS,
+    "num_beams": COUNTS,
+    "num_return_sequences": COUNTS,
     "max_new_tokens": NUMBERS,
     "max_length": NUMBERS,
     "min_new_tokens": (0, 1, 2, -1, 99, "x"),
@@ -78,7 +79,7 @@ HOSTILE: dict[str, tuple[Any, ...]] = {
     "drafting": ("trie", "auto", "head", "assistant", "tire", 5, True, ["trie"]),
     "verification": ("strict", "relaxed", "catalogue", "none", "last_level", "lax", 3),
     "draft_token_budget": NUMBERS,
-    "num_draft_beams": NUMBERS,
+    "num_draft_beams": COUNTS,
     "num_assistant_tokens": NUMBERS,
     "assistant_model": (5, "gpt2", None, object()),
     "generator": (5, "seed", torch.Generator().manual_seed(0), np.random.default_rng(0)),
