@@ -66,6 +66,9 @@ class Prompt:
             raise ValueError(
                 f"the prompt is {shape}, expected a tensor [batch, length]: pad, stack and unsqueeze first"
             )
+        is_float = isinstance(input_ids, Tensor) and input_ids.is_floating_point()
+        if is_float and model.main_input_name == "input_ids":
+            raise ValueError(f"the prompt has dtype {input_ids.dtype}, expected integers: pass token ids")
         mask = model_kwargs.get("attention_mask")
         has_tokens = is_text or embeds is not None
         # A decoder's may be longer: tokens in a cache need not be given again.
