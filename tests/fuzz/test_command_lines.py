@@ -199,6 +199,8 @@ def names_an_argument(message: str, line: list[str]) -> bool:
     bare = re.sub(r"\s+", "", text)
     options = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in line if word.startswith("--")}
     written = [part for word in line for part in (word, *word.split("="))]
+    if any(not part.strip() for part in written):  # spaces cannot be told from those of the text
+        return True
     values = {re.sub(r"\s+", "", form) for part in written for form in (part, repr(part)[1:-1])}
     # A single letter counts as a word of its own alone.
     return any(

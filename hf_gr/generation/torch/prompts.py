@@ -66,8 +66,8 @@ class Prompt:
             raise ValueError(
                 f"the prompt is {shape}, expected a tensor [batch, length]: pad, stack and unsqueeze first"
             )
-        is_float = isinstance(input_ids, Tensor) and input_ids.is_floating_point()
-        if is_float and model.main_input_name == "input_ids":
+        reads_tokens = model.main_input_name == "input_ids"
+        if reads_tokens and isinstance(input_ids, Tensor) and input_ids.is_floating_point():
             raise ValueError(f"the prompt has dtype {input_ids.dtype}, expected integers: pass token ids")
         mask = model_kwargs.get("attention_mask")
         has_tokens = is_text or embeds is not None
