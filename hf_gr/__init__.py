@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .generation.torch.mixin import GRGenerationMixin
     from .offline.evaluation import evaluate
     from .offline.run import recommend
+    from .serving.engine import Engine
     from .torch.draft_head import DraftHead
 
 __version__ = "0.1.0.dev0"
@@ -30,6 +31,7 @@ _HOMES = {
     "ConstraintLogitsProcessor": "generation.torch.logits_process",
     "DraftHead": "torch.draft_head",
     "DraftHeadConfig": "files.draft_head_config",
+    "Engine": "serving.engine",
     "GRGenerationConfig": "generation.configuration",
     "GRGenerationMixin": "generation.torch.mixin",
     "SemanticIds": "catalogue",
@@ -45,6 +47,7 @@ __all__ = [
     "ConstraintLogitsProcessor",
     "DraftHead",
     "DraftHeadConfig",
+    "Engine",
     "GRGenerationConfig",
     "GRGenerationMixin",
     "SemanticIds",

@@ -7,9 +7,11 @@ Meant to be read and believed, one prefix and one token at a time; it shares no 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -440,3 +442,40 @@ def reference_relaxed_selection(
             mass = np.array([weights[sequence] for sequence in rest])
             kept.append(rest[rng.choice(len(rest), p=mass / mass.sum())])
     return kept
+
+
+def reference_uniform(
+    seed: int, prefix: Sequence[int], token: int, *, path: int | None = None, stream: int = 0
+) -> float:
+    """The uniform noise of the candidate `prefix + [token]`, in (0, 1).
+
+    Args:
+        seed: of its prompt.
+        prefix: the tokens before it.
+        token: its own.
+        path: the number of its path, if paths are independent.
+        stream: 0 for samples, more for other purposes.
+    """
+
+    def mixed(bits: int, width: int, steps: Sequence[tuple[int, int]]) -> int:
+        for shift, factor in steps:
+            bits = (bits ^ (bits >> shift)) * factor % 2**width
+        return bits
+
+    def output(state: int, number: int) -> int:
+        """Of SplitMix64 with that state; outputs are counted from 0."""
+        after = (state + (number + 1) * 0x9E3779B97F4A7C15) % 2**64
+        return mixed(after, 64, [(30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)])
+
+    state = output(output(seed, stream) if stream else seed, 0)
+    state = state if path is None else output(state, -2 - path)
+    for before in prefix:
+        state = output(state, before)
+    bits = (state + token * (state >> 32 | 1)) % 2**32
+    bits = mixed(bits, 32, [(16, 0x21F0AAAD), (15, 0x735A2D97), (15, 1)])
+    return min((bits + 0.5) / 2**32, 1 - 2**-24)
+
+
+def reference_gumbel(seed: int, prefix: Sequence[int], token: int, **kwargs: Any) -> float:
+    """The Gumbel noise of a candidate: `-log(-log(1 - uniform))`."""
+    return -math.log(-math.log1p(-reference_uniform(seed, prefix, token, **kwargs)))

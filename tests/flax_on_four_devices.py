@@ -135,10 +135,14 @@ def test_a_context_mesh_of_the_caller_changes_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_drafts_over_spread_weights() -> None:
-    mesh = jax.make_mesh((2, 2), ("data", "model"))
-    found = check("qwen3", 4, mesh, DEEP.where(list(range(12))), drafting="trie")
-    assert found.speculation.target_forwards == 1
+@pytest.mark.parametrize("shape", [(2, 2), (4, 1)], ids=str)
+@pytest.mark.parametrize(("budget", "forwards"), [(None, 0), (64, 1)])
+def test_drafts_over_spread_weights_and_rows(shape: tuple[int, int], budget: int | None, forwards: int) -> None:
+    """All nodes with the prompt, or those of the first token alone."""
+    mesh = jax.make_mesh(shape, ("data", "model"))
+    views = [DEEP.where(list(range(start, start + 12))) for start in (0, 12, 24, 36)]
+    found = check("qwen3", 4, mesh, views, drafting="trie", draft_token_budget=budget)
+    assert found.speculation.target_forwards == forwards
 
 
 def head_for(model: FlaxModel, **options: Any) -> DraftHead:
@@ -242,10 +246,10 @@ def test_a_planted_error_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         flax, "decode_on_mesh", jax.jit(lambda *args: decode_on_mesh.__wrapped__(*args), static_argnums=(0, 1))
     )
-    inputs = prompts(8)
-    found = model_of("qwen3").generate(**inputs, constraint_index=INDEX, num_beams=2)
+    model, call = model_of("qwen3"), {**prompts(3), "constraint_index": RAGGED, **BEAMS}
+    found = model.generate(**call).sequences.tolist()
     monkeypatch.undo()
-    assert found.tolist() != model_of("qwen3").generate(**inputs, constraint_index=INDEX, num_beams=2).tolist()
+    assert found != model.generate(**call).sequences.tolist()  # compiled by another test: the default mesh
 
 
 @pytest.mark.parametrize("shape", [(4, 1), (2, 2)])

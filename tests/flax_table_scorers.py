@@ -41,6 +41,13 @@ class TableScorer:
         logits = jnp.broadcast_to(params[0][:, 0], (batch_size, self.vocabulary))
         return logits, TableCache(jnp.zeros((batch_size, 0), jnp.int32), jnp.zeros(0, jnp.int32))
 
+    def prefill_with(
+        self, params: list[Any], prompt: Prompt, tokens: Any, depths: Any, visible: Any
+    ) -> tuple[Any, TableCache]:
+        first, cache = self.prefill(params, prompt)
+        scored, cache = self.score(params, cache, tokens, depths, visible)
+        return jnp.concatenate([first[:, None], scored], axis=1), cache
+
     def score(
         self, params: list[Any], cache: TableCache, tokens: Any, depths: Any, visible: Any
     ) -> tuple[Any, TableCache]:

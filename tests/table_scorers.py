@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from hf_gr.catalogue.snapshot import combine_rules
 from hf_gr.torch import transition
 from hf_gr.torch.decode import DecodePlan
 from hf_gr.torch.drafters import Assistant
+from hf_gr.torch.noise import Noise
 from hf_gr.torch.transition import DeviceCatalogue
 from hf_gr.torch.tree import Nodes
 
@@ -41,12 +41,15 @@ class TableModel:
     Args:
         logits: by depth; one row for all requests, or one each.
         num_rows: the number of requests.
+        takes_prompt: whether nodes can be scored with the prompt.
     """
 
-    def __init__(self, logits: list[torch.Tensor], num_rows: int) -> None:
+    def __init__(self, logits: list[torch.Tensor], num_rows: int, *, takes_prompt: bool = True) -> None:
         self.logits = logits
         self.num_rows = num_rows
+        self.takes_prompt = takes_prompt
         self.scored: list[list[int]] = []  # of every forward: the nodes of its levels
+        self.work = 0  # nodes of all rows and forwards, padding included
 
     def __call__(self) -> TableScorer:
         return TableScorer(self)
@@ -56,38 +59,57 @@ class TableScorer:
     """A scorer that knows of every node its prefix only: what it is asked for is all that it can answer by."""
 
     def __init__(self, model: TableModel) -> None:
-        self.takes_levels, self.columns = True, None
+        self.takes_levels, self.takes_prompt, self.columns = True, model.takes_prompt, None
         self.model = model
-        self.prompt_logits = model.logits[0].expand(model.num_rows, -1, -1)
         self.num_forwards = 0
-        self.prefixes = [torch.zeros((model.num_rows, 1), dtype=torch.long)]  # by depth: nodes that were scored last
+        self.logits = [table.expand(model.num_rows, -1, -1) for table in model.logits]
+        self.prefixes = self.depths = torch.zeros((model.num_rows, 1), dtype=torch.long)  # of the nodes scored last
 
-    def score(self, levels: Sequence[Nodes], *, depth: int) -> list[torch.Tensor]:
-        assert 1 <= depth <= len(self.prefixes), "the level above has not been scored"
+    def begin(self, levels: Sequence[Nodes] = ()) -> list[torch.Tensor]:
+        assert self.takes_prompt or not levels
+        root = self.prefixes, self.depths
+        scored = self._score(levels, 1) if levels else []
+        if levels:
+            self.prefixes = torch.cat([root[0], self.prefixes], dim=1)
+            self.depths = torch.cat([root[1], self.depths], dim=1)
+        return [self.logits[0], *scored]
+
+    def score(self, levels: Sequence[Nodes], *, depth: int | Sequence[int]) -> list[torch.Tensor]:
         self.num_forwards += 1
+        return self._score(levels, depth)
+
+    def keep(self, rows: torch.Tensor) -> None:
+        assert len(rows) < len(self.prefixes), "nothing is forgotten"
+        self.prefixes, self.depths = self.prefixes[rows], self.depths[rows]
+        self.logits = [table[rows] for table in self.logits]
+
+    def _score(self, levels: Sequence[Nodes], depth: int | Sequence[int]) -> list[torch.Tensor]:
         self.model.scored.append([nodes.tokens.shape[1] for nodes in levels])
-        self.prefixes = self.prefixes[:depth]
-        found = []
-        for number, nodes in enumerate(levels, start=depth):
-            parents = nodes.parents if number > 1 else torch.zeros_like(nodes.parents)
-            prefixes = self.prefixes[-1].gather(1, parents) * VOCABULARY + nodes.tokens
-            self.prefixes.append(prefixes)
-            table = self.model.logits[number].expand(len(prefixes), -1, -1)
-            found.append(table.gather(1, prefixes[..., None].expand(-1, -1, VOCABULARY)))
+        self.model.work += sum(nodes.tokens.numel() for nodes in levels)
+        wanted = torch.tensor([depth] * len(self.prefixes) if isinstance(depth, int) else list(depth))
+        above, prefixes, found = (self.prefixes, self.depths), [], []
+        for number, nodes in enumerate(levels):
+            assert nodes.tokens.shape[0] == len(wanted)
+            parent, depths = (values.gather(1, nodes.parents) for values in above)
+            # A node whose parent is not of the level above is padding, or an error: its logits are not numbers.
+            is_below = depths + 1 == (wanted + number)[:, None]
+            above = (parent * VOCABULARY + nodes.tokens, torch.where(is_below, depths + 1, -1))
+            prefixes.append(above)
+            found.append(self._look_up(*above))
+        self.prefixes, self.depths = (torch.cat(parts, dim=1) for parts in zip(*prefixes, strict=True))
+        return found
+
+    def _look_up(self, prefixes: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:
+        found = torch.full((*prefixes.shape, VOCABULARY), torch.nan)
+        for depth, table in enumerate(self.logits):
+            rows, nodes = (depths == depth).nonzero(as_tuple=True)
+            found[rows, nodes] = table[rows, prefixes[rows, nodes]]
         return found
 
 
-def assistant_of(draft: TableModel, plan: DecodePlan, *, num_beams: int, num_steps: int) -> Assistant:
+def assistant_of(draft: TableModel, *, num_beams: int, num_steps: int) -> Assistant:
     """A draft model as `generate` would ask it."""
-    search = replace(
-        plan,
-        num_beams=num_beams,
-        num_kept=num_beams,
-        num_return_sequences=num_beams,
-        do_sample=plan.is_relaxed,
-        stopping_criteria=None,
-    )
-    return Assistant(draft, search, num_steps=num_steps)
+    return Assistant(draft, num_beams=num_beams, num_steps=num_steps)
 
 
 def random_rows(rng: random.Random, number: int, *, ragged: bool, length: int) -> list[list[int]]:
@@ -128,5 +150,11 @@ def fixed_catalogue(seed: int, number: int, *, length: int = LONGEST) -> DeviceC
     return transition.device_catalogue(combine_rules([index.snapshot]), CPU)
 
 
-def relaxed_plan(num_rows: int, num_beams: int, **kwargs: Any) -> DecodePlan:
-    return make_plan(num_rows, num_beams, num_kept=num_beams, do_sample=True, is_relaxed=True, **kwargs)
+def noise_of(seed: int, num_rows: int) -> Noise:
+    """Of rows with seeds of their own, none of which is another call's."""
+    return Noise(torch.arange(num_rows) + 10**6 * seed)
+
+
+def relaxed_plan(num_rows: int, num_beams: int, *, seed: int = 0, **kwargs: Any) -> DecodePlan:
+    how = {"num_kept": num_beams, "do_sample": True, "is_relaxed": True, "noise": noise_of(seed, num_rows)}
+    return make_plan(num_rows, num_beams, **how, **kwargs)

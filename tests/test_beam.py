@@ -13,7 +13,6 @@ from hf_gr.torch.beam import (
     Finished,
     choose,
     finish,
-    gumbel_like,
     retire,
     retire_in_place,
     select,
@@ -51,15 +50,16 @@ def test_the_best_children_over_all_beams_are_kept_in_order() -> None:
     assert kept.states.tolist() == [[100, 104, 105]]
 
 
-@pytest.mark.parametrize("do_sample", [False, True])
-def test_missing_candidates_are_dead_and_stay_dead(do_sample: bool) -> None:
+@pytest.mark.parametrize("loud", [None, 20.0])
+def test_missing_candidates_are_dead_and_stay_dead(loud: float | None) -> None:
+    noise = None if loud is None else torch.full((2, 1, 3), loud)
     scores = torch.full((2, 1, 3), DEAD)
     scores[0, 0, 1] = -1.0
-    kept = select(beams([[0.0], [DEAD]]), candidates(2, 1, 3), scores, num_kept=5, dead_state=7, do_sample=do_sample)
+    kept = select(beams([[0.0], [DEAD]]), candidates(2, 1, 3), scores, num_kept=5, dead_state=7, noise=noise)
     assert kept.scores.tolist() == [[-1.0, DEAD, DEAD, DEAD, DEAD], [DEAD] * 5]
     assert kept.states.tolist() == [[101, 7, 7, 7, 7], [7] * 5]
     assert not kept.scores.isnan().any()
-    chosen = choose(beams([[0.0], [DEAD]]), candidates(2, 1, 3), scores, dead_state=7, do_sample=do_sample)
+    chosen = choose(beams([[0.0], [DEAD]]), candidates(2, 1, 3), scores, dead_state=7, noise=noise)
     assert chosen.scores.tolist() == [[-1.0], [DEAD]]
     assert chosen.states.tolist() == [[101], [7]]
 
@@ -76,13 +76,14 @@ def test_blocks_of_many_candidates_give_the_best(width: int, number: int) -> Non
     assert all(len(set(row.tolist())) == number for row in places[1:])
 
 
-@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("loud", [None, 20.0])
 @pytest.mark.parametrize("last", [0, 63, 1_001])
-def test_few_living_candidates_among_many_are_kept(last: int, do_sample: bool) -> None:
+def test_few_living_candidates_among_many_are_kept(last: int, loud: float | None) -> None:
     """Blocks are padded after the last candidate, and the padding is no candidate."""
+    noise = None if loud is None else torch.full((1, 2, 20_001), loud)
     scores = torch.full((1, 2, 20_001), DEAD)
     scores[0, 1, 20_000 - last] = -1.0
-    kept = select(beams([[0.0, 0.0]]), candidates(1, 2, 20_001), scores, num_kept=4, dead_state=7, do_sample=do_sample)
+    kept = select(beams([[0.0, 0.0]]), candidates(1, 2, 20_001), scores, num_kept=4, dead_state=7, noise=noise)
     assert kept.scores.tolist() == [[-1.0, DEAD, DEAD, DEAD]]
     assert kept.states.tolist() == [[100 + 20_001 + 20_000 - last, 7, 7, 7]]
 
@@ -98,18 +99,22 @@ def test_a_pool_that_is_finished_at_once_is_the_one_that_is_retired_into() -> No
     assert torch.equal(at_once.beam_indices[:, :3], retired.beam_indices[:, :3])
 
 
+def test_noise_decides_and_is_no_part_of_the_scores() -> None:
+    scores = torch.tensor([[[-5.0, -6.0], [-1.0, DEAD]]])
+    noise = torch.tensor([[[0.0, 5.5], [0.0, 9.0]]])
+    drawn = select(beams([[0.0, 0.0]]), candidates(1, 2, 2), scores, num_kept=2, dead_state=7, noise=noise)
+    assert drawn.tokens.tolist() == [[11, 12]]
+    assert drawn.scores.tolist() == [[-6.0, -1.0]]
+    chosen = choose(beams([[0.0, 0.0]]), candidates(1, 2, 2), scores, dead_state=7, noise=noise)
+    assert chosen.tokens.tolist() == [[11, 12]]
+    assert chosen.scores.tolist() == [[-6.0, -1.0]]
+
+
 def test_paths_choose_for_themselves() -> None:
     scores = torch.tensor([[[-5.0, -6.0], [-1.0, -0.5]]])
     chosen = choose(beams([[0.0, 0.0]]), candidates(1, 2, 2), scores, dead_state=7)
     assert chosen.tokens.tolist() == [[10, 13]]
     assert chosen.parents.tolist() == [[0, 1]]
-
-
-def test_gumbel_draws_follow_the_softmax() -> None:
-    torch.manual_seed(0)
-    scores = torch.tensor([0.0, 1.0, 2.0, DEAD])
-    draws = (scores + gumbel_like(scores.expand(20_000, -1))).argmax(-1).bincount(minlength=4) / 20_000
-    torch.testing.assert_close(draws, scores.softmax(-1), atol=0.015, rtol=0)  # 4 standard deviations
 
 
 def test_only_the_k_best_may_finish() -> None:

@@ -55,6 +55,12 @@ def test_generate_reports_every_contender_and_where_it_ran() -> None:
     assert report["hardware"]["cpu"]
 
 
+def test_kept_keys_report_gains_and_what_they_cost() -> None:
+    results = run("kept_keys.py", "--fast", "--batches", "2", "--beams", "8", "--repeats", "1")["results"]
+    assert [round(result["num_missing"]) for result in results] == [8, 4, 32]
+    assert all(seconds > 0 for result in results for seconds in result["median"].values())
+
+
 @pytest.mark.slow  # four processes that each import torch
 def test_memory_compares_with_the_prefill_alone() -> None:
     memory = run("generate.py", "--fast", "--memory", "--memory-repeats", "1", "--skip-transformers")["memory"]
@@ -133,9 +139,11 @@ def test_drafting_reports_forwards_and_no_time_for_a_wrong_answer(
     assert forwards["plain"] == 5
     assert forwards["trie, 512"] < 5
 
-    def misplaced(self: Any, beams: Any, legal: Any, *, level: int) -> Any:
-        drafted = draft(self, beams, legal, level=level)
-        return [replace(nodes, tokens=nodes.tokens.roll(1, dims=-1)) for nodes in drafted]
+    def misplaced(self: Any, frontier: Any) -> Any:
+        return [
+            (part, [replace(nodes, tokens=nodes.tokens.roll(1, dims=-1)) for nodes in drafted])
+            for part, drafted in draft(self, frontier)
+        ]
 
     draft = TreeDrafter.draft
     monkeypatch.setattr(TreeDrafter, "draft", misplaced)

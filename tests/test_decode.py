@@ -34,27 +34,28 @@ class TableScorer:
 
     def __init__(self, seed: int, batch_size: int) -> None:
         self.seeds = [seed + row for row in range(batch_size)]
-        self.paths: list[torch.Tensor] = [torch.zeros((batch_size, 1, 0), dtype=torch.long)]  # by depth
-        self.num_forwards, self.takes_levels, self.columns = 0, True, None
+        self.paths = torch.zeros((batch_size, 1, 0), dtype=torch.long)  # of the nodes scored last
+        self.num_forwards, self.takes_levels, self.takes_prompt, self.columns = 0, True, False, None
         self.prompt_logits = torch.stack([self.logits(row, ())[None] for row in range(batch_size)])
 
     def logits(self, row: int, prefix: tuple[int, ...]) -> torch.Tensor:
         rng = np.random.default_rng([self.seeds[row], *prefix])
         return torch.tensor(rng.normal(scale=2.0, size=VOCABULARY), dtype=torch.float32)
 
+    def begin(self, levels: Sequence[Nodes] = ()) -> list[torch.Tensor]:
+        return [self.prompt_logits]
+
+    def keep(self, rows: torch.Tensor) -> None:
+        raise AssertionError("without a draft no row leaves")
+
     def score(self, levels: Sequence[Nodes], *, depth: int) -> list[torch.Tensor]:
         self.num_forwards += 1
-        self.paths = self.paths[:depth]
-        logits = []
-        for nodes in levels:
-            above = self.paths[-1]
-            parents = nodes.parents if above.shape[-1] else torch.zeros_like(nodes.parents)
-            above = above.gather(1, parents[..., None].expand(-1, -1, above.shape[-1]))
-            self.paths.append(torch.cat([above, nodes.tokens[..., None]], dim=-1))
-            rows = enumerate(self.paths[-1].tolist())
-            tables = [[self.logits(row, tuple(path)) for path in paths] for row, paths in rows]
-            logits.append(torch.stack([torch.stack(table) for table in tables]))
-        return logits
+        (nodes,) = levels
+        above = self.paths.gather(1, nodes.parents[..., None].expand(-1, -1, depth - 1))
+        self.paths = torch.cat([above, nodes.tokens[..., None]], dim=-1)
+        rows = enumerate(self.paths.tolist())
+        tables = [[self.logits(row, tuple(path)) for path in paths] for row, paths in rows]
+        return [torch.stack([torch.stack(table) for table in tables])]
 
 
 def catalogue_of(index: ConstraintIndex) -> transition.DeviceCatalogue:

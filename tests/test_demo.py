@@ -3,6 +3,7 @@
 """The demo: its data, its semantic ids, its cache, a tiny run from beginning to end, and (slow) the real one."""
 
 import io
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -210,8 +211,14 @@ def test_tiny_run_trains_caches_and_reports(tiny, tmp_path):
     assert printed.getvalue().count("held out, watched next") == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == [tiny.key]
 
+    titles = json.loads((tmp_path / tiny.key / "titles.json").read_text(encoding="utf-8"))
+    assert len(titles) == 100
+    assert "Toy Story (1995)" in titles.values()
+
+    (tmp_path / tiny.key / "titles.json").unlink()  # as in a folder of an earlier version
     again = run_demo(tiny, output_dir=tmp_path, console=Console(file=io.StringIO(), width=100))
     assert again.trained_seconds is None
+    assert json.loads((tmp_path / tiny.key / "titles.json").read_text(encoding="utf-8")) == titles
     assert (again.model_hits, again.popular_hits) == (report.model_hits, report.popular_hits)
 
     next((tmp_path / tiny.key).glob("*.safetensors")).write_bytes(b"truncated")

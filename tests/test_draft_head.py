@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
 from hf_gr import ConstraintIndex, enable
+from hf_gr.generation.torch import drafts
 from hf_gr.reference import ReferenceTrie, reference_beam_search, reference_head_log_probs
 from hf_gr.torch import draft_head
 from hf_gr.torch.draft_head import DraftHead, DraftHeadConfig
@@ -448,6 +449,33 @@ def test_a_good_head_saves_forwards() -> None:
     assert_same(drafted, plain)
     assert (plain.speculation.target_forwards, drafted.speculation.target_forwards) == (3, 1)
     assert int(drafted.speculation.accepted_steps) == 2
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text"])
+def test_level_one_is_drafted_in_the_forward_of_prompt_and_placeholders(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, inputs = with_head(family, 5), prompts(2, LONG_PROMPT + 5, padded=True)
+    settings = {"constraint_index": index_of("fixed"), "num_beams": 4, "num_return_sequences": 4, **DETAILS}
+    how = {"drafting": "head", "verification": "strict", "draft_token_budget": 40}
+    hidden: list[torch.Tensor] = []
+    spy = drafts.head.HeadScorer.__init__
+
+    def init(self: Any, head: Any, states: torch.Tensor, **kwargs: Any) -> None:
+        hidden.append(states)
+        spy(self, head, states, **kwargs)
+
+    monkeypatch.setattr(drafts.head.HeadScorer, "__init__", init)
+    together = model.generate(**inputs, **settings, **how)
+    monkeypatch.setattr(drafts, "may_take_nodes", lambda *args: False)
+    apart = model.generate(**inputs, **settings, **how)
+    assert_same(together, apart)
+    torch.testing.assert_close(hidden[0], hidden[-1], atol=1e-5, rtol=1e-5)  # fp32, two layers
+    steps = [out.speculation.drafted_steps.tolist() for out in (together, apart)]
+    assert all(more > fewer for more, fewer in zip(*steps, strict=True)) or together.speculation.target_forwards == 1
+    for row in range(2):
+        states = hidden_states(model, inputs, row)
+        np.testing.assert_allclose(hidden[0][row].double().numpy(), states, atol=1e-4)
 
 
 def test_relaxed_verification_takes_a_head() -> None:

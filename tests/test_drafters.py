@@ -19,6 +19,7 @@ from table_scorers import (
     TableModel,
     assistant_of,
     fixed_catalogue,
+    noise_of,
     random_catalogue,
     random_rows,
     relaxed_plan,
@@ -28,12 +29,15 @@ from test_decode import CPU, make_plan
 
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue.snapshot import combine_rules
-from hf_gr.torch import device_trie, drafters, speculation, transition
-from hf_gr.torch.beam import DEAD, Beams
+from hf_gr.torch import decode as loop
+from hf_gr.torch import device_trie, drafters, transition
+from hf_gr.torch.beam import DEAD
 from hf_gr.torch.children import Children
 from hf_gr.torch.decode import Decoded, DecodePlan, decode
 from hf_gr.torch.drafters import TreeDrafter
-from hf_gr.torch.speculation import Speculation
+from hf_gr.torch.frontier import Frontier
+from hf_gr.torch.noise import Noise
+from hf_gr.torch.speculation import Part, Speculation
 from hf_gr.torch.transition import DeviceCatalogue, children
 from hf_gr.torch.tree import Nodes
 
@@ -79,7 +83,7 @@ def random_plan(rng: random.Random, num_rows: int) -> DecodePlan:
         kwargs["stopping_criteria"] = lambda sequences: sequences[:, -1] == 3
     if rng.random() < 0.2:
         kwargs["output_scores"] = True
-    return make_plan(num_rows, num_beams, **kwargs)
+    return make_plan(num_rows, num_beams, noise=noise_of(rng.randrange(2**40), num_rows), **kwargs)
 
 
 def random_drafter(
@@ -94,18 +98,15 @@ def random_drafter(
             logits = [-table for table in logits]
         assistant = assistant_of(
             TableModel(logits, target.num_rows),
-            plan,
             num_beams=plan.num_beams * rng.choice((1, 2, 4)),
             num_steps=rng.choice((1, 2, 9)),
         )
     merges = [rng.randint(0, LONGEST) for _ in range(catalogue.max_length)] if rng.random() < 0.3 else None
     return TreeDrafter(
-        catalogue,
         budget=rng.choice((1, 5, 30, 200, 10**6)),
         merges=merges,
         worth=rng.choice((0.0, 3.0, 40.0, float("inf"))),
         assistant=assistant,
-        from_zero=not plan.is_beam_search,
     )
 
 
@@ -114,11 +115,11 @@ def check_random(seed: int) -> Speculation:
     num_rows = rng.randint(1, 3)
     catalogue = random_catalogue(rng, num_rows, ragged=rng.random() < 0.5)
     plan = random_plan(rng, num_rows)
-    target = TableModel(tables(rng.randint(0, 3), num_rows), num_rows)
+    target = TableModel(tables(rng.randint(0, 3), num_rows), num_rows, takes_prompt=rng.random() < 0.8)
     results = []
+    plan = replace(plan, noise=Noise(torch.arange(seed, seed + num_rows)))
     for drafter in (None, random_drafter(rng, target, catalogue, plan)):
-        generator = torch.Generator().manual_seed(seed)
-        results.append(decode(target(), catalogue, replace(plan, generator=generator), drafter))
+        results.append(decode(target(), catalogue, plan, drafter))
     assert_same(results[1], results[0])
     assert results[1].speculation.target_forwards <= results[0].speculation.target_forwards
     return results[1].speculation
@@ -136,19 +137,28 @@ def test_no_draft_changes_a_result_on_wide_levels(monkeypatch: pytest.MonkeyPatc
         check_random(seed)
 
 
+Path = tuple[int, ...]
+
+
 class Recorder:
     """A drafter that notes the prefixes of the beams it is shown, and of the nodes it drafts, row by row."""
 
     def __init__(self, drafter: TreeDrafter | None) -> None:
         self.drafter = drafter
-        self.calls: list[tuple[int, list[list[tuple[int, ...]]], list[list[list[tuple[int, ...]]]]]] = []
+        self.calls: list[tuple[int, tuple[int, ...], list[list[Path]], list[list[list[Path]]]]] = []
 
     @property
     def num_forwards(self) -> int:
         return 0 if self.drafter is None else self.drafter.num_forwards
 
-    def draft(self, beams: Beams, legal: Children, *, level: int) -> list[Nodes]:
-        drafted = [] if self.drafter is None else self.drafter.draft(beams, legal, level=level)
+    def draft(self, frontier: Frontier) -> list[Part]:
+        parts = [(frontier, [])] if self.drafter is None else self.drafter.draft(frontier)
+        for part, drafted in parts:
+            self._note(part, drafted)
+        return parts
+
+    def _note(self, frontier: Frontier, drafted: list[Nodes]) -> None:
+        beams = frontier.beams
         above, alive = beams.sequences, beams.scores > DEAD
         rows = [[tuple(path) for path, there in zip(*row, strict=True) if there] for row in zip_lists(above, alive)]
         levels = []
@@ -162,8 +172,7 @@ class Recorder:
                     for row in zip_lists(above, there)
                 ]
             )
-        self.calls.append((level, rows, levels))
-        return drafted
+        self.calls.append((frontier.level, frontier.rows.numbers, rows, levels))
 
     dead_state = -1
 
@@ -180,30 +189,27 @@ def recorded(
     return decode(target(), catalogue, plan, recorder), recorder
 
 
-def slow_speculation(live: dict[int, list[list[tuple[int, ...]]]], drafts: Recorder, num_rows: int) -> dict[str, Any]:
-    """What happened, from the beams of a plain search and what was drafted below them: one level, row, node a time."""
+def slow_speculation(plain: Recorder, drafts: Recorder, num_rows: int) -> dict[str, Any]:
+    """What happened, from the beams of a plain search and what was drafted below them: one row, level, node a time."""
     counts = {name: [0] * num_rows for name in ("drafted_nodes", "accepted_nodes", "drafted_steps", "accepted_steps")}
-    level, forwards = 1, 0
-    for first, _, levels in drafts.calls:
-        assert first == level, "a forward comes where the beams have not been scored"
-        forwards += 1
-        for row in range(num_rows):
+    forwards = 0
+    for row in range(num_rows):
+        live = {level: beams[rows.index(row)] for level, rows, beams, _ in plain.calls if row in rows}
+        calls = [(level, rows.index(row), levels) for level, rows, _, levels in drafts.calls if row in rows]
+        level = 0
+        for first, place, levels in calls:
+            assert first == level, "a forward comes where the beams have not been scored"
             counts["drafted_steps"][row] += len(levels)
-            counts["drafted_nodes"][row] += sum(len(nodes[row]) for nodes in levels)
-        goes_on = [True] * num_rows
-        level += 1
-        for nodes in levels:
-            if level not in live:
-                break
-            for row in range(num_rows):
-                goes_on[row] = goes_on[row] and set(live[level][row]) <= set(nodes[row])
-                if goes_on[row]:
-                    counts["accepted_steps"][row] += 1
-                    counts["accepted_nodes"][row] += len(live[level][row])
-            if not all(goes_on):
-                break
+            counts["drafted_nodes"][row] += sum(len(nodes[place]) for nodes in levels)
             level += 1
-    assert level not in live
+            for nodes in levels:
+                if level not in live or not set(live[level]) <= set(nodes[place]):
+                    break
+                counts["accepted_steps"][row] += 1
+                counts["accepted_nodes"][row] += len(live[level])
+                level += 1
+        assert level not in live
+        forwards = max(forwards, len(calls) - 1)  # the first is the prompt's
     return {"target_forwards": forwards, **counts}
 
 
@@ -217,10 +223,9 @@ def test_counts_equal_a_slow_count(seed: int) -> None:
     plain, beams = recorded(target, catalogue, plan, None)
     decoded, drafts = recorded(target, catalogue, plan, random_drafter(rng, target, catalogue, plan))
     assert_same(decoded, plain)
-    assert plain.speculation.target_forwards == len(beams.calls)
+    assert plain.speculation.target_forwards == len(beams.calls) - 1
     assert not plain.speculation.drafted_nodes.any()
-    live = {level: rows for level, rows, _ in beams.calls}
-    expected = slow_speculation(live, drafts, num_rows)
+    expected = slow_speculation(beams, drafts, num_rows)
     found = {name: getattr(decoded.speculation, name) for name in expected}
     assert {name: value if isinstance(value, int) else value.tolist() for name, value in found.items()} == expected
     if drafts.drafter is not None and drafts.drafter.assistant is None:
@@ -248,19 +253,20 @@ def test_the_catalogue_drafts_all_that_can_follow_or_nothing(ragged: bool, budge
     catalogue = transition.device_catalogue(combine_rules([index.snapshot]), CPU)
     plan = make_plan(2, 5, early_stopping="never")
     target = TableModel(tables(1, 2), 2)
-    _, drafts = recorded(target, catalogue, plan, TreeDrafter(catalogue, budget=budget))
-    for _, beams, levels in drafts.calls:
-        used = 0
+    _, drafts = recorded(target, catalogue, plan, TreeDrafter(budget=budget))
+    for _, rows_there, beams, levels in drafts.calls:
+        used = [0] * len(rows_there)
         for number in range(catalogue.max_length):
             expected = [slow_children(list(index), nodes) for nodes in beams]
-            width = max(map(len, expected))
-            fits = 0 < width <= max(budget - used, plan.num_beams)
-            assert fits == (number < len(levels))
-            if not fits:
+            counts = [len(nodes) for nodes in expected]
+            fits = [count <= max(budget - before, plan.num_beams) for count, before in zip(counts, used, strict=True)]
+            assert all(fits) or not any(fits), "what a row drafts depends on others"
+            assert (all(fits) and any(counts)) == (number < len(levels))
+            if number == len(levels):
                 break
-            used += width
+            used = [count + before for count, before in zip(counts, used, strict=True)]
             assert [set(nodes) for nodes in levels[number]] == expected
-            assert [len(nodes) for nodes in levels[number]] == [len(nodes) for nodes in expected]
+            assert [len(nodes) for nodes in levels[number]] == counts
             beams = levels[number]
 
 
@@ -268,7 +274,7 @@ def test_a_plan_says_how_many_levels_are_tried() -> None:
     # All nodes have six children: more than beams, or they would ride along.
     catalogue, target = fixed_catalogue(0, 30_000), TableModel(tables(0, 1), 1)
     for merges, forwards in (([0] * 5, 4), ([0, 1, 0, 1, 0], 2), ([0, 0, 2, 0, 0], 2), ([0, 9, 9, 9, 9], 1)):
-        drafter = TreeDrafter(catalogue, budget=10**6, merges=merges)
+        drafter = TreeDrafter(budget=10**6, merges=merges)
         assert decode(target(), catalogue, make_plan(1, 3), drafter).speculation.target_forwards == forwards
 
 
@@ -276,11 +282,11 @@ def test_a_level_must_be_worth_its_nodes() -> None:
     catalogue, target = fixed_catalogue(0, 2000), TableModel(tables(0, 1), 1)
     found = [
         decode(
-            target(), catalogue, make_plan(1, 3), TreeDrafter(catalogue, budget=10**6, worth=worth)
+            target(), catalogue, make_plan(1, 3), TreeDrafter(budget=10**6, worth=worth)
         ).speculation.target_forwards
         for worth in (float("inf"), 0.0)
     ]
-    assert found[0] == 1 < found[1]
+    assert found[0] == 0 < found[1]
 
 
 @pytest.mark.parametrize("num_beams", [1, 2, 5])
@@ -292,7 +298,7 @@ def test_forced_levels_never_cost_a_forward_of_their_own(num_beams: int) -> None
     target = TableModel(tables(0, 2), 2)
     plain = decode(target(), catalogue, make_plan(2, num_beams))
     for worth in (0.0, float("inf")):
-        decoded = decode(target(), catalogue, make_plan(2, num_beams), TreeDrafter(catalogue, budget=1, worth=worth))
+        decoded = decode(target(), catalogue, make_plan(2, num_beams), TreeDrafter(budget=1, worth=worth))
         assert_same(decoded, plain)
         assert decoded.speculation.target_forwards == 2  # after the first token, and all that is forced
         assert plain.speculation.target_forwards == 4
@@ -305,12 +311,12 @@ def test_forced_levels_never_cost_a_forward_of_their_own(num_beams: int) -> None
 def test_the_target_as_its_own_draft_is_always_right(num_steps: int) -> None:
     catalogue, target = fixed_catalogue(1, 2000), TableModel(tables(0, 2), 2)
     plan = make_plan(2, 4)
-    assistant = assistant_of(TableModel(target.logits, 2), plan, num_beams=4, num_steps=num_steps)
-    decoded = decode(target(), catalogue, plan, TreeDrafter(catalogue, budget=1, assistant=assistant))
+    assistant = assistant_of(TableModel(target.logits, 2), num_beams=4, num_steps=num_steps)
+    decoded = decode(target(), catalogue, plan, TreeDrafter(budget=1, assistant=assistant))
     found = decoded.speculation
     assert found.accepted_steps.tolist() == found.drafted_steps.tolist()
     assert found.accepted_nodes.tolist() == found.drafted_nodes.tolist()
-    assert found.target_forwards == -(-4 // (1 + num_steps))  # 4 levels after the prefill, 1 + gamma a forward
+    assert found.target_forwards == -(-5 // (1 + num_steps)) - 1  # 1 + gamma levels a forward, the prefill included
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 9])
@@ -318,17 +324,18 @@ def test_a_draft_runs_one_forward_a_level(num_steps: int) -> None:
     catalogue, target = fixed_catalogue(1, 2000), TableModel(tables(0, 2), 2)
     plan = make_plan(2, 4)
     draft = TableModel(tables(5, 2), 2)
-    assistant = assistant_of(draft, plan, num_beams=8, num_steps=num_steps)
-    _, drafts = recorded(target, catalogue, plan, TreeDrafter(catalogue, budget=1, assistant=assistant))
-    expected = sum(len(levels) for _, _, levels in drafts.calls)
+    assistant = assistant_of(draft, num_beams=8, num_steps=num_steps)
+    _, drafts = recorded(target, catalogue, plan, TreeDrafter(budget=1, assistant=assistant))
+    # The draft's own prefill gives the first level.
+    expected = sum(len(levels) - (level == 0) for level, _, _, levels in drafts.calls)
     assert (assistant.num_forwards, len(draft.scored)) == (expected, expected)
 
 
 def test_an_adversarial_draft_is_never_right() -> None:
     catalogue, target = fixed_catalogue(1, 2000), TableModel(tables(0, 2), 2)
     plan = make_plan(2, 4)
-    assistant = assistant_of(TableModel([-table for table in target.logits], 2), plan, num_beams=8, num_steps=9)
-    decoded = decode(target(), catalogue, plan, TreeDrafter(catalogue, budget=1, assistant=assistant))
+    assistant = assistant_of(TableModel([-table for table in target.logits], 2), num_beams=4, num_steps=9)
+    decoded = decode(target(), catalogue, plan, TreeDrafter(budget=1, assistant=assistant))
     assert_same(decoded, decode(target(), catalogue, plan))
     assert not decoded.speculation.accepted_steps.any()
     assert decoded.speculation.target_forwards == 4
@@ -338,9 +345,9 @@ def test_the_catalogue_takes_over_below_a_draft() -> None:
     # The draft narrows the second level, whose nodes' few children then fit the budget.
     catalogue, target = fixed_catalogue(2, 500), TableModel(tables(0, 1), 1)
     plan = make_plan(1, 4)
-    assistant = assistant_of(TableModel(target.logits, 1), plan, num_beams=4, num_steps=1)
-    together = decode(target(), catalogue, plan, TreeDrafter(catalogue, budget=23, assistant=assistant)).speculation
-    alone = decode(target(), catalogue, plan, TreeDrafter(catalogue, budget=23)).speculation
+    assistant = assistant_of(TableModel(target.logits, 1), num_beams=4, num_steps=1)
+    together = decode(target(), catalogue, plan, TreeDrafter(budget=23, assistant=assistant)).speculation
+    alone = decode(target(), catalogue, plan, TreeDrafter(budget=23)).speculation
     assert together.target_forwards < alone.target_forwards
     assert int(together.drafted_steps) > 1  # one level is the draft's
 
@@ -348,28 +355,28 @@ def test_the_catalogue_takes_over_below_a_draft() -> None:
 def test_a_relaxed_search_under_the_catalogues_draft_follows_its_seed() -> None:
     catalogue, target = fixed_catalogue(2, 500), TableModel(tables(0, 2), 2)
     results = []
-    for drafter in (None, TreeDrafter(catalogue, budget=10**6)):
-        plan = relaxed_plan(2, 4, generator=torch.Generator().manual_seed(3))
+    for drafter in (None, TreeDrafter(budget=10**6)):
+        plan = relaxed_plan(2, 4, seed=3)
         results.append(decode(target(), catalogue, plan, drafter))
     assert_same(results[1], results[0])
-    assert results[1].speculation.target_forwards == 1
+    assert results[1].speculation.target_forwards == 0
 
 
 # Planted errors
 
 
-def drop_a_child(nodes: Nodes | None, drafter: TreeDrafter) -> Nodes | None:
-    if nodes is None or nodes.tokens.shape[1] < 2:
+def drop_a_child(nodes: Nodes, dead_state: int) -> Nodes:
+    if nodes.tokens.shape[1] < 2:
         return nodes
-    return replace(nodes, states=nodes.states.clone().index_fill_(1, torch.tensor([0]), drafter.catalogue.dead_state))
+    return replace(nodes, states=nodes.states.clone().index_fill_(1, torch.tensor([0]), dead_state))
 
 
-def other_parents(nodes: Nodes | None, drafter: TreeDrafter) -> Nodes | None:
-    return None if nodes is None else replace(nodes, parents=nodes.parents.roll(1, 1))
+def other_parents(nodes: Nodes, dead_state: int) -> Nodes:
+    return replace(nodes, parents=nodes.parents.roll(1, 1))
 
 
-def other_tokens(nodes: Nodes | None, drafter: TreeDrafter) -> Nodes | None:
-    return None if nodes is None else replace(nodes, tokens=nodes.tokens.roll(1, 1))
+def other_tokens(nodes: Nodes, dead_state: int) -> Nodes:
+    return replace(nodes, tokens=nodes.tokens.roll(1, 1))
 
 
 def check_many(check: Any = None) -> None:
@@ -384,12 +391,12 @@ def seen(check: Any = None) -> None:
 
 @pytest.mark.parametrize("spoil", [drop_a_child, other_parents, other_tokens])
 def test_a_planted_error_in_the_catalogues_draft_is_seen(spoil: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = TreeDrafter._all_children
+    right = drafters._all_children
 
-    def wrong(self: TreeDrafter, *args: Any, **kwargs: Any) -> Nodes | None:
-        return spoil(right(self, *args, **kwargs), self)
+    def wrong(legal: Children, wanted: torch.Tensor, *, width: int, dead_state: int) -> Nodes:
+        return spoil(right(legal, wanted, width=width, dead_state=dead_state), dead_state)
 
-    monkeypatch.setattr(TreeDrafter, "_all_children", wrong)
+    monkeypatch.setattr(drafters, "_all_children", wrong)
     seen()
 
 
@@ -399,22 +406,24 @@ def test_a_planted_error_in_the_catalogues_draft_is_seen(spoil: Any, monkeypatch
     ids=["places off by one", "everything is found"],
 )
 def test_a_planted_error_in_verification_is_seen(spoil: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = speculation.locate
-    monkeypatch.setattr(speculation, "locate", lambda beams, nodes: spoil(*right(beams, nodes)))
+    right = loop.locate
+    monkeypatch.setattr(loop, "locate", lambda beams, nodes: spoil(*right(beams, nodes)))
     seen()
 
 
 def test_a_guess_that_is_taken_for_all_there_is_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = drafters.Nodes
-    monkeypatch.setattr(drafters, "Nodes", lambda *args, **kwargs: right(*args, **{**kwargs, "is_complete": True}))
+    right = drafters.Assistant.draft
+
+    def draft(*args: Any) -> Iterator[Nodes]:
+        return (replace(nodes, is_complete=True) for nodes in right(*args))
+
+    monkeypatch.setattr(drafters.Assistant, "draft", draft)
     seen()
 
 
 def test_a_wrong_count_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = speculation.locate
-    monkeypatch.setattr(
-        speculation, "locate", lambda beams, nodes: (right(beams, nodes)[0], right(beams, nodes)[1] & False)
-    )
+    right = loop.locate
+    monkeypatch.setattr(loop, "locate", lambda beams, nodes: (right(beams, nodes)[0], right(beams, nodes)[1] & False))
     seen(test_counts_equal_a_slow_count)
 
 
@@ -429,11 +438,11 @@ def test_a_drafter_that_forgets_endings_is_seen(monkeypatch: pytest.MonkeyPatch)
 def test_tables_and_children_agree_with_each_other() -> None:
     # The slow count stands on prefixes: a node's prefix leads to the node.
     catalogue, target = fixed_catalogue(3, 100), TableModel(tables(0, 1), 1)
-    recorder = Recorder(TreeDrafter(catalogue, budget=10**6))
+    recorder = Recorder(TreeDrafter(budget=10**6))
     recorder.dead_state = catalogue.dead_state
     states = torch.zeros((1, 1), dtype=torch.long)
     decode(target(), catalogue, make_plan(1, 3), recorder)
-    for path in recorder.calls[0][2][0][0]:
+    for path in recorder.calls[0][3][0][0]:
         here = states
         for level, token in enumerate(path):
             legal = children(here, catalogue, level=level)

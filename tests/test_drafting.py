@@ -19,14 +19,15 @@ import pytest
 import torch
 from data_sets import BEAUTY, needs_beauty
 from families import BATCH_DECODERS, DECODERS, ENCODER_DECODERS, EOS, PAD, VOCABULARY, build, prompts, shared
-from transformers import DynamicCache, LogitsProcessor, StoppingCriteria
+from transformers import DynamicCache, LogitsProcessor, StoppingCriteria, SynthIDTextWatermarkingConfig
 
 from hf_gr import ConstraintIndex, SemanticIds, enable
 from hf_gr.generation import messages
+from hf_gr.generation.torch.caches import of_decoder
 from hf_gr.generation.torch.drafts import auto
-from hf_gr.torch import scorers, speculation, tree
+from hf_gr.torch import decode as loop
+from hf_gr.torch import drafters, scorers, tree
 from hf_gr.torch.costs import ForwardCosts
-from hf_gr.torch.drafters import TreeDrafter
 
 SCORE_TOL = 1e-4  # fp32 sums of at most 8 log-probabilities, whose forwards differ in the order of additions
 TIE_TOL = 1e-5  # what rounding explains: sequences whose scores differ by less may come in either order
@@ -140,8 +141,9 @@ def check_random(seed: int) -> int:
     rng = random.Random(seed)
     family = rng.choice(TARGETS)
     target = model_of(family, rng.choice((None, None, "eager")))
-    num_rows, num_beams = rng.randint(1, 4), rng.choice((1, 2, 3, 6, 10, 20))
-    inputs = prompts(num_rows, rng.choice((1, 4, LONG_PROMPT)) + 9, padded=rng.random() < 0.5, seed=seed)
+    num_rows, num_beams = rng.choice((1, 2, 3, 4, 8)), rng.choice((1, 2, 3, 6, 10, 20))
+    length = rng.choice((1, 4, LONG_PROMPT)) + (9 if num_rows <= 4 else 20)  # padding takes some of every row
+    inputs = prompts(num_rows, length, padded=rng.random() < 0.5, seed=seed)
     settings: dict[str, Any] = {**rules_of(rng, num_rows), "num_beams": num_beams, "pad_token_id": PAD, **DETAILS}
     settings["num_return_sequences"] = rng.choice((1, num_beams))
     if num_beams > 1:
@@ -149,18 +151,20 @@ def check_random(seed: int) -> int:
         settings["early_stopping"] = rng.choice((False, "never", True))
     if rng.random() < 0.2:
         settings["repetition_penalty"] = 1.3
-    if rng.random() < 0.15:
-        settings |= {"do_sample": True, "top_k": 0}
+    if rng.random() < 0.4:  # samples follow their seeds, whatever is drafted
+        settings |= {"do_sample": True, "top_k": rng.choice((0, 0, 12)), "temperature": rng.choice((0.7, 1.0, 1.5))}
+        settings["seed"] = rng.choice((seed, [rng.randrange(2**62) for _ in range(num_rows)]))
+        if num_beams == 1:
+            settings["num_return_sequences"] = rng.choice((1, 4))
     draft: dict[str, Any] = {"draft_token_budget": rng.choice((1, 20, 100, 512, 5000))}
     kind = rng.choice(("trie", "trie", "auto", "small", "gpt2", "bloom", "itself", "inverted"))
     if kind in ("trie", "auto"):
         draft["drafting"] = kind
     else:
         draft |= {"assistant_model": draft_of(kind, target), "num_assistant_tokens": rng.choice((1, 2, 3, 20))}
-        draft["num_draft_beams"] = rng.choice((None, num_beams, 3 * num_beams, 40))
-    torch.manual_seed(seed)
+        width = max(num_beams, settings["num_return_sequences"])
+        draft["num_draft_beams"] = rng.choice((None, width, 3 * width, 40))
     plain = target.generate(**inputs, **settings)
-    torch.manual_seed(seed)
     drafted = target.generate(**inputs, **settings, **draft)
     assert_same(drafted, plain)
     assert drafted.speculation.target_forwards <= plain.speculation.target_forwards
@@ -186,7 +190,7 @@ def test_drafts_change_nothing_on_random_prompts_and_settings(monkeypatch: pytes
 
 @pytest.mark.slow
 def test_drafts_change_nothing_on_many_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_prompts(10**6, 7000, monkeypatch)
+    check_prompts(10**6, 10_000, monkeypatch)
 
 
 @pytest.mark.parametrize("family", [*DECODERS, *BATCH_DECODERS, *ENCODER_DECODERS])
@@ -217,10 +221,7 @@ def test_sampling_under_a_strict_draft_follows_its_seed(kind: str) -> None:
     draft = {"drafting": "trie"} if kind == "trie" else {"assistant_model": draft_of(kind, target)}
     for settings in ({"num_beams": 5, "num_return_sequences": 5}, {"num_beams": 1, "num_return_sequences": 5}):
         options = {**settings, "constraint_index": index_of("fixed"), "do_sample": True, "top_k": 0, **DETAILS}
-        results = []
-        for extra in ({}, draft):
-            torch.manual_seed(3)
-            results.append(target.generate(**inputs, **options, **extra))
+        results = [target.generate(**inputs, **options, **extra, seed=3) for extra in ({}, draft)]
         assert results[1].sequences.tolist() == results[0].sequences.tolist()
         generators = [torch.Generator().manual_seed(3) for _ in range(2)]
         given = [target.generate(**inputs, **options, **draft, generator=one) for one in generators]
@@ -274,6 +275,35 @@ def test_drafts_go_with_all_that_plain_search_takes(kind: str, extra: dict[str, 
             torch.testing.assert_close(step, theirs, atol=SCORE_TOL, rtol=1e-4)
 
 
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "gpt2"])
+def test_nodes_in_the_prompts_forward_follow_positions_of_the_call(family: str) -> None:
+    target, inputs = model_of(family), prompts(2, LONG_PROMPT)
+    options = {"constraint_index": index_of("dense"), "num_beams": 5, "num_return_sequences": 5, **DETAILS}
+    options["position_ids"] = 3 + 2 * torch.arange(LONG_PROMPT).expand(2, -1)
+    plain = target.generate(**inputs, **options)
+    drafted = target.generate(**inputs, **options, drafting="trie", draft_token_budget=200)
+    assert_same(drafted, plain)
+    assert drafted.speculation.target_forwards < plain.speculation.target_forwards - 1, "nothing was read so"
+
+
+@pytest.mark.parametrize(
+    "keeps_state",
+    [{"guidance_scale": 1.7}, {"watermarking_config": SynthIDTextWatermarkingConfig(keys=[3, 5, 7], ngram_len=3)}],
+    ids=lambda extra: next(iter(extra)),
+)
+def test_processors_that_keep_state_see_every_level_once(
+    keeps_state: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "_SAID", set())
+    target, inputs, index = model_of("qwen3"), prompts(2, LONG_PROMPT), index_of("fixed")
+    options = {"constraint_index": [index, index.where(range(6))], "num_beams": 4, "num_return_sequences": 4}
+    options |= {"pad_token_id": PAD, "do_sample": True, "seed": 5, **DETAILS, **keeps_state}
+    plain = target.generate(**inputs, **options)
+    drafted = target.generate(**inputs, **options, drafting="trie", draft_token_budget=30)
+    assert_same(drafted, plain)
+    assert "keeps state between levels: decoding without a draft" in caplog.text
+
+
 @pytest.mark.parametrize("family", ["qwen3", "mistral", "bloom"])
 def test_a_prefilled_prompt_is_drafted_from_and_left_as_it_is(family: str) -> None:
     target, inputs = model_of(family), prompts(2, LONG_PROMPT, padded=True)
@@ -309,6 +339,64 @@ def test_a_batch_is_its_rows() -> None:
         assert together.sequences[here, :length].tolist() == alone.sequences.tolist()
 
 
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "t5"])
+def test_rows_go_on_by_themselves(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Budgets that some rows' subtrees fit and others' do not, and a draft that is right for some.
+    target, inputs, index = model_of(family), prompts(6, LONG_PROMPT), index_of("fixed")
+    views = [index.where(range(number)) for number in (700, 6, 60, 700, 2, 200)]
+    options = {"num_beams": 4, "num_return_sequences": 4, "pad_token_id": PAD, **DETAILS}
+    plain = target.generate(**inputs, **options, constraint_index=views)
+    depths: list[Any] = []
+    for draft in (
+        {"drafting": "trie", "draft_token_budget": 16},
+        {"assistant_model": draft_of("small", target), "draft_token_budget": 1, "num_draft_beams": 16},
+    ):
+        with monkeypatch.context() as patch:
+            spy_on_depths(scorers.BatchScorer if family == "t5" else scorers.TreeScorer, depths, patch)
+            out = target.generate(**inputs, **options, **draft, constraint_index=views)
+        assert_same(out, plain)
+        alone = [
+            target.generate(
+                **{name: value[row : row + 1] for name, value in inputs.items()},
+                **options,
+                **draft,
+                constraint_index=views[row],
+            )
+            for row in range(6)
+        ]
+        forwards = [one.speculation.target_forwards for one in alone]
+        assert out.speculation.target_forwards == max(forwards) > min(forwards)
+        steps = [one.speculation.accepted_steps.tolist() for one in alone]
+        assert [[number] for number in out.speculation.accepted_steps.tolist()] == steps
+    assert any(not isinstance(depth, int) for depth in depths), "rows were never at different levels"
+
+
+def spy_on_depths(scorer: Any, depths: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    right = scorer.score
+
+    def score(self: Any, levels: Any, *, depth: Any) -> Any:
+        depths.append(depth)
+        return right(self, levels, depth=depth)
+
+    monkeypatch.setattr(scorer, "score", score)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "t5"])
+def test_the_cache_of_prompts_that_were_read_with_nodes_serves_another_call(family: str) -> None:
+    target, inputs = model_of(family), prompts(3, LONG_PROMPT, padded=True)
+    options = {"constraint_index": index_of("full"), "num_beams": 4, "num_return_sequences": 4, **DETAILS}
+    plain = target.generate(**inputs, **options)
+    drafted = target.generate(**inputs, **options, drafting="trie")
+    assert drafted.speculation.drafted_steps.any()
+    length = 1 if family == "t5" else LONG_PROMPT
+    assert drafted.past_key_values.get_seq_length() == length
+    keys = of_decoder(drafted.past_key_values).layers[0].keys
+    assert keys.untyped_storage().nbytes() == keys.nbytes, "keys of nodes are kept in memory"
+    if family != "t5":
+        again = target.generate(**inputs, **options, past_key_values=drafted.past_key_values)
+        assert_same(again, plain)
+
+
 # Forwards
 
 
@@ -335,7 +423,7 @@ def test_a_catalogue_like_beauty_takes_two_forwards() -> None:
     rows = np.concatenate([third, third[rng.choice(len(third), 900)]])
     rows = np.concatenate([rows, rng.integers(0, 256, (len(rows), 1))], axis=1) + 1 + 256 * np.arange(4)
     _, drafted = speculate(ConstraintIndex.from_sequences(rows), 20)
-    assert drafted.speculation.target_forwards == 2
+    assert drafted.speculation.target_forwards == 1
 
 
 @needs_beauty
@@ -346,10 +434,10 @@ def test_the_beauty_catalogue_takes_two_forwards(monkeypatch: pytest.MonkeyPatch
     item_ids, codes = read_items(BEAUTY)
     ids = SemanticIds(codes, item_ids=item_ids, level_sizes=[256] * 4, offset=1)
     _, drafted = speculate(ids.constraint_index(), 20)
-    assert drafted.speculation.target_forwards == 2
+    assert drafted.speculation.target_forwards == 1  # and the prompt's, which scores all of level 1
 
 
-@pytest.mark.parametrize(("num_codes", "forwards"), [(256, 4), (2048, 4)])
+@pytest.mark.parametrize(("num_codes", "forwards"), [(256, 3), (2048, 4)])
 def test_eight_tokens_of_a_million_items_take_four_forwards(num_codes: int, forwards: int) -> None:
     rows = np.random.default_rng(0).integers(0, num_codes, size=(1_000_000, 8))
     _, drafted = speculate(ConstraintIndex.from_sequences(rows), 20)
@@ -370,12 +458,13 @@ def test_the_target_as_its_own_draft_is_always_right_and_its_inverse_never(famil
     options = {"constraint_index": index_of("full"), "num_beams": 5, "num_draft_beams": 5, "num_assistant_tokens": 9}
     options |= {"draft_token_budget": 1, "return_dict_in_generate": True}
     right = target.generate(**inputs, **options, assistant_model=target).speculation
-    assert (right.target_forwards, right.draft_forwards) == (1, 3)
-    assert right.accepted_steps.tolist() == right.drafted_steps.tolist() == [3] * 3
-    assert right.accepted_nodes.tolist() == right.drafted_nodes.tolist() == [15] * 3
+    # All in the prompt's own forward; the draft's gives the first of four levels.
+    assert (right.target_forwards, right.draft_forwards) == (0, 3)
+    assert right.accepted_steps.tolist() == right.drafted_steps.tolist() == [4] * 3
+    assert right.accepted_nodes.tolist() == right.drafted_nodes.tolist() == [20] * 3
     wrong = target.generate(**inputs, **options, assistant_model=inverted(target)).speculation
-    assert not wrong.accepted_steps.any()
-    assert wrong.target_forwards == 4
+    assert wrong.accepted_steps.tolist() == [1] * 3  # there are five codes of the first level
+    assert wrong.target_forwards == 3
 
 
 def test_the_trie_takes_over_from_a_draft_only_where_it_reaches_the_end() -> None:
@@ -383,10 +472,10 @@ def test_the_trie_takes_over_from_a_draft_only_where_it_reaches_the_end() -> Non
     rows = np.random.default_rng(0).integers(3, 15, size=(2000, 4))
     index, model = ConstraintIndex.from_sequences(rows), enable(build("qwen3"))
     options = {**prompts(1, 6), "constraint_index": index, "draft_token_budget": 20, "return_dict_in_generate": True}
-    assert model.generate(**options, drafting="trie").speculation.target_forwards == 2
+    assert model.generate(**options, drafting="trie").speculation.target_forwards == 1
     out = model.generate(**options, assistant_model=model, num_draft_beams=4)
-    assert out.speculation.target_forwards == 1
-    assert out.speculation.accepted_steps.tolist() == [2]
+    assert out.speculation.target_forwards == 0
+    assert out.speculation.accepted_steps.tolist() == [3]
 
 
 def test_auto_drafts_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,9 +483,9 @@ def test_auto_drafts_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"constraint_index": index_of("sparse"), "num_beams": 4, **DETAILS}
     forced = target.generate(**inputs, **options, drafting="trie", draft_token_budget=1).speculation.target_forwards
     assert forced > 1
-    for costs, forwards in ((ForwardCosts(1.0, 1e-3), 1), (ForwardCosts(0.0, 1.0), forced)):
+    for costs, forwards in ((ForwardCosts(1.0, 1e-3), 0), (ForwardCosts(0.0, 1.0), forced)):
         monkeypatch.setattr(auto, "measure_costs", lambda *args, costs=costs, **kwargs: costs)
-        monkeypatch.setattr(auto, "_COSTS", type(auto._COSTS)())
+        monkeypatch.setattr(auto, "_KNOWN", type(auto._KNOWN)())
         assert target.generate(**inputs, **options, drafting="auto").speculation.target_forwards == forwards
 
 
@@ -470,20 +559,11 @@ def siblings(right: Any) -> Any:
 def shallow(right: Any) -> Any:
     """Positions of all levels of a forward are those of the first."""
 
-    def score(self: Any, levels: Any, *, depth: int) -> Any:
-        model = self.model
+    def grow(self: Any, levels: Any, *, depth: Any) -> Any:
+        tokens, positions, masks = right(self, levels, depth=depth)
+        return tokens, positions[..., :1].expand_as(positions), masks
 
-        def flat(**kwargs: Any) -> Any:
-            positions = kwargs["position_ids"]
-            return model(**{**kwargs, "position_ids": positions[..., :1].expand_as(positions)})
-
-        self.model = flat
-        try:
-            return right(self, levels, depth=depth)
-        finally:
-            self.model = model
-
-    return score
+    return grow
 
 
 def wrong_rows(right: Any) -> Any:
@@ -491,28 +571,39 @@ def wrong_rows(right: Any) -> Any:
 
 
 def children_dropped(right: Any) -> Any:
-    def all_children(self: Any, *args: Any, **kwargs: Any) -> Any:
-        nodes = right(self, *args, **kwargs)
-        if nodes is not None:
-            nodes.states[:, 1::2] = self.catalogue.dead_state
+    def all_children(legal: Any, wanted: Any, *, width: int, dead_state: int) -> Any:
+        nodes = right(legal, wanted, width=width, dead_state=dead_state)
+        nodes.states[:, 1::2] = dead_state
         return nodes
 
     return all_children
 
 
+def open_prompt(right: Any) -> Any:
+    """The prompt sees the first node that is read with it."""
+
+    def attention(prompt_mask: Any, num_slots: int, window: Any = None) -> Any:
+        seen = right(prompt_mask, num_slots, window)
+        seen[..., prompt_mask.shape[-1]] = True
+        return seen
+
+    return attention
+
+
 PLANTED: dict[str, tuple[Any, str, Any, str]] = {
     "siblings are seen": (tree.Tree, "attention_mask", siblings, "qwen3"),
-    "depths are forgotten": (scorers.TreeScorer, "score", shallow, "qwen3"),
+    "depths are forgotten": (scorers.TreeScorer, "_grow", shallow, "qwen3"),
+    "the prompt sees what follows": (scorers, "prompt_attention", open_prompt, "qwen3"),
     "rows of paths are mixed up": (scorers, "_first_rows", wrong_rows, "t5"),
-    "children are dropped": (TreeDrafter, "_all_children", children_dropped, "qwen3"),
+    "children are dropped": (drafters, "_all_children", children_dropped, "qwen3"),
     "places are off by one": (
-        speculation,
+        loop,
         "locate",
         lambda right: lambda *args: (right(*args)[0].roll(1, 1), right(*args)[1]),
         "qwen3",
     ),
     "everything is found": (
-        speculation,
+        loop,
         "locate",
         lambda right: lambda *args: (right(*args)[0], torch.ones_like(right(*args)[1])),
         "qwen3",
@@ -598,6 +689,10 @@ def vocabulary_of_50() -> Any:
         ),
         ({"verification": "relaxed", "do_sample": False}, "do_sample=False with verification='relaxed'"),
         ({"generator": 7}, "generator is int, expected a torch.Generator"),
+        ({"seed": 7.0}, "seed=7.0, expected an integer: pass seed=7"),
+        ({"seed": [7]}, "seed has 1 entries, expected 2, one for each prompt"),
+        ({"seed": 7, "generator": torch.Generator()}, "seed and generator are given, expected one of them"),
+        ({"constraint_index": None, "seed": 0}, "seed given without constraint_index"),
         ({"constraint_index": None, "verification": "relaxed"}, "verification given without constraint_index"),
     ],
     ids=lambda value: re.sub(" at 0x[0-9a-f]+", "", str(value))[:50],  # the same in every process
@@ -625,26 +720,39 @@ def test_a_draft_model_needs_tokens() -> None:
     assert drafted.speculation.target_forwards < index_of("fixed").max_length - 1
 
 
+@pytest.mark.parametrize("family", ["gpt2", "opt", "gptj", "bart"])
+def test_prompts_longer_than_the_positions_of_a_draft_model_are_refused(family: str) -> None:
+    # A decoder has 6 tokens behind 3 of padding, and reads all of a sequence but its last two; an encoder has 9.
+    target, inputs = model_of(family), prompts(2, LONG_PROMPT, padded=family != "bart")
+    inputs = {name: value[:1] for name, value in inputs.items()}
+    options = {"constraint_index": index_of("fixed"), "num_beams": 4, "draft_token_budget": 1, **DETAILS}
+    name = "max_position_embeddings" if family in ("opt", "bart") else "n_positions"
+    fits, is_short = (build(family, config={name: limit}) for limit in (9, 8))
+    assert target.generate(**inputs, **options, assistant_model=fits).speculation.draft_forwards
+    with pytest.raises(ValueError, match="assistant_model has 8 positions, expected 9 for this prompt"):
+        target.generate(**inputs, **options, assistant_model=is_short)
+
+
 def test_a_draft_longer_than_the_catalogue_is_clipped() -> None:
     target, inputs = model_of("qwen3"), prompts(2, 6)
     options = {"constraint_index": index_of("fixed"), "num_beams": 4, "assistant_model": target, **DETAILS}
     found = [
         target.generate(**inputs, **options, num_assistant_tokens=number, draft_token_budget=1).speculation
-        for number in (3, 100)
+        for number in (4, 100)
     ]
     assert found[0].draft_forwards == found[1].draft_forwards
     assert found[0].drafted_nodes.tolist() == found[1].drafted_nodes.tolist()
 
 
 @pytest.mark.parametrize("length", [1, 2])
-def test_short_catalogues_have_nothing_to_draft(length: int) -> None:
+def test_short_catalogues_need_no_forward_after_the_prompts(length: int) -> None:
     target, inputs = model_of("qwen3"), prompts(2, 6)
     index = ConstraintIndex.from_sequences(np.random.default_rng(0).integers(3, 20, size=(60, length)))
-    for draft in ({"drafting": "trie"}, {"assistant_model": small_llama()}, {"drafting": "auto"}):
+    for draft in ({"drafting": "trie"}, {"assistant_model": small_llama(), "num_draft_beams": 20}):
         out = target.generate(**inputs, constraint_index=index, num_beams=4, **draft, **DETAILS)
         assert_same(out, target.generate(**inputs, constraint_index=index, num_beams=4, **DETAILS))
-        assert out.speculation.target_forwards == length - 1
-        assert not out.speculation.drafted_nodes.any()
+        assert out.speculation.target_forwards == 0
+        assert out.speculation.drafted_steps.tolist() == [length - 1] * 2
 
 
 def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, call: Any) -> list[str]:

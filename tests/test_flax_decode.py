@@ -31,6 +31,7 @@ from hf_gr.catalogue.snapshot import BatchRules, combine_rules
 from hf_gr.flax import beam, decode
 from hf_gr.flax.beam import Beams
 from hf_gr.flax.decode import Decoded, DecodePlan
+from hf_gr.flax.noise import Noise
 from hf_gr.flax.transition import device_catalogue
 from hf_gr.reference import reference_beam_search
 from hf_gr.torch import decode as torch_decode
@@ -57,12 +58,14 @@ def plan_of(num_beams: int = NUM_BEAMS, **kwargs: Any) -> DecodePlan:
     return DecodePlan(num_beams=num_beams, **(defaults | kwargs))
 
 
-def run(rules: BatchRules, plan: DecodePlan, params: Any = SHARED, *, key: Any = None, fresh: bool = False) -> Decoded:
+def run(
+    rules: BatchRules, plan: DecodePlan, params: Any = SHARED, *, noise: Any = None, fresh: bool = False
+) -> Decoded:
     program = jax.jit(lambda *args: decode.decode(SCORER, *args)) if fresh else None
     catalogue = device_catalogue(rules, num_rows=NUM_ROWS)
     if program is not None:
-        return program(params, catalogue, prompt_of(NUM_ROWS), plan, key)
-    return decode.decode_program(SCORER, params, catalogue, prompt_of(NUM_ROWS), plan, key)
+        return program(params, catalogue, prompt_of(NUM_ROWS), plan, noise)
+    return decode.decode_program(SCORER, params, catalogue, prompt_of(NUM_ROWS), plan, noise)
 
 
 def run_torch(rules: BatchRules, plan: DecodePlan, params: Any = SHARED) -> torch_decode.Decoded:
@@ -97,6 +100,12 @@ def check(rules: BatchRules, plan: DecodePlan, params: Any = SHARED, **kwargs: A
         np.testing.assert_allclose(scores[alive], expected.numpy()[alive], atol=SCORE_TOL, rtol=0)
         assert (scores[~alive] == -np.inf).all()
         np.testing.assert_allclose(logits[alive], theirs.step_logits[level].numpy()[alive], atol=SCORE_TOL, rtol=0)
+
+
+def everything_in(index: ConstraintIndex) -> BatchRules:
+    """All of a catalogue, as rules of the shape that others have: one program serves them."""
+    ids = index.item_ids.tolist()
+    return combine_rules([index.where(ids).snapshot for _ in range(NUM_ROWS)], [[] for _ in range(NUM_ROWS)])
 
 
 BOTH = [pytest.param(False, marks=SLOW, id="fixed"), pytest.param(True, id="ragged")]
@@ -148,10 +157,10 @@ def test_what_is_put_out_equals_the_other_side(one_shape: None, ragged: bool) ->
 
 
 @pytest.mark.parametrize("ragged", BOTH)
-def test_beams_equal_the_slow_search(ragged: bool) -> None:
+def test_beams_equal_the_slow_search(one_shape: None, ragged: bool) -> None:
     rows = random_rows(random.Random(0), 60, ragged=ragged)
     index = ConstraintIndex.from_sequences(rows, eos_token_id=EOS if ragged else None)
-    decoded = run(combine_rules([index.snapshot]), plan_of())
+    decoded = run(everything_in(index), plan_of())
 
     def log_probs(row: int, prefix: tuple[int, ...]) -> np.ndarray:
         place = sum(token * VOCABULARY**power for power, token in enumerate(reversed(prefix)))
@@ -186,14 +195,13 @@ def test_a_planted_error_is_seen(home: Any, name: str, spoil: Any, monkeypatch: 
 def test_a_dead_row_stays_dead_and_the_others_do_not_notice(one_shape: None) -> None:
     index = ConstraintIndex.from_sequences(random_rows(random.Random(0), 100, ragged=False))
     ids = index.item_ids.tolist()
-    plan, params = plan_of(missing_token_id=7), SHARED[:LENGTH]
+    plan, params = plan_of(40, missing_token_id=7), SHARED[:LENGTH]
     rules = combine_rules([index.where(ids).snapshot, index.where([3]).snapshot], [[], [3]])
     decoded = run(rules, plan, params)
     assert (decoded.sequences[1] == 7).all()
     assert (decoded.scores[1] == -np.inf).all()
     assert np.isfinite(decoded.scores[0]).all()
-    everything = combine_rules([index.where(ids).snapshot, index.where(ids).snapshot], [[], []])
-    assert np.array_equal(run(everything, plan, params).sequences[0], decoded.sequences[0])
+    assert np.array_equal(run(everything_in(index), plan, params).sequences[0], decoded.sequences[0])
 
 
 # Sampling
@@ -223,8 +231,9 @@ def legal_distribution(
     return found
 
 
-def keys(seed: int) -> jax.Array:
-    return jax.random.split(jax.random.key(seed), NUM_ROWS)
+def noise_of(seed: int) -> Noise:
+    """Of rows with seeds of their own, none of which is another call's."""
+    return Noise.of(np.arange(NUM_ROWS) + 10**6 * seed)
 
 
 def check_frequencies(counts: dict[tuple[int, ...], int], expected: dict[tuple[int, ...], float], draws: int) -> None:
@@ -240,7 +249,7 @@ def test_independent_draws_follow_the_constrained_distribution(warpers: dict[str
     index = ConstraintIndex.from_sequences(random_rows(random.Random(3), 16, ragged=True), eos_token_id=EOS)
     draws = 2000
     plan = plan_of(1, num_return_sequences=draws, do_sample=True, **warpers)
-    decoded = run(combine_rules([index.snapshot]), plan, key=keys(0))
+    decoded = run(combine_rules([index.snapshot]), plan, noise=noise_of(0))
     for row in range(NUM_ROWS):
         counts: dict[tuple[int, ...], int] = {}
         for path in np.asarray(decoded.sequences)[row].tolist():
@@ -256,9 +265,14 @@ def test_beam_samples_follow_draws_without_replacement() -> None:
     catalogue = device_catalogue(combine_rules([index.snapshot]), num_rows=NUM_ROWS)
     draws = 4000
     many = jax.jit(
-        jax.vmap(lambda key: decode.decode(SCORER, SHARED[:1], catalogue, prompt_of(NUM_ROWS), plan, key).sequences)
+        jax.vmap(
+            lambda seeds: (
+                decode.decode(SCORER, SHARED[:1], catalogue, prompt_of(NUM_ROWS), plan, Noise(seeds)).sequences
+            )
+        )
     )
-    found = np.asarray(many(jax.random.split(jax.random.key(1), (draws, NUM_ROWS))))[..., 0]
+    seeds = Noise.of(np.arange(draws * NUM_ROWS)).seeds.reshape(draws, NUM_ROWS, 2)
+    found = np.asarray(many(seeds))[..., 0]
     for row in range(NUM_ROWS):
         p = {s[0]: value for s, value in legal_distribution(index, row, temperature=1.5).items()}
         expected: dict[tuple[int, ...], float] = {}
@@ -275,8 +289,8 @@ def test_beam_samples_follow_draws_without_replacement() -> None:
 def test_what_a_row_draws_does_not_depend_on_the_others() -> None:
     index = ConstraintIndex.from_sequences(random_rows(random.Random(3), 100, ragged=True), eos_token_id=EOS)
     plan = plan_of(do_sample=True, temperature=np.float32(3.0))
-    first = run(combine_rules([index.snapshot]), plan, key=keys(0))
-    other = run(combine_rules([index.snapshot]), plan, key=keys(0).at[1].set(jax.random.key(9)))
+    first = run(combine_rules([index.snapshot]), plan, noise=noise_of(0))
+    other = run(combine_rules([index.snapshot]), plan, noise=Noise.of(np.array([0, 9, *range(2, NUM_ROWS)])))
     assert np.array_equal(first.sequences[0], other.sequences[0])
     assert not np.array_equal(first.sequences[1], other.sequences[1])
     assert (np.diff(first.scores, axis=1) <= 0).all()

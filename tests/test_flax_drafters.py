@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trie drafting in Flax changes nothing but the number of forwards."""
+"""Trie drafting in Flax changes nothing but the number of forwards, be it with the prompt or after it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,20 @@ pytest.importorskip("jax")
 pytest.importorskip("flax")
 
 import jax
-from flax_catalogues import LENGTH, VOCABULARY, random_index, random_rules
+from flax_catalogues import EOS, LENGTH, VOCABULARY, random_index, random_rows, random_rules
 from flax_table_scorers import TableScorer, prompt_of, tables
 from transformers import Qwen3Config, T5Config
 
 from hf_gr import ConstraintIndex, enable
 from hf_gr.catalogue.snapshot import BatchRules
-from hf_gr.flax import decode, speculation, tree
+from hf_gr.flax import decode, drafters, speculation, tree
+from hf_gr.flax.beam import Beams
 from hf_gr.flax.decode import Decoded, DecodePlan, decode_program
-from hf_gr.flax.drafters import TreeDrafter, plan_sizes
+from hf_gr.flax.drafters import TreeDrafter, plan_first, plan_sizes
 from hf_gr.flax.model import FlaxModel
+from hf_gr.flax.noise import Noise
 from hf_gr.flax.transition import device_catalogue
+from hf_gr.generation.flax.drafts import _open_nodes
 
 pytestmark = pytest.mark.shapes
 
@@ -49,21 +52,23 @@ PLAN = DecodePlan(
 )
 DRAFTING = replace(PLAN, drafter=TreeDrafter(SIZES))
 ONCE = replace(PLAN, drafter=TreeDrafter(SIZES[:2]))  # a program compiles the faster, the fewer levels may draft
+FIRST = replace(PLAN, drafter=TreeDrafter((8, 0, 24), 1))  # one level with the prompt, then all that fits
+WHOLE = replace(PLAN, drafter=TreeDrafter((48,), 2))  # two levels with the prompt
 
 
-def run(rules: BatchRules, plan: DecodePlan, params: Any, *, key: Any = None, fresh: bool = False) -> Decoded:
+def run(rules: BatchRules, plan: DecodePlan, params: Any, *, noise: Any = None, fresh: bool = False) -> Decoded:
     program = jax.jit(partial(decode.decode, TableScorer(VOCABULARY))) if fresh else None
-    arguments = (params, device_catalogue(rules, num_rows=NUM_ROWS), prompt_of(NUM_ROWS), plan, key)
+    arguments = (params, device_catalogue(rules, num_rows=NUM_ROWS), prompt_of(NUM_ROWS), plan, noise)
     return decode_program(TableScorer(VOCABULARY), *arguments) if program is None else program(*arguments)
 
 
-def check(seed: int, plan: DecodePlan, *, ragged: bool, key: Any = None, fresh: bool = False) -> tuple[int, int]:
+def check(seed: int, plan: DecodePlan, *, ragged: bool, noise: Any = None, fresh: bool = False) -> tuple[int, int]:
     """A call without and with drafts: equal results; the forwards of both."""
     rng = random.Random(seed)
     params = tables(seed, NUM_ROWS, vocabulary=VOCABULARY, longest=LENGTH + ragged)
     rules = random_rules(rng, random_index(rng, ragged=ragged))
-    plain = run(rules, replace(plan, drafter=None), params, key=key)
-    ours = run(rules, plan, params, key=key, fresh=fresh)
+    plain = run(rules, replace(plan, drafter=None), params, noise=noise)
+    ours = run(rules, plan, params, noise=noise, fresh=fresh)
     assert ours.sequences.tolist() == plain.sequences.tolist()
     assert ours.beam_indices.tolist() == plain.beam_indices.tolist()
     np.testing.assert_allclose(ours.scores, plain.scores, atol=SCORE_TOL, rtol=0)
@@ -79,12 +84,22 @@ def check(seed: int, plan: DecodePlan, *, ragged: bool, key: Any = None, fresh: 
     return forwards
 
 
-# `test_drafts_save_forwards` sees fixed catalogues.
-@pytest.mark.parametrize("ragged", [pytest.param(False, marks=pytest.mark.slow), True], ids=["fixed", "ragged"])
+# The next two tests see fixed catalogues.
+@pytest.mark.parametrize(
+    ("plan", "ragged"),
+    [
+        pytest.param(DRAFTING, False, marks=pytest.mark.slow),
+        pytest.param(ONCE, True, marks=pytest.mark.slow),
+        pytest.param(WHOLE, True, marks=pytest.mark.slow),
+        pytest.param(FIRST, False, marks=pytest.mark.slow),
+        (FIRST, True),
+    ],
+    ids=["fixed", "once", "whole", "fixed-first", "ragged"],
+)
 @FREE
 @given(seed=st.integers(0, 10**6))
-def test_drafts_change_nothing(one_shape: None, ragged: bool, seed: int) -> None:
-    check(seed, ONCE if ragged else DRAFTING, ragged=ragged)
+def test_drafts_change_nothing(one_shape: None, plan: DecodePlan, ragged: bool, seed: int) -> None:
+    check(seed, plan, ragged=ragged)
 
 
 def test_drafts_save_forwards(one_shape: None) -> None:
@@ -94,29 +109,92 @@ def test_drafts_save_forwards(one_shape: None) -> None:
 
 
 def test_samples_are_the_same(one_shape: None) -> None:
-    plan = replace(ONCE, num_beams=1, num_kept=2, do_sample=True, early_stopping=False, temperature=np.float32(2))
-    keys = [jax.random.split(jax.random.key(seed), NUM_ROWS) for seed in range(10)]
-    runs = [check(seed, plan, ragged=False, key=key) for seed, key in enumerate(keys)]
-    assert any(forwards < before for forwards, before in runs)
+    """Of paths that start as one node each."""
+    plan = replace(WHOLE, num_beams=1, num_kept=2, do_sample=True, early_stopping=False, temperature=np.float32(2))
+    noises = [Noise.of(np.arange(NUM_ROWS) + 10**6 * seed) for seed in range(10)]
+    runs = [check(seed, plan, ragged=False, noise=noise) for seed, noise in enumerate(noises)]
+    assert set(runs) == {(LENGTH - 3, LENGTH - 1)}  # never a level less, whatever a filter leaves
+
+
+def test_a_draft_with_the_prompt_is_all_that_is_legal_and_has_children(one_shape: None) -> None:
+    """Against a walk through what every row may be answered with."""
+    drafter = WHOLE.drafter
+    assert isinstance(drafter, TreeDrafter)
+    draft = jax.jit(lambda catalogue: drafter.draft(Beams.start(NUM_ROWS, 1), catalogue, level=0))
+    for seed in range(8):
+        rng = random.Random(seed)
+        index = random_index(rng, ragged=True)
+        rules = random_rules(rng, index)
+        catalogue = device_catalogue(rules, num_rows=NUM_ROWS)
+        drafted, num_steps, fits = draft(catalogue)
+        assert fits
+        tokens, parents, states, of_nodes = jax.device_get(
+            (drafted.tokens, drafted.parents, drafted.states, drafted.depths)
+        )
+        depths = []
+        for row in range(NUM_ROWS):
+            sequences = [tuple(s) for s in index if rules.items(row, [*s])]
+            legal = {s[:depth] for s in sequences for depth in (1, 2) if len(s) > depth}
+            paths: list[tuple[int, ...]] = [()]
+            for token, parent in zip(tokens[row], parents[row], strict=True):
+                paths.append((*paths[parent], int(token)))
+            is_there = states[row] != int(catalogue.dead_state)
+            found = [path for path, real in zip(paths[1:], is_there, strict=True) if real]
+            assert sorted(found) == sorted(legal)
+            assert [len(path) for path in found] == of_nodes[is_there].tolist()
+            depths += [len(path) for path in found]
+        assert num_steps == max(depths)
+
+
+def test_whole_levels_are_counted_with_additions() -> None:
+    """Every prefix that some sequence goes on from, once."""
+    for seed in range(20):
+        rng = random.Random(seed)
+        ragged = seed % 2 == 0
+        rows, more = (random_rows(rng, number, ragged=ragged) for number in (40, 9))
+        index = ConstraintIndex.from_sequences(rows, eos_token_id=EOS if ragged else None)
+        index.add(more, range(40, 49))
+        if ragged:
+            rows, more = ([[*row, EOS] for row in some] for some in (rows, more))
+        prefixes = {tuple(row[:length]) for row in rows + more for length in range(1, len(row))}
+        counts = [sum(len(prefix) == level for prefix in prefixes) for level in range(1, LENGTH + ragged)]
+        assert list(_open_nodes(index.snapshot)) == counts
+        index.remove(index.item_ids.tolist()[:20])
+        assert list(_open_nodes(index.snapshot)) == counts
+
+
+def test_whole_levels_are_drafted_with_the_prompt_where_they_fit() -> None:
+    assert plan_first([], 4, budget=512) == (0, 0)
+    assert plan_first([513, 9], 4, budget=512) == (0, 0)
+    assert plan_first([512, 9], 4, budget=512) == (1, 512)
+    assert plan_first([3], 4, budget=512) == (1, 16)
+    assert plan_first([100], 20, budget=102) == (1, 102)  # padding stays within the budget
+    assert plan_first([20, 20, 21], 20, budget=1) == (2, 40)  # as many as beams always ride along
+    assert plan_first([9, 90, 900], 4, budget=512) == (2, 104)
+    assert len({plan_first([number], 4, budget=512) for number in range(91, 97)}) == 1  # one program for all
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("home", "name", "spoil"),
     [
-        (tree.Tree, "mask_with", lambda mask: mask.at[:, -SIZES[1] :].set(mask[:, :1])),
+        (tree.Tree, "mask_with", lambda mask: mask.at[:, 2:].set(mask[:, 2:] | mask[:, 1:-1])),  # and its neighbour
         (speculation, "locate", lambda found: (found[0] * 0, found[1])),
+        (tree.Tree, "grow", lambda grown: replace(grown, ancestry=(grown.ancestry + 1) % grown.num_slots)),
+        (TreeDrafter, "draft", lambda made: (replace(made[0], depths=made[0].depths + 1), *made[1:])),
+        (drafters, "open_children", lambda wanted: wanted & (np.arange(wanted.shape[-1]) > 0)),
     ],
 )
+@pytest.mark.parametrize("plan", [ONCE, FIRST], ids=["once", "first"])
 def test_a_planted_error_is_seen(
-    one_shape: None, home: Any, name: str, spoil: Any, monkeypatch: pytest.MonkeyPatch
+    one_shape: None, plan: DecodePlan, home: Any, name: str, spoil: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = getattr(home, name)
     monkeypatch.setattr(home, name, lambda *args, **kwargs: spoil(right(*args, **kwargs)))
 
     def check_some() -> None:
         for seed in range(5):
-            check(seed, ONCE, ragged=False, fresh=True)
+            check(seed, plan, ragged=False, fresh=True)
 
     with pytest.raises(AssertionError):
         check_some()
@@ -131,6 +209,8 @@ def test_sizes_follow_the_catalogue() -> None:
     assert plan_sizes([1, *[50] * 8], 4, budget=64) == (0, 64, 64, 0, 0, 0, 0, 0)  # the first that fits, and another
     assert plan_sizes([1, *[50 * 8**n for n in range(8)]], 4, budget=64) == (0, 0, 0, 0, 0, 64, 64, 0)  # and one above
     assert plan_sizes([1, 9, 99, 999, 9999, 99999], 4, budget=8) == (0, 0, 8, 8, 0)  # none fits on average
+    assert plan_sizes([1, 3, 9, 9, 9], 4, budget=20, first=2) == (0, 0, 16, 0)
+    assert plan_sizes([1, 3, 9, 9], 4, budget=20, first=3) == (0, 0, 0)
 
 
 # Models
@@ -170,8 +250,9 @@ def test_models_draft_by_the_trie(family: str) -> None:
     ours = model.generate(prompts, drafting="trie", **given)
     assert ours.sequences.tolist() == plain.sequences.tolist()
     assert plain.speculation.target_forwards == 2
-    assert ours.speculation.target_forwards == 1  # all that is left after the first token fits
-    assert ours.speculation.accepted_nodes.tolist() == [4, 4, 4]
+    assert ours.speculation.target_forwards == 0  # all of the catalogue is scored with the prompt
+    assert ours.speculation.drafted_steps.tolist() == ours.speculation.accepted_steps.tolist() == [2, 2, 2]
+    assert ours.speculation.accepted_nodes.tolist() == [8, 8, 8]
 
 
 @pytest.mark.parametrize(

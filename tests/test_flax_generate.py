@@ -99,9 +99,16 @@ def check(models: tuple[Any, Any], inputs: dict[str, torch.Tensor], **kwargs: An
     return ours
 
 
-@pytest.mark.parametrize(("family", "index"), [("t5", INDEX), ("llama", RAGGED)], ids=["t5-fixed", "llama-ragged"])
-def test_beams_equal_the_other_side(family: str, index: ConstraintIndex, folder: Path) -> None:
-    check(pair(family, folder), prompts(3, 9, padded=True), constraint_index=index, **BEAMS)
+@pytest.mark.parametrize(
+    ("family", "index", "kwargs"),
+    [("t5", INDEX, {"drafting": "trie", "draft_token_budget": 64}), ("llama", RAGGED, {})],
+    ids=["t5-fixed-drafted", "llama-ragged"],
+)
+def test_beams_equal_the_other_side(family: str, index: ConstraintIndex, kwargs: dict[str, Any], folder: Path) -> None:
+    found = check(pair(family, folder), prompts(3, 9, padded=True), constraint_index=index, **BEAMS, **kwargs)
+    # With the trie, the nodes of the first token are scored together with the prompt.
+    assert found.speculation.target_forwards == index.max_length - 1 - bool(kwargs)
+    assert (found.speculation.accepted_steps == bool(kwargs)).all()
 
 
 @pytest.mark.parametrize("index", [pytest.param(INDEX, marks=pytest.mark.slow), RAGGED], ids=["fixed", "ragged"])
@@ -134,16 +141,16 @@ def test_greedy_and_renormalised_calls_equal_the_other_side(folder: Path) -> Non
 
 
 def test_fewer_sequences_than_beams_are_followed_by_padding(folder: Path) -> None:
-    index = ConstraintIndex.from_sequences([[5, 9, 4], [5, 9, 6], [7, 8, 9]])
+    index = INDEX.where([1, 2, 3])
     out = check(pair("qwen3", folder), prompts(3, 6), constraint_index=index, **BEAMS)
     found = index.items(np.asarray(out.sequences)[:4, 6:])
-    assert sorted(itertools.chain(*found)) == [0, 1, 2]
+    assert sorted(itertools.chain(*found)) == [1, 2, 3]
     assert found[3] == []
     assert out.sequences_scores.tolist()[3] == -np.inf
 
 
-def test_samples_are_items_and_follow_the_key(folder: Path) -> None:
-    _, model = pair("qwen3", folder)
+def test_samples_are_items_and_follow_the_seed(folder: Path) -> None:
+    torch_model, model = pair("qwen3", folder)
     inputs = to_numpy(prompts(4, 8, padded=True))
     options = {"do_sample": True, "temperature": 3.0, "top_k": 20, "top_p": 0.95, "num_return_sequences": 4}
     runs = [
@@ -163,6 +170,34 @@ def test_samples_are_items_and_follow_the_key(folder: Path) -> None:
     twins = {name: np.repeat(value[-1:], 4, axis=0) for name, value in inputs.items()}
     out = np.asarray(model.generate(**twins, constraint_index=INDEX, key=0, **options)).reshape(4, -1)
     assert len(np.unique(out, axis=0)) > 1  # rows draw for themselves
+    for seed in (7, [7, 8, 2**63 - 1, -5]):
+        ours = model.generate(**inputs, constraint_index=INDEX, seed=seed, **options)
+        theirs = torch_model.generate(**prompts(4, 8, padded=True), constraint_index=INDEX, seed=seed, **options)
+        assert ours.tolist() == theirs.tolist() != runs[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("family", "how"),
+    [
+        ("t5", {"num_beams": 4, "constraint_index": INDEX}),
+        pytest.param("llama", {"num_beams": 4, "drafting": "trie", "top_p": 0.9}, marks=pytest.mark.slow),
+        pytest.param("t5", {"num_beams": 1}, marks=pytest.mark.slow),
+    ],
+    ids=["t5-beams", "llama-beams-trie", "t5-paths"],
+)
+def test_one_seed_gives_the_samples_of_the_other_side(family: str, how: dict[str, Any], folder: Path) -> None:
+    inputs = prompts(3, 9, padded=True)
+    options = {"constraint_index": RAGGED, "do_sample": True, "temperature": 2.0, "top_k": 0, **how}
+    options |= {"num_return_sequences": 4, "return_dict_in_generate": True}
+    torch_model, model = pair(family, folder)
+    drawn = set()
+    for seed in (7, [7, 8, 2**63 - 1], np.array([-1, 0, 1])):
+        theirs = torch_model.generate(**inputs, **options, seed=seed)
+        ours = model.generate(**to_numpy(inputs), **options, seed=seed)
+        assert ours.sequences.tolist() == theirs.sequences.tolist()
+        assert ours.seeds == theirs.seeds
+        drawn.add(str(ours.sequences.tolist()))
+    assert len(drawn) == 3
 
 
 def test_inputs_may_be_lists_arrays_and_tensors_and_masks_are_inferred(folder: Path) -> None:
@@ -261,9 +296,18 @@ def test_a_budget_bounds_what_is_drafted(folder: Path, monkeypatch: pytest.Monke
     drafters: list[Any] = []
     monkeypatch.setattr(Call, "answer", lambda *args, **kwargs: None)
     monkeypatch.setattr(flax, "decode_program", lambda *args: drafters.append(args[4].drafter))
-    for budget in (None, 64):
-        model.generate([[5, 6]], constraint_index=INDEX, num_beams=4, drafting="trie", draft_token_budget=budget)
-    assert max(drafters[0].sizes) > max(drafters[1].sizes) == 64
+    index = INDEX.where(list(range(len(ROWS))))
+    for budget in (None, 64, 64, 20, 8):
+        model.generate([[5, 6]], constraint_index=index, num_beams=4, drafting="trie", draft_token_budget=budget)
+        if len(drafters) == 2:
+            index.add([[24, 3, 4], [24, 4, 4], [23, 24, 25]], [1000, 1001, 1002])
+    # With the prompt all nodes are scored, those of the first token alone, of which there are 21, or none.
+    assert [drafter and drafter.num_first for drafter in drafters] == [2, 1, 1, 0, 0]
+    assert drafters[0].sizes[0] >= len(np.unique(ROWS[:, :1])) + len(np.unique(ROWS[:, :2], axis=0))
+    assert drafters[1] == drafters[2]  # few additions need no other program
+    assert drafters[1].sizes == (22, 0, 0)
+    assert drafters[3].sizes == (0, 20, 0)
+    assert drafters[4].sizes == (0, 8, 0)
 
 
 @pytest.mark.parametrize("output", ["output_scores", "output_logits", None])
@@ -315,7 +359,10 @@ def test_a_checkpoint_names_its_catalogue_and_its_defaults(tmp_path: Path) -> No
         ({"inputs_embeds": np.zeros((1, 3, 4))}, "inputs_embeds is given"),
         ({"past_key_values": object()}, "past_key_values is given"),
         ({"assistant_model": object()}, "assistant_model is given"),
-        ({"generator": torch.Generator()}, "generator is given, expected None in Flax: pass key="),
+        ({"generator": torch.Generator()}, "generator is given, expected None in Flax: pass seed="),
+        ({"seed": 7.0}, "seed=7.0, expected an integer: pass seed=7"),
+        ({"seed": [7, 8]}, "seed has 2 entries, expected 1, one for each prompt"),
+        ({"seed": 7, "key": 7, "do_sample": True}, "seed and key are given, expected one of them"),
         ({"key": "seed", "do_sample": True}, "key='seed', expected a seed"),
         ({"key": 2**70, "do_sample": True}, "expected a seed"),
         ({"repetition_penalty": 1.2}, "repetition_penalty=1.2, expected 1.0.*backend='torch'"),
@@ -337,6 +384,7 @@ def test_a_checkpoint_names_its_catalogue_and_its_defaults(tmp_path: Path) -> No
         ({"top_p": -0.1, "do_sample": True}, "top_p=-0.1, expected 0 to 1"),
         ({"min_p": 1.5, "do_sample": True}, "min_p=1.5, expected 0 to 1"),
         ({"length_penalty": None, "num_beams": 2}, "length_penalty=None, expected a finite number"),
+        ({"pad_token_id": 1.5}, "pad_token_id=1.5, expected a token id"),
         ({"token_healing": True}, "token_healing=True, expected False"),
         ({"min_length": 9, "eos_token_id": EOS}, "min_length=9, expected 0"),
         ({"pad_token_id": 2**31}, f"pad_token_id={2**31}, expected at most {2**31 - 1}"),
@@ -453,9 +501,12 @@ def test_enable_takes_models_of_flax_and_refuses_others(folder: Path) -> None:
 
 
 def test_numbers_of_numpy_are_taken_as_pytorch_takes_them(folder: Path) -> None:
-    model = enable(FlaxModel.from_pretrained(folder / "qwen3")) if pair("qwen3", folder) else None
-    plain = model.generate([[5, 6, 7]], constraint_index=INDEX, num_beams=2)
-    assert model.generate([[5, 6, 7]], constraint_index=INDEX, num_beams=np.int64(2)).tolist() == plain.tolist()
+    _, model = pair("qwen3", folder)
+    given = {**to_numpy(prompts(3, 9, padded=True)), "constraint_index": INDEX, **BEAMS}
+    plain = model.generate(**given).sequences.tolist()
+    before = decode_program._cache_size()
+    assert model.generate(**(given | {"num_beams": np.int64(4)})).sequences.tolist() == plain
+    assert decode_program._cache_size() == before
 
 
 def test_backends_are_chosen_by_what_is_there(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -483,7 +534,7 @@ def test_what_is_pytorchs_alone_loads_pytorch_whatever_auto_means(
 ) -> None:
     """On a TPU, too: tables of users are decoded by the PyTorch side."""
     pytest.importorskip("pyarrow")
-    from hf_gr.offline.loading import load_draft_model, load_model
+    from hf_gr.answering.loading import load_draft_model, load_model
 
     torch_model, model = pair("qwen3", folder)
     monkeypatch.setattr(auto, "choose_backend", lambda: "flax")

@@ -36,7 +36,7 @@ from hf_gr.flax import layers
 from hf_gr.flax import model as model_module
 from hf_gr.flax.decoder import DecoderSpec
 from hf_gr.flax.model import FlaxModel, random_arrays, to_params, to_spec
-from hf_gr.flax.scorers import Prompt, Scorer
+from hf_gr.flax.scorers import JointScorer, Prompt, Scorer
 
 LOGIT_TOL = 1e-4  # the issue's; fp32 with sums in another order, logits up to 10
 SAME_TOL = 2e-5  # the same numbers by another program of XLA
@@ -251,22 +251,41 @@ def prefill(scorer: Scorer, *arguments: Any) -> Any:
 
 
 @partial(jax.jit, static_argnums=0)
+def prefill_with(scorer: JointScorer, *arguments: Any) -> Any:
+    return scorer.prefill_with(*arguments)
+
+
+@partial(jax.jit, static_argnums=0)
 def score(scorer: Scorer, *arguments: Any) -> Any:
     return scorer.score(*arguments)
 
 
 def by_tree(
-    scorer: Scorer, params: Any, prompt: Prompt, levels: list[tuple[np.ndarray, np.ndarray]], calls: list[list[int]]
+    scorer: Any,
+    params: Any,
+    prompt: Prompt,
+    levels: list[tuple[np.ndarray, np.ndarray]],
+    calls: list[list[int]],
+    *,
+    joint: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Logits after the prompt and after all nodes, with the levels of each call scored together."""
+    """Logits after the prompt and after all nodes, with the levels of each call scored together.
+
+    Those of the first call are also computed with the prompt if `joint`.
+    """
     visible, used, behind = visible_of(levels), 0, []
-    first, cache = prefill(scorer, params, prompt)
-    assert cache.num_slots == 0
+    if not joint:
+        first, cache = prefill(scorer, params, prompt)
+        assert cache.num_slots == 0
     for call in calls:
         tokens = np.concatenate([levels[level][0] for level in call], axis=1)
         depths = np.concatenate([np.full(levels[level][0].shape[1], level + 1) for level in call])
         end = used + tokens.shape[1]
-        logits, cache = score(scorer, params, cache, tokens, depths, visible[:, used:end, :end])
+        if joint and not used:
+            logits, cache = prefill_with(scorer, params, prompt, tokens, depths, visible[:, :end, :end])
+            first, logits = logits[:, 0], logits[:, 1:]
+        else:
+            logits, cache = score(scorer, params, cache, tokens, depths, visible[:, used:end, :end])
         assert cache.num_slots == end
         behind.append(np.asarray(logits))
         used = end
@@ -293,18 +312,21 @@ def by_path(name: str, levels: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.
 def test_nodes_of_a_tree_have_the_logits_of_their_paths(name: str) -> None:
     levels, model = tree(3), loaded(name)
     expected_first, expected = by_path(name, levels)
-    first, found = by_tree(model.scorer, model.params, prompt_of(name, batch(name)), levels, [[0], [1, 2]])
+    prompt = prompt_of(name, batch(name))
+    first, found = by_tree(model.scorer, model.params, prompt, levels, [[0], [1, 2]], joint=True)
     np.testing.assert_allclose(first, expected_first, atol=LOGIT_TOL)
     np.testing.assert_allclose(found, expected, atol=LOGIT_TOL)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "t5"])
-@pytest.mark.parametrize("calls", [[[0, 1, 2]], [[0], [1], [2]]], ids=["all", "one by one"])
-def test_levels_may_be_scored_together(name: str, calls: list[list[int]]) -> None:
+def test_levels_may_be_scored_together(name: str) -> None:
+    """And together with the prompt."""
     levels, model, prompt = tree(3), loaded(name), prompt_of(name, batch(name))
-    expected = by_tree(model.scorer, model.params, prompt, levels, [[0], [1, 2]])[1]
-    found = by_tree(model.scorer, model.params, prompt, levels, calls)[1]
-    np.testing.assert_allclose(found, expected, atol=SAME_TOL)
+    expected = by_tree(model.scorer, model.params, prompt, levels, [[0], [1], [2]])
+    for calls, joint in (([[0, 1, 2]], False), ([[0, 1], [2]], True)):
+        found = by_tree(model.scorer, model.params, prompt, levels, calls, joint=joint)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, atol=SAME_TOL)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "t5"])
@@ -313,8 +335,8 @@ def test_stacked_layers_compute_what_single_ones_do(name: str) -> None:
     arrays = {name: jnp.asarray(array) for name, array in arrays_of(model).items()}
     stacked, single = (to_params(arrays, model.spec.stacks, scanned=scanned) for scanned in (True, False))
     assert len(jax.tree.leaves(stacked)) < len(jax.tree.leaves(single)) == len(arrays)
-    expected = by_tree(model.scorer, single, prompt, levels, [[0], [1, 2]])
-    found = by_tree(model.scorer, stacked, prompt, levels, [[0], [1, 2]])
+    expected = by_tree(model.scorer, single, prompt, levels, [[0], [1, 2]], joint=True)
+    found = by_tree(model.scorer, stacked, prompt, levels, [[0], [1, 2]], joint=True)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, atol=SAME_TOL)
 
@@ -322,19 +344,23 @@ def test_stacked_layers_compute_what_single_ones_do(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "t5"])
 def test_a_node_that_sees_its_neighbour_shows(name: str) -> None:
     levels, model, prompt = tree(3), loaded(name), prompt_of(name, batch(name))
-    expected = by_tree(model.scorer, model.params, prompt, levels[:1], [[0]])[1]
-    _, cache = prefill(model.scorer, model.params, prompt)
-    tokens, depths = levels[0][0], jnp.ones(3, dtype=jnp.int32)
-    everything = jnp.ones((3, 3, 3), dtype=bool)
-    found, _ = score(model.scorer, model.params, cache, tokens, depths, everything)
-    assert np.abs(np.asarray(found) - expected).max() > 10 * LOGIT_TOL
-    deeper, _ = score(model.scorer, model.params, cache, tokens, depths + 3, everything & jnp.eye(3, dtype=bool))
-    assert np.abs(np.asarray(deeper) - expected).max() > 10 * LOGIT_TOL
+    tokens, depths = levels[0][0], np.ones(3, dtype=np.int32)
+    everything = np.ones((3, 3, 3), dtype=bool)
+    own = everything & np.eye(3, dtype=bool)
+    run = partial(prefill_with, model.scorer, model.params, prompt, tokens)
+    right, neighbour, deeper = (
+        np.asarray(run(*how)[0]) for how in ((depths, own), (depths, everything), (depths + 3, own))
+    )
+    expected = by_path(name, levels[:1])
+    np.testing.assert_allclose(right, np.concatenate([expected[0][:, None], expected[1]], axis=1), atol=LOGIT_TOL)
+    for wrong in (neighbour, deeper):
+        assert np.abs(wrong[:, 1:] - right[:, 1:]).max() > 10 * LOGIT_TOL
+        np.testing.assert_allclose(wrong[:, 0], right[:, 0], atol=SAME_TOL)  # the prompt sees no node
 
 
 def test_scorers_are_static() -> None:
     one, other = loaded("llama").scorer, FlaxModel.from_pretrained(built("llama")[1]).scorer
-    assert isinstance(one, Scorer)
+    assert isinstance(one, JointScorer)
     assert one == other
     assert hash(one) == hash(other)
     assert one != loaded("llama with biases").scorer

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import fields, is_dataclass
+from functools import cached_property
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -22,11 +24,33 @@ PAIRS = (
     "draft_head",
     "drafters",
     "head_cells",
+    "noise",
     "speculation",
     "transition",
     "tree",
     "verifiers",
 )
+# Modules of PyTorch whose names are in another one in Flax.
+PARTS = {"decode": ("plan",)}
+# Modules that are not compared, and why.
+UNPAIRED = {
+    "scorers": "nothing but a protocol is on both sides",
+    "costs": "PyTorch alone measures costs",
+    "trials": "the same",
+    "frontier": "rows of a program advance together",
+    "processes": "several devices run one program",
+    "several_labels": "a logits processor, a callable of PyTorch",
+    "arrays": "PyTorch has these",
+    "parameters": "the same",
+    "buckets": "sizes are fixed in a program",
+    "checkpoint": "models are transformers' in PyTorch",
+    "decoder": "the same",
+    "layers": "the same",
+    "model": "the same",
+    "t5": "the same",
+    "devices": "the same",
+    "warpers": "the same",
+}
 # By module: names of one side alone, and why.
 TORCH_ONLY = {
     "beam": {
@@ -40,6 +64,7 @@ TORCH_ONLY = {
         "WideChildren": "wide levels are dense in torch alone",
     },
     "decode": {
+        "PASSES": "relaxed verification is PyTorch's alone",
         "process_scores": "logits processors are callables of PyTorch",
         "SCORES_AT_ONCE": "XLA keeps no log-softmax of a whole vocabulary",
     },
@@ -54,14 +79,26 @@ TORCH_ONLY = {
         "WideLevel": "the same",
     },
     "draft_head": {"IGNORED": "heads are trained in PyTorch"},
-    "drafters": {"Assistant": "models draft in PyTorch alone", "nodes_of": "the same"},
-    "speculation": {},
+    "drafters": {
+        "Assistant": "models draft in PyTorch alone",
+        "DraftSearch": "the same",
+        "DRAFTS": "the same",
+        "Guesses": "the same",
+        "Samples": "the same",
+        "nodes_of": "the same",
+    },
+    "noise": {"DRAFTS": "models draft in PyTorch alone", "PASSES": "relaxed verification is PyTorch's alone"},
+    "speculation": {"Level": "of rows that advance on their own"},
     "verifiers": {"LAST_RESORT": "relaxed verification is PyTorch's alone", "relaxed_places": "the same"},
     "transition": {
         "mask_illegal": "logits processors, callables of PyTorch, are given the whole vocabulary",
     },
     "head_cells": {},
-    "tree": {"to_additive": "attention masks in Flax are boolean"},
+    "tree": {
+        "NO_SLOT": "nodes of one forward have several depths where rows advance on their own",
+        "prompt_attention": "models in Flax make the mask of their prompt",
+        "to_additive": "attention masks in Flax are boolean",
+    },
 }
 FLAX_ONLY = {
     "beam": {},
@@ -92,8 +129,11 @@ FLAX_ONLY = {
     "drafters": {
         "HEADROOM": "sizes of drafts are fixed in a program",
         "SMALLEST_DRAFT": "the same",
+        "STEPS": "the same",
+        "plan_first": "the same",
         "plan_sizes": "the same",
     },
+    "noise": {"HALF": "64 bits are two numbers"},
     "speculation": {},
     "verifiers": {},
 }
@@ -101,6 +141,7 @@ ALIASES = {  # of types, which have no module
     "Any",
     "HostOrDevice",
     "Callable",
+    "Depth",
     "Device",
     "Key",
     "Number",
@@ -113,15 +154,18 @@ ALIASES = {  # of types, which have no module
 }
 # Parameters that one side has and the other cannot have, wherever they are.
 DEVICES = {"device"}  # arrays of a program are where it runs
-RANDOMNESS = {"generator", "key"}
 DRAFTS = {"picked", "drafter", "is_relaxed", "unchecked"}  # only the catalogue drafts; it is part of the plan
 PROCESSORS = {"processors", "processor_width", "stopping_criteria", "prompt"}  # callables of PyTorch
-# By name: what else differs.
+EVERYWHERE = DEVICES | DRAFTS | PROCESSORS
+# A method or a property that one side alone has.
+ALONE = {"(alone)"}
+# By name: what else differs, all of it.
 OTHERWISE = {
-    "beam.select": set(),
-    "decode.decode": {"params"},  # a program holds no parameters
+    "decode.decode": {"params", "noise"},  # arrays are arguments of a program
+    "decode.accept": {"noise"},
     "decode.child_scores": {"beams"},  # what processors read
     "decode.DecodePlan": {
+        "noise",
         "temperature",
         "top_k",
         "top_p",
@@ -129,59 +173,83 @@ OTHERWISE = {
         "min_tokens_to_keep",
         "renormalize_logits",  # processors in torch, as those before
         "rows_axis",  # several devices run one program
+        "rows",  # rows of a program advance together
     },
+    "decode.DecodePlan.apply": ALONE,  # callables of PyTorch
+    "decode.DecodePlan.keeps_steps": ALONE,  # where rows cannot leave
+    "decode.DecodePlan.of_rows": ALONE,  # rows of a program advance together
     "decode.Decoded": {"num_levels"},  # a program's outputs have fixed shapes
     "children.Children": {"legal"},  # a property
     "children.Children.scores": {"rows"},  # log-probabilities are not cut into pieces
     "children.MergedChildren": {"legal"},
     "children.PlainChildren": {"legal"},
-    "device_trie.DeviceTrie.wide": {"(property)"},  # forms that are not read, like the next three
-    "device_trie.DeviceTrie.edges": {"(property)"},
-    "device_trie.DeviceTrie.flat": {"(property)"},
-    "device_trie.DeviceTrie.follow": {"(property)"},
+    "device_trie.DeviceTrie.wide": ALONE,  # forms that are not read, like the next three
+    "device_trie.DeviceTrie.edges": ALONE,
+    "device_trie.DeviceTrie.flat": ALONE,
+    "device_trie.DeviceTrie.follow": ALONE,
     "device_trie.bits_on_device": {"is_base"},  # its buckets are others
     "transition.DevicePart": {"wide"},
-    "transition.DeviceCatalogue.nodes_per_level": {"(property)"},  # of plans of drafts
+    "transition.DeviceCatalogue.nodes_per_level": ALONE,  # of plans of drafts
     "transition.device_catalogue": {"num_rows"},  # rows are filled up to a bucket
     "decode.in_columns": {"params"},
     "draft_head.DraftHead": {"arrays", "placeholder_embeddings"},  # loaded, not initialised
-    "draft_head.DraftHead.columns": {"(property)"},  # of the scorer, like the next four
-    "draft_head.DraftHead.forward": {"(property)"},
-    "draft_head.DraftHead.logits": {"(property)"},
-    "draft_head.DraftHead.advance": {"(property)"},
-    "draft_head.DraftHead.loss": {"(property)"},
-    "draft_head.DraftHead.params": {"(property)"},
-    "draft_head.DraftHead.params_on": {"(property)"},
-    "draft_head.DraftHead.parameters": {"(property)"},  # torch.nn.Module's
-    "draft_head.DraftHead.astype": {"(property)"},  # torch.nn.Module's `to`
-    "draft_head.DraftHead.config": {"(property)"},
-    "draft_head.DraftHead.save_beside": {"(property)"},
+    "draft_head.DraftHead.columns": ALONE,  # of the scorer, like the next four
+    "draft_head.DraftHead.forward": ALONE,
+    "draft_head.DraftHead.logits": ALONE,
+    "draft_head.DraftHead.advance": ALONE,
+    "draft_head.DraftHead.loss": ALONE,
+    "draft_head.DraftHead.params": ALONE,
+    "draft_head.DraftHead.params_on": ALONE,
+    "draft_head.DraftHead.parameters": ALONE,  # torch.nn.Module's
+    "draft_head.DraftHead.astype": ALONE,  # torch.nn.Module's `to`
+    "draft_head.DraftHead.config": ALONE,
+    "draft_head.DraftHead.save_beside": ALONE,
     "head_cells.Add": {"args", "kwargs"},  # those of nn.Module
-    "head_cells.Add.forward": {"(property)"},  # a call in Flax, where parameters are arguments
-    "head_cells.Add.shapes": {"(property)"},  # torch's modules know theirs
+    "head_cells.Add.forward": ALONE,  # a call in Flax, where parameters are arguments
+    "head_cells.Add.shapes": ALONE,  # torch's modules know theirs
     "head_cells.Residual": {"size"},
-    "head_cells.Residual.forward": {"(property)"},
-    "head_cells.Residual.shapes": {"(property)"},
+    "head_cells.Residual.forward": ALONE,
+    "head_cells.Residual.shapes": ALONE,
     "draft_head.HeadScorer": {"head", "hidden", "config", "model"},  # arrays are arguments
-    "draft_head.HeadScorer.prefill": {"(property)"},
-    "draft_head.HeadScorer.advance": {"(property)"},
-    "draft_head.HeadScorer.columns": {"(property)"},
+    "draft_head.HeadScorer.prefill": ALONE,
+    "draft_head.HeadScorer.begin": ALONE,
+    "draft_head.HeadScorer.keep": ALONE,  # rows of a program advance together
+    "draft_head.HeadScorer.advance": ALONE,
+    "draft_head.HeadScorer.columns": ALONE,
     "draft_head.HeadScorer.score": {"params", "cache", "tokens", "visible", "depths", "levels", "depth"},
-    "drafters.TreeDrafter": {"catalogue", "budget", "merges", "worth", "assistant", "from_zero", "sizes"},
-    "drafters.TreeDrafter.size": {"(property)"},
-    "drafters.TreeDrafter.num_forwards": {"(property)"},
-    "drafters.TreeDrafter.draft": {"catalogue", "legal"},  # enumerated anew, as it is asked for before a level
-    "speculation.Speculation.none": {"(property)"},
-    "speculation.Drafter.size": {"(property)"},
-    "speculation.Drafter.num_forwards": {"(property)"},
-    "speculation.Drafter.draft": {"catalogue", "legal"},
-    "speculation.Lookahead": {"scorer", "dead_state", "nodes", "scored", "speculation"},  # mutable in torch
-    "speculation.Lookahead.over": {"(property)"},
-    "speculation.Lookahead.samples": {"(property)"},
-    "speculation.Lookahead.logits": {"legal", "level"},
+    "drafters.TreeDrafter": {"budget", "merges", "worth", "assistant", "sizes", "num_first"},
+    "drafters.TreeDrafter.size": ALONE,
+    "drafters.TreeDrafter.num_forwards": ALONE,
+    "drafters.TreeDrafter.draft": {"frontier", "beams", "catalogue", "level"},  # a frontier has the others
+    "noise.Noise.of": ALONE,  # in halves
+    "noise.Noise.stream": ALONE,  # of drafts
+    "noise.Noise.take": ALONE,  # rows of a program advance together
+    "speculation.Speculation": {"chosen"},  # PyTorch alone measures costs
+    "speculation.Speculation.none": ALONE,
+    "speculation.Speculation.after_forward": ALONE,  # inside a program nothing is counted in place
+    "speculation.Speculation.drafting": ALONE,
+    "speculation.Speculation.accepting": ALONE,
+    "speculation.Drafter.size": ALONE,
+    "speculation.Drafter.num_first": ALONE,
+    "speculation.Drafter.num_forwards": ALONE,
+    "speculation.Drafter.draft": {"frontier", "beams", "catalogue", "level"},
+    # Mutable in torch, where a scorer has the cache.
+    "speculation.Lookahead": {"scorer", "batch", "nodes", "scored", "rest", "num_levels"},
+    "speculation.Lookahead.score": ALONE,
+    "speculation.Lookahead.accept": ALONE,
+    "speculation.Lookahead.speculation": ALONE,
+    "speculation.Lookahead.logits": ALONE,
+    "transition.DeviceCatalogue.of_rows": ALONE,  # rows of a program advance together
+    "transition.DevicePart.of_rows": ALONE,
     "tree.Nodes": {"is_complete", "log_probs", "depths"},  # of all levels, and never samples
-    "tree.Tree.mask_with": {"(property)"},
-    "tree.Tree.attention_mask": {"prompt_mask", "window"},  # scorers join the prompt's own
+    "tree.Nodes.of_rows": ALONE,  # rows of a program advance together, like the next two
+    "tree.Tree.of_rows": ALONE,
+    "tree.Tree.joined": ALONE,
+    "tree.Tree": {"is_level"},  # nodes of a level have one depth, like those of a tree
+    "tree.Tree.mask_with": ALONE,
+    "tree.Tree.over_prompt": {"num_nodes"},  # paths that do not compete; torch has them stand on one root
+    "tree.Tree.grow": {"slots", "depth", "is_level"},  # of nodes that the scorer keeps
+    "tree.Tree.attention_mask": {"prompt_mask", "window", "depths"},  # scorers join the prompt's own
 }
 
 
@@ -206,42 +274,63 @@ def parameters(thing: Any) -> list[str]:
 
 
 def members(thing: Any) -> dict[str, Any]:
-    return {name: value for name, value in vars(thing).items() if not name.startswith("_")}
+    # A class method is compared by its function.
+    return {name: getattr(value, "__func__", value) for name, value in vars(thing).items() if not name.startswith("_")}
 
 
-def check(name: str, ours: Any, theirs: Any) -> None:
-    allowed = DEVICES | RANDOMNESS | DRAFTS | PROCESSORS | OTHERWISE.get(name, set())
-    mine, other = ([p for p in parameters(one) if p not in allowed] for one in (ours, theirs))
-    if is_dataclass(ours):  # static fields with defaults may come in another order
-        mine, other = sorted(mine), sorted(other)
-    assert mine == other, name
+def sides(module: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What both sides of a pair define."""
+    theirs = [public(import_module(f"hf_gr.torch.{name}")) for name in (module, *PARTS.get(module, ()))]
+    return public(import_module(f"hf_gr.flax.{module}")), {name: value for of in theirs for name, value in of.items()}
+
+
+def difference(ours: Any, theirs: Any) -> set[str]:
+    """The parameters that one side alone has; those of both come in the same order."""
+    mine, other = parameters(ours), parameters(theirs)
+    in_order = [[name for name in own if name in mine and name in other] for own in (mine, other)]
+    # Static fields with defaults may come in another order.
+    assert is_dataclass(ours) or in_order[0] == in_order[1], f"{ours}: {in_order}"
+    return set(mine) ^ set(other)
+
+
+def differences(module: str) -> dict[str, set[str]]:
+    """By name: how what both sides define differs."""
+    ours, theirs = sides(module)
+    found = {}
+    for name in sorted(set(ours) & set(theirs)):
+        if not callable(ours[name]):
+            continue
+        found[name] = difference(ours[name], theirs[name])
+        if not inspect.isclass(ours[name]):
+            continue
+        mine, other = members(ours[name]), members(theirs[name])
+        for method in set(mine) & set(other):
+            if callable(mine[method]):
+                found[f"{name}.{method}"] = difference(mine[method], other[method])
+        for method in (set(mine) ^ set(other)) - found[name]:  # a property here is a field there
+            alone = mine.get(method, other.get(method))
+            if callable(alone) or isinstance(alone, (property, cached_property)):  # else the default of a field
+                found[f"{name}.{method}"] = {method} - EVERYWHERE and ALONE
+    return {f"{module}.{name}": how - EVERYWHERE for name, how in found.items() if how - EVERYWHERE}
 
 
 @pytest.mark.parametrize("module", PAIRS)
 def test_paired_modules_export_the_same_names_with_the_same_parameters(module: str) -> None:
-    ours, theirs = public(import_module(f"hf_gr.flax.{module}")), public(import_module(f"hf_gr.torch.{module}"))
+    ours, theirs = sides(module)
     assert set(theirs) - set(ours) == set(TORCH_ONLY[module])
     assert set(ours) - set(theirs) == set(FLAX_ONLY[module])
-    for name in sorted(set(ours) & set(theirs)):
-        if not callable(ours[name]):
-            continue
-        check(f"{module}.{name}", ours[name], theirs[name])
-        if not inspect.isclass(ours[name]):
-            continue
-        mine, other = members(ours[name]), members(theirs[name])
-        for method in set(mine) | set(other):
-            full = f"{module}.{name}.{method}"
-            if is_dataclass(ours[name]) and method in {field.name for field in fields(ours[name])}:
-                continue
-            if method not in mine or method not in other:
-                alone = mine.get(method, other.get(method))
-                is_field = method in OTHERWISE.get(f"{module}.{name}", set())
-                is_listed = OTHERWISE.get(full) == {"(property)"} or method in PROCESSORS | DRAFTS | DEVICES
-                is_default = not callable(alone) and not isinstance(alone, (property, classmethod))
-                is_cut = full in ("decode.DecodePlan.full_sequences", "children.Children.legal")
-                assert is_field or is_listed or is_default or is_cut, full
-            elif callable(getattr(ours[name], method)):
-                check(full, getattr(ours[name], method), getattr(theirs[name], method))
+    assert differences(module) == {name: how for name, how in OTHERWISE.items() if name.split(".")[0] == module}
+
+
+def test_every_module_is_compared_or_listed() -> None:
+    names = {
+        path.stem
+        for side in ("torch", "flax")
+        for path in Path(*import_module(f"hf_gr.{side}").__path__).glob("[!_]*.py")
+    }
+    compared = {*PAIRS, *(part for parts in PARTS.values() for part in parts)}
+    assert names == compared | set(UNPAIRED)
+    assert not compared & set(UNPAIRED)
 
 
 def test_generate_takes_the_same_arguments() -> None:
@@ -259,10 +348,30 @@ def test_generate_takes_the_same_arguments() -> None:
 
 def test_a_planted_difference_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     from hf_gr.flax import beam
+    from hf_gr.flax.beam import Beams
 
-    monkeypatch.setattr(beam, "keep_best", lambda beams, number: beams)
-    with pytest.raises(AssertionError):
-        check("beam.keep_best", beam.keep_best, import_module("hf_gr.torch.beam").keep_best)
+    def is_red() -> bool:
+        try:
+            test_paired_modules_export_the_same_names_with_the_same_parameters("beam")
+        except AssertionError:
+            return True
+        return False
+
+    def planted(name: str, value: Any, *, of: Any = beam) -> bool:
+        with monkeypatch.context() as patch:
+            patch.setattr(of, name, value, raising=False)
+            if getattr(value, "__module__", None) == __name__:
+                value.__module__ = beam.__name__
+            return is_red()
+
+    assert planted("keep_best", lambda beams, num_beams, more=1: beams)  # a parameter
+    assert planted("keep_best", lambda num_beams, beams: beams)  # their order
+    assert planted("another", lambda: None)  # a name
+    assert planted("another", lambda self: None, of=Beams)  # a method
+    assert planted("start", classmethod(lambda cls: None), of=Beams)  # its parameters
+    monkeypatch.setitem(OTHERWISE, "beam.keep_best", {"number"})  # what is no longer true
+    assert is_red()
+    monkeypatch.delitem(OTHERWISE, "beam.keep_best")
+    assert not is_red()
     monkeypatch.delattr(beam, "retire")
-    with pytest.raises(AssertionError):
-        test_paired_modules_export_the_same_names_with_the_same_parameters("beam")
+    assert is_red()

@@ -48,7 +48,7 @@ from hf_gr import (
 )
 from hf_gr.catalogue.trie import Trie
 from hf_gr.generation import messages
-from hf_gr.generation.torch import layouts, mixin
+from hf_gr.generation.torch import layouts, mixin, scorers
 from hf_gr.generation.torch.cross_attention import _Folding, fold_beams, foldable_modules
 from hf_gr.reference import reference_beam_search
 
@@ -540,34 +540,36 @@ def test_trying_layouts_keeps_the_mode_of_every_module() -> None:
 @pytest.mark.parametrize("family", ["t5", "bart"])
 def test_cross_attention_keys_are_stored_once_a_request(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     caches = []
-    build_scorer = layouts.BatchScorer
+    make = scorers.BatchScorer
 
-    def spy(model: Any, *args: Any, **kwargs: Any) -> Any:
-        def call(**given: Any) -> Any:
-            caches.append(given["past_key_values"])
-            return model(**given)
+    def spy(reader: Any, **kwargs: Any) -> Any:
+        read = reader.read
 
-        return build_scorer(call, *args, **kwargs)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            logits = read(*args, **kwargs)
+            caches.append(reader.whole)
+            return logits
 
-    monkeypatch.setattr(layouts, "BatchScorer", spy)
+        reader.read = call
+        return make(reader, **kwargs)
+
+    monkeypatch.setattr(scorers, "BatchScorer", spy)
     model, inputs = enabled(family), prompts(2, 9, padded=True)
     folded = model.generate(**inputs, constraint_index=INDEX, num_beams=5, num_return_sequences=5, **DETAILS)
     assert {layer.keys.shape[0] for layer in caches[0].cross_attention_cache.layers} == {2}
     assert {layer.keys.shape[0] for layer in caches[0].self_attention_cache.layers} == {10}
-    monkeypatch.setattr(layouts, "foldable_modules", lambda model: [])
+    monkeypatch.setattr(scorers, "foldable_modules", lambda model: [])
     repeated = model.generate(**inputs, constraint_index=INDEX, num_beams=5, num_return_sequences=5, **DETAILS)
     assert folded.sequences.tolist() == repeated.sequences.tolist()
     torch.testing.assert_close(folded.sequences_scores, repeated.sequences_scores, atol=SCORE_TOL, rtol=0)
 
 
 def test_prompt_keys_are_stored_once_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    scorers = []
-    build_scorer = layouts.TreeScorer
-    monkeypatch.setattr(
-        layouts, "TreeScorer", lambda *args, **kw: scorers.append(build_scorer(*args, **kw)) or scorers[0]
-    )
+    made = []
+    make = scorers.TreeScorer
+    monkeypatch.setattr(scorers, "TreeScorer", lambda *args, **kw: made.append(make(*args, **kw)) or made[0])
     enabled().generate(**prompts(2, 9), constraint_index=INDEX, num_beams=5)
-    assert scorers[0].cache.layers[0].keys.shape[:3] == (2, 2, 9 + 3 * 5)
+    assert made[0].prompt.cache.layers[0].keys.shape[:3] == (2, 2, 9 + 3 * 5)
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
@@ -1109,6 +1111,7 @@ def test_the_config_round_trips_and_checks_itself(tmp_path: Path) -> None:
         ({"input_ids": torch.ones(2, 0, dtype=torch.long), "attention_mask": None}, "the prompt has no token"),
         ({"input_ids": torch.ones(0, 2, dtype=torch.long), "attention_mask": None}, "the batch has 0 prompts"),
         ({"length_penalty": None, "num_beams": 2}, "length_penalty=None, expected a finite number"),
+        ({"pad_token_id": 1.5}, "pad_token_id=1.5, expected a token id"),
         ({"length_penalty": 300.0, "num_beams": 2, "constraint_index": RAGGED}, "length_penalty=300.0, expected -85"),
         ({"input_ids": torch.ones(2, 6)}, "the prompt has dtype torch.float32, expected integers"),
         ({"top_k": "8"}, "top_k='8', expected an int"),
@@ -1223,10 +1226,12 @@ def test_no_host_synchronisation_between_prefill_and_result(
 ) -> None:
     calls = []
 
-    def guarded(*args: Any, **options: Any) -> Any:
+    def guarded(scorer: Any, *args: Any) -> Any:
+        prefilled = scorer.begin()
+        scorer.begin = lambda levels=(): prefilled
         with _NoSync():
             calls.append(1)
-            return decode(*args, **options)
+            return decode(scorer, *args)
 
     decode = mixin.decode
     monkeypatch.setattr(mixin, "decode", guarded)

@@ -11,7 +11,7 @@ import pytest
 
 import hf_gr
 
-HEAVY = ("torch", "transformers", "jax", "flax", "accelerate", "pandas", "sklearn")
+HEAVY = ("torch", "transformers", "jax", "flax", "accelerate", "pandas", "sklearn", "fastapi", "uvicorn", "ray")
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,12 @@ def test_the_catalogue_loads_no_framework(statement: str) -> None:
     code = f"import sys; {statement}; print(*[name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
+
+
+def test_the_server_names_its_extra() -> None:
+    code = "import sys; sys.modules['fastapi'] = None; import hf_gr.serving.app"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert 'hf_gr.serving.app needs fastapi: pip install "hf-gr[serve]"' in done.stderr
 
 
 def test_every_public_name_resolves() -> None:

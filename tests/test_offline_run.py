@@ -191,6 +191,7 @@ def test_bad_rows_are_skipped_with_a_reason(tmp_path: Path, case: Case, whole: b
         ({"num_beams": 1, "top_k": 1}, "num_beams=1, expected an integer of 2 or more"),
         ({"on_error": "ignore"}, "on_error='ignore', expected 'stop' or 'skip'"),
         ({"do_sample": True}, "expected beam search"),
+        ({"seed": 7}, "seed=7 has no effect without sampling, expected none: omit it"),
         ({"num_return_sequences": 3}, "num_return_sequences= is given, expected none"),
         ({"user": "items_"}, "has no column 'items_'"),
         ({"generation_config": GenerationConfig(do_sample=True)}, "expected beam search"),

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_gr import ConstraintIndex
-from hf_gr.offline.batching import make_batches
+from hf_gr.answering.batching import make_batches
 from hf_gr.offline.prompts import PromptMaker
 from hf_gr.offline.users import UserColumns, Users, read_list
 

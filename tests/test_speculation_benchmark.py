@@ -1,9 +1,10 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The speculation benchmark: what is trained on, what is compared with what, and that no wrong answer gets a time."""
+"""The speculation benchmark: what is trained on, counted and compared, and that no wrong answer gets a number."""
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -40,6 +41,16 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
+def counts(benchmark: Any) -> Any:
+    return import_module("speculation_counts")
+
+
+@pytest.fixture
+def models(benchmark: Any) -> Any:
+    return import_module("speculation_models")
+
+
+@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     rows = ["item_id\tlevel_1\tlevel_2", *(f"{n}\t{a}\t{b}" for n, (a, b) in enumerate(ITEMS))]
     (tmp_path / "items.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
@@ -52,7 +63,7 @@ def answer(sequences: list[list[int]], scores: list[float], accepted: int | None
     output = SimpleNamespace(sequences=torch.tensor(sequences), sequences_scores=torch.tensor(scores))
     if accepted is not None:
         steps = torch.tensor([accepted])
-        output.speculation = SimpleNamespace(target_forwards=3 - accepted, draft_forwards=2, accepted_steps=steps)
+        output.speculation = SimpleNamespace(accepted_steps=steps)
     return output
 
 
@@ -87,21 +98,34 @@ def measured(benchmark: Any, answers: dict[Any, SimpleNamespace], *, users: int 
 
 
 def test_nothing_of_valid_and_test_is_trained_on(benchmark: Any, folder: Path) -> None:
-    data = benchmark.read_data(folder, window=3)
+    data = benchmark.read_beauty(folder, window=3)
     assert [row.tolist() for row in data.histories] == [[0, 1, 2], [1, 0], [4]]
     # Asked with: what came before the test items, as much of it as leaves room for the answer in a window.
     assert [row.tolist() for row in data.prompts] == [[2, 3], [2]]
     assert data.answers == [{4}, {3, 0}]
 
 
+def test_the_last_film_of_every_user_is_not_trained_on(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    histories = [np.array(row) for row in ([0, 1, 2, 3], [3, 1], [2, 0, 1])]
+    films = SimpleNamespace(histories=histories)
+    monkeypatch.setattr(models, "load_movielens", lambda: films)
+    monkeypatch.setattr(models, "film_features", lambda films, train: np.zeros((sum(map(len, train)), 1)))
+    monkeypatch.setattr(models, "residual_kmeans", lambda features, **sizes: np.arange(len(features))[:, None])
+    data = models.read_movielens(window=3)
+    assert [row.tolist() for row in data.histories] == [[0, 1, 2], [3], [2, 0]]
+    assert [row.tolist() for row in data.prompts] == [[1, 2], [3], [2, 0]]
+    assert data.answers == [{3}, {1}, {1}]
+    assert len(data.tokens) == 6  # the features see no more than the training does
+
+
 def test_the_label_of_a_teacher_prompt_is_the_last_item_and_not_in_it(
-    benchmark: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+    models: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    monkeypatch.setattr(benchmark, "write_teacher_data", lambda *args, **kwargs: calls.append((args, kwargs)))
-    data = benchmark.read_data(folder, window=3)
-    scale = benchmark.replace(benchmark.FAST, target=benchmark.replace(benchmark.TINY, window=2))
-    benchmark.write_teacher(folder / "teacher", data, "target", scale)
+    monkeypatch.setattr(models, "write_teacher_data", lambda *args, **kwargs: calls.append((args, kwargs)))
+    data = models.read_beauty(folder, window=3)
+    training = models.replace(models.TINY_BEAUTY, target=models.replace(models.TINY, window=2))
+    models.write_teacher(folder / "teacher", data, "target", training)
     ((args, kwargs),) = calls
     assert [*args[1]] == [data.tokens[1].tolist(), data.tokens[1].tolist()]
     assert [*kwargs["labels"]] == [data.tokens[2].tolist(), data.tokens[0].tolist()]
@@ -127,8 +151,7 @@ def test_a_folder_is_made_once_and_not_taken_half_made(benchmark: Any, tmp_path:
 def test_counts_are_of_every_user_and_none_of_the_warm_up(benchmark: Any) -> None:
     sequences, scores = [[5, 1, 1, 1, 1], [5, 1, 2, 1, 1]], [-1.0, -2.0]
     plain, good = measured(benchmark, {None: answer(sequences, scores), "good": answer(sequences, scores, accepted=2)})
-    assert plain.target_forwards == [3, 3, 3]  # 4 levels, of which the prefill gives one
-    assert (good.target_forwards, good.draft_forwards, good.accepted_steps) == ([1] * 3, [2] * 3, [2] * 3)
+    assert (plain.accepted_steps, good.accepted_steps) == ([0] * 3, [2] * 3)
     assert len(plain.seconds) == len(good.seconds) == 3
     assert (good.not_equal, good.wrong) == (0, 0)
 
@@ -181,10 +204,10 @@ def test_a_wrong_answer_gets_no_time(benchmark: Any, capsys: pytest.CaptureFixtu
 
 def test_speed_ups_are_paired_and_relative_to_the_like(benchmark: Any) -> None:
     rows = [
-        benchmark.Row("strict", "plain", {}, [4.0, 4.0, 9.0], [3] * 3, [0] * 3, [0] * 3),
-        benchmark.Row("strict", "draft", {}, [2.0, 1.0, 9.0], [1] * 3, [2] * 3, [2, 1, 0]),
-        benchmark.Row("relaxed", "own", {}, [8.0, 8.0, 8.0], [3] * 3, [0] * 3, [0] * 3),
-        benchmark.Row("relaxed", "draft", {}, [2.0, 2.0, 2.0], [1] * 3, [2] * 3, [2] * 3),
+        benchmark.Row("strict", "plain", {}, [4.0, 4.0, 9.0], [0] * 3),
+        benchmark.Row("strict", "draft", {}, [2.0, 1.0, 9.0], [2, 1, 0]),
+        benchmark.Row("relaxed", "own", {}, [8.0, 8.0, 8.0], [0] * 3),
+        benchmark.Row("relaxed", "draft", {}, [2.0, 2.0, 2.0], [2] * 3),
     ]
     table = [*benchmark.summarize(rows, 5, [1.0, 1.0, 1.0])]
     assert [row["speedup"] for row in table] == [1.0, 2.0, 1.0, 4.0]
@@ -198,17 +221,113 @@ def test_relaxed_rows_draw_each_from_the_same_seed_and_strict_ones_do_not(benchm
     assert [row.name for row in rows if row.verification == "relaxed"][1:] == [*drafts, "AtSpeed-R, N = K"]
     target = Canned({None: answer([[1]], [0.0]), "draft": answer([[1]], [0.0])})
     for row in rows:
-        benchmark.ask(target, {}, None, row, num_beams=1, seed=3)
+        benchmark.ask_for(target, {}, None, row, num_beams=1, seed=3)
     for row, call in zip(rows, target.calls, strict=True):
         assert (call.get("verification") == "relaxed") == (row.verification == "relaxed") == ("generator" in call)
         if "generator" in call:
             assert call["generator"].initial_seed() == 3
-    budgets = {call["draft_token_budget"] for call in target.calls if call.get("assistant_model")}
-    assert budgets == {1, benchmark.TRIE_BUDGET}
+    budgets = {call.get("draft_token_budget") for call in target.calls if call.get("assistant_model")}
+    assert budgets == {1, benchmark.TRIE_BUDGET, None}  # None for auto, which plans by itself
+
+
+@pytest.fixture
+def world(models: Any) -> tuple[Any, dict[str, Any], Any]:
+    """A target, its like, another draft and data, of weights so large that scores differ."""
+    rng = np.random.default_rng(0)
+    codes = np.unique(rng.integers(0, 12, (600, 4)), axis=0)
+    ids = models.SemanticIds(codes)
+    histories = [rng.integers(0, len(codes), 1 + number % 3) for number in range(10)]
+    data = models.Data(ids.token_sequences(), ids.constraint_index(), histories, histories, [{0}] * 10)
+
+    def model(seed: int) -> Any:
+        made = models.build_model(int(data.tokens.max()) + 2, 4, models.TINY, seed=seed).eval()
+        for weights in made.parameters():
+            weights.data *= 2 if weights.ndim > 1 else 1
+        return models.enable(made)
+
+    target = model(0)
+    return target, {"other": model(1), "same": copy.deepcopy(target)}, data
+
+
+def counting(counts: Any, **changes: Any) -> Any:
+    sizes = {"users": 3, "sample_users": 3, "num_beams": (3,), "sample_beams": (3,), "batch_beams": (3,)}
+    return counts.replace(counts.FAST, **sizes | changes)
+
+
+def by_name(rows: list[dict[str, Any]], what: str) -> dict[tuple[str, str], Any]:
+    return {(row["draft"], row.get("rule", "")): row[what] for row in rows}
+
+
+def test_counts_by_memory_are_those_of_the_targets_own_forwards(counts: Any, world: Any) -> None:
+    target, drafts, data = world
+    forward = target.forward
+    result = counts.count(target, drafts["other"], data, counting(counts, checked=3))
+    assert (result["users"], result["checked"], result["unlike"]) == (3, 3, 0)
+    assert target.forward == forward
+    steps = by_name(result["rows"], "accepted_steps")
+    assert 0 < steps["N = 4 K", "new"][0] < 3  # some drafts fail, others do not
+    for row in result["rows"]:
+        accepted, forwards = row["accepted_steps"][0], row["target_forwards"][0]
+        assert accepted + forwards == pytest.approx(4, abs=1e-3)
+
+
+def test_an_answer_that_is_not_plain_searchs_ends_the_count(
+    counts: Any, world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, drafts, data = world
+    paths = counts.Memory._paths
+    monkeypatch.setattr(counts.Memory, "_paths", lambda *args: paths(*args) // 7)  # mistakes nodes for one another
+    with pytest.raises(SystemExit, match="another answer"):
+        counts.count(target, drafts["other"], data, counting(counts, checked=0))
+
+
+def test_a_draft_like_the_target_is_right_by_the_new_rule_alone(counts: Any, world: Any) -> None:
+    target, drafts, data = world
+    result = counts.count(target, drafts["same"], data, counting(counts, checked=0))
+    forwards = by_name(result["rows"], "target_forwards")
+    for width in ("N = K", "N = 2 K", "N = 4 K"):
+        assert forwards[width, "new"] == (1, 1, 1)
+    assert forwards["N = K", "old"] == (2, 2, 2)  # nothing is drafted in the prefill
+    assert forwards["N = 2 K", "old"][0] > 2  # and the children of misses displace beams
+
+
+def test_intervals_are_of_the_mean_over_users(counts: Any) -> None:
+    values = np.random.default_rng(1).normal(size=(400, 1)) + np.array([[0.0, 5.0]])
+    values[:, 1] = 5.0
+    (mean, low, high), constant = counts.intervals(values)
+    assert mean == pytest.approx(values[:, 0].mean(), abs=1e-4)
+    assert (high - low) / 2 == pytest.approx(1.96 / np.sqrt(400), rel=0.1)
+    assert constant == (5, 5, 5)
+
+
+def test_work_of_a_batch_is_that_of_its_rows(counts: Any, world: Any) -> None:
+    target, drafts, data = world
+    result = counts.batch(target, drafts["other"], data, counting(counts))
+    nodes, alone, ratio = (by_name(result["rows"], what) for what in ("nodes", "nodes_alone", "ratio"))
+    assert nodes["none", ""] == alone["none", ""] == 8 * 3 * 3  # rows, beams, levels after the first
+    assert ratio["N = 2 K", ""] <= 1.1
+    assert not any(row["not_equal"] for row in result["rows"])
+    forwards = by_name(result["rows"], "forwards")
+    assert forwards["none", ""] == 4
+    assert forwards["N = 2 K", ""] == by_name(result["rows"], "most_forwards_alone")["N = 2 K", ""]
+
+
+def test_strict_samples_are_the_targets_own_and_relaxed_ones_are_not(counts: Any, world: Any) -> None:
+    target, drafts, data = world
+    result = counts.sample(target, drafts["other"], data, counting(counts, tv_draws=64))
+    for row in result["rows"]:
+        if row["draft"] == counts.TWICE:
+            assert row["variation"]  # chance
+        elif row["verification"] == "strict":
+            assert (row["unlike"], row["variation"]) == (0, 0.0)
+        else:
+            assert row["unlike"]
+            assert row["variation"]
+    assert len(result["rows"]) == 2 + 3 * 3
 
 
 def test_recall_is_the_mean_share_of_a_users_test_items(benchmark: Any, folder: Path) -> None:
-    data = benchmark.read_data(folder, window=3)
+    data = benchmark.read_beauty(folder, window=3)
 
     class Lists(Canned):
         def generate(self, *, input_ids: torch.Tensor, **settings: Any) -> SimpleNamespace:
@@ -240,11 +359,15 @@ def test_fast_run_compares_all_and_stages_are_not_run_again(tmp_path: Path) -> N
     first, second = (subprocess.run(command, capture_output=True, text=True, check=False) for _ in range(2))
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
     assert first.stdout == second.stdout
-    report = json.loads(first.stdout.splitlines()[-1])
-    assert report["versions"]
-    assert report["hardware"]
-    rows = [row for row in report["rows"] if row["num_beams"] == 5]
-    assert sum(row["verification"] == "strict" for row in rows) == 13
-    assert sum(row["verification"] == "relaxed" for row in rows) == 10
-    assert not any(row["wrong"] for row in report["rows"])
-    assert all(0 <= row["accepted_steps"] <= 2 and 1 <= row["target_forwards"] <= 3 for row in report["rows"])
+    lines = [line for line in first.stdout.splitlines() if line.startswith("{")]
+    reports = {(report["catalogue"], report["stage"]): report for report in map(json.loads, lines)}
+    stages = ["count", "batch", "sample"]
+    assert [*reports] == [("beauty", stage) for stage in [*stages, "measure"]] + [("movielens", s) for s in stages]
+    assert all(report["versions"] and report["hardware"] for report in reports.values())
+    times = reports["beauty", "measure"]["rows"]
+    rows = [row for row in times if row["num_beams"] == 5]
+    assert sum(row["verification"] == "strict" for row in rows) == 11
+    assert sum(row["verification"] == "relaxed" for row in rows) == 7
+    assert not any(row["wrong"] for row in times)
+    assert all(0 <= row["accepted_steps"] <= 3 for row in times)
+    assert not any(reports[catalogue, "count"]["unlike"] for catalogue in ("beauty", "movielens"))

@@ -37,9 +37,10 @@ def test_masks_equal_a_walk_up_the_tree(depth: int, window: int | None) -> None:
     generator = torch.Generator().manual_seed(depth)
     parents = torch.randint(0, 3, (depth, 2, 3), generator=generator)
     prompt = torch.tensor([[True] * 4, [False, False, True, True]])
-    tree = Tree.over_prompt(2, 3, torch.device("cpu"))
+    parents[0] = 0  # the prompt
+    tree = Tree.over_prompt(2, torch.device("cpu"))
     for level in range(depth):
-        tree = tree.grow(parents[level])
+        tree = tree.grow(parents[level], depth=level + 1)
     mask = tree.attention_mask(prompt, window)
     assert mask.shape == (2, 1, 3, 4 + 3 * depth)
     for row in range(2):
@@ -49,21 +50,37 @@ def test_masks_equal_a_walk_up_the_tree(depth: int, window: int | None) -> None:
 
 def test_a_layer_that_dropped_keys_sees_the_ones_it_kept() -> None:
     # A window of 3 keeps 2 keys of a prompt: the first token after it sees both, the second one, the third none.
-    tree = Tree.over_prompt(1, 1, torch.device("cpu"))
-    for kept in ([True, True], [False, True], [False, False]):
-        tree = tree.grow(torch.zeros((1, 1), dtype=torch.long))
+    tree = Tree.over_prompt(1, torch.device("cpu"))
+    for depth, kept in enumerate(([True, True], [False, True], [False, False]), start=1):
+        tree = tree.grow(torch.zeros((1, 1), dtype=torch.long), depth=depth)
         assert tree.attention_mask(torch.ones((1, 2), dtype=torch.bool), window=3)[0, 0, 0, :2].tolist() == kept
 
 
 def test_levels_of_different_width() -> None:
-    tree = Tree.over_prompt(1, 1, torch.device("cpu")).grow(torch.tensor([[0, 0]])).grow(torch.tensor([[1, 1, 0]]))
+    first = Tree.over_prompt(1, torch.device("cpu")).grow(torch.tensor([[0, 0]]), depth=1)
+    tree = first.grow(torch.tensor([[1, 1, 0]]), depth=2)
     assert tree.ancestry.tolist() == [[[1, 2], [1, 3], [0, 4]]]
     assert tree.num_slots == 5
 
 
+def test_rows_of_different_depth_see_their_own_ancestors() -> None:
+    # Two levels were scored together; then the first row goes on from the second one, the other row from the first.
+    first = Tree.over_prompt(2, torch.device("cpu")).grow(torch.zeros((2, 2), dtype=torch.long), depth=1)
+    both = Tree.joined([first, first.grow(torch.tensor([[0, 1]] * 2), depth=2)])
+    tree = both.grow(torch.tensor([[3], [1]]), depth=3, is_level=False)
+    prompt = torch.ones((2, 2), dtype=torch.bool)
+    seen = tree.attention_mask(prompt, depths=torch.tensor([[3], [2]]))[:, 0, 0, 2:]
+    assert [row.nonzero().flatten().tolist() for row in seen] == [[1, 3, 4], [1, 4]]
+    near = tree.attention_mask(prompt, window=3, depths=torch.tensor([[3], [2]]))[:, 0, 0]
+    assert near.tolist() == [
+        [False, False, False, True, False, True, True],
+        [False, True, False, True, False, False, True],
+    ]
+
+
 def test_growing_compiles_into_one_graph() -> None:
     def step(ancestry: torch.Tensor, parents: torch.Tensor, prompt: torch.Tensor) -> torch.Tensor:
-        return Tree(ancestry, 4).grow(parents).attention_mask(prompt)
+        return Tree(ancestry, 4).grow(parents, depth=2).attention_mask(prompt)
 
     arguments = (
         torch.tensor([[[0], [1], [2], [3]]]),

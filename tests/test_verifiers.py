@@ -15,8 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from table_scorers import EOS, VOCABULARY, TableModel, assistant_of, random_rows, relaxed_plan, tables
-from test_decode import CPU
+from table_scorers import (
+    EOS,
+    VOCABULARY,
+    TableModel,
+    assistant_of,
+    noise_of,
+    random_rows,
+    relaxed_plan,
+    tables,
+)
+from test_decode import CPU, make_plan
 
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue.snapshot import combine_rules
@@ -27,6 +36,7 @@ from hf_gr.torch.beam import DEAD, Beams
 from hf_gr.torch.children import Children, PlainChildren
 from hf_gr.torch.decode import Decoded, decode
 from hf_gr.torch.drafters import TreeDrafter
+from hf_gr.torch.noise import Noise
 from hf_gr.torch.speculation import Speculation
 from hf_gr.torch.tree import Nodes
 from hf_gr.torch.verifiers import locate, relaxed_places
@@ -143,7 +153,8 @@ class Level:
             nodes,
             torch.tensor(self.own).expand(number, -1),
             num_kept=num_kept,
-            generator=generator,
+            uniform=torch.rand((number, self.num_beams, self.num_children), generator=generator).clamp_min(1e-9),
+            gumbel=-torch.empty(number, self.num_beams, self.num_children).exponential_(generator=generator).log(),
         )
 
     def slow(self, drafted: torch.Tensor, num_kept: int, rng: np.random.Generator) -> list[list[Any]]:
@@ -229,7 +240,8 @@ def test_rows_without_candidates_stay_without() -> None:
     )
     zeros = torch.zeros((2, 6)).long()
     nodes = Nodes(zeros, zeros, zeros, log_probs=nothing)
-    assert (relaxed_places(candidates, nothing, nodes, None, num_kept=5) == 12).all()
+    noise = {"uniform": torch.full((2, 3, 4), 0.5), "gumbel": torch.zeros((2, 3, 4))}
+    assert (relaxed_places(candidates, nothing, nodes, None, num_kept=5, **noise) == 12).all()
 
 
 # Whole searches
@@ -247,11 +259,11 @@ def sampled(
 ) -> Decoded:
     """Sampling beams of one prompt, `DRAWS` times."""
     catalogue = catalogue_of_all(4, 4)
-    plan = relaxed_plan(DRAWS, num_beams, generator=torch.Generator().manual_seed(seed))
+    plan = relaxed_plan(DRAWS, num_beams, seed=seed)
     drafter = None
     if draft is not None:
-        assistant = assistant_of(TableModel(draft, DRAWS), plan, num_beams=num_draft_beams, num_steps=9)
-        drafter = TreeDrafter(catalogue, budget=1, assistant=assistant)
+        assistant = assistant_of(TableModel(draft, DRAWS), num_beams=num_draft_beams, num_steps=9)
+        drafter = TreeDrafter(budget=1, assistant=assistant)
     return decode(TableModel(target, DRAWS)(), catalogue, plan, drafter)
 
 
@@ -311,6 +323,52 @@ def test_the_target_as_its_own_draft_changes_no_frequency(num_beams: int, times:
         assert happened.accepted_steps.tolist() == happened.drafted_steps.tolist()
 
 
+class Drawn(Noise):
+    """Independent draws, as if every candidate's noise were new: what hashed noise stands for."""
+
+    def gumbel(self, beams: Beams, candidates: Children, *, paths: torch.Tensor | None = None) -> torch.Tensor:
+        return -torch.empty(candidates.tokens.shape).exponential_().log()
+
+
+class OfLastToken(Noise):
+    """Noise that ignores the prefix."""
+
+    def _of_prefixes(self, sequences: torch.Tensor, *, paths: torch.Tensor | None) -> torch.Tensor:
+        return super()._of_prefixes(sequences[..., :0], paths=paths)
+
+
+class OfOneRow(Noise):
+    """Noise that is reused over rows."""
+
+    def _of_prefixes(self, sequences: torch.Tensor, *, paths: torch.Tensor | None) -> torch.Tensor:
+        return Noise(self.seeds[:1].expand_as(self.seeds))._of_prefixes(sequences, paths=paths)
+
+
+def drawn_items(kind: type[Noise], num_beams: int) -> torch.Tensor:
+    """How often each item is among K sampled beams; with `num_beams=0`, among three independent paths."""
+    seeds = torch.arange(DRAWS)
+    width = num_beams or 3
+    plan = make_plan(DRAWS, num_beams or 1, num_return_sequences=width, do_sample=True, noise=kind(seeds))
+    decoded = decode(TableModel(TARGET, DRAWS)(), catalogue_of_all(4, 4), plan)
+    numbers = ((decoded.sequences - 1) * torch.tensor([64, 16, 4, 1])).sum(-1)
+    return torch.bincount(numbers, minlength=256).double() / DRAWS
+
+
+@pytest.mark.parametrize("num_beams", [0, 2, 6])
+def test_hashed_noise_draws_what_independent_noise_draws(num_beams: int) -> None:
+    torch.manual_seed(0)
+    expected = drawn_items(Drawn, num_beams)
+    assert distance(drawn_items(Noise, num_beams), expected) < noise(expected)
+
+
+@pytest.mark.parametrize("wrong", [OfLastToken, OfOneRow])
+@pytest.mark.parametrize("num_beams", [0, 2, 6])
+def test_noise_that_is_not_independent_is_seen(wrong: type[Noise], num_beams: int) -> None:
+    torch.manual_seed(0)
+    expected = drawn_items(Drawn, num_beams)
+    assert distance(drawn_items(wrong, num_beams), expected) > noise(expected)
+
+
 def test_the_noise_is_that_of_two_runs() -> None:
     again = inclusion(sampled(TARGET, None, 3, 0, seed=4), 3)
     expected = plainly_sampled(3)
@@ -348,10 +406,11 @@ def test_a_planted_bias_is_seen(planted: Any, monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_first_that_pass_are_closer_than_a_random_choice_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """The paper's choice among more than K that pass is uniform; it flattens what the target would draw."""
+    generator = torch.Generator().manual_seed(0)
 
     def shuffled(candidates: Children, scores: torch.Tensor, nodes: Nodes, *args: Any, **kwargs: Any) -> Any:
         assert nodes.log_probs is not None
-        order = torch.rand(nodes.tokens.shape, generator=kwargs["generator"]).argsort(-1)
+        order = torch.rand(nodes.tokens.shape, generator=generator).argsort(-1)
         moved = {name: getattr(nodes, name).gather(1, order) for name in ("tokens", "parents", "states")}
         return relaxed_places(candidates, scores, replace(nodes, **moved), *args, **kwargs)
 
@@ -376,21 +435,16 @@ def check_items(seed: int) -> None:
     draft = rng.choice((target, tables(seed + 1, num_rows), [-table for table in target]))
     plan = relaxed_plan(num_rows, num_beams, early_stopping="never")
     drafter = TreeDrafter(
-        catalogue,
         budget=rng.choice((1, 8, 10**6)),
         assistant=assistant_of(
             TableModel(draft, num_rows),
-            plan,
             num_beams=num_beams * rng.choice((1, 4, 20)),
             num_steps=rng.choice((1, 9)),
         ),
     )
     results = []
     for _ in range(2):
-        again = replace(plan, generator=torch.Generator().manual_seed(seed))
-        drafter.assistant = assistant_of(
-            TableModel(draft, num_rows), again, num_beams=drafter.assistant.plan.num_beams, num_steps=9
-        )
+        again = replace(plan, noise=noise_of(seed, num_rows))
         results.append(decode(TableModel(target, num_rows)(), catalogue, again, drafter))
     assert results[0].sequences.tolist() == results[1].sequences.tolist()
     for row in range(num_rows):
@@ -410,17 +464,17 @@ def test_always_as_many_distinct_items_as_there_are() -> None:
         check_items(seed)
 
 
-def test_no_seed_no_generator_other_draws() -> None:
-    torch.manual_seed(0)
-    catalogue, plan = catalogue_of_all(4, 4), relaxed_plan(1, 5)
+def test_other_seeds_other_draws() -> None:
+    catalogue = catalogue_of_all(4, 4)
     drawn = []
-    for _ in range(2):
-        assistant = assistant_of(TableModel(DRAFTS["mildly different"], 1), plan, num_beams=10, num_steps=9)
-        drafter = TreeDrafter(catalogue, budget=1, assistant=assistant)
+    for seed in range(2):
+        plan = relaxed_plan(1, 5, seed=seed)
+        assistant = assistant_of(TableModel(DRAFTS["mildly different"], 1), num_beams=10, num_steps=9)
+        drafter = TreeDrafter(budget=1, assistant=assistant)
         drawn.append(decode(TableModel(TARGET, 1)(), catalogue, plan, drafter).sequences.tolist())
     assert drawn[0] != drawn[1]
 
 
 def test_tables_hold_the_catalogue() -> None:
     assert VOCABULARY > 4
-    assert verifiers.LAST_RESORT > 2 * 104  # exp(-104) is 0 in fp32, and noise is less than 104
+    assert verifiers.LAST_RESORT > 2 * 104  # exp(-104) is 0 in fp32, and noise is less than 23

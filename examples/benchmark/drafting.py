@@ -1,11 +1,16 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trie drafting against plain constrained beam search, by the same model over the same catalogue.
+"""All kinds of drafts against plain constrained beam search, by the same model over the same catalogue; and `auto`.
 
 Plain search takes one forward per level after the prefill. `drafting="trie"` also scores the whole legal subtree below
-the beams, wherever it fits the budget; `drafting="auto"` does so where its plan says that it pays. Answers are
-compared before any time is printed, and times are paired: the contenders take turns. The model has random weights, so
-its beams fit no user; the number of forwards depends on the catalogue, their time on the machine.
+the beams, wherever it fits the budget; a draft model or a draft head guesses what the beams will be. `drafting="auto"`
+tries what is there in its first calls and keeps the fastest: "/ fastest" is its time by that of the fastest of the
+fixed choices, after it has decided. Answers are compared before any time is printed, and times are paired: the
+contenders take turns.
+
+Weights are random, so beams fit no user; the number of plain and trie forwards depends on the catalogue, their time on
+the machine. The draft model is made of the target's first layers, and the target's later ones change little, so that
+it is often right, as a trained one would be; the head is random, so that it is mostly wrong.
 
     python examples/benchmark/drafting.py         # Beauty (skipped without the data), and 1 M items of 8 tokens
     python examples/benchmark/drafting.py --device cuda --dtype bfloat16 --layers 28 --hidden 1024
@@ -26,37 +31,65 @@ from beauty_data import DEFAULT_DATA, FILES, is_there
 from generate import METAVAR, SCORE_TOL, Answer, Bench, Setting, difference, make_catalogue, make_model, make_prompt
 from generate import measure as timed
 from report import print_json_line, print_table
+from transformers import Qwen3ForCausalLM
 
 from hf_gr import ConstraintIndex, enable
 
-SETTINGS = ("1,256,20", "1,256,128", "8,256,20")
+SETTINGS = ("1,64,5", "1,256,5", "1,256,20", "1,256,128", "8,256,20")
 FAST_SETTINGS = ("1,16,8", "2,16,20")
 CATALOGUES = {  # name: --catalogue, items, tokens of an item
     "Beauty": ("beauty", 0, 4),
     "1 M items of 8 tokens": ("random", 1_000_000, 8),
 }
 FAST_CATALOGUES = {"3,000 items of 6 tokens": ("random", 3000, 6)}
-PLAIN = "plain"
+PLAIN, MODEL, AUTO, AUTO_WITH_MODEL = "plain", "draft model", "auto", "auto, draft model"
+LATER = 0.1  # what the target's later layers add, by what they would
+MOST_CALLS = 300  # until `auto` has decided
+GOAL = 1.02  # of the fastest fixed choice
 
 
-def contenders(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+def contenders(draft: Any, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """What is passed to `generate` besides the rest."""
     budgets = {f"trie, {budget}": {"drafting": "trie", "draft_token_budget": budget} for budget in options.budgets}
-    return {PLAIN: {}, **budgets, "auto": {"drafting": "auto"}}
+    return {
+        PLAIN: {},
+        **budgets,
+        "head": {"drafting": "head", "verification": "strict"},
+        MODEL: {"drafting": "assistant", "assistant_model": draft},
+        AUTO: {"drafting": "auto"},
+        AUTO_WITH_MODEL: {"drafting": "auto", "assistant_model": draft},
+    }
 
 
 def make_bench(catalogue: tuple[str, int, int], options: argparse.Namespace) -> Bench:
-    """The model and a catalogue, without the dictionary that only transformers' own search needs."""
+    """The model with a head, and a catalogue, without the dictionary that only transformers' own search needs."""
     options.catalogue, options.items, options.length = catalogue
     torch.manual_seed(options.seed)
     rows = make_catalogue(options)
     options.vocab = int(rows.max()) + 1
     plain = make_model(options)
-    return Bench(plain, enable(copy.copy(plain)), ConstraintIndex.from_sequences(rows), rows, allowed={})
+    with torch.no_grad():
+        for layer in plain.model.layers[options.draft_layers :]:
+            layer.self_attn.o_proj.weight *= LATER
+            layer.mlp.down_proj.weight *= LATER
+    enabled, index = enable(copy.copy(plain)), ConstraintIndex.from_sequences(rows)
+    enabled.add_draft_head(index)
+    return Bench(plain, enabled, index, rows, allowed={})
 
 
-def run_setting(bench: Bench, setting: Setting, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row per contender: forwards, nodes scored ahead, seconds, and the ratio of alternating times."""
+def make_draft(bench: Bench, options: argparse.Namespace) -> Any:
+    """The target without its later layers."""
+    config = copy.deepcopy(bench.enabled.config)
+    config.num_hidden_layers = options.draft_layers
+    config.layer_types = config.layer_types[: options.draft_layers]
+    draft: Any = Qwen3ForCausalLM(config)
+    draft = draft.to(device=options.device, dtype=bench.plain.dtype).eval()
+    draft.load_state_dict(bench.enabled.state_dict(), strict=False)
+    return draft
+
+
+def run_setting(bench: Bench, setting: Setting, draft: Any, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """One row per contender: forwards, nodes scored ahead, seconds, and ratios of alternating times."""
     prompt = make_prompt(bench, setting, options.seed)
     prompt_length = prompt["input_ids"].shape[1]
 
@@ -72,7 +105,7 @@ def run_setting(bench: Bench, setting: Setting, options: argparse.Namespace) -> 
             **extra,
         )
 
-    asked = contenders(options)
+    asked = contenders(draft, options)
     answers: dict[str, Answer] = {}
     happened = {}
     for name, extra in asked.items():
@@ -86,6 +119,11 @@ def run_setting(bench: Bench, setting: Setting, options: argparse.Namespace) -> 
         wrong = difference(answers[name], answers[PLAIN], SCORE_TOL[bench.plain.dtype], exact=exact)
         if wrong is not None:
             raise SystemExit(f"({setting}): {name} does not answer what plain search answers: {wrong}")
+    for name in (AUTO, AUTO_WITH_MODEL):
+        for _ in range(MOST_CALLS):
+            if ask(asked[name]).speculation.chosen is not None:
+                break
+        happened[name] = ask(asked[name]).speculation
     seconds: dict[str, list[float]] = {name: [] for name in asked}
     for repeat in range(options.repeats + 1):
         turn = list(asked)
@@ -93,19 +131,32 @@ def run_setting(bench: Bench, setting: Setting, options: argparse.Namespace) -> 
             taken = timed(lambda extra=asked[name]: ask(extra), bench.device)[1]
             if repeat:  # the first round warms up
                 seconds[name].append(taken)
-    return [
-        {
-            **asdict(setting),
-            "contender": name,
-            "target_forwards": happened[name].target_forwards,
-            "drafted_nodes": float(happened[name].drafted_nodes.float().mean()),
-            "seconds": statistics.median(seconds[name]),
-            "of_plain": statistics.median(
-                ours / plain for ours, plain in zip(seconds[name], seconds[PLAIN], strict=True)
-            ),
-        }
-        for name in asked
-    ]
+    rows = []
+    for name in asked:
+        fixed = [other for other in asked if asked[other].get("drafting") != "auto"]
+        if name != AUTO_WITH_MODEL:
+            fixed.remove(MODEL)
+        fastest = min(fixed, key=lambda other: statistics.median(seconds[other]))
+        rows.append(
+            {
+                **asdict(setting),
+                "contender": name,
+                "chosen": happened[name].chosen,
+                "target_forwards": happened[name].target_forwards,
+                "draft_forwards": happened[name].draft_forwards,
+                "drafted_nodes": float(happened[name].drafted_nodes.float().mean()),
+                "accepted_steps": float(happened[name].accepted_steps.float().mean()),
+                "seconds": statistics.median(seconds[name]),
+                "of_plain": paired(seconds[name], seconds[PLAIN]),
+                "of_fastest": paired(seconds[name], seconds[fastest]) if name in (AUTO, AUTO_WITH_MODEL) else None,
+            }
+        )
+    return rows
+
+
+def paired(ours: list[float], theirs: list[float]) -> float:
+    """The median ratio of calls that took turns."""
+    return statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -115,6 +166,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--budgets", type=int, nargs="+", default=[512], help="budget of drafting='trie', in nodes")
     parser.add_argument("--hidden", type=int, default=None, help="512; 64 with --fast")
     parser.add_argument("--layers", type=int, default=None, help="6; 2 with --fast")
+    parser.add_argument("--draft-layers", type=int, default=1, help="layers of the draft model, the target's first")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=None, help="timed calls of each; 15, or 2 with --fast")
@@ -138,24 +190,31 @@ def main(arguments: list[str] | None = None) -> None:
         if catalogue[0] == "beauty" and not is_there(options.data, fast=True):
             continue
         bench = make_bench(catalogue, options)
-        rows = [row for setting in options.settings for row in run_setting(bench, setting, options)]
+        draft = make_draft(bench, options)
+        rows = [row for setting in options.settings for row in run_setting(bench, setting, draft, options)]
         million = bench.plain.num_parameters() / 1e6
         print(f"{name}; {million:.1f} M parameters, {options.dtype}, {bench.length - 1} forwards after the prefill")
         print_table(
-            [f"{METAVAR.lower()}", "drafting", "forwards", "nodes ahead", "seconds", "/ plain"],
+            [METAVAR.lower(), "drafting", "forwards", "draft's", "nodes ahead", "steps"]
+            + ["seconds", "/ plain", "/ fastest"],
             [
                 [
                     f"{row['batch']}, {row['prompt']}, {row['beams']}",
-                    row["contender"],
+                    row["contender"] + (f": {row['chosen']}" if row["chosen"] else ""),
                     str(row["target_forwards"]),
+                    str(row["draft_forwards"]),
                     f"{row['drafted_nodes']:.0f}",
+                    f"{row['accepted_steps']:.1f}",
                     f"{row['seconds']:.4f}",
                     f"{row['of_plain']:.2f}",
+                    f"{row['of_fastest']:.2f}" if row["of_fastest"] else "",
                 ]
                 for row in rows
             ],
         )
-        print()
+        slowest = max(row["of_fastest"] for row in rows if row["of_fastest"])
+        met = "met" if slowest <= GOAL else "MISSED"
+        print(f"goal: auto / the fastest fixed choice at most {GOAL}: at most {slowest:.3f}, {met}\n")
         results.append({"catalogue": name, "parameters": bench.plain.num_parameters(), "rows": rows})
     settings = {"dtype": options.dtype, "repeats": options.repeats, "seed": options.seed}
     print_json_line("drafting", options.device, {**settings, "results": results})

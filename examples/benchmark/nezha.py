@@ -58,7 +58,7 @@ import numpy as np
 import torch
 from beauty_data import DEFAULT_DATA, FILES, is_there, read_items, read_users
 from report import environment, print_table
-from speculation import load, make_once, run_trainer, show_progress, training_arguments
+from speculation_models import load, make_once, run_trainer, show_progress, training_arguments
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import DynamicCache, Qwen3ForCausalLM, Trainer, set_seed
@@ -896,20 +896,17 @@ def compare_strict(model: Any, rows: Sequence[Row], data: Data, num_beams: int) 
 
 @contextmanager
 def timed_prefill(model: Any) -> Iterator[list[float]]:
-    """When the prefills of calls ended."""
+    """When the forwards of a model end in this context: the first reads the prompt, maybe with drafted nodes."""
     ends: list[float] = []
-    real = model._prefill
 
-    def prefill(*args: Any, **kwargs: Any) -> Any:
-        outputs = real(*args, **kwargs)
+    def note(*_: Any) -> None:
         ends.append(time.perf_counter())
-        return outputs
 
-    model._prefill = prefill
+    handle = model.register_forward_hook(note)
     try:
         yield ends
     finally:
-        del model._prefill
+        handle.remove()
 
 
 def time_methods(models: dict[str, Any], data: Data, scale: Scale) -> list[dict[str, Any]]:

@@ -41,7 +41,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, TrainingArguments
 
 import hf_gr
 from hf_gr import cli
-from hf_gr.offline.decoding import Decoder
+from hf_gr.answering.decoding import Decoder
 from hf_gr.offline.prompts import Request
 from hf_gr.offline.settings import TOKEN_BUDGET, WINDOW_ROWS
 from hf_gr.training import DraftHeadTrainer, InteractionDataset

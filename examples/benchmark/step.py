@@ -197,7 +197,10 @@ class MadeBeforehand:
     def __init__(self, levels: list[Tensor], clock: Clock) -> None:
         self.prompt_logits, *self.rest = levels
         self.clock = clock
-        self.num_forwards, self.columns = 0, None
+        self.num_forwards, self.columns, self.takes_prompt = 0, None, False
+
+    def begin(self, levels: Sequence[Nodes] = ()) -> list[Tensor]:
+        return [self.prompt_logits]
 
     def score(self, levels: Sequence[Nodes], *, depth: int) -> list[Tensor]:
         self.clock.mark()
@@ -217,7 +220,10 @@ class FromLastToken:
         self.tables = tables
         self.rows = torch.arange(batch_size, device=tables[0].device)[:, None]
         self.prompt_logits = tables[0][self.rows]
-        self.num_forwards, self.columns = 0, None
+        self.num_forwards, self.columns, self.takes_prompt = 0, None, False
+
+    def begin(self, levels: Sequence[Nodes] = ()) -> list[Tensor]:
+        return [self.prompt_logits]
 
     def score(self, levels: Sequence[Nodes], *, depth: int) -> list[Tensor]:
         self.num_forwards += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -19,6 +20,7 @@ from .sequences import is_integer, to_host
 
 ItemId = int | str
 HASH_BASIS, HASH_FACTOR = np.int64(0xCBF29CE484222325 - 2**64), np.int64(1_099_511_628_211)  # FNV's, in 64 bits
+MOST_HELD = 2**20  # texts whose hashes are kept in memory: 8 MB, and 0.2 s when they are first needed
 HASHED_BYTES = 256  # of a text: hashing takes a step per byte of the longest, and matches are compared anyway
 
 
@@ -111,12 +113,14 @@ class ItemIds:
         return cls(values, bounds.astype(smallest_dtype(len(values))))
 
     def _search(self, sought: Array, *, after: bool) -> Longs:
-        """`np.searchsorted` over the keys in sorted order, which are computed on demand and not stored.
+        """`np.searchsorted` over the keys in sorted order, which are computed on demand and, of many, not stored.
 
         NumPy's own `sorter` has 64 bits: it would copy all of `order` at every call.
         """
         if self.order is None:
             return np.searchsorted(self.values, sought, side="right" if after else "left")
+        if self.bounds is not None and len(self) <= MOST_HELD:
+            return np.searchsorted(self._sorted_keys, sought, side="right" if after else "left")
         low, high = np.zeros(len(sought), dtype=np.int64), np.full(len(sought), len(self), dtype=np.int64)
         for _ in range(len(self).bit_length()):
             middle = np.minimum((low + high) // 2, len(self) - 1)
@@ -124,6 +128,12 @@ class ItemIds:
             right = (low < high) & ((met <= sought) if after else (met < sought))
             low, high = np.where(right, middle + 1, low), np.where(right | (low >= high), high, middle)
         return low
+
+    @cached_property
+    def _sorted_keys(self) -> Array:
+        """What texts are looked up in: a history of 20 in 0.1 ms instead of 2."""
+        assert self.order is not None
+        return self._keys(self.order)
 
     def _keys(self, items: Array) -> Array:
         """What `order` sorts these items by."""

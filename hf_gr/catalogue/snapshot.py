@@ -247,6 +247,33 @@ class Snapshot:
             parts.append(part.only(take(by_number, part.segment.items.numbers)))
         return self._with_parts(parts)
 
+    def flags_of(self, view: Snapshot) -> Bools:
+        """`[I]`, in the order of `item_ids`: which of the living items a view has, for `where` of a compacted copy."""
+        flags: list[Bools] = []
+        for number, part in enumerate(self.parts):
+            is_seen = np.zeros(len(part.segment.items), dtype=bool)
+            if number < len(view.parts):
+                assert view.parts[number].segment is part.segment, "a view of another catalogue"
+                is_seen = view.parts[number].item_flags()
+            flags.append(is_seen[part.segment.items.positions[part.numbers()]])
+        return np.concatenate(flags)
+
+    def like(self, view: Snapshot, item_ids: Any) -> Snapshot:
+        """A view that was taken before an `add`, over what is there now.
+
+        Args:
+            view: of the same base, all of whose items are still alive.
+            item_ids: of what was added, those that the view has.
+        """
+        assert view.base.segment is self.base.segment, "a view of another catalogue"
+        taken = replace(self, base=view.base)
+        if self.added is None:
+            return taken
+        positions = self.added.find(self._check_ids(item_ids, "item_ids"))[1]
+        flags = np.zeros(len(self.added.segment.items), dtype=bool)
+        flags[positions] = True
+        return taken._with_parts([view.base, self.added.only(flags & self.added.item_flags())])
+
     def remove(self, item_ids: Any) -> Snapshot:
         """Without some living items."""
         found = self._find_living(item_ids, "item_ids")

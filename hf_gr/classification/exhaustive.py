@@ -173,10 +173,11 @@ class ExhaustiveScorer:
 
 
 def _score_piece(scorer: Scorer, levels: Sequence[Level]) -> Float[Tensor, "batch sequences"]:
-    batch_size, device = len(scorer.prompt_logits), scorer.prompt_logits.device
+    (of_prompt,) = scorer.begin()
+    batch_size, device = len(of_prompt), of_prompt.device
     found = torch.zeros((batch_size, sum(len(level.sequences) for level in levels)), device=device)
     log_probs = torch.zeros((batch_size, 1), device=device)  # of the nodes
-    for level, logits in zip(levels, _logits(scorer, levels), strict=True):
+    for level, logits in zip(levels, _logits(scorer, of_prompt, levels), strict=True):
         chosen = logits[:, level.parents, level.tokens].float()
         log_probs = log_probs[:, level.parents] + (chosen - _normalizers(logits)[:, level.parents])
         found[:, level.sequences] = log_probs[:, level.ends]
@@ -184,14 +185,16 @@ def _score_piece(scorer: Scorer, levels: Sequence[Level]) -> Float[Tensor, "batc
     return found
 
 
-def _logits(scorer: Scorer, levels: Sequence[Level]) -> Iterator[Float[Tensor, "batch nodes vocab"]]:
+def _logits(
+    scorer: Scorer, of_prompt: Float[Tensor, "batch 1 vocab"], levels: Sequence[Level]
+) -> Iterator[Float[Tensor, "batch nodes vocab"]]:
     """The logits of every level's nodes, by one forward if the model takes several levels in one."""
-    batch_size = len(scorer.prompt_logits)
+    batch_size = len(of_prompt)
     below: list[Nodes] = []
     for level in levels[:-1]:
         tokens, parents = (of[level.inner].expand(batch_size, -1) for of in (level.tokens, level.parents))
         below.append(Nodes(tokens, parents, torch.zeros_like(tokens)))
-    yield scorer.prompt_logits
+    yield of_prompt
     if scorer.takes_levels and below:
         yield from scorer.score(below, depth=1)
         return

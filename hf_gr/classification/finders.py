@@ -73,9 +73,8 @@ def _beam_finder(model: Any, snapshot: Snapshot, num_beams: int) -> Finder:
     rules = combine_rules([snapshot])
 
     def find(input_ids: Tensor, mask: Tensor) -> Found:
-        scorer = _scorers(model, input_ids, mask, width=num_beams)()
-        device = scorer.prompt_logits.device
-        plan = _beam_search(input_ids.to(device), num_beams, snapshot)
+        scorer, device = _scorers(model, input_ids, mask, width=num_beams)(), input_ids.device
+        plan = _beam_search(input_ids, num_beams, snapshot)
         decoded = decode(scorer, device_catalogue(rules, device), plan)
         items: Any = snapshot.items(decoded.sequences.cpu().numpy())
         found: Found = []

@@ -26,17 +26,21 @@ EVALUATE_EXAMPLE = (
     "Example: `hf-gr evaluate --model me/recommender --index me/catalogue --input users.parquet --history items "
     "--num-beams 10,20,50 --json metrics.json --plot metrics.png`"
 )
+SERVE_EXAMPLE = (
+    "Example: `hf-gr serve me/recommender --index me/catalogue --port 8000`, then "
+    """`curl localhost:8000/v1/recommend -d '{"history": ["B01", "B02"], "num_results": 5}'`"""
+)
 
 
 def main() -> None:
     """The entry point of `hf-gr`: run the sub-command that the arguments name."""
-    _require("hf-gr", "cli", {"typer": "typer", "rich": "rich"})
+    require("hf-gr", "cli", {"typer": "typer", "rich": "rich"})
     build_app()()
 
 
 def build_app() -> typer.Typer:
     """The application with all sub-commands."""
-    from . import evaluate, index, recommend  # needs typer: `main` checks for it first
+    from . import evaluate, index, recommend, serve  # needs typer: `main` checks for it first
 
     app = typer.Typer(
         name="hf-gr",
@@ -51,6 +55,7 @@ def build_app() -> typer.Typer:
     app.command("demo")(demo)
     app.command("recommend", epilog=RECOMMEND_EXAMPLE)(recommend.recommend)
     app.command("evaluate", epilog=EVALUATE_EXAMPLE)(evaluate.evaluate)
+    app.command("serve", epilog=SERVE_EXAMPLE)(serve.serve)
     app.add_typer(index.build_app(), name="index", help="Build, show, check and push catalogues.")
     return app
 
@@ -84,7 +89,7 @@ def demo(
 
     Writes to one folder only, --output-dir. A second run finds the recommender there and takes seconds.
     """
-    _require("hf-gr demo", "demo", DEMO_PACKAGES)
+    require("hf-gr demo", "demo", DEMO_PACKAGES)
     from hf_gr.demo.run import DemoSettings, run_demo
 
     from .text import fail
@@ -112,7 +117,7 @@ def _version(
         typer.echo(context.get_help())
 
 
-def _require(what: str, extra: str, packages: dict[str, str]) -> None:
+def require(what: str, extra: str, packages: dict[str, str]) -> None:
     """End the program with the command that installs what is missing; `packages` maps modules to distributions."""
     missing = [distribution for module, distribution in packages.items() if find_spec(module) is None]
     if missing:

@@ -8,7 +8,7 @@ Names only the options of the commands themselves: what they read and write, and
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum, StrEnum
 from inspect import Parameter
 from inspect import Signature as CallSignature
@@ -92,19 +92,29 @@ def to_arguments(function: str, flags: Mapping[str, Any]) -> dict[str, Any]:
         if flag in given:
             value = given.pop(flag)
             if stated.option.reads == "integers":
-                value = _read_integers(f"--{flag.replace('_', '-')}", value)
+                value = read_integers(f"--{flag.replace('_', '-')}", value)
             given[stated.name] = value.value if isinstance(value, Enum) else value
-    for text in given.pop("option", ()):
+    return read_options(given.pop("option", ()), given)
+
+
+def read_options(texts: Iterable[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given, with the values of every `--option NAME=VALUE`.
+
+    Raises:
+        ValueError: one is not of that form, or was given already.
+    """
+    read = dict(given)
+    for text in texts:
         name, equals, value = text.partition("=")
-        if not (name.isidentifier() and equals) or name in given:
+        if not (name.isidentifier() and equals) or name in read:
             raise ValueError(
                 f"--option {text!r}, expected NAME=VALUE of an argument of generate that has no flag of its own"
             )
         try:
-            given[name] = json.loads(value)
+            read[name] = json.loads(value)
         except ValueError:
-            given[name] = value
-    return given
+            read[name] = value
+    return read
 
 
 def _parameter(name: str, annotation: Any, default: Any = Parameter.empty) -> Parameter:
@@ -147,7 +157,12 @@ def _default(stated: Stated) -> Any:
     return stated.default
 
 
-def _read_integers(flag: str, text: str) -> list[int]:
+def read_integers(flag: str, text: str) -> list[int]:
+    """Integers between commas.
+
+    Raises:
+        ValueError: it is something else.
+    """
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:

@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
 from hf_gr.catalogue import ConstraintIndex, SemanticIds
-from hf_gr.files.atomic import replaced_folder
+from hf_gr.files.atomic import replaced_file, replaced_folder
 from hf_gr.generation.auto import AutoModelForGenerativeRetrieval
 
 from . import evaluate, show
@@ -26,6 +27,7 @@ from .semantic_ids import film_features, residual_kmeans
 from .train import TrainSettings, train_model
 
 CACHE_VERSION = 1  # raise it whenever a code change affects training
+TITLES = "titles.json"
 LIST_LENGTH = 10  # the 10 of HR@10
 
 
@@ -110,6 +112,7 @@ def _run(settings: DemoSettings, output_dir: Path, retrain: bool, console: Conso
     trained_seconds = None
     if retrain or not folder.exists():
         trained_seconds = train_and_save(films, split, settings, folder, console)
+    _save_titles(films, folder)
     model, index = load_recommender(folder)
     show.print_recommender(console, model, index, folder, trained_seconds)
 
@@ -167,6 +170,15 @@ def train_and_save(films: MovieLens, split: Split, settings: DemoSettings, folde
         model.save_pretrained(unfinished)
         semantic_ids.constraint_index().save_pretrained(unfinished)
     return seconds
+
+
+def _save_titles(films: MovieLens, folder: Path) -> None:
+    """The films' titles by item id, where `hf-gr serve --page` finds them."""
+    if (folder / TITLES).exists():
+        return
+    titles = {str(number): title for number, title in enumerate(films.titles)}
+    with suppress(OSError), replaced_file(folder / TITLES) as file:  # the demo itself does without
+        file.write(json.dumps(titles, ensure_ascii=False, indent=0).encode())
 
 
 def _train(films: MovieLens, split: Split, settings: DemoSettings, console: Console) -> tuple[Any, SemanticIds, float]:

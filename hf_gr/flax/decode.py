@@ -6,8 +6,9 @@ All of it, prefill included, is one pure function of arrays, to be compiled as o
 follow from the plan and the catalogue, and nothing synchronises. The batch is every array's first axis, so that the
 rows of a batch may be sharded over devices.
 
-With a drafter there are two ways to continue from a level: if all legal continuations fit a draft, one forward scores
-them and lookups decide the rest; else the level is decided as without a draft, and the next level checks again.
+With a drafter, the first levels of the catalogue are scored together with the prompt, if they fit whatever is hidden.
+From the next level on there are two ways to continue: if all legal continuations fit a draft, one forward scores them
+and lookups decide the rest; else the level is decided as without a draft, and the next level checks again.
 
 Axes: B batch, K beams, C children, V vocabulary, P prompt, T generated tokens, R returned sequences a row.
 """
@@ -21,13 +22,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int
 
 from . import beam
 from .arrays import Number, WholeNumber, static
 from .beam import Beams, Finished
 from .children import Children
-from .scorers import Params, Prompt, Scorer, ScorerCache
+from .noise import Noise, paths_of
+from .scorers import JointScorer, Params, Prompt, Scorer, ScorerCache
 from .speculation import Drafter, Lookahead, Speculation
 from .transition import DeviceCatalogue, children, is_leaf, over_vocabulary
 from .tree import Nodes, Tree
@@ -132,13 +134,14 @@ Step = tuple[Array | None, Array | None]
 class _State:
     """The state passed from one level to the next. What grows is last, so that the other leaves keep their places.
 
-    Logits come from `source`: the tree and the model's cache, or what was scored ahead.
+    Logits come from `source`: the tree and the model's cache, or what was scored ahead; None once all is decided.
     """
 
     beams: Beams
     finished: Finished
     num_levels: Int[Array, ""]
-    source: tuple[Tree, ScorerCache] | Lookahead
+    speculation: Speculation
+    source: tuple[Tree, ScorerCache] | Lookahead | None
 
 
 @jax.tree_util.register_dataclass
@@ -158,7 +161,7 @@ def decode(
     catalogue: DeviceCatalogue,
     prompt: Prompt,
     plan: DecodePlan,
-    key: Key[Array, " batch"] | None = None,
+    noise: Noise | None = None,
 ) -> Decoded:
     """Decode the best legal sequences of a batch.
 
@@ -168,31 +171,21 @@ def decode(
         catalogue: the legal sequences of each row.
         prompt: the start of each row.
         plan: the options.
-        key: for the draws of every row; nothing is drawn without `do_sample`.
+        noise: what is drawn comes from; nothing is without `do_sample`.
 
     Returns:
         R sequences a row: the best first, then rows of padding if there are fewer.
 
     Source: STATIC, algorithm 1, with candidates scored before any truncation.
     """
-    prompt_logits, cache = scorer.prefill(params, prompt)
-    batch_size = len(prompt_logits)
-    # Equal beams need not be scored K times.
-    width = 1 if plan.is_beam_search else plan.width
-    state = _State(
-        beams=Beams.start(batch_size, width, independent=not plan.is_beam_search),
-        finished=Finished.none_yet(batch_size, plan.width, catalogue.max_length),
-        num_levels=jnp.int32(0),
-        source=(Tree.over_prompt(batch_size, width), cache),
-    )
-    search = _Search(scorer, params, catalogue, plan, key)
-    shape = (batch_size, width, prompt_logits.shape[-1])
-    state, step = search.decide(jnp.broadcast_to(prompt_logits[:, None], shape), state, level=0)
+    search = _Search(scorer, params, catalogue, plan, noise)
+    logits, state = search.start(prompt)
+    state, step = search.decide(logits, state, level=0)
     outcome = search.run_from(state, level=1)
     step_scores, step_logits = zip(step, *outcome.steps, strict=True)
     return Decoded(
         *_best(outcome.finished, plan),
-        num_levels=jnp.broadcast_to(outcome.num_levels, batch_size),
+        num_levels=jnp.broadcast_to(outcome.num_levels, len(outcome.finished.scores)),
         step_scores=step_scores if plan.output_scores else None,
         step_logits=step_logits if plan.output_logits else None,
         speculation=outcome.speculation,
@@ -211,14 +204,40 @@ class _Search:
     params: Params
     catalogue: DeviceCatalogue
     plan: DecodePlan
-    key: Key[Array, " batch"] | None
+    noise: Noise | None
+
+    def start(self, prompt: Prompt) -> tuple[Float[Array, "batch beams vocab"], _State]:
+        """Compute the prompt, and the catalogue's first levels with it if those are drafted."""
+        plan, drafter, batch_size = self.plan, self.plan.drafter, len(prompt.input_ids)
+        # Equal beams need not be scored K times.
+        width = 1 if plan.is_beam_search else plan.width
+        speculation, tree = Speculation.none(batch_size), Tree.over_prompt(batch_size, width)
+        if drafter is None or not drafter.size(0):
+            prompt_logits, cache = self.scorer.prefill(self.params, prompt)
+            source = (tree, cache)
+        else:  # equal beams are one root
+            nodes, num_steps, _ = drafter.draft(Beams.start(batch_size, 1), self.catalogue, level=0)
+            visible = Tree.over_prompt(batch_size, 1).mask_with(nodes, num_levels=drafter.num_first)[:, 1:]
+            assert isinstance(self.scorer, JointScorer)
+            logits, cache = self.scorer.prefill_with(self.params, prompt, nodes.tokens, nodes.depths, visible)
+            prompt_logits, tree = logits[:, 0], replace(tree, num_slots=nodes.tokens.shape[1])
+            source = Lookahead((tree, cache), nodes, logits[:, 1:], drafter.num_first)
+            speculation = speculation.drafting(nodes, num_steps, dead_state=self.catalogue.dead_state)
+        state = _State(
+            beams=Beams.start(batch_size, width, independent=not plan.is_beam_search),
+            finished=Finished.none_yet(batch_size, plan.width, self.catalogue.max_length),
+            num_levels=jnp.int32(0),
+            speculation=speculation,
+            source=source,
+        )
+        return jnp.broadcast_to(prompt_logits[:, None], (batch_size, width, prompt_logits.shape[-1])), state
 
     def run_from(self, state: _State, *, level: int) -> _Outcome:
         """Decode from a level to the end."""
         if level == self.catalogue.max_length:
-            return _outcome(state)
+            return _Outcome(state.finished, state.num_levels, state.speculation, ())
         drafter = self.plan.drafter
-        if drafter is None or not drafter.size(level):
+        if isinstance(state.source, Lookahead) or drafter is None or not drafter.size(level):
             return self._plainly(state, level=level)
         nodes, num_steps, fits = drafter.draft(state.beams, self.catalogue, level=level)
         fits = _in_all_rows(fits, self.plan) & _any_left(state.beams, state.finished, self.plan)
@@ -239,36 +258,35 @@ class _Search:
         step_scores = _per_path(over_vocabulary(scores, legal, logits.shape[-1]), plan) if plan.output_scores else None
         step_logits = _per_path(logits.astype(jnp.float32), plan) if plan.output_logits else None
         scores = jnp.where(legal.legal, beams.scores[..., None] + scores, beam.DEAD)
-        of_level = None if self.key is None else jax.vmap(lambda key: jax.random.fold_in(key, level))(self.key)
-        beams, finished = accept(beams, state.finished, legal, scores, catalogue, plan, level=level, key=of_level)
+        beams, finished = accept(beams, state.finished, legal, scores, catalogue, plan, level=level, noise=self.noise)
         num_levels = state.num_levels + 1
         return replace(state, beams=beams, finished=finished, num_levels=num_levels), (step_scores, step_logits)
 
     def _plainly(self, state: _State, *, level: int) -> _Outcome:
-        """Score the live beams, decide their level, and continue."""
+        """Score the live beams, or look up their logits, decide their level, and continue."""
         state, step = self._one_level(state, level=level)
         rest = self.run_from(state, level=level + 1)
         return replace(rest, steps=(step, *rest.steps))
 
     def _ahead(self, state: _State, nodes: Nodes, num_steps: Int[Array, ""], *, level: int) -> _Outcome:
         """Score the live beams and all legal continuations, and decide all levels."""
-        logits, source = self._score_ahead(state, nodes, num_steps, level=level)
-        state, step = self.decide(logits, replace(state, source=source), level=level)
-        steps = [step]
-        for below in range(level + 1, self.catalogue.max_length):
-            state, step = self._one_level(state, level=below)
-            steps.append(step)
-        return replace(_outcome(state), steps=tuple(steps))
+        logits, state = self._score_ahead(state, nodes, num_steps, level=level)
+        state, step = self.decide(logits, state, level=level)
+        rest = self.run_from(state, level=level + 1)
+        return replace(rest, steps=(step, *rest.steps))
 
     def _one_level(self, state: _State, *, level: int) -> tuple[_State, Step]:
         """Score the live beams, or look up their logits, and decide; change nothing if no row can change."""
 
         def run(state: _State) -> tuple[_State, Step]:
             if isinstance(state.source, Lookahead):
-                logits, source = state.source.logits(state.beams)
+                logits, accepted, source = state.source.logits(state.beams)
+                speculation = state.speculation.accepting(accepted)
             else:
+                assert state.source is not None
                 logits, source = self._score(state.beams, *state.source)
-            return self.decide(logits, replace(state, source=source), level=level)
+                speculation = state.speculation.after_forward()
+            return self.decide(logits, replace(state, source=source, speculation=speculation), level=level)
 
         may_be_done = self.plan.exit_early and any(self.catalogue.has_leaves[:level])
         return _unless_done(run, state, self.plan) if may_be_done else run(state)
@@ -284,30 +302,20 @@ class _Search:
 
     def _score_ahead(
         self, state: _State, nodes: Nodes, num_steps: Int[Array, ""], *, level: int
-    ) -> tuple[Float[Array, "batch beams vocab"], Lookahead]:
+    ) -> tuple[Float[Array, "batch beams vocab"], _State]:
         """One forward over the live beams and the nodes drafted below them: the last one of the call."""
-        assert not isinstance(state.source, Lookahead)
+        assert isinstance(state.source, tuple)
         beams, (tree, cache) = state.beams, state.source
         tree, num_beams = tree.grow(beams.parents), beams.scores.shape[1]
         tokens = jnp.concatenate([beams.tokens, nodes.tokens], axis=1)
         depths = jnp.concatenate([jnp.full(num_beams, tree.depth, dtype=jnp.int32), nodes.depths])
-        visible = tree.mask_with(nodes, num_levels=self.catalogue.max_length - 1 - level)
+        num_levels = self.catalogue.max_length - 1 - level
+        visible = tree.mask_with(nodes, num_levels=num_levels)
         logits, _ = self.scorer.score(self.params, cache, tokens, depths, visible)
-        dead = self.catalogue.dead_state
-        ahead = Lookahead.over(
-            nodes, logits[:, num_beams:], num_steps=num_steps, target_forwards=level, dead_state=dead
-        )
-        return logits[:, :num_beams], ahead
-
-
-def _outcome(state: _State) -> _Outcome:
-    """The last level's state without the source of its logits."""
-    source, batch_size = state.source, len(state.beams.scores)
-    if isinstance(source, Lookahead):
-        speculation = source.speculation
-    else:  # the prefill decides the first level, one forward each of the others
-        speculation = Speculation.none(batch_size, target_forwards=state.num_levels - 1)
-    return _Outcome(state.finished, state.num_levels, speculation, ())
+        ahead = Lookahead(None, nodes, logits[:, num_beams:], num_levels)
+        speculation = state.speculation.after_forward()
+        speculation = speculation.drafting(nodes, num_steps, dead_state=self.catalogue.dead_state)
+        return logits[:, :num_beams], replace(state, source=ahead, speculation=speculation)
 
 
 def _unless_done(run: Callable[[_State], Any], state: _State, plan: DecodePlan) -> Any:
@@ -329,7 +337,7 @@ def _unless_done(run: Callable[[_State], Any], state: _State, plan: DecodePlan) 
             leaf
             if leaf is not None and (leaf.shape, leaf.dtype) == (then.shape, then.dtype)
             else jnp.zeros(then.shape, then.dtype)
-            for leaf, then in zip(leaves, shapes, strict=True)
+            for leaf, then in zip(leaves, shapes, strict=False)  # the last level needs no logits any more
         ]
         return jax.tree.unflatten(after[0], same)
 
@@ -376,11 +384,14 @@ def accept(
     plan: DecodePlan,
     *,
     level: int,
-    key: Key[Array, " batch"] | None = None,
+    noise: Noise | None = None,
 ) -> tuple[Beams, Finished]:
     """Decide one level: extend the beams, and move complete ones to the finished."""
     may_end = catalogue.has_leaves[level]
-    how: dict[str, Any] = {"dead_state": catalogue.dead_state, "do_sample": plan.do_sample, "key": key}
+    how: dict[str, Any] = {"dead_state": catalogue.dead_state}
+    if plan.do_sample:
+        assert noise is not None, "samples are drawn from noise"
+        how["noise"] = noise.gumbel(beams, legal, paths=None if plan.is_beam_search else paths_of(beams))
     if not plan.is_beam_search:
         kept = beam.choose(beams, legal, scores, **how)
         ends = is_leaf(kept.states, catalogue, level=level + 1)

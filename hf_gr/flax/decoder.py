@@ -29,6 +29,7 @@ from .layers import (
     rms_norm,
     rotate,
     rotation,
+    seen_by_nodes,
     to_heads,
     to_logits,
 )
@@ -227,41 +228,66 @@ class DecoderScorer:
         hidden, cache = self._read(params, prompt, num_last=1)
         return self._logits(params, hidden)[:, 0], cache
 
+    def prefill_with(
+        self,
+        params: Params,
+        prompt: Prompt,
+        tokens: Int[Array, "batch nodes"],
+        depths: Int[Array, " nodes"],
+        visible: Bool[Array, "batch nodes nodes"],
+    ) -> tuple[Float[Array, "batch one_and_nodes vocab"], Cache]:
+        """See `JointScorer.prefill_with`."""
+        depths = jnp.asarray(depths, dtype=jnp.int32)
+        hidden, cache = self._read(params, prompt, num_last=1, below=(tokens, depths, visible))
+        return self._logits(params, hidden), cache.split(depths)
+
     def hidden_states(self, params: Params, prompt: Prompt, *, num_last: int) -> Float[Array, "batch last hidden"]:
         """What the head reads of the prompt's last tokens: the last layer's output after the final norm."""
         hidden, _ = self._read(params, prompt, num_last=num_last)
         return self._norm(hidden, params, "model.norm")
 
     def _read(
-        self, params: Params, prompt: Prompt, *, num_last: int
+        self, params: Params, prompt: Prompt, *, num_last: int, below: tuple[Array, Array, Array] | None = None
     ) -> tuple[Float[Array, "batch last hidden"], Cache]:
-        """The prompt's keys and values, and the last layer's output at its last tokens, all of them real."""
+        """The prompt's keys and values, and the last layer's output at its last tokens, all of them real.
+
+        Nodes `below`, by tokens, depths and who sees whom, are as many more tokens.
+        """
         mask, layers = jnp.asarray(prompt.mask), params[LAYERS]
-        places = np.arange(mask.shape[-1])
-        is_past = places <= places[-num_last:, None]
-        turn = self._rotation(jnp.maximum(jnp.cumsum(mask, axis=-1) - 1, 0), params)
+        tokens, places = jnp.asarray(prompt.input_ids), np.arange(mask.shape[-1])
+        next_position = jnp.sum(mask, axis=-1, dtype=jnp.int32)
+        positions = jnp.maximum(jnp.cumsum(mask, axis=-1) - 1, 0)
+        seen = mask[:, None] & (places <= places[-num_last:, None])  # by the last tokens
+        of_nodes = None
+        if below is not None:
+            nodes, depths, visible = below
+            tokens = jnp.concatenate([tokens, nodes], axis=1)
+            positions = jnp.concatenate([positions, next_position[:, None] + depths - 1], axis=1)
+            of_nodes = seen_by_nodes(mask, visible)
+            seen = jnp.concatenate([jnp.pad(seen, ((0, 0), (0, 0), (0, visible.shape[-1]))), of_nodes], axis=1)
+        turn, num_read = self._rotation(positions, params), seen.shape[1]
 
         def step(hidden: Array, layer: Layer, _: None) -> tuple[Array, KeysValues]:
-            return self._layer(hidden, layer, turn, mask)
+            return self._layer(hidden, layer, turn, mask, of_nodes)
 
         def last_step(hidden: Array, layer: Layer) -> tuple[Array, KeysValues]:
             # The last layer's other tokens are only needed for keys and values.
             normed = self._norm(hidden, layer, "input_layernorm")
             own = self._keys_values(normed, layer, turn)
-            end = (turn[0][:, -num_last:], turn[1][:, -num_last:])
-            block = Block(own.keys, own.values, mask[:, None] & is_past)
-            mixed = attention(self._queries(normed[:, -num_last:], layer, end), [block], scale=self._scale)
-            return self._rest(hidden[:, -num_last:], mixed, layer), own
+            end = (turn[0][:, -num_read:], turn[1][:, -num_read:])
+            block = Block(own.keys, own.values, seen)
+            mixed = attention(self._queries(normed[:, -num_read:], layer, end), [block], scale=self._scale)
+            return self._rest(hidden[:, -num_read:], mixed, layer), own
 
-        hidden = self._embed(params, jnp.asarray(prompt.input_ids))
+        hidden = self._embed(params, tokens)
         if isinstance(layers, tuple):
             hidden, made = over_layers(step, hidden, layers[:-1])
             hidden, of_last = last_step(hidden, layers[-1])
             made = (*made, of_last)
         else:  # one of many: not worth a program of its own
             hidden, made = over_layers(step, hidden, layers)
-            hidden = hidden[:, -num_last:]
-        return hidden, Cache(made, mask, jnp.sum(mask, axis=-1, dtype=jnp.int32))
+            hidden = hidden[:, -num_read:]
+        return hidden, Cache(made, mask, next_position)
 
     def score(
         self,
@@ -329,13 +355,19 @@ class DecoderScorer:
         hidden: Float[Array, "batch tokens hidden"],
         layer: Layer,
         turn: Rotation,
-        mask: Bool[Array, "batch tokens"],
+        mask: Bool[Array, "batch prompt"],
+        of_nodes: Bool[Array, "batch nodes tokens"] | None = None,
     ) -> tuple[Float[Array, "batch tokens hidden"], KeysValues]:
-        """A layer over a prompt, and the keys and values that it keeps."""
+        """A layer over a prompt, and nodes after it if given what they see; also the keys and values that it keeps."""
         normed = self._norm(hidden, layer, "input_layernorm")
         own = self._keys_values(normed, layer, turn)
         mixed = causal_attention(
-            self._queries(normed, layer, turn), own.keys, own.values, mask=mask, scale=self._scale
+            self._queries(normed, layer, turn),
+            own.keys,
+            own.values,
+            mask=mask,
+            scale=self._scale,
+            of_nodes=of_nodes,
         )
         return self._rest(hidden, mixed, layer), own
 

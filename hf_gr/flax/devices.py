@@ -22,10 +22,10 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Key
 
 from .buckets import bucket
 from .decode import Decoded, DecodePlan, decode
+from .noise import Noise
 from .scorers import Params, Prompt, Scorer
 from .transition import DeviceCatalogue, DevicePart
 
@@ -108,7 +108,7 @@ def decode_on_mesh(
     catalogue: DeviceCatalogue,
     prompt: Prompt,
     plan: DecodePlan,
-    key: Key[Array, " batch"] | None = None,
+    noise: Noise | None = None,
 ) -> Decoded:
     """`decode` on several devices.
 
@@ -119,20 +119,20 @@ def decode_on_mesh(
         catalogue: the legal sequences of each row, `replicated` except for arrays with a batch axis.
         prompt: what each row begins with; D divides the number of rows: `num_rows_on`.
         plan: the options.
-        key: for the draws of every row.
+        noise: what is drawn comes from.
     """
     if mesh.shape[MODEL] > 1:
-        prompt, key = lax.with_sharding_constraint((prompt, key), NamedSharding(mesh, P(DATA)))
-        return decode(scorer, params, catalogue, prompt, plan, key)
+        prompt, noise = lax.with_sharding_constraint((prompt, noise), NamedSharding(mesh, P(DATA)))
+        return decode(scorer, params, catalogue, prompt, plan, noise)
     if plan.output_scores or plan.output_logits:  # of every level that any row needs
         plan = replace(plan, rows_axis=DATA)
-    given = (params, catalogue, prompt, plan, key)
+    given = (params, catalogue, prompt, plan, noise)
     rows = P(DATA)
     parts = [
         DevicePart(P(), P(), None if part.hidden is None else rows)  # pyright: ignore
         for part in (catalogue.base, catalogue.added)
     ]
-    specs = (P(), DeviceCatalogue(*parts, twins=P(), rule_of_row=rows), rows, P(), None if key is None else rows)  # pyright: ignore
+    specs = (P(), DeviceCatalogue(*parts, twins=P(), rule_of_row=rows), rows, P(), None if noise is None else rows)  # pyright: ignore
     run = jax.shard_map(partial(decode, scorer), mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)
     return run(*given)
 

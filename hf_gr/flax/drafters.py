@@ -9,7 +9,7 @@ Axes: B batch, K beams, N nodes of a draft, C children, W nodes of one of its le
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -25,9 +25,33 @@ from .tree import Nodes
 
 HEADROOM = 4  # of a draft's size over the average subtree below that many beams: beams favour large subtrees
 SMALLEST_DRAFT = 16
+STEPS = 8  # sizes of a draft from the root per doubling: all of it is there, so at most a ninth is padding
 
 
-def plan_sizes(nodes_per_level: Sequence[int], num_beams: int, *, budget: int) -> tuple[int, ...]:
+def plan_first(open_nodes: Iterable[int], num_beams: int, *, budget: int) -> tuple[int, int]:
+    """How many whole levels of the catalogue are scored together with the prompt, and the size of such a draft.
+
+    It holds the nodes of every request, and some more, so that one program serves while a catalogue changes.
+
+    Args:
+        open_nodes: nodes of the catalogue with children, by level from 1; read no further than needed.
+        num_beams: K.
+        budget: the largest draft; as many nodes a level as there are beams are always allowed.
+
+    Example:
+        >>> plan_first([91, 6300, 10500], 20, budget=512)
+        (1, 96)
+    """
+    num_levels, used, largest = 0, 0, 0
+    for number in open_nodes:
+        room = max(budget, used + num_beams)
+        if used + number > room:
+            break
+        num_levels, used, largest = num_levels + 1, used + number, room
+    return num_levels, min(bucket(used, least=SMALLEST_DRAFT, steps=STEPS), largest)
+
+
+def plan_sizes(nodes_per_level: Sequence[int], num_beams: int, *, budget: int, first: int = 1) -> tuple[int, ...]:
     """How many nodes a draft has, by the level of the live beams.
 
     Padding costs as much as other nodes, so sizes follow the catalogue's average number of nodes below as many beams,
@@ -39,27 +63,30 @@ def plan_sizes(nodes_per_level: Sequence[int], num_beams: int, *, budget: int) -
         nodes_per_level: nodes of the catalogue with 0 to L tokens.
         num_beams: K.
         budget: the largest draft; as many nodes a level as there are beams are always allowed.
+        first: the first level that the prefill does not decide.
 
     Returns:
-        For each level 0 to L - 1 the size; 0 where nothing is drafted: on the first level, which the prefill decides,
-        and on the last one, below which no node needs logits.
+        For each level 0 to L - 1 the size; 0 where nothing is drafted: on the levels that the prefill decides, and on
+        the last one, below which no node needs logits.
 
     Example:
         >>> beauty = [1, 91, 6539, 11172, 12023]
         >>> plan_sizes(beauty, 20, budget=512)
         (0, 512, 256, 0)
+        >>> plan_sizes(beauty, 20, budget=512, first=2)
+        (0, 0, 256, 0)
     """
     last = len(nodes_per_level) - 1
     expected, largest = [0.0] * last, [0] * last
-    for level in range(1, last - 1):
+    for level in range(first, last - 1):
         width = min(num_beams, nodes_per_level[level])
         for depth in range(level + 1, last):
             width *= nodes_per_level[depth] / nodes_per_level[depth - 1]
             expected[level] += width
         largest[level] = max(budget, num_beams * (last - 1 - level))
-    first = next((level for level in range(1, last - 1) if expected[level] <= largest[level]), last - 2)
+    fitting = next((level for level in range(first, last - 1) if expected[level] <= largest[level]), last - 2)
     sizes = [0] * last
-    start = max(first - 1, 1)
+    start = max(fitting - 1, first)
     for level in range(start, min(start + 2, last - 1)):
         wanted = max(int(HEADROOM * expected[level]), num_beams * (last - 1 - level))
         sizes[level] = min(bucket(wanted, least=SMALLEST_DRAFT), largest[level])
@@ -84,10 +111,12 @@ class TreeDrafter:
     The draft holds all legal continuations, so it is never rejected, and all levels are decided together.
 
     Attributes:
-        sizes: by level of the beams, nodes of a draft: see `plan_sizes`.
+        sizes: by level of the beams, nodes of a draft: see `plan_sizes`, for the root `plan_first`.
+        num_first: levels of a draft from the root: see `plan_first`.
     """
 
     sizes: tuple[int, ...]
+    num_first: int = 0
 
     def size(self, level: int) -> int:
         """See `Drafter.size`."""
@@ -106,7 +135,8 @@ class TreeDrafter:
         used, num_steps = jnp.int32(0), jnp.int32(0)
         depths = jnp.full(size, level + 1, dtype=jnp.int32)
         # Nothing follows the last level's tokens: they need no logits.
-        for depth in range(level + 1, catalogue.max_length):
+        end = level + 1 + self.num_first if not level else catalogue.max_length
+        for depth in range(level + 1, end):
             legal = children(states, catalogue, level=depth - 1)
             tokens, parents, states, width = _all_children(legal, places, catalogue, depth=depth, room=size)
             # After the levels above; each level's padding is overwritten by the next.
@@ -114,7 +144,7 @@ class TreeDrafter:
             filled = [_put(before, new, used) for before, new in zip(filled, made, strict=True)]
             places = num_beams + used + jnp.arange(tokens.shape[1], dtype=jnp.int32)
             used, num_steps = used + width, num_steps + (width > 0)
-            if depth + 1 < catalogue.max_length:
+            if depth + 1 < end:
                 depths = depths + (jnp.arange(size) >= used)
         return Nodes(*filled, depths=depths), num_steps, (used > 0) & (used <= size)
 

@@ -146,11 +146,22 @@ def causal_attention(
     keys: Float[Array, "batch heads tokens head_dim"],
     values: Float[Array, "batch heads tokens head_dim"],
     *,
-    mask: Bool[Array, "batch tokens"],
+    mask: Bool[Array, "batch prompt"],
     scale: float,
     bias: Float[Array, "heads groups tokens tokens"] | None = None,
+    of_nodes: Bool[Array, "batch nodes tokens"] | None = None,
 ) -> Float[Array, "batch tokens width"]:
-    """Attention of a prompt to itself: a token sees the real tokens up to itself."""
+    """Attention of a prompt to itself: a token sees the real tokens up to itself; then of nodes, if there are some.
+
+    Args:
+        queries: of the prompt, and of the nodes after it.
+        keys: of the same tokens.
+        values: of the same tokens.
+        mask: real tokens of the prompt.
+        scale: of scores, before their bias.
+        bias: added to scores; None for nothing.
+        of_nodes: what the nodes see: see `seen_by_nodes`.
+    """
     length = mask.shape[-1]
     step = max(QUERIES_AT_ONCE, -(-length // MAX_BLOCKS))
     parts = []
@@ -164,7 +175,18 @@ def causal_attention(
             None if bias is None else bias[..., start:end, :end],
         )
         parts.append(attention(queries[..., start:end, :], [block], scale=scale))
+    if of_nodes is not None:
+        block = Block(keys, values, of_nodes, None if bias is None else bias[..., length:, :])
+        parts.append(attention(queries[..., length:, :], [block], scale=scale))
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
+
+
+def seen_by_nodes(
+    mask: Bool[Array, "batch prompt"], visible: Bool[Array, "batch nodes nodes"]
+) -> Bool[Array, "batch nodes prompt_and_nodes"]:
+    """What nodes after a prompt see: its real tokens, and whom they see of each other."""
+    of_prompt = jnp.broadcast_to(mask[:, None], (*visible.shape[:2], mask.shape[-1]))
+    return jnp.concatenate([of_prompt, visible], axis=-1)
 
 
 def over_layers(

@@ -93,6 +93,12 @@ class Cache:
         """The depths of all slots once nodes of these depths follow those in use."""
         return depths if self.slot_depths is None else jnp.concatenate([self.slot_depths, depths])
 
+    def split(self, depths: Int[Array, " nodes"]) -> Cache:
+        """The same, where nodes of these depths have been computed as the prompt's last tokens."""
+        end = self.prompt_mask.shape[-1]
+        prompt = jax.tree.map(lambda array: array[..., :end, :], self.prompt)
+        return replace(self, prompt=prompt).grow(jax.tree.map(lambda array: array[..., end:, :], self.prompt), depths)
+
     def grow(self, suffix: Layered, depths: Int[Array, " nodes"]) -> Cache:
         """The cache with new nodes of these depths; `suffix` also has those in use."""
         return replace(self, suffix=suffix, slot_depths=self.depths_with(depths))
@@ -133,5 +139,25 @@ class Scorer(Protocol):
 
         Returns:
             The logits after each node (fp32), and the cache with the nodes.
+        """
+        ...
+
+
+@runtime_checkable
+class JointScorer(Scorer, Protocol):
+    """A scorer whose prefill may include nodes."""
+
+    def prefill_with(
+        self,
+        params: Params,
+        prompt: Prompt,
+        tokens: Int[Array, "batch nodes"],
+        depths: Int[Array, " nodes"],
+        visible: Bool[Array, "batch nodes nodes"],
+    ) -> tuple[Float[Array, "batch one_and_nodes vocab"], ScorerCache]:
+        """`prefill`, then `score` of nodes below the prompt, in one forward; arguments are theirs.
+
+        Returns:
+            The logits after the prompt, then those after each node (fp32), and the cache with the nodes.
         """
         ...

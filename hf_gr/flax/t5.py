@@ -27,6 +27,7 @@ from .layers import (
     linear,
     over_layers,
     rms_norm,
+    seen_by_nodes,
     to_heads,
     to_logits,
 )
@@ -199,6 +200,19 @@ class T5Scorer:
         hidden, cache = self._start(params, prompt)
         return self._logits(params, hidden[:, -1:])[:, 0], cache
 
+    def prefill_with(
+        self,
+        params: Params,
+        prompt: Prompt,
+        tokens: Int[Array, "batch nodes"],
+        depths: Int[Array, " nodes"],
+        visible: Bool[Array, "batch nodes nodes"],
+    ) -> tuple[Float[Array, "batch one_and_nodes vocab"], Cache]:
+        """See `JointScorer.prefill_with`: the nodes follow the decoder's first tokens."""
+        depths = jnp.asarray(depths, dtype=jnp.int32)
+        hidden, cache = self._start(params, prompt, below=(tokens, depths, visible))
+        return self._logits(params, hidden[:, cache.prompt_mask.shape[-1] - 1 :]), cache.split(depths)
+
     def hidden_states(self, params: Params, prompt: Prompt, *, num_last: int) -> Float[Array, "batch last hidden"]:
         """What the head reads of the decoder's last tokens, before scaling: the states after the final norm."""
         hidden, _ = self._start(params, prompt)
@@ -238,21 +252,27 @@ class T5Scorer:
         hidden, suffix = over_layers(step, params[EMBEDDING][tokens], params[DECODER], cache.by_layer())
         return self._logits(params, hidden), cache.grow(suffix, depths)
 
-    def _start(self, params: Params, prompt: Prompt) -> tuple[Float[Array, "batch start hidden"], Cache]:
-        """The decoder's first tokens, after an encoded prompt."""
+    def _start(
+        self, params: Params, prompt: Prompt, below: tuple[Array, Array, Array] | None = None
+    ) -> tuple[Float[Array, "batch start hidden"], Cache]:
+        """The decoder's first tokens, after an encoded prompt; nodes `below` by tokens, depths and who sees whom."""
         tokens = prompt.decoder_input_ids
         if tokens is None:
             raise ValueError("decoder_input_ids=None, expected what sequences of an encoder-decoder begin with")
         encoded, prompt_mask = self._encode(params, prompt), jnp.asarray(prompt.mask)
-        places = jnp.arange(tokens.shape[-1])
-        bias = self._bias(params, DECODER, places, places)
-        mask = jnp.ones(tokens.shape, dtype=bool)
+        mask, positions, of_nodes = jnp.ones(tokens.shape, dtype=bool), jnp.arange(tokens.shape[-1]), None
+        next_position = jnp.full(tokens.shape[:1], tokens.shape[-1], dtype=jnp.int32)
+        if below is not None:
+            nodes, depths, visible = below
+            positions = jnp.append(positions, tokens.shape[-1] + depths - 1)
+            tokens, of_nodes = jnp.concatenate([tokens, nodes], axis=1), seen_by_nodes(mask, visible)
+        bias = self._bias(params, DECODER, positions, positions)
 
         def step(hidden: Array, layer: Layer, _: None) -> tuple[Array, tuple[KeysValues, KeysValues]]:
             normed = self._norm(hidden, layer, "layer.0.layer_norm")
             own = self._keys_values(normed, layer, SELF)
             queries = self._queries(normed, layer, SELF)
-            mixed = causal_attention(queries, own.keys, own.values, mask=mask, scale=1.0, bias=bias)
+            mixed = causal_attention(queries, own.keys, own.values, mask=mask, scale=1.0, bias=bias, of_nodes=of_nodes)
             hidden = hidden + linear(mixed, layer, f"{SELF}.o")
             cross = self._keys_values(encoded, layer, CROSS)
             hidden = self._cross(hidden, layer, cross, prompt_mask)
@@ -260,7 +280,6 @@ class T5Scorer:
 
         hidden, made = over_layers(step, params[EMBEDDING][tokens], params[DECODER])
         own, cross = zip(*made, strict=True) if isinstance(params[DECODER], tuple) else made
-        next_position = jnp.full(tokens.shape[:1], tokens.shape[-1], dtype=jnp.int32)
         return hidden, Cache(own, mask, next_position, cross=cross, cross_mask=prompt_mask)
 
     def _encode(self, params: Params, prompt: Prompt) -> Float[Array, "batch tokens hidden"]:

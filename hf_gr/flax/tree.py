@@ -61,13 +61,19 @@ class Tree:
         """Tokens from the prompt to a node."""
         return self.ancestry.shape[-1]
 
-    def grow(self, parents: Int[Array, "batch nodes"]) -> Tree:
-        """One new node below each of `parents` (positions among the nodes of this tree)."""
-        batch_size, num_nodes = parents.shape
+    def grow(self, parents: Int[Array, "batch nodes"], slots: Int[Array, "batch nodes"] | None = None) -> Tree:
+        """One more node below each of `parents`.
+
+        Args:
+            parents: positions among the nodes of this tree.
+            slots: where the nodes are, if they have been scored before; None for the slots after those in use.
+        """
+        num_slots = self.num_slots
+        if slots is None:
+            num_slots += parents.shape[1]
+            slots = jnp.broadcast_to(jnp.arange(self.num_slots, num_slots, dtype=jnp.int32), parents.shape)
         inherited = along(self.ancestry, parents[..., None])
-        slots = jnp.arange(self.num_slots, self.num_slots + num_nodes, dtype=jnp.int32)
-        own = jnp.broadcast_to(slots[:, None], (batch_size, num_nodes, 1))
-        return Tree(jnp.concatenate([inherited, own], axis=-1), self.num_slots + num_nodes)
+        return Tree(jnp.concatenate([inherited, slots[..., None]], axis=-1), num_slots)
 
     def attention_mask(self) -> Bool[Array, "batch nodes slots"]:
         """Who sees whom after the prompt, which all nodes see: a node sees its ancestors and itself."""

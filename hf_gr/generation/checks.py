@@ -43,6 +43,10 @@ def check_config(config: Any) -> None:
             raise ValueError(f"{name}={value!r}, expected an int, 1 or more")
     if config.top_k is not None and not is_integer(config.top_k):
         raise ValueError(f"top_k={config.top_k!r}, expected an integer: omit it for transformers' default")
+    for name in ("pad_token_id", "bos_token_id", "decoder_start_token_id"):
+        token = getattr(config, name, None)
+        if isinstance(token, Real) and not is_integer(token):
+            raise ValueError(f"{name}={token!r}, expected a token id")
     penalty = config.length_penalty
     if config.num_beams > 1 and not (isinstance(penalty, Real) and math.isfinite(penalty)):
         raise ValueError(f"length_penalty={penalty!r}, expected a finite number: omit it for 1.0")

@@ -64,19 +64,31 @@ class GRGenerationConfig(GenerationConfig):
             - None: nothing, unless `generate` is given an `assistant_model`;
             - `"trie"`: the catalogue. Wherever the beams have at most `draft_token_budget` legal continuations, level
               by level, all of them are scored: nothing can be missing, so results are the same as without a draft.
-              Levels without alternatives are always included.
-            - `"auto"`: the same, where it pays. The first call with a given prompt shape measures a narrow and a wide
-              forward (about twelve forwards, once), for the cost of a forward and of a node. The plan is the cheapest
-              way down the levels, assuming the catalogue's average branching; if it gains nothing, nothing is
-              drafted. Where the beams' own subtree turns out too large, it is not drafted.
-            - `"assistant"`: the draft model `assistant_model`, by a beam search of its own over the same catalogue;
-              once the remaining levels fit the budget, the catalogue takes over.
+              Levels without alternatives are always included. The prompt's own forward scores the first levels that
+              fit.
+            - `"auto"`: whichever is the fastest of no draft, the catalogue, the checkpoint's draft head (if it fits
+              the catalogue) and `assistant_model` (if given); answers are the same. PyTorch only. The first call of a
+              kind measures a narrow and a wide forward (about twelve forwards, once), plans from them which levels the
+              catalogue should draft, and rules out what cannot gain. The next calls try the rest in turn: 4 calls each
+              if one is clearly the fastest, at most 33 each if they are close. Then one is kept, and nothing is
+              measured any more; `out.speculation.chosen` names it, and it is logged at level INFO. Calls are of one
+              kind if model, draft model, head, layout, and options are the same, and numbers and lengths of prompts,
+              beams and the catalogue's levels are within a factor of two. To have it decided ahead of traffic, call
+              `generate` on typical prompts until `chosen` is not None. With `verification="relaxed"`, where answers
+              depend on the draft, a given `assistant_model` always drafts, and a head never.
+            - `"assistant"`: the draft model `assistant_model`, which guesses the beams over the same catalogue and
+              spends its other nodes on likely misses; once the remaining levels fit the budget, the catalogue takes
+              over. Its first nodes are scored in the prompt's own forward: if all are right, there is no other one.
+              With relaxed verification it begins after the first level.
             - `"head"`: the checkpoint's draft head (`model.add_draft_head`), which continues from one prefill of the
               prompt and its placeholders. By default it also decides (`verification="catalogue"`, NEZHA): the model is
-              not called again. With `"strict"` or `"relaxed"` it drafts like a draft model.
+              not called again. With `"strict"` or `"relaxed"` it drafts like a draft model, after that prefill.
 
             Models that decode in transformers' loop, decoders in the batch layout (where every path has a copy of the
-            prompt), and `synced_gpus` decode without a draft, and log that once.
+            prompt), `synced_gpus`, and processors of transformers that keep state between levels (`guidance_scale`,
+            SynthID watermarks) decode without a draft, and log that once. Prompts that are given as embeddings or with
+            images, in chunks, or after a cache, are computed before anything is drafted. With a draft, rows go on by
+            themselves: logits processors and stopping criteria of your own must not keep state between calls.
         verification: how drafts are accepted: `"strict"`, results are the same as without a draft (AtSpeed-S);
             `"relaxed"`, sampling beams accept a drafted sample by the ratio of both models' probabilities (AtSpeed-R),
             which implies `do_sample`, and `top_k=0` unless `top_k` is set. With `drafting="head"` also, and by
@@ -84,8 +96,9 @@ class GRGenerationConfig(GenerationConfig):
             `"last_level"`, the paper's form: beams are unconstrained, each keeps its `num_beams` best tokens, and only
             complete sequences are checked, so fewer than requested may remain; and `"none"`, where answers need not be
             items. Both need sequences of one length. By default `"strict"`, with a head `"catalogue"`.
-            With as many draft beams as beams, relaxed answers are close to the model's own samples; with more, more
-            samples are accepted, and the answers move towards the draft model's (numbers: `hf_gr.torch.verifiers`).
+            Strict verification loses nothing when sampling, either: drafts follow the model's own noise (`seed`).
+            Relaxed answers are only close to the model's own samples: with as many draft beams as beams few drafts
+            are accepted, with more the answers move towards the draft model's (numbers: `hf_gr.torch.verifiers`).
         num_draft_beams: beams of the draft model or head, at least `num_beams`; by default twice as many, or as many
             if relaxed.
         draft_token_budget: the most nodes that the catalogue drafts for one forward, per row, less those that the

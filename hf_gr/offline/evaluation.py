@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
+from hf_gr.answering.decoding import useful_beams
+from hf_gr.answering.loading import input_device
 from hf_gr.torch.processes import Processes
 
-from .decoding import useful_beams
 from .job import Job, make_job
-from .loading import input_device
 from .measures import count_rows, time_users
 from .options import EVALUATE, takes_options
 from .run import run_job

@@ -13,6 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from hf_gr import __version__
+from hf_gr.answering.decoding import Decoder, useful_beams
+from hf_gr.answering.loading import (
+    fingerprint_tokenizer,
+    load_draft_model,
+    load_index,
+    load_model,
+    load_tokenizer,
+    prompt_room,
+)
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.fingerprints import fingerprint_index
 from hf_gr.files.tables import pa
@@ -21,15 +30,6 @@ from hf_gr.generation.torch.fingerprints import fingerprint_model
 from hf_gr.generation.torch.models import embeddings_of
 from hf_gr.torch.processes import Processes
 
-from .decoding import Decoder, useful_beams
-from .loading import (
-    fingerprint_tokenizer,
-    load_draft_model,
-    load_index,
-    load_model,
-    load_tokenizer,
-    prompt_room,
-)
 from .options import deciding_rows
 from .prompts import PromptMaker
 from .settings import NUM_BEAMS, Settings

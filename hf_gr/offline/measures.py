@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
+from hf_gr.answering.requests import Request
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.files.tables import pyarrow
 
 from .job import Job
 from .metrics import RankingTotals
-from .prompts import Request
 from .users import Users
 
 

@@ -12,30 +12,14 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+from hf_gr.answering.histories import join_tokens, latest_that_fit, tokens_of_items
+from hf_gr.answering.requests import Request
 from hf_gr.catalogue.snapshot import Snapshot
-from hf_gr.catalogue.trie import PADDING
 
 from .columns import UserColumns
 from .users import SKIPPING, Window, read_list
 
 TRUTHS = {"true": True, "1": True, "false": False, "0": False}
-
-
-@dataclass(frozen=True)
-class Request:
-    """The request of one user.
-
-    Attributes:
-        row: the user's, counted from the window's first.
-        tokens: of the prompt.
-        exclude: ids of items that must not be in the answer.
-        allowed: ids of the only items that may be in the answer; None for all.
-    """
-
-    row: int
-    tokens: list[int]
-    exclude: tuple[Any, ...] = ()
-    allowed: tuple[Any, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -113,14 +97,7 @@ class PromptMaker:
         name = self.columns.history
         assert name is not None
         histories = self._read_lists(window, name, problems, at_least=2 if self.leave_one_out else 1)
-        distinct = list(dict.fromkeys(chain.from_iterable(histories.values())))
-        is_known, sequences = self.snapshot.sequences_of(distinct)
-        endings = (PADDING, self.snapshot.eos_token_id)
-        tokens_of = {
-            item: [token for token in sequence if token not in endings]
-            for item, known, sequence in zip(distinct, is_known.tolist(), sequences.tolist(), strict=True)
-            if known
-        }
+        tokens_of = tokens_of_items(self.snapshot, chain.from_iterable(histories.values()))
         self._refuse_unknown(window, name, histories, tokens_of, problems)
         prompts: dict[int, list[int]] = {}
         for row, items in histories.items():
@@ -128,18 +105,13 @@ class PromptMaker:
                 continue
             if self.leave_one_out:
                 items, targets[row] = items[:-1], items[-1:]
-            left = self._room - len(self.prefix_tokens) - len(self.suffix_tokens)
-            latest: list[list[int]] = []
-            for item in reversed(items):
-                left -= len(tokens_of[item])
-                if left < 0:
-                    break
-                latest.append(tokens_of[item])
+            room = self._room - len(self.prefix_tokens) - len(self.suffix_tokens)
+            latest = latest_that_fit(items, tokens_of, room)
             if not latest:
                 problems[row] = window.problem(
                     name, row, items, f"its latest item to fit a prompt of {self._room} tokens: allow longer ones"
                 )
-            prompts[row] = [*self.prefix_tokens, *chain.from_iterable(reversed(latest)), *self.suffix_tokens]
+            prompts[row] = [*self.prefix_tokens, *join_tokens(latest, tokens_of), *self.suffix_tokens]
         return prompts
 
     def _from_tokens(self, window: Window, problems: dict[int, str]) -> dict[int, list[int]]:

@@ -33,7 +33,9 @@ OWN_OPTIONS = frozenset(
     "inputs input_ids attention_mask constraint_index exclude_items num_return_sequences return_dict_in_generate "
     "output_scores".split()
 )
-SAMPLING_OPTIONS = frozenset("temperature top_k top_p top_h min_p typical_p epsilon_cutoff eta_cutoff".split())
+SAMPLING_OPTIONS = frozenset(
+    "temperature top_k top_p top_h min_p typical_p epsilon_cutoff eta_cutoff seed generator".split()
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -114,8 +114,7 @@ def select(
     *,
     num_kept: int,
     dead_state: int,
-    do_sample: bool = False,
-    generator: torch.Generator | None = None,
+    noise: Float[Tensor, "batch beams children"] | None = None,
     picked: Int[Tensor, "batch kept"] | None = None,
 ) -> Beams:
     """Extend every beam by every legal child and keep the M best, or M drawn without replacement, in order of drawing.
@@ -126,21 +125,18 @@ def select(
         scores: cumulative score of each child, `-inf` where there is none.
         num_kept: M.
         dead_state: the state of a kept beam that does not exist.
-        do_sample: draw with probability proportional to `exp(score)` (the Gumbel top-k trick) instead.
-        generator: of the draws.
+        noise: Gumbel noise of each child: added to the scores, it draws with probability proportional to `exp(score)`
+            instead (the Gumbel top-k trick).
         picked: places among all children of a row, chosen elsewhere: those are kept instead. The place after the last
             one stands for none.
     """
     num_children = scores.shape[-1]
     flat = scores.flatten(1)
+    keys = flat if noise is None else flat + noise.flatten(1)
     size = flat.shape[-1]
     missing = max(num_kept - size, -size % BLOCK if size >= BLOCKS_FROM else 0, int(picked is not None))
-    flat = F.pad(flat, (0, missing), value=DEAD) if missing else flat
-    if picked is None:
-        keys = flat + gumbel_like(flat, generator) if do_sample else flat
-        chosen = top_places(keys, num_kept)
-    else:
-        chosen = picked
+    flat, keys = (F.pad(one, (0, missing), value=DEAD) if missing else one for one in (flat, keys))
+    chosen = top_places(keys, num_kept) if picked is None else picked
     kept_scores = flat.gather(1, chosen)
     # Padding comes after the last child; it is dead, so any position within range will do.
     chosen = chosen.clamp(max=size - 1) if missing else chosen
@@ -172,14 +168,13 @@ def choose(
     scores: Float[Tensor, "batch beams children"],
     *,
     dead_state: int,
-    do_sample: bool = False,
-    generator: torch.Generator | None = None,
+    noise: Float[Tensor, "batch beams children"] | None = None,
 ) -> Beams:
     """Extend every beam by its own best child, or by one drawn from its own children: beams do not compete.
 
     The arguments, and the meaning of a score of `-inf`, are those of `select`.
     """
-    keys = scores + gumbel_like(scores, generator) if do_sample else scores
+    keys = scores if noise is None else scores + noise
     best = keys.argmax(dim=-1, keepdim=True)
     parents = torch.arange(scores.shape[1], device=scores.device).expand(scores.shape[0], -1)
     tokens, states = candidates.take(parents, best[..., 0])
@@ -311,12 +306,6 @@ def update_may_improve(
     best_possible = per_length(beams.scores[:, :1], length, length_penalty=length_penalty, longest=longest)
     worst = finished.scores.min(dim=-1, keepdim=True).values
     return replace(finished, may_improve=finished.may_improve & (best_possible > worst))
-
-
-def gumbel_like(scores: Float[Tensor, "*shape"], generator: torch.Generator | None = None) -> Float[Tensor, "*shape"]:
-    """Gumbel noise: the k largest of `scores + noise` are k draws without replacement from `softmax(scores)`."""
-    # An exponential draw of exactly 0 would give `inf`, and NaN on a dead candidate.
-    return -torch.empty_like(scores).exponential_(generator=generator).clamp_min(torch.finfo(scores.dtype).tiny).log()
 
 
 def _stop(beams: Beams, ends: Bool[Tensor, "batch beams"]) -> Beams:

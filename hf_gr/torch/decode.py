@@ -1,21 +1,21 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The one loop: score, then accept, level by level. Knows no model beyond its scorer.
+"""The one loop: score, then decide, level by level. Knows no model beyond its scorer.
 
-Plain constrained beam search scores the live beams, level by level. With a drafter, a forward also scores nodes below
-them; levels whose beams are all among those nodes need no forward of their own.
+A forward scores the live beams of every row and, with a drafter, nodes below them; the first one scores the prompt,
+too. Levels whose beams are all among scored nodes are decided without another forward, and rows wait for no other.
 
 Fixed-length catalogues run without a single host synchronisation if nothing is drafted. Ragged ones and a user's
 stopping criteria synchronise once a level, to see whether anything is left to do; drafts synchronise for their size,
 and for whether they were accepted.
 
-Axes: B batch, K beams, C children, V vocabulary, P prompt, T generated tokens, R returned sequences a row.
+Axes: B batch, S some of its rows, K beams, C children, V vocabulary, T generated tokens, R returned sequences a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,80 +25,16 @@ from torch import Tensor
 from . import beam
 from .beam import Beams, Finished
 from .children import Children, ChildrenInColumns
+from .frontier import Frontier, Rows, by_level, in_order, per_field
+from .noise import PASSES, paths_of
+from .plan import DecodePlan, Processor
 from .scorers import Scorer
-from .speculation import Drafter, Lookahead, Speculation
-from .transition import DeviceCatalogue, children, is_leaf, mask_illegal, over_vocabulary
-from .verifiers import relaxed_places
+from .speculation import Drafter, Level, Lookahead, Speculation
+from .transition import DeviceCatalogue, is_leaf, mask_illegal, over_vocabulary
+from .tree import Nodes
+from .verifiers import locate, relaxed_places
 
 SCORES_AT_ONCE = 2**21  # log-probabilities computed together: a temporary of 8 MB
-
-# (sequences [rows, P + T], scores [rows, V]) -> scores
-Processor = Callable[[Any, Any], Tensor]
-
-
-@dataclass(frozen=True)
-class DecodePlan:
-    """The options of one call; names and meanings are transformers'.
-
-    Attributes:
-        prompt: the prompt's tokens, for processors and stopping criteria.
-        num_beams: K; 1 decodes every path on its own (greedy, or sampling).
-        num_return_sequences: R.
-        num_kept: candidates kept a level: K, plus spares to replace beams that end here.
-        do_sample: sample instead of taking the best.
-        length_penalty: exponent of the length that scores are divided by.
-        early_stopping: when a row with K complete sequences is done.
-        max_new_tokens: the longest sequence that the heuristic of `early_stopping="never"` assumes.
-        forces_end: whether the last of those tokens, the end token, is certain: transformers' `forced_eos_token_id`.
-        fill_token_id: what follows the end of a sequence.
-        missing_token_id: fills a row that has no sequence left; not `fill_token_id` if such a row would be a sequence
-            of the catalogue.
-        processors: logits processors before the constraint and after it; None if there are none, which saves all work
-            as wide as the vocabulary except the normalisation.
-        processor_width: paths a row that processors expect; None for as many as there are.
-        stopping_criteria: the user's own; sequences that meet them are complete.
-        output_scores: keep the processed scores of every level.
-        output_logits: keep the logits of every level.
-        exit_early: leave the loop once nothing can change; off where several processes must run equally many forwards.
-        is_relaxed: sampling beams accept drafted samples by relaxed verification; they compete even if there is only
-            one.
-        generator: the source of all draws; None for the device's own.
-    """
-
-    prompt: Int[Tensor, "batch prompt"]
-    num_beams: int
-    num_return_sequences: int
-    num_kept: int
-    do_sample: bool
-    length_penalty: float
-    early_stopping: bool | str
-    max_new_tokens: int
-    fill_token_id: int
-    missing_token_id: int
-    forces_end: bool = False
-    processors: tuple[Processor, Processor] | None = None
-    processor_width: int | None = None
-    stopping_criteria: Callable[[Tensor], Tensor] | None = None
-    output_scores: bool = False
-    output_logits: bool = False
-    exit_early: bool = True
-    is_relaxed: bool = False
-    generator: torch.Generator | None = None
-
-    @property
-    def is_beam_search(self) -> bool:
-        """Whether the paths of a row compete."""
-        return self.num_beams > 1 or self.is_relaxed
-
-    @property
-    def width(self) -> int:
-        """Paths a row."""
-        return max(self.num_beams, self.num_return_sequences)
-
-    def full_sequences(self, sequences: Int[Tensor, "batch beams length"]) -> Int[Tensor, "rows full_length"]:
-        """Prompt and generated tokens, one row a path."""
-        prompt = self.prompt[:, None].expand(-1, sequences.shape[1], -1)
-        return torch.cat([prompt, sequences], dim=-1).flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -126,7 +62,7 @@ def decode(scorer: Scorer, catalogue: DeviceCatalogue, plan: DecodePlan, drafter
     """Decode the best legal sequences of a batch.
 
     Args:
-        scorer: over a prefilled prompt; this call uses it up.
+        scorer: over the prompt; this call uses it up.
         catalogue: the legal sequences of each row, on the scorer's device.
         plan: the options.
         drafter: proposes nodes to score ahead; the result does not depend on it, unless the plan is relaxed.
@@ -136,41 +72,152 @@ def decode(scorer: Scorer, catalogue: DeviceCatalogue, plan: DecodePlan, drafter
 
     Source: STATIC, algorithm 1, with candidates scored before any truncation; AtSpeed, algorithms 1 and 2.
     """
-    lookahead = Lookahead(scorer, drafter, dead_state=catalogue.dead_state)
-    batch_size, device = scorer.prompt_logits.shape[0], scorer.prompt_logits.device
-    # Equal beams need not be scored K times, unless a processor expects K rows.
-    width = plan.width if plan.processors is not None or not plan.is_beam_search else 1
-    beams = Beams.start(batch_size, width, device, independent=not plan.is_beam_search)
-    finished = Finished.none_yet(batch_size, plan.width, catalogue.max_length, device)
-    dead = torch.tensor(beam.DEAD, device=device)  # a plain number would become a tensor at every level
-    step_scores: list[Tensor] = []
-    step_logits: list[Tensor] = []
-
-    for level in range(catalogue.max_length):
-        legal = children(beams.states, catalogue, level=level)
-        logits = lookahead.logits(beams, legal, level=level)
-        scores = child_scores(logits, in_columns(legal, scorer, level=level), beams, plan)
-        if plan.output_scores:
-            step_scores.append(over_vocabulary(scores, legal, logits.shape[-1]))
-        if plan.output_logits:
-            step_logits.append(logits.float())
-        del logits  # as wide as the vocabulary, and the next ones are about to be allocated
-        scores = torch.where(legal.legal, beams.scores[..., None] + scores, dead)
-        picked = None
-        if plan.is_relaxed and (samples := lookahead.samples) is not None:
-            picked = relaxed_places(
-                legal, scores, samples, lookahead.places, num_kept=plan.num_kept, generator=plan.generator
-            )
-        beams, finished = accept(beams, finished, legal, scores, catalogue, plan, level=level, picked=picked)
-        if level + 1 < catalogue.max_length and _nothing_left(beams, finished, catalogue, plan):
-            break
-
+    search = _Search(scorer, Rows(tuple(range(len(plan.prompt))), catalogue, plan), drafter)
+    waiting = [Frontier.start(search.batch)]
+    while waiting:
+        scored = search.lookahead.score(waiting)
+        waiting = search.still_needed(left for part in scored for left in search.advance(*part))
     return Decoded(
-        *_best(finished, plan, crop=catalogue.is_ragged or plan.stopping_criteria is not None),
-        step_scores=_per_path(step_scores, plan) if plan.output_scores else None,
-        step_logits=_per_path(step_logits, plan) if plan.output_logits else None,
-        speculation=lookahead.speculation,
+        *_best(search.finished, plan, crop=catalogue.is_ragged or plan.stopping_criteria is not None),
+        step_scores=search.steps("scores") if plan.output_scores else None,
+        step_logits=search.steps("logits") if plan.output_logits else None,
+        speculation=search.lookahead.speculation,
     )
+
+
+class _Search:
+    """Decides levels as far as they are scored. Serves one call.
+
+    Args:
+        scorer: the model.
+        batch: all rows.
+        drafter: proposes nodes to score ahead.
+    """
+
+    def __init__(self, scorer: Scorer, batch: Rows, drafter: Drafter | None) -> None:
+        plan, catalogue = batch.plan, batch.catalogue
+        self.scorer = scorer
+        self.batch = batch
+        self.lookahead = Lookahead(scorer, drafter, batch)
+        self.may_close = plan.exit_early and (catalogue.is_ragged or plan.stopping_criteria is not None)
+        # Without a draft all rows need equally many forwards; outputs of a level have all rows.
+        self.rows_leave = drafter is not None and not plan.keeps_steps
+        self.dead = torch.tensor(beam.DEAD, device=catalogue.device)  # a plain number would become one at every level
+        self.ended: list[Frontier] = []
+        self.deepest = 0  # the level that all rows decide if they do not leave
+        self.kept: list[tuple[str, int, tuple[int, ...], Tensor]] = []  # what is kept of levels, by name and level
+
+    def advance(self, frontier: Frontier, levels: Sequence[Level]) -> Iterator[Frontier]:
+        """Decide levels while the beams of a row are among the scored nodes; gives the rows that need a forward."""
+        for number in range(len(levels)):
+            places = None  # of the beams among the scored nodes; None if each is its own
+            if number:
+                nodes = levels[number].nodes
+                assert nodes is not None
+                places, found = locate(frontier.beams, nodes)
+                # Only a draft that may lack a node needs this check, which synchronises.
+                if not nodes.is_complete and not all(flags := found.tolist()):
+                    yield frontier.where([not flag for flag in flags])
+                    frontier, levels = _narrowed(frontier, levels, flags)
+                    if not frontier.rows.numbers:
+                        return
+                    nodes, places = levels[number].nodes, places[found]
+                self.lookahead.accept(frontier, nodes, places)
+            below = levels[number + 1].nodes if number + 1 < len(levels) else None
+            if frontier.is_open:
+                self.deepest = max(self.deepest, frontier.level + 1)
+            frontier = self._decide(frontier, levels[number], places, below)
+            if frontier.level == self.batch.catalogue.max_length:
+                self.ended.append(frontier)
+                return
+            if self.may_close:
+                frontier, levels = self._close(frontier, levels)
+                if not frontier.rows.numbers:
+                    return
+        yield frontier
+
+    def still_needed(self, frontiers: Iterable[Frontier]) -> list[Frontier]:
+        """The frontiers that need a forward, one a level; none if nothing can change any more."""
+        waiting = by_level(frontiers)
+        if any(frontier.is_open or frontier.level < self.deepest for frontier in waiting):
+            return waiting
+        self.ended += waiting
+        return []
+
+    @property
+    def finished(self) -> Finished:
+        """The result of all rows."""
+        numbers = [frontier.rows.numbers for frontier in self.ended]
+        return per_field(lambda *parts: in_order(numbers, parts), *(frontier.finished for frontier in self.ended))
+
+    def steps(self, name: str) -> tuple[Tensor, ...]:
+        """What was kept of every level, one row a path; the first step of a plain beam search is that of all paths."""
+        found = []
+        for level in range(self.deepest):
+            parts = [(rows, values) for kind, at, rows, values in self.kept if (kind, at) == (name, level)]
+            step = in_order([rows for rows, _ in parts], [values for _, values in parts])
+            found.append(step.expand(-1, self.batch.plan.width, -1).flatten(0, 1))
+        return tuple(found)
+
+    def _decide(
+        self, frontier: Frontier, scored: Level, places: Int[Tensor, "some beams"] | None, below: Nodes | None
+    ) -> Frontier:
+        """Decide one level.
+
+        Args:
+            frontier: the beams.
+            scored: nodes of their level with their logits.
+            places: of the beams among those; None if each is its own.
+            below: what was drafted below the nodes.
+        """
+        beams, legal, rows, level = frontier.beams, frontier.legal, frontier.rows, frontier.level
+        plan, logits = rows.plan, scored.logits
+        if scored.nodes is None:  # the root
+            logits, places = logits.expand(-1, beams.scores.shape[1], -1), torch.zeros_like(beams.states)
+        elif places is not None:
+            logits = logits.gather(1, places[..., None].expand(-1, -1, logits.shape[-1]))
+        scores = child_scores(logits, in_columns(legal, self.scorer, level=level), beams, plan)
+        if plan.output_scores:
+            self.kept.append(("scores", level, rows.numbers, over_vocabulary(scores, legal, logits.shape[-1])))
+        if plan.output_logits:
+            self.kept.append(("logits", level, rows.numbers, logits.float()))
+        del logits  # as wide as the vocabulary, and the next ones are about to be allocated
+        scores = torch.where(legal.legal, beams.scores[..., None] + scores, self.dead)
+        picked = None
+        if plan.is_relaxed and below is not None and below.log_probs is not None:
+            assert plan.noise is not None
+            picked = relaxed_places(
+                legal,
+                scores,
+                below,
+                places,
+                num_kept=plan.num_kept,
+                uniform=plan.noise.stream(PASSES).uniform(beams, legal),
+                gumbel=plan.noise.gumbel(beams, legal),
+            )
+        beams, finished = accept(
+            beams, frontier.finished, legal, scores, rows.catalogue, plan, level=level, picked=picked
+        )
+        parents = beams.parents if places is None else places.gather(1, beams.parents)
+        return Frontier(self.batch, rows, level + 1, beams, finished, parents + scored.start, frontier.is_open)
+
+    def _close(self, frontier: Frontier, levels: Sequence[Level]) -> tuple[Frontier, Sequence[Level]]:
+        """The rows that can still change, or all of them if they do not leave; synchronises."""
+        flags = _can_change(frontier.beams, frontier.finished, self.batch.plan).tolist()
+        if not self.rows_leave:
+            frontier = replace(frontier, is_open=any(flags))
+        elif not all(flags):
+            self.ended.append(frontier.where([not flag for flag in flags]))
+            return _narrowed(frontier, levels, flags)
+        return frontier, levels
+
+
+def _narrowed(frontier: Frontier, levels: Sequence[Level], flags: Sequence[bool]) -> tuple[Frontier, Sequence[Level]]:
+    """The rows with a flag, and what was scored of them."""
+    kept = torch.tensor(
+        [row for row, flag in enumerate(flags) if flag], dtype=torch.long, device=frontier.parents.device
+    )
+    return frontier.where(flags), [level.of_rows(kept) for level in levels] if len(kept) else []
 
 
 def in_columns(legal: Children, scorer: Scorer, *, level: int) -> Children:
@@ -228,27 +275,31 @@ def _in_groups(
 
     transformers' processors store the padding of every row, and a draft has more rows than the model it drafts for.
     """
-    batch_size, num_beams = scores.shape[:2]
-    sequences = plan.full_sequences(beams.sequences).unflatten(0, (batch_size, num_beams))
-    width = plan.processor_width or num_beams
+    num_beams = scores.shape[1]
+    sequences, width = beams.sequences, plan.processor_width or num_beams
     if width == num_beams:
-        return _processed(processor, sequences, scores)
+        return _processed(processor, sequences, scores, plan)
     places = torch.arange(-(-num_beams // width) * width, device=scores.device) % num_beams
-    groups = [_processed(processor, sequences[:, group], scores[:, group]) for group in places.split(width)]
+    groups = [_processed(processor, sequences[:, group], scores[:, group], plan) for group in places.split(width)]
     return torch.cat(groups, dim=1)[:, :num_beams]
 
 
 def _processed(
-    processor: Processor, sequences: Int[Tensor, "batch beams length"], scores: Float[Tensor, "batch beams vocab"]
+    processor: Processor,
+    sequences: Int[Tensor, "batch beams length"],
+    scores: Float[Tensor, "batch beams vocab"],
+    plan: DecodePlan,
 ) -> Float[Tensor, "batch beams vocab"]:
-    given = scores.flatten(0, 1)
-    processed = processor(sequences.flatten(0, 1), given)
-    if getattr(processed, "shape", None) != given.shape:
-        found = list(processed.shape) if isinstance(processed, Tensor) else type(processed).__name__
-        raise ValueError(
-            f"logits_processor returned {found}, expected scores of the shape that it got, {list(given.shape)}"
-        )
-    return processed.unflatten(0, scores.shape[:2])
+    def checked(full: Tensor, given: Tensor) -> Tensor:
+        processed = processor(full, given)
+        if getattr(processed, "shape", None) != given.shape:
+            found = list(processed.shape) if isinstance(processed, Tensor) else type(processed).__name__
+            raise ValueError(
+                f"logits_processor returned {found}, expected scores of the shape that it got, {list(given.shape)}"
+            )
+        return processed
+
+    return plan.apply(checked, sequences, scores)
 
 
 def accept(
@@ -264,11 +315,10 @@ def accept(
 ) -> tuple[Beams, Finished]:
     """Decide one level: extend the beams (by `picked`, if given), and move complete ones to the finished."""
     may_end = catalogue.has_leaves[level] or plan.stopping_criteria is not None
-    how: dict[str, Any] = {
-        "dead_state": catalogue.dead_state,
-        "do_sample": plan.do_sample,
-        "generator": plan.generator,
-    }
+    how: dict[str, Any] = {"dead_state": catalogue.dead_state}
+    if plan.do_sample and picked is None:
+        assert plan.noise is not None, "samples are drawn from noise"
+        how["noise"] = plan.noise.gumbel(beams, legal, paths=None if plan.is_beam_search else paths_of(beams))
     if not plan.is_beam_search:
         kept = beam.choose(beams, legal, scores, **how)
         return (
@@ -308,20 +358,17 @@ def _ends(kept: Beams, catalogue: DeviceCatalogue, plan: DecodePlan, *, level: i
     ends = is_leaf(kept.states, catalogue, level=level + 1)
     if plan.stopping_criteria is None:
         return ends
-    stopped = plan.stopping_criteria(plan.full_sequences(kept.sequences))
-    return ends | stopped.unflatten(0, ends.shape)
+    return ends | plan.apply(plan.stopping_criteria, kept.sequences)
 
 
-def _nothing_left(beams: Beams, finished: Finished, catalogue: DeviceCatalogue, plan: DecodePlan) -> bool:
-    """Whether no row can change any more; synchronises, but only where sequences can end early."""
-    if not plan.exit_early or not (catalogue.is_ragged or plan.stopping_criteria is not None):
-        return False
-    open_rows = (beams.scores > beam.DEAD).any(dim=-1, keepdim=True)
+def _can_change(beams: Beams, finished: Finished, plan: DecodePlan) -> Bool[Tensor, " batch"]:
+    """Which rows can still change."""
+    is_open = (beams.scores > beam.DEAD).any(dim=-1, keepdim=True)
     if plan.is_beam_search:
-        open_rows = open_rows & finished.may_improve
+        is_open = is_open & finished.may_improve
         if plan.early_stopping is True:
-            open_rows = open_rows & ~finished.is_full
-    return not bool(open_rows.any())
+            is_open = is_open & ~finished.is_full
+    return is_open[:, 0]
 
 
 def _best(
@@ -340,8 +387,3 @@ def _best(
         scores = beam.true_scores(scores, length_penalty=plan.length_penalty, longest=longest)
     length = max(int(there.sum(-1).max()), 1) if crop else there.shape[-1]
     return sequences.flatten(0, 1)[:, :length], scores.flatten(), beam_indices[:, :length]
-
-
-def _per_path(steps: list[Tensor], plan: DecodePlan) -> tuple[Tensor, ...]:
-    """One row a path for every level; the first step of a plain beam search is the same for all paths."""
-    return tuple(step.expand(-1, plan.width, -1).flatten(0, 1) for step in steps)

@@ -31,6 +31,7 @@ from hf_gr.files.facts import HeadFacts
 from hf_gr.files.hub_mixin import HubMixin
 
 from .head_cells import CELLS
+from .scorers import Depth
 from .tree import Nodes
 
 IGNORED = -100  # of a label that ends before the last level: transformers' own
@@ -256,26 +257,33 @@ class HeadScorer:
     def __init__(
         self, head: DraftHead, hidden: Float[Tensor, "batch positions hidden"], *, vocab_size: int | None = None
     ) -> None:
-        self.takes_levels = True
+        self.takes_levels, self.takes_prompt = True, False
         self.num_forwards = 0
         self.columns: Callable[..., Tensor] | None = head.columns if vocab_size is None else None
         self.head = head
         self.hidden = hidden
         self.vocab_size = vocab_size
-        self.states: list[Float[Tensor, "batch _ hidden"]] = [hidden[:, :1]]  # by depth: of the nodes scored last
-        self.prompt_logits = self._logits(self.states[0], level=0)
+        self.states = hidden[:, :1]  # of the nodes scored last
 
-    def score(self, levels: Sequence[Nodes], *, depth: int) -> list[Float[Tensor, "batch _ codes"]]:
-        """See `Scorer.score`."""
-        del self.states[depth:]
-        logits = []
+    def begin(self, levels: Sequence[Nodes] = ()) -> list[Float[Tensor, "batch _ codes"]]:
+        """See `Scorer.begin`; no levels."""
+        return [self._logits(self.states, level=0)]
+
+    def score(self, levels: Sequence[Nodes], *, depth: Depth) -> list[Float[Tensor, "batch _ codes"]]:
+        """See `Scorer.score`; all rows have one depth."""
+        assert isinstance(depth, int)
+        logits, states, above = [], [], self.states
         for level, nodes in enumerate(levels, start=depth):
-            above = self.states[-1]
-            parents = nodes.parents.clamp(max=above.shape[1] - 1)  # on the first level all are the prompt
-            state = above.gather(1, parents[..., None].expand(-1, -1, above.shape[-1]))
-            self.states.append(self.head.advance(state, nodes.tokens, level=level - 1))
-            logits.append(self._logits(self.states[-1], level=level))
+            state = above.gather(1, nodes.parents[..., None].expand(-1, -1, above.shape[-1]))
+            above = self.head.advance(state, nodes.tokens, level=level - 1)
+            states.append(above)
+            logits.append(self._logits(above, level=level))
+        self.states = torch.cat(states, dim=1)
         return logits
+
+    def keep(self, rows: Int[Tensor, " some"]) -> None:
+        """See `Scorer.keep`."""
+        self.hidden, self.states = self.hidden[rows], self.states[rows]
 
     def _logits(self, state: Float[Tensor, "batch nodes hidden"], *, level: int) -> Float[Tensor, "batch nodes _"]:
         logits = self.head.logits(state, self.hidden, level=level)

@@ -8,6 +8,7 @@ Axes: B batch, K beams, N nodes of a level, C children.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -18,8 +19,11 @@ from torch import Tensor
 from . import beam
 from .beam import Beams
 from .children import Children
-from .decode import DecodePlan, child_scores, in_columns
+from .decode import child_scores, in_columns
+from .frontier import Frontier
+from .noise import DRAFTS, paths_of
 from .scorers import Scorer
+from .speculation import Part
 from .transition import DeviceCatalogue, children, is_leaf
 from .tree import Nodes
 
@@ -27,7 +31,8 @@ from .tree import Nodes
 def nodes_of(beams: Beams) -> list[Nodes]:
     """All tokens of every beam as nodes, one chain a beam: what a scorer over the prompt still has to read."""
     own = torch.arange(beams.scores.shape[1], device=beams.scores.device).expand(beams.scores.shape)
-    return [Nodes(tokens, own, beams.states) for tokens in beams.sequences.unbind(dim=-1)]
+    first, *others = beams.sequences.unbind(dim=-1)
+    return [Nodes(first, torch.zeros_like(own), beams.states), *(Nodes(one, own, beams.states) for one in others)]
 
 
 def open_children(legal: Children, catalogue: DeviceCatalogue, *, depth: int) -> Bool[Tensor, "batch above children"]:
@@ -42,64 +47,171 @@ def open_children(legal: Children, catalogue: DeviceCatalogue, *, depth: int) ->
 
 
 class Assistant:
-    """A draft model, whose beam search of width N over the same catalogue proposes nodes.
+    """A draft model, which searches the catalogue for what the target's beams will be.
 
     It continues from the target's beams and their scores: only what follows is guessed.
 
     Args:
-        new_scorer: makes a scorer over the prompt; called for every draft.
-        plan: the search: N beams, the best or sampled.
+        new_scorer: makes a scorer over the prompts; called for every draft.
+        num_beams: N.
         num_steps: levels of a draft (AtSpeed's gamma).
-
-    Source: AtSpeed, equation 1.
+        first_level: where it can begin: below the prompt, or only after it.
     """
 
-    def __init__(self, new_scorer: Callable[[], Scorer], plan: DecodePlan, *, num_steps: int) -> None:
+    def __init__(
+        self, new_scorer: Callable[[], Scorer], *, num_beams: int, num_steps: int, first_level: int = 0
+    ) -> None:
         self.new_scorer = new_scorer
-        self.plan = plan
+        self.num_beams = num_beams
         self.num_steps = num_steps
+        self.first_level = first_level
         self.num_forwards = 0
 
-    def draft(self, beams: Beams, legal: Children, catalogue: DeviceCatalogue, *, level: int) -> Iterator[Nodes]:
+    def draft(self, frontier: Frontier, whole: Sequence[int] = ()) -> Iterator[Nodes]:
         """The nodes, level by level; each forward runs when its level is requested.
 
         Args:
-            beams: the target's beams, with scores that compete.
-            legal: their children.
-            catalogue: the catalogue.
-            level: tokens of each beam.
+            frontier: the target's beams.
+            whole: for the first levels how many nodes they have, where all of them are wanted.
         """
-        plan, scorer = self.plan, self.new_scorer()
-        dead = torch.tensor(beam.DEAD, device=beams.scores.device)
-        pending, first = nodes_of(beams), 1
-        for depth in range(level + 1, level + 1 + self.num_steps):
-            logits = self._score(scorer, pending, depth=first)
-            # Samples are drawn from all children. Among the best, one that ends would displace one that continues.
-            may = legal.legal if plan.do_sample else open_children(legal, catalogue, depth=depth)
-            own = child_scores(logits, in_columns(legal, scorer, level=depth - 1), beams, plan)
-            scores = torch.where(may, beams.scores[..., None] + own, dead)
-            beams = beam.select(
-                beams,
-                legal,
-                scores,
-                num_kept=plan.num_kept,
-                dead_state=catalogue.dead_state,
-                do_sample=plan.do_sample,
-                generator=plan.generator,
-            )
-            nodes = Nodes(beams.tokens, beams.parents, beams.states)
-            if plan.do_sample:
-                total = scores.flatten(1).logsumexp(dim=-1)[:, None, None]
-                nodes = replace(nodes, log_probs=torch.where(total > beam.DEAD, scores - total, dead))
-            yield nodes
-            legal = children(beams.states, catalogue, level=depth)
-            pending, first = [nodes], depth
+        beams, level, which = frontier.beams, frontier.level, frontier.rows.plan.rows
+        scorer = self.new_scorer()
+        logits = scorer.begin()[0]
+        if which is not None:
+            scorer.keep(which)
+            logits = logits[which]
+        if level:
+            logits = self._score(scorer, nodes_of(beams), depth=1)
+        search = (Samples if frontier.rows.plan.is_relaxed else Guesses)(frontier, scorer)
+        nodes, first = None, beams.scores.shape[1] * max(level - 1, 0)  # of the beams among all nodes of the forward
+        for depth, number in enumerate([*whole, *[self.num_beams] * self.num_steps], start=level + 1):
+            if nodes is not None:
+                logits, first = self._score(scorer, [nodes], depth=depth - 1), 0
+            logits = logits.expand(-1, search.nodes.scores.shape[1], -1)
+            nodes = search.step(logits, depth=depth, number=number)
+            yield nodes  # to be verified, whole levels, too: a processor may have ruled out some of the draft's
+            above = nodes.parents + first if depth > 1 else torch.zeros_like(nodes.parents)  # of the root
+            nodes = replace(nodes, parents=above)
 
-    def _score(self, scorer: Scorer, levels: Sequence[Nodes], *, depth: int) -> Float[Tensor, "batch nodes vocab"]:
+    def _score(self, scorer: Scorer, levels: Sequence[Nodes], *, depth: int) -> Float[Tensor, "some nodes vocab"]:
         before = scorer.num_forwards
         logits = scorer.score(levels, depth=depth)[-1]
         self.num_forwards += scorer.num_forwards - before
         return logits
+
+
+class DraftSearch(ABC):
+    """A search by a draft model's scores, one level after the other.
+
+    Args:
+        frontier: where it begins.
+        scorer: the draft model.
+    """
+
+    def __init__(self, frontier: Frontier, scorer: Scorer) -> None:
+        plan = frontier.rows.plan
+        self.plan = replace(plan, stopping_criteria=None, processor_width=plan.width)
+        self.catalogue = frontier.rows.catalogue
+        self.scorer = scorer
+        self.nodes = frontier.beams  # of the last level
+        self.dead = torch.tensor(beam.DEAD, device=self.nodes.scores.device)
+
+    @abstractmethod
+    def step(self, logits: Float[Tensor, "some nodes vocab"], *, depth: int, number: int) -> Nodes:
+        """The nodes of the next level.
+
+        Args:
+            logits: after the nodes of the last one.
+            depth: tokens of each new node.
+            number: N.
+        """
+
+    def children(
+        self, logits: Float[Tensor, "some nodes vocab"], *, depth: int
+    ) -> tuple[Children, Float[Tensor, "some nodes children"]]:
+        """The children of the last level's nodes, and their cumulative scores."""
+        legal = children(self.nodes.states, self.catalogue, level=depth - 1)
+        own = child_scores(logits, in_columns(legal, self.scorer, level=depth - 1), self.nodes, self.plan)
+        return legal, torch.where(legal.legal, self.nodes.scores[..., None] + own, self.dead)
+
+
+class Samples(DraftSearch):
+    """N samples without replacement, in drawing order, with the probabilities that they were drawn with.
+
+    Source: AtSpeed, section 3.2.
+    """
+
+    def step(self, logits: Float[Tensor, "some nodes vocab"], *, depth: int, number: int) -> Nodes:
+        """See `DraftSearch.step`."""
+        legal, scores = self.children(logits, depth=depth)
+        assert self.plan.noise is not None
+        noise = self.plan.noise.stream(DRAFTS).gumbel(self.nodes, legal)
+        dead_state = self.catalogue.dead_state
+        nodes = beam.select(self.nodes, legal, scores, num_kept=number, dead_state=dead_state, noise=noise)
+        self.nodes = nodes
+        total = scores.flatten(1).logsumexp(dim=-1)[:, None, None]
+        log_probs = torch.where(total > beam.DEAD, scores - total, self.dead)
+        return Nodes(nodes.tokens, nodes.parents, nodes.states, log_probs=log_probs)
+
+
+class Guesses(DraftSearch):
+    """What the target's beams will be if it scores as the draft does, and the N - K most likely misses.
+
+    The first K nodes follow the target's own rule: from K beams, with its noise if it samples. Any other node lacks
+    something to be among them: what the worst of them is ahead of it, or what a node above it lacks, if that is more.
+    Those that lack least are taken.
+
+    Source: AtSpeed, equation 1, where all N beams compete on every level: children of nodes that the target does not
+    continue from displace there those that it chooses among.
+    """
+
+    def __init__(self, frontier: Frontier, scorer: Scorer) -> None:
+        super().__init__(frontier, scorer)
+        self.lacks = torch.zeros_like(self.nodes.scores)  # in log-probability; none for what the beams would be
+        self.paths = paths_of(self.nodes)
+
+    def step(self, logits: Float[Tensor, "some nodes vocab"], *, depth: int, number: int) -> Nodes:
+        """See `DraftSearch.step`."""
+        legal, scores = self.children(logits, depth=depth)
+        is_open = open_children(legal, self.catalogue, depth=depth)
+        lacks = torch.maximum(self._lacks(legal, scores, is_open), self.lacks[..., None])
+        lacks = torch.where(is_open & (scores > beam.DEAD), lacks, torch.inf).flatten(1)
+        least, picked = lacks.topk(min(number, lacks.shape[1]), largest=False)
+        picked = torch.where(least < torch.inf, picked, lacks.shape[1])
+        dead_state = self.catalogue.dead_state
+        nodes = beam.select(self.nodes, legal, scores, num_kept=picked.shape[1], dead_state=dead_state, picked=picked)
+        self.nodes, self.lacks, self.paths = nodes, least, self.paths.gather(1, nodes.parents)
+        return Nodes(nodes.tokens, nodes.parents, nodes.states)
+
+    def _lacks(
+        self,
+        legal: Children,
+        scores: Float[Tensor, "some nodes children"],
+        is_open: Bool[Tensor, "some nodes children"],
+    ) -> Float[Tensor, "some nodes children"]:
+        """What each child lacks to be chosen, if the node above it is a beam."""
+        plan, keys = self.plan, scores
+        if plan.do_sample:
+            assert plan.noise is not None
+            paths = None if plan.is_beam_search else self.paths
+            keys = scores + plan.noise.gumbel(self.nodes, legal, paths=paths)
+        if not plan.is_beam_search:
+            return keys.amax(dim=-1, keepdim=True) - keys
+        of_beams = is_open & (self.lacks <= 0)[..., None]
+        if not plan.do_sample:
+            return _nth(torch.where(of_beams, scores, self.dead), plan.num_beams) - scores
+        # More are drawn than there are beams, and the best of those continue.
+        drawn = _nth(torch.where((self.lacks <= 0)[..., None], keys, self.dead), plan.num_kept)
+        best = _nth(torch.where(of_beams & (keys >= drawn), scores, self.dead), plan.num_beams)
+        return torch.maximum(drawn - keys, best - scores)
+
+
+def _nth(values: Float[Tensor, "some nodes children"], number: int) -> Float[Tensor, "some 1 1"]:
+    """The n-th largest value of every row, `-inf` if there are fewer."""
+    flat = values.flatten(1)
+    if flat.shape[1] < number:
+        return flat.new_full((len(flat), 1, 1), beam.DEAD)
+    return flat.topk(number).values[:, -1, None, None]
 
 
 class TreeDrafter:
@@ -108,92 +220,91 @@ class TreeDrafter:
     The catalogue's draft holds all legal continuations, so it is never rejected and its levels are decided together.
 
     Args:
-        catalogue: the legal sequences of each row.
         budget: nodes besides the live beams that one forward may score, per row; as many as there are beams are
             always allowed.
         merges: by level of the beams, how many levels below them are worth their nodes; None for all.
         worth: nodes that cost as much as a forward of the live beams: what each level may cost on average.
         assistant: the draft model, if there is one.
-        from_zero: whether beams do not compete, so that their scores mean nothing to the assistant.
     """
 
     def __init__(
         self,
-        catalogue: DeviceCatalogue,
         *,
         budget: int,
         merges: Sequence[int] | None = None,
         worth: float = math.inf,
         assistant: Assistant | None = None,
-        from_zero: bool = False,
     ) -> None:
-        self.catalogue = catalogue
         self.budget = budget
         self.merges = merges
         self.worth = worth
         self.assistant = assistant
-        self.from_zero = from_zero
 
     @property
     def num_forwards(self) -> int:
         """Forwards of the draft model so far."""
         return 0 if self.assistant is None else self.assistant.num_forwards
 
-    def draft(self, beams: Beams, legal: Children, *, level: int) -> list[Nodes]:
+    def draft(self, frontier: Frontier) -> list[Part]:
         """See `Drafter.draft`."""
-        guesses = self._guesses(beams, legal, level=level)
+        rest, fits = self._subtree(frontier.legal, [], frontier)
+        if len(set(fits)) > 1:  # what rows could have alone does not depend on others
+            return [
+                part for flags in (fits, [not flag for flag in fits]) for part in self.draft(frontier.where(flags))
+            ]
+        if self.assistant is None or fits[0] or frontier.level < self.assistant.first_level:
+            return [(frontier, rest)]
         drafted: list[Nodes] = []
-        while True:
-            rest, reaches_end = self._subtree(legal, drafted, level=level, num_beams=beams.scores.shape[1])
-            guess = None if reaches_end else next(guesses, None)
-            if guess is None:
-                return [*drafted, *rest]
+        # Samples are verified by probabilities that nodes of whole levels would not have.
+        whole = [] if frontier.rows.plan.is_relaxed else [nodes.tokens.shape[1] for nodes in rest]
+        for guess in self.assistant.draft(frontier, whole):
             drafted.append(guess)
-            legal = children(guess.states, self.catalogue, level=level + len(drafted))
+            if len(drafted) <= len(whole):
+                continue
+            legal = children(guess.states, frontier.rows.catalogue, level=frontier.level + len(drafted))
+            rest, fits = self._subtree(legal, drafted, frontier)
+            if all(fits):
+                break
+        return [(frontier, [*drafted, *rest])]
 
     def _subtree(
-        self, legal: Children, drafted: Sequence[Nodes], *, level: int, num_beams: int
-    ) -> tuple[list[Nodes], bool]:
-        """The legal nodes below the drafted ones, level by level while they fit; and whether those are all."""
+        self, legal: Children, drafted: Sequence[Nodes], frontier: Frontier
+    ) -> tuple[list[Nodes], list[bool]]:
+        """The legal nodes below the drafted ones, level by level while they fit; and for which rows those are all."""
+        level, catalogue = frontier.level, frontier.rows.catalogue
         planned = math.inf if self.merges is None or self.assistant is not None else self.merges[level]
         rest: list[Nodes] = []
-        used = sum(nodes.tokens.shape[1] for nodes in drafted)
+        used = [sum(nodes.tokens.shape[1] for nodes in drafted)] * len(frontier.rows.numbers)
         # Nothing follows the last level's tokens: they need no logits.
-        for depth in range(level + 1 + len(drafted), self.catalogue.max_length):
+        for depth in range(level + 1 + len(drafted), catalogue.max_length):
             if rest:
-                legal = children(rest[-1].states, self.catalogue, level=depth - 1)
-            room = min(self.budget, self.worth * (len(drafted) + len(rest) + 1)) - used if len(rest) < planned else 0
+                legal = children(rest[-1].states, catalogue, level=depth - 1)
+            wanted = open_children(legal, catalogue, depth=depth).flatten(1)
+            counts = wanted.sum(dim=-1).tolist()  # synchronises: the shape of the next forward depends on it
+            room = min(self.budget, self.worth * (len(drafted) + len(rest) + 1)) if len(rest) < planned else 0
             # As many nodes as beams cost no more here than in the forward that they save.
-            nodes = self._all_children(legal, room=max(room, num_beams), depth=depth)
-            if nodes is None:
-                return rest, False
-            if not nodes.tokens.shape[1]:
+            least = frontier.rows.plan.width
+            fits = [count <= max(room - before, least) for count, before in zip(counts, used, strict=True)]
+            if not all(fits):
+                return rest, fits
+            if not any(counts):
                 break
-            rest.append(nodes)
-            used += nodes.tokens.shape[1]
-        return rest, True
+            rest.append(_all_children(legal, wanted, width=max(counts), dead_state=catalogue.dead_state))
+            used = [count + before for count, before in zip(counts, used, strict=True)]
+        return rest, [True] * len(used)
 
-    def _guesses(self, beams: Beams, legal: Children, *, level: int) -> Iterator[Nodes]:
-        if self.assistant is None:
-            return iter(())
-        if self.from_zero:
-            beams = replace(beams, scores=torch.where(beams.scores > beam.DEAD, 0.0, beams.scores))
-        return self.assistant.draft(beams, legal, self.catalogue, level=level)
 
-    def _all_children(self, legal: Children, *, room: int | float, depth: int) -> Nodes | None:
-        """All children with children of their own, possibly none; None if there are too many."""
-        batch_size, num_above, num_children = legal.legal.shape
-        wanted = open_children(legal, self.catalogue, depth=depth).flatten(1)
-        places = torch.arange(num_above * num_children, device=wanted.device).expand(batch_size, -1)
-        counts = wanted.sum(dim=-1, keepdim=True)
-        width = int(counts.max())  # synchronises: the shape of the next forward depends on it
-        if width > room:
-            return None
-        # Unwanted children all go to an extra column, which is dropped.
-        columns = torch.where(wanted, wanted.cumsum(dim=-1) - 1, width)
-        chosen = torch.zeros((batch_size, width + 1), dtype=torch.long, device=wanted.device)
-        chosen = chosen.scatter(1, columns, places)[:, :-1]
-        parents = chosen // num_children
-        tokens, states = legal.take(parents, chosen - parents * num_children)
-        is_there = torch.arange(width, device=wanted.device) < counts
-        return Nodes(tokens, parents, torch.where(is_there, states, self.catalogue.dead_state), is_complete=True)
+def _all_children(
+    legal: Children, wanted: Bool[Tensor, "some children_of_all"], *, width: int, dead_state: int
+) -> Nodes:
+    """The wanted ones of all children, at most `width` a row."""
+    num_rows, num_above, num_children = legal.legal.shape
+    places = torch.arange(num_above * num_children, device=wanted.device).expand(num_rows, -1)
+    # Unwanted children all go to an extra column, which is dropped.
+    columns = torch.where(wanted, wanted.cumsum(dim=-1) - 1, width)
+    chosen = torch.zeros((num_rows, width + 1), dtype=torch.long, device=wanted.device)
+    chosen = chosen.scatter(1, columns, places)[:, :-1]
+    parents = chosen // num_children
+    tokens, states = legal.take(parents, chosen - parents * num_children)
+    is_there = torch.arange(width, device=wanted.device) < wanted.sum(dim=-1, keepdim=True)
+    return Nodes(tokens, parents, torch.where(is_there, states, dead_state), is_complete=True)

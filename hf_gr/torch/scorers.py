@@ -12,213 +12,389 @@ Axes: B batch, N nodes of a level, R rows a request, M levels, V vocabulary, P p
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .tree import Nodes, Tree, to_additive
+from .tree import Nodes, Tree, prompt_attention, to_additive
 
 ROWS_AT_ONCE = 32  # of a forward over whole rows, which may return logits after every token
 
 
+# Tokens from the prompt to the nodes of a first level, themselves included: one number, or one for every row.
+Depth = int | Sequence[int]
+
+
 @runtime_checkable
 class Scorer(Protocol):
-    """Scores the children of a prompt, then of its tree nodes.
+    """Scores the children of a prompt, then of its tree nodes. Serves one call.
 
     Attributes:
-        prompt_logits: logits after the prompt.
-        num_forwards: forwards after the prompt so far.
+        num_forwards: forwards after the prompt's so far.
         takes_levels: whether one forward can score nodes of several levels, and the next continue from any of them.
+        takes_prompt: whether nodes can be scored in the prompt's own forward.
         columns: maps tokens and the level that they follow to their columns in that level's logits; None if those are
             over the whole vocabulary.
     """
 
-    prompt_logits: Float[Tensor, "batch 1 vocab"]
     num_forwards: int
     takes_levels: bool
+    takes_prompt: bool
     columns: Callable[..., Tensor] | None
 
-    def score(self, levels: Sequence[Nodes], *, depth: int) -> list[Float[Tensor, "batch _ vocab"]]:
+    def begin(self, levels: Sequence[Nodes] = ()) -> list[Float[Tensor, "batch _ vocab"]]:
+        """Logits after the prompt, and after nodes that are read together with it. To be called once, first.
+
+        Args:
+            levels: nodes of consecutive levels from the first on; none unless the scorer takes the prompt.
+
+        Returns:
+            The logits after the prompt, as those of one node, and those of each level's nodes.
+        """
+        ...
+
+    def score(self, levels: Sequence[Nodes], *, depth: Depth) -> list[Float[Tensor, "batch _ vocab"]]:
         """Logits after new nodes.
 
         Args:
-            levels: nodes of consecutive levels, each below the one before it.
-            depth: tokens from the prompt to the nodes of the first level, themselves included; their parents are
-                among the nodes scored last at the depth above.
+            levels: nodes of consecutive levels, each below the one before it; the first level's parents are among all
+                nodes of the forward before.
+            depth: of the first level. Rows of several depths need a scorer that takes levels.
 
         Returns:
             The logits of each level's nodes.
         """
         ...
 
+    def keep(self, rows: Int[Tensor, " some"]) -> None:
+        """Forget the other rows of the batch."""
+        ...
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """A prompt whose keys are known.
+
+    Attributes:
+        logits: after the prompt.
+        cache: its keys and values, which the model appends to.
+        mask: its real tokens.
+        next_position: `[..., B, 1]`, the position after it.
+        windows: for every kind of layer, how far back it sees and how many of the prompt's keys its cache holds; a
+            single entry under the key None for a model that takes one mask.
+    """
+
+    logits: Float[Tensor, "batch 1 vocab"]
+    cache: Any
+    mask: Bool[Tensor, "batch prompt"]
+    next_position: Int[Tensor, "*batch 1"]
+    windows: Mapping[str | None, tuple[int | None, int]]
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A prompt that can be read together with nodes after it.
+
+    Attributes:
+        input_ids: its tokens.
+        positions: `[..., B, P]`.
+        mask: its real tokens.
+        windows: for every kind of layer how far back it sees; see `Prefilled`.
+        tail: tokens that are read after the prompt, for their hidden states; no node sees them.
+        read: the model's forward, given the number of last tokens whose logits are needed, and arguments; appends to
+            a new cache whose layers keep all keys, and returns that, too.
+    """
+
+    input_ids: Int[Tensor, "batch prompt"]
+    positions: Int[Tensor, "*batch prompt"]
+    mask: Bool[Tensor, "batch prompt"]
+    windows: Mapping[str | None, int | None]
+    tail: Int[Tensor, " tail"]
+    read: Callable[..., tuple[Any, Any]]
+
 
 class TreeScorer:
     """Beams on the sequence axis: one forward of `[B, K]` tokens over `P + slots` keys, nothing ever reordered.
 
-    Serves one call: its tree and its cache grow with every level.
-
     Args:
         model: called with `input_ids`, `position_ids`, `attention_mask` and `past_key_values`.
-        prompt_logits: logits after the prompt.
-        cache: the prompt's keys and values, which the model appends to.
-        prompt_mask: real tokens of the prompt.
-        next_position: `[..., B, 1]`, the position after the prompt.
-        windows: for every kind of layer, how far back it sees and how many of the prompt's keys its cache holds; a
-            single entry under the key None for a model that takes one mask.
+        prefill: computes the prompt alone; the cache is this scorer's own.
         mask_dtype: the model's dtype if masks are added to attention scores (eager), None if they are boolean (sdpa).
+        unread: the prompt, if it may be read together with nodes.
     """
 
     def __init__(
         self,
         model: Callable[..., Any],
-        prompt_logits: Float[Tensor, "batch 1 vocab"],
-        cache: Any,
+        prefill: Callable[[], Prefilled],
         *,
-        prompt_mask: Bool[Tensor, "batch prompt"],
-        next_position: Int[Tensor, "*batch 1"],
-        windows: Mapping[str | None, tuple[int | None, int]],
         mask_dtype: torch.dtype | None,
+        unread: Unread | None = None,
     ) -> None:
         self.takes_levels = True
+        self.takes_prompt = unread is not None
         self.columns: Callable[..., Tensor] | None = None
         self.model = model
-        self.prompt_logits = prompt_logits
-        self.cache = cache
-        self.prompt_mask = prompt_mask
-        self.next_position = next_position
-        self.windows = windows
+        self.prefill = prefill
         self.mask_dtype = mask_dtype
+        self.unread = unread
         self.num_forwards = 0
-        self.trees: list[Tree] = []  # by depth: the nodes that were scored last
+        self.prompt: Any = None  # Prefilled, once it is
+        self.tree: Any = None  # the nodes scored last
 
-    def score(self, levels: Sequence[Nodes], *, depth: int) -> list[Float[Tensor, "batch _ vocab"]]:
+    def begin(self, levels: Sequence[Nodes] = ()) -> list[Float[Tensor, "batch _ vocab"]]:
+        """See `Scorer.begin`."""
+        if not levels:
+            self.prompt = self.prefill()
+            self.tree = Tree.over_prompt(len(self.prompt.logits), self.prompt.logits.device)
+            return [self.prompt.logits]
+        given = self.unread
+        assert given is not None
+        batch_size, length = given.input_ids.shape
+        self.prompt = Prefilled(
+            logits=torch.empty(0),
+            cache=None,
+            mask=given.mask,
+            next_position=given.positions[..., -1:] + 1,
+            windows={kind: (window, length) for kind, window in given.windows.items()},
+        )
+        root = self.tree = Tree.over_prompt(batch_size, given.input_ids.device)
+        chain = (token.expand(batch_size, 1) for token in given.tail.unbind())
+        tail = [Nodes(tokens, torch.zeros_like(tokens), tokens) for tokens in chain]
+        parts = [self._grow(tail, depth=1)] if tail else []
+        self.tree = replace(root, num_slots=len(tail))
+        parts.append(self._grow(levels, depth=1))
+        num_slots = self.tree.num_slots
+        masks = {
+            kind: torch.cat(
+                [
+                    prompt_attention(given.mask, num_slots, window),
+                    *(_padded(seen[kind], length + num_slots) for _, _, seen in parts),
+                ],
+                dim=2,
+            )
+            for kind, window in given.windows.items()
+        }
+        outputs, cache = given.read(
+            num_slots + 1,
+            input_ids=torch.cat([given.input_ids, *(tokens for tokens, _, _ in parts)], dim=1),
+            position_ids=torch.cat([given.positions, *(positions for _, positions, _ in parts)], dim=-1),
+            attention_mask=self._of_model(masks),
+        )
+        self.tree = Tree.joined([replace(root, num_slots=num_slots), self.tree])  # the prompt is place 0
+        logits = outputs.logits[:, -num_slots - 1 :].to(given.input_ids.device)
+        self.prompt = replace(self.prompt, logits=logits[:, :1], cache=cache)
+        of_levels = logits[:, len(tail) + 1 :].split([nodes.tokens.shape[1] for nodes in levels], dim=1)
+        return [self.prompt.logits, *of_levels]
+
+    def score(self, levels: Sequence[Nodes], *, depth: Depth) -> list[Float[Tensor, "batch _ vocab"]]:
         """See `Scorer.score`; one forward for all levels."""
-        first = levels[0].tokens
-        if not self.trees:
-            self.trees = [Tree.over_prompt(*first.shape, device=first.device)]
-        num_slots = self.trees[-1].num_slots  # including nodes that no beam uses any more
-        self.trees = self.trees[:depth]
-        above = replace(self.trees[-1], num_slots=num_slots)
-        for nodes in levels:
-            above = above.grow(nodes.parents)
-            self.trees.append(above)
-        grown = [replace(tree, num_slots=above.num_slots) for tree in self.trees[depth:]]
-        positions = [
-            (self.next_position + tree.depth - 1).expand(*self.next_position.shape[:-1], nodes.tokens.shape[1])
-            for tree, nodes in zip(grown, levels, strict=True)
-        ]
-        masks = {kind: self._mask(grown, window, width) for kind, (window, width) in self.windows.items()}
+        tokens, positions, masks = self._grow(levels, depth=depth)
         outputs = self.model(
-            input_ids=_joined([nodes.tokens for nodes in levels], dim=1),
-            position_ids=_joined(positions, dim=-1),
-            attention_mask=masks[None] if None in masks else masks,
-            past_key_values=self.cache,
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=self._of_model(masks),
+            past_key_values=self.prompt.cache,
             use_cache=True,
             return_dict=True,
         )
         self.num_forwards += 1
-        logits = outputs.logits.to(first.device)
-        return list(logits.split([nodes.tokens.shape[1] for nodes in levels], dim=1))
+        return list(outputs.logits.to(tokens.device).split([nodes.tokens.shape[1] for nodes in levels], dim=1))
 
-    def _mask(self, grown: list[Tree], window: int | None, width: int) -> Tensor:
-        prompt_mask = self.prompt_mask[:, self.prompt_mask.shape[-1] - width :]
-        seen = _joined([tree.attention_mask(prompt_mask, window) for tree in grown], dim=2)
-        return seen if self.mask_dtype is None else to_additive(seen, self.mask_dtype)
+    def keep(self, rows: Int[Tensor, " some"]) -> None:
+        """See `Scorer.keep`."""
+        prompt = self.prompt
+        for layer in prompt.cache.layers:
+            if layer.keys is None:  # it reads another layer's
+                continue
+            layer.keys, layer.values = (states[rows.to(states.device)] for states in (layer.keys, layer.values))
+        self.prompt = replace(
+            prompt,
+            logits=prompt.logits[rows],
+            mask=prompt.mask[rows],
+            next_position=prompt.next_position[..., rows, :],
+        )
+        self.tree = replace(self.tree, ancestry=self.tree.ancestry[rows])
+
+    def _grow(
+        self, levels: Sequence[Nodes], *, depth: Depth
+    ) -> tuple[Int[Tensor, "batch nodes"], Int[Tensor, "*batch nodes"], dict[str | None, Tensor]]:
+        """Grow the tree by levels: tokens and positions of the new nodes, and who sees whom by kind of layer."""
+        tokens, prompt = _joined([nodes.tokens for nodes in levels], dim=1), self.prompt
+        sizes = [nodes.tokens.shape[1] for nodes in levels]
+        below = [torch.full((size,), number, device=tokens.device) for number, size in enumerate(sizes)]
+        is_level = isinstance(depth, int)
+        deepest = depth if isinstance(depth, int) else max(depth)
+        first = depth if isinstance(depth, int) else torch.tensor(depth, device=tokens.device)[:, None]
+        depths = first + _joined(below, dim=0)
+        grown = [self.tree]
+        for number, nodes in enumerate(levels):
+            grown.append(grown[-1].grow(nodes.parents, depth=deepest + number, is_level=is_level))
+        self.tree = tree = Tree.joined(grown[1:])
+        masks = {
+            kind: tree.attention_mask(prompt.mask[:, prompt.mask.shape[-1] - width :], window, depths=depths)
+            for kind, (window, width) in prompt.windows.items()
+        }
+        return tokens, prompt.next_position + depths - 1, masks
+
+    def _of_model(self, masks: Mapping[str | None, Tensor]) -> Any:
+        """Masks as the model takes them."""
+        if self.mask_dtype is not None:
+            masks = {kind: to_additive(seen, self.mask_dtype) for kind, seen in masks.items()}
+        return masks[None] if None in masks else masks
+
+
+@runtime_checkable
+class PathReader(Protocol):
+    """How a model reads paths after prompts, one row a path.
+
+    Attributes:
+        cache: of the prompt, then of the paths; it offers `batch_repeat_interleave`, `reorder_cache`, `crop` (by a
+            negative number of tokens) and `layers`.
+        suffix_start: the number of the prompt's keys, which all paths of a request share: only later keys are
+            reordered. None if a layer keeps anything but plain keys and values: then the whole cache is reordered.
+        start: the prompt's tokens, if they can be read together with paths.
+    """
+
+    cache: Any
+    suffix_start: int | None
+    start: Int[Tensor, "batch start"] | None
+
+    def prefill(self) -> Float[Tensor, "batch 1 vocab"]:
+        """Logits after the prompt."""
+        ...
+
+    def read(
+        self, tokens: Int[Tensor, "batch rows levels"], *, num_read: int | None
+    ) -> Float[Tensor, "batch_rows _ vocab"]:
+        """Logits after the last tokens of every row.
+
+        Args:
+            tokens: new ones.
+            num_read: tokens of each row between the prompt and those; None if they begin with the prompt.
+        """
+        ...
+
+    def keep(self, rows: Int[Tensor, " some"], *, num_paths: int) -> None:
+        """Forget the other requests; each has `num_paths` rows."""
+        ...
 
 
 class BatchScorer:
     """One row a path: the prompt's cache is repeated after the prefill, and rows are reordered as beams are.
 
     Nodes of several levels are scored as paths from the first level, one for each node without nodes below it; the
-    tokens of a path after its node are cropped before the next forward.
-
-    Serves one call: its cache grows with every level.
+    tokens of a path after its node are cropped before the next forward. Where requests have come to different depths,
+    those ahead read their last tokens again.
 
     Args:
-        model: called with the tokens of every row.
-        prompt_logits: logits after the prompt.
-        cache: the prompt's cache, for B rows; it offers `batch_repeat_interleave`, `reorder_cache`, `crop` (by a
-            negative number of tokens) and `layers`.
-        arguments: makes the model's arguments from the number of rows a request, the rows' tokens `[B * R, M]` and
-            the number of tokens between the prompt and those.
-        suffix_start: the number of the prompt's keys, which all paths of a request share: only later keys are
-            reordered. None if a layer keeps anything but plain keys and values: then the whole cache is reordered.
+        reader: the model.
         takes_levels: whether nodes of several levels may be scored together; requires plain keys and values.
     """
 
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        prompt_logits: Float[Tensor, "batch 1 vocab"],
-        cache: Any,
-        *,
-        arguments: Callable[[int, Int[Tensor, "rows levels"], int], dict[str, Any]],
-        suffix_start: int | None,
-        takes_levels: bool,
-    ) -> None:
+    def __init__(self, reader: PathReader, *, takes_levels: bool) -> None:
         self.takes_levels = takes_levels
+        self.takes_prompt = takes_levels and reader.start is not None
         self.columns: Callable[..., Tensor] | None = None
-        self.model = model
-        self.prompt_logits = prompt_logits
-        self.cache = cache
-        self.arguments = arguments
-        self.suffix_start = suffix_start
+        self.reader = reader
         self.num_forwards = 0
         self.num_rows = 0
-        self.cached = 0  # tokens of each row after the prompt
-        self.rows: list[Int[Tensor, "batch _"] | None] = [None]  # by depth: the row of each node scored last
+        self.tokens: Any = None  # [B, rows, tokens after the prompt] that the cache holds
+        self.row_of: Any = None  # of each node scored last; None if each is its own
 
-    def score(self, levels: Sequence[Nodes], *, depth: int) -> list[Float[Tensor, "batch _ vocab"]]:
+    def begin(self, levels: Sequence[Nodes] = ()) -> list[Float[Tensor, "batch _ vocab"]]:
+        """See `Scorer.begin`."""
+        if not levels:
+            logits = self.reader.prefill()
+            self.tokens = torch.zeros((len(logits), 1, 0), dtype=torch.long, device=logits.device)
+            return [logits]
+        start = self.reader.start
+        assert start is not None
+        paths, tokens = _read_along(levels)
+        given = torch.cat([start[:, None].expand(-1, tokens.shape[1], -1), tokens], dim=-1)
+        logits = self._logits(given, num_read=None)
+        self.num_rows, self.tokens = tokens.shape[1], tokens
+        of_prompt = logits[:, :1, -len(levels) - 1]
+        of_levels, rows = _of_nodes(levels, paths, logits[:, :, -len(levels) :])
+        self.row_of = torch.cat([torch.zeros_like(rows[0][:, :1]), *rows], dim=1)
+        return [of_prompt, *of_levels]
+
+    def score(self, levels: Sequence[Nodes], *, depth: Depth) -> list[Float[Tensor, "batch _ vocab"]]:
         """See `Scorer.score`."""
-        if len(levels) == 1:
-            logits = self._forward(levels[0].tokens[..., None], levels[0].parents, depth=depth)
-            self.rows = [*self.rows[:depth], None]
+        depths = [depth] if isinstance(depth, int) else list(depth)
+        parents, tokens = levels[0].parents, levels[0].tokens[..., None]
+        paths = None
+        if len(levels) > 1:
+            paths, tokens = _read_along(levels)
+            parents = _at(parents, paths[0])
+        known = self._move(parents, depths)
+        logits = self._read(known, tokens, [depth - min(depths) for depth in depths])
+        self.num_forwards += 1
+        self.row_of = None
+        if paths is None:
             return [logits[:, :, 0]]
-        paths = _paths(levels)
-        tokens = torch.stack([_at(nodes.tokens, path) for nodes, path in zip(levels, paths, strict=True)], dim=-1)
-        logits = self._forward(tokens, _at(levels[0].parents, paths[0]), depth=depth)
-        self.rows = self.rows[:depth]
-        of_levels = []
-        for level, (nodes, path) in enumerate(zip(levels, paths, strict=True)):
-            rows = _first_rows(path, nodes.tokens.shape[1])
-            self.rows.append(rows)
-            of_levels.append(logits[:, :, level].gather(1, rows[..., None].expand(-1, -1, logits.shape[-1])))
+        of_levels, rows = _of_nodes(levels, paths, logits)
+        self.row_of = torch.cat(rows, dim=1)
         return of_levels
 
-    def _forward(
-        self, tokens: Int[Tensor, "batch rows levels"], parents: Int[Tensor, "batch rows"], *, depth: int
-    ) -> Float[Tensor, "batch rows levels vocab"]:
-        batch_size, num_rows, num_levels = tokens.shape
-        self._move(parents, depth=depth)
-        outputs = self.model(**self.arguments(num_rows, tokens.flatten(0, 1), depth - 1))
-        self.num_forwards += 1
-        self.num_rows, self.cached = num_rows, depth - 1 + num_levels
-        return outputs.logits.to(tokens.device).unflatten(0, (batch_size, num_rows))[:, :, -num_levels:]
+    def keep(self, rows: Int[Tensor, " some"]) -> None:
+        """See `Scorer.keep`."""
+        self.reader.keep(rows, num_paths=max(self.num_rows, 1))
+        self.tokens = self.tokens[rows]
+        self.row_of = None if self.row_of is None else self.row_of[rows]
 
-    def _move(self, parents: Int[Tensor, "batch rows"], *, depth: int) -> None:
-        """Make every row of the cache end with the parent of its next tokens."""
-        batch_size, num_rows = parents.shape
-        if self.cached > depth - 1:
-            self.cache.crop(depth - 1 - self.cached)  # this many tokens fewer; only if `takes_levels`
+    def _read(
+        self, known: Int[Tensor, "batch rows read"], tokens: Int[Tensor, "batch rows levels"], ahead: list[int]
+    ) -> Float[Tensor, "batch rows levels vocab"]:
+        """Logits after the tokens of every path; requests that are `ahead` of others first read known ones again."""
+        num_levels, most = tokens.shape[-1], max(ahead)
+        num_read = known.shape[-1]
+        if most:
+            known, again = known[..., : num_read - most], known[..., num_read - most :]
+            num_read = known.shape[-1]
+            places = torch.arange(most + num_levels, device=tokens.device)
+            first = torch.tensor(ahead, device=tokens.device)[:, None]
+            places = torch.where(places < first, places, (places - first).clamp(max=num_levels - 1) + most)
+            given = torch.cat([again, tokens], dim=-1)
+            tokens = given.gather(-1, places[:, None].expand(-1, tokens.shape[1], -1))
+        logits = self._logits(tokens, num_read=num_read)[:, :, -tokens.shape[-1] :]
+        self.num_rows, self.tokens = tokens.shape[1], torch.cat([known, tokens], dim=-1)
+        if most:
+            places = (first + torch.arange(num_levels, device=tokens.device))[:, None, :, None]
+            logits = logits.gather(2, places.expand(-1, logits.shape[1], -1, logits.shape[-1]))
+        return logits
+
+    def _logits(
+        self, tokens: Int[Tensor, "batch rows levels"], *, num_read: int | None
+    ) -> Float[Tensor, "batch rows _ vocab"]:
+        logits = self.reader.read(tokens, num_read=num_read)
+        return logits.to(tokens.device).unflatten(0, tokens.shape[:2])
+
+    def _move(self, parents: Int[Tensor, "batch rows"], depths: Sequence[int]) -> Int[Tensor, "batch rows read"]:
+        """Make every row of the cache end before its next tokens; the tokens between the prompt and those."""
+        cache, num_rows = self.reader.cache, parents.shape[1]
+        if (excess := self.tokens.shape[-1] + 1 - min(depths)) > 0:
+            cache.crop(-excess)  # only if `takes_levels`
+        rows = parents if self.row_of is None else self.row_of.gather(1, parents)
         if self.num_rows == 0 and num_rows > 1:
-            self.cache.batch_repeat_interleave(num_rows)
-        if self.num_rows == 0 or max(num_rows, self.num_rows) == 1:
-            return
-        above = self.rows[depth - 1]
-        rows = parents if above is None else above.gather(1, parents)
-        first_row = torch.arange(batch_size, device=rows.device)[:, None] * self.num_rows
-        self._reorder((first_row + rows).flatten(), as_many=num_rows == self.num_rows)
+            cache.batch_repeat_interleave(num_rows)
+        elif max(num_rows, self.num_rows) > 1:
+            first_row = torch.arange(len(rows), device=rows.device)[:, None] * self.num_rows
+            self._reorder((first_row + rows).flatten(), as_many=num_rows == self.num_rows)
+        known = self.tokens[..., : max(depths) - 1]
+        return known.gather(1, rows[..., None].expand(-1, -1, known.shape[-1]))
 
     def _reorder(self, rows: Int[Tensor, " rows"], *, as_many: bool) -> None:
-        if self.suffix_start is None or not as_many:
-            self.cache.reorder_cache(rows)
+        cache, start = self.reader.cache, self.reader.suffix_start
+        if start is None or not as_many:
+            cache.reorder_cache(rows)
             return
-        for layer in self.cache.layers:
+        for layer in cache.layers:
             for states in (layer.keys, layer.values):
-                suffix = states[..., self.suffix_start :, :]
+                suffix = states[..., start:, :]
                 suffix.copy_(suffix[rows.to(states.device)])
 
 
@@ -231,35 +407,68 @@ class PlainScorer:
     """
 
     def __init__(self, read: Callable[[int, Int[Tensor, "rows depth"]], Tensor], *, batch_size: int) -> None:
-        self.takes_levels = False
+        self.takes_levels = self.takes_prompt = False
         self.columns: Callable[..., Tensor] | None = None
         self.num_forwards = 0
         self.read = read
-        nothing = torch.empty((batch_size, 1, 0), dtype=torch.long)
-        self.prompt_logits = self._read(nothing)
-        self.paths = [nothing.to(self.prompt_logits.device)]  # by depth, of the nodes scored last
+        self.requests = torch.arange(batch_size)
+        self.paths: Any = None  # of the nodes scored last
 
-    def score(self, levels: Sequence[Nodes], *, depth: int) -> list[Float[Tensor, "batch _ vocab"]]:
+    def begin(self, levels: Sequence[Nodes] = ()) -> list[Float[Tensor, "batch _ vocab"]]:
+        """See `Scorer.begin`; no levels."""
+        nothing = torch.empty((len(self.requests), 1, 0), dtype=torch.long)
+        logits = self._read(nothing)
+        self.paths = nothing.to(logits.device)
+        return [logits]
+
+    def score(self, levels: Sequence[Nodes], *, depth: Depth) -> list[Float[Tensor, "batch _ vocab"]]:
         """See `Scorer.score`; one level."""
         (nodes,) = levels
-        above = self.paths[depth - 1]
-        parents = nodes.parents if depth > 1 else torch.zeros_like(nodes.parents)
-        above = above.gather(1, parents[..., None].expand(-1, -1, depth - 1))
-        self.paths = [*self.paths[:depth], torch.cat([above, nodes.tokens[..., None]], dim=-1)]
+        above = self.paths.gather(1, nodes.parents[..., None].expand(-1, -1, self.paths.shape[-1]))
+        self.paths = torch.cat([above, nodes.tokens[..., None]], dim=-1)
         self.num_forwards += 1
-        return [self._read(self.paths[depth])]
+        return [self._read(self.paths)]
+
+    def keep(self, rows: Int[Tensor, " some"]) -> None:
+        """See `Scorer.keep`."""
+        self.requests, self.paths = self.requests[rows.cpu()], self.paths[rows]
 
     def _read(self, paths: Int[Tensor, "batch nodes depth"]) -> Float[Tensor, "batch nodes vocab"]:
         logits = [
             torch.cat([self.read(request, rows) for rows in of_request.split(ROWS_AT_ONCE)])
-            for request, of_request in enumerate(paths)
+            for request, of_request in zip(self.requests.tolist(), paths, strict=True)
         ]
         return torch.stack(logits)
+
+
+def _padded(seen: Bool[Tensor, "batch 1 nodes keys"], num_keys: int) -> Bool[Tensor, "batch 1 nodes all_keys"]:
+    """A mask of more keys, the last of which are not seen."""
+    return torch.nn.functional.pad(seen, (0, num_keys - seen.shape[-1]))
 
 
 def _joined(parts: list[Tensor], *, dim: int) -> Tensor:
     """The parts concatenated; a single one is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
+
+
+def _read_along(
+    levels: Sequence[Nodes],
+) -> tuple[list[Int[Tensor, "batch rows"]], Int[Tensor, "batch rows levels"]]:
+    """Paths through all nodes, and their tokens."""
+    paths = _paths(levels)
+    return paths, torch.stack([_at(nodes.tokens, path) for nodes, path in zip(levels, paths, strict=True)], dim=-1)
+
+
+def _of_nodes(
+    levels: Sequence[Nodes],
+    paths: Sequence[Int[Tensor, "batch rows"]],
+    logits: Float[Tensor, "batch rows levels vocab"],
+) -> tuple[list[Float[Tensor, "batch _ vocab"]], list[Int[Tensor, "batch _"]]]:
+    """The logits of each level's nodes, and the first row that each is in."""
+    rows = [_first_rows(path, nodes.tokens.shape[1]) for nodes, path in zip(levels, paths, strict=True)]
+    vocab_size = logits.shape[-1]
+    found = [logits[:, :, level].gather(1, of[..., None].expand(-1, -1, vocab_size)) for level, of in enumerate(rows)]
+    return found, rows
 
 
 def _paths(levels: Sequence[Nodes]) -> list[Int[Tensor, "batch rows"]]:

@@ -41,6 +41,12 @@ class DevicePart:
     hidden: tuple[Int[Tensor, "batch _"] | None, ...] | None = None
     wide: tuple[WideLevel | None, ...] | None = None
 
+    def of_rows(self, rows: Int[Tensor, " some"]) -> DevicePart:
+        """The segment as some requests of the batch see it."""
+        if self.hidden is None:
+            return self
+        return replace(self, hidden=tuple(None if nodes is None else nodes[rows] for nodes in self.hidden))
+
 
 @dataclass(frozen=True)
 class DeviceCatalogue:
@@ -102,6 +108,15 @@ class DeviceCatalogue:
     def is_ragged(self) -> bool:
         """Whether some sequence is shorter than another."""
         return any(self.has_leaves[:-1])
+
+    def of_rows(self, rows: Int[Tensor, " some"]) -> DeviceCatalogue:
+        """What may be generated for some requests of the batch."""
+        return replace(
+            self,
+            base=self.base.of_rows(rows),
+            added=None if self.added is None else self.added.of_rows(rows),
+            rule_of_row=None if self.rule_of_row is None else self.rule_of_row[rows],
+        )
 
 
 def device_catalogue(rules: BatchRules, device: torch.device) -> DeviceCatalogue:

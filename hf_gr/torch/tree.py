@@ -11,11 +11,14 @@ Axes: B batch, N nodes scored together, D depth (tokens from the prompt to a nod
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+NO_SLOT = -1
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,8 @@ class Nodes:
 
     Attributes:
         tokens: the last token of each.
-        parents: places among the nodes scored one level above; anything on the first level.
+        parents: places among the nodes of the level above; on the first level scored, among all nodes of the forward
+            before, level after level, where the prompt alone is place 0.
         states: trie nodes, by which beams are found among the drafted nodes; the dead state for padding.
         is_complete: whether every legal child of the nodes above is here, so that nothing needs verifying.
         log_probs: for samples, which are in drawing order: the log-probabilities they were drawn with (AtSpeed's q),
@@ -36,6 +40,11 @@ class Nodes:
     states: Int[Tensor, "batch nodes"]
     is_complete: bool = False
     log_probs: Float[Tensor, "batch above children"] | None = None
+
+    def of_rows(self, rows: Int[Tensor, " some"]) -> Nodes:
+        """Those of some rows."""
+        log_probs = None if self.log_probs is None else self.log_probs[rows]
+        return Nodes(self.tokens[rows], self.parents[rows], self.states[rows], self.is_complete, log_probs)
 
 
 def to_additive(mask: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
@@ -49,33 +58,60 @@ class Tree:
     """The nodes scored last, by the slots of their ancestors and their own.
 
     Attributes:
-        ancestry: slots from the first token to the node itself.
+        ancestry: slots from the first token to the node itself; on the left of those of a node that is less deep than
+            others, NO_SLOT.
         num_slots: slots in use, those of other nodes included.
+        is_level: whether all nodes have one depth, so that nothing is NO_SLOT.
     """
 
     ancestry: Int[Tensor, "batch nodes depth"]
     num_slots: int
+    is_level: bool = True
 
     @classmethod
-    def over_prompt(cls, batch_size: int, num_nodes: int, device: torch.device) -> Tree:
-        """The tree of a prompt alone: `num_nodes` nodes of depth 0, all of them the prompt."""
-        return cls(torch.zeros((batch_size, num_nodes, 0), dtype=torch.long, device=device), 0)
+    def over_prompt(cls, batch_size: int, device: torch.device) -> Tree:
+        """The tree of a prompt alone: one node of depth 0."""
+        return cls(torch.zeros((batch_size, 1, 0), dtype=torch.long, device=device), 0)
 
     @property
     def depth(self) -> int:
-        """Tokens from the prompt to a node."""
+        """Tokens from the prompt to the deepest nodes."""
         return self.ancestry.shape[-1]
 
-    def grow(self, parents: Int[Tensor, "batch nodes"]) -> Tree:
-        """One new node below each of `parents` (positions among the nodes of this tree)."""
+    def grow(self, parents: Int[Tensor, "batch nodes"], *, depth: int, is_level: bool = True) -> Tree:
+        """One new node below each of `parents` (positions among the nodes of this tree).
+
+        Args:
+            parents: the positions.
+            depth: of the deepest new node.
+            is_level: whether the new nodes have one depth.
+        """
         batch_size, num_nodes = parents.shape
-        inherited = self.ancestry.gather(1, parents[..., None].expand(-1, -1, self.depth))
+        ancestry = self.ancestry[..., self.depth + 1 - depth :]
+        inherited = ancestry.gather(1, parents[..., None].expand(-1, -1, depth - 1))
         slots = torch.arange(self.num_slots, self.num_slots + num_nodes, device=parents.device)
         own = slots.expand(batch_size, -1)[..., None]
-        return Tree(torch.cat([inherited, own], dim=-1), self.num_slots + num_nodes)
+        return Tree(torch.cat([inherited, own], dim=-1), self.num_slots + num_nodes, is_level)
+
+    @classmethod
+    def joined(cls, trees: Sequence[Tree]) -> Tree:
+        """The nodes of trees that grew one after the other, as one tree."""
+        if len(trees) == 1:
+            return trees[0]
+        depth = max(tree.depth for tree in trees)
+        wide = [torch.nn.functional.pad(tree.ancestry, (depth - tree.depth, 0), value=NO_SLOT) for tree in trees]
+        return cls(torch.cat(wide, dim=1), trees[-1].num_slots, is_level=False)
+
+    def of_rows(self, rows: Int[Tensor, " some"]) -> Tree:
+        """The trees of some rows of the batch."""
+        return replace(self, ancestry=self.ancestry[rows])
 
     def attention_mask(
-        self, prompt_mask: Bool[Tensor, "batch prompt"], window: int | None = None
+        self,
+        prompt_mask: Bool[Tensor, "batch prompt"],
+        window: int | None = None,
+        *,
+        depths: Int[Tensor, "batch nodes"] | None = None,
     ) -> Bool[Tensor, "batch 1 nodes keys"]:
         """Who sees whom: a node sees the prompt's real tokens, its ancestors and itself.
 
@@ -83,15 +119,37 @@ class Tree:
             prompt_mask: real tokens of the prompt whose keys are in the cache: only the last ones if a layer dropped
                 others.
             window: how far back a sliding layer sees, the node itself included; None for everything.
+            depths: tokens from the prompt to each node; None if all are as deep as the tree.
         """
         seen = self.ancestry if window is None else self.ancestry[..., -window:]
         batch_size, num_nodes, _ = seen.shape
-        own = torch.zeros((batch_size, num_nodes, self.num_slots), dtype=torch.bool, device=seen.device)
-        own = own.scatter(-1, seen, True)
+        # What is no slot is written to an extra column, which is dropped.
+        own = torch.zeros(
+            (batch_size, num_nodes, self.num_slots + (not self.is_level)), dtype=torch.bool, device=seen.device
+        )
+        own = own.scatter(-1, seen if self.is_level else torch.where(seen < 0, self.num_slots, seen), True)
+        shared = prompt_mask[:, None].expand(-1, num_nodes, -1)
         if window is not None:
             width = prompt_mask.shape[-1]
+            depth = self.depth if depths is None else depths[..., None]
             # The nearest prompt token is `depth` steps behind a node, and `window - 1` steps behind are still seen.
-            nearest = torch.arange(width, device=seen.device) >= width - max(window - self.depth, 0)
-            prompt_mask = prompt_mask & nearest
-        shared = prompt_mask[:, None].expand(-1, num_nodes, -1)
-        return torch.cat([shared, own], dim=-1)[:, None]
+            shared = shared & (torch.arange(width, device=seen.device) >= width + depth - window)
+        return torch.cat([shared, own[..., : self.num_slots]], dim=-1)[:, None]
+
+
+def prompt_attention(
+    prompt_mask: Bool[Tensor, "batch prompt"], num_slots: int, window: int | None = None
+) -> Bool[Tensor, "batch 1 prompt keys"]:
+    """Who sees whom in a prompt that is read together with nodes after it: real tokens before, and the token itself.
+
+    Args:
+        prompt_mask: real tokens of the prompt.
+        num_slots: nodes after it, which it does not see.
+        window: how far back a sliding layer sees, the token itself included; None for everything.
+    """
+    length = prompt_mask.shape[-1]
+    places = torch.arange(length, device=prompt_mask.device)
+    behind = places[:, None] - places
+    near = (behind >= 0) if window is None else (behind >= 0) & (behind < window)
+    seen = (near & prompt_mask[:, None]) | (behind == 0)  # padding, too, needs something to see
+    return torch.nn.functional.pad(seen, (0, num_slots))[:, None]

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .beam import DEAD, Beams, gumbel_like
+from .beam import DEAD, Beams
 from .children import Children
 from .tree import Nodes
 
@@ -41,7 +41,8 @@ def relaxed_places(
     places: Int[Tensor, "batch beams"] | None,
     *,
     num_kept: int,
-    generator: torch.Generator | None = None,
+    uniform: Float[Tensor, "batch beams children"],
+    gumbel: Float[Tensor, "batch beams children"],
 ) -> Int[Tensor, "batch kept"]:
     """Pick M children by relaxed sampling verification: a drafted one passes with probability `min(1, p / q)`.
 
@@ -62,7 +63,8 @@ def relaxed_places(
         nodes: the drafted ones, with the draft's log-probabilities of all that it could have drawn.
         places: of the target's beams among the nodes one level above; None if each is at its own.
         num_kept: M, at most as many as drafted nodes.
-        generator: of the draws.
+        uniform: noise in (0, 1), independent of what the draft drew, by which drafted children pass.
+        gumbel: Gumbel noise, independent of both, by which the others are drawn.
 
     Returns:
         Places among all children of a row, as `beam.select` takes them.
@@ -88,11 +90,11 @@ def relaxed_places(
     drafted = torch.where(is_there, parents * num_children + child, flat.shape[1])
 
     p, q = (torch.nn.functional.pad(one, (0, 1), value=DEAD) for one in (p, q))
-    # In (0, 1], so that what the target gives probability 0 never passes.
-    uniform = 1.0 - torch.rand(drafted.shape, generator=generator, device=scores.device)
-    passes = is_there & (uniform.log() <= p.gather(1, drafted) - q.gather(1, drafted))
+    uniform, gumbel = (torch.nn.functional.pad(one.flatten(1), (0, 1), value=0.5) for one in (uniform, gumbel))
+    # Never 0, so that what the target gives probability 0 never passes.
+    passes = is_there & (uniform.gather(1, drafted).log() <= p.gather(1, drafted) - q.gather(1, drafted))
     residual = (p.exp() - q.exp()).clamp_min(0.0).log()
-    keys = torch.where(residual > DEAD, residual, p - LAST_RESORT) + gumbel_like(p, generator)
+    keys = torch.where(residual > DEAD, residual, p - LAST_RESORT) + gumbel
     # What passed is not drawn again; what failed is written to the extra column, which is never drawn from.
     drawn_keys, drawn = keys.scatter(1, torch.where(passes, drafted, flat.shape[1]), DEAD).topk(
         min(num_kept, keys.shape[1])

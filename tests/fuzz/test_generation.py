@@ -34,6 +34,7 @@ MORE: dict[str, dict[str, Any]] = {
     "mamba": {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8},
 }
 DETAILS = {"return_dict_in_generate": True, "output_scores": True}
+DRAFTS = ("drafting", "assistant_model", "verification", "draft_token_budget", "num_assistant_tokens")
 NO_CACHE = ("mamba",)  # decodes in transformers' loop
 NO_SDPA = ("bloom", "gemma2", "gpt_neo", "gptj", "mamba", "mpt")
 
@@ -57,7 +58,9 @@ class Options:
     is_exact: bool
 
     @classmethod
-    def draw(cls, rng: np.random.Generator, catalogue: Catalogue, model: Any, drawn: Any) -> Options:
+    def draw(
+        cls, rng: np.random.Generator, catalogue: Catalogue, model: Any, drawn: Any, *, num_prompts: int = 1
+    ) -> Options:
         beams = int(rng.choice([1, 2, 5, 24, 64, 128], p=[0.15, 0.1, 0.2, 0.2, 0.2, 0.15]))
         samples = bool(rng.random() < 0.2)
         most = beams if beams > 1 else 16 if samples else 1
@@ -79,9 +82,12 @@ class Options:
             given["max_new_tokens"] = catalogue.index.max_length + int(rng.integers(0, 4))
         if loops:
             given |= pick(rng, {"output_hidden_states": True}, {"use_cache": False})
-        elif rng.random() < 0.1:
+        if rng.random() < 0.1:
             given["output_logits"] = True
-        elif rng.random() < 0.4:
+        if samples and not loops and drawn[0] not in (*NO_CACHE, *NAMES):  # transformers' loop takes no seed
+            seeds = [int(rng.integers(-(2**63), 2**63)) for _ in range(num_prompts)]
+            given["seed"] = pick(rng, None, seeds[0], seeds)
+        if not loops and rng.random() < 0.5:
             given |= cls.draft(rng, catalogue, model, drawn, may_relax=samples and beams > 1)
         steps = list(cls.steps(rng, given))
 
@@ -114,17 +120,18 @@ class Options:
         rng: np.random.Generator, catalogue: Catalogue, model: Any, drawn: Any, *, may_relax: bool
     ) -> dict[str, Any]:
         """Drafts change no answer; relaxed ones change the distribution that is sampled."""
-        kind = pick(rng, "trie", "trie", "auto", *(() if drawn[0] in (*NO_CACHE, *NAMES) else ("assistant", "head")))
+        is_known = drawn[0] not in (*NO_CACHE, *NAMES)
+        kind = pick(rng, "trie", "trie", "auto", *(("assistant", "assistant", "head") if is_known else ()))
         drafts: dict[str, Any] = {"drafting": kind}
-        if kind == "head":
-            if model.config.is_encoder_decoder:
-                return {}
+        if kind == "head" or (kind == "auto" and is_known and rng.random() < 0.5):
             torch.manual_seed(int(rng.integers(1000)))
             model.add_draft_head(catalogue.index, use_placeholders=False)
-        if kind == "assistant":
+        if kind == "assistant" or (kind == "auto" and is_known and rng.random() < 0.5):
             drafts["assistant_model"] = model_of(drawn[0], int(rng.integers(3)), drawn[2])
         if kind in ("assistant", "head"):
-            drafts["verification"] = "relaxed" if may_relax and rng.random() < 0.5 else "strict"
+            drafts["verification"] = "relaxed" if may_relax and rng.random() < 0.3 else "strict"
+            if rng.random() < 0.5:
+                drafts["num_assistant_tokens"] = int(rng.integers(1, 6))
         if rng.random() < 0.5:
             drafts["draft_token_budget"] = pick(rng, 1, 3, 20, 200)
         return drafts
@@ -149,7 +156,8 @@ def draw_model(rng: np.random.Generator) -> tuple[str, int, str | None]:
 def check(model: Any, batch: Batch, options: Options) -> int:
     """Generate and judge; returns the number of rows."""
     given = options.given
-    out = model.generate(**batch.inputs, constraint_index=batch.index, exclude_items=batch.excluded, **given)
+    rules = {"constraint_index": batch.index, "exclude_items": batch.excluded}
+    out = model.generate(**batch.inputs, **rules, **given)
     prompt_length = 1 if model.config.is_encoder_decoder else batch.inputs["input_ids"].shape[1]
     assert len(out.sequences) == len(batch.legal) * given["num_return_sequences"]
     competes = given["num_beams"] > 1
@@ -164,7 +172,21 @@ def check(model: Any, batch: Batch, options: Options) -> int:
         renormalize=given.get("renormalize_logits", False),
         length_penalty=given.get("length_penalty", 1.0),
     )
+    is_drafted = "drafting" in given and given.get("verification") != "relaxed"
+    if is_drafted and (not given["do_sample"] or given.get("seed") is not None):
+        plain = {name: value for name, value in given.items() if name not in DRAFTS}
+        check_same(out, model.generate(**batch.inputs, **rules, **plain))
     return len(out.sequences)
+
+
+def check_same(drafted: Any, plain: Any) -> None:
+    """A draft changes nothing: not the order either, but where rounding explains it."""
+    assert drafted.sequences.shape == plain.sequences.shape
+    differs = (drafted.sequences != plain.sequences).any(dim=-1)
+    if plain.get("sequences_scores") is None:
+        assert differs.float().mean() < 0.1, "rounding does not change so many paths"
+        return
+    torch.testing.assert_close(drafted.sequences_scores, plain.sequences_scores, rtol=1e-4, atol=1e-3)
 
 
 def test_calls_equal_brute_force(fuzz: Any) -> None:
@@ -173,8 +195,8 @@ def test_calls_equal_brute_force(fuzz: Any) -> None:
         drawn = draw_model(rng)
         model = model_of(*drawn)
         catalogue = Catalogue(rng)
-        batch = Batch.draw(rng, catalogue)
-        options = Options.draw(rng, catalogue, model, drawn)
+        batch = Batch.draw(rng, catalogue, sizes=(1, 2, 3, 5, 8))
+        options = Options.draw(rng, catalogue, model, drawn, num_prompts=len(batch.legal))
         try:
             rows = check(model, batch, options)
         except Exception as error:

@@ -8,26 +8,32 @@ Axes: B batch, P prompt, R returned sequences a row, T generated tokens.
 from __future__ import annotations
 
 import copy
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from jax.core import Tracer
 from jax.sharding import Mesh
-from jaxtyping import Array
+from jaxtyping import Array, Key
 from transformers import GenerationConfig
 
+from hf_gr.catalogue.sequences import is_integer
 from hf_gr.catalogue.snapshot import BatchRules, Snapshot
 from hf_gr.flax.decode import Decoded, DecodePlan
-from hf_gr.flax.devices import num_rows_on, to_mesh
+from hf_gr.flax.devices import num_rows_on, settings_of_ours, to_mesh
+from hf_gr.flax.noise import Noise
 from hf_gr.flax.speculation import Speculation
 from hf_gr.generation.checks import forced_end, missing_token
 from hf_gr.generation.configuration import set_fields
 from hf_gr.generation.internals import default_generation_fields
 from hf_gr.generation.models import fill_token, num_end_tokens
 from hf_gr.generation.named_catalogues import batch_rules, resolve_indexes
+from hf_gr.generation.seeds import row_seeds
 
 from .checks import LARGEST, check_call, refuse_arguments
 from .drafts import Draft, draft_of
@@ -48,6 +54,7 @@ class Call:
         draft: the kind of draft.
         plan: the options.
         num_rows: B of the program.
+        seeds: of the prompts' samples; None if nothing is drawn.
         mesh: where the program runs; None for one device.
     """
 
@@ -57,7 +64,15 @@ class Call:
     draft: Draft
     plan: DecodePlan
     num_rows: int
+    seeds: npt.NDArray[np.int64] | None
     mesh: Mesh | None
+
+    @property
+    def noise(self) -> Noise | None:
+        """What the program's rows draw from: those that only fill the bucket, too."""
+        if self.seeds is None:
+            return None
+        return Noise.of(np.pad(self.seeds, (0, self.num_rows - len(self.seeds))))
 
     @classmethod
     def read(
@@ -71,6 +86,8 @@ class Call:
         indexes: Any,
         exclude_items: Any,
         assistant: Any,
+        seed: Any,
+        key: Any,
         mesh: Mesh | None,
     ) -> Call:
         """Read the arguments of a call.
@@ -84,6 +101,8 @@ class Call:
             indexes: the catalogue or catalogues, or their names.
             exclude_items: as in `generate`.
             assistant: None.
+            seed: as in `generate`.
+            key: as in `generate`.
             mesh: where the program runs.
 
         Raises:
@@ -108,11 +127,18 @@ class Call:
         check_call(model, rules.shared, config, prompt, max_new_tokens=max_new_tokens, max_length=max_length)
         draft = draft_of(model, config)
         draft.check(prompt, rules.shared, given=fields)
+        if seed is not None and key is not None:
+            raise ValueError("seed and key are given, expected one of them: a key draws the seed")
+        seeds = None if seed is None else row_seeds(seed, prompt.num_rows)
+        if not config.do_sample:
+            seeds = None
+        elif seeds is None:
+            seeds = row_seeds(_drawn_seed(key), prompt.num_rows)
         if max_new_tokens is None:
             max_new_tokens = rules.shared.max_length if max_length is None else max_length - prompt.length
         num_rows = num_rows_on(mesh, prompt.num_rows)
         plan = draft.plan(make_plan(config, rules.shared, max_new_tokens), rules.shared, num_rows=num_rows)
-        return cls(config, prompt, rules, draft, plan, num_rows, mesh)
+        return cls(config, prompt, rules, draft, plan, num_rows, seeds, mesh)
 
     def answer(self, decoded: Decoded, *, is_ragged: bool) -> Any:
         """transformers' output, without the rows that only fill the bucket."""
@@ -138,6 +164,7 @@ class Call:
             "scores": per_path(decoded.step_scores),
             "logits": per_path(decoded.step_logits),
             "speculation": _on_host(decoded.speculation, prompt.num_rows, by_model=self.draft.calls_model),
+            "seeds": None if self.seeds is None else self.seeds.tolist(),
         }
         if plan.is_beam_search:
             first_path = np.arange(prompt.num_rows, dtype=np.int32)[:, None, None] * plan.width
@@ -200,3 +227,23 @@ def _on_host(speculation: Speculation, num_rows: int, *, by_model: bool) -> Spec
         target_forwards=int(by_row.target_forwards.max()) if by_model else 0,
         draft_forwards=int(by_row.draft_forwards.max()),
     )
+
+
+def _drawn_seed(key: Array | int | None) -> int:
+    """63 bits, from a key of `jax.random` or from the system."""
+    if key is None:
+        return secrets.randbits(63)
+    with settings_of_ours(None):
+        high, low = jax.random.bits(_to_key(key), (2,), jnp.uint32).tolist()
+    return (high << 32 | low) >> 1
+
+
+def _to_key(key: Array | int) -> Key[Array, ""]:
+    """A key of `jax.random`."""
+    if is_integer(key) and -(2**63) <= key < 2**63:  # pyright: ignore
+        return jax.random.key(int(key))  # pyright: ignore
+    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and not key.shape:
+        return key
+    if isinstance(key, jax.Array) and key.dtype == jnp.uint32 and key.ndim == 1:
+        return jax.random.wrap_key_data(key)
+    raise ValueError(f"key={key!r}, expected a seed or one key of jax.random: pass key=0, or key=jax.random.key(0)")

@@ -103,7 +103,7 @@ def refuse_arguments(arguments: Mapping[str, Any]) -> None:
     """Refuse arguments that are neither Flax's nor fields of a generation config, unless None."""
     for name, value in arguments.items():
         if name == "generator" and value is not None:
-            raise ValueError("generator is given, expected None in Flax: pass key=, a seed or a key of jax.random")
+            raise ValueError("generator is given, expected None in Flax: pass seed=, or key=, a key of jax.random")
         if value is not None:
             raise ValueError(
                 f"{name} is given, expected None: Flax has no such argument; omit it, or use backend='torch'"

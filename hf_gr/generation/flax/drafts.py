@@ -7,18 +7,19 @@ Knows no PyTorch. Other kinds draft in PyTorch only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
 from jax.sharding import Mesh
 
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.flax.decode import DecodePlan
 from hf_gr.flax.devices import replicated
 from hf_gr.flax.draft_head import HeadScorer
-from hf_gr.flax.drafters import TreeDrafter, plan_sizes
+from hf_gr.flax.drafters import TreeDrafter, plan_first, plan_sizes
 from hf_gr.flax.scorers import Params
 from hf_gr.generation.checks import check_codes, check_room_for_placeholders, draft_budget
 
@@ -88,13 +89,15 @@ class Draft:
 
 
 class TrieDraft(Draft):
-    """The whole catalogue below the beams, at the levels where its expected size fits the budget."""
+    """The catalogue: its first levels with the prompt, as many as fit the budget; then all of it below the beams."""
 
     def plan(self, plan: DecodePlan, catalogue: Snapshot, *, num_rows: int) -> DecodePlan:
         """See `Draft.plan`."""
         budget = draft_budget(self.config, batch_size=num_rows, vocab_size=self.model.config.vocab_size)
-        sizes = plan_sizes(_nodes_per_level(catalogue), plan.width, budget=budget)
-        return replace(plan, drafter=TreeDrafter(sizes)) if any(sizes) else plan
+        num_first, size = plan_first(_open_nodes(catalogue), plan.width, budget=budget)
+        sizes = plan_sizes(_nodes_per_level(catalogue), plan.width, budget=budget, first=1 + num_first)
+        drafter = TreeDrafter((size, *sizes[1:]), num_first)
+        return replace(plan, drafter=drafter) if any(drafter.sizes) else plan
 
 
 class HeadDraft(Draft):
@@ -150,3 +153,21 @@ def _nodes_per_level(catalogue: Snapshot) -> tuple[int, ...]:
         counts[-1] if count is None else int(count)
         for count, _ in zip_longest(counts, range(catalogue.max_length + 1))
     )
+
+
+def _open_nodes(catalogue: Snapshot) -> Iterator[int]:
+    """Nodes with children, by level from 1 to L - 1, additions and what was removed included: no request has more."""
+    base = catalogue.base.segment.trie
+    for level in range(1, catalogue.max_length):
+        number = 0
+        if level < base.max_length:
+            number = base.fanouts[level].num_parents - base.fanouts[level].num_childless
+        if catalogue.added is not None and level < catalogue.added.segment.trie.max_length:
+            assert catalogue.twins is not None
+            trie = catalogue.added.segment.trie
+            nodes = np.arange(*trie.level_starts[level : level + 2])
+            is_new = np.subtract(*trie.children(nodes, level)) < 0
+            if level < base.max_length:
+                is_new &= np.subtract(*base.children(catalogue.twins[nodes], level)) == 0
+            number += int(np.count_nonzero(is_new))
+        yield number

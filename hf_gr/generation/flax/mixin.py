@@ -14,21 +14,17 @@ Axes: B batch, P prompt, R returned sequences a row, T generated tokens.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Literal
 
-import jax
-import jax.numpy as jnp
 import numpy.typing as npt
 from jax.sharding import Mesh
-from jaxtyping import Array, Key
+from jaxtyping import Array
 from transformers import GenerationConfig
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.item_ids import ItemId
-from hf_gr.catalogue.sequences import is_integer
 from hf_gr.flax.decode import decode_program
 from hf_gr.flax.devices import decode_on_mesh, replicated, settings_of_ours
 from hf_gr.flax.transition import device_catalogue
@@ -51,6 +47,7 @@ class FlaxGenerationMixin:
         constraint_index: ConstraintIndex | str | Sequence[ConstraintIndex | str] | Literal[False] | None = None,
         exclude_items: Sequence[Iterable[ItemId]] | None = None,
         assistant_model: Any = None,
+        seed: int | Sequence[int] | npt.ArrayLike | None = None,
         key: Array | int | None = None,
         mesh: Mesh | None = None,
         **kwargs: Any,
@@ -64,14 +61,16 @@ class FlaxGenerationMixin:
             constraint_index: the catalogue, as for `GRGenerationMixin.generate`; Flax generates nothing without one.
             exclude_items: for every prompt, the ids of items to exclude.
             assistant_model: None: models draft in PyTorch only.
-            key: the source of all random draws: a seed, or a key of `jax.random`; by default a new one for every call.
-                A row's draws depend on the key and its number, not on the other rows.
+            seed: of the samples, as for `GRGenerationMixin.generate`, which draws the same for the same seed.
+            key: a key of `jax.random`, or a seed of one: draws one integer as the `seed`. By default every call draws
+                a new one.
             mesh: devices along the axes "data" (rows of the batch) and "model" (weights), such as
                 `jax.make_mesh((2, 4), ("data", "model"))`; by default all local devices along "data". A batch that
                 the devices do not divide is filled up with copies of its first row, which are dropped afterwards.
             kwargs: `attention_mask`, `decoder_input_ids`, and all fields of a generation config. Unsupported ones are
-                refused by name. Drafts are `drafting="trie"`, where a draft is the whole catalogue below the beams or
-                nothing, with room for four times its average number of nodes, up to `draft_token_budget`; and
+                refused by name. Drafts are `drafting="trie"`: as many whole levels of the catalogue as fit
+                `draft_token_budget` are scored together with the prompt; below, a draft is all that follows the beams
+                or nothing, with room for four times its average number of nodes, up to that budget. And
                 `drafting="head"` with `verification="catalogue"`.
 
         Returns:
@@ -128,32 +127,14 @@ class FlaxGenerationMixin:
             indexes=named if constraint_index is None else constraint_index,
             exclude_items=exclude_items,
             assistant=assistant_model,
+            seed=seed,
+            key=key,
             mesh=mesh,
         )
-        key, mesh = _to_key(key) if call.config.do_sample else None, call.mesh
+        mesh = call.mesh
         program = decode_program if mesh is None else partial(decode_on_mesh, mesh)
         with settings_of_ours(mesh):
-            keys = None if key is None else _row_keys(key, call.num_rows)
             catalogue = device_catalogue(call.rules, replicated(mesh), num_rows=call.num_rows)
             scorer, params = call.draft.scorer(call.plan, mesh)
-            decoded = program(scorer, params, catalogue, call.prompt.to_bucket(call.num_rows), call.plan, keys)
+            decoded = program(scorer, params, catalogue, call.prompt.to_bucket(call.num_rows), call.plan, call.noise)
             return call.answer(decoded, is_ragged=catalogue.is_ragged)
-
-
-def _to_key(key: Array | int | None) -> Key[Array, ""]:
-    """A key of `jax.random`."""
-    if key is None:
-        return jax.random.key(secrets.randbits(31))
-    if is_integer(key) and -(2**63) <= key < 2**63:  # pyright: ignore
-        return jax.random.key(int(key))  # pyright: ignore
-    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and not key.shape:
-        return key
-    if isinstance(key, jax.Array) and key.dtype == jnp.uint32 and key.ndim == 1:
-        return jax.random.wrap_key_data(key)
-    raise ValueError(f"key={key!r}, expected a seed or one key of jax.random: pass key=0, or key=jax.random.key(0)")
-
-
-@partial(jax.jit, static_argnums=1)
-def _row_keys(key: Key[Array, ""], num_rows: int) -> Key[Array, " batch"]:
-    """A key for every row, by its number."""
-    return jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(num_rows))

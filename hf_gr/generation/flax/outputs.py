@@ -27,6 +27,7 @@ class FlaxGenerateOutput(ModelOutput):
         hidden_states: None.
         past_key_values: None: the prompt's keys live inside the program.
         speculation: the number of forwards, and what was scored ahead.
+        seeds: of the prompts' samples, if any were drawn.
     """
 
     sequences: Int[Array, "rows length"] | None = None
@@ -38,6 +39,7 @@ class FlaxGenerateOutput(ModelOutput):
     hidden_states: Any = None
     past_key_values: Any = None
     speculation: Speculation | None = None
+    seeds: list[int] | None = None
 
     def __post_init__(self) -> None:
         """Store the given fields under their names; transformers' own would iterate over the first array's entries."""

@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
+from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
 from hf_gr.generation.messages import say_once
@@ -93,15 +95,20 @@ def _has_dropped_keys(layer: Any) -> bool:
 
 def to_keep_all_keys(cache: Any) -> DynamicCache:
     """The same keys in layers that drop none: masks limit what a sliding layer sees."""
-    plain = DynamicCache()
-    for layer in cache.layers:
-        assert type(layer) in KEYS, type(layer)
-        twin = DynamicLayer()
-        if layer.is_initialized:
-            twin.lazy_initialization(layer.keys, layer.values)
-            twin.keys, twin.values = layer.keys, layer.values
-        plain.layers.append(twin)
-    return plain
+    assert all(type(layer) in KEYS for layer in cache.layers), cache.layers
+    return cache_of((layer.keys, layer.values) if layer.is_initialized else None for layer in cache.layers)
+
+
+def cache_of(layers: Iterable[tuple[Tensor, Tensor] | None]) -> DynamicCache:
+    """A cache of the keys and values of every layer; None for a layer that has none (it reads another layer's)."""
+    cache = DynamicCache()
+    for states in layers:
+        layer = DynamicLayer()
+        if states is not None:
+            layer.lazy_initialization(*states)
+            layer.keys, layer.values = states
+        cache.layers.append(layer)
+    return cache
 
 
 def check_cache(cache: Any, batch_size: int) -> None:

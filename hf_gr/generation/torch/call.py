@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
@@ -29,7 +31,9 @@ from hf_gr.generation.configuration import check_fields, set_fields
 from hf_gr.generation.messages import say_once
 from hf_gr.generation.models import fill_token, first_of, num_end_tokens
 from hf_gr.generation.named_catalogues import batch_rules, resolve_indexes
+from hf_gr.generation.seeds import row_seeds
 from hf_gr.torch.decode import Decoded, DecodePlan
+from hf_gr.torch.noise import Noise
 
 from .caches import continued
 from .checks import check_call, check_generator
@@ -53,7 +57,8 @@ class Call:
         prompt: the prompt.
         draft: the kind of draft.
         layout: where paths are in a forward; None for transformers' loop, and if the draft head alone decodes.
-        generator: the source of all random draws; None for the device's own.
+        seeds: of the prompts' samples; None to draw them.
+        generator: what they are drawn from; None for the device's own.
         keeps_step_scores: whether `output_scores` asks for more than `sequences_scores`.
     """
 
@@ -66,6 +71,7 @@ class Call:
     prompt: Prompt
     draft: Draft
     layout: Layout | None
+    seeds: npt.NDArray[np.int64] | None
     generator: torch.Generator | None
     keeps_step_scores: bool
 
@@ -82,6 +88,7 @@ class Call:
         indexes: Any,
         exclude_items: Any,
         assistant: Any,
+        seed: Any,
         generator: Any,
     ) -> Call:
         """Read the arguments of a call.
@@ -96,6 +103,7 @@ class Call:
             indexes: the catalogue or catalogues, or their names.
             exclude_items: as in `generate`.
             assistant: the draft model, or None.
+            seed: as in `generate`.
             generator: as in `generate`.
 
         Raises:
@@ -135,6 +143,9 @@ class Call:
         draft = draft_of(model, config, assistant)
         draft.check(prompt, rules.shared, given=fields, model_kwargs=model_kwargs)
         check_generator(generator, model.device)
+        if seed is not None and generator is not None:
+            raise ValueError("seed and generator are given, expected one of them: a generator draws the seeds")
+        seeds = None if seed is None else row_seeds(seed, prompt.num_rows)
         if (cache := model_kwargs.get("past_key_values")) is not None:
             if use_cache is False:
                 raise ValueError("past_key_values is given with use_cache=False, expected one of them: omit one")
@@ -155,7 +166,18 @@ class Call:
         config.forced_eos_token_id = forced_end(config, rules.shared, max_new_tokens)
         layout = None if draft.verification.by_head_alone else _layout_of(model, config, model_kwargs)
         call = cls(
-            model, inputs, passed_on, model_kwargs, config, rules, prompt, draft, layout, generator, keeps_step_scores
+            model,
+            inputs,
+            passed_on,
+            model_kwargs,
+            config,
+            rules,
+            prompt,
+            draft,
+            layout,
+            seeds,
+            generator,
+            keeps_step_scores,
         )
         return call if call.is_ours else call._left_to_transformers()
 
@@ -166,8 +188,9 @@ class Call:
 
     def _left_to_transformers(self) -> Call:
         """Refuse, or report, options that transformers' loop does not have."""
-        if self.generator is not None:
-            raise ValueError("generator is given, expected None in transformers' loop: use torch.manual_seed")
+        for name, value in (("seed", self.seeds), ("generator", self.generator)):
+            if value is not None:
+                raise ValueError(f"{name} is given, expected None in transformers' loop: use torch.manual_seed")
         if self.draft.scores_ahead:
             say_once("decoding in transformers' loop: without a draft")
         return self
@@ -225,8 +248,9 @@ class Call:
             "sequences": sequences,
             "scores": decoded.step_scores,
             "logits": decoded.step_logits,
-            "past_key_values": search.cache,
-            "speculation": decoded.speculation,
+            "past_key_values": search.prompts.cache,
+            "speculation": replace(decoded.speculation, chosen=self.draft.chosen),
+            "seeds": None if prepared.plan.noise is None else prepared.plan.noise.seeds.tolist(),
         }
         if config.num_beams > 1:
             fields["sequences_scores"] = decoded.scores if config.output_scores else None
@@ -264,8 +288,14 @@ class Call:
             output_logits=bool(wants_details and config.output_logits),
             exit_early=not self.passed_on["synced_gpus"],
             is_relaxed=verification.samples,
-            generator=self.generator,
+            noise=Noise(self._seeds(input_ids)) if config.do_sample else None,
         )
+
+    def _seeds(self, input_ids: Tensor) -> Tensor:
+        """The seeds of the prompts' samples, `[B]`; drawn, if the call gives none."""
+        if self.seeds is not None:
+            return torch.from_numpy(self.seeds).to(input_ids.device)
+        return torch.randint(2**63 - 1, input_ids.shape[:1], generator=self.generator, device=input_ids.device)
 
 
 def refuse_without_catalogue(given: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which layout a model takes, and its scorer after a finished prefill. Knows transformers' caches, masks and configs.
+"""Which layout a model takes. Knows transformers' configs, and tries models out.
 
 Known families are listed, each tested against transformers. Any other model is tried once, on a few tokens, against
 its own plain forward; one that fails every layout decodes in transformers' loop.
@@ -9,7 +9,7 @@ its own plain forward; one that fails every layout decodes in transformers' loop
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -21,13 +21,13 @@ from torch import Tensor
 from hf_gr.generation import internals
 from hf_gr.generation.internals import attention_of, has_dynamic_cache
 from hf_gr.generation.models import special_tokens, start_token
-from hf_gr.torch.scorers import BatchScorer, PlainScorer, Scorer, TreeScorer
-from hf_gr.torch.tree import Nodes, to_additive
+from hf_gr.torch.scorers import PlainScorer, Scorer
+from hf_gr.torch.tree import Nodes
 
-from .caches import copy_cache, keeps_all_keys, to_keep_all_keys
-from .cross_attention import fold_beams, foldable_modules
-from .models import evaluation, layer_types, mask_dtype, takes_argument
+from .cross_attention import foldable_modules
+from .models import evaluation, layer_types, takes_argument
 from .prompts import positions_of, prefill
+from .scorers import Prompts, make_scorer
 
 # "folded" is the batch layout of an encoder-decoder whose beams share the encoder's keys.
 Layout = Literal["tree", "folded", "batch"]
@@ -52,6 +52,7 @@ COMMON_ARGUMENTS = frozenset(
 PLAIN = (bool, int, float, str)
 
 _CHOSEN: WeakKeyDictionary[Any, dict[tuple[Any, ...], Layout | None]] = WeakKeyDictionary()
+_WITH_PROMPT: WeakKeyDictionary[Any, dict[tuple[Any, ...], bool]] = WeakKeyDictionary()
 _TRIED: WeakKeyDictionary[Any, dict[tuple[Any, ...], bool]] = WeakKeyDictionary()
 
 
@@ -100,6 +101,35 @@ def are_for_prompt(
     return tried.get(key, True)
 
 
+def may_take_nodes(model: Any, layout: Layout, config: Any, model_kwargs: Mapping[str, Any]) -> bool:
+    """Whether nodes may be read in the prompts' own forward: for plain prompts, computed from their first token on.
+
+    Args:
+        model: the model.
+        layout: from `choose_layout`.
+        config: the prepared generation config.
+        model_kwargs: the arguments of the prompts' forward, prepared by transformers.
+    """
+    cache, of_text = model_kwargs.get("past_key_values"), model.config.get_text_config(decoder=True)
+    if (
+        layout == "batch"
+        or own_arguments(model_kwargs)
+        or model_kwargs.get("inputs_embeds") is not None
+        or config.prefill_chunk_size is not None
+        or (cache is not None and cache.get_seq_length() > 0)
+        or "prepare_inputs_for_generation" in vars(model)  # by PEFT, to prepend learned tokens
+        or (layout == "folded" and set(layer_types(of_text)) != {"full_attention"})
+    ):
+        return False
+    if of_text.model_type in (TREE_FAMILIES if layout == "tree" else BATCH_FAMILIES):
+        return True
+    known = _WITH_PROMPT.setdefault(model, {})
+    key = (attention_of(model.config), model.dtype)
+    if key not in known:
+        known[key] = _agrees(model, layout, with_prompt=True)
+    return known[key]
+
+
 def _find_layout(model: Any) -> Layout | None:
     config = model.config.get_text_config(decoder=True)
     if not has_dynamic_cache(model):
@@ -112,77 +142,6 @@ def _find_layout(model: Any) -> Layout | None:
     if config.model_type in (TREE_FAMILIES if layouts[0] == "tree" else BATCH_FAMILIES):
         return layouts[0]
     return next((layout for layout in layouts if _agrees(model, layout)), None)
-
-
-def make_scorer(
-    model: Any,
-    layout: Layout,
-    outputs: Any,
-    model_kwargs: dict[str, Any],
-    *,
-    batch_size: int,
-    width: int,
-    scores_ahead: bool = False,
-) -> Scorer:
-    """The scorer that continues after a prefill.
-
-    A single path over unpadded prompts has nothing to share and nothing to mask: it takes the batch layout, which is
-    then transformers' own.
-
-    Args:
-        model: the model.
-        layout: from `choose_layout`.
-        outputs: the prefill's outputs; its cache is not changed.
-        model_kwargs: the prefill's arguments, prepared by transformers.
-        batch_size: B.
-        width: paths a request.
-        scores_ahead: whether nodes of several levels will be scored together, which takes the tree layout even for a
-            single path.
-    """
-    prompt_logits = outputs.logits[:, -1:]
-    if model.config.is_encoder_decoder:
-        modules = foldable_modules(model) if layout == "folded" else []
-        return _encoder_decoder_scorer(model, modules, prompt_logits, outputs, model_kwargs)
-    cache, device = outputs.past_key_values, prompt_logits.device
-    prompt_length = cache.get_seq_length()
-    _check_prefix(prompt_length, model_kwargs)
-    prompt_mask = _prompt_mask(model_kwargs.get("attention_mask"), batch_size, prompt_length, device)
-    next_position = _next_position(model, outputs, model_kwargs, batch_size)
-    takes_positions = next_position is not None
-    if next_position is None:
-        next_position = prompt_mask.sum(-1, keepdim=True)
-    is_padded = model_kwargs.get("attention_mask") is not None
-    if layout == "tree" and (width > 1 or is_padded or scores_ahead):
-        return TreeScorer(
-            model,
-            prompt_logits,
-            to_keep_all_keys(cache),
-            prompt_mask=prompt_mask,
-            next_position=next_position,
-            windows=_windows(model.config.get_text_config(decoder=True), cache, prompt_length),
-            mask_dtype=mask_dtype(model),
-        )
-
-    def arguments(num_beams: int, tokens: Tensor, depth: int) -> dict[str, Any]:
-        given: dict[str, Any] = {"input_ids": tokens, "past_key_values": own, "use_cache": True, "return_dict": True}
-        if is_padded:
-            mask = prompt_mask.repeat_interleave(num_beams, dim=0)
-            given["attention_mask"] = torch.nn.functional.pad(mask.long(), (0, depth + tokens.shape[1]), value=1)
-        if takes_positions:
-            steps = torch.arange(depth, depth + tokens.shape[1], device=device)
-            given["position_ids"] = (next_position + steps).repeat_interleave(num_beams, dim=-2)
-        return given
-
-    own = copy_cache(cache)
-    # Every path has a copy of the prompt's keys here: many more paths than beams would cost more than they save.
-    return BatchScorer(
-        model,
-        prompt_logits,
-        own,
-        arguments=arguments,
-        suffix_start=prompt_length if keeps_all_keys(cache) else None,
-        takes_levels=False,
-    )
 
 
 def prefilled(
@@ -202,14 +161,11 @@ def prefilled(
         return lambda: PlainScorer(_plain_reader(model, prompt, inputs, attention_mask), batch_size=len(prompt))
 
     @cache
-    def computed() -> tuple[Any, dict[str, Any]]:
-        return prefill(model, prompt, inputs, attention_mask)
+    def prompts() -> Prompts:
+        outputs, kwargs = prefill(model, prompt, inputs, attention_mask)
+        return Prompts(prompt, kwargs, lambda: outputs)
 
-    def new_scorer() -> Scorer:
-        outputs, kwargs = computed()
-        return make_scorer(model, layout, outputs, kwargs, batch_size=len(prompt), width=width, scores_ahead=True)
-
-    return new_scorer
+    return lambda: make_scorer(model, layout, prompts(), width=width, scores_ahead=True)
 
 
 def _plain_reader(
@@ -250,107 +206,17 @@ def _may_take_tree(model: Any, config: Any) -> bool:
     )
 
 
-def _windows(config: Any, cache: Any, prompt_length: int) -> dict[str | None, tuple[int | None, int]]:
-    """How far each kind of layer sees, and how many of the prompt's keys its cache holds (`TreeScorer.windows`)."""
-    kinds: dict[str | None, tuple[int | None, int]] = {}
-    for kind, layer in zip(layer_types(config), cache.layers, strict=False):
-        if not layer.is_initialized:
-            continue
-        window = config.sliding_window if kind == "sliding_attention" else None
-        kinds.setdefault(kind, (window, layer.keys.shape[-2] if window is not None else prompt_length))
-    return kinds if len(kinds) > 1 else {None: next(iter(kinds.values()))}
-
-
-def _next_position(model: Any, outputs: Any, model_kwargs: dict[str, Any], batch_size: int) -> Tensor | None:
-    """`[..., B, 1]`, the position after the prompt, as the model wants it; None if it counts positions by itself.
-
-    Some models count from 1 (PaliGemma), and only the arguments of transformers' own steps say so.
-    """
-    token = torch.zeros((batch_size, 1), dtype=torch.long, device=model.device)
-    position = internals.next_inputs(model, token, outputs, model_kwargs)[0].get("position_ids")
-    return None if position is None else position.to(outputs.logits.device).expand(*position.shape[:-2], batch_size, 1)
-
-
-def _prompt_mask(mask: Tensor | None, batch_size: int, prompt_length: int, device: torch.device) -> Tensor:
-    """Real tokens among the keys of the prompt."""
-    if mask is None:
-        return torch.ones((batch_size, prompt_length), dtype=torch.bool, device=device)
-    return mask.to(device).bool()
-
-
-def _check_prefix(prompt_length: int, model_kwargs: dict[str, Any]) -> None:
-    """Refuse keys before the prompt that no argument accounts for: a learned prefix with positions of its own."""
-    mask, position_ids = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
-    known = next((known.shape[-1] for known in (mask, position_ids) if known is not None), prompt_length)
-    if known != prompt_length:
-        raise ValueError(
-            f"the prompt has {prompt_length} keys for {known} tokens, expected one key a token: prefix, prompt and "
-            "p-tuning are not supported on decoders; use ConstraintLogitsProcessor in transformers' own loop"
-        )
-
-
-def _encoder_decoder_scorer(
-    model: Any, modules: list[Any], prompt_logits: Tensor, outputs: Any, model_kwargs: dict[str, Any]
-) -> Scorer:
-    """One row a beam in the decoder; the encoder's keys once a request, if `modules` are to be folded."""
-    own = copy_cache(outputs.past_key_values)
-    encoder_outputs, mask = model_kwargs["encoder_outputs"], model_kwargs.get("attention_mask")
-    decoder_mask = model_kwargs.get("decoder_attention_mask")
-    folds = bool(modules)
-    shared = own.cross_attention_cache
-    folded_mask = None
-    if folds and mask is not None:
-        folded_mask = mask[:, None, None].bool()
-        if (dtype := mask_dtype(model)) is not None:
-            folded_mask = to_additive(folded_mask, dtype)
-
-    @cache
-    def repeated(num_beams: int) -> Any:
-        copies = copy_cache(shared)
-        copies.batch_repeat_interleave(num_beams)
-        return copies
-
-    def arguments(num_beams: int, tokens: Tensor, depth: int) -> dict[str, Any]:
-        given: dict[str, Any] = {
-            "decoder_input_ids": tokens,
-            "past_key_values": own,
-            "use_cache": True,
-            "return_dict": True,
-            "encoder_outputs": encoder_outputs,
-            "attention_mask": folded_mask if folds else mask,
-        }
-        if decoder_mask is not None:
-            rows = decoder_mask.repeat_interleave(num_beams, dim=0)
-            given["decoder_attention_mask"] = torch.nn.functional.pad(rows, (0, depth + tokens.shape[1]), value=1)
-        if not folds and num_beams > 1:
-            hidden = encoder_outputs[0].repeat_interleave(num_beams, dim=0)
-            given["encoder_outputs"] = type(encoder_outputs)(last_hidden_state=hidden)
-            given["attention_mask"] = None if mask is None else mask.repeat_interleave(num_beams, dim=0)
-            own.cross_attention_cache = repeated(num_beams)
-        return given
-
-    def call(**given: Any) -> Any:
-        with fold_beams(modules, batch_size):
-            return model(**given)
-
-    batch_size = len(prompt_logits)
-    ours = own.self_attention_cache
-    suffix_start = ours.get_seq_length() if keeps_all_keys(ours) else None
-    return BatchScorer(
-        call,
-        prompt_logits,
-        ours,
-        arguments=arguments,
-        suffix_start=suffix_start,
-        takes_levels=folds and suffix_start is not None,
-    )
-
-
 @torch.no_grad()
-def _agrees(model: Any, layout: Layout) -> bool:
-    """Whether a model's scores in a layout are those of its plain forward, on a small tree over two short prompts."""
+def _agrees(model: Any, layout: Layout, *, with_prompt: bool = False) -> bool:
+    """Whether a model's scores in a layout are those of its plain forward, on a small tree over two short prompts.
+
+    Args:
+        model: the model.
+        layout: the layout.
+        with_prompt: whether the tree is scored in the prompt's own forward.
+    """
     num_beams, prompt_length = 3, 6
-    tokens = _ordinary_tokens(model, 2 * (prompt_length + 2 * num_beams))
+    tokens = ordinary_tokens(model, 2 * (prompt_length + 2 * num_beams))
     prompt, first, second = tokens.view(2, -1).split([prompt_length, num_beams, num_beams], dim=1)
     parents = torch.tensor([[2, 0, 0], [1, 1, 2]], device=model.device)
     mask = torch.ones_like(prompt)
@@ -373,9 +239,15 @@ def _agrees(model: Any, layout: Layout) -> bool:
                     longer["position_ids"] = positions_of(longer["attention_mask"])
                 given = torch.cat([prompt[rows], path], dim=1)
                 plain = model(**model.prepare_inputs_for_generation(given, is_first_iteration=True, **longer))
-            scorer = make_scorer(model, layout, outputs, kwargs, batch_size=2, width=num_beams)
-            scorer.score([Nodes(first, torch.zeros_like(first), first)], depth=1)
-            ours = scorer.score([Nodes(second, parents, second)], depth=2)[0].flatten(0, 1)
+            begun = start if model.config.is_encoder_decoder else prompt
+            prompts = Prompts(begun, kwargs, lambda: outputs, takes_nodes=with_prompt)
+            scorer = make_scorer(model, layout, prompts, width=num_beams)
+            levels = [Nodes(first, torch.zeros_like(first), first), Nodes(second, parents, second)]
+            if with_prompt:
+                ours = scorer.begin(levels)[-1]
+            else:
+                ours = _one_by_one(scorer, levels)
+            ours = ours.flatten(0, 1)
     except torch.OutOfMemoryError:
         raise
     except FAILURES:
@@ -386,7 +258,7 @@ def _agrees(model: Any, layout: Layout) -> bool:
 @torch.no_grad()
 def _steps_agree(model: Any, layout: Layout, input_ids: Tensor, config: Any, model_kwargs: dict[str, Any]) -> bool:
     """Whether two steps in a layout equal transformers' own, which find nothing else to read."""
-    path = _ordinary_tokens(model, 2)[:, None, None].expand(-1, len(input_ids), -1)
+    path = ordinary_tokens(model, 2)[:, None, None].expand(-1, len(input_ids), -1)
     try:
         with evaluation(model):
             # Some arguments are written to: caches, and whatever a model keeps about its inputs.
@@ -397,7 +269,8 @@ def _steps_agree(model: Any, layout: Layout, input_ids: Tensor, config: Any, mod
             }
             kwargs |= {name: model_kwargs[name] for name in model_kwargs.keys() - kwargs.keys()}
             outputs = internals.prefill(model, input_ids, config, kwargs)
-            ours = [_two_steps(model, layout, outputs, kwargs, path, width=width) for width in (1, 2)]
+            prompts = Prompts(input_ids, kwargs, lambda of_prompt=outputs: of_prompt)
+            ours = [_two_steps(model, layout, prompts, path, width=width) for width in (1, 2)]
             tokens = input_ids
             for token in path:
                 tokens = torch.cat([tokens, token.to(tokens.device)], dim=1)
@@ -414,16 +287,23 @@ def _steps_agree(model: Any, layout: Layout, input_ids: Tensor, config: Any, mod
 
 
 def _two_steps(
-    model: Any, layout: Layout, outputs: Any, kwargs: dict[str, Any], path: Int[Tensor, "2 batch 1"], *, width: int
+    model: Any, layout: Layout, prompts: Prompts, path: Int[Tensor, "2 batch 1"], *, width: int
 ) -> Float[Tensor, "batch vocab"]:
     """Logits after a path of two tokens, which is the last of `width` paths, and the first of them a step later."""
     first, second = path.expand(-1, -1, width)
     if width > 1:
         first = torch.cat([second[:, 1:], first[:, :1]], dim=1)
-    scorer = make_scorer(model, layout, outputs, kwargs, batch_size=len(first), width=width)
-    scorer.score([Nodes(first, torch.zeros_like(first), first)], depth=1)
     parents = torch.arange(width - 1, -1, -1, device=first.device).expand(len(first), -1)
-    return scorer.score([Nodes(second, parents, second)], depth=2)[0][:, 0]
+    scorer = make_scorer(model, layout, prompts, width=width)
+    return _one_by_one(scorer, [Nodes(first, torch.zeros_like(first), first), Nodes(second, parents, second)])[:, 0]
+
+
+def _one_by_one(scorer: Scorer, levels: Sequence[Nodes]) -> Float[Tensor, "batch nodes vocab"]:
+    """Logits after the last level, one forward a level."""
+    logits = scorer.begin()
+    for depth, nodes in enumerate(levels, start=1):
+        logits = scorer.score([nodes], depth=depth)
+    return logits[0]
 
 
 class Unread:
@@ -438,7 +318,7 @@ class Unread:
     __hash__ = object.__hash__
 
 
-def _ordinary_tokens(model: Any, count: int) -> Tensor:
+def ordinary_tokens(model: Any, count: int) -> Tensor:
     """Tokens without a meaning to the model, if it has any: padding would move positions, placeholders need images."""
     configs = (model.generation_config, model.config, model.config.get_text_config(decoder=True))
     is_ordinary = torch.ones(configs[-1].vocab_size, dtype=torch.bool)

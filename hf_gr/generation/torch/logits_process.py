@@ -20,6 +20,7 @@ from transformers import (
     LogitsProcessorList,
     SynthIDTextWatermarkLogitsProcessor,
     TopHLogitsWarper,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
 from hf_gr.catalogue import ConstraintIndex
@@ -31,6 +32,8 @@ from hf_gr.catalogue.trie import PADDING
 from hf_gr.generation.named_catalogues import batch_rules
 
 from .constraints import NEARLY_IMPOSSIBLE, Constraint, OneSequence, SeveralLabels
+
+WITH_STATE = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor)
 
 
 class ConstraintLogitsProcessor(LogitsProcessor):
@@ -229,6 +232,12 @@ def keep_dead(processors: LogitsProcessorList) -> LogitsProcessorList:
     """The same processors; those that take a softmax as a distribution do not see dead paths, which have none."""
     of_living = (LogitNormalization, EtaLogitsWarper, TopHLogitsWarper, SynthIDTextWatermarkLogitsProcessor)
     return LogitsProcessorList(OfLiving(one) if isinstance(one, of_living) else one for one in processors)
+
+
+def keeper_of_state(processors: Iterable[Any]) -> LogitsProcessor | None:
+    """The first of transformers' processors that expects one call a level, with all rows; None if there is none."""
+    own = (one.inner if isinstance(one, OfLiving) else one for one in processors)
+    return next((one for one in own if isinstance(one, WITH_STATE)), None)
 
 
 def _read_prompt_length(prompt_length: int | None, attention_mask: Tensor | None) -> int | None:

@@ -3,7 +3,8 @@
 """`GRGenerationMixin`: `generate` with a catalogue, and a checkpoint's files besides transformers'.
 
 The path of a call: `Call.read` (arguments, checks), `Call.prepare` (transformers prepares the inputs), `Draft.start`
-(the prefill), `hf_gr.torch.decode.decode` (the loop, whose step is `hf_gr.torch.transition.children`), `Call.answer`.
+(the scorer, the drafter, the catalogue), `hf_gr.torch.decode.decode` (the loop, whose step is
+`hf_gr.torch.transition.children`), `Call.answer`.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class GRGenerationMixin(Overrides, GenerationMixin):
         constraint_index: ConstraintIndex | str | Sequence[ConstraintIndex | str] | Literal[False] | None = None,
         exclude_items: Sequence[Iterable[ItemId]] | None = None,
         assistant_model: Any = None,
+        seed: int | Sequence[int] | Tensor | None = None,
         generator: torch.Generator | None = None,
         **kwargs: Any,
     ) -> Any:
@@ -72,7 +74,11 @@ class GRGenerationMixin(Overrides, GenerationMixin):
                 several beams (AtSpeed). See `GRGenerationConfig` for `num_draft_beams`, `draft_token_budget` and
                 `verification`, and for drafts by the catalogue itself, which need no model: `drafting="trie"`. Logits
                 processors also see the draft's scores: they must not keep state between calls.
-            generator: the source of all random draws; the device's own by default.
+            seed: of the samples: a 64-bit integer for each prompt, or one, from which every prompt gets its own (the
+                first that integer itself). A prompt's samples depend on the model, the catalogue, the settings, its
+                tokens and its seed alone: not on the rest of the batch, the padding, drafts, the device or the
+                backend, as far as scores do not; nor on items that come or go elsewhere in the catalogue.
+            generator: draws the seeds instead; by default the device's own does. The output's `seeds` lists them.
             all others: as in transformers. Decoding modes are greedy, sampling, beam search and beam sampling. With a
                 catalogue the length may be omitted, `past_key_values` holds one row a prompt (and is not changed), of
                 the prompt's first tokens or of all of it, and `sequences_scores` sums log-probabilities over the full
@@ -81,14 +87,15 @@ class GRGenerationMixin(Overrides, GenerationMixin):
         Returns:
             As in transformers: a tensor, or with `return_dict_in_generate` an output object. If fewer legal sequences
             exist than requested, the rest are rows of `pad_token_id` (after the prompt) with score `-inf`. The
-            object's `speculation` counts forwards and nodes scored ahead (None in transformers' loop). Its
-            `past_key_values` is the prompt's cache, ready for another call (in transformers' loop, the answer's, too).
+            object's `speculation` counts forwards and nodes scored ahead, and its `seeds` are those of the samples,
+            one for each prompt (both None in transformers' loop). Its `past_key_values` is the prompt's cache, ready
+            for another call (in transformers' loop, the answer's, too).
 
         Raises:
             ValueError: before any work, for arguments that cannot lead to the catalogue's sequences: a vocabulary
                 that lacks its tokens, too small a length, right-padded prompts, a cache of another batch size or of
                 more tokens, an unsupported mode, views of different indexes in one batch, excluded ids of another
-                type.
+                type, a seed that is no integer.
 
         Example:
             >>> from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -115,7 +122,7 @@ class GRGenerationMixin(Overrides, GenerationMixin):
         }
         named = first_of("constraint_index", {}, generation_config, self.generation_config)
         if constraint_index is False or (constraint_index is None and named is None):
-            refuse_without_catalogue(fields | {"exclude_items": exclude_items, "generator": generator})
+            refuse_without_catalogue(fields | {"exclude_items": exclude_items, "seed": seed, "generator": generator})
             kwargs |= {} if assistant_model is None else {"assistant_model": assistant_model}
             return generate(inputs, generation_config, *passed_on.values(), *args, **kwargs)
         call = Call.read(
@@ -128,6 +135,7 @@ class GRGenerationMixin(Overrides, GenerationMixin):
             indexes=named if constraint_index is None else constraint_index,
             exclude_items=exclude_items,
             assistant=assistant_model,
+            seed=seed,
             generator=generator,
         )
         prepared = call.prepare(generate) if call.is_ours else None

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""transformers' outputs of `generate`, plus `speculation`."""
+"""transformers' outputs of `generate`, plus `speculation` and `seeds`."""
 
 from __future__ import annotations
 
@@ -19,30 +19,34 @@ from hf_gr.torch.speculation import Speculation
 
 @dataclass
 class GRGenerateDecoderOnlyOutput(GenerateDecoderOnlyOutput):
-    """`GenerateDecoderOnlyOutput`, and `speculation`: forwards, and what was scored ahead."""
+    """`GenerateDecoderOnlyOutput`, `speculation` (forwards, what was scored ahead), `seeds` (of samples)."""
 
     speculation: Speculation | None = None
+    seeds: list[int] | None = None
 
 
 @dataclass
 class GRGenerateEncoderDecoderOutput(GenerateEncoderDecoderOutput):
-    """`GenerateEncoderDecoderOutput`, and `speculation`: forwards, and what was scored ahead."""
+    """`GenerateEncoderDecoderOutput`, `speculation` (forwards, what was scored ahead), `seeds` (of samples)."""
 
     speculation: Speculation | None = None
+    seeds: list[int] | None = None
 
 
 @dataclass
 class GRGenerateBeamDecoderOnlyOutput(GenerateBeamDecoderOnlyOutput):
-    """`GenerateBeamDecoderOnlyOutput`, and `speculation`: forwards, and what was scored ahead."""
+    """`GenerateBeamDecoderOnlyOutput`, `speculation` (forwards, what was scored ahead), `seeds` (of samples)."""
 
     speculation: Speculation | None = None
+    seeds: list[int] | None = None
 
 
 @dataclass
 class GRGenerateBeamEncoderDecoderOutput(GenerateBeamEncoderDecoderOutput):
-    """`GenerateBeamEncoderDecoderOutput`, and `speculation`: forwards, and what was scored ahead."""
+    """`GenerateBeamEncoderDecoderOutput`, `speculation` (forwards, what was scored ahead), `seeds` (of samples)."""
 
     speculation: Speculation | None = None
+    seeds: list[int] | None = None
 
 
 def output_class(*, is_encoder_decoder: bool, is_beam_search: bool) -> Any:

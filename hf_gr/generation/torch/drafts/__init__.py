@@ -19,8 +19,9 @@ from torch import Tensor
 from hf_gr.catalogue.snapshot import BatchRules, Snapshot
 from hf_gr.generation import internals
 from hf_gr.generation.configuration import VERIFICATION
-from hf_gr.generation.torch.layouts import Layout, make_scorer
+from hf_gr.generation.torch.layouts import Layout, may_take_nodes
 from hf_gr.generation.torch.prompts import Prompt
+from hf_gr.generation.torch.scorers import Prompts, make_scorer
 from hf_gr.torch.decode import Decoded, DecodePlan
 from hf_gr.torch.scorers import Scorer
 from hf_gr.torch.speculation import Drafter
@@ -54,19 +55,19 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Search:
-    """A call after its prefill.
+    """A call that can be decoded.
 
     Attributes:
         scorer: its scores decide.
         catalogue: the legal sequences of each row.
         drafter: proposes nodes to score ahead; None for no draft.
-        cache: the prompt's, for another call.
+        prompts: what the scorer is over; they have the cache for another call.
     """
 
     scorer: Scorer
     catalogue: DeviceCatalogue
     drafter: Drafter | None
-    cache: Any
+    prompts: Prompts
 
 
 class Draft:
@@ -81,6 +82,11 @@ class Draft:
     scores_ahead = False  # whether nodes of several levels are scored together
     decides_alone = False  # whether it can answer without the model
     reads_assistant = False  # whether it uses or refuses the draft model of a call; else that model drafts instead
+
+    @property
+    def chosen(self) -> str | None:
+        """The kind that "auto" has decided on; see `Speculation.chosen`."""
+        return None
 
     def __init__(self, model: Any, config: Any, assistant: Any = None) -> None:
         self.model = model
@@ -133,27 +139,35 @@ class Draft:
             )
 
     def start(self, prepared: Prepared) -> Search:
-        """Run the prefill, and make the scorer, the drafter and the catalogue on the device."""
-        outputs = self.prefill(prepared)
-        catalogue = device_catalogue(prepared.rules, outputs.logits.device)
+        """Make the scorer, the drafter and the catalogue on the device; the first forward is the search's."""
         assert prepared.layout is not None
+        prompts = self.prompts(prepared)
+        catalogue = device_catalogue(prepared.rules, prepared.input_ids.device)
         new_scorer = partial(
             make_scorer,
             self.model,
             prepared.layout,
-            outputs,
-            prepared.model_kwargs,
-            batch_size=prepared.input_ids.shape[0],
+            prompts,
             width=prepared.plan.width,
             scores_ahead=self.scores_ahead,
         )
         scorer = new_scorer()
-        drafter = self.drafter(prepared, catalogue, scorer, new_scorer)
-        return Search(scorer, catalogue, drafter, outputs.past_key_values)
+        return Search(scorer, catalogue, self.drafter(prepared, catalogue, scorer, new_scorer), prompts)
 
-    def prefill(self, prepared: Prepared) -> Any:
-        """The model's outputs for the prompt."""
-        return internals.prefill(self.model, prepared.input_ids, prepared.config, prepared.model_kwargs)
+    def prompts(self, prepared: Prepared) -> Prompts:
+        """The prompts, to be computed by transformers' own code unless nodes are read with them."""
+        model, config, kwargs = self.model, prepared.config, prepared.model_kwargs
+        return Prompts(
+            prepared.input_ids,
+            kwargs,
+            lambda: internals.prefill(model, prepared.input_ids, config, kwargs),
+            takes_nodes=self.takes_nodes(prepared),
+        )
+
+    def takes_nodes(self, prepared: Prepared) -> bool:
+        """Whether nodes may be read in the prompts' own forward."""
+        layout, config, kwargs = prepared.layout, prepared.config, prepared.model_kwargs
+        return self.scores_ahead and layout is not None and may_take_nodes(self.model, layout, config, kwargs)
 
     def drafter(
         self, prepared: Prepared, catalogue: DeviceCatalogue, scorer: Scorer, new_scorer: Callable[[], Scorer]

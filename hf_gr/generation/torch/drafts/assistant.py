@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from hf_gr.catalogue.sequences import is_integer
 from hf_gr.catalogue.snapshot import Snapshot
+from hf_gr.generation.models import position_limit
 from hf_gr.generation.torch.layouts import choose_layout, prefilled
 from hf_gr.generation.torch.models import base_model
 from hf_gr.generation.torch.prompts import Prompt
@@ -75,6 +75,7 @@ class AssistantDraft(TrieDraft):
                 "state of the model's rows, and the draft model has others"
             )
         check_draft_width(config)
+        _check_positions(assistant, prompt, catalogue)
 
     def searcher(self, prepared: Prepared, vocab_size: int) -> Assistant | None:
         """The draft model, over a prefill of its own."""
@@ -86,19 +87,32 @@ class AssistantDraft(TrieDraft):
         )
 
 
-def make_searcher(config: Any, plan: DecodePlan, scorers: Callable[[int], Callable[[], Scorer]]) -> Assistant:
+def _check_positions(assistant: Any, prompt: Prompt, catalogue: Snapshot) -> None:
+    """Refuse prompts for which a draft model has no positions; rotary ones can be computed for any."""
+    if getattr(assistant.config.get_text_config(decoder=True), "rope_parameters", None) is not None:
+        return
+    assert prompt.inputs is not None
+    is_encoder_decoder = assistant.config.is_encoder_decoder
+    num_read = max(catalogue.max_length - 2, 0)  # the target alone reads tokens of the last level drafted
+    num_tokens, limit = prompt.inputs.shape[1], position_limit(assistant.config, of_encoder=is_encoder_decoder)
+    if not is_encoder_decoder:  # where padding has no position
+        num_tokens = num_read + (num_tokens if prompt.mask is None else int(prompt.mask.sum(dim=-1).max()))
+    if limit is not None and num_tokens > limit:
+        raise ValueError(
+            f"assistant_model has {limit} positions, expected {num_tokens} for this prompt and its drafts: shorten "
+            "the prompt, or omit assistant_model"
+        )
+
+
+def make_searcher(
+    config: Any, plan: DecodePlan, scorers: Callable[[int], Callable[[], Scorer]], *, first_level: int = 0
+) -> Assistant:
     """A search that drafts, with the width of the config; `scorers` makes scorers for a width."""
     num_beams = config.num_draft_beams or plan.width * (1 if plan.is_relaxed else DRAFT_BEAMS_PER_BEAM)
-    search = replace(
-        plan,
-        num_beams=num_beams,
-        num_kept=num_beams,
-        num_return_sequences=num_beams,
-        do_sample=plan.is_relaxed,
-        processor_width=plan.width,
-        stopping_criteria=None,
-    )
-    return Assistant(scorers(num_beams), search, num_steps=config.num_assistant_tokens)
+    # Relaxed answers would be further from the model's own with every level that is drafted: the first one is exact.
+    first_level = max(first_level, int(plan.is_relaxed))
+    num_steps = config.num_assistant_tokens
+    return Assistant(scorers(num_beams), num_beams=num_beams, num_steps=num_steps, first_level=first_level)
 
 
 def check_draft_width(config: Any) -> None:

@@ -15,6 +15,7 @@ from hf_gr.generation.checks import check_codes, check_room_for_placeholders
 from hf_gr.generation.torch.caches import keeps_all_keys
 from hf_gr.generation.torch.models import hidden_size_of
 from hf_gr.generation.torch.prompts import Prompt, prefill_with_placeholders
+from hf_gr.generation.torch.scorers import Prompts
 from hf_gr.torch.draft_head import HeadScorer
 from hf_gr.torch.drafters import Assistant
 from hf_gr.torch.scorers import Scorer
@@ -96,29 +97,35 @@ class HeadDraft(TrieDraft):
         """See `Draft.start`; if the head decides alone, it is the scorer."""
         if not self.verification.by_head_alone:
             return super().start(prepared)
-        outputs = self.prefill(prepared)
-        head, catalogue = self.model.draft_head, device_catalogue(prepared.rules, outputs.logits.device)
+        prompts = self.prompts(prepared)
+        head, catalogue = self.model.draft_head, device_catalogue(prepared.rules, prepared.input_ids.device)
         num_unchecked = self.verification.unchecked_levels(catalogue.max_length)
         codes = tuple(head.codebook(level).to(catalogue.device) for level in range(num_unchecked))
-        scorer = self._scorers(prepared, outputs.logits.shape[-1])()
-        return Search(scorer, replace(catalogue, unchecked=codes), None, outputs.get("past_key_values"))
+        scorer = self._scorers(prepared, prompts.outputs.logits.shape[-1])()
+        return Search(scorer, replace(catalogue, unchecked=codes), None, prompts)
 
-    def prefill(self, prepared: Prepared) -> Any:
-        """The model's outputs for the prompt; stores the placeholders' hidden states for the head."""
-        head = self.model.draft_head
-        outputs, hidden = prefill_with_placeholders(
-            self.model,
-            prepared.input_ids,
-            prepared.config,
-            prepared.model_kwargs,
-            placeholder_ids=head.config.placeholder_token_ids,
-        )
-        self.hidden = hidden.to(next(head.parameters()))  # its device and dtype, which may differ from the model's
-        return outputs
+    def prompts(self, prepared: Prepared) -> Prompts:
+        """The prompts; their forward stores the placeholders' hidden states for the head."""
+        model, tail = self.model, self.model.draft_head.config.placeholder_token_ids
+        parameter = next(model.draft_head.parameters())
+
+        def catch(hidden: Tensor) -> None:
+            self.hidden = hidden.to(parameter)  # its device and dtype, which may differ from the model's
+
+        def run() -> Any:
+            outputs, hidden = prefill_with_placeholders(
+                model, prepared.input_ids, prepared.config, prepared.model_kwargs, placeholder_ids=tail
+            )
+            catch(hidden)
+            return outputs
+
+        takes_nodes = prepared.layout == "tree" and self.takes_nodes(prepared)
+        return Prompts(prepared.input_ids, prepared.model_kwargs, run, takes_nodes=takes_nodes, tail=tail, catch=catch)
 
     def searcher(self, prepared: Prepared, vocab_size: int) -> Assistant | None:
-        """The head, over the model's own prefill."""
-        return make_searcher(self.config, prepared.plan, lambda width: self._scorers(prepared, vocab_size))
+        """The head, which continues from the prompt's own forward: the catalogue alone drafts within that."""
+        scorers = self._scorers(prepared, vocab_size)
+        return make_searcher(self.config, prepared.plan, lambda width: scorers, first_level=1)
 
     def _scorers(self, prepared: Prepared, vocab_size: int) -> Callable[[], Scorer]:
         """Makes scorers; processors and outputs need scores over the whole vocabulary."""

@@ -5,10 +5,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 from hf_gr.generation.checks import draft_budget
 from hf_gr.generation.messages import say_once
+from hf_gr.generation.torch.logits_process import keeper_of_state
+from hf_gr.generation.torch.models import output_size_of
 from hf_gr.torch.decode import Decoded
 from hf_gr.torch.drafters import Assistant, TreeDrafter
 from hf_gr.torch.scorers import Scorer
@@ -33,15 +36,17 @@ class TrieDraft(Draft):
         if prepared.synced_gpus:
             say_once("synced_gpus: decoding without a draft: processes would run different numbers of forwards")
             return None
-        if catalogue.max_length <= 2:  # the prefill decides the first level, one forward the other
+        processors: Any = prepared.plan.processors or ()
+        if (keeper := keeper_of_state(chain.from_iterable(processors))) is not None:  # rows go on by themselves
+            say_once(f"{type(keeper).__name__} keeps state between levels: decoding without a draft")
             return None
-        batch_size, _, vocab_size = scorer.prompt_logits.shape
+        if catalogue.max_length <= (1 if scorer.takes_prompt else 2):  # every level needs a forward in any case
+            return None
+        batch_size, vocab_size = len(prepared.input_ids), output_size_of(self.model)
         budget = draft_budget(self.config, batch_size=batch_size, vocab_size=vocab_size)
         return TreeDrafter(
-            catalogue,
             budget=budget,
             assistant=self.searcher(prepared, vocab_size),
-            from_zero=not prepared.plan.is_beam_search,
             **self.limits(prepared, catalogue, new_scorer, budget=budget),
         )
 

@@ -9,10 +9,15 @@ from collections.abc import Sequence
 import numpy as np
 
 
+def num_batch_tokens(num_prompts: int, longest: int, tokens_ahead: int) -> int:
+    """The tokens of a batch: its prompts padded to the longest one, and what is generated for each."""
+    return num_prompts * (longest + tokens_ahead)
+
+
 def make_batches(lengths: Sequence[int], *, token_budget: int, tokens_ahead: int) -> list[list[int]]:
     """Divide prompts into batches of similar lengths, as large as a budget of tokens allows.
 
-    A batch of B prompts, the longest of P tokens, costs `B * (P + tokens_ahead)`, padding included. Prompts are sorted
+    A batch costs its tokens, those of padding included (`num_batch_tokens`). Prompts are sorted
     by length and cut greedily, the longest first: a batch that does not fit a device fails at once, not after hours.
 
     Args:
@@ -33,6 +38,6 @@ def make_batches(lengths: Sequence[int], *, token_budget: int, tokens_ahead: int
     for row in order:
         if not batches or len(batches[-1]) == most:
             batches.append([])
-            most = max(1, token_budget // (lengths[row] + tokens_ahead))
+            most = max(1, token_budget // num_batch_tokens(1, lengths[row], tokens_ahead))
         batches[-1].append(row)
     return batches

@@ -8,17 +8,19 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 
 from hf_gr.catalogue import ConstraintIndex
-from hf_gr.generation.models import fill_token
-from hf_gr.generation.prompts import pad, padding_side
 
 from .batching import make_batches
-from .loading import input_device
-from .prompts import Request
+from .keeping import fits_options
+from .kept import Kept, Reuse
+from .prompts import padded
+from .requests import Request
 
 MOST_VIEWS = 64  # filters kept for later rows: most tables have few distinct ones
 
@@ -51,6 +53,8 @@ class Decoder:
         num_beams: of the search.
         token_budget: see `make_batches`.
         options: further arguments of `generate`.
+        rules: views of the catalogue that requests name.
+        keys: what the model has computed of earlier prompts, shared by decoders; None to compute every prompt whole.
     """
 
     model: Any
@@ -59,6 +63,8 @@ class Decoder:
     num_beams: int
     token_budget: int
     options: Mapping[str, Any] = field(default_factory=dict)
+    rules: Mapping[str, ConstraintIndex] = field(default_factory=dict)
+    keys: Kept | None = None
     _views: OrderedDict[tuple[Any, ...], ConstraintIndex] = field(default_factory=OrderedDict, repr=False)
 
     def answer_all(
@@ -80,15 +86,21 @@ class Decoder:
             tokens_ahead=self.num_beams * (self.index.max_length - 1),
         )
 
-    def answer(self, batch: Sequence[Request]) -> list[Answer]:
-        """Answers to one batch."""
+    def answer(
+        self, batch: Sequence[Request], on_output: Callable[[Any, Reuse], None] = lambda out, reuse: None
+    ) -> list[Answer]:
+        """Answers to one batch; `on_output` gets what `generate` returned, and what it need not have computed."""
         prompts = self.prompts(batch)
-        rules: Any = self.index
-        if any(request.allowed is not None for request in batch):
-            rules = [self._view(request.allowed) for request in batch]
+        views = [self._view(request) for request in batch]
+        rules: Any = views if any(view is not self.index for view in views) else self.index
+        seed = _seeds(batch)
+        keys = self._usable_keys
+        given = [request.tokens for request in batch]
+        reuse = Reuse() if keys is None else keys.begin(given)
         excluded = [request.exclude for request in batch] if any(request.exclude for request in batch) else None
         out = self.model.generate(
             **prompts,
+            **reuse.arguments,
             constraint_index=rules,
             exclude_items=excluded,
             num_beams=self.num_beams,
@@ -96,15 +108,19 @@ class Decoder:
             return_dict_in_generate=True,
             output_scores=True,
             _step_scores=False,  # `[batch * beams, vocab]` at every level
+            **seed,
             **self.options,
         )
+        on_output(out, reuse)
+        if keys is not None:
+            keys.keep(given, reuse, out)
         length = 1 if self.model.config.is_encoder_decoder else prompts["input_ids"].shape[1]
         found = self.index.items(out.sequences[:, length:].cpu())
         scores = out.sequences_scores.tolist()
         answers = []
-        for number, request in enumerate(batch):
+        for number, (request, view) in enumerate(zip(batch, views, strict=True)):
             rows = slice(number * self.top_k, (number + 1) * self.top_k)
-            answers.append(self._best_of(request, found[rows], scores[rows]))
+            answers.append(self._best_of(request, view, found[rows], scores[rows]))
         return answers
 
     def option(self, name: str) -> Any:
@@ -116,31 +132,54 @@ class Decoder:
 
     def prompts(self, batch: Sequence[Request]) -> dict[str, torch.Tensor]:
         """`input_ids` and `attention_mask` `[B, P]`: decoders need padding on the left, encoders on the right."""
-        side = padding_side(is_encoder_decoder=self.model.config.is_encoder_decoder)
-        fill = max(fill_token(self.model.generation_config), 0)
-        input_ids, mask = map(torch.from_numpy, pad([request.tokens for request in batch], fill, side=side))
-        device = input_device(self.model)
-        return {"input_ids": input_ids.to(device), "attention_mask": mask.to(device)}
+        return padded(self.model, [request.tokens for request in batch])
 
-    def _view(self, allowed: tuple[Any, ...] | None) -> ConstraintIndex:
-        if allowed is None:
+    @cached_property
+    def _usable_keys(self) -> Kept | None:
+        return self.keys if self.keys is not None and fits_options(self.options) else None
+
+    def _view(self, request: Request) -> ConstraintIndex:
+        """What a request may be answered with."""
+        if request.allowed is None and request.rule is None:
             return self.index
-        key = tuple(sorted(set(allowed)))
+        if request.rule is not None and request.rule not in self.rules:
+            raise ValueError(
+                f"rule={request.rule!r}, expected one of {sorted(self.rules)}: name one of them, or omit it"
+            )
+        whole = self.index if request.rule is None else self.rules[request.rule]
+        if request.allowed is None:
+            return whole
+        key = request.rule, *sorted(set(request.allowed))
         if key not in self._views:
-            self._views[key] = self.index.where(key)
+            # What the rule rules out, or what has left the catalogue since, need not be named again.
+            living = zip(key[1:], whole.has_items(key[1:]), strict=True)
+            self._views[key] = whole.where([item for item, lives in living if lives])
             if len(self._views) > MOST_VIEWS:
                 self._views.popitem(last=False)
         self._views.move_to_end(key)
         return self._views[key]
 
-    def _best_of(self, request: Request, found: Sequence[Sequence[Any]], scores: Sequence[float]) -> Answer:
+    def _best_of(
+        self, request: Request, view: ConstraintIndex, found: Sequence[Sequence[Any]], scores: Sequence[float]
+    ) -> Answer:
         """The items allowed for a request, from `top_k` sequences in order: `top_k` at most."""
         exclude, allowed = set(request.exclude), None if request.allowed is None else set(request.allowed)
         best: dict[Any, float] = {}
         for items, score in zip(found, scores, strict=True):
-            for item in items if score > -math.inf else ():  # several if items share a sequence
-                if item not in exclude and (allowed is None or item in allowed):
-                    best.setdefault(item, score)
+            wanted = [item for item in items if item not in exclude and (allowed is None or item in allowed)]
+            if score > -math.inf and request.rule is not None:  # other items may share the sequence
+                wanted = [item for item, has in zip(wanted, view.has_items(wanted), strict=True) if has]
+            for item in wanted if score > -math.inf else ():  # several if items share a sequence
+                best.setdefault(item, score)
         kept = list(best)[: self.top_k]
-        some_are_allowed = self.index.num_items > len(exclude) if allowed is None else bool(allowed - exclude)
-        return Answer(kept, [best[item] for item in kept], is_broken=some_are_allowed and not kept)
+        is_broken = not kept and view.num_items > int(np.count_nonzero(view.has_items(exclude)))
+        return Answer(kept, [best[item] for item in kept], is_broken=is_broken)
+
+
+def _seeds(batch: Sequence[Request]) -> dict[str, Any]:
+    """The argument of `generate`: requests without a seed draw one where others have theirs."""
+    seeds = [request.seed for request in batch]
+    if all(seed is None for seed in seeds):
+        return {}
+    drawn = torch.randint(2**63 - 1, (len(seeds),)).tolist()
+    return {"seed": [new if seed is None else seed for seed, new in zip(seeds, drawn, strict=True)]}

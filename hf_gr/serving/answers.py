@@ -1,0 +1,64 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine answers, and how it refuses. Knows no model, no queue and no HTTP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The answer to one request.
+
+    Attributes:
+        items: ids, best first; fewer than `num_results` if fewer are allowed.
+        scores: of the items, as `sequences_scores`; items of one sequence have one score. None for a fallback.
+        catalogue_version: of the catalogue that the answer was made with.
+        dropped: items of the history that the catalogue does not have, if these are dropped.
+        num_cut: items (or tokens, of a prompt of tokens or text) that were cut from the left of the prompt to fit.
+        is_fallback: the history was empty, and `items` are the fallback list.
+        seconds: in all, in the queue, and in the model: `{"total", "queued", "computed"}`.
+        batch_size: requests that were computed together.
+    """
+
+    items: list[Any]
+    scores: list[float] | None
+    catalogue_version: int
+    dropped: tuple[Any, ...] = ()
+    num_cut: int = 0
+    is_fallback: bool = False
+    seconds: dict[str, float] | None = None
+    batch_size: int = 0
+
+
+@dataclass(frozen=True)
+class Classification:
+    """The labels of one text, the most probable first, with their probabilities."""
+
+    labels: list[str]
+    probabilities: list[float]
+    catalogue_version: int
+    seconds: dict[str, float] | None = None
+    batch_size: int = 0
+
+
+class Overloaded(Exception):
+    """The queue is full, or what is in it leaves no time until the deadline: come again in `retry_after` seconds."""
+
+    def __init__(self, message: str, *, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class TooLate(Exception):
+    """The deadline passed before the answer was there."""
+
+
+class Closed(Exception):
+    """The engine is not ready yet, or draining."""
+
+
+class BrokenAnswer(Exception):
+    """The model's scores are not numbers, or options of generate leave nothing: an error of the server's."""

@@ -1,0 +1,297 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The queue before a model. Knows asyncio, threads and costs; neither models nor HTTP.
+
+A batch is formed when a lane is free, never before: under light load a request starts at once, under heavy load
+batches fill by themselves. The request with the earliest deadline leads its batch. Those of like length join it, while
+the batch stays within a budget of tokens and the leader can still be in time. What cannot be in time is refused at the
+door.
+
+Source: xGR, section 7 (batching by token capacity, several streams); deadlines and admission are ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from bisect import insort
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any
+
+from hf_gr.answering.batching import num_batch_tokens
+
+from .answers import Closed, Overloaded, TooLate
+from .costs import Costs
+from .observer import Batch, Observer
+
+PACE = 0.2  # weight of the last batch in what is known of the machine's pace
+SLOWEST_PACE, FASTEST_PACE = 100.0, 0.05
+CHOICE = (
+    2.0  # budgets of tokens with the earliest deadlines, among which a batch is chosen: more would pass over others
+)
+
+
+@dataclass(eq=False)
+class Job:
+    """A request on its way.
+
+    Attributes:
+        request: what `run` reads.
+        kind: jobs of one kind can be computed together.
+        length: tokens of its prompt that must be computed.
+        tokens_ahead: that are generated for it.
+        deadline: by the event loop's clock.
+        arrived: by the same.
+    """
+
+    request: Any
+    kind: Hashable
+    length: int
+    tokens_ahead: int
+    deadline: float
+    arrived: float
+    future: asyncio.Future[Done] = field(init=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What `run` gives back: a value or an error for every job, and what the observer is told."""
+
+    values: Sequence[Any]
+    num_kept_tokens: int = 0
+    target_forwards: int | None = None
+    accepted: int | None = None
+
+
+@dataclass(frozen=True)
+class Done:
+    """A job's value, its seconds in the queue and in the model, and how many were computed together."""
+
+    value: Any
+    queued: float
+    computed: float
+    batch_size: int
+
+
+class Batcher:
+    """Batches for lanes, which compute one at a time each. All methods are called in the event loop's thread.
+
+    Args:
+        run: computes the jobs of a batch, in a thread of `pool`. If it raises, its jobs are computed one by one.
+        pool: has a thread for each lane.
+        lanes: batches that are computed at the same time.
+        costs: of a batch.
+        token_budget: of a batch; a single job may need more, and is a batch of its own.
+        max_batch: the most jobs of one.
+        max_queue: the most jobs that wait.
+        observer: hears of it.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Sequence[Job]], Computed],
+        pool: Executor,
+        *,
+        lanes: int,
+        costs: Costs,
+        token_budget: int,
+        max_batch: int,
+        max_queue: int,
+        observer: Observer,
+    ) -> None:
+        self.costs, self.token_budget, self.max_batch, self.max_queue = costs, token_budget, max_batch, max_queue
+        self.observer = observer
+        self.pace = 1.0  # seconds of a batch by those that its costs predict
+        # Of a request's own tokens, while others wait: that batches are padded and never quite full shows here.
+        self.seconds_per_token = costs.seconds(token_budget) / token_budget
+        self._run, self._pool, self._lanes = run, pool, lanes
+        self._waiting: list[Job] = []  # by deadline
+        self._under_way: dict[asyncio.Task[None], float] = {}  # and when each will probably end
+        self._num_batches = 0
+        self._is_woken = self.is_closing = False
+
+    @property
+    def num_waiting(self) -> int:
+        """Jobs in the queue."""
+        return len(self._waiting)
+
+    async def submit(self, job: Job) -> Done:
+        """The job's value, once it is computed. To cancel this is to withdraw the job.
+
+        Raises:
+            Overloaded: the queue is full, or the job cannot be in time.
+            TooLate: its deadline has passed.
+            Closed: the batcher is closed, or is being closed.
+        """
+        loop = asyncio.get_running_loop()
+        self._admit(job, loop.time())
+        job.future = loop.create_future()
+        insort(self._waiting, job, key=_deadline)
+        self._tell_queue()
+        self._wake()
+        timer = loop.call_at(job.deadline, self._expire, job)
+        try:
+            return await job.future
+        finally:
+            timer.cancel()
+            self._remove(job)
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Refuse new jobs, and wait until the others have ended; those that wait after `timeout` seconds fail."""
+        self.is_closing = True
+        loop = asyncio.get_running_loop()
+        end = math.inf if timeout is None else loop.time() + timeout
+        while (self._waiting or self._under_way) and (left := end - loop.time()) > 0.0:
+            # Batches are formed by a callback that is still to come if nothing is under way.
+            patience = None if left == math.inf else left
+            if self._under_way:
+                await asyncio.wait(self._under_way, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            else:
+                await asyncio.sleep(0)
+        for job in list(self._waiting):
+            self._end(job, Closed("the server is closing: ask another one"))
+
+    def predicted(self, tokens: float) -> float:
+        """The seconds of a batch of so many tokens, at the pace of the last ones."""
+        return self.costs.seconds(tokens) * self.pace
+
+    def _admit(self, job: Job, now: float) -> None:
+        """Refuse a job that cannot be in time; never when there is a lane for it and for all that wait."""
+        if self.is_closing:
+            raise Closed("the server is closing: ask another one")
+        if len(self._waiting) + len(self._under_way) < self._lanes:
+            return
+        if len(self._waiting) >= self.max_queue:
+            after = self._seconds_before(math.inf, now)
+            raise Overloaded(f"{self.max_queue} requests wait already: come again later", retry_after=after)
+        before = self._seconds_before(job.deadline, now)
+        # What waits already may join its batch.
+        tokens = _tokens(job)
+        tokens = max(tokens, min(self.token_budget, tokens + sum(map(_tokens, self._waiting))))
+        late = now + before + self.predicted(tokens) - job.deadline
+        if late > 0.0:
+            raise Overloaded(
+                f"the queue is {before:.2f} s long, more than the {job.deadline - now:.2f} s until the deadline: come "
+                "again later, or give it more time",
+                retry_after=late,
+            )
+
+    def _seconds_before(self, deadline: float, now: float) -> float:
+        """About how long a job with this deadline waits: until others have ended, and those before it in the queue."""
+        tokens = sum(_tokens(job) for job in self._waiting if job.deadline <= deadline)
+        left = sum(max(0.0, end - now) for end in self._under_way.values())
+        waiting = max(self.predicted(tokens), self.seconds_per_token * tokens) if tokens else 0.0
+        return (left + waiting) / self._lanes
+
+    def _wake(self) -> None:
+        """Form batches soon: jobs that arrive together are seen together."""
+        if not self._is_woken:
+            self._is_woken = True
+            asyncio.get_running_loop().call_soon(self._form)
+
+    def _form(self) -> None:
+        self._is_woken = False
+        loop = asyncio.get_running_loop()
+        while self._waiting and (num_free := self._lanes - len(self._under_way)) > 0:
+            now = loop.time()
+            batch, seconds = self._take(now, num_free)
+            for job in batch:
+                self._remove(job)
+            if batch:
+                task = loop.create_task(self._compute(batch, now, is_full=bool(self._waiting)))
+                self._under_way[task] = now + seconds
+                task.add_done_callback(self._ended)
+
+    def _take(self, now: float, num_free: int) -> tuple[list[Job], float]:
+        """The next batch, and the seconds that it will probably take; jobs that cannot be in time are ended."""
+        most = min(self.max_batch, math.ceil(len(self._waiting) / num_free))
+        lead = self._waiting[0]
+        seconds = self.predicted(_tokens(lead))
+        while now + seconds > lead.deadline and len(self._waiting) > num_free:  # a lane for each: all have a chance
+            self._end(lead, TooLate("the deadline came before the request's turn: give it more time, or ask less"))
+            lead = self._waiting[0]
+            seconds = self.predicted(_tokens(lead))
+        left = CHOICE * self.token_budget
+        alike: list[Job] = []
+        for job in self._waiting[1:]:
+            if job.kind == lead.kind and (left := left - _tokens(job)) > 0.0:
+                alike.append(job)
+        alike.sort(key=lambda job: abs(job.length - lead.length))
+        batch, longest = [lead], lead.length
+        for job in alike[: most - 1]:
+            tokens = num_batch_tokens(len(batch) + 1, max(longest, job.length), lead.tokens_ahead)
+            if tokens > self.token_budget or now + self.predicted(tokens) > lead.deadline:
+                break
+            batch.append(job)
+            longest, seconds = max(longest, job.length), self.predicted(tokens)
+        return batch, seconds
+
+    async def _compute(self, batch: list[Job], began: float, *, is_full: bool) -> None:
+        loop = asyncio.get_running_loop()
+        tokens = num_batch_tokens(len(batch), max(job.length for job in batch), batch[0].tokens_ahead)
+        predicted = self.predicted(tokens)
+        try:
+            computed = await loop.run_in_executor(self._pool, self._run, batch)
+        except Exception as error:  # of one of them, perhaps: it must not fail the others
+            values = [error] if len(batch) == 1 else [await self._alone(job) for job in batch]
+            computed = Computed(values)
+        took = loop.time() - began
+        pace = took / max(self.costs.seconds(tokens), 1e-9)
+        self._num_batches += 1
+        weight = max(PACE, 1.0 / (1 + self._num_batches))  # the first batches may be unlike those of the warm-up
+        self.pace += weight * (min(max(pace, FASTEST_PACE), SLOWEST_PACE) - self.pace)
+        # One that is not full costs more by the token: if it took less, the estimate is too high, and might refuse
+        # those that would fill batches for ever.
+        per_token = took / sum(map(_tokens, batch))
+        if is_full or per_token < self.seconds_per_token:
+            self.seconds_per_token += weight * (per_token - self.seconds_per_token)
+        for job, value in zip(batch, computed.values, strict=True):
+            if isinstance(value, Exception):
+                self._end(job, value)
+            elif not job.future.done():
+                job.future.set_result(Done(value, began - job.arrived, took, len(batch)))
+        told = computed.num_kept_tokens, took, predicted, computed.target_forwards, computed.accepted
+        self.observer.computed(Batch(len(batch), tokens, *told))
+
+    async def _alone(self, job: Job) -> Any:
+        """The value or the error of one job of a batch that failed."""
+        if job.future.done():
+            return None
+        try:
+            loop = asyncio.get_running_loop()
+            return (await loop.run_in_executor(self._pool, self._run, [job])).values[0]
+        except Exception as error:
+            return error
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._under_way[task]
+        if self._waiting:
+            self._wake()
+
+    def _expire(self, job: Job) -> None:
+        self._end(job, TooLate("the deadline passed before the answer was there: give it more time, or ask less"))
+
+    def _end(self, job: Job, error: Exception) -> None:
+        """End a job with an error; one that is being computed is not waited for."""
+        self._remove(job)
+        if not job.future.done():
+            job.future.set_exception(error)
+
+    def _remove(self, job: Job) -> None:
+        if job in self._waiting:
+            self._waiting.remove(job)
+            self._tell_queue()
+
+    def _tell_queue(self) -> None:
+        self.observer.queued(len(self._waiting))
+
+
+def _deadline(job: Job) -> float:
+    return job.deadline
+
+
+def _tokens(job: Job) -> int:
+    """Of a batch that has only this job."""
+    return num_batch_tokens(1, job.length, job.tokens_ahead)

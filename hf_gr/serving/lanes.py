@@ -1,0 +1,74 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Threads in which a model computes several batches at once: each uses one core of a CPU, or one stream of a GPU.
+
+On two CPU cores two lanes answer more requests than one call on both: a forward does not use two threads well.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+
+ON_A_GPU = 2  # lanes, by default: one prepares its batch while the other computes
+
+Result = TypeVar("Result")
+
+
+class Lanes(ThreadPoolExecutor):
+    """A thread for each lane.
+
+    Args:
+        count: of lanes; None for one a CPU core, and two on a GPU.
+        device: the model's.
+        cores: of the CPU, for all lanes together; None for those that this process may use.
+    """
+
+    def __init__(self, count: int | None, device: torch.device, *, cores: int | None = None) -> None:
+        if cores is None:
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.count = count or (cores if device.type == "cpu" else ON_A_GPU)
+        self.device = device
+        self._own = threading.local()
+        # PyTorch keeps this number by thread: those of the program are not changed.
+        threads = max(1, cores // self.count) if device.type == "cpu" else torch.get_num_threads()
+        super().__init__(self.count, "hf_gr lane", torch.set_num_threads, (threads,))
+
+    def on_stream(self, run: Callable[..., Result]) -> Callable[..., Result]:
+        """A function that runs on the stream of its lane."""
+
+        @wraps(run)
+        def on_own_stream(*arguments: Any) -> Result:
+            if self.device.type != "cuda":
+                return run(*arguments)
+            if not hasattr(self._own, "stream"):
+                self._own.stream = torch.cuda.Stream(self.device)
+            with torch.cuda.stream(self._own.stream):
+                result = run(*arguments)
+            self._own.stream.synchronize()
+            return result
+
+        return on_own_stream
+
+    def run_on_all(self, run: Callable[[], Result]) -> list[Result]:
+        """What a function returns in every lane, all at the same time."""
+        together = threading.Barrier(self.count)
+
+        def run_together() -> Result:
+            together.wait()
+            return run()
+
+        futures = []
+        try:
+            for _ in range(self.count):
+                futures.append(self.submit(run_together))
+        except RuntimeError:  # the lanes are being closed: those that wait for the others would wait for ever
+            together.abort()
+            raise
+        return [future.result() for future in futures]

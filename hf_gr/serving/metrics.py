@@ -1,0 +1,131 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Counts and times of a server for Prometheus, in a registry of their own. Knows no web framework."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from prometheus_client import (
+    GC_COLLECTOR,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+)
+from prometheus_client.exposition import choose_encoder
+
+from .observer import Batch, Observer, Outcome
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 30, 60)
+BATCH_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
+
+
+class Metrics(Observer):
+    """What `/metrics` shows.
+
+    Attributes:
+        registry: of these metrics alone, so that two servers in one process do not meet.
+    """
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.registry.register(GC_COLLECTOR)
+        registry = self.registry
+        self._waiting = Gauge("hf_gr_queue_requests", "Requests that wait for a batch.", registry=registry)
+        self._requests = Counter(
+            "hf_gr_requests", "Requests that the engine has ended, by outcome.", ["outcome"], registry=registry
+        )
+        self._latency = Histogram(
+            "hf_gr_request_seconds",
+            "From a request's arrival to its end, by outcome.",
+            ["outcome"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._sizes = Histogram(
+            "hf_gr_batch_requests", "Requests computed together.", buckets=BATCH_SIZES, registry=registry
+        )
+        self._batch_seconds = Histogram(
+            "hf_gr_batch_seconds", "Time to compute a batch.", buckets=SECONDS, registry=registry
+        )
+        self._predicted = Counter(
+            "hf_gr_batch_predicted_seconds", "Time that batches were expected to take.", registry=registry
+        )
+        self._tokens = Counter(
+            "hf_gr_tokens", "Tokens of batches, padding and beams counted, as the budget does.", registry=registry
+        )
+        self._kept = Counter(
+            "hf_gr_kept_tokens", "Tokens of prompts whose keys were kept, and not computed.", registry=registry
+        )
+        self._forwards = Counter("hf_gr_forwards", "Forwards of the model after the prefill.", registry=registry)
+        self._accepted = Counter("hf_gr_accepted_drafts", "Drafted steps that were accepted.", registry=registry)
+        self._version = Gauge("hf_gr_catalogue_version", "The catalogue's version.", registry=registry)
+        self._items = Gauge("hf_gr_catalogue_items", "Items in the catalogue.", registry=registry)
+        self._responses = Counter(
+            "hf_gr_http_responses", "Answers over HTTP, by path and status.", ["path", "status"], registry=registry
+        )
+        for outcome in get_args(Outcome):  # a series exists before its first event: rates are right from the start
+            self._requests.labels(outcome)
+
+    def queued(self, num_waiting: int) -> None:
+        """The queue has another length."""
+        self._waiting.set(num_waiting)
+
+    def computed(self, batch: Batch) -> None:
+        """A batch is done."""
+        self._sizes.observe(batch.num_requests)
+        self._batch_seconds.observe(batch.seconds)
+        self._predicted.inc(batch.predicted_seconds)
+        self._tokens.inc(batch.num_tokens)
+        self._kept.inc(batch.num_kept_tokens)
+        self._forwards.inc(batch.target_forwards or 0)
+        self._accepted.inc(batch.accepted or 0)
+
+    def ended(self, outcome: Outcome, seconds: float) -> None:
+        """A request has ended."""
+        self._requests.labels(outcome).inc()
+        self._latency.labels(outcome).observe(seconds)
+
+    def updated(self, catalogue_version: int, num_items: int) -> None:
+        """The catalogue has changed."""
+        self._version.set(catalogue_version)
+        self._items.set(num_items)
+
+    def responded(self, path: str, status: int) -> None:
+        """A request over HTTP has been answered; `path` is one of the server's, or "other"."""
+        self._responses.labels(path, status).inc()
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """All of it, and its content type, as a scraper's header Accept wants it."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
+
+
+class Observers(Observer):
+    """Several observers as one."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self.observers = observers
+
+    def queued(self, num_waiting: int) -> None:
+        """The queue has another length."""
+        for observer in self.observers:
+            observer.queued(num_waiting)
+
+    def computed(self, batch: Batch) -> None:
+        """A batch is done."""
+        for observer in self.observers:
+            observer.computed(batch)
+
+    def ended(self, outcome: Outcome, seconds: float) -> None:
+        """A request has ended."""
+        for observer in self.observers:
+            observer.ended(outcome, seconds)
+
+    def updated(self, catalogue_version: int, num_items: int) -> None:
+        """The catalogue has changed."""
+        for observer in self.observers:
+            observer.updated(catalogue_version, num_items)

@@ -1,0 +1,162 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A page to try a server with: a history by titles, beams as a tree, rules, changes of the catalogue, times.
+
+It asks the same endpoints as everybody; of its own it has the titles of items. Needs `pip install "hf-gr[serve]"`.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, FastAPI, Query
+from fastapi.responses import FileResponse, RedirectResponse
+
+from hf_gr.serving.catalogues import Edition
+
+TITLES = "titles.json"  # in the folder of a model: found without --titles
+STATIC = Path(__file__).parent / "static"
+FILES = {"": "index.html", "page.js": "page.js", "tree.js": "tree.js", "page.css": "page.css"}
+TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+MOST_FOUND, MOST_NAMED = 10_000, 10_000
+
+# Only what comes from this server is run or shown; Spaces show the page in a frame.
+HEADERS = {"content-security-policy": "default-src 'self'; img-src 'self' data:", "x-content-type-options": "nosniff"}
+
+ItemId = int | str
+
+
+def read_titles(path: Path) -> dict[str, str]:
+    """Titles by item id.
+
+    Args:
+        path: a JSON object `{"item id": "title"}`, or a `.csv` or `.tsv` with the columns `item_id` and `title`.
+
+    Raises:
+        ValueError: the file is neither.
+        OSError: it cannot be read.
+    """
+    if path.suffix in (".csv", ".tsv"):
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+            if not {"item_id", "title"} <= set(rows.fieldnames or ()):
+                raise ValueError(f"{path} has the columns {rows.fieldnames}, expected item_id and title: rename them")
+            return {row["item_id"]: row["title"] for row in rows}
+    try:
+        titles = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON ({error}), expected {{'item id': 'title'}}: or a .csv or .tsv") from error
+    if not isinstance(titles, dict) or not all(isinstance(title, str) for title in titles.values()):
+        raise ValueError(f"{path}, expected a JSON object of titles by item id, all of them strings")
+    return titles
+
+
+def find_titles(titles: Path | None, model: Any) -> dict[str, str]:
+    """Titles from a file, or from the model's folder, if it has some; otherwise none, and ids are shown."""
+    if titles is not None:
+        return read_titles(titles)
+    beside = Path(str(model)) / TITLES
+    return read_titles(beside) if beside.is_file() else {}
+
+
+class Names:
+    """Items by name, of a catalogue that changes. An item that was removed keeps its name."""
+
+    def __init__(self, engine: Any, titles: Mapping[str, str]) -> None:
+        self._engine, self._titles = engine, titles
+        self._known: dict[str, ItemId] = {}  # by what JSON calls them
+        self._version: int | None = None
+
+    def search(self, text: str, *, limit: int) -> list[dict[str, Any]]:
+        """Items whose title has all words of a text: those of the catalogue first, then titles that begin so."""
+        edition = self._refresh()
+        words = text.casefold().split()
+        found = [
+            item for name, item in self._known.items() if all(word in self._title(name).casefold() for word in words)
+        ]
+        start = " ".join(words)
+
+        def order(one: dict[str, Any]) -> tuple[bool, bool]:
+            return not one["in_catalogue"], not one["title"].casefold().startswith(start)
+
+        return sorted(self._describe(found, edition), key=order)[:limit]
+
+    def describe(self, item_ids: Sequence[ItemId]) -> list[dict[str, Any]]:
+        """Titles of items, in their order."""
+        return self._describe(item_ids, self._refresh())
+
+    def _describe(self, item_ids: Sequence[ItemId], edition: Edition) -> list[dict[str, Any]]:
+        living = _has_items(edition, item_ids)
+        return [
+            {"item_id": item, "title": self._title(str(item)), "in_catalogue": is_living}
+            for item, is_living in zip(item_ids, living, strict=True)
+        ]
+
+    def _title(self, name: str) -> str:
+        return self._titles.get(name, name)
+
+    def _refresh(self) -> Edition:
+        """The catalogue as it is; items that are new in it are known from now on."""
+        edition = self._engine.catalogue.edition
+        if edition.version != self._version:
+            ids = edition.index.item_ids
+            known = ids if isinstance(ids, list) else ids.tolist()
+            self._known = {**self._known, **{str(item): item for item in known}}
+            self._version = edition.version
+        return edition
+
+
+def _has_items(edition: Edition, item_ids: Sequence[ItemId]) -> list[bool]:
+    """Which items a catalogue has; of ids of the other type it has none."""
+    kind = str if isinstance(edition.index.item_ids, list) else int
+    right = [item for item in item_ids if isinstance(item, kind)]
+    living = iter(edition.index.has_items(right).tolist() if right else ())
+    return [isinstance(item, kind) and next(living) for item in item_ids]
+
+
+def add_page(
+    app: FastAPI, engine: Any, titles: Mapping[str, str], *, home: bool = True, dependencies: Sequence[Any] = ()
+) -> None:
+    """Serve the page at `/page/`.
+
+    Args:
+        app: with `/v1/recommend` and `/v1/catalogue`.
+        engine: an `Engine`.
+        titles: by item id, as a string; items without one are shown by id.
+        home: send visitors of `/` to the page.
+        dependencies: of what names items: the app's check of the key. The page itself is open, and asks for a key.
+    """
+    names = Names(engine, titles)
+    router = APIRouter(include_in_schema=False)
+
+    async def go() -> RedirectResponse:
+        return RedirectResponse("page/")
+
+    for path in ("/", "/page") if home else ("/page",):
+        router.add_api_route(path, go, methods=["GET"])
+
+    def add_file(path: str, name: str) -> None:
+        async def file() -> FileResponse:
+            media_type = TYPES[Path(name).suffix]
+            return FileResponse(STATIC / name, media_type=media_type, headers=HEADERS | {"cache-control": "no-cache"})
+
+        router.add_api_route(f"/page/{path}", file, methods=["GET"])
+
+    for path, name in FILES.items():
+        add_file(path, name)
+
+    @router.get("/page/items", dependencies=[*dependencies])
+    def items(
+        search: Annotated[str, Query(max_length=200)] = "", limit: Annotated[int, Query(ge=1, le=MOST_FOUND)] = 12
+    ) -> list[dict[str, Any]]:
+        return names.search(search, limit=limit)
+
+    @router.post("/page/titles", dependencies=[*dependencies])
+    def describe(item_ids: list[ItemId]) -> list[dict[str, Any]]:
+        return names.describe(item_ids[:MOST_NAMED])
+
+    app.include_router(router)

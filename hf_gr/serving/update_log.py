@@ -1,0 +1,287 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The truth about a catalogue that several processes serve: a saved index, and a numbered log of what came after it.
+
+Knows files and JSON; what an update means, `hf_gr.serving.catalogues` knows. In the folder, for a base of version 12:
+
+    log.json                    {"format_version": 1, "version": 12}: which base, replaced in one step
+    base-000000000012/          the saved index, and rules.json with what else belongs to it
+    updates-000000000012.jsonl  a line for each update: {"version": 13, "remove": ["B01"], "digest": "..."}
+    lock, compacting            held by a writer, and by a process that writes a new base
+
+An update counts once its line is on the disk: a last line that a kill or a power failure left unfinished never
+counted, and the next writer removes it. Locks are those of one machine: on a shared disk let one machine write.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from hf_gr.catalogue import ConstraintIndex
+from hf_gr.files.atomic import make_folder, replaced_file, replaced_folder
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+FORMAT_VERSION = 1
+LOG_FILE, RULES_FILE = "log.json", "rules.json"
+MOST_UPDATES = 1_000  # after a base; a replica repeats them before it is ready, 2 to 6 ms each
+MOST_BYTES = 2**24
+
+
+@dataclass(frozen=True)
+class Base:
+    """A catalogue that updates follow.
+
+    Attributes:
+        version: of the catalogue.
+        index: all items.
+        rules: item ids by name.
+        retired: tokens of removed items by id, as `[id, tokens]` pairs.
+    """
+
+    version: int
+    index: ConstraintIndex
+    rules: Mapping[str, list[Any]]
+    retired: list[list[Any]]
+
+
+@dataclass
+class UpdateLog:
+    """A folder with a base and the updates after it, and how far its owner has read them.
+
+    One `LiveCatalogue` owns one; other processes open the folder for themselves.
+
+    Attributes:
+        folder: created if there is none.
+
+    Raises:
+        ValueError: the folder's name is a file's.
+        ImportError: this system has no locks of files.
+    """
+
+    folder: Path
+    _base: int | None = field(default=None, repr=False)  # version of the base whose updates are read
+    _version: int = field(default=-1, repr=False)  # read so far
+    _end: int = field(default=0, repr=False)  # of what was read of the file of updates
+
+    def __post_init__(self) -> None:
+        if fcntl is None:
+            raise ImportError("UpdateLog needs locks of files, which this system lacks: run it on Linux or macOS")
+        self.folder = Path(self.folder)
+        make_folder(self.folder)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the log has no base yet."""
+        return not (self.folder / LOG_FILE).exists()
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether so many updates were read since the base that a new one pays."""
+        return self._base is not None and (self._version - self._base > MOST_UPDATES or self._end > MOST_BYTES)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Be the only writer; then `read`, before anything is written."""
+        with self._locked("lock"):
+            yield
+
+    @contextmanager
+    def compacting(self) -> Iterator[bool]:
+        """Be the only one that writes a new base; False if another process does."""
+        try:
+            with self._locked("compacting", wait=False):
+                yield True
+        except BlockingIOError:
+            yield False
+
+    def read(self) -> tuple[Base | None, list[dict[str, Any]]]:
+        """What is new since the last call: another base to begin with, if there is one, and the updates after it.
+
+        Raises:
+            ValueError: the log is damaged.
+        """
+        while True:
+            version = self._base_version()
+            try:
+                return self._read(version)
+            except (OSError, ValueError):
+                if self._base_version() == version:
+                    raise  # nobody has replaced the base meanwhile
+
+    def append(self, version: int, fields: Mapping[str, Any]) -> None:
+        """Write an update, as the only writer who has read all; it is on the disk when this returns.
+
+        Raises:
+            OSError: it cannot be written; then it does not count.
+        """
+        assert self._base is not None, "read() comes first"
+        assert version == self._version + 1, "read() comes first"
+        line = _to_line({"version": version, **fields})
+        with self._updates(self._base).open("r+b") as file:
+            file.truncate(self._end)  # what a killed writer left
+            file.seek(self._end)
+            try:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(self._end)
+                raise
+        self._version, self._end = version, self._end + len(line)
+
+    def begin(self, base: Base) -> None:
+        """Go on with another base, as the only writer who has read all.
+
+        Raises:
+            OSError: it cannot be written; then it does not count.
+        """
+        self._save(base)
+        self._go_on_with(base.version, tail=b"")
+        self._base, self._version, self._end = base.version, base.version, 0
+
+    def compact(self, base: Base) -> None:
+        """Replace the base and the updates up to its version by it, while others write; within `compacting`."""
+        known = self._base_version()
+        if known is None or (
+            base.version - known <= MOST_UPDATES and self._updates(known).stat().st_size <= MOST_BYTES
+        ):
+            return  # another process has done it
+        self._save(base)
+        with self.writing():
+            if self._base_version() != known:  # swapped meanwhile
+                shutil.rmtree(self._folder(base.version), ignore_errors=True)
+                return
+            lines = self._updates(known).read_bytes().splitlines(keepends=True)
+            self._go_on_with(base.version, tail=b"".join(lines[base.version - known :]))
+
+    def _read(self, version: int | None) -> tuple[Base | None, list[dict[str, Any]]]:
+        if version is None:
+            return None, []
+        base, end, read = None, self._end, self._version
+        if version != self._base:
+            end = 0
+            if version > read:
+                base, read = self._load(version), version
+        path = self._updates(version)
+        updates: list[dict[str, Any]] = []
+        number = version if end == 0 else read
+        with path.open("rb") as file:
+            file.seek(end)
+            lines = file.read().splitlines(keepends=True)
+        for place, line in enumerate(lines):
+            fields = _from_line(line, number + 1)
+            if fields is None:
+                if any(_from_line(other) is not None for other in lines[place + 1 :]):
+                    raise ValueError(
+                        f"{path} is damaged: no update {number + 1} is where it was written; "
+                        "restore the folder from a copy, or begin another one with the last good index"
+                    )
+                break  # unfinished
+            number += 1
+            end += len(line)
+            if number > read:
+                updates.append(fields)
+        self._base, self._version, self._end = version, max(read, number), end
+        return base, updates
+
+    def _load(self, version: int) -> Base:
+        folder = self._folder(version)
+        index = ConstraintIndex.from_pretrained(folder)
+        try:
+            fields = json.loads((folder / RULES_FILE).read_text(encoding="utf-8"))
+            return Base(version, index, fields["rules"], fields["retired"])
+        except (ValueError, KeyError) as error:
+            raise ValueError(f"{folder / RULES_FILE} is damaged ({error}): restore the folder from a copy") from error
+
+    def _save(self, base: Base) -> None:
+        with replaced_folder(self._folder(base.version)) as new:
+            base.index.save_pretrained(new)
+            text = json.dumps({"rules": dict(base.rules), "retired": base.retired})
+            (new / RULES_FILE).write_text(text, encoding="utf-8")
+
+    def _go_on_with(self, version: int, *, tail: bytes) -> None:
+        """From here on the base of this version counts; those before the last one are removed."""
+        with replaced_file(self._updates(version)) as file:
+            file.write(tail)
+        before = self._base_version()
+        with replaced_file(self.folder / LOG_FILE) as file:
+            file.write(json.dumps({"format_version": FORMAT_VERSION, "version": version}).encode())
+        for path in (*self.folder.glob("base-*"), *self.folder.glob("updates-*.jsonl")):
+            # A process that is about to read the last one finds it still.
+            if path not in [show(kept) for kept in (before, version) if kept is not None for show in self._names]:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def _base_version(self) -> int | None:
+        path = self.folder / LOG_FILE
+        try:
+            fields = json.loads(path.read_bytes())
+            newest, version = fields["format_version"], fields["version"]
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is no log of updates: restore the folder from a copy") from error
+        if newest > FORMAT_VERSION:
+            raise ValueError(
+                f"{path} has format_version {newest}, expected at most {FORMAT_VERSION}: a newer hf_gr wrote it; "
+                'pip install -U "hf-gr"'
+            )
+        return version
+
+    @property
+    def _names(self) -> tuple[Any, ...]:
+        return (self._folder, self._updates)
+
+    def _folder(self, version: int) -> Path:
+        return self.folder / f"base-{version:012d}"
+
+    def _updates(self, version: int) -> Path:
+        return self.folder / f"updates-{version:012d}.jsonl"
+
+    @contextmanager
+    def _locked(self, name: str, *, wait: bool = True) -> Iterator[None]:
+        """Hold a lock, which the system releases if this process ends.
+
+        Raises:
+            BlockingIOError: another process holds it, and this one does not wait.
+        """
+        assert fcntl is not None
+        lock = os.open(self.folder / name, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            yield
+        finally:
+            os.close(lock)
+
+
+def _to_line(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps({**fields, "digest": _digest(fields)}, separators=(",", ":")).encode() + b"\n"
+
+
+def _from_line(line: bytes, version: int | None = None) -> dict[str, Any] | None:
+    """The fields of an update; None for a line that is not whole, or of another version."""
+    try:
+        fields = json.loads(line)
+        digest, found = fields.pop("digest"), fields["version"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    if not line.endswith(b"\n") or digest != _digest(fields) or version not in (None, found):
+        return None
+    del fields["version"]
+    return fields
+
+
+def _digest(fields: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(fields, sort_keys=True).encode())

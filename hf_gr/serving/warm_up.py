@@ -1,0 +1,87 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Batches that are computed before the first request: they fit the two costs, and choose a draft. Knows no queue."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hf_gr.answering.batching import num_batch_tokens
+from hf_gr.answering.decoding import Decoder
+from hf_gr.answering.histories import join_tokens, tokens_of_items
+from hf_gr.answering.requests import Request
+from hf_gr.catalogue import ConstraintIndex
+
+from .costs import Costs
+from .lanes import Lanes
+
+SHAPES = ((1, 16), (1, 128), (4, 32), (4, 128))  # prompts, and the tokens of each
+ROUNDS = 3  # the first one warms up
+PATIENCE = 30.0  # seconds; a slow model has fewer rounds
+
+
+def fit_costs(decoder: Decoder, lanes: Lanes, *, room: int | None) -> Costs:
+    """What batches cost while all lanes compute.
+
+    Args:
+        decoder: of the usual number of beams.
+        lanes: where batches are computed.
+        room: the most tokens of a prompt.
+    """
+    began, ahead = time.perf_counter(), decoder.num_beams * (decoder.index.max_length - 1)
+    shapes = list(dict.fromkeys((rows, min(length, room or length)) for rows, length in SHAPES))
+    times: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}
+    tokens = _tokens(decoder.index, max(length for _, length in shapes))
+    for number in range(ROUNDS):
+        for rows, length in shapes:
+            batch = [Request(row, np.roll(tokens, row)[:length].tolist()) for row in range(rows)]
+
+            def compute(batch: Sequence[Request] = batch) -> float:
+                start = time.perf_counter()
+                decoder.answer(batch)
+                return time.perf_counter() - start
+
+            took = lanes.run_on_all(lanes.on_stream(compute))
+            if number or time.perf_counter() - began > PATIENCE:
+                times[rows, length].append(float(np.mean(took)))
+        if number and time.perf_counter() - began > PATIENCE:
+            break
+    known = {shape: float(np.median(seconds)) for shape, seconds in times.items() if seconds}
+    return Costs.fit([num_batch_tokens(*shape, ahead) for shape in known], list(known.values()))
+
+
+def choose_draft(
+    decoder_with: Callable[[Mapping[str, Any]], Decoder], options: Mapping[str, Any], lanes: Lanes, *, room: int | None
+) -> tuple[Costs, dict[str, Any]]:
+    """For `drafting="auto"`: the costs and the options of the draft with which a full batch takes least.
+
+    Args:
+        decoder_with: a decoder with other options.
+        options: of `generate`.
+        lanes: where batches are computed.
+        room: the most tokens of a prompt.
+    """
+    others = {name: value for name, value in options.items() if name not in ("drafting", "assistant_model")}
+    ways: list[dict[str, Any]] = [{"drafting": None}, {"drafting": "trie"}]
+    model = decoder_with(options).model
+    if getattr(model, "draft_head", None) is not None and others.get("verification") in (None, "strict"):
+        ways.append({"drafting": "head", "verification": "strict"})  # answers are the model's own
+    if options.get("assistant_model") is not None:
+        ways.append({"drafting": "assistant", "assistant_model": options["assistant_model"]})
+    found = [(fit_costs(decoder_with(others | way), lanes, room=room), others | way) for way in ways]
+    size = found[0][0].token_budget
+    return min(found, key=lambda one: one[0].seconds(size))
+
+
+def _tokens(index: ConstraintIndex, count: int) -> npt.NDArray[np.int64]:
+    """A history of items of the catalogue, cut to so many tokens; of any token if it is empty, as updates leave it."""
+    if not index.num_items:
+        return np.zeros(count, dtype=np.int64)
+    every = index.item_ids
+    items = [every[int(place)] for place in np.random.default_rng(0).integers(0, index.num_items, size=count)]
+    return np.array(join_tokens(items, tokens_of_items(index.snapshot, items)))[:count]

@@ -1,0 +1,111 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The noise of candidates, a hash of a prompt's seed and the candidate's tokens. Knows no generator, no trie.
+
+Whoever asks for the noise of a candidate gets the same: the target and its draft, a batch and a row alone, a catalogue
+before and after an update, PyTorch and Flax. `hf_gr.reference.reference_gumbel` is the same in plain integers.
+
+A prefix has 64 bits: those of the prefix before it seed SplitMix64, of which its last token picks an output. A
+candidate has 32: both halves of those of its prefix, and its token, through an affine map and a mixer. That is cheaper
+than a stream of draws; threefry (20 rounds) would cost 15 times as much on prefixes, and 5 times as much on
+candidates.
+
+Source: Steele, Lea and Flood 2014, Fast splittable pseudorandom number generators (figure 17, with Stafford's mix 13);
+for the mixer, https://github.com/skeeto/hash-prospector/issues/19 (bias 0.107).
+
+Axes: B batch, K beams, C children.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from .beam import Beams
+from .children import Children
+
+# Streams; the target's own is 0. A sample drawn by a relaxed draft, and whether it passes, must not depend on each
+# other, or on what the target draws instead.
+DRAFTS, PASSES = 1, 2
+
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+LARGEST = 1 - 2.0**-24  # below 1 in fp32
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What all draws of a call come from.
+
+    Attributes:
+        seeds: of every prompt.
+    """
+
+    seeds: Int[Tensor, " batch"]
+
+    def take(self, rows: Int[Tensor, " some"]) -> Noise:
+        """The noise of some prompts."""
+        return Noise(self.seeds[rows])
+
+    def stream(self, number: int) -> Noise:
+        """Noise for another purpose, independent of this one; `number` is at least 1."""
+        return Noise(_fold(self.seeds, torch.full_like(self.seeds, number)))
+
+    def gumbel(
+        self, beams: Beams, candidates: Children, *, paths: Int[Tensor, "batch beams"] | None = None
+    ) -> Float[Tensor, "batch beams children"]:
+        """Gumbel noise: the k largest of `scores + noise` are k draws without replacement from `softmax(scores)`.
+
+        Args:
+            beams: the prefixes.
+            candidates: their children.
+            paths: numbers of paths that do not compete: equal prefixes with different numbers get different noise.
+        """
+        # Precise where it is large, which is where it decides: a small exponential variable has a small `uniform`.
+        exponential = self.uniform(beams, candidates, paths=paths).neg_().log1p_().neg_()
+        return exponential.log_().neg_()
+
+    def uniform(
+        self, beams: Beams, candidates: Children, *, paths: Int[Tensor, "batch beams"] | None = None
+    ) -> Float[Tensor, "batch beams children"]:
+        """Noise between 0 and 1, never 0 or 1; the arguments are those of `gumbel`."""
+        prefixes = self._of_prefixes(beams.sequences, paths=paths)[..., None]
+        bits = torch.addcmul(prefixes.int(), candidates.tokens.int(), (prefixes >> 32).int() | 1)
+        bits = _xor_shifted(bits, 16) * 0x21F0AAAD
+        bits = _xor_shifted(bits, 15) * 0x735A2D97
+        return _to_uniform(_xor_shifted(bits, 15))
+
+    def _of_prefixes(
+        self, sequences: Int[Tensor, "batch beams length"], *, paths: Int[Tensor, "batch beams"] | None
+    ) -> Int[Tensor, "batch beams"]:
+        """64 bits for every prefix."""
+        bits = _fold(self.seeds, torch.zeros_like(self.seeds))[:, None].expand(sequences.shape[:2])
+        if paths is not None:  # tokens are not negative: no path is mistaken for one
+            bits = _fold(bits, -2 - paths)
+        for tokens in sequences.unbind(dim=-1):
+            bits = _fold(bits, tokens)
+        return bits
+
+
+def paths_of(beams: Beams) -> Int[Tensor, "batch beams"]:
+    """The numbers of paths that do not compete, which keep their places."""
+    return torch.arange(beams.states.shape[1], device=beams.states.device).expand(beams.states.shape)
+
+
+def _fold(bits: Int[Tensor, "*shape"], number: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+    """Output `number`, counted from 0, of SplitMix64 that begins with `bits`."""
+    bits = bits + (number + 1) * GOLDEN
+    bits = _xor_shifted(bits, 30) * (0xBF58476D1CE4E5B9 - 2**64)
+    bits = _xor_shifted(bits, 27) * (0x94D049BB133111EB - 2**64)
+    return _xor_shifted(bits, 31)
+
+
+def _to_uniform(bits: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    return bits.view(torch.uint32).float().add_(0.5).mul_(2.0**-32).clamp_(max=LARGEST)
+
+
+def _xor_shifted(bits: Int[Tensor, "*shape"], shift: int) -> Int[Tensor, "*shape"]:
+    """`bits ^ (bits >>> shift)`: torch shifts copies of the sign in."""
+    return bits ^ ((bits >> shift) & (2 ** (torch.iinfo(bits.dtype).bits - shift) - 1))

@@ -1,0 +1,116 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The options of one call, in the loop's terms. Decodes nothing.
+
+Axes: B batch, K beams, V vocabulary, P prompt, T generated tokens, R returned sequences a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from .noise import Noise
+
+# (sequences [rows, P + T], scores [rows, V]) -> scores
+Processor = Callable[[Any, Any], Tensor]
+
+
+@dataclass(frozen=True)
+class DecodePlan:
+    """The options of one call; names and meanings are transformers'.
+
+    Attributes:
+        prompt: the prompt's tokens, for processors and stopping criteria.
+        num_beams: K; 1 decodes every path on its own (greedy, or sampling).
+        num_return_sequences: R.
+        num_kept: candidates kept a level: K, plus spares to replace beams that end here.
+        do_sample: sample instead of taking the best.
+        length_penalty: exponent of the length that scores are divided by.
+        early_stopping: when a row with K complete sequences is done.
+        max_new_tokens: the longest sequence that the heuristic of `early_stopping="never"` assumes.
+        forces_end: whether the last of those tokens, the end token, is certain: transformers' `forced_eos_token_id`.
+        fill_token_id: what follows the end of a sequence.
+        missing_token_id: fills a row that has no sequence left; not `fill_token_id` if such a row would be a sequence
+            of the catalogue.
+        processors: logits processors before the constraint and after it; None if there are none, which saves all work
+            as wide as the vocabulary except the normalisation.
+        processor_width: paths a row that processors expect; None for as many as there are.
+        stopping_criteria: the user's own; sequences that meet them are complete.
+        output_scores: keep the processed scores of every level.
+        output_logits: keep the logits of every level.
+        exit_early: leave the loop once nothing can change; off where several processes must run equally many forwards.
+        is_relaxed: sampling beams accept drafted samples by relaxed verification; they compete even if there is only
+            one.
+        noise: what is drawn comes from; None if nothing is.
+        rows: which rows of the call the arguments of this plan's methods hold; None for all of them.
+    """
+
+    prompt: Int[Tensor, "batch prompt"]
+    num_beams: int
+    num_return_sequences: int
+    num_kept: int
+    do_sample: bool
+    length_penalty: float
+    early_stopping: bool | str
+    max_new_tokens: int
+    fill_token_id: int
+    missing_token_id: int
+    forces_end: bool = False
+    processors: tuple[Processor, Processor] | None = None
+    processor_width: int | None = None
+    stopping_criteria: Callable[[Tensor], Tensor] | None = None
+    output_scores: bool = False
+    output_logits: bool = False
+    exit_early: bool = True
+    is_relaxed: bool = False
+    noise: Noise | None = None
+    rows: Int[Tensor, " some"] | None = None
+
+    @property
+    def is_beam_search(self) -> bool:
+        """Whether the paths of a row compete."""
+        return self.num_beams > 1 or self.is_relaxed
+
+    @property
+    def width(self) -> int:
+        """Paths a row."""
+        return max(self.num_beams, self.num_return_sequences)
+
+    @property
+    def keeps_steps(self) -> bool:
+        """Whether scores or logits of every level are outputs."""
+        return self.output_scores or self.output_logits
+
+    def of_rows(self, rows: Int[Tensor, " some"]) -> DecodePlan:
+        """The same options for some rows of the call."""
+        return replace(self, rows=rows, noise=None if self.noise is None else self.noise.take(rows))
+
+    def apply(
+        self,
+        function: Callable[..., Tensor],
+        sequences: Int[Tensor, "some beams length"],
+        *others: Float[Tensor, "some beams *shape"],
+    ) -> Tensor:
+        """A user's function of full sequences, prompt included, one row a path; and of other values of each path.
+
+        Such a function may know the rows of the call by their numbers: it gets all of them, and rows that are not
+        wanted repeat the generated tokens of the first one that is.
+
+        Returns:
+            What the function returned for each path of the wanted rows.
+        """
+        num_rows, num_beams = sequences.shape[:2]
+        if self.rows is not None:
+            source = torch.zeros(len(self.prompt), dtype=torch.long, device=sequences.device)
+            source[self.rows] = torch.arange(num_rows, device=sequences.device)
+            sequences, *others = (values[source] for values in (sequences, *others))  # pyright: ignore
+        prompt = self.prompt[:, None].expand(-1, num_beams, -1)
+        full = torch.cat([prompt, sequences], dim=-1).flatten(0, 1)
+        found = function(full, *(values.flatten(0, 1) for values in others)).unflatten(0, (-1, num_beams))
+        return found if self.rows is None else found[self.rows]

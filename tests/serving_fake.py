@@ -1,0 +1,76 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""An engine without a model, for tests of the server: what it answers depends on the history's first item."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from hf_gr import ConstraintIndex
+from hf_gr.serving.answers import BrokenAnswer, Classification, Closed, Overloaded, Recommendation, TooLate
+from hf_gr.serving.catalogues import LiveCatalogue
+from hf_gr.serving.observer import Batch, Observer
+
+ITEMS = {"B01": [5, 7], "B02": [5, 8], "B03": [6, 7], "B04": [6, 8]}
+
+
+def make_index() -> ConstraintIndex:
+    return ConstraintIndex.from_sequences(list(ITEMS.values()), item_ids=list(ITEMS))
+
+
+class FakeEngine:
+    """With the methods of `hf_gr.Engine`."""
+
+    def __init__(self, index: ConstraintIndex | None = None, *, start_seconds: float = 0.0) -> None:
+        index = make_index() if index is None else index
+        self.catalogue = LiveCatalogue(index, {"europe": ["B02", "B03"]}, version=3)
+        self.observer = Observer()
+        self.is_ready = False
+        self.num_waiting = 0
+        self.asked: list[dict[str, Any]] = []
+        self.num_cancelled = 0
+        self.is_closed = False
+        self.start_error: Exception | None = None
+        self._start_seconds = start_seconds
+
+    async def start(self) -> None:
+        await asyncio.sleep(self._start_seconds)
+        if self.start_error is not None:
+            raise self.start_error
+        self.is_ready = True
+
+    async def close(self, *, timeout: float | None = None) -> None:
+        self.is_ready, self.is_closed = False, True
+
+    async def recommend(self, **given: Any) -> Recommendation:
+        self.asked.append(given)
+        if not self.is_ready:
+            raise Closed("the engine warms up")
+        match (given["history"] or [None])[0]:
+            case "slow":
+                try:
+                    await asyncio.sleep(given["timeout"] or 30)
+                except asyncio.CancelledError:
+                    self.num_cancelled += 1
+                    raise
+            case "late":
+                raise TooLate("the answer would have come after the 200 ms of the request")
+            case "full":
+                raise Overloaded("1,024 requests wait", retry_after=2.5)
+            case "broken":
+                raise BrokenAnswer("the model's scores are not numbers")
+            case "bug":
+                raise KeyError("secret-item-of-a-user")
+            case "unknown":
+                raise ValueError("history[0]='unknown', expected an item of the catalogue: omit it")
+        edition = self.catalogue.edition
+        self.observer.computed(Batch(1, 64, 0, 0.01, 0.01, target_forwards=3))
+        self.observer.ended("answered", 0.01)
+        items = [item for item in edition.index.item_ids if item not in given["exclude"]][: given["num_results"] or 2]
+        seconds = {"total": 0.011, "queued": 0.001, "computed": 0.01}
+        return Recommendation(items, [-0.5] * len(items), edition.version, seconds=seconds, batch_size=1)
+
+    async def classify(self, **given: Any) -> Classification:
+        self.asked.append(given)
+        return Classification(["cat", "dog"][: given["num_labels"]], [0.75, 0.25][: given["num_labels"]], 3)

@@ -1,0 +1,589 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""An engine answers as `generate` does, whoever else asks at the same time and whatever happens to the catalogue."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import VOCABULARY, build, shared
+from label_tokenizers import tokenizer_of
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from hf_gr import ConstraintIndex, Engine, classify, enable
+from hf_gr.serving import requests, warm_up
+from hf_gr.serving.answers import BrokenAnswer, Closed, Overloaded, Recommendation, TooLate
+from hf_gr.serving.catalogues import LiveCatalogue, Update
+from hf_gr.serving.costs import Costs
+from hf_gr.serving.observer import Batch, Observer
+
+TOLERANCE = 1e-4  # of scores in another batch: fp32, other padding
+NUM_ITEMS = 60
+ROWS = np.random.default_rng(0).permutation(
+    [[a, b, c] for a in range(4, 9) for b in range(10, 15) for c in range(20, 26)]
+)
+ROWS = ROWS[:NUM_ITEMS]
+IDS = [f"B{number:02}" for number in range(NUM_ITEMS)]
+INDEX = ConstraintIndex.from_sequences(ROWS, item_ids=IDS)
+RULES = {"even": IDS[::2], "few": IDS[:3]}
+
+
+@pytest.fixture(autouse=True)
+def short_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The usual one takes a second."""
+    monkeypatch.setattr(warm_up, "SHAPES", ((1, 4), (4, 9)))
+    monkeypatch.setattr(warm_up, "ROUNDS", 2)
+
+
+class Log(Observer):
+    """Remembers what it hears of."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+        self.outcomes: Counter[str] = Counter()
+        self.lengths: list[int] = []
+
+    def queued(self, num_waiting: int) -> None:
+        self.lengths.append(num_waiting)
+
+    def computed(self, batch: Batch) -> None:
+        self.batches.append(batch)
+
+    def ended(self, outcome: str, seconds: float) -> None:
+        self.outcomes[outcome] += 1
+
+
+def model_of(family: str = "qwen3") -> Any:
+    return enable(shared(family))
+
+
+def tokens_of(history: list[str]) -> list[int]:
+    return [token for item in history for token in ROWS[IDS.index(item)].tolist()]
+
+
+def expected(
+    model: Any, index: ConstraintIndex, prompt: list[int], *, num_beams: int = 8, num_results: int = 5, **how: Any
+) -> tuple[list[str], list[float]]:
+    """What `generate` answers to one prompt."""
+    given = torch.tensor([prompt])
+    out = model.generate(
+        given,
+        attention_mask=torch.ones_like(given),
+        constraint_index=index,
+        num_beams=num_beams,
+        num_return_sequences=num_results,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **how,
+    )
+    length = 1 if model.config.is_encoder_decoder else len(prompt)
+    rows, scores = out.sequences[:, length:], out.sequences_scores.tolist()
+    found = index.items(rows, exclude_items=how.get("exclude_items"))
+    pairs = [(items[0], score) for items, score in zip(found, scores, strict=True) if items and score > -np.inf]
+    return [item for item, _ in pairs], [score for _, score in pairs]
+
+
+def same(answer: Recommendation, wanted: tuple[list[str], list[float]]) -> None:
+    assert answer.items == wanted[0]
+    assert answer.scores == pytest.approx(wanted[1], abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "t5", "bloom"])
+def test_a_request_alone_is_answered_as_by_generate(family: str) -> None:
+    model = model_of(family)
+
+    async def main() -> None:
+        async with Engine(model, INDEX, num_beams=8, num_results=5) as engine:
+            for history in (["B07"], ["B01", "B02", "B03"], IDS[:9]):
+                answer = await engine.recommend(history=history)
+                items, scores = expected(model, INDEX, tokens_of(history))
+                assert (answer.items, answer.scores) == (items, scores)  # bit for bit
+                assert (answer.batch_size, answer.catalogue_version, answer.dropped) == (1, 0, ())
+                assert answer.seconds is not None
+                assert answer.seconds["total"] >= answer.seconds["computed"] > 0.0
+
+    asyncio.run(main())
+
+
+def test_many_requests_with_all_kinds_of_wishes() -> None:
+    model, log, draw = model_of(), Log(), random.Random(0)
+    asked: list[dict[str, Any]] = []
+    for _ in range(80):
+        wish: dict[str, Any] = {"history": draw.choices(IDS, k=draw.randint(1, 12))}
+        wish |= {"num_results": draw.randint(1, 6), "num_beams": draw.choice([6, 9])}
+        wish |= {"exclude": draw.sample(IDS, draw.choice([0, 3]))}
+        wish |= draw.choice([{}, {"rule": "even"}, {"rule": "few"}, {"allow": draw.sample(IDS, 7)}])
+        wish |= {"allow": draw.sample(IDS[::2], 4)} if wish.get("rule") == "even" and draw.random() < 0.5 else {}
+        asked.append(wish)
+
+    async def main() -> list[Recommendation]:
+        async with Engine(model, INDEX, rules=RULES, observer=log, token_budget=400) as engine:
+            return await asyncio.gather(*[engine.recommend(**wish) for wish in asked])
+
+    answers = asyncio.run(main())
+    for wish, answer in zip(asked, answers, strict=True):
+        allowed = set(wish.get("allow", IDS)) & set(RULES.get(wish.get("rule", ""), IDS))
+        wanted = expected(
+            model,
+            INDEX.where(sorted(allowed)),
+            tokens_of(wish["history"]),
+            num_beams=wish["num_beams"],
+            num_results=wish["num_results"],
+            exclude_items=[wish["exclude"]],
+        )
+        same(answer, wanted)
+    assert max(batch.num_requests for batch in log.batches) > 2
+    assert max(batch.num_tokens for batch in log.batches) <= 400
+    assert log.outcomes == {"answered": 80}
+    assert log.batches[0].target_forwards == 2
+
+
+def test_samples_depend_on_the_seed_alone() -> None:
+    async def main() -> None:
+        how: dict[str, Any] = {"do_sample": True, "temperature": 2.0}
+        async with Engine(model_of(), INDEX, num_beams=4, num_results=4, **how) as engine:
+            wishes = [{"history": [item], "seed": 7} for item in IDS[:3]]
+            alone = [await engine.recommend(**wish) for wish in wishes]
+            others = [{"history": IDS[: 1 + number], "seed": number} for number in range(6)]
+            together = await asyncio.gather(*[engine.recommend(**wish) for wish in wishes + others])
+            assert together[0].batch_size > 1
+            for one, two in zip(alone, together[:3], strict=True):
+                same(two, (one.items, one.scores or []))
+            *different, seeded = await asyncio.gather(
+                *[engine.recommend(history=["B00"]) for _ in range(6)], engine.recommend(**wishes[0])
+            )
+            assert seeded.batch_size > 1  # with others that have no seed
+            same(seeded, (alone[0].items, alone[0].scores or []))
+            assert len({tuple(answer.items) for answer in different}) > 1
+
+    asyncio.run(main())
+
+
+def test_bad_requests_are_refused_at_the_door_by_name() -> None:
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({}, "history=None, expected one of history, text and tokens: send one"),
+        ({"history": ["B00"], "tokens": [5]}, "tokens is given beside history, expected one"),
+        ({"history": "B00"}, "history='B00', expected a list of item ids"),
+        ({"history": [7]}, "history has 7, expected strings"),
+        ({"history": []}, "history is empty, expected one item or more"),
+        ({"history": ["gone", "lost"]}, "history has 'gone' and no item of the catalogue"),
+        ({"history": ["B00"], "rule": "x" * 3000}, r"rule='x{79}\.\.\., expected one of"),
+        ({"history": ["B00"], "exclude": [5]}, "exclude has 5, expected strings"),
+        ({"history": ["B00"], "exclude": None}, "exclude=None, expected a list"),
+        ({"history": ["B00"], "allow": ["B00", "Z"]}, "allow has 'Z', expected items of the catalogue"),
+        ({"history": ["B00"], "rule": "odd"}, r"rule='odd', expected one of \['even', 'few'\]"),
+        ({"history": ["B00"], "rule": ["even"]}, r"rule=\['even'\], expected one of"),
+        ({"history": ["B00"], "num_results": 0}, "num_results=0, expected an integer from 1 to 100"),
+        ({"history": ["B00"], "num_results": True}, "num_results=True"),
+        ({"history": ["B00"], "num_beams": 101}, "num_beams=101, expected an integer from 2 to 100"),
+        ({"history": ["B00"], "num_beams": 1}, "num_beams=1, expected an integer from 2"),
+        ({"history": ["B00"], "num_beams": 4, "num_results": 5}, "num_beams=4, expected at least num_results=5"),
+        ({"history": ["B00"], "seed": 0.5}, "seed=0.5"),
+        ({"history": ["B00"], "timeout": 0}, "timeout=0, expected a number of seconds"),
+        ({"history": ["B00"], "timeout": float("nan")}, "timeout=nan"),
+        ({"tokens": [5, VOCABULARY]}, f"tokens has {VOCABULARY}, expected 0 to {VOCABULARY - 1}"),
+        ({"tokens": [5, -1]}, "tokens has -1"),
+        ({"tokens": "5 6"}, "tokens='5 6', expected a list of token ids"),
+        ({"text": "a film"}, "the server has no tokenizer"),
+    ]
+    log = Log()
+
+    async def main() -> None:
+        async with Engine(model_of(), INDEX, rules=RULES, max_beams=100, observer=log) as engine:
+            for wish, message in bad:
+                good = asyncio.ensure_future(engine.recommend(history=["B01"]))
+                with pytest.raises(ValueError, match=message):
+                    await engine.recommend(**wish)
+                assert (await good).items
+            assert log.outcomes == {"invalid": len(bad), "answered": len(bad)}
+
+    asyncio.run(main())
+
+
+def test_histories_that_are_unknown_empty_or_too_long() -> None:
+    model = model_of()
+
+    async def main() -> None:
+        how: dict[str, Any] = {"fallback": ["B05", "gone", "B04", "B03"], "num_results": 2, "num_beams": 4}
+        async with Engine(model, INDEX, max_prompt_tokens=8, rules=RULES, **how) as engine:
+            answer = await engine.recommend(history=["B00", "gone", "B01", "B02", "gone"])
+            assert (answer.dropped, answer.num_cut, answer.is_fallback) == (("gone",), 1, False)
+            same(answer, expected(model, INDEX, tokens_of(["B01", "B02"]), num_beams=4, num_results=2))
+            answer = await engine.recommend(tokens=list(range(4, 20)))
+            assert answer.num_cut == 8
+            same(answer, expected(model, INDEX, list(range(12, 20)), num_beams=4, num_results=2))
+            answer = await engine.recommend(history=["gone"], exclude=["B05"])
+            assert (answer.items, answer.scores, answer.is_fallback) == (["B04", "B03"], None, True)
+            assert answer.dropped == ("gone",)
+            assert (await engine.recommend(history=[], rule="even")).items == ["B04"]
+            assert (await engine.recommend(history=[], allow=["B03"])).items == ["B03"]
+        async with Engine(model, INDEX, max_prompt_tokens=2, unknown_items="refuse") as engine:
+            with pytest.raises(ValueError, match="history has 'gone', expected items of the catalogue"):
+                await engine.recommend(history=["B00", "gone"])
+            with pytest.raises(ValueError, match="history ends with 'B00' of 3 tokens, expected an item that fits"):
+                await engine.recommend(history=["B00"])
+
+    asyncio.run(main())
+
+
+def test_prefix_and_suffix_tokens_surround_a_history() -> None:
+    model = model_of()
+
+    async def main() -> None:
+        async with Engine(
+            model, INDEX, num_beams=8, num_results=5, prefix_tokens=[30, 31], suffix_tokens=[32]
+        ) as engine:
+            answer = await engine.recommend(history=["B01", "B02"])
+            same(answer, expected(model, INDEX, [30, 31, *tokens_of(["B01", "B02"]), 32]))
+
+    asyncio.run(main())
+
+
+def test_answers_are_legal_in_the_version_that_they_name() -> None:
+    """Hundreds of requests while items come and go: 115 of 430 answers were wrong without an edition a batch."""
+    catalogue, draw = LiveCatalogue(INDEX, {"half": IDS[:30]}), random.Random(1)
+    editions = {0: catalogue.edition}
+    new = [[a, b, c] for a in range(4, 9) for b in range(10, 15) for c in range(40, 44)]
+
+    async def main() -> None:
+        async with Engine(model_of(), catalogue, num_beams=6, num_results=6) as engine:
+
+            async def ask() -> None:
+                rule = draw.choice([None, "half"])
+                answer = await engine.recommend(history=draw.choices(IDS, k=4), rule=rule)
+                edition = editions[answer.catalogue_version]
+                assert edition.index.has_items(answer.items).all()
+                assert rule is None or edition.rules["half"].has_items(answer.items).all()
+                assert len(answer.items) == 6
+
+            async def change() -> None:
+                for number, sequence in enumerate(new):
+                    added = [{"item_id": f"N{number}", "sequence": sequence}]
+                    gone = [draw.choice(list(catalogue.edition.index.item_ids))]
+                    edition = catalogue.apply(Update(add=added, remove=gone if number % 2 else []))
+                    editions[edition.version] = edition
+                    await asyncio.sleep(0.002)
+                edition = catalogue.swap(INDEX)
+                editions[edition.version] = edition
+
+            await asyncio.gather(change(), *[ask() for _ in range(300)])
+            assert (await engine.recommend(history=["B00"])).catalogue_version == len(new) + 1
+
+    asyncio.run(main())
+
+
+def test_the_catalogue_cannot_become_one_that_the_model_lacks_tokens_for() -> None:
+    async def main() -> None:
+        engine = Engine(model_of(), INDEX)
+        with pytest.raises(ValueError, match=f"the catalogue has token {VOCABULARY}, expected less than"):
+            engine.catalogue.apply(Update(add=[{"item_id": "new", "sequence": [4, 10, VOCABULARY]}]))
+        assert engine.catalogue.edition.version == 0
+        await engine.close()
+        with pytest.raises(ValueError, match="expected less than the vocabulary"):
+            Engine(model_of(), ConstraintIndex.from_sequences([[5, VOCABULARY + 5]]))
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_request_and_a_late_one_leave_the_others_alone() -> None:
+    log = Log()
+
+    async def main() -> None:
+        async with Engine(model_of(), INDEX, lanes=1, observer=log) as engine:
+            tasks = [asyncio.ensure_future(engine.recommend(history=[item])) for item in IDS[:20]]
+            await asyncio.sleep(0)
+            tasks[3].cancel()
+            with pytest.raises((TooLate, Overloaded)):
+                await engine.recommend(history=["B00"], timeout=1e-4)
+            found = await asyncio.gather(*tasks, return_exceptions=True)
+            assert isinstance(found[3], asyncio.CancelledError)
+            assert all(isinstance(one, Recommendation) for number, one in enumerate(found) if number != 3)
+        assert log.outcomes["answered"] == 19
+        assert log.outcomes["cancelled"] == 1
+        assert sum(batch.num_requests for batch in log.batches) <= 20
+
+    asyncio.run(main())
+
+
+def test_a_small_catalogue_answers_with_all_that_it_has() -> None:
+    async def main() -> None:
+        index = ConstraintIndex.from_sequences(ROWS[:3], item_ids=IDS[:3])
+        async with Engine(model_of(), index) as engine:
+            assert sorted((await engine.recommend(history=["B00"])).items) == IDS[:3]
+            engine.catalogue.apply(Update(remove=["B00", "B01"]))
+            assert (await engine.recommend(history=["B02"], allow=["B02"])).items == ["B02"]
+
+    asyncio.run(main())
+
+
+def test_what_leaves_the_catalogue_while_a_request_waits_is_no_error() -> None:
+    async def main() -> None:
+        async with Engine(model_of(), INDEX, lanes=1) as engine:
+            is_changed = threading.Event()
+            engine._lanes.submit(is_changed.wait)  # the lane is busy
+            waiting = asyncio.ensure_future(engine.recommend(history=["B00"], allow=["B07", "B08"]))
+            await asyncio.sleep(0.01)  # it is through the door
+            engine.catalogue.apply(Update(remove=["B07"]))
+            is_changed.set()
+            answer = await waiting
+            assert (answer.items, answer.catalogue_version) == (["B08"], 1)
+
+    asyncio.run(main())
+
+
+def test_an_engine_starts_with_a_catalogue_that_updates_have_emptied() -> None:
+    """As a server does that reads them from a log."""
+    catalogue = LiveCatalogue(INDEX)
+    catalogue.apply(Update(remove=IDS))
+
+    async def main() -> None:
+        async with Engine(model_of(), catalogue) as engine:
+            assert (await engine.recommend(history=["B00"])).items == []
+            engine.catalogue.apply(Update(add=[{"item_id": "B00", "sequence": ROWS[0].tolist()}]))
+            assert (await engine.recommend(history=["B00"])).items == ["B00"]
+
+    asyncio.run(main())
+
+
+def test_a_returning_user_goes_on_from_kept_keys() -> None:
+    model, log = model_of(), Log()
+    histories = [IDS[start : start + 8] for start in range(4)]
+
+    async def main() -> None:
+        async with Engine(model, INDEX, num_beams=8, num_results=5, prefix_tokens=[30] * 20, observer=log) as engine:
+            for more in range(3):
+                asked = [history + IDS[40 : 40 + more] for history in histories]
+                for history, answer in zip(
+                    asked, await asyncio.gather(*[engine.recommend(history=one) for one in asked]), strict=True
+                ):
+                    same(answer, expected(model, INDEX, [30] * 20 + tokens_of(history)))
+
+    asyncio.run(main())
+    kept = [batch.num_kept_tokens for batch in log.batches]
+    assert kept[:2] == [0, 0]
+    assert kept[-1] >= 2 * (20 + 3 * 9)
+
+
+def test_an_engine_is_closed_before_it_is_ready_and_after_it_has_ended() -> None:
+    async def main() -> None:
+        engine = Engine(model_of(), INDEX)
+        assert not engine.is_ready
+        with pytest.raises(Closed, match="warming up"):
+            await engine.recommend(history=["B00"])
+        await engine.start()
+        assert engine.is_ready
+        pending = asyncio.ensure_future(engine.recommend(history=["B00"]))
+        await asyncio.sleep(0)
+        await engine.close()
+        assert (await pending).items
+        assert not engine.is_ready
+        with pytest.raises(Closed, match="closing"):
+            await engine.recommend(history=["B00"])
+
+    asyncio.run(main())
+
+
+def test_an_observer_that_comes_later_hears_of_batches() -> None:
+    """As that of a server around an engine that is ready already."""
+    log = Log()
+
+    async def main() -> None:
+        async with Engine(model_of(), INDEX) as engine:
+            engine.observer = log
+            await engine.recommend(history=["B00"])
+
+    asyncio.run(main())
+    assert [batch.num_requests for batch in log.batches] == [1]
+    assert log.lengths
+    assert log.outcomes == {"answered": 1}
+
+
+def test_an_observer_that_fails_harms_nobody() -> None:
+    class Failing(Observer):
+        def queued(self, num_waiting: int) -> None:
+            raise RuntimeError("queued")
+
+        def computed(self, batch: Batch) -> None:
+            raise RuntimeError("computed")
+
+        def ended(self, outcome: str, seconds: float) -> None:
+            raise RuntimeError("ended")
+
+    async def main() -> None:
+        async with Engine(model_of(), INDEX, observer=Failing()) as engine:
+            for answer in await asyncio.gather(*[engine.recommend(history=[item], timeout=60) for item in IDS[:9]]):
+                assert answer.items
+
+    asyncio.run(main())
+
+
+def test_a_large_request_does_not_keep_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of()
+    seen: set[bool] = set()
+    read = requests.tokens_of_items
+
+    def watched(*arguments: Any) -> Any:
+        seen.add(threading.current_thread() is threading.main_thread())
+        return read(*arguments)
+
+    monkeypatch.setattr(requests, "tokens_of_items", watched)
+
+    async def main() -> None:
+        async with Engine(model, INDEX, max_prompt_tokens=30, num_beams=8, num_results=5) as engine:
+            same(await engine.recommend(history=IDS[:10]), expected(model, INDEX, tokens_of(IDS[:10])))
+            assert seen == {True}
+            seen.clear()
+            answer = await engine.recommend(history=[*[f"gone{number}" for number in range(9000)], *IDS[:10]])
+            same(answer, expected(model, INDEX, tokens_of(IDS[:10])))
+            assert seen == {False}
+
+    asyncio.run(main())
+
+
+def test_the_catalogue_in_a_models_folder_is_found(tmp_path: Path) -> None:
+    model_of().save_pretrained(tmp_path)
+    INDEX.save_pretrained(tmp_path)
+
+    async def main() -> None:
+        async with Engine(str(tmp_path), num_beams=8, num_results=5) as engine:
+            same(await engine.recommend(history=["B07"]), expected(model_of(), INDEX, tokens_of(["B07"])))
+        with pytest.raises(Closed, match="a closed engine cannot start again"):
+            await engine.start()
+
+    asyncio.run(main())
+
+
+def test_scores_that_are_no_numbers_are_the_servers_error() -> None:
+    async def main() -> None:
+        model = enable(build("qwen3"))
+        async with Engine(model, INDEX, num_beams=4, num_results=4) as engine:
+            with torch.no_grad():
+                model.lm_head.weight.fill_(float("nan"))
+            with pytest.raises(BrokenAnswer):
+                await engine.recommend(history=["B00"])
+            # That nothing is allowed is no error.
+            assert (await engine.recommend(history=["B00"], allow=["B01"], exclude=["B01"])).items == []
+
+    asyncio.run(main())
+
+
+def test_auto_is_settled_while_warming_up() -> None:
+    model = enable(build("qwen3"))
+    seen: list[Any] = []
+    generate = model.generate
+
+    def watched(*arguments: Any, **how: Any) -> Any:
+        seen.append(how.get("drafting", "its own"))
+        return generate(*arguments, **how)
+
+    model.generate = watched
+
+    async def main() -> None:
+        async with Engine(model, INDEX, num_beams=8, num_results=5, drafting="auto") as engine:
+            assert set(seen) == {None, "trie"}
+            seen.clear()
+            same(await engine.recommend(history=["B00"]), expected(model, INDEX, tokens_of(["B00"])))
+            assert seen[0] in (None, "trie")
+
+    asyncio.run(main())
+
+
+def test_the_draft_of_which_a_full_batch_takes_least_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        warm_up,
+        "fit_costs",
+        lambda decoder, lanes, *, room: Costs(1.0, 0.01 if decoder.options["drafting"] == "trie" else 0.02),
+    )
+
+    async def main() -> None:
+        engine = Engine(model_of(), INDEX, drafting="auto", length_penalty=0.5)
+        await engine.start()
+        assert engine._options == {"drafting": "trie", "length_penalty": 0.5}
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_lanes_compute_at_the_same_time_with_a_thread_each() -> None:
+    model = enable(build("qwen3"))
+    threads: set[int] = set()
+    before = torch.get_num_threads()
+
+    async def main() -> None:
+        async with Engine(model, INDEX, lanes=2) as engine:
+            threads.update(engine._lanes.run_on_all(torch.get_num_threads))
+
+    asyncio.run(main())
+    assert threads == {1}
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(("how", "count", "threads"), [({"cores": 3}, 3, 1), ({"cores": 3, "lanes": 1}, 1, 3)])
+def test_an_engine_keeps_to_its_cores(how: dict[str, int], count: int, threads: int) -> None:
+    """Of a machine that others share, such as replicas of Ray."""
+    lanes = Engine(enable(build("qwen3")), INDEX, **how)._lanes
+    try:
+        assert lanes.run_on_all(torch.get_num_threads) == [threads] * count
+    finally:
+        lanes.shutdown()
+
+
+def test_labels_are_ranked_as_by_classify() -> None:
+    tokenizer = tokenizer_of("bpe")
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+    model = enable(LlamaForCausalLM(config)).eval()
+    labels = ConstraintIndex.from_labels(["sports", "science", "politics"], tokenizer)
+    texts = ["The match", "A long text of science and technology", "abc"]
+
+    async def main() -> None:
+        async with Engine(model, labels, tokenizer=tokenizer) as engine:
+            answers = await asyncio.gather(*[engine.classify(text=text, num_labels=2) for text in texts])
+            for answer, ranked in zip(answers, classify(model, tokenizer, texts, labels, top_k=2), strict=True):
+                assert answer.labels == [label for label, _ in ranked]
+                assert answer.probabilities == pytest.approx([value for _, value in ranked], abs=TOLERANCE)
+            for wish, message in (({"text": ""}, "text=''"), ({"text": "a", "num_labels": 513}, "to 512")):
+                with pytest.raises(ValueError, match=message):
+                    await engine.classify(**wish)
+            assert (await engine.recommend(text="The match", num_results=3, num_beams=3)).items
+        async with Engine(model_of(), INDEX, tokenizer=tokenizer) as engine:
+            with pytest.raises(ValueError, match="the catalogue has items and no labels"):
+                await engine.classify(text="a")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"lanes": 0}, "lanes=0, expected an integer, 1 or more"),
+        ({"token_budget": 1.5}, "token_budget=1.5"),
+        ({"num_beams": 50, "max_beams": 20}, "expected 2 to max_beams=20"),
+        ({"unknown_items": "ignore"}, "unknown_items='ignore', expected one of drop, refuse"),
+        ({"rules": {"a": ["Z"]}}, "'Z'"),
+        ({"timeout": -1}, "timeout=-1, expected a number of seconds"),
+        ({"timeout": "x"}, "timeout='x'"),
+        ({"fallback": [5]}, "fallback has 5, expected strings"),
+        ({"key_cache_bytes": -1}, "key_cache_bytes=-1"),
+    ],
+)
+def test_engines_that_cannot_be(how: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Engine(model_of(), INDEX, **how)
+
+
+def test_costs_are_fitted_and_never_negative() -> None:
+    assert Costs.fit([100, 200, 400], [0.3, 0.5, 0.9]) == Costs(0.1, 0.002)
+    for tokens, seconds in (([100, 200], [0.5, 0.4]), ([100, 400], [0.1, 0.9]), ([100, 100], [0.1, 0.1])):
+        costs = Costs.fit(tokens, seconds)
+        assert costs.fixed >= 0.0
+        assert costs.token > 0.0
+        assert 128 <= costs.token_budget <= 65_536

@@ -1,0 +1,75 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Noise in Flax: bit for bit that of PyTorch, which is that of plain integers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+jax = pytest.importorskip("jax")
+import jax.numpy as jnp  # noqa: E402
+
+from hf_gr.flax import noise as noise_module  # noqa: E402
+from hf_gr.flax.beam import Beams  # noqa: E402
+from hf_gr.flax.children import PlainChildren  # noqa: E402
+from hf_gr.flax.noise import Noise  # noqa: E402
+from hf_gr.torch import beam as torch_beam  # noqa: E402
+from hf_gr.torch import children as torch_children  # noqa: E402
+from hf_gr.torch import noise as torch_noise  # noqa: E402
+
+NOISE_TOL = 2e-6  # fp32: two logarithms
+SEEDS = np.array([0, 7, -1, 2**63 - 1, -(2**63)])
+
+
+def both(*, length: int, independent: bool) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The noise of random candidates in Flax and in PyTorch: uniform and Gumbel."""
+    rng = np.random.default_rng(length)
+    sequences = rng.integers(0, 2**31 - 1, size=(len(SEEDS), 3, length))
+    tokens = rng.integers(0, 2**31 - 1, size=(len(SEEDS), 3, 40))
+    nothing = np.zeros(sequences.shape[:2], np.int32)
+    beams = Beams(jnp.asarray(sequences, jnp.int32), jnp.asarray(sequences, jnp.int32), nothing * 0.0, nothing)
+    children = PlainChildren(jnp.asarray(tokens, jnp.int32), jnp.asarray(nothing))
+
+    @jax.jit
+    def ours(noise: Noise) -> Any:
+        paths = noise_module.paths_of(beams) if independent else None
+        return [getattr(noise, kind)(beams, children, paths=paths) for kind in ("uniform", "gumbel")]
+
+    states = torch.from_numpy(nothing).long()
+    given = (
+        torch_beam.Beams(*[torch.from_numpy(sequences)] * 2, states.float(), states),
+        torch_children.PlainChildren(torch.from_numpy(tokens), torch.ones(tokens.shape, dtype=torch.bool), states),
+    )
+    noise = torch_noise.Noise(torch.from_numpy(SEEDS))
+    paths = torch_noise.paths_of(given[0]) if independent else None
+    theirs = [make(*given, paths=paths).numpy() for make in (noise.uniform, noise.gumbel)]
+    return list(zip(map(np.asarray, ours(Noise.of(SEEDS))), theirs, strict=True))
+
+
+@pytest.mark.parametrize(("length", "independent"), [(0, False), (3, False), (2, True)])
+def test_noise_is_that_of_the_other_side(length: int, independent: bool) -> None:
+    uniform, gumbel = both(length=length, independent=independent)
+    assert np.array_equal(*uniform)
+    np.testing.assert_allclose(*gumbel, atol=NOISE_TOL, rtol=NOISE_TOL)
+
+
+@pytest.mark.parametrize("name", ["_times", "_xor_shifted"])
+def test_a_planted_error_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = getattr(noise_module, name)
+
+    def wrong(bits: Any, number: int) -> Any:
+        high, low = right(bits, number)
+        return high + (low & 1), low  # a carry, or a bit, that is not there
+
+    monkeypatch.setattr(noise_module, name, wrong)
+    with pytest.raises(AssertionError):
+        test_noise_is_that_of_the_other_side(3, independent=False)
+
+
+def test_the_largest_and_the_smallest_noise_is_finite() -> None:
+    uniform = noise_module._to_uniform(jnp.asarray([0, 2**32 - 1], jnp.uint32))
+    assert uniform.tolist() == [2.0**-33, 1 - 2.0**-24]

@@ -1,0 +1,298 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The noise of samples: against plain integers, as uniform, as independent of everything; and the seeds of a call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hf_gr.generation.seeds import row_seeds
+from hf_gr.reference import reference_gumbel, reference_uniform
+from hf_gr.torch import noise as noise_module
+from hf_gr.torch.beam import Beams
+from hf_gr.torch.children import PlainChildren
+from hf_gr.torch.noise import DRAFTS, PASSES, Noise
+
+pytestmark = pytest.mark.shapes
+
+NOISE_TOL = 2e-6  # fp32: two logarithms
+
+# Seeds
+
+
+def test_an_integer_is_the_first_prompts_seed_and_splitmix_gives_the_others() -> None:
+    # The outputs that the authors of SplitMix64 publish for this seed, counted from 0.
+    published = {1: 3203168211198807973, 4: 16408922859458223821}
+    seeds = row_seeds(1234567, 5).tolist()
+    assert seeds[0] == 1234567
+    assert {number: seeds[number] for number in published} == {n: output >> 1 for n, output in published.items()}
+    assert row_seeds(1234567, 2).tolist() == seeds[:2]
+    assert len(set(row_seeds(7, 10_000).tolist())) == 10_000
+
+
+@pytest.mark.parametrize(
+    "given", [[7, 8], (7, 8), np.array([7, 8]), torch.tensor([7, 8]), np.array([7, 8], np.uint8), range(7, 9)], ids=str
+)
+def test_integers_are_the_prompts_own(given: Any) -> None:
+    seeds = row_seeds(given, 2)
+    assert (seeds.dtype, seeds.tolist()) == (np.int64, [7, 8])
+
+
+@pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63), np.int32(5), np.array(5), torch.tensor(5)], ids=str)
+def test_one_integer_of_any_kind(seed: Any) -> None:
+    assert row_seeds(seed, 1).tolist() == [int(seed)]
+    assert row_seeds([int(seed)], 1).tolist() == [int(seed)]
+    assert row_seeds(seed, 3)[1:].min() >= 0
+
+
+@pytest.mark.parametrize(
+    ("seed", "message"),
+    [
+        (7.0, "seed=7.0, expected an integer"),
+        (True, "seed=True, expected an integer"),
+        ("7", "seed='7', expected an integer"),
+        ({7, 8}, "seed={8, 7}, expected an integer"),
+        ([7, 8.0], r"seed\[1\]=8.0, expected an integer"),
+        ([True, 8], r"seed\[0\]=True, expected an integer"),
+        ([7], "seed has 1 entries, expected 2, one for each prompt"),
+        ([7, 8, 9], "seed has 3 entries, expected 2, one for each prompt"),
+        (2**63, "seed=9223372036854775808, expected -9223372036854775808 to 9223372036854775807"),
+        ([0, -(2**63) - 1], r"seed\[1\]=-9223372036854775809, expected"),
+        (np.array([2**63, 0], np.uint64), r"seed\[0\]=9223372036854775808, expected"),
+        (torch.tensor([1.0, 2.0]), r"seed is \[2\] of float32, expected integers"),
+        (torch.tensor([True, False]), r"seed is \[2\] of bool, expected integers"),
+        (np.zeros((2, 1), int), r"seed is \[2, 1\] of int64, expected integers"),
+    ],
+    ids=str,
+)
+def test_bad_seeds_are_refused(seed: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        row_seeds(seed, 2)
+
+
+# The hash
+
+
+def beams_of(sequences: torch.Tensor) -> Beams:
+    return Beams(sequences, sequences, torch.zeros(sequences.shape[:2]), torch.zeros(sequences.shape[:2]).long())
+
+
+def children_of(tokens: torch.Tensor) -> PlainChildren:
+    return PlainChildren(tokens, torch.ones_like(tokens, dtype=torch.bool), torch.zeros_like(tokens[..., 0]))
+
+
+def noise(
+    seeds: Any, sequences: Any, tokens: Any, *, kind: str = "uniform", stream: int = 0, independent: bool = False
+) -> torch.Tensor:
+    """`[B, K, C]`."""
+    made, beams = Noise(torch.as_tensor(seeds)), beams_of(torch.as_tensor(sequences))
+    made = made.stream(stream) if stream else made
+    paths = noise_module.paths_of(beams) if independent else None
+    return getattr(made, kind)(beams, children_of(torch.as_tensor(tokens)), paths=paths)
+
+
+@pytest.mark.parametrize("length", [0, 1, 4])
+@pytest.mark.parametrize("stream", [0, DRAFTS, PASSES])
+@pytest.mark.parametrize("independent", [False, True])
+def test_noise_is_that_of_plain_integers(independent: bool, stream: int, length: int) -> None:
+    rng = np.random.default_rng([length, stream])
+    seeds = [0, 7, -1, 2**63 - 1, -(2**63)]
+    sequences = rng.integers(0, 2**31, size=(5, 3, length))
+    tokens = np.concatenate([rng.integers(0, 2**31, size=(5, 3, 6)), np.zeros((5, 3, 1), int)], axis=-1)
+    found = noise(seeds, sequences, tokens, stream=stream, independent=independent)
+    loud = noise(seeds, sequences, tokens, kind="gumbel", stream=stream, independent=independent)
+    for place in np.ndindex(*tokens.shape):
+        row, path = place[:2]
+        who = (seeds[row], sequences[row, path].tolist(), int(tokens[place]))
+        how = {"path": path if independent else None, "stream": stream}
+        assert float(found[place]) == pytest.approx(reference_uniform(*who, **how), rel=NOISE_TOL)
+        assert float(loud[place]) == pytest.approx(reference_gumbel(*who, **how), rel=NOISE_TOL, abs=NOISE_TOL)
+
+
+def test_the_largest_and_the_smallest_noise_is_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    extremes = torch.tensor([[[0, 1, -1, -(2**31), 2**31 - 1]]]).int()
+    uniform = noise_module._to_uniform(extremes)
+    assert uniform.flatten().tolist() == pytest.approx([2.0**-33, 1.5 * 2.0**-32, 1 - 2.0**-24, 0.5, 0.5], rel=1e-6)
+    assert 0 < float(uniform.min()) <= float(uniform.max()) < 1
+    monkeypatch.setattr(noise_module, "_to_uniform", lambda bits: uniform.clone())
+    loud = noise([0], torch.zeros((1, 1, 0)).long(), torch.zeros((1, 1, 5)).long(), kind="gumbel")
+    assert bool(loud.isfinite().all())
+    assert float(loud.max()) == pytest.approx(22.87, abs=0.01)
+    assert float(loud.min()) == pytest.approx(-2.81, abs=0.01)
+
+
+def test_rows_taken_keep_their_noise() -> None:
+    every = Noise(torch.tensor([7, 8, 9]))
+    some = every.take(torch.tensor([2, 0]))
+    assert some.seeds.tolist() == [9, 7]
+
+
+def test_tokens_are_not_written_to() -> None:
+    tokens = torch.arange(6).int().view(1, 1, 6)
+    noise([7], torch.zeros((1, 1, 2)).long(), tokens)
+    assert tokens.flatten().tolist() == list(range(6))
+
+
+# Statistics: seeds are fixed, so that nothing fails by chance
+
+Z = 6.0  # standard deviations of a statistic, of which a run looks at some 30,000
+NUM_SEEDS = 1500
+CODES = 256
+
+
+def uniform(seeds: Any, *, prefix: Any = None, tokens: Any = None, **how: Any) -> np.ndarray:
+    """`[seeds, tokens]` after one prefix each; all codes by default."""
+    seeds = np.asarray(seeds)
+    sequences = np.zeros((len(seeds), 1, 0), int) if prefix is None else np.array(prefix).reshape(len(seeds), 1, -1)
+    every = np.broadcast_to(np.arange(CODES) if tokens is None else tokens, (len(seeds), 1, CODES)).copy()
+    return noise(seeds, sequences, every, **how)[:, 0].double().numpy()
+
+
+def prefixes_of(number: int) -> np.ndarray:
+    """Prefixes of two codes, each level with its own."""
+    return np.random.default_rng(0).integers(0, CODES, size=(number, 2)) + [0, CODES]
+
+
+def neighbours(argument: str, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """The noise of candidates that differ in one argument, by as little as can be."""
+    seeds, prefixes = np.arange(number), prefixes_of(number)
+    here = uniform(seeds, prefix=prefixes)
+    if argument == "seed":
+        return here, uniform(seeds + 1, prefix=prefixes)
+    if argument == "row of one seed":
+        rows = [row_seeds(seed, 3)[1:] for seed in range(number)]
+        return uniform([row[0] for row in rows]), uniform([row[1] for row in rows])
+    if argument == "row and the call's seed":
+        return uniform(seeds), uniform([row_seeds(seed, 2)[1] for seed in range(number)])
+    if argument == "token":
+        return here, uniform(seeds, prefix=prefixes, tokens=np.arange(1, CODES + 1))
+    if argument == "last token of the prefix":
+        return here, uniform(seeds, prefix=prefixes + [0, 1])
+    if argument == "first token of the prefix":
+        return here, uniform(seeds, prefix=prefixes + [1, 0])
+    if argument == "order of the prefix":
+        return here, uniform(seeds, prefix=prefixes[:, ::-1].copy())
+    if argument == "level":
+        return here, uniform(seeds, prefix=np.concatenate([prefixes, prefixes[:, -1:]], axis=1))
+    if argument == "parent and child":
+        sequences = np.broadcast_to(np.arange(CODES)[None, :, None], (number, CODES, 1)).copy()
+        below = noise(seeds, sequences, np.broadcast_to(np.arange(CODES)[:, None], (number, CODES, 1)).copy())
+        return uniform(seeds), below[..., 0].double().numpy()
+    if argument == "path":
+        tokens = np.broadcast_to(np.arange(CODES), (number, 2, CODES)).copy()
+        paths = noise(seeds, np.zeros((number, 2, 0), int), tokens, independent=True).double().numpy()
+        return paths[:, 0], paths[:, 1]
+    if argument == "stream":
+        return here, uniform(seeds, prefix=prefixes, stream=DRAFTS)
+    assert argument == "stream of drafts"
+    return uniform(seeds, stream=DRAFTS), uniform(seeds, stream=PASSES)
+
+
+ARGUMENTS = (
+    "seed", "row of one seed", "row and the call's seed", "token", "last token of the prefix",
+    "first token of the prefix", "order of the prefix", "level", "parent and child", "path", "stream",
+    "stream of drafts",
+)  # fmt: skip
+
+
+def deviation(cells: np.ndarray, num_cells: int) -> float:
+    """Of counts from equal ones: chi-square, in standard deviations."""
+    counts, expected = np.bincount(cells.ravel(), minlength=num_cells), cells.size / num_cells
+    return float((((counts - expected) ** 2 / expected).sum() - (num_cells - 1)) / np.sqrt(2 * (num_cells - 1)))
+
+
+def kolmogorov(values: np.ndarray) -> float:
+    """The largest distance of the distribution from the uniform one, by its scale: 1.95 is exceeded once in 1,000."""
+    ordered = np.sort(values.ravel())
+    places = np.arange(len(ordered) + 1) / len(ordered)
+    return float(max((places[1:] - ordered).max(), (ordered - places[:-1]).max()) * np.sqrt(len(ordered)))
+
+
+def check_pair(one: np.ndarray, other: np.ndarray) -> None:
+    """Both uniform, and independent of each other."""
+    for values in (one, other):
+        assert abs(deviation((values * 1024).astype(int), 1024)) < Z
+        assert kolmogorov(values) < 2.5
+        # What decides is the tail: where Gumbel noise is large.
+        tail = values < 1 / 4096
+        assert abs(tail.mean() * 4096 - 1) < Z / np.sqrt(values.size / 4096)
+    assert abs(deviation((one * 32).astype(int) * 32 + (other * 32).astype(int), 32 * 32)) < Z
+    assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < Z / np.sqrt(one.size)
+    # By place, so that no seed and no code is an exception that the others hide.
+    for axis in (0, 1):
+        mean = (one.mean(axis) - 0.5) * np.sqrt(12 * one.shape[axis])
+        both = ((one - 0.5) * (other - 0.5)).mean(axis) * 12 * np.sqrt(one.shape[axis])
+        assert max(abs(mean).max(), abs(both).max()) < Z
+        assert abs(mean.std() - 1) < Z / np.sqrt(2 * mean.size)
+
+
+@pytest.mark.parametrize("argument", ARGUMENTS)
+def test_neighbours_are_uniform_and_independent(argument: str) -> None:
+    check_pair(*neighbours(argument, NUM_SEEDS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("argument", ARGUMENTS)
+def test_many_neighbours_are_uniform_and_independent(argument: str) -> None:
+    check_pair(*neighbours(argument, 16 * NUM_SEEDS))
+
+
+def raw_bits(number: int, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    """`[seeds * tokens, 32]`, minus and plus ones."""
+    with monkeypatch.context() as patch:
+        patch.setattr(noise_module, "_to_uniform", lambda bits: bits.double() % 2**32)
+        values = uniform(np.arange(number), prefix=prefixes_of(number)).astype(np.uint32)
+    return ((values.ravel()[:, None] >> np.arange(32, dtype=np.uint32)) & 1).astype(np.float32) * 2 - 1
+
+
+def test_every_bit_is_a_fair_coin_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    bits = raw_bits(NUM_SEEDS, monkeypatch)
+    assert abs(bits.mean(0)).max() * np.sqrt(len(bits)) < Z
+    for other in (bits, np.roll(bits, 1, axis=0)):  # of the same candidate, and of the token before
+        products = bits.T @ other / len(bits)
+        products -= np.eye(32) * (other is bits)
+        assert abs(products).max() * np.sqrt(len(bits)) < Z
+
+
+def plant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong hash."""
+    right, fold = Noise._of_prefixes, noise_module._fold
+    wrong: dict[str, Any] = {
+        "no prefix": lambda self, tokens, **how: right(self, tokens[..., :0], **how),
+        "last token only": lambda self, tokens, **how: right(self, tokens[..., -1:], **how),
+        "any order": lambda self, tokens, **how: right(self, tokens.sum(-1, keepdim=True), **how),
+        "no path": lambda self, tokens, **how: right(self, tokens, paths=None),
+        "no level": lambda self, tokens, **how: right(self, tokens[..., :2], **how),
+        "one row": lambda self, tokens, **how: right(Noise(torch.zeros_like(self.seeds)), tokens, **how),
+    }
+    if name in wrong:
+        monkeypatch.setattr(Noise, "_of_prefixes", wrong[name])
+    elif name == "one stream":
+        monkeypatch.setattr(Noise, "stream", lambda self, number: self)
+    elif name == "no mixing":
+        monkeypatch.setattr(noise_module, "_xor_shifted", lambda bits, shift: bits)
+    elif name == "sums":
+        monkeypatch.setattr(noise_module, "_fold", lambda bits, number: fold(bits * 0, bits * 0) * 0 + bits + number)
+    else:
+        assert name == "few bits"
+        monkeypatch.setattr(noise_module, "_to_uniform", lambda bits: (bits.double() % 2**10 + 0.5).float() / 2**10)
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        ("no prefix", "last token of the prefix"), ("no prefix", "parent and child"),
+        ("last token only", "first token of the prefix"), ("any order", "order of the prefix"), ("no level", "level"),
+        ("no path", "path"), ("one row", "seed"), ("one row", "row of one seed"),
+        ("one row", "row and the call's seed"), ("one stream", "stream"), ("one stream", "stream of drafts"),
+        ("no mixing", "token"), ("sums", "last token of the prefix"), ("sums", "seed"), ("few bits", "seed"),
+    ],
+)  # fmt: skip
+def test_a_wrong_hash_is_seen(name: str, argument: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(name, monkeypatch)
+    with pytest.raises(AssertionError):
+        check_pair(*neighbours(argument, NUM_SEEDS))

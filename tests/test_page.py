@@ -1,0 +1,234 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The page: titles, what its endpoints say, and a visit with a real browser, where there is one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from hf_gr import ConstraintIndex, Engine, enable
+
+pytest.importorskip("fastapi")
+pytest.importorskip("uvicorn")
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from hf_gr.serving.app import make_app
+from hf_gr.serving.catalogues import LiveCatalogue, Update
+from hf_gr.serving.page import HEADERS, add_page, find_titles, read_titles
+from hf_gr.serving.run import bind
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+SEQUENCES = [[3 + a, 7 + b, 11 + c] for a in range(4) for b in range(4) for c in range(2)]
+TITLES = {str(item): f"Film {item}" for item in range(len(SEQUENCES))} | {"0": "Heat <b>1995</b>", "7": "The Heat"}
+
+
+def make_engine(index: ConstraintIndex | None = None) -> Engine:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "eos_token_id": None, "pad_token_id": 0}
+    model = enable(Qwen3ForCausalLM(Qwen3Config(vocab_size=16, initializer_range=0.5, **sizes, **heads)).eval())
+    index = index or ConstraintIndex.from_sequences(SEQUENCES, item_ids=range(len(SEQUENCES)))
+    return Engine(model, index, token_budget=512, lanes=1)
+
+
+class Still:
+    """An engine that is asked for its catalogue only."""
+
+    def __init__(self, index: ConstraintIndex) -> None:
+        self.catalogue, self.is_ready = LiveCatalogue(index), False
+
+
+def client_of(engine: Any, titles: dict[str, str]) -> TestClient:
+    app = FastAPI()
+    add_page(app, engine, titles)
+    return TestClient(app)
+
+
+@pytest.fixture
+def still() -> Still:
+    return Still(ConstraintIndex.from_sequences(SEQUENCES, item_ids=range(len(SEQUENCES))))
+
+
+def test_titles_are_read_from_json_and_tables(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"B1": "Löwe"}', encoding="utf-8")
+    (tmp_path / "a.tsv").write_text("title\titem_id\nA, b\t7\n", encoding="utf-8")
+    (tmp_path / "a.csv").write_text('item_id,title\n7,"A, b"\n', encoding="utf-8")
+    assert read_titles(tmp_path / "a.json") == {"B1": "Löwe"}
+    assert read_titles(tmp_path / "a.tsv") == read_titles(tmp_path / "a.csv") == {"7": "A, b"}
+    assert find_titles(None, tmp_path) == {}
+    (tmp_path / "titles.json").write_text('{"B1": "beside"}', encoding="utf-8")
+    assert find_titles(None, tmp_path) == {"B1": "beside"}
+    assert find_titles(tmp_path / "a.json", tmp_path) == {"B1": "Löwe"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.json", "{", "is no JSON"),
+        ("a.json", '["a"]', "expected a JSON object of titles"),
+        ("a.json", '{"a": 1}', "all of them strings"),
+        ("a.csv", "id,name\n1,a\n", "expected item_id and title"),
+    ],
+)
+def test_other_titles_are_refused(tmp_path: Path, name: str, content: str, said: str) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=said):
+        read_titles(tmp_path / name)
+
+
+def test_a_search_finds_all_words_and_puts_beginnings_first(still: Still) -> None:
+    client = client_of(still, TITLES)
+    found = client.get("/page/items", params={"search": "heat"}).json()
+    assert [one["title"] for one in found] == ["Heat <b>1995</b>", "The Heat"]
+    assert [one["item_id"] for one in client.get("/page/items", params={"search": "hEAT the"}).json()] == [7]
+    assert client.get("/page/items", params={"search": "nothing like it"}).json() == []
+    assert len(client.get("/page/items", params={"search": "film", "limit": 5}).json()) == 5
+    assert client.get("/page/items", params={"limit": 10**9}).status_code == 422
+
+
+def test_a_removed_item_keeps_its_name_and_a_new_one_is_found(still: Still) -> None:
+    client = client_of(still, TITLES | {"99": "Heat 2"})
+    client.get("/page/items", params={"search": "heat"})
+    still.catalogue.apply(Update(remove=[0], add=[{"item_id": 99, "sequence": [3, 7, 13]}]))
+    found = client.get("/page/items", params={"search": "heat"}).json()
+    assert [(one["item_id"], one["in_catalogue"]) for one in found] == [(99, True), (7, True), (0, False)]
+    described = client.post("/page/titles", json=[0, 99, 12345, "B1"]).json()
+    assert [one["title"] for one in described] == ["Heat <b>1995</b>", "Heat 2", "12345", "B1"]
+    assert [one["in_catalogue"] for one in described] == [False, True, False, False]
+
+
+def test_items_without_titles_are_found_by_id() -> None:
+    index = ConstraintIndex.from_sequences(SEQUENCES[:3], item_ids=["B01", "B02", "C03"])
+    client = client_of(Still(index), {})
+    assert [one["item_id"] for one in client.get("/page/items", params={"search": "b0"}).json()] == ["B01", "B02"]
+    assert [one["in_catalogue"] for one in client.post("/page/titles", json=["C03", 3]).json()] == [True, False]
+
+
+def test_every_file_is_served_and_nothing_beside_them(still: Still) -> None:
+    client = client_of(still, {})
+    page = client.get("/")
+    assert page.url.path == "/page/"
+    assert page.headers["content-security-policy"] == HEADERS["content-security-policy"]
+    for name, kind in {"page.js": "text/javascript", "tree.js": "text/javascript", "page.css": "text/css"}.items():
+        assert client.get(f"/page/{name}").headers["content-type"].startswith(kind)
+        assert name in page.text or name == "tree.js"
+    assert client.get("/page/__init__.py").status_code == 404
+    assert client.get("/page/..%2f__init__.py").status_code == 404
+
+
+def test_titles_need_the_key_and_the_page_does_not(still: Still) -> None:
+    still.is_ready = True
+    asked = TestClient(make_app(still, api_key="secret", titles=TITLES))
+    assert asked.get("/page/").status_code == asked.get("/page/page.js").status_code == 200
+    for headers, status in (({}, 401), ({"authorization": "Bearer secret"}, 200)):
+        assert asked.get("/page/items", headers=headers).status_code == status
+        assert asked.post("/page/titles", json=[0], headers=headers).status_code == status
+    assert "/page/items" not in asked.get("/openapi.json").json()["paths"]
+    assert TestClient(make_app(still)).get("/page/").status_code == 404
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    """A server with the page, in a thread."""
+    engine = make_engine()
+    app = make_app(engine, titles=TITLES)
+    made = bind("127.0.0.1", 0)
+    made.listen()
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    thread = threading.Thread(target=server.run, args=([made],))
+    thread.start()
+    while not engine.is_ready:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{made.getsockname()[1]}"
+    server.should_exit = True
+    thread.join()
+    made.close()
+
+
+@pytest.fixture
+def visit(address: str) -> Iterator[Any]:
+    """The page in Chromium; what it says in its console must be nothing."""
+    sync_api = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    said: list[str] = []
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(address)
+        yield page
+        browser.close()
+    assert said == []
+
+
+def test_a_visitor_asks_makes_a_rule_and_changes_the_catalogue(visit: Any) -> None:
+    def titles() -> list[str]:
+        return [line.split("\n")[0] for line in visit.locator("#items li").all_inner_texts()]
+
+    def after(act: Any) -> dict[str, Any]:
+        """What is asked next; done when its answer is shown."""
+        with visit.expect_request("**/v1/recommend") as asked:
+            act()
+        visit.locator("#items[aria-busy=false]").wait_for()
+        return json.loads(asked.value.post_data)
+
+    visit.locator("#catalogue", has_text="32 items, version 0").wait_for()
+    visit.get_by_role("combobox", name="Search an item by title").fill("heat")
+    visit.get_by_role("option", name="The Heat").wait_for()
+    body = after(lambda: visit.get_by_role("combobox", name="Search").press("Enter"))
+    assert body["history"] == body["exclude"] == [0]  # the first one found, whose title is no HTML
+    assert visit.locator("#history").inner_text().startswith("Heat <b>1995</b>")
+    assert "Heat <b>1995</b>" not in titles()
+
+    # The tree has a leaf for every beam, and as many branches as the beams have different beginnings.
+    answer = visit.request.post(visit.url + "../v1/recommend", data=body).json()
+    prefixes = {tuple(row[: depth + 1]) for row in answer["sequences"] for depth in range(len(row))}
+    assert visit.locator("#tree .leaf").count() == len(answer["items"]) == 20
+    assert visit.locator("#tree .links path").count() == len(prefixes)
+    assert visit.locator("#times .legend li").count() == 4
+    expected = [TITLES[str(item)] for item in answer["items"][:10]]
+    assert titles() == expected
+
+    # The best item leaves the catalogue: the next answer is without it, and with it again when it is added.
+    best = titles()[0]
+    after(lambda: visit.get_by_role("button", name=f"Remove {best} from the catalogue").click())
+    visit.locator("#catalogue", has_text="31 items, version 1").wait_for()
+    assert titles() == [*expected[1:], TITLES[str(answer["items"][10])]]
+    after(lambda: visit.get_by_role("button", name=f"Add {best} again").click())
+    visit.locator("#catalogue", has_text="32 items, version 2").wait_for()
+    assert titles() == expected
+
+    # A rule, on and off.
+    visit.get_by_label("Name").fill("the ones")
+    visit.get_by_label("Titles with").fill("film 1")
+    assert after(lambda: visit.get_by_role("button", name="Make rule").click())["rule"] == "the ones"
+    assert titles()
+    assert all("Film" in title and "1" in title for title in titles())
+    body = after(lambda: visit.locator("#rule").select_option(""))
+    assert "rule" not in body
+    assert titles() == expected
+    after(lambda: visit.get_by_role("button", name="Delete the rule the ones").click())
+    assert visit.locator("#rule").locator("option").all_inner_texts() == ["none"]
+
+
+def test_an_error_is_shown_as_the_server_says_it(visit: Any) -> None:
+    visit.get_by_label("Name").fill("none")
+    visit.get_by_label("Titles with").fill("unheard of")
+    visit.get_by_role("button", name="Make rule").click()
+    visit.get_by_role("alert").filter(has_text="No title has “unheard of”").wait_for()

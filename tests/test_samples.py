@@ -1,0 +1,222 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a prompt's samples depend on: its seed, its tokens, the catalogue's sequences, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import build, prompts, shared
+
+from hf_gr import ConstraintIndex, enable
+from hf_gr.generation.seeds import row_seeds
+from hf_gr.torch.noise import Noise
+
+ROWS = np.random.default_rng(0).integers(3, 24, size=(300, 4))
+INDEX = ConstraintIndex.from_sequences(ROWS)
+MODES: dict[str, dict[str, Any]] = {
+    "beams": {"num_beams": 5, "num_return_sequences": 5},
+    "paths": {"num_beams": 1, "num_return_sequences": 5},
+}
+
+
+def sample(
+    family: str, inputs: dict[str, torch.Tensor], seed: Any, *, mode: str, index: Any = INDEX, **kwargs: Any
+) -> list[list[list[int]]]:
+    """The samples of every prompt, in order."""
+    options = {"constraint_index": index, "do_sample": True, "top_k": 0, "temperature": 2.0, **MODES[mode], **kwargs}
+    model = enable(shared(family))
+    out = model.generate(**inputs, **options, seed=seed, return_dict_in_generate=True)
+    begun = 1 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
+    return out.sequences[:, begun:].view(len(inputs["input_ids"]), 5, -1).tolist()
+
+
+def one_of(inputs: dict[str, torch.Tensor], row: int) -> dict[str, torch.Tensor]:
+    """A prompt alone, without its padding."""
+    is_there = inputs["attention_mask"][row].bool()
+    return {name: values[row : row + 1, is_there] for name, values in inputs.items()}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("family", ["qwen3", "gpt2", "bloom", "t5"])
+def test_a_prompts_samples_are_its_own(family: str, mode: str) -> None:
+    inputs = prompts(4, 12, padded=True)
+    together = sample(family, inputs, 7, mode=mode)
+    assert len({str(rows) for rows in together}) == 4
+    seeds = row_seeds(7, 4).tolist()
+    for row in range(4):
+        assert sample(family, one_of(inputs, row), seeds[row], mode=mode) == [together[row]]
+    turned = {name: values.flip(0) for name, values in inputs.items()}
+    assert sample(family, turned, seeds[::-1], mode=mode) == together[::-1]
+    assert sample(family, turned, 7, mode=mode) != together[::-1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("family", ["qwen3", "t5"])
+def test_drafts_change_no_sample(family: str, mode: str) -> None:
+    inputs = prompts(3, 8, padded=True)
+    plain = sample(family, inputs, 7, mode=mode)
+    for budget in (1, 40, 10**6):
+        assert sample(family, inputs, 7, mode=mode, drafting="trie", draft_token_budget=budget) == plain
+
+
+def updated() -> ConstraintIndex:
+    index = ConstraintIndex.from_sequences(ROWS[:200])
+    index.add(ROWS[200:], range(200, 300))
+    index.add([[23, 23, 23, 23]], [999])
+    index.remove([999])
+    return index
+
+
+def compacted() -> ConstraintIndex:
+    index = updated()
+    index.compact()
+    return index
+
+
+def view() -> ConstraintIndex:
+    more = np.concatenate([ROWS, np.random.default_rng(1).integers(24, 50, size=(400, 4))])
+    return ConstraintIndex.from_sequences(more).where(range(300))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("changed", [updated, compacted, view])
+def test_samples_do_not_depend_on_how_the_catalogue_is_stored(
+    changed: Callable[[], ConstraintIndex], mode: str
+) -> None:
+    inputs = prompts(2, 6)
+    assert sample("qwen3", inputs, 7, mode=mode, index=changed()) == sample("qwen3", inputs, 7, mode=mode)
+
+
+def test_paths_keep_their_samples_if_others_items_go() -> None:
+    inputs = prompts(2, 6)
+    before = sample("qwen3", inputs, 7, mode="paths")
+    drawn = {tuple(path) for rows in before for path in rows}
+    index = ConstraintIndex.from_sequences(ROWS)
+    index.remove([number for number, row in enumerate(ROWS.tolist()) if tuple(row) not in drawn and number % 3])
+    assert sample("qwen3", inputs, 7, mode="paths", index=index) == before
+
+
+def test_more_paths_begin_with_the_fewer() -> None:
+    inputs = prompts(2, 6)
+    five = sample("qwen3", inputs, 7, mode="paths")
+    assert all(len({tuple(path) for path in rows}) > 1 for rows in five)
+    three = enable(shared("qwen3")).generate(
+        **inputs, constraint_index=INDEX, do_sample=True, num_return_sequences=3, seed=7, top_k=0, temperature=2.0
+    )
+    assert three[:, 6:].view(2, 3, -1).tolist() == [rows[:3] for rows in five]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "spoil", [torch.zeros_like, lambda seeds: seeds + len(seeds)], ids=["one seed", "the batch's"]
+)
+def test_noise_that_is_not_the_rows_own_is_seen(spoil: Any, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Noise._of_prefixes
+    monkeypatch.setattr(
+        Noise, "_of_prefixes", lambda self, *args, **how: right(Noise(spoil(self.seeds)), *args, **how)
+    )
+    with pytest.raises(AssertionError):
+        test_a_prompts_samples_are_its_own("qwen3", mode)
+
+
+def test_noise_that_ignores_the_path_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Noise._of_prefixes
+    monkeypatch.setattr(Noise, "_of_prefixes", lambda self, tokens, paths: right(self, tokens, paths=None))
+    with pytest.raises(AssertionError):
+        test_more_paths_begin_with_the_fewer()
+
+
+# How often
+
+
+SQUARE = ConstraintIndex.from_sequences([[a, b] for a in range(3, 8) for b in range(8, 13)])
+
+
+def inclusion(rows: torch.Tensor, num_draws: int) -> torch.Tensor:
+    """How often each of the 25 items is among the samples of a prompt."""
+    numbers = (rows[:, -2] - 3) * 5 + rows[:, -1] - 8
+    return torch.bincount(numbers, minlength=25) / num_draws
+
+
+def check_as_often_as_in_transformers(num_beams: int, num_draws: int, *, per_call: int = 500) -> None:
+    """Each item's share is off by less than five standard deviations of the difference of two samples."""
+    model, constrained, inputs = build("qwen3"), enable(build("qwen3")), prompts(1, 6)
+    codes = [list(range(3, 8)), list(range(8, 13))]
+    many = {name: values.expand(per_call, -1) for name, values in inputs.items()}
+    how = {"do_sample": True, "top_k": 0, "temperature": 1.5, "num_beams": num_beams, "max_new_tokens": 2}
+    how |= {"num_return_sequences": num_beams, "pad_token_id": 1, "eos_token_id": None}
+    torch.manual_seed(0)
+    theirs, ours = [], []
+    for call in range(num_draws // per_call):
+        theirs.append(
+            model.generate(**many, **how, prefix_allowed_tokens_fn=lambda row, tokens: codes[len(tokens) - 6])
+        )
+        ours.append(constrained.generate(**many, **how, constraint_index=SQUARE, seed=call))
+    expected, found = (inclusion(torch.cat(rows), num_draws) for rows in (theirs, ours))
+    share = (expected + found) / 2
+    bound = 5 * (2 * share * (1 - share).clamp_min(0) / num_draws).sqrt() + 1 / num_draws
+    assert bool(((found - expected).abs() <= bound).all())
+
+
+@pytest.mark.parametrize("num_beams", [1, 2])
+def test_items_are_sampled_as_often_as_in_transformers(num_beams: int) -> None:
+    check_as_often_as_in_transformers(num_beams, 1000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_beams", [1, 2])
+def test_items_are_sampled_as_often_as_in_transformers_at_length(num_beams: int) -> None:
+    check_as_often_as_in_transformers(num_beams, 20_000)
+
+
+@pytest.mark.parametrize("num_beams", [1, 2])
+def test_noise_that_ignores_the_prompts_seed_is_seen(num_beams: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Noise._of_prefixes
+    monkeypatch.setattr(
+        Noise, "_of_prefixes", lambda self, *args, **how: right(Noise(torch.zeros_like(self.seeds)), *args, **how)
+    )
+    with pytest.raises(AssertionError):
+        check_as_often_as_in_transformers(num_beams, 1000)
+
+
+# What the call says
+
+
+def test_the_answer_lists_the_seeds() -> None:
+    model, inputs = enable(shared("qwen3")), prompts(3, 6)
+    options: dict[str, Any] = {"constraint_index": INDEX, "do_sample": True, "return_dict_in_generate": True}
+    assert model.generate(**inputs, **options, seed=7).seeds == row_seeds(7, 3).tolist()
+    assert model.generate(**inputs, **options, seed=torch.tensor([7, 8, 9])).seeds == [7, 8, 9]
+    assert model.generate(**inputs, **options | {"do_sample": False}, seed=7).seeds is None
+    drawn = model.generate(**inputs, **options)
+    assert len(set(drawn.seeds)) == 3
+    again = model.generate(**inputs, **options, seed=drawn.seeds)
+    assert again.sequences.tolist() == drawn.sequences.tolist()
+
+
+def test_seeds_come_from_the_generator_or_the_device() -> None:
+    model, inputs = enable(shared("qwen3")), prompts(2, 6)
+
+    def seeds(**how: Any) -> list[int]:
+        options = {"constraint_index": INDEX, "do_sample": True, "return_dict_in_generate": True}
+        return model.generate(**inputs, **options, **how).seeds
+
+    state = torch.get_rng_state()
+    assert seeds(seed=7) == seeds(seed=7)
+    generator = torch.Generator().manual_seed(1)
+    assert seeds(generator=generator) != seeds(generator=generator)
+    assert torch.equal(state, torch.get_rng_state())
+    torch.manual_seed(1)
+    assert seeds() == seeds(generator=torch.Generator().manual_seed(1))
+
+
+def test_transformers_loop_takes_no_seed() -> None:
+    model, inputs = enable(build("qwen3", attn_implementation="eager")), prompts(2, 6)
+    options = {"constraint_index": INDEX, "do_sample": True, "output_attentions": True}
+    with pytest.raises(ValueError, match="seed is given, expected None in transformers' loop: use torch.manual_seed"):
+        model.generate(**inputs, **options, seed=7)

@@ -1,0 +1,324 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The server as a process, over sockets, with an engine without a model."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("uvicorn")
+try:  # one of them comes with huggingface_hub
+    import httpx2 as httpx
+except ImportError:
+    import httpx  # pyright: ignore[reportMissingImports]
+
+from hf_gr.serving.run import bind
+
+PROGRAM = """
+import json, sys
+from serving_fake import FakeEngine
+from hf_gr.serving import logs, run
+from hf_gr.serving.app import make_app
+from hf_gr.serving.door import Limits
+
+class Told(FakeEngine):
+    async def start(self):
+        await super().start()
+        logs.log("switches", seconds=sys.getswitchinterval())
+
+    async def close(self, **options):
+        await super().close(**options)
+        print(json.dumps({"cancelled": self.num_cancelled, "asked": len(self.asked)}), flush=True)
+
+engine = Told()
+engine.start_error = RuntimeError("no memory") if "fails" in sys.argv else None
+run.HEAD_TIMEOUT = run.SEND_TIMEOUT = 0.5
+logs.configure()
+made = run.bind("127.0.0.1", 0)
+print(run.address_of(made), flush=True)
+before = sys.getswitchinterval()
+app = lambda fail: make_app(engine, limits=Limits(body_timeout=0.5), on_failure=fail)
+delay = next((float(text) for text in sys.argv[1:] if text[0].isdigit()), 0.0)
+failure = run.run(app, made, drain_timeout=5, drain_delay=delay)
+assert sys.getswitchinterval() == before
+sys.exit(0 if failure is None else 1)
+"""
+
+
+class Process:
+    """A server in a process of its own."""
+
+    def __init__(self, *arguments: str) -> None:
+        paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        )
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().strip()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        url = httpx.URL(self.url)
+        assert url.port is not None
+        return url.host, url.port
+
+    def wait_until_ready(self) -> None:
+        for _ in range(200):
+            try:
+                if httpx.get(self.url + "/readyz").status_code == 200:
+                    return
+            except httpx.TransportError:
+                time.sleep(0.02)
+        raise AssertionError(self.process.stderr.read() if self.process.stderr else "")
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
+        """Its exit code, what it printed, and its log."""
+        self.process.send_signal(number)
+        out, log = self.process.communicate(timeout=20)
+        return self.process.returncode, json.loads(out), [json.loads(line) for line in log.splitlines()]
+
+
+@contextmanager
+def process(*arguments: str) -> Iterator[Process]:
+    made = Process(*arguments)
+    try:
+        yield made
+    finally:
+        made.process.kill()
+        made.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Process]:
+    with process() as made:
+        made.wait_until_ready()
+        yield made
+
+
+def read_all(connection: socket.socket) -> bytes:
+    parts = b""
+    connection.settimeout(10)
+    while True:
+        try:
+            part = connection.recv(65536)
+        except ConnectionResetError:
+            return parts
+        if not part:
+            return parts
+        parts += part
+
+
+def start_of(path: str, *headers: str) -> bytes:
+    return "\r\n".join([f"POST {path} HTTP/1.1", "host: here", *headers, "", ""]).encode()
+
+
+def test_a_client_that_goes_is_not_computed_for() -> None:
+    with process() as made:
+        made.wait_until_ready()
+        body = b'{"history": ["slow"]}'
+        for _ in range(3):
+            with socket.create_connection(made.address) as connection:
+                connection.sendall(start_of("/v1/recommend", f"content-length: {len(body)}") + body)
+                time.sleep(0.2)
+        time.sleep(0.3)
+        code, told, log = made.end()
+    assert (code, told) == (0, {"cancelled": 3, "asked": 3})
+    assert [line["seconds"] for line in log if line["event"] == "switches"] == [pytest.approx(0.02)]
+    assert [line["status"] for line in log if line["event"] == "request" and line["path"] == "/v1/recommend"] == [
+        499
+    ] * 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_end_waits_for_what_is_under_way(number: int) -> None:
+    with process() as made:
+        made.wait_until_ready()
+        body = b'{"history": ["slow"], "timeout_ms": 1000}'
+        with socket.create_connection(made.address) as connection, socket.create_connection(made.address):
+            connection.sendall(start_of("/v1/recommend", f"content-length: {len(body)}") + body)
+            time.sleep(0.3)
+            made.process.send_signal(number)
+            time.sleep(0.3)
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(made.address)
+            answer = read_all(connection)
+        out, log = made.process.communicate(timeout=20)
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert b'"items":["B01","B02"]' in answer
+    assert (made.process.returncode, json.loads(out)) == (0, {"cancelled": 0, "asked": 1})
+    assert [json.loads(line)["event"] for line in log.splitlines()][-3:] == ["draining", "request", "closed"]
+    assert "Traceback" not in log
+
+
+def test_no_client_that_keeps_its_connection_loses_a_request() -> None:
+    """Clients that go when a load balancer would: all that they have sent is answered."""
+    with process("1.5") as made:
+        made.wait_until_ready()
+        is_ready = True
+        answers: list[tuple[float, int, str | None]] = []
+        lost: list[Exception] = []
+
+        def ask() -> None:
+            connection = http.client.HTTPConnection(*made.address, timeout=10)
+            try:
+                while is_ready:
+                    connection.request("POST", "/v1/recommend", b'{"history": ["B01"]}')
+                    answer = connection.getresponse()
+                    answer.read()
+                    answers.append((time.monotonic(), answer.status, answer.headers["connection"]))
+                    time.sleep(0.01)
+            except Exception as error:
+                lost.append(error)
+
+        idle = http.client.HTTPConnection(*made.address, timeout=10)
+        idle.request("GET", "/healthz")
+        assert idle.getresponse().read()
+        clients = [threading.Thread(target=ask) for _ in range(4)]
+        for client in clients:
+            client.start()
+        time.sleep(0.3)
+        start = time.monotonic()
+        made.process.send_signal(signal.SIGTERM)
+        time.sleep(0.05)
+        ready = httpx.get(made.url + "/readyz")
+        assert (ready.status_code, ready.headers["connection"]) == (503, "close")
+        time.sleep(0.5)  # until the load balancer has looked
+        is_ready = False
+        for client in clients:
+            client.join()
+        idle.request("POST", "/v1/recommend", b'{"history": ["B01"]}')
+        late = idle.getresponse()
+        assert (late.status, late.headers["connection"]) == (200, "close")
+        _, log = made.process.communicate(timeout=20)
+    assert lost == []
+    assert {status for _, status, _ in answers} == {200}
+    assert {word for moment, _, word in answers if moment < start} == {None}
+    assert {word for moment, _, word in answers if moment > start + 0.1} == {"close"}
+    assert 1.4 < time.monotonic() - start < 4
+    assert (made.process.returncode, "Traceback" in log) == (0, False)
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM]])
+def test_the_delay_may_be_cut(signals: list[int]) -> None:
+    with process("60") as made:
+        made.wait_until_ready()
+        for number in signals:
+            made.process.send_signal(number)
+            time.sleep(0.1)
+        made.process.communicate(timeout=10)
+    assert made.process.returncode == 0
+
+
+def test_an_engine_that_does_not_start_ends_the_process() -> None:
+    with process("fails") as made:
+        out, log = made.process.communicate(timeout=20)
+    assert made.process.returncode == 1
+    assert json.loads(out)["asked"] == 0
+    failed = [line for line in map(json.loads, log.splitlines()) if line["event"] == "not started"]
+    assert failed[0]["error"]["message"] == "no memory"
+
+
+@pytest.mark.parametrize("headers", [("content-length: 104857600",), ("transfer-encoding: chunked",)])
+def test_a_hundred_megabytes_are_not_read(server: Process, headers: tuple[str, ...]) -> None:
+    memory = Path(f"/proc/{server.process.pid}/statm")
+    before = int(memory.read_text().split()[1]) if memory.exists() else 0
+    part = b" " * 2**20
+    part = b"%x\r\n%s\r\n" % (len(part), part) if "chunked" in headers[0] else part
+    sent = 0
+    with socket.create_connection(server.address) as connection:
+        connection.settimeout(5)
+        connection.sendall(start_of("/v1/recommend", *headers))
+        try:
+            for _ in range(100):
+                connection.sendall(part)
+                sent += 1
+        except (ConnectionError, TimeoutError):
+            pass
+        answer = read_all(connection)
+    assert sent < 20
+    assert answer.startswith(b"HTTP/1.1 413"), answer[:100]
+    assert b'"argument":"body"' in answer
+    if before:
+        assert (int(memory.read_text().split()[1]) - before) * os.sysconf("SC_PAGE_SIZE") < 30 * 2**20
+
+
+def test_slow_clients_are_cut(server: Process) -> None:
+    start = time.monotonic()
+    with (
+        socket.create_connection(server.address) as silent,
+        socket.create_connection(server.address) as slow_head,
+        socket.create_connection(server.address) as slow_body,
+    ):
+        slow_body.sendall(start_of("/v1/recommend", "content-length: 20") + b"{")
+        for byte in b"POST /v1/reco":
+            slow_head.sendall(bytes([byte]))
+            time.sleep(0.03)
+        assert httpx.get(server.url + "/healthz").status_code == 200
+        assert read_all(silent) == b""
+        assert read_all(slow_head) == b""
+        assert read_all(slow_body).startswith(b"HTTP/1.1 408")
+    assert time.monotonic() - start < 3
+
+
+def test_a_client_that_does_not_read_is_cut(server: Process) -> None:
+    """Its connection, and the answers in it, would stay for as long as it likes."""
+    asked = 300
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(server.address)
+        connection.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: here\r\n\r\n" * asked)
+        time.sleep(2.0)
+        assert 0 < read_all(connection).count(b"HTTP/1.1 200") < asked
+    assert httpx.get(server.url + "/healthz").status_code == 200
+
+
+def test_a_second_request_over_a_connection_may_be_slow_neither(server: Process) -> None:
+    with socket.create_connection(server.address) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: here\r\n\r\n")
+        time.sleep(0.8)  # longer than the head may take: idle is no crime
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: here\r\n\r\n")
+        time.sleep(0.2)
+        connection.sendall(b"GET /heal")
+        start = time.monotonic()
+        assert read_all(connection).count(b"HTTP/1.1 200") == 2
+        assert time.monotonic() - start < 3
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"\x16\x03\x01\x02\x00\x01\x00", b"GET / HTTP/1.1\r\n\r\n\r\n", start_of("/v1/recommend", "content-length: -1"),
+     start_of("/", "x: " + "y" * 200_000)],
+)  # fmt: skip
+def test_what_is_no_http(server: Process, sent: bytes) -> None:
+    with socket.create_connection(server.address) as connection:
+        connection.sendall(sent)
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["fix"]
+    assert httpx.get(server.url + "/healthz").status_code == 200
+
+
+def test_a_port_in_use(server: Process) -> None:
+    host, port = server.address
+    with pytest.raises(OSError, match=rf"port={port} cannot be used \(Address already in use\).*--port"):
+        bind(host, port)
+    with pytest.raises(OSError, match=r"host='no\.such\.host\.invalid'.*expected a free port of this machine"):
+        bind("no.such.host.invalid", 0)
