@@ -43,7 +43,7 @@ NEW_MODEL = """
 import json, sys
 import ray
 from ray import serve
-from hf_gr.serving.ray import Recommender
+from hf_gr.serving.ray_serve import Recommender
 ray.init(address="auto")
 recommender = Recommender.options(num_replicas=2, ray_actor_options={"num_cpus": 0.5})
 serve.run(recommender.bind(json.loads(sys.argv[1])), name="recommender", route_prefix="/")
@@ -186,7 +186,7 @@ def ask(url: str, model: str | None = None, **wishes: Any) -> Any:
 )
 @pytest.mark.filterwarnings("ignore:Using extra keyword arguments on:DeprecationWarning")  # Ray's own
 def test_arguments_are_checked_before_anything_starts(args: dict[str, Any], message: str) -> None:
-    from hf_gr.serving.ray import build
+    from hf_gr.serving.ray_serve import build
 
     with pytest.raises(ValueError, match=message):
         build(args)
@@ -194,7 +194,7 @@ def test_arguments_are_checked_before_anything_starts(args: dict[str, Any], mess
 
 @pytest.mark.filterwarnings("ignore:Using extra keyword arguments on:DeprecationWarning")  # Ray's own
 def test_a_replica_switches_threads_as_the_server_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_gr.serving import ray as module
+    from hf_gr.serving import ray_serve as module
 
     known = sys.getswitchinterval()
     for name in ("Engine", "make_app", "_num_cpus"):

@@ -7,7 +7,7 @@
 
     app = make_app(Engine("me/recommender"))  # then: uvicorn my_module:app
 
-Needs `pip install "hf-gr[serve]"`. `hf-gr serve` runs it in one process, `hf_gr.serving.ray` in many.
+Needs `pip install "hf-gr[serve]"`. `hf-gr serve` runs it in one process, `hf_gr.serving.ray_serve` in many.
 """
 
 from __future__ import annotations

@@ -95,11 +95,7 @@ class DraftHead(
         for level, tokens in enumerate(codes):
             self.register_buffer(f"codebook_{level}", tokens)
         self._number_codes()
-        size, inner = config.hidden_size, config.codebook_sizes[:-1]
-        self.logit_heads = nn.ModuleList(nn.Linear(size, codes, bias=False) for codes in config.codebook_sizes)
-        new_cell = CELLS.get(config.transition)
-        self.embeddings = nn.ModuleList(nn.Embedding(codes, size) for codes in inner if new_cell)
-        self.transitions = nn.ModuleList(new_cell(size) for _ in inner if new_cell)
+        self.logit_heads, self.embeddings, self.transitions = _layers(config).values()
 
     def _number_codes(self) -> None:
         """By token, its place among the level's codes; a token that is no code gets one that is never read."""
@@ -205,9 +201,12 @@ class DraftHead(
     @classmethod
     def _from_folder(cls, folder: Path) -> DraftHead:
         def make(config: DraftHeadConfig, tensors: dict[str, Tensor], rows: Tensor | None) -> DraftHead:
+            with torch.device("meta"):  # before any memory is taken: the config may speak of terabytes
+                layers = nn.ModuleDict(_layers(config)).state_dict()
+            codebooks = {f"codebook_{level}": (size,) for level, size in enumerate(config.codebook_sizes)}
+            head_files.check_tensors(codebooks | {name: layer.shape for name, layer in layers.items()}, tensors)
             with torch.random.fork_rng(devices=[]):  # loading draws no random numbers
-                head = cls(config, [tensors[f"codebook_{level}"] for level in range(config.num_levels)])
-            head_files.check_tensors({name: own.shape for name, own in head.state_dict().items()}, tensors)
+                head = cls(config, [tensors[name] for name in codebooks])
             head.load_state_dict(tensors, assign=True)
             head._placeholder_rows = rows
             return head.eval()
@@ -236,6 +235,17 @@ class DraftHead(
     def __getstate__(self) -> dict[str, Any]:
         """A copy is part of no model: no model's embeddings are known to be its own."""
         return self.__dict__ if self._model is None else {**self.__dict__, "_model": _gone}
+
+
+def _layers(config: DraftHeadConfig) -> dict[str, nn.ModuleList]:
+    """A head's layers by the name of their list; each list has one a level, if any."""
+    size, inner = config.hidden_size, config.codebook_sizes[:-1]
+    new_cell = CELLS.get(config.transition)
+    return {
+        "logit_heads": nn.ModuleList(nn.Linear(size, codes, bias=False) for codes in config.codebook_sizes),
+        "embeddings": nn.ModuleList(nn.Embedding(codes, size) for codes in inner if new_cell),
+        "transitions": nn.ModuleList(new_cell(size) for _ in inner if new_cell),
+    }
 
 
 def _gone() -> None:

@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 try:
-    import ray
-    from ray import serve
+    import ray  # pyright: ignore[reportMissingImports]
+    from ray import serve  # pyright: ignore[reportMissingImports]
 
     from .app import make_app
 except ImportError as missing:
     raise ImportError(
-        f'hf_gr.serving.ray needs {missing.name}: pip install "hf-gr[ray]"', name=missing.name
+        f'hf_gr.serving.ray_serve needs {missing.name}: pip install "hf-gr[ray]"', name=missing.name
     ) from missing
 
 from hf_gr.catalogue import ConstraintIndex
@@ -58,7 +58,7 @@ FIELDS = (*MODEL_FIELDS, "models", "most_models")
 
 
 def build(args: Mapping[str, Any]) -> Any:
-    """The application of `serve run hf_gr.serving.ray:build`, whose `args` a YAML or the command line gives.
+    """The application of `serve run hf_gr.serving.ray_serve:build`, whose `args` a YAML or the command line gives.
 
     Args:
         args: of one model: `model`, a folder or repository; `constraint_index`, the folder or repository of an index;
@@ -77,7 +77,7 @@ def build(args: Mapping[str, Any]) -> Any:
         if name not in FIELDS:
             raise ValueError(f"args has {name!r}, expected some of {', '.join(FIELDS)}: omit it")
     if "models" not in args:
-        return Recommender.bind(_checked(args, "args"))
+        return Recommender.bind(_checked(args, "args"))  # pyright: ignore[reportAttributeAccessIssue]
     models, most = args["models"], args.get("most_models", 1)
     if not isinstance(models, Mapping) or not models or len(args) > 1 + ("most_models" in args):
         raise ValueError("args has models, expected {name: {'model': ...}} and beside it most_models alone")
