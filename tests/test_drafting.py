@@ -559,11 +559,11 @@ def siblings(right: Any) -> Any:
 def shallow(right: Any) -> Any:
     """Positions of all levels of a forward are those of the first."""
 
-    def grow(self: Any, levels: Any, *, depth: Any) -> Any:
-        tokens, positions, masks = right(self, levels, depth=depth)
-        return tokens, positions[..., :1].expand_as(positions), masks
+    def positions(self: Any, depths: Any) -> Any:
+        right_ones = right(self, depths)
+        return right_ones[..., :1].expand_as(right_ones)
 
-    return grow
+    return positions
 
 
 def wrong_rows(right: Any) -> Any:
@@ -592,7 +592,7 @@ def open_prompt(right: Any) -> Any:
 
 PLANTED: dict[str, tuple[Any, str, Any, str]] = {
     "siblings are seen": (tree.Tree, "attention_mask", siblings, "qwen3"),
-    "depths are forgotten": (scorers.TreeScorer, "_grow", shallow, "qwen3"),
+    "depths are forgotten": (scorers.TreeScorer, "_positions", shallow, "qwen3"),
     "the prompt sees what follows": (scorers, "prompt_attention", open_prompt, "qwen3"),
     "rows of paths are mixed up": (scorers, "_first_rows", wrong_rows, "t5"),
     "children are dropped": (drafters, "_all_children", children_dropped, "qwen3"),

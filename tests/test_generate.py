@@ -777,6 +777,27 @@ def test_no_item_is_lost_to_beams_that_processors_leave_no_token(index: Constrai
 SYNTH_ID = SynthIDTextWatermarkingConfig(keys=[1, 2, 3], ngram_len=2)
 
 
+@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_scores_that_are_no_numbers_end_paths(stops: bool, level: int, do_sample: bool) -> None:
+    inputs, length = prompts(2, 7), 7 + level
+    index = ConstraintIndex.from_sequences([[3, 4, 5], [3, 5, 4], [6, 7, 8], [6, 7, 9]])
+
+    def spoil(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores * torch.nan if ids.shape[1] == length else scores
+
+    def stop(ids: torch.Tensor, scores: Any) -> torch.Tensor:
+        return torch.full((len(ids),), stops and ids.shape[1] > length)
+
+    options = {"num_beams": 3, "num_return_sequences": 3, "do_sample": do_sample, **DETAILS}
+    out = enabled().generate(
+        **inputs, constraint_index=index, logits_processor=[spoil], stopping_criteria=[stop], **options
+    )
+    assert out.sequences_scores.isneginf().all()
+    assert index.items(generated(out, inputs)) == [[]] * 6
+
+
 @pytest.mark.parametrize(
     "options",
     [

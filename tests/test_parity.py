@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -16,7 +17,7 @@ from transformers import GenerationMixin
 
 from hf_gr import ConstraintIndex, enable
 from hf_gr.generation.torch import layouts
-from hf_gr.torch import beam, tree
+from hf_gr.torch import beam, tree, visibility
 
 SCORE_TOL = 1e-4  # fp32 sums of at most 6 log-probabilities, whose forwards differ in the order of additions
 GARBAGE = -1e8  # transformers' score of what is no sequence of the catalogue
@@ -266,9 +267,31 @@ def test_the_prompts_of_a_window_and_the_tree_slide_alike() -> None:
         assert assert_same(theirs, ours, 4)
 
 
+def spoil_parts(given: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """What is given to forwards that attend in two parts, with an error."""
+    how = given["hf_gr_tree"]
+    changes = {name: change(getattr(how, name)) for name, change in changes.items()}
+    return {**given, "hf_gr_tree": replace(how, **changes)}
+
+
+# The mask's errors are planted in eager attention, which keeps to masks.
 PLANTED = {
-    "beams see other beams": (tree.Tree, "attention_mask", lambda wrong: wrong | True),
-    "the prompt is hidden": (tree.Tree, "attention_mask", lambda wrong: wrong & (torch.arange(wrong.shape[-1]) > 4)),
+    "eager: beams see other beams": (tree.Tree, "attention_mask", lambda wrong: wrong | True),
+    "eager: the prompt is hidden": (
+        tree.Tree,
+        "attention_mask",
+        lambda wrong: wrong & (torch.arange(wrong.shape[-1]) > 4),
+    ),
+    "beams see other beams": (
+        visibility.InParts,
+        "arguments",
+        lambda given: spoil_parts(given, ancestry=lambda slots: slots.roll(1, 1)),
+    ),
+    "the prompt is hidden": (
+        visibility.InParts,
+        "arguments",
+        lambda given: spoil_parts(given, prompt_mask=lambda _: torch.arange(9).expand(2, -1) > 4),
+    ),
     "parents are forgotten": (tree.Tree, "grow", lambda grown: tree.Tree(grown.ancestry.roll(1, 1), grown.num_slots)),
     "scores are not passed on": (
         beam,
@@ -283,6 +306,7 @@ def test_a_planted_error_is_seen(error: str, monkeypatch: pytest.MonkeyPatch) ->
     home, name, spoil = PLANTED[error]
     right = getattr(home, name)
     monkeypatch.setattr(home, name, lambda *args, **kwargs: spoil(right(*args, **kwargs)))
-    theirs, ours = both(build("qwen3"), catalogue(ragged=False), prompts(2, 9), num_beams=5, num_return_sequences=5)
+    model = build("qwen3", attn_implementation="eager" if error.startswith("eager") else "sdpa")
+    theirs, ours = both(model, catalogue(ragged=False), prompts(2, 9), num_beams=5, num_return_sequences=5)
     with pytest.raises(AssertionError):
         assert_same(theirs, ours, 5)

@@ -166,11 +166,12 @@ def _extend(
 ) -> Beams:
     """The prefixes `parents`, each with one more token."""
     parent = parents[..., None]
+    is_alive = scores > DEAD
     return Beams(
         sequences=jnp.concatenate([along(prefixes.sequences, parent), tokens[..., None]], axis=-1),
         beam_indices=jnp.concatenate([along(prefixes.beam_indices, parent), parent], axis=-1),
-        scores=scores,
-        states=jnp.where(scores > DEAD, states, dead_state),
+        scores=jnp.where(is_alive, scores, DEAD),
+        states=jnp.where(is_alive, states, dead_state),
     )
 
 

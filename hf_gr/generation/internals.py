@@ -28,6 +28,11 @@ def has_dynamic_cache(model: Any) -> bool:
     return model._supports_default_dynamic_cache()
 
 
+def hands_on_arguments(model: Any) -> bool:
+    """Whether a model hands the arguments of a forward on to its attention functions."""
+    return bool(getattr(model, "_supports_attention_backend", False))
+
+
 def prepare_config(model: Any, config: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The config of a call, defaults filled in, and those arguments that are no fields of it."""
     return model._prepare_generation_config(config, **kwargs)

@@ -191,11 +191,12 @@ def _extend(
 ) -> Beams:
     """The prefixes `parents`, each with one more token."""
     along = parents[..., None].expand(-1, -1, prefixes.sequences.shape[-1])
+    is_alive = scores > DEAD  # and a number, which a user's processor need not give
     return Beams(
         sequences=torch.cat([prefixes.sequences.gather(1, along), tokens[..., None]], dim=-1),
         beam_indices=torch.cat([prefixes.beam_indices.gather(1, along), parents[..., None]], dim=-1),
-        scores=scores,
-        states=torch.where(scores > DEAD, states, dead_state),
+        scores=scores.masked_fill(~is_alive, DEAD),
+        states=torch.where(is_alive, states, dead_state),
     )
 
 

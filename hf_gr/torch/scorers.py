@@ -19,7 +19,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .tree import Nodes, Tree, prompt_attention, to_additive
+from .tree import Nodes, Tree, prompt_attention
+from .visibility import ByMask, InParts
 
 ROWS_AT_ONCE = 32  # of a forward over whole rows, which may return logits after every token
 
@@ -104,6 +105,7 @@ class Unread:
         mask: its real tokens.
         windows: for every kind of layer how far back it sees; see `Prefilled`.
         tail: tokens that are read after the prompt, for their hidden states; no node sees them.
+        of_model: masks as the model takes them.
         read: the model's forward, given the number of last tokens whose logits are needed, and arguments; appends to
             a new cache whose layers keep all keys, and returns that, too.
     """
@@ -113,6 +115,7 @@ class Unread:
     mask: Bool[Tensor, "batch prompt"]
     windows: Mapping[str | None, int | None]
     tail: Int[Tensor, " tail"]
+    of_model: Callable[[Mapping[str | None, Tensor]], Any]
     read: Callable[..., tuple[Any, Any]]
 
 
@@ -122,8 +125,8 @@ class TreeScorer:
     Args:
         model: called with `input_ids`, `position_ids`, `attention_mask` and `past_key_values`.
         prefill: computes the prompt alone; the cache is this scorer's own.
-        mask_dtype: the model's dtype if masks are added to attention scores (eager), None if they are boolean (sdpa).
-        unread: the prompt, if it may be read together with nodes.
+        visibility: how the model is told what nodes see.
+        unread: the prompt, if it may be read together with nodes, which takes masks.
     """
 
     def __init__(
@@ -131,7 +134,7 @@ class TreeScorer:
         model: Callable[..., Any],
         prefill: Callable[[], Prefilled],
         *,
-        mask_dtype: torch.dtype | None,
+        visibility: ByMask | InParts,
         unread: Unread | None = None,
     ) -> None:
         self.takes_levels = True
@@ -139,7 +142,7 @@ class TreeScorer:
         self.columns: Callable[..., Tensor] | None = None
         self.model = model
         self.prefill = prefill
-        self.mask_dtype = mask_dtype
+        self.visibility = visibility
         self.unread = unread
         self.num_forwards = 0
         self.prompt: Any = None  # Prefilled, once it is
@@ -172,17 +175,21 @@ class TreeScorer:
             kind: torch.cat(
                 [
                     prompt_attention(given.mask, num_slots, window),
-                    *(_padded(seen[kind], length + num_slots) for _, _, seen in parts),
+                    *(
+                        _padded(tree.attention_mask(given.mask, window, depths=depths), length + num_slots)
+                        for _, tree, depths in parts
+                    ),
                 ],
                 dim=2,
             )
             for kind, window in given.windows.items()
         }
+        after = [self._positions(depths).expand(*given.positions.shape[:-1], -1) for _, _, depths in parts]
         outputs, cache = given.read(
             num_slots + 1,
             input_ids=torch.cat([given.input_ids, *(tokens for tokens, _, _ in parts)], dim=1),
-            position_ids=torch.cat([given.positions, *(positions for _, positions, _ in parts)], dim=-1),
-            attention_mask=self._of_model(masks),
+            position_ids=torch.cat([given.positions, *after], dim=-1),
+            attention_mask=given.of_model(masks),
         )
         self.tree = Tree.joined([replace(root, num_slots=num_slots), self.tree])  # the prompt is place 0
         logits = outputs.logits[:, -num_slots - 1 :].to(given.input_ids.device)
@@ -192,12 +199,13 @@ class TreeScorer:
 
     def score(self, levels: Sequence[Nodes], *, depth: Depth) -> list[Float[Tensor, "batch _ vocab"]]:
         """See `Scorer.score`; one forward for all levels."""
-        tokens, positions, masks = self._grow(levels, depth=depth)
+        tokens, tree, depths = self._grow(levels, depth=depth)
+        prompt = self.prompt
         outputs = self.model(
             input_ids=tokens,
-            position_ids=positions,
-            attention_mask=self._of_model(masks),
-            past_key_values=self.prompt.cache,
+            position_ids=self._positions(depths),
+            **self.visibility.arguments(tree, prompt.mask, prompt.windows, depths=depths),
+            past_key_values=prompt.cache,
             use_cache=True,
             return_dict=True,
         )
@@ -210,7 +218,7 @@ class TreeScorer:
         for layer in prompt.cache.layers:
             if layer.keys is None:  # it reads another layer's
                 continue
-            layer.keys, layer.values = (states[rows.to(states.device)] for states in (layer.keys, layer.values))
+            layer.batch_select_indices(rows.to(layer.keys.device))
         self.prompt = replace(
             prompt,
             logits=prompt.logits[rows],
@@ -221,30 +229,23 @@ class TreeScorer:
 
     def _grow(
         self, levels: Sequence[Nodes], *, depth: Depth
-    ) -> tuple[Int[Tensor, "batch nodes"], Int[Tensor, "*batch nodes"], dict[str | None, Tensor]]:
-        """Grow the tree by levels: tokens and positions of the new nodes, and who sees whom by kind of layer."""
-        tokens, prompt = _joined([nodes.tokens for nodes in levels], dim=1), self.prompt
+    ) -> tuple[Int[Tensor, "batch nodes"], Tree, Int[Tensor, "#batch nodes"]]:
+        """Grow the tree by levels: tokens of the new nodes, their tree, and tokens from the prompt to each."""
+        tokens = _joined([nodes.tokens for nodes in levels], dim=1)
         sizes = [nodes.tokens.shape[1] for nodes in levels]
-        below = [torch.full((size,), number, device=tokens.device) for number, size in enumerate(sizes)]
+        below = [torch.full((1, size), number, device=tokens.device) for number, size in enumerate(sizes)]
         is_level = isinstance(depth, int)
         deepest = depth if isinstance(depth, int) else max(depth)
         first = depth if isinstance(depth, int) else torch.tensor(depth, device=tokens.device)[:, None]
-        depths = first + _joined(below, dim=0)
+        depths = first + _joined(below, dim=1)
         grown = [self.tree]
         for number, nodes in enumerate(levels):
             grown.append(grown[-1].grow(nodes.parents, depth=deepest + number, is_level=is_level))
-        self.tree = tree = Tree.joined(grown[1:])
-        masks = {
-            kind: tree.attention_mask(prompt.mask[:, prompt.mask.shape[-1] - width :], window, depths=depths)
-            for kind, (window, width) in prompt.windows.items()
-        }
-        return tokens, prompt.next_position + depths - 1, masks
+        self.tree = Tree.joined(grown[1:])
+        return tokens, self.tree, depths
 
-    def _of_model(self, masks: Mapping[str | None, Tensor]) -> Any:
-        """Masks as the model takes them."""
-        if self.mask_dtype is not None:
-            masks = {kind: to_additive(seen, self.mask_dtype) for kind, seen in masks.items()}
-        return masks[None] if None in masks else masks
+    def _positions(self, depths: Int[Tensor, "#batch nodes"]) -> Int[Tensor, "*batch nodes"]:
+        return self.prompt.next_position + depths - 1
 
 
 @runtime_checkable

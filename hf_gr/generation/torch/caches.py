@@ -1,20 +1,115 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""transformers' caches of keys and values: kinds, copies and checks. Knows no model."""
+"""transformers' caches of keys and values: kinds, copies, checks, and one with room to grow. Knows no model.
+
+Axes: B batch, H heads, S keys, D their width.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
 from hf_gr.generation.messages import say_once
 
+
+@dataclass
+class Buffers:
+    """Memory for the keys and values of a layer.
+
+    Attributes:
+        keys: of more tokens than there are.
+        values: likewise.
+        used: tokens that are there.
+    """
+
+    keys: Float[Tensor, "batch heads capacity width"]
+    values: Float[Tensor, "batch heads capacity value_width"]
+    used: int = 0
+
+
+class SlotLayer(DynamicLayer):
+    """Keys and values with room behind them: new ones are written in place, and those that are there never move.
+
+    A copy of the layer (`copy_cache`) shares its buffers. The first of them to append writes in place; another one
+    then moves to buffers of its own.
+
+    Args:
+        room: tokens to have room for behind the first ones; more are added when they are needed.
+    """
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+        self.buffers: Buffers | None = None
+
+    @classmethod
+    def of(cls, keys: Tensor, values: Tensor, *, room: int) -> SlotLayer:
+        """A layer of given keys and values, which are copied when others come."""
+        layer = cls(room)
+        layer.lazy_initialization(keys, values)
+        layer.keys, layer.values = keys, values
+        return layer
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """As in transformers; the keys and values that it returns are views of the buffers."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None
+        assert self.values is not None
+        start = self.get_seq_length()
+        end, buffers = start + key_states.shape[-2], self.buffers
+        if buffers is None or buffers.used != start or end > buffers.keys.shape[-2]:
+            # Prompts that come in chunks, and long sequences, fill the room several times.
+            capacity = end + (self.room if start == 0 else max(self.room, end // 4))
+            buffers = self.buffers = Buffers(_with_room(key_states, capacity), _with_room(value_states, capacity))
+            if start:
+                buffers.keys[..., :start, :] = self.keys
+                buffers.values[..., :start, :] = self.values
+        buffers.keys[..., start:end, :] = key_states
+        buffers.values[..., start:end, :] = value_states
+        buffers.used = end
+        self.keys, self.values = buffers.keys[..., :end, :], buffers.values[..., :end, :]
+        return (key_states, value_states) if start == 0 else (self.keys, self.values)
+
+    def batch_select_indices(self, indices: Int[Tensor, " some"]) -> None:
+        """As in transformers; the rows get buffers of their own."""
+        if self.buffers is None:
+            super().batch_select_indices(indices)
+            return
+        end, indices = self.get_seq_length(), indices.to(self.buffers.keys.device)
+        self.buffers = Buffers(self.buffers.keys[indices], self.buffers.values[indices], end)
+        self.keys, self.values = self.buffers.keys[..., :end, :], self.buffers.values[..., :end, :]
+
+    def reorder_cache(self, beam_idx: Int[Tensor, " rows"]) -> None:
+        """As in transformers."""
+        super().reorder_cache(beam_idx)
+        self.buffers = None
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """As in transformers."""
+        super().batch_repeat_interleave(repeats)
+        self.buffers = None
+
+    def reset(self) -> None:
+        """As in transformers."""
+        super().reset()
+        self.buffers = None
+
+
+def _with_room(states: Tensor, capacity: int) -> Tensor:
+    return states.new_empty((*states.shape[:-2], capacity, states.shape[-1]))
+
+
 # Layers of plain keys and values. The second kind drops keys that its window has passed.
-KEYS = (DynamicLayer, DynamicSlidingWindowLayer)
+KEYS = (DynamicLayer, DynamicSlidingWindowLayer, SlotLayer)
 
 
 def of_decoder(cache: Any) -> Any:
@@ -30,7 +125,7 @@ def holds_keys(cache: Any) -> bool:
 
 def keeps_all_keys(cache: Any) -> bool:
     """Whether no layer drops any key or keeps anything else, so that the last tokens can be removed."""
-    return all(type(layer) is DynamicLayer for layer in of_decoder(cache).layers)
+    return all(type(layer) in (DynamicLayer, SlotLayer) for layer in of_decoder(cache).layers)
 
 
 def copy_cache(cache: Any) -> Any:
@@ -93,10 +188,52 @@ def _has_dropped_keys(layer: Any) -> bool:
     return isinstance(layer, DynamicSlidingWindowLayer) and layer.get_seq_length() >= layer.sliding_window
 
 
-def to_keep_all_keys(cache: Any) -> DynamicCache:
-    """The same keys in layers that drop none: masks limit what a sliding layer sees."""
+def with_slots(cache: Any, room: int) -> Any:
+    """The same cache, whose layers that keep all keys have room behind them; another kind of cache as it is.
+
+    Args:
+        cache: may be empty, and may have layers still to be made.
+        room: see `SlotLayer`.
+    """
+    if type(cache) is not DynamicCache or cache.offloading:
+        return cache
+    twin: Any = copy.copy(cache)
+    twin.layers = [_with_slots(layer, room) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    if cache.layer_class_to_replicate is DynamicLayer:
+        twin.layer_class_to_replicate = partial(SlotLayer, room)
+    return twin
+
+
+def _with_slots(layer: Any, room: int) -> SlotLayer:
+    return SlotLayer.of(layer.keys, layer.values, room=room) if layer.is_initialized else SlotLayer(room)
+
+
+def to_keep_all_keys(cache: Any, *, room: int) -> DynamicCache:
+    """The same keys in layers that drop none and have room behind them: masks limit what a sliding layer sees."""
     assert all(type(layer) in KEYS for layer in cache.layers), cache.layers
-    return cache_of((layer.keys, layer.values) if layer.is_initialized else None for layer in cache.layers)
+    kept: Any = DynamicCache()
+    kept.layers = [
+        copy.copy(layer) if type(layer) is SlotLayer else _with_slots(layer, room) for layer in cache.layers
+    ]
+    return kept
+
+
+def to_plain(cache: Any) -> Any:
+    """The same keys in transformers' own layers, whose tensors are never written to."""
+    if cache is None or not any(type(layer) is SlotLayer for layer in of_decoder(cache).layers):
+        return cache
+    twin = copy.copy(cache)
+    twin.layers = [_plain(layer) if type(layer) is SlotLayer else layer for layer in cache.layers]
+    twin.layer_class_to_replicate = DynamicLayer if cache.layer_class_to_replicate is not None else None
+    return twin
+
+
+def _plain(layer: SlotLayer) -> DynamicLayer:
+    plain = DynamicLayer()
+    if layer.keys is not None and layer.values is not None:
+        plain.lazy_initialization(layer.keys, layer.values)
+        plain.keys, plain.values = layer.keys, layer.values
+    return plain
 
 
 def cache_of(layers: Iterable[tuple[Tensor, Tensor] | None]) -> DynamicCache:

@@ -20,10 +20,12 @@ from torch import Tensor
 
 from hf_gr.generation import internals
 from hf_gr.generation.internals import attention_of, has_dynamic_cache
+from hf_gr.generation.messages import say_once
 from hf_gr.generation.models import special_tokens, start_token
 from hf_gr.torch.scorers import PlainScorer, Scorer
 from hf_gr.torch.tree import Nodes
 
+from .attention import may_attend_in_parts
 from .cross_attention import foldable_modules
 from .models import evaluation, layer_types, takes_argument
 from .prompts import positions_of, prefill
@@ -38,6 +40,8 @@ TREE_FAMILIES = frozenset(
     "qwen3_moe smollm3".split()
 )
 BATCH_FAMILIES = frozenset(["bart", "bloom", "t5"])
+# Attention that takes a mask of our own, `[B, 1, N, keys]`.
+TAKE_MASKS = ("eager", "sdpa")
 # Largest difference of log-probabilities, relative to the largest logit, that rounding explains in a few layers.
 PROBE_TOL = {torch.float32: 1e-5, torch.float64: 1e-10, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
@@ -52,6 +56,7 @@ COMMON_ARGUMENTS = frozenset(
 PLAIN = (bool, int, float, str)
 
 _CHOSEN: WeakKeyDictionary[Any, dict[tuple[Any, ...], Layout | None]] = WeakKeyDictionary()
+_IN_PARTS: WeakKeyDictionary[Any, dict[tuple[Any, ...], bool]] = WeakKeyDictionary()
 _WITH_PROMPT: WeakKeyDictionary[Any, dict[tuple[Any, ...], bool]] = WeakKeyDictionary()
 _TRIED: WeakKeyDictionary[Any, dict[tuple[Any, ...], bool]] = WeakKeyDictionary()
 
@@ -63,6 +68,23 @@ def choose_layout(model: Any) -> Layout | None:
     if key not in chosen:
         chosen[key] = _find_layout(model)
     return chosen[key]
+
+
+def attends_in_parts(model: Any) -> bool:
+    """Whether tree nodes attend by `hf_gr.torch.tree_attention`; else by a mask."""
+    known = _IN_PARTS.setdefault(model, {})
+    config = model.config.get_text_config(decoder=True)
+    key = (attention_of(config), model.dtype)
+    if key not in known:
+        known[key] = may_attend_in_parts(model) and (
+            config.model_type in TREE_FAMILIES or _agrees(model, "tree", in_parts=True)
+        )
+        if not known[key] and attention_of(config) != "eager":
+            say_once(
+                f"{type(model).__name__} hands its attention no arguments of ours: beams attend by a mask, which is "
+                "slower and needs 'sdpa' or 'eager' attention"
+            )
+    return known[key]
 
 
 def own_arguments(model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,6 +140,7 @@ def may_take_nodes(model: Any, layout: Layout, config: Any, model_kwargs: Mappin
         or config.prefill_chunk_size is not None
         or (cache is not None and cache.get_seq_length() > 0)
         or "prepare_inputs_for_generation" in vars(model)  # by PEFT, to prepend learned tokens
+        or attention_of(of_text) not in TAKE_MASKS
         or (layout == "folded" and set(layer_types(of_text)) != {"full_attention"})
     ):
         return False
@@ -165,7 +188,8 @@ def prefilled(
         outputs, kwargs = prefill(model, prompt, inputs, attention_mask)
         return Prompts(prompt, kwargs, lambda: outputs)
 
-    return lambda: make_scorer(model, layout, prompts(), width=width, scores_ahead=True)
+    in_parts = layout == "tree" and attends_in_parts(model)
+    return lambda: make_scorer(model, layout, prompts(), width=width, scores_ahead=True, in_parts=in_parts)
 
 
 def _plain_reader(
@@ -196,7 +220,7 @@ def _may_take_tree(model: Any, config: Any) -> bool:
     return (
         not model.config.is_encoder_decoder
         and takes_argument(model, "position_ids")
-        and attention_of(config) in ("eager", "sdpa")
+        and (attention_of(config) in TAKE_MASKS or may_attend_in_parts(model))
         and not getattr(config, "alibi", False)
         and set(layer_types(config)) <= {"full_attention", "sliding_attention"}
         # GPT-Neo's local layers count keys, not positions.
@@ -207,14 +231,17 @@ def _may_take_tree(model: Any, config: Any) -> bool:
 
 
 @torch.no_grad()
-def _agrees(model: Any, layout: Layout, *, with_prompt: bool = False) -> bool:
+def _agrees(model: Any, layout: Layout, *, with_prompt: bool = False, in_parts: bool | None = None) -> bool:
     """Whether a model's scores in a layout are those of its plain forward, on a small tree over two short prompts.
 
     Args:
         model: the model.
         layout: the layout.
         with_prompt: whether the tree is scored in the prompt's own forward.
+        in_parts: whether nodes attend in parts; None where only that is possible.
     """
+    if in_parts is None:
+        in_parts = layout == "tree" and attention_of(model.config.get_text_config(decoder=True)) not in TAKE_MASKS
     num_beams, prompt_length = 3, 6
     tokens = ordinary_tokens(model, 2 * (prompt_length + 2 * num_beams))
     prompt, first, second = tokens.view(2, -1).split([prompt_length, num_beams, num_beams], dim=1)
@@ -241,7 +268,7 @@ def _agrees(model: Any, layout: Layout, *, with_prompt: bool = False) -> bool:
                 plain = model(**model.prepare_inputs_for_generation(given, is_first_iteration=True, **longer))
             begun = start if model.config.is_encoder_decoder else prompt
             prompts = Prompts(begun, kwargs, lambda: outputs, takes_nodes=with_prompt)
-            scorer = make_scorer(model, layout, prompts, width=num_beams)
+            scorer = make_scorer(model, layout, prompts, width=num_beams, in_parts=in_parts)
             levels = [Nodes(first, torch.zeros_like(first), first), Nodes(second, parents, second)]
             if with_prompt:
                 ours = scorer.begin(levels)[-1]
@@ -294,7 +321,8 @@ def _two_steps(
     if width > 1:
         first = torch.cat([second[:, 1:], first[:, :1]], dim=1)
     parents = torch.arange(width - 1, -1, -1, device=first.device).expand(len(first), -1)
-    scorer = make_scorer(model, layout, prompts, width=width)
+    in_parts = layout == "tree" and attends_in_parts(model)
+    scorer = make_scorer(model, layout, prompts, width=width, in_parts=in_parts)
     return _one_by_one(scorer, [Nodes(first, torch.zeros_like(first), first), Nodes(second, parents, second)])[:, 0]
 
 

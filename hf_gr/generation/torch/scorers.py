@@ -20,8 +20,10 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from hf_gr.generation import internals
 from hf_gr.torch.scorers import BatchScorer, Prefilled, TreeScorer, Unread
 from hf_gr.torch.tree import to_additive
+from hf_gr.torch.visibility import ByMask, InParts
 
-from .caches import cache_of, copy_cache, keeps_all_keys, to_keep_all_keys
+from .attention import ARGUMENT, attend_in_parts
+from .caches import cache_of, copy_cache, keeps_all_keys, to_keep_all_keys, to_plain, with_slots
 from .cross_attention import fold_beams, foldable_modules
 from .models import layer_types, mask_dtype, takes_argument
 from .prompts import catch_hidden_states, positions_of
@@ -37,6 +39,7 @@ class Prompts:
         takes_nodes: whether nodes may be read in their own forward instead.
         tail: tokens to be read after each prompt, for their hidden states; they are not part of it.
         catch: told those of a prompt's last token and of its tail, if nodes are read with it.
+        room: nodes whose keys will follow the prompts', as far as that is known.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Prompts:
         takes_nodes: bool = False,
         tail: Sequence[int] = (),
         catch: Callable[[Tensor], None] | None = None,
+        room: int = 0,
     ) -> None:
         self.input_ids = input_ids
         self.kwargs = kwargs
@@ -55,6 +59,7 @@ class Prompts:
         self.takes_nodes = takes_nodes
         self.tail = tail
         self.catch = catch
+        self.room = room
         self.read_with_nodes: Callable[[], Any] | None = None  # gives their cache, if they were read so
 
     @cached_property
@@ -64,8 +69,13 @@ class Prompts:
 
     @property
     def cache(self) -> Any:
-        """Their cache, for another call; copied from that of a forward with nodes."""
-        return self.outputs.get("past_key_values") if self.read_with_nodes is None else self.read_with_nodes()
+        """Their cache, for another call; copied from that of a forward with nodes.
+
+        Else its tensors are the first part of the call's own: while they live, so does the rest.
+        """
+        return (
+            to_plain(self.outputs.get("past_key_values")) if self.read_with_nodes is None else self.read_with_nodes()
+        )
 
     @property
     def mask(self) -> Tensor | None:
@@ -74,7 +84,7 @@ class Prompts:
 
 
 def make_scorer(
-    model: Any, layout: str, prompts: Prompts, *, width: int, scores_ahead: bool = False
+    model: Any, layout: str, prompts: Prompts, *, width: int, scores_ahead: bool = False, in_parts: bool = False
 ) -> TreeScorer | BatchScorer:
     """A scorer over prompts.
 
@@ -88,15 +98,20 @@ def make_scorer(
         width: paths a request.
         scores_ahead: whether nodes of several levels will be scored together, which takes the tree layout even for a
             single path.
+        in_parts: whether the model's attention can be ours where nodes are scored.
     """
     if model.config.is_encoder_decoder:
         reader = _EncoderDecoderPaths(model, prompts, folds=layout == "folded")
         return BatchScorer(reader, takes_levels=reader.folds and reader.keeps_keys)
     if layout == "tree" and (width > 1 or prompts.mask is not None or scores_ahead):
+        if in_parts:
+            attend_in_parts(model)
+        # A mask is looked at before the prompt is computed, when a device has nothing else to do.
+        is_padded = prompts.mask is not None and not bool(prompts.mask.all())
         return TreeScorer(
             model,
             lambda: _prefilled(model, prompts),
-            mask_dtype=mask_dtype(model),
+            visibility=InParts(ARGUMENT, is_padded) if in_parts else ByMask(mask_dtype(model)),
             unread=_unread(model, prompts) if prompts.takes_nodes else None,
         )
     # Every path has a copy of the prompt's keys here: many more paths than beams would cost more than they save.
@@ -111,7 +126,7 @@ def _prefilled(model: Any, prompts: Prompts) -> Prefilled:
     next_position = _next_position(model, prompts)
     return Prefilled(
         logits,
-        to_keep_all_keys(outputs.past_key_values),
+        to_keep_all_keys(outputs.past_key_values, room=prompts.room),
         mask=mask,
         next_position=mask.sum(-1, keepdim=True) if next_position is None else next_position,
         windows=_windows(model.config.get_text_config(decoder=True), outputs.past_key_values, length),
@@ -135,7 +150,7 @@ def _unread(model: Any, prompts: Prompts) -> Unread:
     }
 
     def read(num_last: int, **arguments: Any) -> tuple[Any, Any]:
-        cache, length = DynamicCache(), input_ids.shape[1]
+        cache, length = with_slots(DynamicCache(), prompts.room), input_ids.shape[1]
         last = {"logits_to_keep": num_last} if takes_argument(model, "logits_to_keep") else {}
         with catch_hidden_states(model) if prompts.catch else nullcontext([]) as caught:
             outputs = model(**arguments, **last, past_key_values=cache, use_cache=True, return_dict=True)
@@ -150,6 +165,7 @@ def _unread(model: Any, prompts: Prompts) -> Unread:
         mask,
         windows if len(windows) > 1 else {None: next(iter(windows.values()))},
         tail=torch.tensor(prompts.tail, dtype=torch.long, device=input_ids.device),
+        of_model=ByMask(mask_dtype(model)).of_model,
         read=read,
     )
 

@@ -19,13 +19,16 @@ from torch import Tensor
 from hf_gr.catalogue.snapshot import BatchRules, Snapshot
 from hf_gr.generation import internals
 from hf_gr.generation.configuration import VERIFICATION
-from hf_gr.generation.torch.layouts import Layout, may_take_nodes
+from hf_gr.generation.torch.caches import with_slots
+from hf_gr.generation.torch.layouts import Layout, attends_in_parts, may_take_nodes
 from hf_gr.generation.torch.prompts import Prompt
 from hf_gr.generation.torch.scorers import Prompts, make_scorer
 from hf_gr.torch.decode import Decoded, DecodePlan
 from hf_gr.torch.scorers import Scorer
 from hf_gr.torch.speculation import Drafter
 from hf_gr.torch.transition import DeviceCatalogue, device_catalogue
+
+LEVELS_AT_ONCE = 4  # of the beams' keys, that memory is taken for: long sequences mostly end early
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,12 @@ class Prepared:
     layout: Layout | None
     inputs: Tensor | None
     synced_gpus: bool
+
+    @property
+    def room(self) -> int:
+        """Tokens that the prompt's cache has room for after it: those of the first levels, of a tree."""
+        num_levels = min(self.rules.shared.max_length - 1, LEVELS_AT_ONCE)
+        return self.plan.width * num_levels if self.layout == "tree" else 0
 
 
 @dataclass(frozen=True)
@@ -150,19 +159,22 @@ class Draft:
             prompts,
             width=prepared.plan.width,
             scores_ahead=self.scores_ahead,
+            in_parts=prepared.layout == "tree" and attends_in_parts(self.model),
         )
         scorer = new_scorer()
         return Search(scorer, catalogue, self.drafter(prepared, catalogue, scorer, new_scorer), prompts)
 
     def prompts(self, prepared: Prepared) -> Prompts:
         """The prompts, to be computed by transformers' own code unless nodes are read with them."""
-        model, config, kwargs = self.model, prepared.config, prepared.model_kwargs
-        return Prompts(
-            prepared.input_ids,
-            kwargs,
-            lambda: internals.prefill(model, prepared.input_ids, config, kwargs),
-            takes_nodes=self.takes_nodes(prepared),
-        )
+        model, config, kwargs, room = self.model, prepared.config, prepared.model_kwargs, prepared.room
+
+        def run() -> Any:
+            given = (
+                kwargs if not room else {**kwargs, "past_key_values": with_slots(kwargs.get("past_key_values"), room)}
+            )
+            return internals.prefill(model, prepared.input_ids, config, given)
+
+        return Prompts(prepared.input_ids, kwargs, run, takes_nodes=self.takes_nodes(prepared), room=room)
 
     def takes_nodes(self, prepared: Prepared) -> bool:
         """Whether nodes may be read in the prompts' own forward."""

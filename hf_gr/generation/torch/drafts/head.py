@@ -120,7 +120,15 @@ class HeadDraft(TrieDraft):
             return outputs
 
         takes_nodes = prepared.layout == "tree" and self.takes_nodes(prepared)
-        return Prompts(prepared.input_ids, prepared.model_kwargs, run, takes_nodes=takes_nodes, tail=tail, catch=catch)
+        return Prompts(
+            prepared.input_ids,
+            prepared.model_kwargs,
+            run,
+            takes_nodes=takes_nodes,
+            tail=tail,
+            catch=catch,
+            room=prepared.room,
+        )
 
     def searcher(self, prepared: Prepared, vocab_size: int) -> Assistant | None:
         """The head, which continues from the prompt's own forward: the catalogue alone drafts within that."""

@@ -1,0 +1,76 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Brings our attention into transformers' models, whatever they were loaded with. Knows no prompts and no beams.
+
+Forwards of tree nodes carry an argument, which models of transformers hand on to their attention function. Registered
+under its own name, each of these functions is wrapped once: with that argument `hf_gr.torch.tree_attention` answers,
+without it the function itself, so the prompt is computed by what the user chose (FlashAttention included), and other
+threads and other models notice nothing. "eager" is no registered function, but each model's own: it keeps to masks.
+
+Source: xGR, section 5.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from transformers import AttentionInterface
+
+from hf_gr.generation.internals import attention_of, hands_on_arguments
+from hf_gr.torch.tree_attention import TreeAttention, tree_attention
+
+ARGUMENT = "hf_gr_tree"
+# What changes a result and ours does not know: learned sinks, biases by position, pruned heads.
+FOREIGN = ("s_aux", "position_bias", "head_mask")
+
+_LOCK = threading.Lock()
+
+
+def may_attend_in_parts(model: Any) -> bool:
+    """Whether a model's attention functions are registered ones that get arguments of a forward."""
+    config = model.config.get_text_config(decoder=True)
+    return hands_on_arguments(model) and attention_of(config) in AttentionInterface()
+
+
+def attend_in_parts(model: Any) -> None:
+    """Have the model's attention function answer forwards of tree nodes by ours.
+
+    Args:
+        model: one that `may_attend_in_parts`.
+    """
+    name, interface = attention_of(model.config.get_text_config(decoder=True)), AttentionInterface()
+    with _LOCK:
+        if not hasattr(interface[name], ARGUMENT):
+            AttentionInterface.register(name, _wrapped(interface[name]))
+
+
+def _wrapped(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, unless it is given a tree."""
+
+    @wraps(plain)
+    def attention(
+        module: Any, query: Any, key: Any, value: Any, attention_mask: Any, *args: Any, **kwargs: Any
+    ) -> tuple[Any, Any]:
+        tree: TreeAttention | None = kwargs.pop(ARGUMENT, None)
+        if tree is None:
+            return plain(module, query, key, value, attention_mask, *args, **kwargs)
+        foreign = [name for name in FOREIGN if kwargs.get(name) is not None]
+        if args or foreign or kwargs.get("dropout"):
+            raise TypeError(f"attention over a tree is given {foreign or 'dropout'}, expected none of it")
+        scale = kwargs.get("scaling")
+        answered = tree_attention(
+            query,
+            key,
+            value,
+            tree.to(query.device),
+            scale=query.shape[-1] ** -0.5 if scale is None else scale,
+            window=kwargs.get("sliding_window"),
+            softcap=kwargs.get("softcap"),
+        )
+        return answered, None
+
+    setattr(attention, ARGUMENT, plain)
+    return attention
