@@ -75,7 +75,7 @@ def _beam_finder(model: Any, snapshot: Snapshot, num_beams: int) -> Finder:
     def find(input_ids: Tensor, mask: Tensor) -> Found:
         scorer, device = _scorers(model, input_ids, mask, width=num_beams)(), input_ids.device
         plan = _beam_search(input_ids, num_beams, snapshot)
-        decoded = decode(scorer, device_catalogue(rules, device), plan)
+        decoded = decode(scorer, device_catalogue(rules, device), plan).cropped()
         items: Any = snapshot.items(decoded.sequences.cpu().numpy())
         found: Found = []
         for row, scores in enumerate(decoded.scores.view(-1, num_beams).cpu()):

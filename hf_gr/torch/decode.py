@@ -6,8 +6,8 @@ A forward scores the live beams of every row and, with a drafter, nodes below th
 too. Levels whose beams are all among scored nodes are decided without another forward, and rows wait for no other.
 
 Fixed-length catalogues run without a single host synchronisation if nothing is drafted. Ragged ones and a user's
-stopping criteria synchronise once a level, to see whether anything is left to do; drafts synchronise for their size,
-and for whether they were accepted.
+stopping criteria synchronise once a level, to see whether anything is left to do, unless the plan says that nobody
+leaves early; drafts synchronise for their size, and for whether they were accepted.
 
 Axes: B batch, S some of its rows, K beams, C children, V vocabulary, T generated tokens, R returned sequences a row.
 """
@@ -42,12 +42,14 @@ class Decoded:
     """The result: transformers' fields, generated part only.
 
     Attributes:
-        sequences: tokens, `fill_token_id` after the end; a row of `missing_token_id` where no sequence is left.
+        sequences: tokens, `fill_token_id` after the end; a row of `missing_token_id` where no sequence is left. They
+            are as long as the catalogue's longest, until they are `cropped`.
         scores: `-inf` for such a row.
         beam_indices: with the batch offset, -1 after the end.
         step_scores: one entry a level, if requested.
         step_logits: one entry a level, if requested.
         speculation: how many forwards it took, and what was scored ahead.
+        may_be_shorter: whether the last columns may be empty in all rows.
     """
 
     sequences: Int[Tensor, "rows length"]
@@ -56,6 +58,14 @@ class Decoded:
     step_scores: tuple[Float[Tensor, "paths vocab"], ...] | None
     step_logits: tuple[Float[Tensor, "paths vocab"], ...] | None
     speculation: Speculation
+    may_be_shorter: bool = False
+
+    def cropped(self) -> Decoded:
+        """The same without columns that are empty in all rows; synchronises where there may be some."""
+        if not self.may_be_shorter:
+            return self
+        length = max(int((self.beam_indices >= 0).sum(-1).max()), 1)
+        return replace(self, sequences=self.sequences[:, :length], beam_indices=self.beam_indices[:, :length])
 
 
 def decode(scorer: Scorer, catalogue: DeviceCatalogue, plan: DecodePlan, drafter: Drafter | None = None) -> Decoded:
@@ -78,10 +88,11 @@ def decode(scorer: Scorer, catalogue: DeviceCatalogue, plan: DecodePlan, drafter
         scored = search.lookahead.score(waiting)
         waiting = search.still_needed(left for part in scored for left in search.advance(*part))
     return Decoded(
-        *_best(search.finished, plan, crop=catalogue.is_ragged or plan.stopping_criteria is not None),
+        *_best(search.finished, plan),
         step_scores=search.steps("scores") if plan.output_scores else None,
         step_logits=search.steps("logits") if plan.output_logits else None,
         speculation=search.lookahead.speculation,
+        may_be_shorter=catalogue.is_ragged or plan.stopping_criteria is not None,
     )
 
 
@@ -102,7 +113,8 @@ class _Search:
         self.may_close = plan.exit_early and (catalogue.is_ragged or plan.stopping_criteria is not None)
         # Without a draft all rows need equally many forwards; outputs of a level have all rows.
         self.rows_leave = drafter is not None and not plan.keeps_steps
-        self.dead = torch.tensor(beam.DEAD, device=catalogue.device)  # a plain number would become one at every level
+        # A plain number would become a tensor at every level, and `torch.tensor` copies from the host, which waits.
+        self.dead = torch.full((), beam.DEAD, device=catalogue.device)
         self.ended: list[Frontier] = []
         self.deepest = 0  # the level that all rows decide if they do not leave
         self.kept: list[tuple[str, int, tuple[int, ...], Tensor]] = []  # what is kept of levels, by name and level
@@ -372,7 +384,7 @@ def _can_change(beams: Beams, finished: Finished, plan: DecodePlan) -> Bool[Tens
 
 
 def _best(
-    finished: Finished, plan: DecodePlan, *, crop: bool
+    finished: Finished, plan: DecodePlan
 ) -> tuple[Int[Tensor, "rows length"], Float[Tensor, " rows"], Int[Tensor, "rows length"]]:
     """The R best of every row, one row each."""
     beam_indices = finished.beam_indices[:, : plan.num_return_sequences]
@@ -385,5 +397,4 @@ def _best(
     if plan.is_beam_search:
         longest = finished.sequences.shape[-1]
         scores = beam.true_scores(scores, length_penalty=plan.length_penalty, longest=longest)
-    length = max(int(there.sum(-1).max()), 1) if crop else there.shape[-1]
-    return sequences.flatten(0, 1)[:, :length], scores.flatten(), beam_indices[:, :length]
+    return sequences.flatten(0, 1), scores.flatten(), beam_indices

@@ -239,7 +239,7 @@ class Call:
     def answer(self, prepared: Prepared, search: Search, decoded: Decoded) -> Any:
         """transformers' output; `past_key_values` is the prompt's cache, ready for another call."""
         self.draft.report(search, decoded)
-        config = self.config
+        config, decoded = self.config, decoded.cropped()
         prompts = prepared.input_ids.repeat_interleave(config.num_return_sequences, dim=0)
         sequences = torch.cat([prompts, decoded.sequences.to(prompts.device)], dim=1)
         if not config.return_dict_in_generate:
