@@ -178,7 +178,8 @@ OTHERWISE = {
     "decode.DecodePlan.apply": ALONE,  # callables of PyTorch
     "decode.DecodePlan.keeps_steps": ALONE,  # where rows cannot leave
     "decode.DecodePlan.of_rows": ALONE,  # rows of a program advance together
-    "decode.Decoded": {"num_levels"},  # a program's outputs have fixed shapes
+    "decode.Decoded": {"num_levels", "may_be_shorter"},  # a program's outputs have fixed shapes
+    "decode.Decoded.cropped": ALONE,  # the call crops them, on the host
     "children.Children": {"legal"},  # a property
     "children.Children.scores": {"rows"},  # log-probabilities are not cut into pieces
     "children.MergedChildren": {"legal"},
