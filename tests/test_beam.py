@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hf_gr.torch import beam
 from hf_gr.torch.beam import (
     DEAD,
     Beams,
@@ -64,22 +65,67 @@ def test_missing_candidates_are_dead_and_stay_dead(loud: float | None) -> None:
     assert chosen.states.tolist() == [[101], [7]]
 
 
+def hard_keys(width: int, seed: int) -> torch.Tensor:
+    """Rows of keys that are dead, mostly dead, equal in many places, equal everywhere, sorted, and ordinary."""
+    keys = torch.randn(6, width, generator=torch.Generator().manual_seed(seed))
+    keys[0] = DEAD
+    keys[1, 5:] = DEAD
+    keys[2, ::3] = keys[2].max()
+    keys[3] = -1.0
+    keys[4] = keys[4].sort().values  # the best are in one block, or in what fills none
+    return keys
+
+
+def are_best(places: torch.Tensor, keys: torch.Tensor, number: int) -> bool:
+    """Whether places are those of a plain top-k, up to ties."""
+    found = keys.gather(1, places)
+    return torch.equal(found, keys.topk(number).values) and all(len(set(row.tolist())) == number for row in places)
+
+
 @pytest.mark.parametrize("number", [1, 7, 200])
 @pytest.mark.parametrize("width", [29_999, 30_016, 40_000, 40_001])
 def test_blocks_of_many_candidates_give_the_best(width: int, number: int) -> None:
-    keys = torch.randn(3, width, generator=torch.Generator().manual_seed(number))
-    keys[0] = DEAD
-    keys[1, 5:] = DEAD
-    keys[2, ::3] = keys[2, 0]  # many that are equal
-    places = top_places(keys, number)
-    assert torch.equal(keys.gather(1, places), keys.topk(number).values)
-    assert all(len(set(row.tolist())) == number for row in places[1:])
+    keys = hard_keys(width, number)
+    assert are_best(top_places(keys, number), keys, number)
+
+
+@pytest.mark.parametrize("number", [1, 5, 64])
+@pytest.mark.parametrize("block", [2, 8, 32])
+@pytest.mark.parametrize("width", [4_096, 4_097, 4_127])
+def test_blocks_of_every_size_give_the_best(
+    width: int, block: int, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beam, "_block_size", lambda *_: block)
+    keys = hard_keys(width, number)
+    assert are_best(top_places(keys, number), keys, number)
+
+
+def test_planted_too_few_blocks_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half as many blocks hold the best of ordinary keys now and then; hard ones tell."""
+    topk = torch.Tensor.topk
+
+    def fewer(keys: torch.Tensor, number: int, **options: bool) -> object:
+        return topk(keys, max(number // 2, 1) if options else number, **options)
+
+    keys = hard_keys(40_000, 7)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "topk", fewer)
+        places = top_places(keys, 7)
+    assert not are_best(places, keys, 7)
+
+
+def test_a_device_reads_in_blocks_what_is_wide_and_a_cpu_sooner() -> None:
+    cuda = torch.device("cuda")
+    assert [beam._block_size(1, size, 50, CPU) for size in (29_999, 30_000)] == [1, 64]
+    assert [beam._block_size(1, size, 512, cuda) for size in (131_072, 2**22, 2**23)] == [1, 64, 128]
+    assert beam._block_size(32, 131_072, 512, cuda) == 16  # of all rows together
+    assert [beam._block_size(1, 2**22, number, on) for number in (2**21, 2**22) for on in (CPU, cuda)] == [1] * 4
 
 
 @pytest.mark.parametrize("loud", [None, 20.0])
 @pytest.mark.parametrize("last", [0, 63, 1_001])
 def test_few_living_candidates_among_many_are_kept(last: int, loud: float | None) -> None:
-    """Blocks are padded after the last candidate, and the padding is no candidate."""
+    """What fills no block is looked at, too."""
     noise = None if loud is None else torch.full((1, 2, 20_001), loud)
     scores = torch.full((1, 2, 20_001), DEAD)
     scores[0, 1, 20_000 - last] = -1.0

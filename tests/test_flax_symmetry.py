@@ -39,6 +39,10 @@ UNPAIRED = {
     "trials": "the same",
     "frontier": "rows of a program advance together",
     "processes": "several devices run one program",
+    "log_probs": "XLA keeps no log-softmax of a whole vocabulary",
+    "log_probs_triton": "the same",
+    "tree_attention": "programs of Flax attend by masks",
+    "visibility": "the same",
     "several_labels": "a logits processor, a callable of PyTorch",
     "arrays": "PyTorch has these",
     "parameters": "the same",
@@ -54,8 +58,9 @@ UNPAIRED = {
 # By module: names of one side alone, and why.
 TORCH_ONLY = {
     "beam": {
-        "BLOCK": "top-k in blocks, which XLA does not need",
-        "BLOCKS_FROM": "the same",
+        "CPU_BLOCK": "top-k in blocks, which XLA does not need",
+        "CPU_BLOCKS_FROM": "the same",
+        "DEVICE_BLOCKS_FROM": "the same",
         "top_places": "the same",
     },
     "children": {
@@ -66,7 +71,6 @@ TORCH_ONLY = {
     "decode": {
         "PASSES": "relaxed verification is PyTorch's alone",
         "process_scores": "logits processors are callables of PyTorch",
-        "SCORES_AT_ONCE": "XLA keeps no log-softmax of a whole vocabulary",
     },
     "device_trie": {
         "FlatTrie": "several labels are a logits processor's, a callable of PyTorch",

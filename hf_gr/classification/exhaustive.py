@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hf_gr.catalogue.fanout import Array, Bools, Longs
 from hf_gr.catalogue.trie import Trie
-from hf_gr.torch.decode import SCORES_AT_ONCE
+from hf_gr.torch.log_probs import rows_at_once
 from hf_gr.torch.scorers import Scorer
 from hf_gr.torch.tree import Nodes
 
@@ -205,5 +205,5 @@ def _logits(
 def _normalizers(logits: Float[Tensor, "batch nodes vocab"]) -> Float[Tensor, "batch nodes"]:
     """What log-softmax subtracts from the logits; in pieces, because nothing else here is as large."""
     rows = logits.flatten(0, 1)
-    pieces = rows.split(max(SCORES_AT_ONCE // logits.shape[-1], 1))
+    pieces = rows.split(rows_at_once(len(rows), rows.shape[1], rows.device))
     return torch.cat([piece.float().logsumexp(dim=-1) for piece in pieces]).view(logits.shape[:2])

@@ -22,8 +22,10 @@ from torch import Tensor
 from .children import Children
 
 DEAD = -torch.inf
-BLOCK = 64  # candidates treated as one
-BLOCKS_FROM = 30_000  # candidates of a row; below, one top-k over all is faster (measured on a CPU)
+CPU_BLOCK, CPU_BLOCKS_FROM = 64, 30_000  # candidates of a row from which blocks of them are faster (measured)
+# Candidates of all rows. A device's own top-k reads them some six times, in a dozen launches; reading so many once
+# saves more than launching a second top-k costs. An estimate for 3 TB/s: examples/benchmark/gpu.py measures it.
+DEVICE_BLOCKS_FROM = 2**22
 LARGEST_DIVISOR = 1e30  # fp32 holds scores divided by it, or by its inverse
 
 
@@ -134,8 +136,9 @@ def select(
     flat = scores.flatten(1)
     keys = flat if noise is None else flat + noise.flatten(1)
     size = flat.shape[-1]
-    missing = max(num_kept - size, -size % BLOCK if size >= BLOCKS_FROM else 0, int(picked is not None))
-    flat, keys = (F.pad(one, (0, missing), value=DEAD) if missing else one for one in (flat, keys))
+    missing = max(num_kept - size, int(picked is not None))
+    if missing:
+        flat, keys = (F.pad(one, (0, missing), value=DEAD) for one in (flat, keys))
     chosen = top_places(keys, num_kept) if picked is None else picked
     kept_scores = flat.gather(1, chosen)
     # Padding comes after the last child; it is dead, so any position within range will do.
@@ -148,18 +151,38 @@ def select(
 def top_places(keys: Float[Tensor, "batch candidates"], number: int) -> Int[Tensor, "batch number"]:
     """Where the largest keys of every row are, best first.
 
-    Many candidates, if they fill whole blocks, are first reduced to the `number` blocks with the largest maxima: all
-    others hold only smaller keys. This reads the candidates once and sorts few of them.
+    Many candidates are first reduced to the `number` blocks with the largest maxima: all others hold only smaller
+    keys, or keys equal to the last one chosen. This reads the candidates once and sorts few of them, and has no branch
+    that depends on them.
 
-    Source: xGR, section 5 (early termination of beam selection), in a form without branches.
+    Source: xGR, section 6.2 (early sorting termination), where a heap stops reading a beam's sorted candidates at the
+    first one that is too small. A device does the same for all blocks at once: those whose largest key is too small
+    are not read again.
     """
-    num_candidates = keys.shape[1]
-    if num_candidates < BLOCKS_FROM or num_candidates % BLOCK or number * BLOCK * 2 > num_candidates:
+    size = keys.shape[1]
+    block = _block_size(len(keys), size, number, keys.device)
+    if block == 1:
         return keys.topk(number).indices
-    blocks = keys.unflatten(1, (-1, BLOCK))
-    best = blocks.amax(-1).topk(number).indices
-    among = blocks.gather(1, best[..., None].expand(-1, -1, BLOCK)).flatten(1).topk(number).indices
-    return best.gather(1, among // BLOCK) * BLOCK + among % BLOCK
+    in_blocks = size - size % block
+    largest = keys[:, :in_blocks].unflatten(1, (-1, block)).amax(-1)
+    first = largest.topk(number, sorted=False).indices * block
+    places = (first[..., None] + torch.arange(block, device=keys.device)).flatten(1)
+    if in_blocks < size:  # what fills no block competes with the best blocks
+        rest = torch.arange(in_blocks, size, device=keys.device)
+        places = torch.cat([places, rest.expand(len(keys), -1)], dim=1)
+    return places.gather(1, keys.gather(1, places).topk(number).indices)
+
+
+def _block_size(num_rows: int, size: int, number: int, device: torch.device) -> int:
+    """How many candidates to treat as one at first; 1 if one top-k over all is faster."""
+    if device.type == "cpu":
+        block = CPU_BLOCK if size >= CPU_BLOCKS_FROM else 1
+    elif num_rows * size >= DEVICE_BLOCKS_FROM:
+        # With the root of size / number, as many maxima are sorted at first as candidates at last.
+        block = 2 ** round(math.log2(size / number) / 2)
+    else:
+        block = 1
+    return block if 2 * number * block <= size else 1
 
 
 def choose(

@@ -26,6 +26,7 @@ from . import beam
 from .beam import Beams, Finished
 from .children import Children, ChildrenInColumns
 from .frontier import Frontier, Rows, by_level, in_order, per_field
+from .log_probs import rows_at_once, takes_one_pass, token_log_probs
 from .noise import PASSES, paths_of
 from .plan import DecodePlan, Processor
 from .scorers import Scorer
@@ -33,8 +34,6 @@ from .speculation import Drafter, Level, Lookahead, Speculation
 from .transition import DeviceCatalogue, is_leaf, mask_illegal, over_vocabulary
 from .tree import Nodes
 from .verifiers import locate, relaxed_places
-
-SCORES_AT_ONCE = 2**21  # log-probabilities computed together: a temporary of 8 MB
 
 
 @dataclass(frozen=True)
@@ -253,9 +252,11 @@ def child_scores(
         return torch.zeros(legal.tokens.shape, device=logits.device)
     if not plan.is_beam_search:
         return legal.scores(logits.flatten(0, 1)).float().view(legal.tokens.shape)
-    # In pieces if necessary: nothing else here is as large as beams times vocabulary.
     rows = logits.flatten(0, 1)
-    at_once = max(SCORES_AT_ONCE // logits.shape[-1], 1)
+    if takes_one_pass(rows):
+        return token_log_probs(rows, legal.tokens.flatten(0, 1)).view(legal.tokens.shape)
+    # In pieces if necessary: nothing else here is as large as beams times vocabulary.
+    at_once = rows_at_once(len(rows), rows.shape[1], rows.device)
     if len(rows) <= at_once:
         return legal.scores(rows.float().log_softmax(-1)).view(legal.tokens.shape)
     pieces = [slice(start, start + at_once) for start in range(0, len(rows), at_once)]
