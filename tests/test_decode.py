@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -178,6 +179,27 @@ def test_a_closed_ragged_search_stops_early_unless_processes_must_agree() -> Non
         assert sorted(decoded.sequences[:, 0].tolist()) == [1, 2]
         forwards[exit_early] = scorer.num_forwards
     assert forwards[True] < forwards[False] == 6
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_logits_are_gone_before_the_next_ones_are_made(is_kept: bool) -> None:
+    """They are as wide as the vocabulary: two of them at once would be the largest part of a call's memory."""
+    kept: list[torch.Tensor] = []  # planted: what keeps them
+    alive: list[int] = []
+
+    class Counting(TableScorer):
+        made: list[Any] = []
+
+        def score(self, levels: Sequence[Nodes], *, depth: int) -> list[torch.Tensor]:
+            alive.append(sum(of() is not None for of in self.made))
+            scored = super().score(levels, depth=depth)
+            self.made += [weakref.ref(logits) for logits in scored]
+            kept.extend(scored if is_kept else [])
+            return scored
+
+    index = ConstraintIndex.from_sequences(np.random.default_rng(0).integers(1, 7, size=(40, 4)))
+    decode.decode(Counting(0, 2), catalogue_of(index), make_plan(2, 3, max_new_tokens=4))
+    assert alive == ([0, 1, 2] if is_kept else [0, 0, 0])
 
 
 @pytest.mark.parametrize("ragged", [False, True])

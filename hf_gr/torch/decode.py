@@ -84,8 +84,10 @@ def decode(scorer: Scorer, catalogue: DeviceCatalogue, plan: DecodePlan, drafter
     search = _Search(scorer, Rows(tuple(range(len(plan.prompt))), catalogue, plan), drafter)
     waiting = [Frontier.start(search.batch)]
     while waiting:
-        scored = search.lookahead.score(waiting)
-        waiting = search.still_needed(left for part in scored for left in search.advance(*part))
+        # No name for what is scored: its logits, as wide as the vocabulary, are gone when the next ones are made.
+        waiting = search.still_needed(
+            left for part in search.lookahead.score(waiting) for left in search.advance(*part)
+        )
     return Decoded(
         *_best(search.finished, plan),
         step_scores=search.steps("scores") if plan.output_scores else None,
