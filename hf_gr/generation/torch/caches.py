@@ -88,7 +88,7 @@ class SlotLayer(DynamicLayer):
         self.buffers = Buffers(self.buffers.keys[indices], self.buffers.values[indices], end)
         self.keys, self.values = self.buffers.keys[..., :end, :], self.buffers.values[..., :end, :]
 
-    def reorder_cache(self, beam_idx: Int[Tensor, " rows"]) -> None:
+    def reorder_cache(self, beam_idx: Any) -> None:
         """As in transformers."""
         super().reorder_cache(beam_idx)
         self.buffers = None

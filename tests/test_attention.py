@@ -1,0 +1,218 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Our attention inside transformers' models, whatever attention they were loaded with."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import DECODERS, EOS, PAD, build, prompts
+from transformers import AttentionInterface, AttentionMaskInterface, GenerationMixin
+from transformers.masking_utils import flash_attention_mask
+
+from hf_gr import ConstraintIndex, enable
+from hf_gr.generation.internals import hands_on_arguments
+from hf_gr.generation.torch import attention, layouts
+from hf_gr.generation.torch.attention import ARGUMENT
+
+SCORE_TOL = 1e-4  # fp32 sums of at most 4 log-probabilities
+INDEX = ConstraintIndex.from_sequences(np.random.default_rng(0).integers(3, 24, size=(400, 4)))
+NAME = "two_dimensional"  # transformers loads a kernel for any name with "flash"
+
+
+class LikeFlash:
+    """Attention that takes no masks of four dimensions, as FlashAttention: the prompt's padding, windows, no tree."""
+
+    def __init__(self) -> None:
+        self.widths: list[int] = []  # query tokens of every call
+
+    def __call__(
+        self,
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        assert attention_mask is None or attention_mask.ndim == 2
+        self.widths.append(query.shape[2])
+        groups = query.shape[1] // key.shape[1]
+        key, value = (states.repeat_interleave(groups, dim=1) for states in (key, value))
+        scores = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+        scores = scores if softcap is None else torch.tanh(scores / softcap) * softcap
+        behind = torch.arange(query.shape[2])[:, None] + key.shape[2] - query.shape[2] - torch.arange(key.shape[2])
+        seen = (behind >= 0) if sliding_window is None else (behind >= 0) & (behind < sliding_window)
+        if attention_mask is not None:
+            seen = seen & attention_mask[:, None, None, -key.shape[2] :].bool() | (behind == 0)
+        return (scores.masked_fill(~seen, -torch.inf).softmax(-1) @ value).transpose(1, 2).contiguous(), None
+
+
+@pytest.fixture
+def flash(monkeypatch: pytest.MonkeyPatch) -> LikeFlash:
+    """Such an attention, registered by its name for this test."""
+    made = LikeFlash()
+    monkeypatch.setitem(AttentionInterface._global_mapping, NAME, made)
+    monkeypatch.setitem(AttentionMaskInterface._global_mapping, NAME, flash_attention_mask)
+    return made
+
+
+def load(family: str, **kwargs: Any) -> Any:
+    model = build(family, **kwargs)
+    model.set_attn_implementation(NAME)
+    return model
+
+
+def best(model: Any, inputs: dict[str, torch.Tensor], **kwargs: Any) -> Any:
+    options = {"num_beams": 6, "num_return_sequences": 6, "return_dict_in_generate": True, "output_scores": True}
+    return enable(model).generate(**inputs, constraint_index=INDEX, **options | kwargs)
+
+
+def same(one: Any, other: Any) -> bool:
+    torch.testing.assert_close(one.sequences_scores, other.sequences_scores, atol=SCORE_TOL, rtol=0)
+    return one.sequences.tolist() == other.sequences.tolist()
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("family", [name for name in DECODERS if hands_on_arguments(build(name))])
+def test_any_registered_attention_keeps_the_tree(family: str, padded: bool, flash: LikeFlash) -> None:
+    model, inputs = load(family), prompts(3, 9, padded=padded)
+    assert layouts.choose_layout(model) == "tree"
+    ours = best(model, inputs)
+    assert set(flash.widths) == {9}, "it computes prompts, and no nodes"
+    eager = build(family, attn_implementation="eager")
+    assert same(ours, best(eager, inputs))
+    allowed = {}
+    for sequence in INDEX:
+        for length, token in enumerate(sequence):
+            allowed.setdefault(tuple(sequence[:length]), set()).add(token)
+    theirs = GenerationMixin.generate(
+        model,
+        **inputs,
+        prefix_allowed_tokens_fn=lambda _, ids: sorted(allowed[tuple(ids[9:].tolist())]),
+        max_new_tokens=4,
+        num_beams=6,
+        num_return_sequences=6,
+        pad_token_id=PAD,
+        eos_token_id=None,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    assert same(ours, theirs)
+
+
+@pytest.mark.parametrize("drafting", ["trie", "head", "assistant"])
+def test_drafts_attend_in_two_parts_too(drafting: str, flash: LikeFlash) -> None:
+    """Nodes of several levels, and rows of different depths; the prompt cannot be read with them."""
+    model, inputs = load("gemma3_text"), prompts(4, 9, padded=True)
+    if drafting == "head":
+        enable(model).add_draft_head(INDEX)
+    expected = best(model, inputs)
+    options = {"drafting": drafting, "verification": "strict"} if drafting != "assistant" else {}
+    options |= {"assistant_model": build("llama", seed=1)} if drafting == "assistant" else {}
+    assert same(best(model, inputs, **options), expected)
+    assert all(width in (9, 9 + 4, 10, 1, 2, 3, 4) for width in flash.widths)  # prompts, with the head's placeholders
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 17])
+def test_windows_slide_over_the_prompt(length: int, flash: LikeFlash) -> None:
+    inputs = prompts(2, length, seed=length)
+    assert same(best(load("mistral"), inputs), best(build("mistral", attn_implementation="eager"), inputs))
+
+
+def test_other_models_and_other_calls_are_left_alone() -> None:
+    model, other, inputs = build("qwen3"), build("qwen3", seed=1), prompts(2, 9)
+    before = other(**inputs).logits
+    best(model, inputs)
+    wrapped = AttentionInterface()["sdpa"]
+    assert hasattr(wrapped, ARGUMENT)
+    best(other, inputs)
+    assert AttentionInterface()["sdpa"] is wrapped, "wrapped once"
+    assert torch.equal(other(**inputs).logits, before)
+    assert torch.equal(model(**inputs).logits, build("qwen3")(**inputs).logits)
+
+
+def test_threads_with_one_model_do_not_meet() -> None:
+    model, inputs = enable(build("qwen3")), [prompts(2, length, seed=length) for length in (5, 7, 9, 12)]
+    expected = [best(model, given) for given in inputs]
+    found: list[Any] = [None] * 16
+
+    def run(number: int) -> None:
+        if number % 4 == 3:  # a plain call beside the others
+            found[number] = model.generate(**inputs[3], max_new_tokens=3, do_sample=False, pad_token_id=PAD)
+        else:
+            found[number] = best(model, inputs[number % 4])
+
+    plain = model.generate(**inputs[3], max_new_tokens=3, do_sample=False, pad_token_id=PAD)
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, out in enumerate(found):
+        if number % 4 == 3:
+            assert torch.equal(out, plain)
+        else:
+            assert same(out, expected[number % 4])
+
+
+def test_a_model_that_swallows_the_argument_attends_by_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A family that is not listed, whose module has an attention function of its own."""
+    model, inputs = build("stablelm"), prompts(2, 9, padded=True)
+    expected = best(build("stablelm"), inputs)
+    own, plain = AttentionInterface(), AttentionInterface()["sdpa"]
+    plain = getattr(plain, ARGUMENT, plain)
+
+    def swallows(*args: Any, **kwargs: Any) -> Any:
+        kwargs.pop(ARGUMENT, None)
+        return plain(*args, **kwargs)
+
+    own["sdpa"] = swallows
+    module = __import__(type(model).__module__, fromlist=["ALL_ATTENTION_FUNCTIONS"])
+    if not hasattr(module, "ALL_ATTENTION_FUNCTIONS"):
+        pytest.skip("stablelm has attention of its own in this transformers")
+    monkeypatch.setattr(module, "ALL_ATTENTION_FUNCTIONS", own)
+    assert not layouts.attends_in_parts(model)
+    assert layouts.choose_layout(model) == "tree"
+    assert same(best(model, inputs), expected)
+
+
+def test_a_model_without_the_argument_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = build("falcon")
+    best(model, prompts(2, 9))
+    assert not layouts.attends_in_parts(model)
+    assert len([record for record in caplog.records if "attend by a mask" in record.message]) <= 1
+
+
+@pytest.mark.parametrize("given", [{"s_aux": torch.ones(1)}, {"position_bias": torch.ones(1)}, {"dropout": 0.5}])
+def test_what_ours_does_not_know_is_no_silent_difference(given: dict[str, Any]) -> None:
+    states = torch.ones(1, 1, 1, 4)
+    with pytest.raises(TypeError, match="expected none of it"):
+        attention._wrapped(lambda *_: None)(None, states, states, states, None, **{ARGUMENT: object()}, **given)
+
+
+def test_half_precision_is_as_close_as_with_masks(flash: LikeFlash) -> None:
+    exact = best(build("qwen3").double(), prompts(2, 9))
+    errors = []
+    for name in ("eager", NAME):
+        model = build("qwen3")
+        model.set_attn_implementation(name)
+        out = best(model.to(torch.bfloat16), prompts(2, 9))
+        errors.append(float((out.sequences_scores - exact.sequences_scores).abs().mean()))
+    assert errors[1] <= 1.5 * errors[0]
+
+
+def test_the_end_token_is_no_exception() -> None:
+    index = ConstraintIndex.from_sequences([[3], [3, 4], [5, 6, 7], [5, 6, 8, 9]], eos_token_id=EOS)
+    inputs = prompts(2, 9)
+    options = {"num_beams": 4, "num_return_sequences": 4, "return_dict_in_generate": True, "output_scores": True}
+    ours = enable(build("qwen3")).generate(**inputs, constraint_index=index, **options)
+    eager = enable(build("qwen3", attn_implementation="eager")).generate(**inputs, constraint_index=index, **options)
+    assert same(ours, eager)
