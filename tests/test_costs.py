@@ -195,8 +195,8 @@ def test_costs_are_read_off_two_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measured.forward == pytest.approx(2e-3)
     assert measured.worth == pytest.approx(200)
     assert measured.num_rows == 2
-    assert clock.seen == {20, 20 + WIDER_BY}
-    assert all(scorer.num_forwards == 1 for scorer in made)  # a forward after the prompt, not after each other
+    assert clock.seen == {1, 20, 20 + WIDER_BY}
+    assert all(scorer.num_forwards == 2 for scorer in made)  # after a node of the prompt's, not after each other
 
 
 def test_a_wider_forward_that_seems_cheaper_costs_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
