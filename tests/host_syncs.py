@@ -19,7 +19,7 @@ from torch.overrides import resolve_name
 # The host needs a value, or the size of the result depends on values.
 WAIT = {
     "_local_scalar_dense",  # item, tolist of one number, int(), bool(), `if tensor`
-    *("nonzero", "argwhere", "masked_select", "is_nonzero", "equal", "bincount", "histc"),
+    *("nonzero", "argwhere", "masked_select", "is_nonzero", "equal", "bincount"),
     *("_unique", "_unique2", "unique_dim", "unique_consecutive"),
 }
 INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
@@ -51,6 +51,8 @@ def wait_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, device
                 return f"{name} by places on the {place.device.type}"
     if name == "repeat_interleave" and kwargs.get("output_size") is None and _is_there(args, device):
         return f"{name} without output_size"
+    if name == "histc" and _is_there(args, device) and len({*args[2:], 0}) == 1:  # it looks for the bounds
+        return "histc without bounds"
     if name in WITH_A_VALUE and _is_there(args[WITH_A_VALUE[name] :], device):
         return f"{name} by a tensor's value"
     return None

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+import torch
 from transformers import AttentionInterface
 
 from hf_gr.generation.internals import attention_of, hands_on_arguments
@@ -61,6 +62,9 @@ def _wrapped(plain: Callable[..., Any]) -> Callable[..., Any]:
         if args or foreign or kwargs.get("dropout"):
             raise TypeError(f"attention over a tree is given {foreign or 'dropout'}, expected none of it")
         scale = kwargs.get("scaling")
+        if torch.is_autocast_enabled(query.device.type):  # which casts the arguments of sdpa, too
+            dtype = torch.get_autocast_dtype(query.device.type)
+            query, key, value = (states.to(dtype) for states in (query, key, value))
         answered = tree_attention(
             query,
             key,

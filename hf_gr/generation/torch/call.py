@@ -206,9 +206,9 @@ class Call:
         """
         config = copy.copy(self.config)  # what is changed here is not for transformers' loop
         internals.check_mode(self.model, config)
-        if config.cache_implementation is not None:
-            say_once(f"cache_implementation={config.cache_implementation!r} is not used: beams share a dynamic one")
-            config.cache_implementation = None
+        kind, config.cache_implementation = config.cache_implementation, None
+        if kind not in (None, "dynamic", "static"):
+            say_once(f"cache_implementation={kind!r} is not used: beams share a dynamic one")
         # The loop itself forces the end, which spares work as wide as the vocabulary.
         forces_end, config.forced_eos_token_id = config.forced_eos_token_id is not None, None
         # The place of this processor among the others is where transformers applies constraints.
@@ -234,6 +234,7 @@ class Call:
             layout=self.layout,
             inputs=self.prompt.inputs,
             synced_gpus=bool(self.passed_on["synced_gpus"]),
+            is_static=kind == "static",
         )
 
     def answer(self, prepared: Prepared, search: Search, decoded: Decoded) -> Any:

@@ -27,6 +27,7 @@ from hf_gr.torch.decode import decode
 from hf_gr.torch.draft_head import DraftHead
 
 from .call import Call, refuse_without_catalogue
+from .captured import decode_captured
 from .checkpoints import prepare_upload, save_beside
 from .heads import add_draft_head
 from .logits_process import keep_dead
@@ -142,7 +143,9 @@ class GRGenerationMixin(Overrides, GenerationMixin):
         if prepared is None:
             return generate_by_processor(generate, call)
         search = call.draft.start(prepared)
-        decoded = decode(search.scorer, search.catalogue, prepared.plan, search.drafter)
+        decoded = decode_captured(self, prepared, search) if prepared.is_static else None
+        if decoded is None:
+            decoded = decode(search.scorer, search.catalogue, prepared.plan, search.drafter)
         return call.answer(prepared, search, decoded)
 
     def add_draft_head(self: Any, codebooks: Any, **options: Any) -> DraftHead:

@@ -44,6 +44,7 @@ class Prepared:
         layout: where paths are in a forward; None if the draft head alone decodes.
         inputs: the prompt as given in the call: for an encoder-decoder, the encoder's input.
         synced_gpus: whether all processes must run equally many forwards.
+        is_static: whether `cache_implementation="static"` asks for a captured decode.
     """
 
     input_ids: Tensor
@@ -54,6 +55,7 @@ class Prepared:
     layout: Layout | None
     inputs: Tensor | None
     synced_gpus: bool
+    is_static: bool = False
 
     @property
     def room(self) -> int:

@@ -1,0 +1,456 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Captured decodes: captured with one prompt and replayed with others, they answer as an eager decode does.
+
+A CUDA graph on the CPU stands for a device's (`cpu_graphs`); buffers are poisoned before every call, and so is all
+that programs share. The same calls run uncaptured, which is what a CPU does.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cpu_graph import poison
+from cpu_graphs import CpuGraphs, poison_buffers
+from families import EOS, build, prompts
+
+from hf_gr import ConstraintIndex, enable
+from hf_gr.generation.torch import captured
+from hf_gr.generation.torch.model_state import state_of
+from hf_gr.torch.graphs import GraphCache, Uncaptured
+
+SCORE_TOL = 1e-5  # fp32 sums of 4 log-probabilities: a bucket's masked keys are added in another order
+STATIC = {"cache_implementation": "static"}
+DETAILS = {"return_dict_in_generate": True, "output_scores": True, "_step_scores": False}
+BEAMS = {"num_beams": 6, "num_return_sequences": 6}
+ROWS = np.random.default_rng(0).integers(3, 24, size=(300, 4))
+IDS = [f"item {number}" for number in range(len(ROWS))]
+RAGGED = [row[: 1 + number % 4].tolist() for number, row in enumerate(ROWS)]
+# Each a call's own options, and what changes from call to call.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "beams": BEAMS,
+    "greedy": {},
+    "samples": {"do_sample": True, "top_k": 0, "num_return_sequences": 3},
+    "sampled beams": {"do_sample": True, "top_k": 0, **BEAMS},
+    "few of many": {"num_beams": 6, "num_return_sequences": 2, "length_penalty": 0.5, "early_stopping": True},
+    "warped": {"do_sample": True, "top_k": 5, "top_p": 0.9, "temperature": 0.7, "min_p": 0.01, **BEAMS},
+}
+
+
+def new_index(**kwargs: Any) -> ConstraintIndex:
+    return ConstraintIndex.from_sequences(ROWS, item_ids=IDS, **kwargs)
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch) -> GraphCache:
+    """An empty cache of graphs on the CPU; what is reported is an error."""
+
+    def report(message: str) -> None:
+        raise AssertionError(message)
+
+    backend = CpuGraphs()
+    cache = GraphCache(report=report, backend=lambda device: backend)
+    monkeypatch.setattr(captured, "GRAPHS", cache)
+    return cache
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was said, each once."""
+    messages_: list[str] = []
+    monkeypatch.setattr(captured, "say_once", messages_.append)
+    return messages_
+
+
+def assert_same(expected: Any, found: Any, *, atol: float = SCORE_TOL) -> None:
+    assert found.sequences.tolist() == expected.sequences.tolist()
+    for name in ("sequences_scores", "beam_indices"):
+        if (value := getattr(expected, name, None)) is not None:
+            torch.testing.assert_close(getattr(found, name), value, atol=atol, rtol=0)
+
+
+def both(model: Any, inputs: dict[str, Any], **options: Any) -> None:
+    """The eager answer and the captured one, from poisoned buffers."""
+    expected = model.generate(**inputs, **DETAILS, **options)
+    poison_buffers(captured.GRAPHS)
+    assert_same(expected, model.generate(**inputs, **DETAILS, **STATIC, **options))
+
+
+def seeded(options: dict[str, Any], seed: int) -> dict[str, Any]:
+    return options | ({"seed": seed} if options.get("do_sample") else {})
+
+
+def replay_all(model: Any, cache: GraphCache, index: ConstraintIndex, options: dict[str, Any]) -> None:
+    """One capture, then prompts of other lengths in the same bucket."""
+    both(model, prompts(2, 9, padded=True), constraint_index=index, **seeded(options, 0))
+    for number, length in enumerate((12, 16, 5, 9)):
+        inputs = prompts(2, length, padded=length != 12, seed=length)
+        if length == 12:
+            del inputs["attention_mask"]
+        both(model, inputs, constraint_index=index, **seeded(options, number))
+    assert (cache.num_captures, cache.num_replays) == (1, 4)
+
+
+# Proof 3: captured with one prompt, replayed with others
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_one_capture_answers_prompts_of_other_lengths(options: dict[str, Any], cache: GraphCache) -> None:
+    replay_all(enable(build("qwen3")), cache, new_index(), options)
+
+
+@pytest.mark.parametrize("attention", [None, "eager"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "gemma2", "gemma3_text", "gpt2", "mistral", "phi3"])
+def test_one_capture_answers_in_every_kind_of_layer(family: str, attention: str | None, cache: GraphCache) -> None:
+    how = {} if attention is None else {"attn_implementation": attention}
+    replay_all(enable(build(family, **how)), cache, new_index(), BEAMS)
+
+
+@pytest.mark.parametrize("name", ["beams", "greedy", "sampled beams", "few of many"])
+def test_sequences_of_several_lengths_are_captured(name: str, cache: GraphCache) -> None:
+    index = ConstraintIndex.from_sequences(RAGGED, eos_token_id=EOS)
+    replay_all(enable(build("qwen3")), cache, index, OPTIONS[name])
+
+
+def test_exclusions_rules_and_updates_change_between_replays(cache: GraphCache) -> None:
+    model, index, generator = enable(build("qwen3")), new_index(), np.random.default_rng(1)
+    inputs = prompts(2, 9, padded=True)
+    for _ in range(5):  # exclusions; as many as fill the same powers of two
+        excluded = [generator.choice(IDS, 5 + row, replace=False).tolist() for row in range(2)]
+        both(model, inputs, constraint_index=index, exclude_items=excluded, **BEAMS)
+    most = cache.num_captures
+    assert most <= 3
+    assert cache.num_replays >= 2
+    for _ in range(4):  # a view for each prompt
+        views = [index.where(generator.choice(IDS, 50, replace=False).tolist()) for _ in range(2)]
+        both(model, inputs, constraint_index=views, **BEAMS)
+    assert cache.num_captures == most + 1
+    for number in range(4):  # removals
+        index.remove(IDS[3 * number : 3 * number + 3])
+        both(model, inputs, constraint_index=index, **BEAMS)
+    assert cache.num_captures == most + 2
+    for number in range(4):  # additions: each may change shapes, none the answers
+        index.add(generator.integers(3, 24, size=(2, 4)), item_ids=[f"new {number}", f"newer {number}"])
+        both(model, inputs, constraint_index=index, **BEAMS)
+        both(model, inputs, constraint_index=index, **BEAMS)
+        both(model, inputs, constraint_index=index, exclude_items=[[f"new {number}"], [IDS[50]]], **BEAMS)
+
+
+def test_a_catalogue_is_replaced_by_a_larger_one(cache: GraphCache) -> None:
+    model, inputs = enable(build("qwen3")), prompts(2, 9)
+    for size in (40, 300, 150):
+        index = ConstraintIndex.from_sequences(ROWS[:size])
+        for _ in range(3):
+            both(model, inputs, constraint_index=index, **BEAMS)
+    assert cache.num_captures == 3
+
+
+def test_programs_of_a_catalogue_that_is_gone_are_dropped(cache: GraphCache) -> None:
+    model, inputs = enable(build("qwen3")), prompts(2, 9)
+    for _ in range(4):
+        index = new_index()
+        for _ in range(2):
+            both(model, inputs, constraint_index=index, **BEAMS)
+        del index
+    assert cache.num_captures == 4
+    assert len(cache.entries) == 1
+
+
+@pytest.mark.parametrize("variant", [{}, {"use_placeholders": False}, {"transition": "gru"}])
+def test_a_head_that_decides_alone_is_captured(variant: dict[str, Any], cache: GraphCache) -> None:
+    index = new_index()
+    model = enable(build("qwen3"))
+    torch.manual_seed(0)
+    model.add_draft_head(index, **variant)
+    for parameter in model.draft_head.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    for length in (9, 30, 5, 12):  # hidden states have no length
+        inputs = prompts(2, length, padded=True)
+        both(model, inputs, constraint_index=index, drafting="head", **BEAMS)
+    assert (cache.num_captures, cache.num_replays) == (1, 3)
+
+
+def test_on_a_cpu_the_same_code_runs_uncaptured(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = GraphCache()
+    monkeypatch.setattr(captured, "GRAPHS", cache)
+    replay_all(enable(build("qwen3")), cache, new_index(), BEAMS)
+    assert isinstance(cache.backend(torch.device("cpu")), Uncaptured)
+
+
+def test_the_prompts_cache_is_that_of_an_eager_call(cache: GraphCache) -> None:
+    model, inputs, index = enable(build("qwen3")), prompts(2, 9, padded=True), new_index()
+    expected = model.generate(**inputs, constraint_index=index, **DETAILS, **BEAMS).past_key_values
+    for _ in range(3):
+        found = model.generate(**inputs, constraint_index=index, **DETAILS, **BEAMS, **STATIC).past_key_values
+        for ours, theirs in zip(found.layers, expected.layers, strict=True):
+            torch.testing.assert_close(ours.keys, theirs.keys, atol=0, rtol=0)
+    both(model, inputs, constraint_index=index, past_key_values=expected, **BEAMS)
+    assert cache.num_replays == 3
+
+
+# Planted: a buffer that is not copied in
+
+
+@pytest.mark.parametrize("rules", ["views", "exclusions"])
+def test_every_buffer_that_is_not_copied_in_is_noticed(rules: str, cache: GraphCache) -> None:
+    model, inputs = enable(build("qwen3")), prompts(2, 12, padded=True)
+    # Nodes of every level have several children, so that some are hidden and others not.
+    rows = np.stack(np.meshgrid(*[np.arange(3, 7)] * 4), axis=-1).reshape(-1, 4)
+    index = ConstraintIndex.from_sequences(rows, item_ids=[f"item {number}" for number in range(len(rows))])
+    # So hot that seeds decide.
+    options: dict[str, Any] = {"do_sample": True, "top_k": 0, "temperature": 9.0, "seed": 1, **BEAMS}
+    options["constraint_index"] = index
+    if rules == "views":
+        options["constraint_index"] = [index.where(IDS[:50]), index.where(IDS[100:200])]
+    else:
+        numbers = range(len(rows))
+        wide = [n for n in numbers if n < 64 or (n < 160 and n // 16 % 2 == 0) or (n >= 160 and n // 4 % 2 == 0)]
+        options["exclude_items"] = [IDS[:256:2], [f"item {number}" for number in wide]]
+    expected = model.generate(**inputs, **DETAILS, **options)
+    for _ in range(2):
+        both(model, inputs, **options)
+    (entry,) = cache.entries
+    recipe, unread = entry.recipe, []
+    assert recipe is not None
+    for number, buffer in enumerate(recipe.buffers):
+
+        def fill(given: Any, buffer: torch.Tensor = buffer) -> None:
+            recipe.fill(given)
+            poison(buffer)
+
+        entry.recipe = replace(recipe, fill=fill)
+        try:
+            assert_same(expected, model.generate(**inputs, **DETAILS, **STATIC, **options))
+        except (AssertionError, IndexError, RuntimeError):
+            continue
+        unread.append(number)
+    # The prompts' tokens, of which only the number counts; and levels on which nothing is hidden.
+    is_prompt = [number for number, buffer in enumerate(recipe.buffers) if buffer.shape == (2, 1)]
+    assert set(unread) <= set(is_prompt)
+    assert len(recipe.buffers) > 8
+
+
+def test_a_buffer_of_another_call_is_not_read(cache: GraphCache) -> None:
+    """What a call has left, even if no number, does not reach the next one."""
+    model, index = enable(build("qwen3")), new_index()
+    for length in (9, 12):
+        both(model, prompts(2, length, padded=True), constraint_index=index, **BEAMS)
+    expected = model.generate(**prompts(2, 9, padded=True), constraint_index=index, **DETAILS, **BEAMS)
+    (entry,) = cache.entries
+    assert entry.recipe is not None
+    for buffer in entry.recipe.buffers:
+        if buffer.is_floating_point():
+            buffer.fill_(torch.nan)
+    found = model.generate(**prompts(2, 9, padded=True), constraint_index=index, **DETAILS, **BEAMS, **STATIC)
+    assert_same(expected, found)
+
+
+# Bad input: what changes between calls is never answered from before
+
+
+def test_weights_that_change_are_read_anew(cache: GraphCache) -> None:
+    model, other, index = enable(build("qwen3")), build("qwen3", seed=1), new_index()
+    inputs = prompts(2, 9, padded=True)
+
+    def twice() -> torch.Tensor:
+        for _ in range(2):
+            both(model, inputs, constraint_index=index, **BEAMS)
+        return model.generate(**inputs, constraint_index=index, **DETAILS, **BEAMS).sequences_scores
+
+    answers = [twice()]
+    model.load_state_dict(other.state_dict())  # in place: the program still reads the right numbers
+    answers.append(twice())
+    assert cache.num_captures == 1
+    model.load_state_dict(build("qwen3", seed=2).state_dict(), assign=True)
+    answers.append(twice())
+    assert cache.num_captures == 2
+    model.double().float()  # to other addresses
+    twice()
+    with torch.no_grad():
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.flip(0))
+    answers.append(twice())
+    model.set_attn_implementation("eager")
+    twice()
+    captures = cache.num_captures
+    model.model.layers[0].self_attn.scaling *= 2.0  # what a module does, without any weight
+    answers.append(twice())
+    assert cache.num_captures == captures + 1
+    assert all(not torch.equal(one, two) for one, two in zip(answers, answers[1:], strict=False))
+
+
+def test_planted_a_key_without_the_state_answers_from_before(
+    cache: GraphCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same = object()
+
+    def without(model: Any) -> Any:
+        return replace(state_of(model), token=same)
+
+    monkeypatch.setattr(captured, "state_of", without)
+    with pytest.raises(AssertionError):
+        test_weights_that_change_are_read_anew(cache)
+
+
+def test_adapters_are_switched_on_and_off(cache: GraphCache) -> None:
+    peft: Any = pytest.importorskip("peft")
+    model, index, inputs = enable(build("qwen3")), new_index(), prompts(2, 9, padded=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft warns of several adapters
+        for name in ("one", "two"):
+            model.add_adapter(peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"]), name)
+    for name, parameter in model.named_parameters():
+        if "lora" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    model.eval()
+    scores = []
+    for _ in range(2):
+        for switch in (
+            lambda: model.set_adapter("one"),
+            lambda: model.set_adapter("two"),
+            lambda: model.set_adapter(["one", "two"]),
+            model.disable_adapters,
+            model.enable_adapters,
+        ):
+            switch()
+            for _ in range(2):
+                both(model, inputs, constraint_index=index, **BEAMS)
+            scores.append(model.generate(**inputs, constraint_index=index, **DETAILS, **BEAMS).sequences_scores)
+    assert all(not torch.equal(one, two) for one, two in zip(scores[:4], scores[1:4], strict=False))
+    assert cache.num_captures == 4  # of as many states, each of which came back
+
+
+def test_a_head_is_replaced(cache: GraphCache) -> None:
+    model, index, inputs = enable(build("qwen3")), new_index(), prompts(2, 9)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        model.add_draft_head(index, **({} if seed != 1 else {"use_state": False, "transition": "none"}))
+        for _ in range(3):
+            both(model, inputs, constraint_index=index, drafting="head", **BEAMS)
+        del model.draft_head
+
+
+def test_two_threads_with_one_model(cache: GraphCache) -> None:
+    model, index = enable(build("qwen3")), new_index()
+    given = [prompts(2, 5 + number, seed=number) for number in range(8)]
+    expected = [model.generate(**one, constraint_index=index, **DETAILS, **BEAMS) for one in given]
+    problems: list[Exception] = []
+
+    def work(first: int) -> None:
+        try:
+            for number in range(first, first + 24):
+                found = model.generate(**given[number % 8], constraint_index=index, **DETAILS, **BEAMS, **STATIC)
+                assert_same(expected[number % 8], found)
+        except Exception as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems
+    assert cache.num_captures >= 1
+    assert cache.num_replays > 24
+
+
+def test_a_bucket_is_no_larger_than_the_models_positions(cache: GraphCache) -> None:
+    model, index = enable(build("gpt2", config={"n_positions": 21})), new_index()
+    for length in (17, 16, 13, 17):
+        both(model, prompts(2, length), constraint_index=index, **BEAMS)
+    assert cache.num_replays
+    assert (
+        max(buffer.shape[-1] for entry in cache.entries for buffer in entry.recipe.buffers if buffer.ndim == 2) == 17
+    )
+
+
+def test_buckets_grow_by_a_quarter_at_most() -> None:
+    buckets = sorted({captured.bucket_of(length) for length in range(1, 5000)})
+    assert buckets[0] == captured.SMALLEST_BUCKET
+    assert max(large / small for small, large in zip(buckets, buckets[1:], strict=False)) <= 1.25
+    assert all(captured.bucket_of(length) >= length for length in range(1, 5000))
+    assert captured.bucket_of(90, most=92) == 92
+    assert captured.bucket_of(95, most=92) == 95  # a prompt beyond the positions is the model's own problem
+
+
+@pytest.mark.parametrize(
+    ("why", "options"),
+    {
+        "logits processors": {"repetition_penalty": 1.5, **BEAMS},
+        "output_scores": {**BEAMS, "_step_scores": True},
+        "drafts": {"drafting": "trie", **BEAMS},
+        "synced_gpus": {"synced_gpus": True, **BEAMS},
+        "stopping": {"stopping_criteria": [lambda ids, scores: torch.zeros(len(ids), dtype=torch.bool)], **BEAMS},
+    }.items(),
+)
+def test_what_is_not_captured_is_answered_as_ever(
+    why: str, options: dict[str, Any], cache: GraphCache, said: list[str]
+) -> None:
+    model, inputs, index = enable(build("qwen3")), prompts(2, 9, padded=True), new_index()
+    expected = model.generate(**inputs, constraint_index=index, **(DETAILS | options))
+    for _ in range(3):
+        found = model.generate(**inputs, constraint_index=index, **STATIC, **(DETAILS | options))
+        assert_same(expected, found, atol=0)
+    assert cache.num_captures == 0
+    assert all("decoding without graphs" in message and why in message for message in said)
+    assert len(said) == 3
+
+
+def test_models_that_are_not_captured(cache: GraphCache, said: list[str]) -> None:
+    index, inputs = new_index(), prompts(2, 9, padded=True)
+
+    def twice(model: Any, why: str) -> None:
+        for _ in range(2):
+            both(model, inputs, constraint_index=index, **BEAMS)
+        assert why in said[-1]
+
+    twice(enable(build("bloom")), "the batch layout")
+    twice(enable(build("t5")), "the batch layout")
+    model = enable(build("qwen3"))
+    handle = model.model.layers[0].register_forward_hook(lambda module, inputs, output: None)
+    twice(model, "forward hooks")
+    handle.remove()
+    model.train()
+    twice(model, "training mode")
+    model.eval()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        both(model, inputs, constraint_index=index, **BEAMS)
+    assert "autocast" in said[-1]
+    assert cache.num_captures == 0
+
+
+def test_a_model_that_the_host_waits_for_decodes_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sparse layers of some models ask which experts have tokens."""
+    told: list[str] = []
+    backend = CpuGraphs()
+    cache = GraphCache(report=told.append, backend=lambda device: backend)
+    monkeypatch.setattr(captured, "GRAPHS", cache)
+    model, inputs, index = enable(build("qwen3")), prompts(2, 9), new_index()
+    own = model.model.layers[0].mlp.forward
+
+    def forward(hidden: torch.Tensor) -> torch.Tensor:
+        return own(hidden) * float(hidden.isfinite().all())
+
+    model.model.layers[0].mlp.forward = forward
+    for _ in range(4):
+        both(model, inputs, constraint_index=index, **BEAMS)
+    assert cache.num_captures == 0
+    (message,) = told  # it is not tried again
+    assert "decoding without graphs" in message
+
+
+def test_other_kinds_of_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs, index = enable(build("qwen3")), prompts(2, 9), new_index()
+    told: list[str] = []
+    monkeypatch.setattr("hf_gr.generation.torch.call.say_once", told.append)
+    for kind in ("dynamic", "offloaded", "quantized"):
+        model.generate(**inputs, constraint_index=index, cache_implementation=kind, **BEAMS)
+    assert ["'offloaded'" in told[0], "'quantized'" in told[1], len(told)] == [True, True, 2]
+    for kind in ("x", 5):
+        with pytest.raises(ValueError, match="cache_implementation.*static"):
+            model.generate(**inputs, constraint_index=index, cache_implementation=kind, **BEAMS)
