@@ -8,8 +8,9 @@ pretend CUDA device (which records them) and by the graph on the CPU (which refu
 
 from __future__ import annotations
 
-import traceback
+import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ WITH_A_VALUE = {"masked_fill": 2, "masked_fill_": 2, "index_fill": 3, "index_fil
 # Methods that read memory without an operation.
 READS = {"tolist", "numpy", "__array__", "__dlpack__", "cpu", "pin_memory"}
 # Frames that are nobody's own line.
-MACHINERY = {"cpu_graph.py", "pretend_cuda.py", "host_syncs.py"}
+MACHINERY = ("/cpu_graph.py", "/pretend_cuda.py", "/host_syncs.py")
 TORCH = str(Path(torch.__file__).parent)
 
 
@@ -66,15 +67,19 @@ def read_of(func: Any) -> str | None:
 
 def caller() -> str:
     """The innermost line outside torch and these tools: `hf_gr/torch/decode.py:142`."""
-    for frame in reversed(traceback.extract_stack()):
-        path = Path(frame.filename)
-        if not frame.filename.startswith((TORCH, "<")) and path.name not in MACHINERY:
-            return f"{_short(path)}:{frame.lineno}"
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((TORCH, "<")) and not name.endswith(MACHINERY):
+            return f"{_short(name)}:{frame.f_lineno}"
+        frame = frame.f_back
     return "?"
 
 
-def _short(path: Path) -> str:
+@cache
+def _short(name: str) -> str:
     """A path from its package on."""
+    path = Path(name)
     for home in ("hf_gr", "transformers", "tests"):
         if home in path.parts:
             return "/".join(path.parts[len(path.parts) - 1 - path.parts[::-1].index(home) :])

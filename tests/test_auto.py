@@ -92,8 +92,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Machine]]
     def make(**seconds: tuple[float, float]) -> Machine:
         made.append(Machine(**seconds))
         clock = SimpleNamespace(perf_counter=lambda: made[-1].now)
-        for module in (auto, costs):
-            monkeypatch.setattr(module, "time", clock)
+        monkeypatch.setattr(costs, "time", clock)
         return made[-1]
 
     yield make
@@ -180,8 +179,7 @@ def test_a_decision_is_final_and_no_clock_is_read_again(machine: Any, monkeypatc
     def fail(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("measured")
 
-    monkeypatch.setattr(auto, "time", SimpleNamespace(perf_counter=fail))
-    monkeypatch.setattr(auto, "wait_for", fail)
+    monkeypatch.setattr(auto, "Stopwatch", fail)
     monkeypatch.setattr(auto, "measure_costs", fail)
     ask(drafting="auto", **options)
     with pytest.raises(AssertionError, match="measured"):

@@ -44,6 +44,7 @@ UNPAIRED = {
     "tree_attention": "programs of Flax attend by masks",
     "visibility": "the same",
     "several_labels": "a logits processor, a callable of PyTorch",
+    "transfers": "JAX copies without waiting",
     "arrays": "PyTorch has these",
     "parameters": "the same",
     "buckets": "sizes are fixed in a program",
@@ -75,6 +76,7 @@ TORCH_ONLY = {
     "device_trie": {
         "FlatTrie": "several labels are a logits processor's, a callable of PyTorch",
         "MOST_NODES": "the same",
+        "twins_on_device": "Flax moves twins with what was added, in added_on_device",
         "TOKEN_BITS": "the same",
         "LARGEST_TABLE": "of wide levels, see children",
         "CHILDREN_AT_ONCE": "the same",

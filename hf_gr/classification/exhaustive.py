@@ -22,6 +22,7 @@ from hf_gr.catalogue.fanout import Array, Bools, Longs
 from hf_gr.catalogue.trie import Trie
 from hf_gr.torch.log_probs import rows_at_once
 from hf_gr.torch.scorers import Scorer
+from hf_gr.torch.transfers import to_device
 from hf_gr.torch.tree import Nodes
 
 NODES_AT_ONCE = 1024  # of one request in a forward: attention is quadratic in them
@@ -95,7 +96,7 @@ class Sequences:
         """The nodes above some consecutive sequences, renumbered from 0."""
 
         def moved(array: Array) -> Tensor:
-            return torch.from_numpy(array.astype(np.int64)).to(device)
+            return to_device(array.astype(np.int64), device)
 
         levels: list[Level] = []
         inner: Longs = np.zeros(1, dtype=np.int64)

@@ -51,7 +51,7 @@ class Beams:
         nothing = torch.zeros((batch_size, width, 0), dtype=torch.long, device=device)
         scores = torch.zeros((batch_size, width), device=device)
         if not independent:
-            scores[:, 1:] = DEAD
+            scores[:, 1:].fill_(DEAD)  # an assignment would make a tensor of the number first
         states = torch.zeros((batch_size, width), dtype=torch.long, device=device)
         return cls(nothing, nothing, scores, states)
 

@@ -31,6 +31,7 @@ from .noise import PASSES, paths_of
 from .plan import DecodePlan, Processor
 from .scorers import Scorer
 from .speculation import Drafter, Level, Lookahead, Speculation
+from .transfers import to_device
 from .transition import DeviceCatalogue, is_leaf, mask_illegal, over_vocabulary
 from .tree import Nodes
 from .verifiers import locate, relaxed_places
@@ -227,9 +228,7 @@ class _Search:
 
 def _narrowed(frontier: Frontier, levels: Sequence[Level], flags: Sequence[bool]) -> tuple[Frontier, Sequence[Level]]:
     """The rows with a flag, and what was scored of them."""
-    kept = torch.tensor(
-        [row for row, flag in enumerate(flags) if flag], dtype=torch.long, device=frontier.parents.device
-    )
+    kept = to_device([row for row, flag in enumerate(flags) if flag], frontier.parents.device)
     return frontier.where(flags), [level.of_rows(kept) for level in levels] if len(kept) else []
 
 

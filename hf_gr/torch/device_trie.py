@@ -21,9 +21,11 @@ import torch
 from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
-from hf_gr.catalogue.fanout import Fanout
+from hf_gr.catalogue.fanout import Fanout, Longs
 from hf_gr.catalogue.segment import Liveness
 from hf_gr.catalogue.trie import Trie
+
+from .transfers import to_device
 
 WIDE_FROM = 32  # children of one node; below, a step costs no more than its calls
 WIDE_SHARE = 4  # a level is wide if a node may have every fourth token of its span
@@ -159,6 +161,8 @@ class DeviceTrie:
 
 # Keyed by what was moved, and kept while that lives: views of one index share its arrays on the device, too.
 _MOVED: WeakKeyDictionary[Any, dict[torch.device, Any]] = WeakKeyDictionary()
+# By the trie of what was added: the array on the host, which its views share, and on devices.
+_TWINS: WeakKeyDictionary[Trie, tuple[Longs, dict[torch.device, Tensor]]] = WeakKeyDictionary()
 
 
 def on_device(trie: Trie, device: torch.device) -> DeviceTrie:
@@ -171,6 +175,16 @@ def bits_on_device(alive: Liveness, device: torch.device) -> tuple[UInt8[Tensor,
     return _moved(alive, device, _move_bits)
 
 
+def twins_on_device(added: Trie, twins: Longs, device: torch.device) -> Int[Tensor, " added_nodes"]:
+    """The twins of the nodes of what was added; moved there once, for as long as its trie lives."""
+    known = _TWINS.get(added)
+    if known is None or known[0] is not twins:
+        known = _TWINS[added] = twins, {}
+    if device not in known[1]:
+        known[1][device] = to_device(twins, device)
+    return known[1][device]
+
+
 def _moved(what: Any, device: torch.device, move: Callable[[Any, torch.device], Any]) -> Any:
     on_devices = _MOVED.setdefault(what, {})
     if device not in on_devices:
@@ -180,11 +194,11 @@ def _moved(what: Any, device: torch.device, move: Callable[[Any, torch.device], 
 
 def _move_trie(trie: Trie, device: torch.device) -> DeviceTrie:
     def exceptions_of(fanout: Fanout) -> Tensor | None:
-        return None if fanout.exceptions is None else torch.from_numpy(fanout.exceptions).to(device)
+        return None if fanout.exceptions is None else to_device(fanout.exceptions, device)
 
     return DeviceTrie(
-        tokens=torch.from_numpy(trie.tokens).to(device),
-        offsets=tuple(torch.from_numpy(fanout.offsets).to(device) for fanout in trie.fanouts),
+        tokens=to_device(trie.tokens, device),
+        offsets=tuple(to_device(fanout.offsets, device) for fanout in trie.fanouts),
         exceptions=tuple(exceptions_of(fanout) for fanout in trie.fanouts),
         token_bases=trie.token_bases,
         level_starts=trie.level_starts,
@@ -195,7 +209,7 @@ def _move_trie(trie: Trie, device: torch.device) -> DeviceTrie:
 
 def _move_bits(alive: Liveness, device: torch.device) -> tuple[Tensor, ...]:
     by_id: dict[int, Tensor] = {}  # levels without branches share one array
-    return tuple(by_id.setdefault(id(bits), torch.from_numpy(bits).to(device)) for bits in alive.nodes)
+    return tuple(by_id.setdefault(id(bits), to_device(bits, device)) for bits in alive.nodes)
 
 
 def _wide_level(trie: DeviceTrie, level: int) -> WideLevel | None:

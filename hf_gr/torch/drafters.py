@@ -114,7 +114,7 @@ class DraftSearch(ABC):
         self.catalogue = frontier.rows.catalogue
         self.scorer = scorer
         self.nodes = frontier.beams  # of the last level
-        self.dead = torch.tensor(beam.DEAD, device=self.nodes.scores.device)
+        self.dead = torch.full((), beam.DEAD, device=self.nodes.scores.device)
 
     @abstractmethod
     def step(self, logits: Float[Tensor, "some nodes vocab"], *, depth: int, number: int) -> Nodes:

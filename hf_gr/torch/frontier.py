@@ -19,6 +19,7 @@ from torch import Tensor
 from .beam import Beams, Finished
 from .children import Children
 from .plan import DecodePlan
+from .transfers import to_device
 from .transition import DeviceCatalogue, children
 
 PerRow = TypeVar("PerRow", Beams, Finished)
@@ -42,7 +43,7 @@ class Rows:
         """Some of the batch's rows; these must be all of them."""
         if len(numbers) == len(self.numbers):
             return self
-        which = torch.tensor(numbers, dtype=torch.long, device=self.catalogue.device)
+        which = to_device(numbers, self.catalogue.device)
         return Rows(tuple(numbers), self.catalogue.of_rows(which), self.plan.of_rows(which))
 
 
@@ -88,7 +89,7 @@ class Frontier:
         kept = [place for place, flag in enumerate(flags) if flag]
         if len(kept) == len(self.rows.numbers):
             return self
-        places = torch.tensor(kept, dtype=torch.long, device=self.beams.scores.device)
+        places = to_device(kept, self.beams.scores.device)
         return replace(
             self,
             rows=self.batch.take([self.rows.numbers[place] for place in kept]),
@@ -109,7 +110,7 @@ def in_order(numbers: Sequence[Sequence[int]], parts: Sequence[Tensor]) -> Tenso
     if len(parts) == 1:
         return parts[0]
     rows = [number for of_part in numbers for number in of_part]
-    order = torch.tensor(sorted(range(len(rows)), key=rows.__getitem__), device=parts[0].device)
+    order = to_device(sorted(range(len(rows)), key=rows.__getitem__), parts[0].device)
     return torch.cat(tuple(parts))[order]
 
 

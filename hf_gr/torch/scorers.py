@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from .transfers import to_device
 from .tree import Nodes, Tree, prompt_attention
 from .visibility import ByMask, InParts
 
@@ -236,7 +237,7 @@ class TreeScorer:
         below = [torch.full((1, size), number, device=tokens.device) for number, size in enumerate(sizes)]
         is_level = isinstance(depth, int)
         deepest = depth if isinstance(depth, int) else max(depth)
-        first = depth if isinstance(depth, int) else torch.tensor(depth, device=tokens.device)[:, None]
+        first = depth if isinstance(depth, int) else to_device(depth, tokens.device)[:, None]
         depths = first + _joined(below, dim=1)
         grown = [self.tree]
         for number, nodes in enumerate(levels):
@@ -357,7 +358,7 @@ class BatchScorer:
             known, again = known[..., : num_read - most], known[..., num_read - most :]
             num_read = known.shape[-1]
             places = torch.arange(most + num_levels, device=tokens.device)
-            first = torch.tensor(ahead, device=tokens.device)[:, None]
+            first = to_device(ahead, tokens.device)[:, None]
             places = torch.where(places < first, places, (places - first).clamp(max=num_levels - 1) + most)
             given = torch.cat([again, tokens], dim=-1)
             tokens = given.gather(-1, places[:, None].expand(-1, tokens.shape[1], -1))

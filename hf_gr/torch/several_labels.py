@@ -22,6 +22,7 @@ from torch import Tensor
 from hf_gr.catalogue.snapshot import Snapshot
 
 from .device_trie import DeviceTrie, on_device
+from .transfers import to_device
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def living_labels(snapshots: Sequence[Snapshot], device: torch.device) -> Living
             nodes = np.arange(starts[level + 1] - starts[level])
             parents = trie.fanouts[level - 1].parents(nodes) + starts[level - 1]
             np.add.at(counts[rule], parents, counts[rule, starts[level] : starts[level + 1]])
-    return LivingLabels(on_device(trie, device), torch.from_numpy(counts).to(device), eos_token_id)
+    return LivingLabels(on_device(trie, device), to_device(counts, device), eos_token_id)
 
 
 def read_answers(
@@ -102,7 +103,7 @@ def read_answers(
     """
     num_rows, length = tokens.shape
     size, device = len(separator), tokens.device
-    parts = torch.tensor(separator, device=device)
+    parts = to_device(separator, device)
     given = tokens >= 0
     if length < size:
         tokens = torch.nn.functional.pad(tokens, (0, size - length), value=-1)

@@ -22,6 +22,7 @@ from torch import Tensor
 from .beam import DEAD
 from .frontier import Frontier, Rows
 from .scorers import Depth, Scorer
+from .transfers import to_device
 from .tree import Nodes
 
 
@@ -126,7 +127,7 @@ class Lookahead:
         places = [[place_of[number] for number in frontier.rows.numbers] for frontier, _ in parts]
         depth = [frontier.level for (frontier, _), of_part in zip(parts, places, strict=True) for _ in of_part]
         depth = [depth for _, depth in sorted(zip(chain(*places), depth, strict=True))]
-        where = [torch.tensor(of_part, device=levels[0][0].tokens.device) for of_part in places]
+        where = [to_device(of_part, levels[0][0].tokens.device) for of_part in places]
         joined = _joined(levels, where, num_rows=len(self.rows), dead_state=self.dead_state)
         scored = self._forward(joined, depth if len(set(depth)) > 1 else depth[0])
         return [
@@ -193,7 +194,7 @@ class Lookahead:
         if len(wanted) == len(self.rows):
             return
         kept = [place for place, number in enumerate(self.rows) if number in wanted]
-        self.scorer.keep(torch.tensor(kept, device=frontiers[0].beams.states.device))
+        self.scorer.keep(to_device(kept, frontiers[0].beams.states.device))
         self.rows = tuple(self.rows[place] for place in kept)
 
 

@@ -22,7 +22,8 @@ from torch import Tensor
 from hf_gr.catalogue.snapshot import BatchRules
 
 from .children import Children, MergedChildren, PlainChildren, UncheckedChildren, WideChildren
-from .device_trie import DeviceTrie, WideLevel, bits_on_device, on_device
+from .device_trie import DeviceTrie, WideLevel, bits_on_device, on_device, twins_on_device
+from .transfers import to_device
 
 
 @dataclass(frozen=True)
@@ -120,16 +121,19 @@ class DeviceCatalogue:
 
 
 def device_catalogue(rules: BatchRules, device: torch.device) -> DeviceCatalogue:
-    """The catalogue of a batch on a device; segments and rules are moved there once, for as long as they live."""
+    """The catalogue of a batch on a device; segments and rules are moved there once, for as long as they live.
+
+    What only this batch has joins the device's queue: nobody waits for it.
+    """
     parts = [_device_part(rules, number, device) for number in range(len(rules.shared.parts))]
     if len(parts) == 1 and parts[0].alive is None and parts[0].hidden is None:
         parts = [replace(parts[0], wide=parts[0].trie.wide)]
-    twins, rule_of_row = rules.shared.twins, rules.rule_of_row
+    added, twins, rule_of_row = rules.shared.added, rules.shared.twins, rules.rule_of_row
     return DeviceCatalogue(
         base=parts[0],
         added=parts[1] if len(parts) > 1 else None,
-        twins=None if twins is None else torch.from_numpy(twins).to(device),
-        rule_of_row=None if rule_of_row is None else torch.from_numpy(rule_of_row).to(device),
+        twins=None if added is None or twins is None else twins_on_device(added.segment.trie, twins, device),
+        rule_of_row=None if rule_of_row is None else to_device(rule_of_row, device),
     )
 
 
@@ -314,5 +318,5 @@ def _device_part(rules: BatchRules, number: int, device: torch.device) -> Device
     if rules.excluded:
         nodes = rules.excluded[number]
         ascending = [None if level is None else np.sort(level, axis=1) for level in nodes]
-        hidden = tuple(None if level is None else torch.from_numpy(level).to(device) for level in ascending)
+        hidden = tuple(None if level is None else to_device(level, device) for level in ascending)
     return DevicePart(on_device(segment.trie, device), alive, hidden)

@@ -34,6 +34,7 @@ from hf_gr.generation.named_catalogues import batch_rules, resolve_indexes
 from hf_gr.generation.seeds import row_seeds
 from hf_gr.torch.decode import Decoded, DecodePlan
 from hf_gr.torch.noise import Noise
+from hf_gr.torch.transfers import to_device
 
 from .caches import continued
 from .checks import check_call, check_generator
@@ -251,7 +252,7 @@ class Call:
             "logits": decoded.step_logits,
             "past_key_values": search.prompts.cache,
             "speculation": replace(decoded.speculation, chosen=self.draft.chosen),
-            "seeds": None if prepared.plan.noise is None else prepared.plan.noise.seeds.tolist(),
+            "seeds": None if prepared.plan.noise is None else self._host_seeds(prepared.plan.noise),
         }
         if config.num_beams > 1:
             fields["sequences_scores"] = decoded.scores if config.output_scores else None
@@ -295,8 +296,12 @@ class Call:
     def _seeds(self, input_ids: Tensor) -> Tensor:
         """The seeds of the prompts' samples, `[B]`; drawn, if the call gives none."""
         if self.seeds is not None:
-            return torch.from_numpy(self.seeds).to(input_ids.device)
+            return to_device(self.seeds, input_ids.device)
         return torch.randint(2**63 - 1, input_ids.shape[:1], generator=self.generator, device=input_ids.device)
+
+    def _host_seeds(self, noise: Noise) -> list[int]:
+        """The same for the user; only what the device drew must be fetched."""
+        return noise.seeds.tolist() if self.seeds is None else self.seeds.tolist()
 
 
 def refuse_without_catalogue(given: dict[str, Any]) -> None:

@@ -107,7 +107,7 @@ def _check_tokens(model: Any, prompt: Prompt) -> None:
         return
     check_some_tokens(len(prompt.inputs), prompt.length)
     if prompt.is_tokens:
-        least, most = (int(bound) for bound in prompt.inputs.aminmax())
+        least, most = torch.stack(prompt.inputs.aminmax()).tolist()
         check_tokens_of_prompt(least, most, embeddings_of(model))
 
 

@@ -18,6 +18,7 @@ from hf_gr.catalogue.separators import check_separator, split
 from hf_gr.catalogue.snapshot import BatchRules, Snapshot, combine_rules
 from hf_gr.torch.device_trie import MOST_NODES
 from hf_gr.torch.several_labels import LivingLabels, allowed_tokens, living_labels, read_answers
+from hf_gr.torch.transfers import to_device
 from hf_gr.torch.transition import DeviceCatalogue, advance, children, device_catalogue
 
 # The score of filler tokens, where the dtype has room for it: far below any sum of log-probabilities, and below the
@@ -166,7 +167,7 @@ class SeveralLabels(Constraint):
         living = self._living_on(scores.device)
         rules = torch.zeros(num_prompts, dtype=torch.long, device=scores.device)
         if self.rules.rule_of_row is not None:
-            rules = torch.from_numpy(self.rules.rule_of_row).to(scores.device)
+            rules = to_device(self.rules.rule_of_row, scores.device)
         rules = rules.repeat_interleave(num_rows * num_scores // num_prompts)
         places = torch.arange(generated.shape[1], device=scores.device)
         lengths = torch.arange(num_scores, device=scores.device) + generated.shape[1] - num_scores + 1

@@ -24,6 +24,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from hf_gr.generation import internals
 from hf_gr.generation.checks import check_mask
 from hf_gr.generation.models import inferred_padding, start_token
+from hf_gr.torch.transfers import to_device
 
 from .caches import holds_keys
 from .models import base_model, takes_argument
@@ -115,7 +116,7 @@ def with_placeholders(
     tokens: Int[Tensor, "batch tokens"], placeholder_ids: tuple[int, ...]
 ) -> Int[Tensor, "batch tokens_and_placeholders"]:
     """Tokens followed by a draft head's placeholders, as in training and serving."""
-    own = torch.tensor(placeholder_ids, dtype=torch.long, device=tokens.device)
+    own = to_device(placeholder_ids, tokens.device)
     return torch.cat([tokens, own.expand(len(tokens), -1)], dim=1)
 
 

@@ -19,6 +19,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from hf_gr.generation import internals
 from hf_gr.torch.scorers import BatchScorer, Prefilled, TreeScorer, Unread
+from hf_gr.torch.transfers import to_device
 from hf_gr.torch.tree import to_additive
 from hf_gr.torch.visibility import ByMask, InParts
 
@@ -164,7 +165,7 @@ def _unread(model: Any, prompts: Prompts) -> Unread:
         positions.expand(*positions.shape[:-2], *input_ids.shape),
         mask,
         windows if len(windows) > 1 else {None: next(iter(windows.values()))},
-        tail=torch.tensor(prompts.tail, dtype=torch.long, device=input_ids.device),
+        tail=to_device(prompts.tail, input_ids.device),
         of_model=ByMask(mask_dtype(model)).of_model,
         read=read,
     )

@@ -9,7 +9,6 @@ tell. Answers are the same whichever serves a call.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +19,7 @@ from hf_gr.generation.internals import attention_of
 from hf_gr.generation.messages import logger
 from hf_gr.generation.torch.layouts import may_take_nodes
 from hf_gr.generation.torch.prompts import Prompt
-from hf_gr.torch.costs import LEAST_GAIN, WIDER_BY, ForwardCosts, measure_costs, plan_merges, wait_for
+from hf_gr.torch.costs import LEAST_GAIN, WIDER_BY, ForwardCosts, Stopwatch, measure_costs, plan_merges
 from hf_gr.torch.decode import Decoded
 from hf_gr.torch.drafters import TreeDrafter
 from hf_gr.torch.scorers import Scorer
@@ -60,7 +59,7 @@ class AutoDraft(Draft):
     size: tuple[int, int, int]  # after `start`, like the next three
     known: Known
     served_by: Draft
-    timed: tuple[Trial, float, float] | None = None  # a trial, when it began, and about how long plain search takes
+    timed: tuple[Trial, Stopwatch, float] | None = None  # a trial, its time, and about how long plain search takes
 
     def check(
         self, prompt: Prompt, catalogue: Snapshot, *, given: Mapping[str, Any], model_kwargs: Mapping[str, Any]
@@ -95,8 +94,7 @@ class AutoDraft(Draft):
             trial = self.known.trials.begin()
             name = trial.name
             if trial.round is not None:
-                wait_for(self.model.device)
-                self.timed = trial, time.perf_counter(), self._plain_seconds(prepared)
+                self.timed = trial, Stopwatch(self.model.device), self._plain_seconds(prepared)
         self.served_by = self.candidates[name]
         if isinstance(self.served_by, PlannedTrie):
             self.served_by.known = self.known
@@ -109,9 +107,8 @@ class AutoDraft(Draft):
     def report(self, search: Search, decoded: Decoded) -> None:
         """See `Draft.report`; logs what was chosen."""
         if self.timed is not None and self.known.trials is not None:
-            trial, began, plain_seconds = self.timed
-            wait_for(decoded.sequences.device)
-            if self.known.trials.end(trial, (time.perf_counter() - began) / plain_seconds):
+            trial, watch, plain_seconds = self.timed
+            if self.known.trials.end(trial, watch.read() / plain_seconds):
                 logger.info("drafting='auto' chose %r among %s", self.known.trials.chosen, list(self.candidates))
         self.served_by.report(search, decoded)
 
