@@ -256,7 +256,8 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     if "pin_memory" in host_kwargs:
         host_kwargs = host_kwargs | {"pin_memory": False}
     # A copy to the host is another tensor, as on a device, where `to` on the CPU would give the same one.
-    found = KERNELS.get(name, func)(*host_args, **host_kwargs)
+    kernel: Any = KERNELS.get(name, func)
+    found = kernel(*host_args, **host_kwargs)
     assert [each.on_host.shape for each in ours] == sizes, f"{func} changed a tensor's shape in place"
     made = tree_map_only(Tensor, lambda each: own_of.get(id(each), each), found)
     if not is_ours:
