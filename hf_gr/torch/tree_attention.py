@@ -13,7 +13,7 @@ Axes: B batch, H query heads, h key heads, G = H / h, N nodes, P prompt, S slots
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -79,22 +79,18 @@ def tree_attention(
         window: how far back a node sees, itself included; None for everything.
         softcap: the bound that a tanh puts on scores (Gemma 2).
     """
-    batch_size, num_heads, num_nodes, width = query.shape
-    num_groups = num_heads // key.shape[1]
-    prompt_length = key.shape[2] - tree.num_slots
+    prompt_length, num_groups = key.shape[2] - tree.num_slots, query.shape[1] // key.shape[1]
     query = query.unflatten(1, (-1, num_groups))
     own, own_weight = _over_ancestors(
         query, key[:, :, prompt_length:], value[:, :, prompt_length:], tree, scale, window, softcap
     )
     first, seen = _of_prompt(tree, prompt_length, window)
-    if first >= prompt_length:
-        answer = own
-    else:
+    answer = own
+    if first < prompt_length:
         shared, weight = _over_prompt(
-            query.flatten(2, 3), key[:, :, first:prompt_length], value[:, :, first:prompt_length], seen, scale, softcap
+            query, key[:, :, first:prompt_length], value[:, :, first:prompt_length], seen, scale, softcap
         )
-        share = torch.sigmoid(weight.view(own_weight.shape) - own_weight).to(own.dtype)[..., None]
-        answer = torch.lerp(own, shared.view(own.shape).to(own.dtype), share)
+        answer = own.lerp(shared.to(own.dtype), torch.sigmoid(weight - own_weight)[..., None].to(own.dtype))
     return answer.to(value.dtype).flatten(1, 2).transpose(1, 2).contiguous()
 
 
@@ -109,23 +105,30 @@ def _over_ancestors(
 ) -> tuple[Float[Tensor, "batch key_heads groups nodes value_width"], Float[Tensor, "batch key_heads groups nodes"]]:
     """Attention over the slots of each node's ancestors and its own, and the logarithm of its weight."""
     slots = tree.ancestry if window is None else tree.ancestry[..., -window:]
-    batch_size, num_nodes, depth = slots.shape
-    at = slots.clamp(min=0) if not tree.is_level else slots
-    at = at.reshape(batch_size, 1, num_nodes * depth, 1)
-
-    exact = torch.promote_types(query.dtype, torch.float32)
-
-    def taken(states: Tensor) -> Tensor:
-        found = states.gather(2, at.expand(-1, states.shape[1], -1, states.shape[-1]))
-        return found.view(*states.shape[:2], 1, num_nodes, depth, states.shape[-1]).to(exact)
-
-    scores = (query.to(exact)[..., None, :] * taken(key)).sum(-1) * scale
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
+    at, seen = slots, None
     if not tree.is_level:
-        scores = scores.masked_fill((slots < 0)[:, None, None], -torch.inf)
-    weight = scores.logsumexp(-1)
-    return ((scores - weight[..., None]).exp()[..., None] * taken(value)).sum(-2), weight
+        at, seen = slots.clamp(min=0), (slots >= 0).repeat_interleave(query.shape[1], dim=0)[:, :, None]
+    exact = torch.promote_types(query.dtype, torch.float32)  # what is merged is rounded once
+    # Each node is a head of its own, whose rows are the query heads that share a key head.
+    key, value = (states.to(exact) for states in _taken((key, value), at))
+    found, weight = _attend(query.transpose(2, 3).flatten(0, 1).to(exact), key, value, seen, scale, softcap)
+    shape = (*query.shape[:2], query.shape[3], query.shape[2])
+    return found.view(*shape, -1).transpose(2, 3), weight.view(shape).transpose(2, 3)
+
+
+def _taken(
+    parts: tuple[Tensor, Tensor], at: Int[Tensor, "batch nodes depth"]
+) -> Iterator[Float[Tensor, "batch_heads nodes depth _"]]:
+    """The keys and values at slots; whole rows are copied, which `gather` does number by number."""
+    batch_size, num_heads = parts[0].shape[:2]
+    if batch_size == 1:
+        found = (states[0].index_select(1, at.flatten()) for states in parts)
+    else:
+        rows = torch.arange(batch_size, device=at.device)[:, None, None]
+        heads = torch.arange(num_heads, device=at.device)[None, :, None]
+        flat = at.flatten(1)[:, None]
+        found = (states[rows, heads, flat].flatten(0, 1) for states in parts)
+    return (states.unflatten(1, at.shape[1:]) for states in found)
 
 
 def _of_prompt(
@@ -147,30 +150,46 @@ def _of_prompt(
 
 
 def _over_prompt(
-    query: Float[Tensor, "batch key_heads rows width"],
+    query: Float[Tensor, "batch key_heads groups nodes width"],
     key: Float[Tensor, "batch key_heads keys width"],
     value: Float[Tensor, "batch key_heads keys value_width"],
     seen: Bool[Tensor, "batch _ keys"] | None,
     scale: float,
     softcap: float | None,
-) -> tuple[Float[Tensor, "batch key_heads rows value_width"], Float[Tensor, "batch key_heads rows"]]:
-    """Attention over keys that all rows share, and the logarithm of its weight."""
-    attend = _kernel(query, key, value, seen, softcap)
+) -> tuple[Float[Tensor, "batch key_heads groups nodes value_width"], Float[Tensor, "batch key_heads groups nodes"]]:
+    """Attention over keys that all nodes share, and the logarithm of its weight."""
+    num_groups = query.shape[2]
+    if seen is not None and seen.shape[1] > 1:  # it differs by node, and rows are query heads by nodes
+        seen = seen.repeat(1, num_groups, 1)
+    found, weight = _attend(query.flatten(2, 3), key, value, None if seen is None else seen[:, None], scale, softcap)
+    return found.unflatten(2, (num_groups, -1)), weight.unflatten(2, (num_groups, -1))
+
+
+def _attend(
+    query: Float[Tensor, "batch heads rows width"],
+    key: Float[Tensor, "batch heads keys width"],
+    value: Float[Tensor, "batch heads keys value_width"],
+    seen: Bool[Tensor, "batch _ _ keys"] | None,
+    scale: float,
+    softcap: float | None,
+) -> tuple[Float[Tensor, "batch heads rows value_width"], Float[Tensor, "batch heads rows"]]:
+    """Attention, and the logarithm of the sum of its exponentials."""
     bias = None
     if seen is not None:
-        # Rows are heads by nodes: a mask that differs by node is repeated for every head.
-        seen = seen[:, None] if seen.shape[1] == 1 else seen.repeat(1, query.shape[2] // seen.shape[1], 1)[:, None]
         zeros = torch.zeros(seen.shape, dtype=query.dtype, device=query.device)
-        bias = zeros.masked_fill(~seen, HIDDEN.get(query.dtype, HIDDEN_ELSE)).expand(-1, -1, query.shape[2], -1)
-    return attend(query, key, value, bias, scale, softcap)
+        bias = zeros.masked_fill(~seen, HIDDEN.get(query.dtype, HIDDEN_ELSE))
+    kernel = _kernel(query.device.type, query, key, value, seen, softcap)
+    return kernel(query, key, value, bias, scale, softcap)
 
 
 Kernel = Callable[..., tuple[Tensor, Tensor]]
 
 
-def _kernel(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, softcap: float | None) -> Kernel:
+def _kernel(
+    device: str, query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, softcap: float | None
+) -> Kernel:
     """The fastest way that fits: by what PyTorch's own kernels require."""
-    width, device = query.shape[-1], query.device.type
+    width = query.shape[-1]
     if softcap is not None or width != value.shape[-1]:
         return _plain
     if device == "cpu":
@@ -185,17 +204,20 @@ def _kernel(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, soft
 def _plain(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
-    scores = (query @ key.mT).to(torch.promote_types(query.dtype, torch.float32)) * scale
+    exact = torch.promote_types(query.dtype, torch.float32)
+    scores = query.to(exact) @ key.to(exact).mT * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     scores = scores if bias is None else scores + bias
     weight = scores.logsumexp(-1)
-    return (scores - weight[..., None]).exp().to(value.dtype) @ value, weight
+    return ((scores - weight[..., None]).exp() @ value.to(exact)).to(value.dtype), weight
 
 
 def _on_cpu(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, softcap: None
 ) -> tuple[Tensor, Tensor]:
+    # The kernel takes a bias of all heads or of one, and of all rows.
+    bias = None if bias is None else bias.expand(-1, -1, query.shape[2], -1)
     return aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, attn_mask=bias, scale=scale)
 
 
@@ -211,7 +233,7 @@ def _by_efficient(
     if bias is not None:
         # The kernel reads 16 numbers at once: rows of a bias begin at multiples of that.
         num_keys = bias.shape[-1]
-        bias = torch.nn.functional.pad(bias[:, :, :1] if bias.stride(2) == 0 else bias, (0, -num_keys % 16))
-        bias = bias[..., :num_keys].expand(query.shape[0], query.shape[1], query.shape[2], -1)
+        bias = torch.nn.functional.pad(bias, (0, -num_keys % 16))[..., :num_keys]
+        bias = bias.expand(*query.shape[:3], -1)
     found, weight = aten._scaled_dot_product_efficient_attention(query, key, value, bias, True, scale=scale)[:2]
     return found, weight[..., : query.shape[2]]  # whose rows are padded
