@@ -28,6 +28,14 @@ os.environ.setdefault("XLA_FLAGS", " ".join(XLA_FLAGS))
 collect_ignore_glob = [] if find_spec("pyarrow") else ["test_offline_*"]  # they write tables of users
 
 
+@pytest.fixture(autouse=True)
+def two_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny models attend in two parts, too, which pays for large ones; "eager" keeps to masks."""
+    from hf_gr.torch import visibility
+
+    monkeypatch.setattr(visibility, "LEAST_PAIRS", 0)
+
+
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     """A Hub, and this process as one that was started by a user of it: the client reads its environment once."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .transfers import to_device
 from .tree import Nodes, Tree, prompt_attention
-from .visibility import ByMask, InParts
+from .visibility import Visibility
 
 ROWS_AT_ONCE = 32  # of a forward over whole rows, which may return logits after every token
 
@@ -135,7 +135,7 @@ class TreeScorer:
         model: Callable[..., Any],
         prefill: Callable[[], Prefilled],
         *,
-        visibility: ByMask | InParts,
+        visibility: Visibility,
         unread: Unread | None = None,
     ) -> None:
         self.takes_levels = True

@@ -11,7 +11,7 @@ Axes: B batch, N nodes scored together, P prompt.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,10 @@ from .tree_attention import TreeAttention
 
 # By kind of layer: how far back it sees, and how many of the prompt's keys its cache holds (`Prefilled.windows`).
 Windows = Mapping[str | None, tuple[int | None, int]]
+
+
+# Below this many pairs of a node and a key, attention over a mask is as fast on a CPU: examples/benchmark/attention.py.
+LEAST_PAIRS = 8192
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,10 @@ class ByMask:
             for kind, (window, width) in windows.items()
         }
         return {"attention_mask": self.of_model(masks)}
+
+    def padded(self) -> ByMask:
+        """The same over prompts with padding."""
+        return self
 
     def of_model(self, masks: Mapping[str | None, Tensor]) -> Any:
         """Masks as the model takes them."""
@@ -94,3 +102,40 @@ class InParts:
             depths=tree.depth if tree.is_level else depths,
         )
         return {"attention_mask": mask if None in windows else dict.fromkeys(windows, mask), self.argument: how}
+
+    def padded(self) -> InParts:
+        """See `ByMask.padded`."""
+        return replace(self, is_padded=True)
+
+
+@dataclass(frozen=True)
+class BySize:
+    """In two parts where that is faster, for models that take both.
+
+    Attributes:
+        parts: for many nodes or keys.
+        masks: for few.
+    """
+
+    parts: InParts
+    masks: ByMask
+
+    def arguments(
+        self,
+        tree: Tree,
+        prompt_mask: Bool[Tensor, "batch prompt"],
+        windows: Windows,
+        *,
+        depths: Int[Tensor, "#batch nodes"],
+    ) -> dict[str, Any]:
+        """See `ByMask.arguments`."""
+        num_keys = prompt_mask.shape[1] + tree.num_slots
+        chosen = self.parts if tree.ancestry.shape[1] * num_keys >= LEAST_PAIRS else self.masks
+        return chosen.arguments(tree, prompt_mask, windows, depths=depths)
+
+    def padded(self) -> BySize:
+        """See `ByMask.padded`."""
+        return replace(self, parts=self.parts.padded())
+
+
+Visibility = ByMask | InParts | BySize

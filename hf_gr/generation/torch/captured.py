@@ -39,7 +39,7 @@ from hf_gr.torch.plan import DecodePlan
 from hf_gr.torch.scorers import Prefilled, Scorer, TreeScorer
 from hf_gr.torch.static import buffers_like, copy_into, num_bytes, put_together, take_apart
 from hf_gr.torch.transition import DeviceCatalogue, DevicePart
-from hf_gr.torch.visibility import InParts
+from hf_gr.torch.visibility import Visibility
 
 from .caches import Buffers, SlotLayer
 from .drafts import Prepared, Search
@@ -251,7 +251,7 @@ class _Prompt:
     widths: Sequence[int]
     room: int
     windows: Mapping[str | None, tuple[int | None, int]]
-    visibility: Any
+    visibility: Visibility
 
     @property
     def _shapes(self) -> list[tuple[tuple[int, ...], torch.dtype, torch.device] | None]:
@@ -312,9 +312,7 @@ def _of_tree(model: Any, prepared: Prepared, search: Search) -> _Given:
         in_parts = attends_in_parts(model)
         scorer = make_scorer(model, "tree", search.prompts, width=plan.width, scores_ahead=True, in_parts=in_parts)
         assert isinstance(scorer, TreeScorer)
-    prompt, visibility = scorer.prefill(), scorer.visibility
-    if isinstance(visibility, InParts):
-        visibility = replace(visibility, is_padded=True)  # the bucket is
+    prompt, visibility = scorer.prefill(), scorer.visibility.padded()  # the bucket is
     config, length = model.config.get_text_config(decoder=True), prompt.mask.shape[-1]
     num_levels = search.catalogue.max_length
     limit = position_limit(model.config)

@@ -27,7 +27,7 @@ from hf_gr.torch.tree import Nodes
 
 from .attention import may_attend_in_parts
 from .cross_attention import foldable_modules
-from .models import evaluation, layer_types, takes_argument
+from .models import evaluation, layer_types, takes_argument, takes_masks
 from .prompts import positions_of, prefill
 from .scorers import Prompts, make_scorer
 
@@ -40,8 +40,6 @@ TREE_FAMILIES = frozenset(
     "qwen3_moe smollm3".split()
 )
 BATCH_FAMILIES = frozenset(["bart", "bloom", "t5"])
-# Attention that takes a mask of our own, `[B, 1, N, keys]`.
-TAKE_MASKS = ("eager", "sdpa")
 # Largest difference of log-probabilities, relative to the largest logit, that rounding explains in a few layers.
 PROBE_TOL = {torch.float32: 1e-5, torch.float64: 1e-10, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
@@ -140,7 +138,7 @@ def may_take_nodes(model: Any, layout: Layout, config: Any, model_kwargs: Mappin
         or config.prefill_chunk_size is not None
         or (cache is not None and cache.get_seq_length() > 0)
         or "prepare_inputs_for_generation" in vars(model)  # by PEFT, to prepend learned tokens
-        or attention_of(of_text) not in TAKE_MASKS
+        or not takes_masks(model)
         or (layout == "folded" and set(layer_types(of_text)) != {"full_attention"})
     ):
         return False
@@ -220,7 +218,7 @@ def _may_take_tree(model: Any, config: Any) -> bool:
     return (
         not model.config.is_encoder_decoder
         and takes_argument(model, "position_ids")
-        and (attention_of(config) in TAKE_MASKS or may_attend_in_parts(model))
+        and (takes_masks(model) or may_attend_in_parts(model))
         and not getattr(config, "alibi", False)
         and set(layer_types(config)) <= {"full_attention", "sliding_attention"}
         # GPT-Neo's local layers count keys, not positions.
@@ -241,7 +239,7 @@ def _agrees(model: Any, layout: Layout, *, with_prompt: bool = False, in_parts: 
         in_parts: whether nodes attend in parts; None where only that is possible.
     """
     if in_parts is None:
-        in_parts = layout == "tree" and attention_of(model.config.get_text_config(decoder=True)) not in TAKE_MASKS
+        in_parts = layout == "tree" and not takes_masks(model)
     num_beams, prompt_length = 3, 6
     tokens = ordinary_tokens(model, 2 * (prompt_length + 2 * num_beams))
     prompt, first, second = tokens.view(2, -1).split([prompt_length, num_beams, num_beams], dim=1)

@@ -82,6 +82,11 @@ def mask_dtype(model: Any) -> torch.dtype | None:
     return None if attention_of(model.config.get_text_config(decoder=True)) == "sdpa" else model.dtype
 
 
+def takes_masks(model: Any) -> bool:
+    """Whether the attention takes masks of our own, `[B, 1, N, keys]`."""
+    return attention_of(model.config.get_text_config(decoder=True)) in ("eager", "sdpa")
+
+
 def is_sharded(model: Any) -> bool:
     """Whether weights are sharded: by FSDP, of either version, or as distributed tensors."""
     if not isinstance(model, torch.nn.Module):
