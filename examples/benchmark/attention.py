@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of one level of beams: in two parts against PyTorch's over a mask, as transformers calls it.
 
-The mask's way repeats the keys for every query head, as transformers does beside a mask. No time is printed before both
-agree. One layer, one thread, contenders in turns; medians. `LEAST_PAIRS` in `hf_gr/torch/visibility.py` is where the two
-meet.
+The mask's way repeats the keys for every query head, as transformers does beside a mask. No time is printed before
+both agree. One layer, one thread, contenders in turns; medians. `LEAST_PAIRS` in `hf_gr/torch/visibility.py` is where
+the two meet.
 
     python examples/benchmark/attention.py           # heads of a Qwen3 of 25.7 M, and of Qwen3-0.6B
     python examples/benchmark/attention.py --fast    # for CI
@@ -56,19 +56,9 @@ class Level:
     mask: Tensor
 
     @classmethod
-    def make(
-        cls,
-        batch: int,
-        prompt: int,
-        beams: int,
-        depth: int,
-        heads: int,
-        groups: int,
-        width: int,
-        *,
-        dtype: torch.dtype,
-    ) -> Level:
+    def make(cls, call: tuple[int, ...], dtype: torch.dtype) -> Level:
         """Random ones; every beam goes on from a random beam of the level before."""
+        batch, prompt, beams, depth, heads, groups, width = call
         rng = torch.Generator().manual_seed(0)
         tree = Tree.over_prompt(batch, torch.device("cpu"))
         for number in range(depth):
@@ -117,7 +107,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     dtype, rows, results = getattr(torch, options.dtype), [], []
     for call in CALLS[:3] if options.fast else CALLS:
-        level = Level.make(*call, dtype=dtype)
+        level = Level.make(call, dtype)
         torch.testing.assert_close(level.in_parts(), level.by_mask(), atol=TOL[dtype], rtol=0)
         parts, mask = milliseconds([level.in_parts, level.by_mask], repeats=3 if options.fast else options.repeats)
         batch, prompt, beams, depth, heads, groups, width = call

@@ -25,7 +25,7 @@ from .tree_attention import TreeAttention
 Windows = Mapping[str | None, tuple[int | None, int]]
 
 
-# Below this many pairs of a node and a key, attention over a mask is as fast on a CPU: examples/benchmark/attention.py.
+# Below so many pairs of a node and a key, attention over a mask is as fast on a CPU: examples/benchmark/attention.py.
 LEAST_PAIRS = 8192
 
 
