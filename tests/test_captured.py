@@ -454,3 +454,65 @@ def test_other_kinds_of_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("x", 5):
         with pytest.raises(ValueError, match="cache_implementation.*static"):
             model.generate(**inputs, constraint_index=index, cache_implementation=kind, **BEAMS)
+
+
+# Captures ahead
+
+
+def test_a_warm_up_captures_what_is_to_come(cache: GraphCache) -> None:
+    model, index = enable(build("qwen3")), new_index()
+    options: dict[str, Any] = {"num_return_sequences": 4, "length_penalty": 0.5}
+    found = model.warm_up(index, batch_sizes=[1, 2], prompt_lengths=[9, 30, 12], num_beams=4, **options)
+    assert [(one.batch_size, one.prompt_length, one.num_beams) for one in found] == [
+        (1, 16, 4),
+        (1, 32, 4),
+        (2, 16, 4),
+        (2, 32, 4),
+    ]
+    assert sum(one.num_bytes for one in found) == cache.num_bytes > 0
+    assert all(one.seconds > 0 for one in found)
+    for batch_size, length in ((1, 5), (2, 13), (1, 29), (2, 32)):
+        both(model, prompts(batch_size, length, padded=True), constraint_index=index, num_beams=4, **options)
+    assert cache.num_captures == 4
+    again = model.warm_up(index, batch_sizes=2, prompt_lengths=16, num_beams=4, **options)
+    assert again == found[2:3]
+    model.add_draft_head(index)
+    (one,) = model.warm_up(index, prompt_lengths=[9, 90], num_beams=[4], drafting="head")
+    assert one.prompt_length is None
+
+
+def test_a_warm_up_beyond_the_limit_is_said(cache: GraphCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, index, told = enable(build("qwen3")), new_index(), []
+    monkeypatch.setattr("hf_gr.generation.torch.warm_up.say_once", told.append)
+    (one,) = model.warm_up(index, prompt_lengths=16, num_beams=4)
+    cache.limit = 2 * one.num_bytes
+    found = model.warm_up(index, prompt_lengths=[16, 20, 24, 28], num_beams=4)
+    assert found
+    assert cache.num_bytes <= cache.limit
+    assert "captured 4 decodes, of which 1 fit" in told[0]
+
+
+def test_a_warm_up_refuses_what_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = GraphCache()
+    monkeypatch.setattr(captured, "GRAPHS", cache)
+    model, index = enable(build("gpt2")), new_index()
+    how: dict[str, Any] = {"prompt_lengths": 9, "num_beams": 4}
+    wrong: dict[str, dict[str, Any]] = {
+        "prompt_lengths=0, expected a positive integer": {"prompt_lengths": 0},
+        "prompt_lengths has 125, expected at most 124: the model has 128 positions": {"prompt_lengths": [9, 125]},
+        "num_beams=\\[\\], expected a positive integer": {"num_beams": []},
+        "batch_sizes='2', expected": {"batch_sizes": "2"},
+        "captured nothing .logits processors.": {"repetition_penalty": 1.5},
+        "captured nothing .drafts": {"drafting": "trie"},
+        "cache_implementation='dynamic', expected 'static'": {"cache_implementation": "dynamic"},
+    }
+    for message, options in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            model.warm_up(index, **(how | options))
+    with pytest.raises(ValueError, match="constraint_index is missing"):
+        model.warm_up(**how)
+    with pytest.raises(ValueError, match="an encoder-decoder"):
+        enable(build("t5")).warm_up(index, **how)
+    cache.limit = 10
+    with pytest.raises(ValueError, match="captured nothing .CannotCapture: it takes .* expected at most 10"):
+        model.warm_up(index, **how)

@@ -41,6 +41,8 @@ UNPAIRED = {
     "processes": "several devices run one program",
     "log_probs": "XLA keeps no log-softmax of a whole vocabulary",
     "log_probs_triton": "the same",
+    "graphs": "XLA compiles programs and keeps them",
+    "static": "XLA compiles programs and keeps them",
     "tree_attention": "programs of Flax attend by masks",
     "visibility": "the same",
     "several_labels": "a logits processor, a callable of PyTorch",

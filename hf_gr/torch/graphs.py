@@ -374,8 +374,8 @@ class GraphCache:
         self.num_captures = self.num_replays = 0
         self._lock = threading.Lock()
         self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
-        self._seen: OrderedDict[Hashable, None] = OrderedDict()
-        self._refused: OrderedDict[Hashable, None] = OrderedDict()
+        self._seen: OrderedDict[Hashable, str] = OrderedDict()
+        self._refused: OrderedDict[Hashable, str] = OrderedDict()
 
     @property
     def entries(self) -> list[Entry]:
@@ -432,6 +432,11 @@ class GraphCache:
             self.num_replays += 1
         return outputs
 
+    def refusal(self, key: Hashable) -> str | None:
+        """Why there will be no program of a key; None if nothing is known against it."""
+        with self._lock:
+            return self._refused.get(key)
+
     def clear(self) -> None:
         """Drop all programs that no thread is using, and forget what could not be captured."""
         with self._lock:
@@ -457,7 +462,7 @@ class GraphCache:
             if key in self._entries:  # by another thread, meanwhile; or it is dead and in use
                 return self._entries[key] if self._entries[key].is_alive else None
             if not at_once and key not in self._seen:
-                _remember(self._seen, key)
+                _remember(self._seen, key, "")
                 return None
             self._seen.pop(key, None)
             entry = self._entries[key] = Entry(key, tuple(map(ref, owners)))
@@ -475,9 +480,10 @@ class GraphCache:
                 if self._has_room(recipe.num_bytes + program.num_bytes):
                     entry.recipe, entry.program, entry.backend = recipe, program, backend
         except Exception as error:  # out of memory, a model that the host has to wait for, ...
+            why = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
             with self._lock:
-                _remember(self._refused, entry.key)
-            self.report(f"a decode cannot be captured ({_first_line(error)}): decoding without graphs")
+                _remember(self._refused, entry.key, why)
+            self.report(f"a decode cannot be captured ({why}): decoding without graphs")
         finally:
             if entry.program is None:  # interrupted, too
                 entry.is_gone = True
@@ -520,11 +526,7 @@ class GraphCache:
             entry.lock.release()
 
 
-def _remember(keys: OrderedDict[Hashable, None], key: Hashable) -> None:
-    keys[key] = None
+def _remember(keys: OrderedDict[Hashable, str], key: Hashable, why: str) -> None:
+    keys[key] = why
     if len(keys) > MOST_KEYS:
         keys.popitem(last=False)
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"

@@ -56,15 +56,18 @@ WARPERS = frozenset([MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper
 
 # All captured programs of this process, whatever the model: they share the device's memory.
 GRAPHS = GraphCache(report=say_once)
-_AT_ONCE: ContextVar[bool] = ContextVar("at_once", default=False)
+# The key of a call's program and the longest prompt that it answers; or else, why there is none.
+Attempt = tuple[Hashable, int | None, str | None]
+_AT_ONCE: ContextVar[list[Attempt] | None] = ContextVar("at_once", default=None)
 
 
 @contextmanager
-def capturing_at_once() -> Iterator[None]:
-    """Within this context a call captures on the first use of its shape, not on the second."""
-    before = _AT_ONCE.set(True)
+def capturing_at_once() -> Iterator[list[Attempt]]:
+    """Within this context a call captures on the first use of its shape; gives what became of that."""
+    attempts: list[Attempt] = []
+    before = _AT_ONCE.set(attempts)
     try:
-        yield
+        yield attempts
     finally:
         _AT_ONCE.reset(before)
 
@@ -80,22 +83,28 @@ def decode_captured(model: Any, prepared: Prepared, search: Search) -> Decoded |
     Returns:
         The result; None if the caller has to decode by itself: the shape is new, or cannot be captured.
     """
-    obstacle = obstacle_of(prepared, search)
-    state = state_of(model) if obstacle is None else None
-    if state is None or state.obstacle is not None:
-        say_once(f"cache_implementation='static' with {obstacle or state and state.obstacle}: decoding without graphs")
+    attempts = _AT_ONCE.get()
+    state = state_of(model)
+    obstacle = obstacle_of(prepared, search) or state.obstacle
+    if obstacle is not None:
+        if attempts is not None:
+            attempts.append((None, None, obstacle))
+        say_once(f"cache_implementation='static' with {obstacle}: decoding without graphs")
         return None
     given = _of_head(search.scorer, prepared, search) or _of_tree(model, prepared, search)
     trie = prepared.rules.shared.parts[0].segment.trie
+    key = *given.structure, id(model), state.token
+    if attempts is not None:
+        attempts.append((key, given.start.longest, None))
     model = ref(model)  # a program must not keep its model
     return GRAPHS.run(
-        (*given.structure, id(model()), state.token),
+        key,
         given,
         device=given.catalogue.device,
         size=given.size,
         make=lambda: given.recipe(model),
         owners=(*state.modules, trie),
-        at_once=_AT_ONCE.get(),
+        at_once=attempts is not None,
     )
 
 
@@ -205,11 +214,13 @@ class _Start(Protocol):
         values: its tensors that are copied as they are.
         structure: what else a program is captured for.
         size: bytes of the buffers for what is not among the values.
+        longest: tokens of the longest prompt that fits; None for any.
     """
 
     values: Any
     structure: Hashable
     size: int
+    longest: int | None
 
     def static(self, values: Any, model: Callable[[], Any]) -> Static:
         """Buffers of its own, how they are filled, and how scorers over them and the buffered values are made."""
@@ -223,6 +234,7 @@ class _Hidden:
     values: Float[Tensor, "batch positions hidden"]
     vocab_size: int | None
     size: int = 0
+    longest: int | None = None
 
     @property
     def structure(self) -> Hashable:
@@ -252,6 +264,10 @@ class _Prompt:
     room: int
     windows: Mapping[str | None, tuple[int | None, int]]
     visibility: Visibility
+
+    @property
+    def longest(self) -> int:
+        return self.values[1].shape[-1]
 
     @property
     def _shapes(self) -> list[tuple[tuple[int, ...], torch.dtype, torch.device] | None]:

@@ -32,6 +32,7 @@ from .checkpoints import prepare_upload, save_beside
 from .heads import add_draft_head
 from .logits_process import keep_dead
 from .loop import generate_by_processor
+from .warm_up import Capture, warm_up
 
 # Carries `push_to_hub(custom_generate=True)` through transformers' own method to `save_pretrained`.
 _CUSTOM_GENERATE: ContextVar[bool] = ContextVar("custom_generate", default=False)
@@ -147,6 +148,55 @@ class GRGenerationMixin(Overrides, GenerationMixin):
         if decoded is None:
             decoded = decode(search.scorer, search.catalogue, prepared.plan, search.drafter)
         return call.answer(prepared, search, decoded)
+
+    def warm_up(
+        self: Any,
+        constraint_index: Any = None,
+        *,
+        batch_sizes: int | Sequence[int] = 1,
+        prompt_lengths: int | Sequence[int],
+        num_beams: int | Sequence[int],
+        **options: Any,
+    ) -> list[Capture]:
+        """Capture the decodes of calls to come, so that the first of them is as fast as the others.
+
+        For calls with `cache_implementation="static"`: on a CUDA device each shape is one graph. Prompts of other
+        lengths share the next larger one. What a call may change without a new capture: tokens, padding, seeds,
+        weights in place; rules, exclusions and updates of the catalogue as far as they keep shapes. Calls with rules
+        or exclusions are captured on their second use, or here with `exclude_items=` for every prompt of a batch.
+
+        Args:
+            constraint_index: the catalogue, as in `generate`.
+            batch_sizes: prompts of a call, one or several numbers.
+            prompt_lengths: tokens of the longest prompt of a call, likewise.
+            num_beams: likewise.
+            options: other arguments of the calls to come, such as `num_return_sequences`, `do_sample`, `drafting`.
+
+        Returns:
+            What has been captured, with bytes and seconds; one entry for all lengths that share a graph.
+
+        Raises:
+            ValueError: a number that is not positive; a prompt that leaves no positions for the catalogue's sequences;
+                options of calls that cannot be captured.
+
+        Example:
+            >>> from transformers import Qwen3Config, Qwen3ForCausalLM
+            >>> from hf_gr import ConstraintIndex, enable
+            >>> config = Qwen3Config(vocab_size=16, hidden_size=8, num_hidden_layers=1, head_dim=8, eos_token_id=None)
+            >>> model = enable(Qwen3ForCausalLM(config)).eval()
+            >>> index = ConstraintIndex.from_sequences([[3, 4], [3, 5], [6, 7]])
+            >>> captured = model.warm_up(index, prompt_lengths=[20, 24, 100], num_beams=3, num_return_sequences=3)
+            >>> [one.prompt_length for one in captured]
+            [20, 24, 112]
+        """
+        return warm_up(
+            self,
+            constraint_index,
+            batch_sizes=batch_sizes,
+            prompt_lengths=prompt_lengths,
+            num_beams=num_beams,
+            options=options,
+        )
 
     def add_draft_head(self: Any, codebooks: Any, **options: Any) -> DraftHead:
         """Give the model a draft head for `drafting="head"`; it replaces an existing one.
