@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from host_syncs import caller, operation, read_of, wait_of
+from host_syncs import caller, map_tensors, operation, read_of, tensors_of, wait_of
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 # Large, but finite in every dtype, and so are its products with activations: what is masked gets the weight 0, and
 # zero times infinity is no number.
@@ -60,7 +60,7 @@ class Launch:
 
     def run(self) -> None:
         """Compute it again, into the same memory."""
-        computed = tree_leaves(self.func(*self.args, **self.kwargs))
+        computed = tensors_of(self.func(*self.args, **self.kwargs))
         for output, new in zip(self.outputs, computed, strict=bool(self.outputs)):
             if output is not None:
                 output.copy_(new)
@@ -138,7 +138,7 @@ class CpuGraph:
 
     def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
         name = operation(func)
-        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        given = tensors_of((args, kwargs))
         self._refuse(func, name, given, args, kwargs)
         written = [each for each in _written(func, args, kwargs) if each.device.type == self.device]
         for each in written:
@@ -149,14 +149,14 @@ class CpuGraph:
         known = {_address(each) for each in given}
         outputs = [
             _alias(each) if _is_new(each, known) and each.device.type == self.device else None
-            for each in tree_leaves(computed)
+            for each in tensors_of(computed)
         ]
         for each in outputs:
             if each is not None:
                 self.memory.setdefault(_address(each), _block(each))
         is_new = any(each is not None for each in outputs)
         if (is_new or written) and name not in NO_LAUNCH:
-            own_args, own_kwargs = tree_map_only(Tensor, _alias, (args, kwargs))
+            own_args, own_kwargs = map_tensors(_alias, (args, kwargs))
             self.recorded.append(Launch(func, own_args, own_kwargs, outputs if is_new else []))
         return computed
 
@@ -237,8 +237,10 @@ def _is_new(made: Any, known: set[int]) -> bool:
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """The arguments that an operation writes into."""
-    found: list[Any] = []
+    if not func._schema.is_mutable:
+        return []
+    found: list[Tensor] = []
     for number, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            found += tree_leaves(args[number] if number < len(args) else kwargs.get(argument.name))
-    return [each for each in found if isinstance(each, Tensor)]
+            found += tensors_of(args[number] if number < len(args) else kwargs.get(argument.name))
+    return found

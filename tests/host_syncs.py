@@ -9,10 +9,10 @@ pretend CUDA device (which records them) and by the graph on the CPU (which refu
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import resolve_name
@@ -59,21 +59,54 @@ def wait_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, device
     return None
 
 
+def tensors_of(given: Any) -> list[torch.Tensor]:
+    """The tensors among an operation's arguments or results; much faster than a tree of any kind."""
+    if isinstance(given, torch.Tensor):
+        return [given]
+    if isinstance(given, dict):
+        given = given.values()
+    elif not isinstance(given, (list, tuple)):
+        return []
+    return [tensor for each in given for tensor in tensors_of(each)]
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], given: Any) -> Any:
+    """An operation's arguments or results with other tensors."""
+    if isinstance(given, torch.Tensor):
+        return function(given)
+    if isinstance(given, dict):
+        return {name: map_tensors(function, each) for name, each in given.items()}
+    if isinstance(given, (list, tuple)):
+        return type(given)([map_tensors(function, each) for each in given])
+    return given
+
+
 def read_of(func: Any) -> str | None:
     """The method's name if it reads a tensor's memory without an operation."""
     name = (resolve_name(func) or "").rpartition(".")[2]
     return name if name in READS else None
 
 
-def caller() -> str:
-    """The innermost line outside torch and these tools: `hf_gr/torch/decode.py:142`."""
+class Line(NamedTuple):
+    """A line of a program: `hf_gr/torch/decode.py:142`, in a function."""
+
+    path: str
+    number: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.number}"
+
+
+def caller() -> Line:
+    """The innermost line outside torch and these tools."""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith((TORCH, "<")) and not name.endswith(MACHINERY):
-            return f"{_short(name)}:{frame.f_lineno}"
+            return Line(_short(name), frame.f_lineno, frame.f_code.co_name)
         frame = frame.f_back
-    return "?"
+    return Line("?", 0, "?")
 
 
 @cache

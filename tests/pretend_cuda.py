@@ -22,11 +22,11 @@ from typing import Any
 from unittest import mock
 
 import torch
-from host_syncs import caller, operation, wait_of
+from host_syncs import Line, caller, map_tensors, operation, tensors_of, wait_of
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 CUDA = torch.device("cuda", 0)
 COPIES = {"_to_copy", "copy_", "_copy_from", "_copy_from_and_resize"}
@@ -57,7 +57,7 @@ class Wait:
     """The host waited for the device."""
 
     why: str
-    line: str
+    line: Line
     region: str | None
 
 
@@ -68,7 +68,7 @@ class Made:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    line: str
+    line: Line
     region: str | None
 
     @property
@@ -89,7 +89,7 @@ class Log:
     """
 
     waits: list[Wait] = field(default_factory=list)
-    operations: Counter[tuple[str, str, str | None]] = field(default_factory=Counter)
+    operations: Counter[tuple[str, Line, str | None]] = field(default_factory=Counter)
     dtypes: set[tuple[str, torch.dtype]] = field(default_factory=set)
     made: list[Made] = field(default_factory=list)
 
@@ -161,10 +161,14 @@ class PretendCuda:
         self.log = STATE.log = Log()
         return self.log
 
+    def begin(self, region: str | None) -> None:
+        """Count what happens from now on under a name."""
+        STATE.region = region
+
     @contextmanager
-    def region(self, name: str) -> Iterator[None]:
+    def within(self, region: str) -> Iterator[None]:
         """Count what happens inside under a name."""
-        before, STATE.region = STATE.region, name
+        before, STATE.region = STATE.region, region
         try:
             yield
         finally:
@@ -236,9 +240,9 @@ class _Functions(TorchFunctionMode):
 
 def _run(func: Any, args: Any, kwargs: Any) -> Any:
     """One operation: its devices are checked, what it does is recorded, the CPU computes it."""
-    name, flat = operation(func), tree_leaves((args, kwargs))
-    ours = [each for each in flat if isinstance(each, PretendTensor)]
-    others = [each for each in flat if isinstance(each, Tensor) and not isinstance(each, PretendTensor)]
+    name, given = operation(func), tensors_of((args, kwargs))
+    ours = [each for each in given if isinstance(each, PretendTensor)]
+    others = [each for each in given if not isinstance(each, PretendTensor)]
     asked = None if kwargs.get("device") is None else torch.device(kwargs["device"])
     is_ours = bool(ours) if asked is None else asked.type == CUDA.type
     if not ours and not is_ours:
@@ -250,7 +254,7 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
         raise DeviceMismatch(f"{caller()}: {func} on tensors of {CUDA} and of the CPU")
     own_of = {id(each.on_host): each for each in ours}
     sizes = [each.shape for each in ours]
-    host_args, host_kwargs = tree_map_only(PretendTensor, lambda each: each.on_host, (args, kwargs))
+    host_args, host_kwargs = map_tensors(_on_host, (args, kwargs))
     if asked is not None:
         host_kwargs = host_kwargs | {"device": torch.device("cpu")}
     if "pin_memory" in host_kwargs:
@@ -259,12 +263,16 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     kernel: Any = KERNELS.get(name, func)
     found = kernel(*host_args, **host_kwargs)
     assert [each.on_host.shape for each in ours] == sizes, f"{func} changed a tensor's shape in place"
-    made = tree_map_only(Tensor, lambda each: own_of.get(id(each), each), found)
+    made = map_tensors(lambda each: own_of.get(id(each), each), found)
     if not is_ours:
         return made
-    made = tree_map_only(Tensor, lambda each: each if isinstance(each, PretendTensor) else PretendTensor(each), made)
+    made = map_tensors(lambda each: each if isinstance(each, PretendTensor) else PretendTensor(each), made)
     _record(func, name, ours, made)
     return made
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    return tensor.on_host if isinstance(tensor, PretendTensor) else tensor
 
 
 def _copy_of(
@@ -285,7 +293,7 @@ def _copy_of(
 
 def _record(func: Any, name: str, ours: list[PretendTensor], made: Any) -> None:
     log, known = STATE.log, {each.on_host.untyped_storage().data_ptr() for each in ours}
-    outputs = [each for each in tree_leaves(made) if isinstance(each, PretendTensor)]
+    outputs = [each for each in tensors_of(made) if isinstance(each, PretendTensor)]
     new = [each for each in outputs if each.numel() and each.on_host.untyped_storage().data_ptr() not in known]
     writes = func._schema.is_mutable
     if not (new or writes):
@@ -304,10 +312,10 @@ def _waits(why: str) -> None:
 
 def _attention(func: Any, args: Any, kwargs: Any) -> Tensor:
     """One kernel of the device; the CPU's own choice of kernels is made below."""
-    given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+    given = tensors_of((args, kwargs))
     if not all(isinstance(each, PretendTensor) for each in given):
         raise DeviceMismatch(f"{caller()}: {func.__name__} on tensors of {CUDA} and of the CPU")
-    host_args, host_kwargs = values((args, kwargs))
+    host_args, host_kwargs = map_tensors(_on_host, (args, kwargs))
     made = PretendTensor(func(*host_args, **host_kwargs))
     line = caller()
     STATE.log.operations[func.__name__, line, STATE.region] += 1
@@ -364,10 +372,15 @@ def _efficient(
     return _laid_out(answer), torch.nn.functional.pad(weight, (0, -rows % 32)), None, None  # rows of 32
 
 
+def _histc(values: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return torch.histc(values.double(), *args, **kwargs).to(values.dtype)  # the CPU's takes no integers
+
+
 # Kernels that no CPU has, with what they require and how they write.
 KERNELS: dict[str, Callable[..., Any]] = {
     "_scaled_dot_product_flash_attention": _flash,
     "_scaled_dot_product_efficient_attention": _efficient,
+    "histc": _histc,
 }
 
 
@@ -402,6 +415,7 @@ def _cuda_functions() -> dict[str, Any]:
         "current_stream": lambda device=None: None,  # there is only one
         "current_device": lambda: 0,
         "device_count": lambda: 1,
+        "get_device_capability": lambda device=None: (9, 0),  # an H100
     }
 
 
