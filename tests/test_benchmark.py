@@ -61,14 +61,6 @@ def test_kept_keys_report_gains_and_what_they_cost() -> None:
     assert all(seconds > 0 for result in results for seconds in result["median"].values())
 
 
-@pytest.mark.slow  # four processes that each import torch
-def test_memory_compares_with_the_prefill_alone() -> None:
-    memory = run("generate.py", "--fast", "--memory", "--memory-repeats", "1", "--skip-transformers")["memory"]
-    assert [entry["name"] for entry in memory] == ["loaded", "prefill", "ours", "ours with output_scores"]
-    assert all(entry["peak_bytes"] > 0 for entry in memory)
-    assert memory[1]["ratio"] == 1
-
-
 def test_beauty_without_data_is_skipped_in_fast_mode_and_an_error_otherwise(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

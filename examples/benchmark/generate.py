@@ -9,7 +9,6 @@ answers agree; if they do not, the exit status is 1.
 
     python examples/benchmark/generate.py                      # about ten minutes on 2 cores, mostly transformers'
     python examples/benchmark/generate.py --skip-transformers  # against the raw forwards only
-    python examples/benchmark/generate.py --memory             # peak memory, one process per contender
     python examples/benchmark/generate.py --backend flax       # our Flax path against our PyTorch path
     python examples/benchmark/generate.py --backend flax --compile  # what its programs cost besides their run
     python examples/benchmark/generate.py --fast               # a tiny model, a few seconds
@@ -21,10 +20,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
-import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -369,60 +365,6 @@ def print_times(results: list[dict[str, Any]]) -> None:
         print_table([SHAPE, "contender", "peak MiB"], peaks)
 
 
-def memory_child(options: argparse.Namespace) -> None:
-    """One contender in its own process; prints its peak memory and that of the loaded model."""
-    bench = make_bench(options)
-    setting: Setting = options.memory_setting
-    prompt = make_prompt(bench, setting, options.seed)
-    bench.index.items(bench.rows[:1])
-    loaded = torch.cuda.memory_allocated(bench.device) if bench.device.type == "cuda" else 0
-    calls: dict[str, Callable[[], Any]] = {
-        "loaded": lambda: None,
-        "prefill": lambda: next(raw_forwards(bench, prompt, [])),
-        OURS: lambda: ours(bench, prompt, setting),
-        OURS_SCORES: lambda: ours(bench, prompt, setting, scores=True),
-        CONSTRAINED: lambda: constrained(bench, prompt, setting),
-    }
-    _, _, peak = measure(calls[options.memory_child], bench.device)
-    if peak is None:
-        # Bytes on macOS, KiB elsewhere.
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    print(json.dumps({"peak_bytes": peak, "loaded_bytes": loaded}))
-
-
-def run_memory(options: argparse.Namespace, arguments: list[str]) -> dict[str, Any]:
-    """Peak memory of every contender. This process stays small: Linux counts it in the peak of its children."""
-    plan = [("loaded", options.memory_setting)] + [(n, options.memory_setting) for n in ("prefill", OURS, OURS_SCORES)]
-    setting: Setting = options.memory_setting
-    if options.memory_transformers_beams and not options.skip_transformers:
-        plan.append((CONSTRAINED, Setting(setting.batch, setting.prompt, options.memory_transformers_beams)))
-    results = []
-    for name, shape in plan:
-        command = [sys.executable, __file__, *arguments, "--memory-child", name]
-        command += ["--memory-setting", f"{shape.batch},{shape.prompt},{shape.beams}"]
-        runs: list[dict[str, Any]] = []
-        for repetition in range(1 if name == CONSTRAINED else options.memory_repeats):
-            log(f"memory of {name} at ({shape}), process {repetition + 1}")
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise SystemExit(f"memory of {name} failed:\n{done.stderr}")
-            runs.append(json.loads(done.stdout.splitlines()[-1]))
-        peaks = [run["peak_bytes"] for run in runs]
-        result = {"name": name, **asdict(shape), "loaded_bytes": runs[0]["loaded_bytes"]}
-        results.append({**result, "peak_bytes": int(statistics.median(peaks)), "peaks": peaks})
-    idle = results[0]["peak_bytes"] if options.device == "cpu" else results[0]["loaded_bytes"]
-    prefill = results[1]["peak_bytes"]
-    rows = []
-    for result in results:
-        total, net = result["peak_bytes"] / prefill, (result["peak_bytes"] - idle) / max(prefill - idle, 1)
-        result["ratio"], result["net_ratio"] = total, net
-        shape = str(Setting(result["batch"], result["prompt"], result["beams"]))
-        peak, above = result["peak_bytes"] / 2**20, (result["peak_bytes"] - idle) / 2**20
-        rows.append([shape, result["name"], f"{peak:.1f}", f"{total:.2f}", f"{above:.1f}", f"{net:.2f}"])
-    print_table([SHAPE, "contender", "peak MiB", "/ prefill", "above the loaded model MiB", "/ prefill"], rows)
-    return {"memory": results}
-
-
 def run_torch(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
     results = [run_setting(bench, setting, options) for setting in options.settings]
     print_times(results)
@@ -464,16 +406,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--backend", choices=("torch", "flax"), default="torch", help="flax: against our PyTorch path")
     parser.add_argument("--compile", action="store_true", help="with --backend flax: compilation and dispatch")
     parser.add_argument("--drafts", action="store_true", help="with --backend flax: drafting='trie', too")
-    parser.add_argument("--memory", action="store_true", help="measure peak memory instead of time")
-    parser.add_argument("--memory-setting", type=Setting.parse, metavar=METAVAR, help="1,1024,256")
-    parser.add_argument(
-        "--memory-transformers-beams", type=int, default=16, help="beams of transformers' row, 0: none"
-    )
-    parser.add_argument("--memory-repeats", type=int, default=3, help="processes of every contender; medians")
-    parser.add_argument("--memory-child", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.backend == "flax" and (options.memory or options.device != "cpu"):
-        parser.error("--backend flax compares two backends on a CPU and measures no memory")
+    if options.backend == "flax" and options.device != "cpu":
+        parser.error("--backend flax compares two backends on a CPU")
     if options.backend != "flax" and (options.compile or options.drafts):
         parser.error("--compile and --drafts measure programs, expected --backend flax with them")
     if options.compile:
@@ -488,28 +423,21 @@ def parse(arguments: list[str]) -> argparse.Namespace:
             setattr(options, name, value)
     fast = FAST_SETTINGS[1:2] if options.backend == "flax" else FAST_SETTINGS
     options.settings = options.settings or [Setting.parse(s) for s in (fast if options.fast else SETTINGS)]
-    options.memory_setting = options.memory_setting or Setting.parse("1,64,20" if options.fast else "1,1024,256")
     return options
 
 
 def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parse(arguments)
-    if options.memory_child:
-        memory_child(options)
-        return
     described = {name: getattr(options, name) for name in ("layers", "hidden", "vocab", "dtype", "catalogue", "seed")}
-    if options.memory:
-        results = run_memory(options, arguments)
-    else:
-        bench = make_bench(options)
-        described["parameters"] = bench.plain.num_parameters()
-        print(
-            f"Qwen3 architecture, {described['parameters'] / 1e6:.1f} M parameters, {options.dtype}, {bench.device}; "
-            f"{len(bench.index):,} items of {bench.length} tokens ({options.catalogue}); medians",
-            flush=True,
-        )
-        results = run_flax(bench, options) if options.backend == "flax" else run_torch(bench, options)
+    bench = make_bench(options)
+    described["parameters"] = bench.plain.num_parameters()
+    print(
+        f"Qwen3 architecture, {described['parameters'] / 1e6:.1f} M parameters, {options.dtype}, {bench.device}; "
+        f"{len(bench.index):,} items of {bench.length} tokens ({options.catalogue}); medians",
+        flush=True,
+    )
+    results = run_flax(bench, options) if options.backend == "flax" else run_torch(bench, options)
     packages = ("jax", "jaxlib", "flax") if options.backend == "flax" else ()
     described = {"model": described, "backend": options.backend}
     print_json_line("generate", torch.device(options.device), {**described, **results}, packages=packages)
