@@ -1,0 +1,162 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The least time that a device can take for a call: the arithmetic, or the bytes that have to be moved. Runs nothing.
+
+Every part takes the longer of the two, as if it reached both limits, and nothing else took time: no launches, no
+selection, no memory that caches do not hold. A measured time is given as a multiple of it.
+
+    python examples/benchmark/roofline.py                                 # an H100: GPU.md's table
+    python examples/benchmark/roofline.py --bandwidth 4.8 --tflops 800    # another device
+
+Axes: B batch, P prompt, K beams, L tokens of an item, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+from report import print_table
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a device can do.
+
+    Attributes:
+        bandwidth: bytes a second that its memory moves.
+        flops: operations a second of its matrix units, in the model's dtype, as programs reach them.
+    """
+
+    bandwidth: float
+    flops: float
+
+    def seconds(self, flops: float, num_bytes: float) -> float:
+        """The longer of both limits."""
+        return max(flops / self.flops, num_bytes / self.bandwidth)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder of Qwen3's kind; tied embeddings.
+
+    Attributes:
+        itemsize: bytes of a number.
+    """
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    itemsize: int = 2
+
+    @property
+    def weights(self) -> int:
+        """Parameters of all layers' matrices."""
+        attention = 2 * self.hidden * (self.heads + self.kv_heads) * self.head_dim
+        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+
+    @property
+    def head(self) -> int:
+        """Parameters that turn hidden states into logits."""
+        return self.hidden * self.vocab
+
+    @property
+    def key_bytes(self) -> int:
+        """Keys and values of one token."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.itemsize
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Seconds of a call.
+
+    Attributes:
+        prefill: of the prompts, logits included.
+        levels: of each later forward and what is done with its logits.
+    """
+
+    prefill: float
+    levels: tuple[float, ...]
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.prefill + sum(self.levels)
+
+
+def limit(shape: Shape, device: Device, *, batch: int, prompt: int, beams: int, length: int) -> Limit:
+    """The least time of one call over a prompt that all beams share."""
+    return Limit(
+        _prefill(shape, device, batch, prompt),
+        tuple(_level(shape, device, batch, prompt, beams, depth) for depth in range(1, length)),
+    )
+
+
+def _prefill(shape: Shape, device: Device, batch: int, prompt: int) -> float:
+    tokens = batch * prompt
+    causal = tokens * prompt / 2
+    linear = device.seconds(2 * tokens * shape.weights, shape.weights * shape.itemsize)
+    # A product with the keys and one with the values: 4 operations for each number of a query and each key it sees.
+    attention = device.seconds(
+        4 * causal * shape.heads * shape.head_dim * shape.layers, 2 * tokens * shape.key_bytes
+    )
+    return linear + attention + _logits(shape, device, batch)
+
+
+def _level(shape: Shape, device: Device, batch: int, prompt: int, beams: int, depth: int) -> float:
+    tokens = batch * beams
+    linear = device.seconds(2 * tokens * shape.weights, shape.weights * shape.itemsize)
+    # Beams read the prompt's keys once together, and each its own ancestors'.
+    keys = batch * (prompt + beams * depth) * shape.key_bytes
+    attention = device.seconds(
+        4 * tokens * (prompt + depth) * shape.heads * shape.head_dim * shape.layers, keys
+    )
+    return linear + attention + _logits(shape, device, tokens)
+
+
+def _logits(shape: Shape, device: Device, tokens: int) -> float:
+    """Logits are written once and read once, for their sum."""
+    written = tokens * shape.vocab * shape.itemsize
+    made = device.seconds(2 * tokens * shape.head, shape.head * shape.itemsize + written)
+    return made + device.seconds(0, written)
+
+
+QWEN3 = {
+    "Qwen3-0.6B": Shape(28, 1024, 3072, 16, 8, 128, 151_936),
+    "Qwen3-1.7B": Shape(28, 2048, 6144, 16, 8, 128, 151_936),
+}
+
+
+def add_device_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bandwidth", type=float, default=3.35, metavar="TB_PER_S", help="of memory; 3.35: an H100")
+    parser.add_argument("--tflops", type=float, default=800.0, help="of matrix units in the model's dtype, as reached")
+
+
+def device_of(options: argparse.Namespace) -> Device:
+    """The device that the arguments describe."""
+    return Device(options.bandwidth * 1e12, options.tflops * 1e12)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_device_arguments(parser)
+    parser.add_argument("--prompt", type=int, default=1000)
+    parser.add_argument("--batch", type=int, default=1)
+    options = parser.parse_args()
+    rows = []
+    for (name, shape), length in zip(QWEN3.items(), (4, 3), strict=True):
+        for beams in (128, 256, 512):
+            found = limit(
+                shape, device_of(options), batch=options.batch, prompt=options.prompt, beams=beams, length=length
+            )
+            numbers = (found.prefill, found.levels[-1], found.total)
+            rows.append([name, f"{length} tokens, {beams} beams", *(f"{1e3 * number:.2f}" for number in numbers)])
+    print_table(["model", "item", "prefill ms", "a level ms", "call ms"], rows)
+
+
+if __name__ == "__main__":
+    main()
