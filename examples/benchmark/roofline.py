@@ -101,9 +101,7 @@ def _prefill(shape: Shape, device: Device, batch: int, prompt: int) -> float:
     causal = tokens * prompt / 2
     linear = device.seconds(2 * tokens * shape.weights, shape.weights * shape.itemsize)
     # A product with the keys and one with the values: 4 operations for each number of a query and each key it sees.
-    attention = device.seconds(
-        4 * causal * shape.heads * shape.head_dim * shape.layers, 2 * tokens * shape.key_bytes
-    )
+    attention = device.seconds(4 * causal * shape.heads * shape.head_dim * shape.layers, 2 * tokens * shape.key_bytes)
     return linear + attention + _logits(shape, device, batch)
 
 
@@ -112,9 +110,7 @@ def _level(shape: Shape, device: Device, batch: int, prompt: int, beams: int, de
     linear = device.seconds(2 * tokens * shape.weights, shape.weights * shape.itemsize)
     # Beams read the prompt's keys once together, and each its own ancestors'.
     keys = batch * (prompt + beams * depth) * shape.key_bytes
-    attention = device.seconds(
-        4 * tokens * (prompt + depth) * shape.heads * shape.head_dim * shape.layers, keys
-    )
+    attention = device.seconds(4 * tokens * (prompt + depth) * shape.heads * shape.head_dim * shape.layers, keys)
     return linear + attention + _logits(shape, device, tokens)
 
 
