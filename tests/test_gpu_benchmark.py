@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from pretend_cuda import PretendCuda
 from transformers import Qwen3ForCausalLM
 
 from hf_gr.generation.torch import mixin
@@ -70,6 +71,28 @@ def test_every_part_is_measured_and_kept(
     gpu.main([*ONE_MODEL, "--out", str(out)])
     assert [key["part"] for key in measured] == ["scores", "tests"]
     assert rows_of(capsys.readouterr().out)[:-2] == rows[:-2]
+
+
+def test_it_is_rehearsed_on_the_pretend_device(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the script forgets to put on the device, or reads by NumPy, ends the run here."""
+    peaks = {name: lambda device=None: 7 * 2**20 for name in ("max_memory_allocated", "memory_allocated")}
+    for name, function in peaks.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device=None: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "a pretend device")
+    monkeypatch.setattr(gpu, "has_cuda", lambda: True)
+    with PretendCuda():
+        parts = ["parity", "times", "selection", "scores"]
+        gpu.main([*ONE_MODEL, "--device", "cuda", "--parts", *parts, "--settings", "2,20,6"])
+    printed = capsys.readouterr().out
+    rows = rows_of(printed)
+    assert {row["part"] for row in rows} == set(parts)
+    assert not any("wrong" in row or "out_of_memory" in row for row in rows)
+    timed = [row for row in rows if row["part"] == "times"]
+    assert all(row["peak_bytes"] == 7 * 2**20 and row["bytes_above_model"] == 0 for row in timed)
+    assert json.loads(printed.splitlines()[-1])["hardware"]["device"] == "a pretend device"
 
 
 def test_a_row_without_memory_says_so_and_the_next_one_follows(

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from pretend_cuda import PretendCuda, values
 from test_decode import CPU, make_plan
 
 from hf_gr.torch import decode, log_probs
@@ -118,6 +119,38 @@ def test_pieces_are_sized_by_device() -> None:
         # What is normalised together is never all of what is large.
         assert on_device * vocab <= log_probs.DEVICE_NUMBERS or on_device <= max(-(-rows // 4), 1)
     assert rows_at_once(512, 151_936, torch.device("cuda")) == 128
+
+
+@pytest.mark.parametrize("pieces", [4, 40])
+def test_scores_of_a_large_vocabulary_take_few_operations_and_little_memory(
+    pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """512 beams over 151,936 tokens on a device, without the kernel; planted: pieces of a CPU's size."""
+    if pieces > 4:
+        monkeypatch.setattr(decode, "rows_at_once", lambda num_rows, *_: num_rows // pieces)
+    monkeypatch.setattr(decode, "takes_one_pass", lambda rows: False)
+    shape = (1, 512, 151_936)
+    with PretendCuda() as cuda:
+        given = torch.zeros(shape, dtype=torch.bfloat16, device="cuda")
+        nothing = torch.zeros((1, 512, 256), dtype=torch.long, device="cuda")
+        legal = PlainChildren(nothing, nothing == 0, nothing[..., 0])
+        beams = Beams.start(1, 512, torch.device("cuda"))
+        log = cuda.clear()
+        found = decode.child_scores(given, legal, beams, make_plan(1, 512))
+    assert found.shape == (1, 512, 256)
+    assert (log.number() <= 13) == (pieces == 4)
+    assert not log.waits
+    assert max(made.num_bytes for made in log.made) <= given.numel() * 4 // 4  # a quarter of them all in fp32
+
+
+def test_the_operator_is_one_operation_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    with PretendCuda() as cuda:
+        given, tokens = torch.randn((6, 50), device="cuda"), torch.zeros((6, 3), dtype=torch.long, device="cuda")
+        log = cuda.clear()
+        found = token_log_probs(given, tokens)
+        assert (log.number(), log.waits) == (1, [])
+    expected = values(given).log_softmax(-1).gather(-1, values(tokens))
+    torch.testing.assert_close(values(found), expected, atol=TOL, rtol=TOL)
 
 
 def test_a_cpu_needs_no_kernel() -> None:

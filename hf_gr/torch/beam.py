@@ -144,7 +144,7 @@ def select(
     # Padding comes after the last child; it is dead, so any position within range will do.
     chosen = chosen.clamp(max=size - 1) if missing else chosen
     parents = chosen // num_children
-    tokens, states = candidates.take(parents, chosen - parents * num_children)
+    tokens, states = candidates.take(parents, chosen % num_children)
     return _extend(beams, parents, tokens, states, kept_scores, dead_state)
 
 
@@ -214,12 +214,12 @@ def _extend(
 ) -> Beams:
     """The prefixes `parents`, each with one more token."""
     along = parents[..., None].expand(-1, -1, prefixes.sequences.shape[-1])
-    is_alive = scores > DEAD  # and a number, which a user's processor need not give
+    is_dead = ~(scores > DEAD)  # or no number, which a user's processor may give
     return Beams(
         sequences=torch.cat([prefixes.sequences.gather(1, along), tokens[..., None]], dim=-1),
         beam_indices=torch.cat([prefixes.beam_indices.gather(1, along), parents[..., None]], dim=-1),
-        scores=scores.masked_fill(~is_alive, DEAD),
-        states=torch.where(is_alive, states, dead_state),
+        scores=scores.masked_fill(is_dead, DEAD),
+        states=states.masked_fill(is_dead, dead_state),
     )
 
 

@@ -213,7 +213,8 @@ class _Search:
             beams, frontier.finished, legal, scores, rows.catalogue, plan, level=level, picked=picked
         )
         parents = beams.parents if places is None else places.gather(1, beams.parents)
-        return Frontier(self.batch, rows, level + 1, beams, finished, parents + scored.start, frontier.is_open)
+        parents = parents + scored.start if scored.start else parents
+        return Frontier(self.batch, rows, level + 1, beams, finished, parents, frontier.is_open)
 
     def _close(self, frontier: Frontier, levels: Sequence[Level]) -> tuple[Frontier, Sequence[Level]]:
         """The rows that can still change, or all of them if they do not leave; synchronises."""

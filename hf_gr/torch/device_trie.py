@@ -100,13 +100,13 @@ class DeviceTrie:
     ) -> tuple[Int[Tensor, "*shape"], Int[Tensor, "*shape"]]:
         """The first child of every node and the number of them, which is 0 for what is not a node of this level."""
         start, end = self.level_starts[level], self.level_starts[level + 1]
-        local = nodes - start
-        is_here = (local >= 0) & (local < end - start)
-        local = local.clamp(0, end - start - 1)
+        given = nodes - start
+        local = given.clamp(0, end - start - 1)
+        is_here = local == given
         offsets, exceptions = self.offsets[level], self.exceptions[level]
         if exceptions is None:
-            first = offsets[local].long()
-            return first + end, (offsets[local + 1].long() - first) * is_here
+            first, after = offsets.unfold(0, 2, 1)[local].long().unbind(-1)
+            return first + end, (after - first) * is_here
         if not len(exceptions):
             return local + end, is_here.long()
         sought = local.to(exceptions.dtype)
