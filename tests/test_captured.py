@@ -176,6 +176,27 @@ def test_a_head_that_decides_alone_is_captured(variant: dict[str, Any], cache: G
     assert (cache.num_captures, cache.num_replays) == (1, 3)
 
 
+@pytest.mark.parametrize("drafting", ["trie", "head", "assistant"])
+def test_drafts_are_left_out_of_a_captured_decode(
+    drafting: str, cache: GraphCache, said: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    model, index, inputs = enable(build("qwen3")), new_index(), prompts(2, 9, padded=True)
+    options: dict[str, Any] = {"drafting": drafting, "verification": "strict", **BEAMS}
+    if drafting == "head":
+        model.add_draft_head(index)
+    if drafting == "assistant":
+        options["assistant_model"] = build("llama", seed=1)
+    expected = model.generate(**inputs, constraint_index=index, **DETAILS, **BEAMS)
+    for length in (9, 12, 14):
+        both(model, prompts(2, length, padded=True), constraint_index=index, **options)
+    found = model.generate(**inputs, constraint_index=index, **DETAILS, **STATIC, **options)
+    assert_same(expected, found)
+    assert found.speculation.drafted_nodes.sum() == 0
+    assert (cache.num_captures, cache.num_replays) == (1, 3)
+    assert all("without a draft" in message for message in said)
+    assert caplog.messages == []
+
+
 def test_on_a_cpu_the_same_code_runs_uncaptured(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = GraphCache()
     monkeypatch.setattr(captured, "GRAPHS", cache)
@@ -383,7 +404,7 @@ def test_buckets_grow_by_a_quarter_at_most() -> None:
     {
         "logits processors": {"repetition_penalty": 1.5, **BEAMS},
         "output_scores": {**BEAMS, "_step_scores": True},
-        "drafts": {"drafting": "trie", **BEAMS},
+        "auto": {"drafting": "auto", **BEAMS},
         "synced_gpus": {"synced_gpus": True, **BEAMS},
         "stopping": {"stopping_criteria": [lambda ids, scores: torch.zeros(len(ids), dtype=torch.bool)], **BEAMS},
     }.items(),
@@ -395,7 +416,7 @@ def test_what_is_not_captured_is_answered_as_ever(
     expected = model.generate(**inputs, constraint_index=index, **(DETAILS | options))
     for _ in range(3):
         found = model.generate(**inputs, constraint_index=index, **STATIC, **(DETAILS | options))
-        assert_same(expected, found, atol=0)
+        assert_same(expected, found)
     assert cache.num_captures == 0
     assert all("decoding without graphs" in message and why in message for message in said)
     assert len(said) == 3
@@ -503,7 +524,7 @@ def test_a_warm_up_refuses_what_is_not_captured(monkeypatch: pytest.MonkeyPatch)
         "num_beams=\\[\\], expected a positive integer": {"num_beams": []},
         "batch_sizes='2', expected": {"batch_sizes": "2"},
         "captured nothing .logits processors.": {"repetition_penalty": 1.5},
-        "captured nothing .drafts": {"drafting": "trie"},
+        "captured nothing .drafting='auto'": {"drafting": "auto"},
         "cache_implementation='dynamic', expected 'static'": {"cache_implementation": "dynamic"},
     }
     for message, options in wrong.items():

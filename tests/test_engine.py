@@ -587,3 +587,23 @@ def test_costs_are_fitted_and_never_negative() -> None:
         assert costs.fixed >= 0.0
         assert costs.token > 0.0
         assert 128 <= costs.token_budget <= 65_536
+
+
+def test_captured_decodes_answer_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hf_gr.generation.torch import captured
+    from hf_gr.torch.graphs import GraphCache
+
+    model, cache = model_of(), GraphCache()
+    monkeypatch.setattr(captured, "GRAPHS", cache)
+
+    async def main() -> None:
+        how = {"num_beams": 8, "num_results": 5, "lanes": 2, "cache_implementation": "static"}
+        async with Engine(model, INDEX, **how) as engine:
+            for _ in range(3):
+                histories = [IDS[number : number + 2] for number in range(6)]
+                answers = await asyncio.gather(*(engine.recommend(history=history) for history in histories))
+                for history, answer in zip(histories, answers, strict=True):
+                    same(answer, expected(model, INDEX, tokens_of(history)))
+
+    asyncio.run(main())
+    assert cache.num_replays > 0

@@ -91,6 +91,11 @@ def decode_captured(model: Any, prepared: Prepared, search: Search) -> Decoded |
             attempts.append((None, None, obstacle))
         say_once(f"cache_implementation='static' with {obstacle}: decoding without graphs")
         return None
+    if search.drafter is not None:
+        say_once(
+            f"drafting={prepared.config.drafting!r} with cache_implementation='static': decoding by a graph without a "
+            "draft, which answers the same"
+        )
     given = _of_head(search.scorer, prepared, search) or _of_tree(model, prepared, search)
     trie = prepared.rules.shared.parts[0].segment.trie
     key = *given.structure, id(model), state.token
@@ -114,7 +119,8 @@ def obstacle_of(prepared: Prepared, search: Search) -> str | None:
     if not isinstance(search.scorer, HeadScorer) and prepared.layout != "tree":
         return "the batch layout"
     found = {
-        "drafts that are verified": search.drafter is not None or plan.is_relaxed,
+        "verification='relaxed'": plan.is_relaxed,
+        "drafting='auto'": prepared.config.drafting == "auto",  # which times what it compares
         "logits processors": _warpers_of(plan) is None,
         "stopping criteria": plan.stopping_criteria is not None,
         "output_scores or output_logits of every step": plan.keeps_steps,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -147,6 +148,8 @@ class GRGenerationMixin(Overrides, GenerationMixin):
         decoded = decode_captured(self, prepared, search) if prepared.is_static else None
         if decoded is None:
             decoded = decode(search.scorer, search.catalogue, prepared.plan, search.drafter)
+        else:
+            search = replace(search, drafter=None)  # a captured decode has none
         return call.answer(prepared, search, decoded)
 
     def warm_up(
