@@ -100,6 +100,15 @@ def test_blocks_of_every_size_give_the_best(
     assert are_best(top_places(keys, number), keys, number)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("number", [1, 64, 512])
+@pytest.mark.parametrize("width", [131_072, 2**20, 2**20 + 77])
+def test_blocks_on_a_gpu_give_the_best(width: int, number: int) -> None:
+    keys = hard_keys(width, number).cuda()
+    assert are_best(top_places(keys, number), keys, number)
+
+
 def test_planted_too_few_blocks_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half as many blocks hold the best of ordinary keys now and then; hard ones tell."""
     topk = torch.Tensor.topk

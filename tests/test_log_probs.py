@@ -200,6 +200,35 @@ def test_without_triton_the_kernel_names_its_extra() -> None:
     assert 'hf_gr.torch.log_probs_triton needs triton: pip install "hf-gr[triton]"' in done.stderr
 
 
+@pytest.mark.gpu
+@TRITON
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_kernel_on_a_gpu_equals_its_twin() -> None:
+    from log_probs_by_triton import cases, error_of
+
+    assert takes_one_pass(torch.zeros((1, 2), device="cuda"))
+    errors = {}
+    for name, (given, tokens) in cases().items():
+        # A copy would lose its strides: what is copied is all of the memory behind it.
+        moved = [torch.empty(0, dtype=each.dtype, device="cuda") for each in (given, tokens)]
+        for there, here in zip(moved, (given, tokens), strict=True):
+            there.set_(here.untyped_storage().cuda(), here.storage_offset(), here.shape, here.stride())
+        errors[name] = error_of(log_probs, *moved)
+    assert {name: error for name, error in errors.items() if not error <= TOL} == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_pieces_on_a_gpu_give_the_log_softmax(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "takes_one_pass", lambda rows: False)
+    given = torch.randn((1, 512, 40_000), device="cuda").to(dtype)
+    tokens = torch.randint(40_000, (1, 512, 32), device="cuda")
+    legal = PlainChildren(tokens, tokens >= 0, tokens[..., 0])
+    found = decode.child_scores(given, legal, Beams.start(1, 512, given.device), make_plan(1, 512))
+    torch.testing.assert_close(found, expected(given, legal), atol=1e-5, rtol=TOL)
+
+
 def by_triton(*arguments: str, interpret: bool = True) -> dict[str, Any] | None:
     """What the script found; None if it ended otherwise."""
     environment = os.environ | ({"TRITON_INTERPRET": "1"} if interpret else {})
