@@ -257,19 +257,35 @@ def test_every_buffer_that_is_not_copied_in_is_noticed(rules: str, cache: GraphC
     assert len(recipe.buffers) > 8
 
 
-def test_a_buffer_of_another_call_is_not_read(cache: GraphCache) -> None:
-    """What a call has left, even if no number, does not reach the next one."""
+def test_nothing_of_a_longer_prompt_is_read(cache: GraphCache) -> None:
+    """Not even what is no number: a masked NaN would still spread."""
     model, index = enable(build("qwen3")), new_index()
-    for length in (9, 12):
-        both(model, prompts(2, length, padded=True), constraint_index=index, **BEAMS)
-    expected = model.generate(**prompts(2, 9, padded=True), constraint_index=index, **DETAILS, **BEAMS)
-    (entry,) = cache.entries
-    assert entry.recipe is not None
-    for buffer in entry.recipe.buffers:
-        if buffer.is_floating_point():
-            buffer.fill_(torch.nan)
-    found = model.generate(**prompts(2, 9, padded=True), constraint_index=index, **DETAILS, **BEAMS, **STATIC)
-    assert_same(expected, found)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[60:] = torch.nan
+    for length in (9, 13):
+        inputs = prompts(2, length, padded=True)
+        both(model, inputs | {"input_ids": inputs["input_ids"].clamp(max=59)}, constraint_index=index, **BEAMS)
+    for length in (16, 12, 15, 7):
+        inputs = prompts(2, length, seed=length)
+        broken = inputs | {"input_ids": inputs["input_ids"].index_fill(1, torch.arange(3), 61)}
+        whole = inputs | {"input_ids": inputs["input_ids"].clamp(max=59)}
+        out = model.generate(**broken, constraint_index=index, **DETAILS, **BEAMS, **STATIC)
+        assert not out.sequences_scores.isfinite().any()
+        shorter = {name: value[:, 3:] for name, value in whole.items()}
+        found = model.generate(**shorter, constraint_index=index, **DETAILS, **BEAMS, **STATIC)
+        assert_same(model.generate(**shorter, constraint_index=index, **DETAILS, **BEAMS), found)
+    assert cache.num_captures == 1
+
+
+def test_in_inference_mode_and_after_it(cache: GraphCache) -> None:
+    model, index, inputs = enable(build("qwen3")), new_index(), prompts(2, 9, padded=True)
+    excluded = [IDS[:5], IDS[9:13]]
+    for number in range(4):
+        with torch.inference_mode(number % 2 == 0):
+            both(model, inputs, constraint_index=index, exclude_items=excluded, **BEAMS)
+        with torch.inference_mode(number % 2 == 1):
+            both(model, inputs, constraint_index=index, **BEAMS)
+    assert (cache.num_captures, cache.num_replays) == (2, 6)
 
 
 # Bad input: what changes between calls is never answered from before

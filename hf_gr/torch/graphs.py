@@ -473,7 +473,8 @@ class GraphCache:
         began = time.perf_counter()
         try:
             if self._has_room(size):
-                with backend.turn():
+                # Buffers of an inference could not be written to after it.
+                with backend.turn(), torch.inference_mode(False), torch.no_grad():
                     recipe = make()
                     recipe.fill(inputs)
                     program = backend.capture(recipe.run)

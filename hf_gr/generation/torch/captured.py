@@ -305,12 +305,15 @@ class _Prompt:
         ]
         layers = [_layer_of(*each) for each in zip(buffers, widths, strict=True)]
 
+        written = [0] * len(buffers)  # by layer: of the prompt's columns, how many on the right hold anything
+
         def fill(start: _Prompt) -> None:
-            for of_layer, states, width in zip(buffers, start.keys, widths, strict=True):
+            for number, (of_layer, states) in enumerate(zip(buffers, start.keys, strict=True)):
+                width, before = widths[number], written[number]
                 for buffer, given in zip(of_layer or (), states or (), strict=True):
-                    count = min(given.shape[-2], width)  # a sliding layer sees only the last ones
-                    # Nothing of another prompt is left: a masked NaN would still spread.
-                    buffer[..., : width - count, :].zero_()
+                    count = written[number] = min(given.shape[-2], width)  # a sliding layer sees only the last ones
+                    if before > count:  # nothing of another prompt is left: a masked NaN would still spread
+                        buffer[..., width - before : width - count, :].zero_()
                     buffer[..., width - count : width, :].copy_(given[..., -count:, :], non_blocking=True)
 
         def new_scorer() -> Scorer:
