@@ -17,7 +17,7 @@ from hf_gr.torch.beam import (
     retire,
     retire_in_place,
     select,
-    top_places,
+    top_keys,
     update_may_improve,
 )
 from hf_gr.torch.children import PlainChildren
@@ -76,17 +76,18 @@ def hard_keys(width: int, seed: int) -> torch.Tensor:
     return keys
 
 
-def are_best(places: torch.Tensor, keys: torch.Tensor, number: int) -> bool:
-    """Whether places are those of a plain top-k, up to ties."""
-    found = keys.gather(1, places)
-    return torch.equal(found, keys.topk(number).values) and all(len(set(row.tolist())) == number for row in places)
+def are_best(best: tuple[torch.Tensor, torch.Tensor], keys: torch.Tensor, number: int) -> bool:
+    """Whether keys and places are those of a plain top-k, up to ties."""
+    found, places = best
+    is_there = torch.equal(found, keys.gather(1, places)) and all(len(set(row.tolist())) == number for row in places)
+    return is_there and torch.equal(found, keys.topk(number).values)
 
 
 @pytest.mark.parametrize("number", [1, 7, 200])
 @pytest.mark.parametrize("width", [29_999, 30_016, 40_000, 40_001])
 def test_blocks_of_many_candidates_give_the_best(width: int, number: int) -> None:
     keys = hard_keys(width, number)
-    assert are_best(top_places(keys, number), keys, number)
+    assert are_best(top_keys(keys, number), keys, number)
 
 
 @pytest.mark.parametrize("number", [1, 5, 64])
@@ -97,7 +98,7 @@ def test_blocks_of_every_size_give_the_best(
 ) -> None:
     monkeypatch.setattr(beam, "_block_size", lambda *_: block)
     keys = hard_keys(width, number)
-    assert are_best(top_places(keys, number), keys, number)
+    assert are_best(top_keys(keys, number), keys, number)
 
 
 @pytest.mark.gpu
@@ -106,7 +107,7 @@ def test_blocks_of_every_size_give_the_best(
 @pytest.mark.parametrize("width", [131_072, 2**20, 2**20 + 77])
 def test_blocks_on_a_gpu_give_the_best(width: int, number: int) -> None:
     keys = hard_keys(width, number).cuda()
-    assert are_best(top_places(keys, number), keys, number)
+    assert are_best(top_keys(keys, number), keys, number)
 
 
 def test_planted_too_few_blocks_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,8 +120,8 @@ def test_planted_too_few_blocks_are_seen(monkeypatch: pytest.MonkeyPatch) -> Non
     keys = hard_keys(40_000, 7)
     with monkeypatch.context() as patch:
         patch.setattr(torch.Tensor, "topk", fewer)
-        places = top_places(keys, 7)
-    assert not are_best(places, keys, 7)
+        best = top_keys(keys, 7)
+    assert not are_best(best, keys, 7)
 
 
 def test_a_device_reads_in_blocks_what_is_wide_and_a_cpu_sooner() -> None:

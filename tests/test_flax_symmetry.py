@@ -64,7 +64,7 @@ TORCH_ONLY = {
         "CPU_BLOCK": "top-k in blocks, which XLA does not need",
         "CPU_BLOCKS_FROM": "the same",
         "DEVICE_BLOCKS_FROM": "the same",
-        "top_places": "the same",
+        "top_keys": "the same",
     },
     "children": {
         "ChildrenInColumns": "kinds in Flax all read scores at their tokens: those are replaced",

@@ -150,7 +150,7 @@ def test_calls_that_are_not_captured_are_seen(
 def test_a_planted_selection_is_seen(
     gpu: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(beam, "top_places", lambda keys, number: keys.topk(number, largest=False).indices)
+    monkeypatch.setattr(beam, "top_keys", lambda keys, number: keys.topk(number, largest=False))
     assert wrong(gpu, capsys, "--parts", "selection") == ["two stages do not find the best"]
 
 

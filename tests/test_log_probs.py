@@ -117,16 +117,16 @@ def test_pieces_are_sized_by_device() -> None:
         assert 1 <= on_device <= rows
         assert -(-rows // on_device) <= log_probs.DEVICE_PIECES
         # What is normalised together is never all of what is large.
-        assert on_device * vocab <= log_probs.DEVICE_NUMBERS or on_device <= max(-(-rows // 4), 1)
-    assert rows_at_once(512, 151_936, torch.device("cuda")) == 128
+        assert on_device * vocab <= log_probs.DEVICE_NUMBERS or on_device <= max(-(-rows // 3), 1)
+    assert rows_at_once(512, 151_936, torch.device("cuda")) == 171
 
 
-@pytest.mark.parametrize("pieces", [4, 40])
+@pytest.mark.parametrize("pieces", [3, 40])
 def test_scores_of_a_large_vocabulary_take_few_operations_and_little_memory(
     pieces: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """512 beams over 151,936 tokens on a device, without the kernel; planted: pieces of a CPU's size."""
-    if pieces > 4:
+    if pieces > 3:
         monkeypatch.setattr(decode, "rows_at_once", lambda num_rows, *_: num_rows // pieces)
     monkeypatch.setattr(decode, "takes_one_pass", lambda rows: False)
     shape = (1, 512, 151_936)
@@ -138,9 +138,9 @@ def test_scores_of_a_large_vocabulary_take_few_operations_and_little_memory(
         log = cuda.clear()
         found = decode.child_scores(given, legal, beams, make_plan(1, 512))
     assert found.shape == (1, 512, 256)
-    assert (log.number() <= 13) == (pieces == 4)
+    assert (log.number() <= 10) == (pieces == 3)
     assert not log.waits
-    assert max(made.num_bytes for made in log.made) <= given.numel() * 4 // 4  # a quarter of them all in fp32
+    assert max(made.num_bytes for made in log.made) < given.numel() * 4 // 2  # less than half of them all in fp32
 
 
 def test_the_operator_is_one_operation_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:

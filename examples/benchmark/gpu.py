@@ -309,9 +309,9 @@ def selection(options: argparse.Namespace) -> Iterator[Work]:
         keys = torch.randn((rows, size), device=device)
         with blocks_from(1, device):
             block = beam._block_size(rows, size, number, device)
-            in_blocks = repeated(lambda: beam.top_places(keys, number), options, device)
-            places = beam.top_places(keys, number)
-        if not torch.equal(keys.gather(1, places), keys.topk(number).values):
+            in_blocks = repeated(lambda: beam.top_keys(keys, number), options, device)
+            best, places = beam.top_keys(keys, number)
+        if not torch.equal(best, keys.topk(number).values) or not torch.equal(best, keys.gather(1, places)):
             raise Wrong("two stages do not find the best")
         return {
             "topk_ms": repeated(lambda: keys.topk(number).indices, options, device),

@@ -139,8 +139,9 @@ def select(
     missing = max(num_kept - size, int(picked is not None))
     if missing:
         flat, keys = (F.pad(one, (0, missing), value=DEAD) for one in (flat, keys))
-    chosen = top_places(keys, num_kept) if picked is None else picked
-    kept_scores = flat.gather(1, chosen)
+    kept_scores, chosen = top_keys(keys, num_kept) if picked is None else (None, picked)
+    if kept_scores is None or noise is not None:
+        kept_scores = flat.gather(1, chosen)
     # Padding comes after the last child; it is dead, so any position within range will do.
     chosen = chosen.clamp(max=size - 1) if missing else chosen
     parents = chosen // num_children
@@ -148,8 +149,10 @@ def select(
     return _extend(beams, parents, tokens, states, kept_scores, dead_state)
 
 
-def top_places(keys: Float[Tensor, "batch candidates"], number: int) -> Int[Tensor, "batch number"]:
-    """Where the largest keys of every row are, best first.
+def top_keys(
+    keys: Float[Tensor, "batch candidates"], number: int
+) -> tuple[Float[Tensor, "batch number"], Int[Tensor, "batch number"]]:
+    """The largest keys of every row, best first, and their places.
 
     Many candidates are first reduced to the `number` blocks with the largest maxima: all others hold only smaller
     keys, or keys equal to the last one chosen. This reads the candidates once and sorts few of them, and has no branch
@@ -162,7 +165,8 @@ def top_places(keys: Float[Tensor, "batch candidates"], number: int) -> Int[Tens
     size = keys.shape[1]
     block = _block_size(len(keys), size, number, keys.device)
     if block == 1:
-        return keys.topk(number).indices
+        best = keys.topk(number)
+        return best.values, best.indices
     in_blocks = size - size % block
     largest = keys[:, :in_blocks].unflatten(1, (-1, block)).amax(-1)
     first = largest.topk(number, sorted=False).indices * block
@@ -170,7 +174,8 @@ def top_places(keys: Float[Tensor, "batch candidates"], number: int) -> Int[Tens
     if in_blocks < size:  # what fills no block competes with the best blocks
         rest = torch.arange(in_blocks, size, device=keys.device)
         places = torch.cat([places, rest.expand(len(keys), -1)], dim=1)
-    return places.gather(1, keys.gather(1, places).topk(number).indices)
+    best = keys.gather(1, places).topk(number)
+    return best.values, places.gather(1, best.indices)
 
 
 def _block_size(num_rows: int, size: int, number: int, device: torch.device) -> int:

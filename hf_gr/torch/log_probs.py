@@ -20,9 +20,9 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 CPU_NUMBERS = 2**21  # log-probabilities computed together on a CPU: 8 MB, which its caches hold (measured)
-# On a device each piece costs launches, and a small one leaves it idle: pieces of 64 MB or more, but at most 4. One of
-# 4 pieces in fp32 takes half the memory of all logits in bf16.
-DEVICE_NUMBERS, DEVICE_PIECES = 2**24, 4
+# On a device each piece costs launches, and a small one leaves it idle: pieces of 64 MB or more, but at most 3. One of
+# 3 pieces in fp32 takes two thirds of the memory of all logits in bf16.
+DEVICE_NUMBERS, DEVICE_PIECES = 2**24, 3
 
 _works: dict[torch.device, bool] = {}  # devices on which the kernel was tried
 
@@ -32,7 +32,7 @@ def rows_at_once(num_rows: int, vocab_size: int, device: torch.device) -> int:
 
     Example:
         >>> [rows_at_once(512, 151_936, torch.device(kind)) for kind in ("cpu", "cuda")]
-        [13, 128]
+        [13, 171]
     """
     if device.type == "cpu":
         return max(CPU_NUMBERS // vocab_size, 1)
