@@ -43,6 +43,7 @@ UNPAIRED = {
     "log_probs_triton": "the same",
     "graphs": "XLA compiles programs and keeps them",
     "static": "XLA compiles programs and keeps them",
+    "attention_kernels": "XLA fuses attention",
     "tree_attention": "programs of Flax attend by masks",
     "visibility": "the same",
     "several_labels": "a logits processor, a callable of PyTorch",

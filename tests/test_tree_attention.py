@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from hf_gr.torch import attention_kernels as kernels
 from hf_gr.torch import tree_attention as module
 from hf_gr.torch.tree import Tree
 from hf_gr.torch.tree_attention import TreeAttention, tree_attention
@@ -21,6 +21,12 @@ pytestmark = pytest.mark.shapes
 
 TOL = {torch.float64: 1e-12, torch.float32: 3e-6}  # of values around 1
 LEVELS = [(5,), (5, 5), (1, 3, 7), (4, 4, 4, 4)]
+
+
+@pytest.fixture(autouse=True)
+def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few nodes, too; tests/test_attention_kernels.py has every way."""
+    monkeypatch.setattr(module, "SLOTS_AT_ONCE", {})
 
 
 class Case:
@@ -225,35 +231,6 @@ def test_a_wrong_merge_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 # What a device wants
 
 
-class Watch(TorchDispatchMode):
-    """Operations, and the largest tensor that one made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-        self.largest = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        is_view = any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns)
-        if not is_view:
-            self.names.append(str(func))
-            made = out if isinstance(out, tuple) else (out,)
-            self.largest = max([self.largest, *(one.numel() for one in made if isinstance(one, torch.Tensor))])
-        return out
-
-
-@pytest.mark.parametrize("batch", [1, 2])
-def test_no_key_of_the_prompt_is_copied_and_few_operations_run(batch: int) -> None:
-    case = Case((8, 8, 8), prompt=2000, batch=batch, dtype=torch.float32)
-    states = case.states()
-    with Watch() as watch:
-        tree_attention(*states, case.how, scale=0.3)
-    assert watch.largest < case.kept * case.key.shape[1] * case.key.shape[3] * batch / 4
-    assert not {"aten._local_scalar_dense.default", "aten.nonzero.default"} & set(watch.names)
-    assert len(watch.names) <= 20, watch.names
-
-
 @pytest.mark.parametrize("name", ["three levels", "padded, a draft at two depths", "one row"])
 def test_it_compiles_whole(name: str) -> None:
     case = Case(**CASES[name], dtype=torch.float32)
@@ -269,7 +246,8 @@ def test_it_compiles_whole(name: str) -> None:
         ({"padded": 4}, torch.bfloat16, "_by_efficient"),
         ({"padded": 4}, torch.float32, "_by_efficient"),
         ({"levels": (4, 4, 6), "merged": 2, "padded": 3, "prompt": 33}, torch.float16, "_by_efficient"),
-        ({"value_width": 16}, torch.bfloat16, "_plain"),
+        ({"value_width": 16}, torch.bfloat16, "_by_efficient"),
+        ({"value_width": 20}, torch.bfloat16, "_plain"),
         ({"width": 12}, torch.bfloat16, "_plain"),
         ({}, torch.float64, "_plain"),
     ],
@@ -281,14 +259,17 @@ def test_a_gpus_kernels_take_what_they_are_given(
     """Their signatures and shapes, by PyTorch's own descriptions of them, which need no GPU and have no numbers."""
     case = Case(**kwargs, dtype=dtype)
     called: list[str] = []
-    choose, right = module._kernel, getattr(module, kernel)
+    right = getattr(kernels, kernel)
 
     def counted(*args: Any) -> Any:
         called.append(kernel)
         return right(*args)
 
-    monkeypatch.setattr(module, kernel, counted)
-    monkeypatch.setattr(module, "_kernel", lambda device, *rest: choose("cuda", *rest))
+    def chosen(*given: torch.Tensor, has_bias: bool, softcap: float | None) -> Any:
+        return kernels._kernel_on_cuda(*given, has_bias=has_bias, generation=9)  # pyright: ignore[reportCallIssue]
+
+    monkeypatch.setattr(kernels, kernel, counted)
+    monkeypatch.setattr(kernels, "_kernel_of", chosen)
     states = (one.to("meta").as_strided(one.shape, one.stride()) for one in case.states())
     found = tree_attention(*states, case.how.to(torch.device("meta")), scale=0.3)
     assert called[-1:] == [kernel]  # of the prompt's part, which comes last
@@ -309,14 +290,15 @@ def test_rows_of_a_bias_begin_where_a_gpu_reads(num_keys: int, per_row: bool, mo
             given.append(bias)
             return query, torch.zeros(2, 3, 32)
 
-    monkeypatch.setattr(module, "aten", Ops)
-    bias = torch.randn(2, 1, 6 if per_row else 1, num_keys)
+    monkeypatch.setattr(kernels, "aten", Ops)
+    seen = torch.rand(2, 1, 6 if per_row else 1, num_keys) < 0.5
+    bias = kernels.Bias.of(seen, torch.float32, sees_some=False)
     states = torch.zeros(2, 3, 6, 8)
-    _, weight = module._by_efficient(states, states, states, bias, 1.0, None)
+    _, weight = kernels._by_efficient(states, states, states, bias.scores, 1.0, None)
     (got,) = given
     assert got.shape == (2, 3, 6, num_keys)
     assert all(stride % 16 == 0 for stride in got.stride()[:3])
-    assert torch.equal(got, bias.expand(-1, 3, 6, -1))
+    assert torch.equal(got, bias.scores.expand(-1, 3, 6, -1))
     assert weight.shape == (2, 3, 6)
 
 

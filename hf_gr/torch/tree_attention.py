@@ -3,29 +3,32 @@
 """Attention of tree nodes in two parts: over the prompt that they share, and over each node's own ancestors.
 
 The prompt's keys are read once for all nodes: these, and the query heads of a key head, are folded into one axis. No
-mask is made, no key is copied or repeated. Both parts give the logarithm of their weight, by which they are merged.
-Knows no trie and no model. `Tree.attention_mask` is the slow twin.
+mask is made where nothing is padded, and the prompt's keys are never copied nor repeated; a node's few ancestors are
+gathered. Each part tells its weight, by which they are merged. What many slots are for, few do not need: on a CPU, a
+few nodes attend at once to all keys under a mask. Knows no trie and no model. `Tree.attention_mask` is the slow twin.
 
-Source: xGR, section 5 (shared and unshared keys, one partial result each, merged by their softmax statistics).
+Source: xGR, section 5 (shared and unshared keys, one partial result each, merged by their softmax statistics), with
+an ancestry table instead of reordered keys; FlashDecoding for the merge.
 
-Axes: B batch, H query heads, h key heads, G = H / h, N nodes, P prompt, S slots, D depth, W width of a head.
+Axes: B batch, H query heads, h key heads, G = H / h, N nodes, P prompt, S slots, D ancestors, W width of a head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-aten = torch.ops.aten
+from .attention_kernels import Bias, attend, exact
+from .tree import Tree
 
-HALF = (torch.float16, torch.bfloat16)
-# Added to the scores of keys that are not seen: no exponential survives it, and it is a number in every kernel.
-HIDDEN = {torch.float16: -3e4}
-HIDDEN_ELSE = -1e30
+# Up to so many slots for each ancestor, one call over all keys under a mask is faster than two parts. Measured on a
+# CPU (examples/benchmark/attention.py). On other devices all sizes are in parts: a mask keeps FlashAttention away.
+SLOTS_AT_ONCE = {"cpu": 32}
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class TreeAttention:
         num_slots: keys after the prompt's, those of this forward included.
         prompt_mask: real tokens of the prompt; None if all are.
         depths: tokens from the prompt to each node: one number if all have one depth.
+        made: what layers have in common, kept from the first one that needs it.
     """
 
     ancestry: Int[Tensor, "batch nodes depth"]
@@ -45,17 +49,34 @@ class TreeAttention:
     num_slots: int
     prompt_mask: Bool[Tensor, "batch prompt"] | None
     depths: int | Int[Tensor, "#batch nodes"]
+    made: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def to(self, device: torch.device) -> TreeAttention:
         """The same on another device, for models that are spread over several."""
         if self.ancestry.device == device:
             return self
+        return self.kept(("on", device), (), lambda: self._copied(device))
+
+    def _copied(self, device: torch.device) -> TreeAttention:
         return replace(
             self,
             ancestry=self.ancestry.to(device),
             prompt_mask=None if self.prompt_mask is None else self.prompt_mask.to(device),
             depths=self.depths if isinstance(self.depths, int) else self.depths.to(device),
         )
+
+    def kept(self, name: Any, inputs: Any, make: Callable[[], Any]) -> Any:
+        """What `make` returns for inputs; layers with the same inputs share it.
+
+        Args:
+            name: of the thing, known when a program is traced.
+            inputs: what it is made of besides this tree.
+            make: computes it.
+        """
+        known = self.made.get(name)
+        if known is None or known[0] != inputs:
+            known = self.made[name] = (inputs, make())
+        return known[1]
 
 
 def tree_attention(
@@ -78,162 +99,140 @@ def tree_attention(
         scale: of the products.
         window: how far back a node sees, itself included; None for everything.
         softcap: the bound that a tanh puts on scores (Gemma 2).
+
+    Example:
+        >>> tree = TreeAttention(torch.tensor([[[0], [1]]]), True, 2, None, 1)  # two nodes below a prompt
+        >>> value = torch.tensor([1.0, 2.0, 3.0, 6.0])[None, None, :, None].expand(1, 1, 4, 8)  # a prompt of two
+        >>> tree_attention(torch.zeros((1, 1, 2, 8)), torch.zeros((1, 1, 4, 8)), value, tree, scale=1.0)[0, :, 0, 0]
+        tensor([2., 3.])
     """
-    prompt_length, num_groups = key.shape[2] - tree.num_slots, query.shape[1] // key.shape[1]
-    query = query.unflatten(1, (-1, num_groups))
-    own, own_weight = _over_ancestors(
-        query, key[:, :, prompt_length:], value[:, :, prompt_length:], tree, scale, window, softcap
-    )
-    first, seen = _of_prompt(tree, prompt_length, window)
-    answer = own
-    if first < prompt_length:
-        shared, weight = _over_prompt(
-            query, key[:, :, first:prompt_length], value[:, :, first:prompt_length], seen, scale, softcap
-        )
-        answer = own.lerp(shared.to(own.dtype), torch.sigmoid(weight - own_weight)[..., None].to(own.dtype))
-    return answer.to(value.dtype).flatten(1, 2).transpose(1, 2).contiguous()
+    batch_size, num_heads, num_nodes, width = query.shape
+    num_key_heads, length = key.shape[1], key.shape[2] - tree.num_slots
+    options = {"scale": scale, "softcap": softcap}
+    folded = query.reshape(batch_size, num_key_heads, -1, width)
+    first = _first_seen(tree, length, window)
+    num_ancestors = tree.ancestry.shape[-1]
+    if tree.num_slots <= SLOTS_AT_ONCE.get(query.device.type, 0) * num_ancestors:
+        bias = _bias_of_all(tree, length, window, num_heads // num_key_heads, query.dtype)
+        found, _ = attend(folded, key[:, :, first:], value[:, :, first:], bias=bias, **options)
+        return found.view(batch_size, num_heads, num_nodes, -1).transpose(1, 2).contiguous()
+
+    # By nodes: [B, N, h, G, ...]
+    of_node = query.transpose(1, 2).reshape(batch_size * num_nodes, num_key_heads, -1, width)
+    gathered = (_of_ancestors(states[:, :, length:], tree, window) for states in (key, value))
+    found, weight = attend(of_node, *gathered, bias=_bias_of_ancestors(tree, window, query.dtype), **options)
+    own, own_weight = (states.unflatten(0, (batch_size, num_nodes)) for states in (found, weight))
+    if first < length:
+        bias = _bias_of_prompt(tree, length, window, num_heads // num_key_heads, query.dtype)
+        keys, values = (states[:, :, first:length] for states in (key, value))
+        found, weight = attend(folded, keys, values, bias=bias, **options)
+        shared, weight = (states.unflatten(2, (-1, num_nodes)).movedim(3, 1) for states in (found, weight))
+        # In float32: a weight of 0.998 in bfloat16 would be wrong by the whole part of the ancestors.
+        share, dtype = torch.sigmoid(weight - own_weight)[..., None], exact(query.dtype)
+        own = torch.lerp(own.to(dtype), shared.to(dtype), share)
+    return own.to(value.dtype, memory_format=torch.contiguous_format).reshape(batch_size, num_nodes, num_heads, -1)
 
 
-def _over_ancestors(
-    query: Float[Tensor, "batch key_heads groups nodes width"],
-    key: Float[Tensor, "batch key_heads slots width"],
-    value: Float[Tensor, "batch key_heads slots value_width"],
-    tree: TreeAttention,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-) -> tuple[Float[Tensor, "batch key_heads groups nodes value_width"], Float[Tensor, "batch key_heads groups nodes"]]:
-    """Attention over the slots of each node's ancestors and its own, and the logarithm of its weight."""
-    slots = tree.ancestry if window is None else tree.ancestry[..., -window:]
-    at, seen = slots, None
-    if not tree.is_level:
-        at, seen = slots.clamp(min=0), (slots >= 0).repeat_interleave(query.shape[1], dim=0)[:, :, None]
-    exact = torch.promote_types(query.dtype, torch.float32)  # what is merged is rounded once
-    # Each node is a head of its own, whose rows are the query heads that share a key head.
-    key, value = (states.to(exact) for states in _taken((key, value), at))
-    found, weight = _attend(query.transpose(2, 3).flatten(0, 1).to(exact), key, value, seen, scale, softcap)
-    shape = (*query.shape[:2], query.shape[3], query.shape[2])
-    return found.view(*shape, -1).transpose(2, 3), weight.view(shape).transpose(2, 3)
-
-
-def _taken(
-    parts: tuple[Tensor, Tensor], at: Int[Tensor, "batch nodes depth"]
-) -> Iterator[Float[Tensor, "batch_heads nodes depth _"]]:
-    """The keys and values at slots; whole rows are copied, which `gather` does number by number."""
-    batch_size, num_heads = parts[0].shape[:2]
-    if batch_size == 1:
-        found = (states[0].index_select(1, at.flatten()) for states in parts)
-    else:
-        rows = torch.arange(batch_size, device=at.device)[:, None, None]
-        heads = torch.arange(num_heads, device=at.device)[None, :, None]
-        flat = at.flatten(1)[:, None]
-        found = (states[rows, heads, flat].flatten(0, 1) for states in parts)
-    return (states.unflatten(1, at.shape[1:]) for states in found)
-
-
-def _of_prompt(
-    tree: TreeAttention, prompt_length: int, window: int | None
-) -> tuple[int, Bool[Tensor, "batch _ keys"] | None]:
-    """The first of the prompt's keys that a node may see, and which nodes see which from there on; None for all."""
-    first, seen = 0, None
-    if tree.prompt_mask is not None:
-        seen = tree.prompt_mask[:, None, tree.prompt_mask.shape[1] - prompt_length :]
-    if window is None:
-        return first, seen
+def _first_seen(tree: TreeAttention, length: int, window: int | None) -> int:
+    """The first of the prompt's keys that a node may see, by the window alone."""
+    if window is None or not isinstance(tree.depths, int):
+        return 0
     # The nearest prompt token is `depth` steps behind a node, and `window - 1` steps behind are still seen.
-    if isinstance(tree.depths, int):
-        first = max(prompt_length + tree.depths - window, 0)
-        return first, None if seen is None else seen[..., first:]
-    places = torch.arange(prompt_length, device=tree.depths.device)
-    near = places >= (prompt_length - window) + tree.depths[..., None]
-    return first, near if seen is None else near & seen
+    return min(max(length + tree.depths - window, 0), length)
 
 
-def _over_prompt(
-    query: Float[Tensor, "batch key_heads groups nodes width"],
-    key: Float[Tensor, "batch key_heads keys width"],
-    value: Float[Tensor, "batch key_heads keys value_width"],
-    seen: Bool[Tensor, "batch _ keys"] | None,
-    scale: float,
-    softcap: float | None,
-) -> tuple[Float[Tensor, "batch key_heads groups nodes value_width"], Float[Tensor, "batch key_heads groups nodes"]]:
-    """Attention over keys that all nodes share, and the logarithm of its weight."""
-    num_groups = query.shape[2]
-    if seen is not None and seen.shape[1] > 1:  # it differs by node, and rows are query heads by nodes
-        seen = seen.repeat(1, num_groups, 1)
-    found, weight = _attend(query.flatten(2, 3), key, value, None if seen is None else seen[:, None], scale, softcap)
-    return found.unflatten(2, (num_groups, -1)), weight.unflatten(2, (num_groups, -1))
+def _bias_of_prompt(
+    tree: TreeAttention, length: int, window: int | None, num_groups: int, dtype: torch.dtype
+) -> Bias | None:
+    """Who sees which of the prompt's keys, from the first one that a node may see on; None if all see all."""
+    by_node = window is not None and not isinstance(tree.depths, int)
+    if tree.prompt_mask is None and not by_node:
+        return None
+
+    def make() -> Bias:
+        first = _first_seen(tree, length, window)
+        seen = None
+        if tree.prompt_mask is not None:
+            seen = tree.prompt_mask[:, None, tree.prompt_mask.shape[1] - length + first :]
+        if window is not None and not isinstance(tree.depths, int):
+            near = torch.arange(length, device=tree.depths.device) >= length - window + tree.depths[..., None]
+            seen = near if seen is None else near & seen
+        assert seen is not None
+        return Bias.of(_for_groups(seen, num_groups), dtype, sees_some=False)
+
+    return tree.kept(("prompt", window), (length, num_groups, dtype), make)
 
 
-def _attend(
-    query: Float[Tensor, "batch heads rows width"],
-    key: Float[Tensor, "batch heads keys width"],
-    value: Float[Tensor, "batch heads keys value_width"],
-    seen: Bool[Tensor, "batch _ _ keys"] | None,
-    scale: float,
-    softcap: float | None,
-) -> tuple[Float[Tensor, "batch heads rows value_width"], Float[Tensor, "batch heads rows"]]:
-    """Attention, and the logarithm of the sum of its exponentials."""
-    bias = None
-    if seen is not None:
-        zeros = torch.zeros(seen.shape, dtype=query.dtype, device=query.device)
-        bias = zeros.masked_fill(~seen, HIDDEN.get(query.dtype, HIDDEN_ELSE))
-    kernel = _kernel(query.device.type, query, key, value, seen, softcap)
-    return kernel(query, key, value, bias, scale, softcap)
+def _bias_of_ancestors(tree: TreeAttention, window: int | None, dtype: torch.dtype) -> Bias | None:
+    """Which of its ancestors every node has, `[B * N, 1, 1, D]`; None if all have all."""
+    if tree.is_level:
+        return None
+
+    def make() -> Bias:
+        slots = _seen_ancestry(tree, window)
+        return Bias.of((slots >= 0).flatten(0, 1)[:, None, None], dtype, sees_some=True)
+
+    return tree.kept(("ancestors", window), dtype, make)
 
 
-Kernel = Callable[..., tuple[Tensor, Tensor]]
+def _bias_of_all(tree: TreeAttention, length: int, window: int | None, num_groups: int, dtype: torch.dtype) -> Bias:
+    """Who sees which of all keys, from the first one of the prompt's that a node may see on."""
+
+    def make() -> Bias:
+        device, depths, nodes = tree.ancestry.device, tree.depths, tree.ancestry.shape[:2]
+        if tree.prompt_mask is None:
+            real = torch.ones((nodes[0], length), dtype=torch.bool, device=device)
+        else:
+            real = tree.prompt_mask[:, tree.prompt_mask.shape[1] - length :]
+        depths = torch.full((1, 1), depths, device=device) if isinstance(depths, int) else depths
+        own = Tree(tree.ancestry, tree.num_slots, tree.is_level)
+        seen = own.attention_mask(real, window, depths=depths.expand(nodes))
+        seen = seen[:, 0, :, _first_seen(tree, length, window) :]
+        return Bias.of(_for_groups(seen, num_groups), dtype, sees_some=True)
+
+    return tree.kept(("all", window), (length, num_groups, dtype), make)
 
 
-def _kernel(
-    device: str, query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, softcap: float | None
-) -> Kernel:
-    """The fastest way that fits: by what PyTorch's own kernels require."""
-    width = query.shape[-1]
-    if softcap is not None or width != value.shape[-1]:
-        return _plain
-    if device == "cpu":
-        return _on_cpu
-    if device != "cuda" or width % 8 or key.stride(-1) != 1 or value.stride(-1) != 1:
-        return _plain
-    if seen is None and query.dtype in HALF and width <= 256:
-        return _by_flash
-    return _by_efficient if query.dtype in (*HALF, torch.float32) else _plain
+def _for_groups(seen: Bool[Tensor, "batch _ keys"], num_groups: int) -> Bool[Tensor, "batch 1 _ keys"]:
+    """The same for the rows of a key head, which are query heads by nodes; one row stays one row."""
+    seen = seen[:, None]
+    return seen if seen.shape[2] == 1 else seen.repeat(1, 1, num_groups, 1)
 
 
-def _plain(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, softcap: float | None
-) -> tuple[Tensor, Tensor]:
-    exact = torch.promote_types(query.dtype, torch.float32)
-    scores = query.to(exact) @ key.to(exact).mT * scale
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    scores = scores if bias is None else scores + bias
-    weight = scores.logsumexp(-1)
-    return ((scores - weight[..., None]).exp() @ value.to(exact)).to(value.dtype), weight
+def _seen_ancestry(tree: TreeAttention, window: int | None) -> Int[Tensor, "batch nodes _"]:
+    return tree.ancestry if window is None else tree.ancestry[..., -window:]
 
 
-def _on_cpu(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, softcap: None
-) -> tuple[Tensor, Tensor]:
-    # The kernel takes a bias of all heads or of one, and of all rows.
-    bias = None if bias is None else bias.expand(-1, -1, query.shape[2], -1)
-    return aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, attn_mask=bias, scale=scale)
+def _of_ancestors(
+    states: Float[Tensor, "batch key_heads slots width"], tree: TreeAttention, window: int | None
+) -> Float[Tensor, "_ key_heads _ width"]:
+    """Keys or values of each node's ancestors and its own, `[B * N, h, D, W]`."""
+    batch_size, num_heads, num_slots, width = states.shape
+    num_nodes, num_seen = _seen_ancestry(tree, window).shape[1:]
+    shape = batch_size * num_nodes, num_heads, num_seen, width
+    of_request, of_head, of_slot, of_number = states.stride()
+    of_request, of_head = of_request * (batch_size > 1), of_head * (num_heads > 1)
+    if of_number != 1 or of_slot == 0 or of_request % of_slot or of_head % of_slot:
+        # Memory in another order; four to ten times as slow.
+        wide = states[:, None].expand(-1, num_nodes, -1, -1, -1)
+        return wide.gather(3, _slots(tree, window)[:, :, None, :, None].expand(-1, -1, num_heads, -1, width)).view(
+            shape
+        )
+    steps = of_request // of_slot, of_head // of_slot
+    # The memory as one table with a row for every key: rows are copied as they are, in the order that is needed.
+    num_rows = steps[0] * (batch_size - 1) + steps[1] * (num_heads - 1) + num_slots
+    table = states.as_strided((num_rows, width), (of_slot, 1))
+
+    def make() -> Tensor:
+        slots = _slots(tree, window)
+        heads = torch.arange(num_heads, device=slots.device)[:, None] * steps[1]
+        requests = torch.arange(batch_size, device=slots.device)[:, None, None, None] * steps[0]
+        return (slots[:, :, None] + heads + requests).flatten()
+
+    return table.index_select(0, tree.kept(("rows", window), (num_heads, steps), make)).view(shape)
 
 
-def _by_flash(
-    query: Tensor, key: Tensor, value: Tensor, bias: None, scale: float, softcap: None
-) -> tuple[Tensor, Tensor]:
-    return aten._scaled_dot_product_flash_attention(query, key, value, scale=scale)[:2]
-
-
-def _by_efficient(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, softcap: None
-) -> tuple[Tensor, Tensor]:
-    if bias is not None:
-        # The kernel reads 16 numbers at once: rows of a bias begin at multiples of that.
-        num_keys = bias.shape[-1]
-        bias = torch.nn.functional.pad(bias, (0, -num_keys % 16))[..., :num_keys]
-        bias = bias.expand(*query.shape[:3], -1)
-    found, weight = aten._scaled_dot_product_efficient_attention(query, key, value, bias, True, scale=scale)[:2]
-    return found, weight[..., : query.shape[2]]  # whose rows are padded
+def _slots(tree: TreeAttention, window: int | None) -> Int[Tensor, "batch nodes _"]:
+    """Slots that exist: any other one for NO_SLOT, which a bias hides."""
+    slots = _seen_ancestry(tree, window)
+    return slots if tree.is_level else slots.clamp(min=0)
