@@ -27,7 +27,8 @@ CHILDREN = 1024  # tokens that it looks up together
 WARPS = 16
 
 
-@triton.jit
+# Levels differ in these: to compile the kernel for each would gain nothing.
+@triton.jit(do_not_specialize=["num_children", "tokens_row_stride"])
 def token_log_probs_kernel(
     logits,
     tokens,
