@@ -34,7 +34,7 @@ from hf_gr.torch import device_trie, drafters, transition
 from hf_gr.torch.beam import DEAD
 from hf_gr.torch.children import Children
 from hf_gr.torch.decode import Decoded, DecodePlan, decode
-from hf_gr.torch.drafters import TreeDrafter
+from hf_gr.torch.drafters import FixedTree, TreeDrafter
 from hf_gr.torch.frontier import Frontier
 from hf_gr.torch.noise import Noise
 from hf_gr.torch.speculation import Part, Speculation
@@ -129,6 +129,37 @@ def check_random(seed: int) -> Speculation:
 @given(st.integers(0, 10**9))
 def test_no_draft_changes_a_result(seed: int) -> None:
     check_random(seed)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**9))
+def test_a_tree_of_fixed_widths_changes_nothing_or_says_so(seed: int) -> None:
+    rng = random.Random(seed)
+    num_rows = rng.randint(1, 3)
+    catalogue = random_catalogue(rng, num_rows, ragged=rng.random() < 0.5)
+    plan = replace(random_plan(rng, num_rows), exit_early=False, output_scores=False)
+    target = TableModel(tables(rng.randint(0, 3), num_rows), num_rows, takes_prompt=rng.random() < 0.5)
+    widths = [[rng.choice((1, 4, 30, 300))] * rng.randint(0, LONGEST - level) for level in range(catalogue.max_length)]
+    widths = [of_level[: max(catalogue.max_length - 1 - level, 0)] for level, of_level in enumerate(widths)]
+    drafter = FixedTree(widths)
+    expected, found = decode(target(), catalogue, plan), decode(target(), catalogue, plan, drafter)
+    assert found.speculation.target_forwards <= expected.speculation.target_forwards
+    if drafter.fits is None or drafter.fits.all():
+        assert_same(found, expected)
+
+
+def test_widths_too_small_are_told_row_by_row() -> None:
+    """Below the beams 0 and 1 the first row has 2 and 3 nodes, the second one 2 and 2; the draft has 4 places."""
+    rows = [[0, 0, 2], [0, 1, 2], [1, 0, 2], [1, 1, 2], [1, 2, 2]]
+    index = ConstraintIndex.from_sequences(rows)
+    views = [index.snapshot, index.where([True, True, True, True, False]).snapshot]
+    catalogue = transition.device_catalogue(combine_rules(views), CPU)
+    drafter = FixedTree([[], [4], []])
+    found = decode(TableModel(tables(0, 2), 2)(), catalogue, make_plan(2, 2), drafter)
+    assert drafter.fits is not None
+    assert drafter.fits.tolist() == [False, True]
+    expected = decode(TableModel(tables(0, 2), 2)(), catalogue, make_plan(2, 2))
+    assert found.sequences[2:].tolist() == expected.sequences[2:].tolist()
 
 
 def test_no_draft_changes_a_result_on_wide_levels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,8 @@ from .speculation import Part
 from .transition import DeviceCatalogue, children, is_leaf
 from .tree import Nodes
 
+ROOM = 3.0  # for the nodes below some beams, of their number on average
+
 
 def nodes_of(beams: Beams) -> list[Nodes]:
     """All tokens of every beam as nodes, one chain a beam: what a scorer over the prompt still has to read."""
@@ -294,14 +296,78 @@ class TreeDrafter:
         return rest, [True] * len(used)
 
 
+class FixedTree:
+    """Drafts the whole legal subtree below the beams within widths fixed ahead: no size depends on what is found.
+
+    That is for programs whose shapes stay. Whether all of it fitted is said afterwards, on the device; where it did
+    not, the answer is none. Serves one call.
+
+    Args:
+        widths: by level of the beams, the nodes of each level below them that is scored together with them.
+
+    Attributes:
+        fits: whether all nodes of each row fitted so far; None before the first draft.
+    """
+
+    num_forwards = 0
+
+    def __init__(self, widths: Sequence[Sequence[int]]) -> None:
+        self.widths = widths
+        self.fits: Tensor | None = None
+
+    def draft(self, frontier: Frontier) -> list[Part]:
+        """See `Drafter.draft`."""
+        level, catalogue, legal = frontier.level, frontier.rows.catalogue, frontier.legal
+        rest: list[Nodes] = []
+        for depth, width in enumerate(self.widths[level], start=level + 1):
+            if rest:
+                legal = children(rest[-1].states, catalogue, level=depth - 1)
+            wanted = open_children(legal, catalogue, depth=depth).flatten(1)
+            fits = wanted.sum(dim=-1) <= width
+            self.fits = fits if self.fits is None else self.fits & fits
+            rest.append(_all_children(legal, wanted, width=width, dead_state=catalogue.dead_state))
+        return [(frontier, rest)]
+
+
+def fixed_widths(nodes_per_level: Sequence[int], num_beams: int, *, budget: int) -> tuple[tuple[int, ...], ...]:
+    """Widths for `FixedTree`: room for a few times the nodes that beams have below them on average.
+
+    Args:
+        nodes_per_level: nodes of the catalogue with 0 to L tokens.
+        num_beams: K.
+        budget: nodes besides the live beams that a forward may score; as many as beams always may be.
+
+    Returns:
+        By level of the beams 0 to L - 1; powers of two.
+
+    Example:
+        >>> fixed_widths([1, 91, 6539, 11172, 12023], 20, budget=512)
+        ((128,), (), (128,), ())
+        >>> fixed_widths([1, 100, 110, 120, 130], 20, budget=512)
+        ((128,), (128, 128), (128,), ())
+    """
+    last, planned = len(nodes_per_level) - 1, []
+    for level in range(last):
+        widths: list[int] = []
+        number = float(min(num_beams, nodes_per_level[level]))
+        for depth in range(level + 1, last):  # nothing follows the last level's tokens: they need no logits
+            number *= nodes_per_level[depth] / nodes_per_level[depth - 1]
+            width = 1 << math.ceil(math.log2(max(ROOM * number, 1.0)))
+            if sum(widths) + width > max(budget, num_beams):
+                break
+            widths.append(min(width, 1 << math.ceil(math.log2(nodes_per_level[depth]))))
+        planned.append(tuple(widths))
+    return tuple(planned)
+
+
 def _all_children(
     legal: Children, wanted: Bool[Tensor, "some children_of_all"], *, width: int, dead_state: int
 ) -> Nodes:
-    """The wanted ones of all children, at most `width` a row."""
+    """The wanted ones of all children, the first `width` of a row."""
     num_rows, num_above, num_children = legal.legal.shape
     places = torch.arange(num_above * num_children, device=wanted.device).expand(num_rows, -1)
-    # Unwanted children all go to an extra column, which is dropped.
-    columns = torch.where(wanted, wanted.cumsum(dim=-1) - 1, width)
+    # Unwanted children, and those that are too many, all go to an extra column, which is dropped.
+    columns = torch.where(wanted, wanted.cumsum(dim=-1) - 1, width).clamp(max=width)
     chosen = torch.zeros((num_rows, width + 1), dtype=torch.long, device=wanted.device)
     chosen = chosen.scatter(1, columns, places)[:, :-1]
     parents = chosen // num_children
