@@ -176,7 +176,47 @@ def test_a_head_that_decides_alone_is_captured(variant: dict[str, Any], cache: G
     assert (cache.num_captures, cache.num_replays) == (1, 3)
 
 
-@pytest.mark.parametrize("drafting", ["trie", "head", "assistant"])
+def test_the_catalogues_draft_is_captured(cache: GraphCache, said: list[str]) -> None:
+    """Widths are fixed, and the host reads once whether all nodes fitted."""
+    model, index = enable(build("qwen3")), new_index()
+    options = {"constraint_index": index, "drafting": "trie", **BEAMS}
+    for number, length in enumerate((9, 12, 16, 5, 9)):
+        both(model, prompts(2, length, padded=True, seed=number), **options)
+    found = model.generate(**prompts(2, 9, padded=True), **DETAILS, **STATIC, **options)
+    plain = model.generate(**prompts(2, 9, padded=True), constraint_index=index, **DETAILS, **BEAMS)
+    assert_same(plain, found)
+    assert found.speculation.target_forwards < plain.speculation.target_forwards
+    assert (found.speculation.accepted_steps > 0).all()
+    assert cache.num_captures == 1
+    assert said == []
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_a_draft_that_does_not_fit_is_no_answer(
+    always: bool, cache: GraphCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plain program answers then; where that happens often, nothing is drafted."""
+    narrow = tuple((3,) if level else () for level in range(3)) if always else None
+    monkeypatch.setattr(captured, "DRAFTS", captured.Drafts())
+    right, misses = captured.Drafts.fits, []
+
+    def fits(self: Any, key: Any, flags: torch.Tensor) -> bool:
+        misses.append(not right(self, key, flags))
+        return not misses[-1]
+
+    monkeypatch.setattr(captured.Drafts, "fits", fits)
+    if narrow is not None:
+        monkeypatch.setattr(captured, "fixed_widths", lambda *args, **kwargs: (*narrow, ()))
+    model, index = enable(build("qwen3")), new_index()
+    for number in range(9):
+        inputs = prompts(2, 9, padded=True, seed=number)
+        both(model, inputs, constraint_index=index, drafting="trie", **BEAMS)
+    assert sum(misses) == (3 if always else 0)
+    assert len(misses) == (3 if always else 8)
+    assert cache.num_captures == (2 if always else 1)
+
+
+@pytest.mark.parametrize("drafting", ["head", "assistant"])
 def test_drafts_are_left_out_of_a_captured_decode(
     drafting: str, cache: GraphCache, said: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:

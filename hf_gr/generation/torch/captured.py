@@ -15,6 +15,8 @@ Axes: B batch, P prompt, H heads, D their width, V vocabulary.
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -34,7 +36,8 @@ from hf_gr.generation.messages import say_once
 from hf_gr.generation.models import position_limit
 from hf_gr.torch.decode import Decoded, decode
 from hf_gr.torch.draft_head import HeadScorer
-from hf_gr.torch.graphs import GraphCache, Recipe
+from hf_gr.torch.drafters import FixedTree, TreeDrafter, fixed_widths
+from hf_gr.torch.graphs import MOST_KEYS, GraphCache, Recipe
 from hf_gr.torch.plan import DecodePlan
 from hf_gr.torch.scorers import Prefilled, Scorer, TreeScorer
 from hf_gr.torch.static import buffers_like, copy_into, num_bytes, put_together, take_apart
@@ -44,7 +47,7 @@ from hf_gr.torch.visibility import Visibility
 from .caches import Buffers, SlotLayer
 from .drafts import Prepared, Search
 from .layouts import attends_in_parts
-from .model_state import state_of
+from .model_state import ModelState, state_of
 from .models import layer_types
 from .scorers import make_scorer
 
@@ -59,6 +62,39 @@ GRAPHS = GraphCache(report=say_once)
 # The key of a call's program and the longest prompt that it answers; or else, why there is none.
 Attempt = tuple[Hashable, int | None, str | None]
 _AT_ONCE: ContextVar[list[Attempt] | None] = ContextVar("at_once", default=None)
+
+
+Widths = tuple[tuple[int, ...], ...]
+NO_WIDTHS: Widths = ()
+
+
+class Drafts:
+    """Whether drafts of fixed widths fit, by program."""
+
+    def __init__(self) -> None:
+        self._counts: OrderedDict[Hashable, list[int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def fits(self, key: Hashable, fits: Tensor) -> bool:
+        """Whether all rows of a draft fitted; synchronises."""
+        found = bool(fits.all())
+        with self._lock:
+            counts = self._counts.setdefault(key, [0, 0])
+            self._counts.move_to_end(key)
+            counts[0] += 1
+            counts[1] += not found
+            if len(self._counts) > MOST_KEYS:
+                self._counts.popitem(last=False)
+        return found
+
+    def pays(self, key: Hashable) -> bool:
+        """Whether a draft is worth trying: one that does not fit costs a decode, one that fits saves a part of one."""
+        with self._lock:
+            tried, missed = self._counts.get(key, (0, 0))
+        return missed <= 2 or missed * 4 <= tried
+
+
+DRAFTS = Drafts()
 
 
 @contextmanager
@@ -91,26 +127,49 @@ def decode_captured(model: Any, prepared: Prepared, search: Search) -> Decoded |
             attempts.append((None, None, obstacle))
         say_once(f"cache_implementation='static' with {obstacle}: decoding without graphs")
         return None
-    if search.drafter is not None:
-        say_once(
-            f"drafting={prepared.config.drafting!r} with cache_implementation='static': decoding by a graph without a "
-            "draft, which answers the same"
-        )
-    given = _of_head(search.scorer, prepared, search) or _of_tree(model, prepared, search)
-    trie = prepared.rules.shared.parts[0].segment.trie
-    key = *given.structure, id(model), state.token
+    widths = _widths_of(prepared, search)
+    decoded, is_whole = _run(model, prepared, search, state, widths)
+    return decoded if is_whole else _run(model, prepared, search, state, NO_WIDTHS)[0]
+
+
+def _run(
+    model: Any, prepared: Prepared, search: Search, state: ModelState, widths: Widths
+) -> tuple[Decoded | None, bool]:
+    """What the program of a call answers, and whether all that it drafted fitted; else that is no answer."""
+    given = _of_head(search.scorer, prepared, search) or _of_tree(model, prepared, search, widths)
+    key, attempts = (*given.structure, id(model), state.token), _AT_ONCE.get()
+    if any(widths) and not DRAFTS.pays(key):
+        return None, False
     if attempts is not None:
         attempts.append((key, given.start.longest, None))
-    model = ref(model)  # a program must not keep its model
-    return GRAPHS.run(
+    of_model = ref(model)  # a program must not keep its model
+    found = GRAPHS.run(
         key,
         given,
         device=given.catalogue.device,
         size=given.size,
-        make=lambda: given.recipe(model),
-        owners=(*state.modules, trie),
+        make=lambda: given.recipe(of_model),
+        owners=(*state.modules, prepared.rules.shared.parts[0].segment.trie),
         at_once=attempts is not None,
     )
+    if found is None:
+        return None, True
+    decoded, fits = found
+    return decoded, fits is None or DRAFTS.fits(key, fits)
+
+
+def _widths_of(prepared: Prepared, search: Search) -> Widths:
+    """The nodes that a program drafts, by level of the beams; none without the catalogue's own draft."""
+    drafter, plan = search.drafter, prepared.plan
+    if drafter is None:
+        return NO_WIDTHS
+    if not isinstance(drafter, TreeDrafter) or drafter.assistant is not None:
+        say_once(
+            f"drafting={prepared.config.drafting!r} with cache_implementation='static': decoding by a graph without a "
+            "draft, which answers the same"
+        )
+        return NO_WIDTHS
+    return fixed_widths(search.catalogue.nodes_per_level, plan.width, budget=drafter.budget)
 
 
 def obstacle_of(prepared: Prepared, search: Search) -> str | None:
@@ -164,11 +223,13 @@ class _Given:
         start: what the scorer begins with.
         catalogue: of the call, hidden nodes padded.
         plan: of the call.
+        widths: what is drafted, as `FixedTree` has it.
     """
 
     start: _Start
     catalogue: DeviceCatalogue
     plan: DecodePlan
+    widths: Widths
 
     @cached_property
     def stays(self) -> tuple[Any, ...]:
@@ -188,7 +249,7 @@ class _Given:
     @property
     def structure(self) -> tuple[Hashable, ...]:
         """What a program is captured for, besides the model."""
-        return type(self.start), self.start.structure, _warpers_of(self.plan), self.parts.structure
+        return type(self.start), self.start.structure, _warpers_of(self.plan), self.parts.structure, self.widths
 
     @property
     def size(self) -> int:
@@ -206,7 +267,14 @@ class _Given:
             copy_into(buffers, given.parts.tensors)
             fill_start(given.start)
 
-        return Recipe((*buffers, *of_start), fill, lambda: decode(new_scorer(), catalogue, plan))
+        widths = self.widths  # the program must not keep this call
+
+        def run() -> tuple[Decoded, Tensor | None]:
+            drafter = FixedTree(widths) if any(widths) else None
+            decoded = decode(new_scorer(), catalogue, plan, drafter)
+            return decoded, None if drafter is None else drafter.fits
+
+        return Recipe((*buffers, *of_start), fill, run)
 
 
 # Buffers, how a call fills them, and how scorers over them are made.
@@ -327,10 +395,10 @@ def _of_head(scorer: Scorer, prepared: Prepared, search: Search) -> _Given | Non
     """A call that the draft head decodes alone; None if it does not."""
     if not isinstance(scorer, HeadScorer):
         return None
-    return _given(_Hidden(scorer.hidden, scorer.vocab_size), prepared, search)
+    return _given(_Hidden(scorer.hidden, scorer.vocab_size), prepared, search, NO_WIDTHS)
 
 
-def _of_tree(model: Any, prepared: Prepared, search: Search) -> _Given:
+def _of_tree(model: Any, prepared: Prepared, search: Search, widths: Widths) -> _Given:
     """A call in the tree layout; computes the prompt."""
     scorer, plan = search.scorer, prepared.plan
     if not isinstance(scorer, TreeScorer):  # one path over prompts without padding
@@ -343,29 +411,30 @@ def _of_tree(model: Any, prepared: Prepared, search: Search) -> _Given:
     limit = position_limit(model.config)
     bucket = bucket_of(length, most=None if limit is None else limit - num_levels)
     kinds = {kind: config.sliding_window if kind == "sliding_attention" else None for kind in set(layer_types(config))}
-    widths = {kind: bucket if window is None else min(bucket, max(window - 1, 1)) for kind, window in kinds.items()}
+    kept = {kind: bucket if window is None else min(bucket, max(window - 1, 1)) for kind, window in kinds.items()}
     layers = list(zip(layer_types(config), prompt.cache.layers, strict=False))
     windows = {
-        kind: (window, bucket if window is None else widths["sliding_attention"])
+        kind: (window, bucket if window is None else kept["sliding_attention"])
         for kind, (window, _) in prompt.windows.items()
     }
     start = _Prompt(
         (prompt.logits, torch.nn.functional.pad(prompt.mask, (bucket - length, 0)), prompt.next_position),
         keys=[(layer.keys, layer.values) if layer.is_initialized else None for _, layer in layers],
-        widths=[widths[kind] for kind, _ in layers],
-        room=plan.width * (num_levels - 1),
+        widths=[kept[kind] for kind, _ in layers],
+        room=plan.width * (num_levels - 1) + sum(map(sum, widths)),
         windows=windows,
         visibility=visibility,
     )
-    return _given(start, prepared, search)
+    return _given(start, prepared, search, widths)
 
 
-def _given(start: Any, prepared: Prepared, search: Search) -> _Given:
+def _given(start: Any, prepared: Prepared, search: Search, widths: Widths) -> _Given:
     # Only the number of prompts is read of their tokens.
     plan = replace(prepared.plan, prompt=prepared.input_ids[:, :1], exit_early=False)
     catalogue, num_rows = search.catalogue, len(prepared.input_ids)
     added = None if catalogue.added is None else _with_padding(catalogue.added, num_rows)
-    return _Given(start, replace(catalogue, base=_with_padding(catalogue.base, num_rows), added=added), plan)
+    padded = replace(catalogue, base=_with_padding(catalogue.base, num_rows), added=added)
+    return _Given(start, padded, plan, widths)
 
 
 def _with_padding(part: DevicePart, num_rows: int) -> DevicePart:
