@@ -73,6 +73,7 @@ def test_every_part_is_measured_and_kept(
     assert rows_of(capsys.readouterr().out)[:-2] == rows[:-2]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a real CUDA device is there: run the script")
 def test_it_is_rehearsed_on_the_pretend_device(
     gpu: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -121,6 +121,7 @@ def test_pieces_are_sized_by_device() -> None:
     assert rows_at_once(512, 151_936, torch.device("cuda")) == 171
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a real CUDA device is there: pytest -m gpu")
 @pytest.mark.parametrize("pieces", [3, 40])
 def test_scores_of_a_large_vocabulary_take_few_operations_and_little_memory(
     pieces: int, monkeypatch: pytest.MonkeyPatch
@@ -143,6 +144,7 @@ def test_scores_of_a_large_vocabulary_take_few_operations_and_little_memory(
     assert max(made.num_bytes for made in log.made) < given.numel() * 4 // 2  # less than half of them all in fp32
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a real CUDA device is there: pytest -m gpu")
 def test_the_operator_is_one_operation_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     with PretendCuda() as cuda:
         given, tokens = torch.randn((6, 50), device="cuda"), torch.zeros((6, 3), dtype=torch.long, device="cuda")

@@ -461,7 +461,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse(sys.argv[1:] if arguments is None else arguments)
     if options.without_cudnn:
         torch.backends.cuda.enable_cudnn_sdp(False)
-    if torch.cuda.is_available():
+    if torch.device(options.device).type == "cuda" and torch.cuda.is_available():
         GRAPHS.limit = int(0.5 * torch.cuda.get_device_properties(options.device).total_memory)
     known: dict[str, Row] = {}
     if options.out is not None and options.out.exists():
