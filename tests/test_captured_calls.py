@@ -133,8 +133,8 @@ def run(monkeypatch: pytest.MonkeyPatch, *, count: int, seed: int) -> GraphCache
 
 
 def test_calls_in_random_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = run(monkeypatch, count=100, seed=0)
-    assert cache.num_captures > 5
+    cache = run(monkeypatch, count=60, seed=0)
+    assert cache.num_captures > 3
     assert cache.num_replays > 10
 
 

@@ -504,7 +504,7 @@ class GraphCache:
             CannotCapture: there never will be.
         """
         if wanted > self.limit:
-            raise CannotCapture(f"it takes {wanted:,} bytes, expected at most {self.limit:,}")
+            raise CannotCapture(f"it takes {wanted:,} bytes, expected at most {self.limit:,}: raise the limit")
         for entry in self.entries:
             if self.num_bytes + wanted <= self.limit:
                 break

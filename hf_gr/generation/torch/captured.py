@@ -15,6 +15,7 @@ Axes: B batch, P prompt, H heads, D their width, V vocabulary.
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -59,6 +60,7 @@ WARPERS = frozenset([MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper
 
 # All captured programs of this process, whatever the model: they share the device's memory.
 GRAPHS = GraphCache(report=say_once)
+atexit.register(GRAPHS.clear)  # while the device's driver still answers
 # The key of a call's program and the longest prompt that it answers; or else, why there is none.
 Attempt = tuple[Hashable, int | None, str | None]
 _AT_ONCE: ContextVar[list[Attempt] | None] = ContextVar("at_once", default=None)
