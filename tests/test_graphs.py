@@ -143,13 +143,26 @@ def test_a_program_does_not_outlive_its_owner(backend: CpuGraphs) -> None:
     for _ in range(2):
         call(1.0)
     call.owner = None
-    assert other(1.0, key="unknown") is None  # a miss looks for what is gone
-    assert cache.entries == []
+    assert (cache.entries, cache.num_bytes) == ([], 0)  # at once
+    assert other(1.0, key="unknown") is None
     call.owner = Owner()
     for _ in range(2):
         call(1.0)
     call.owner = Owner()  # the same key, and perhaps the same address
     assert call(1.0) is None
+
+
+@pytest.mark.parametrize("busy", ["the cache", "the program"])
+def test_an_owner_may_go_at_any_moment(busy: str, backend: CpuGraphs) -> None:
+    cache, _ = new_cache(backend)
+    call, other = Calls(cache), Calls(cache)
+    for _ in range(2):
+        call(1.0)
+    (entry,) = cache.entries
+    with cache._lock if busy == "the cache" else entry.lock:
+        call.owner = None  # as when garbage is collected in the middle of a call; waits for nothing
+    assert other(1.0, key="unknown") is None  # a miss looks for what is gone
+    assert cache.entries == []
 
 
 def test_failures_are_said_once_and_not_tried_again(backend: CpuGraphs) -> None:

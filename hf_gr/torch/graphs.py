@@ -326,7 +326,7 @@ class Entry:
     """
 
     key: Hashable
-    owners: tuple[ref[Any], ...]
+    owners: tuple[ref[Any], ...] = ()
     lock: threading.Lock = field(default_factory=threading.Lock)
     recipe: Recipe | None = None
     program: Program | None = None
@@ -465,7 +465,8 @@ class GraphCache:
                 _remember(self._seen, key, "")
                 return None
             self._seen.pop(key, None)
-            entry = self._entries[key] = Entry(key, tuple(map(ref, owners)))
+            entry = self._entries[key] = Entry(key)
+            entry.owners = tuple(ref(owner, _told(ref(entry), self._drop_dead)) for owner in owners)
             return entry
 
     def _capture(self, entry: Entry, inputs: Any, backend: Backend, make: Callable[[], Recipe], size: int) -> bool:
@@ -511,6 +512,18 @@ class GraphCache:
             self._drop(entry)
         return self.num_bytes + wanted <= self.limit
 
+    def _drop_dead(self, entry: Entry) -> None:
+        """Give memory back as soon as an owner is gone.
+
+        That may be at any moment, in a thread that holds any lock: what cannot be dropped at once, the next call with
+        a new key drops.
+        """
+        if entry.is_gone or (entry.backend is not None and entry.backend.is_capturing):
+            return
+        if self._lock.acquire(blocking=False):
+            self._lock.release()
+            self._drop(entry)
+
     def _drop(self, entry: Entry) -> None:
         """Forget an entry and its memory, unless a thread is using it."""
         if not entry.lock.acquire(blocking=False):
@@ -525,6 +538,16 @@ class GraphCache:
                     del self._entries[entry.key]
         finally:
             entry.lock.release()
+
+
+def _told(entry: ref[Entry], drop: Callable[[Entry], None]) -> Callable[[Any], None]:
+    """To be called with a weak reference to an owner that is gone."""
+
+    def callback(owner: Any) -> None:
+        if (found := entry()) is not None:
+            drop(found)
+
+    return callback
 
 
 def _remember(keys: OrderedDict[Hashable, str], key: Hashable, why: str) -> None:

@@ -12,14 +12,17 @@ import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
 MOST_STATES = 16  # of one model that are told apart, such as adapters that it switches between
 PLAIN = frozenset([bool, int, float, str])
+READ = frozenset([FunctionType, BuiltinFunctionType, MethodType, Tensor, list, tuple])  # see `_of_attribute`
 # Of PEFT's layers, besides plain attributes: which adapters are active, or merged, and how strong each is.
 ADAPTERS = ("_active_adapter", "merged_adapters", "scaling")
 AUTOCASTS = ("cpu", "cuda")
@@ -46,11 +49,14 @@ class ModelState:
 
 
 def state_of(model: nn.Module) -> ModelState:
-    """The state of a model; takes about as long as a few operations of a layer take to launch."""
+    """The state of a model, by a walk over its modules: some 0.1 ms a layer of Qwen3."""
     modules: list[nn.Module] = []
     facts: list[Hashable] = [torch.get_float32_matmul_precision(), *_of_configs(model)]
     devices: set[torch.device] = set()
+    kinds: set[type[nn.Module]] = set()
     obstacle = "training mode" if model.training else None
+    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
+        obstacle = obstacle or "forward hooks of all modules"
     stack, seen = [model], set()
     while stack:
         module = stack.pop()
@@ -59,8 +65,10 @@ def state_of(model: nn.Module) -> ModelState:
         seen.add(id(module))
         modules.append(module)
         own = module.__dict__
-        facts += (id(module), id(own.get("forward")))
+        kinds.add(type(module))
+        facts.append(id(module))
         facts += [item for item in own.items() if type(item[1]) in PLAIN]
+        facts += [(name, _of_attribute(value)) for name, value in own.items() if type(value) in READ]
         if "_active_adapter" in own:
             facts.append(repr([own.get(name) for name in ADAPTERS]))
         if own["_forward_hooks"] or own["_forward_pre_hooks"] or "_hf_hook" in own:
@@ -74,7 +82,27 @@ def state_of(model: nn.Module) -> ModelState:
         obstacle = obstacle or "a model on several devices"
     elif any(device.type in AUTOCASTS and torch.is_autocast_enabled(device.type) for device in devices):
         obstacle = obstacle or "autocast"
+    facts.append(
+        frozenset(_reference(getattr(kind, "forward", None)) for kind in kinds)
+    )  # of classes that may be patched
     return ModelState(_token(model, (*facts, *devices)), tuple(modules), obstacle)
+
+
+def _of_attribute(value: Any) -> Hashable:
+    """What is known of an attribute of one of the types in `READ`; nothing that would keep it."""
+    if isinstance(value, Tensor):
+        return _address(value), value.dtype, value.shape, value.stride()
+    if isinstance(value, list | tuple):
+        return tuple(value) if all(type(one) in PLAIN for one in value) else None
+    return _reference(getattr(value, "__func__", value)), id(getattr(value, "__self__", None))
+
+
+def _reference(function: Any) -> Hashable:
+    """A function without keeping it: its identity would be another one's as soon as it is gone."""
+    try:
+        return ref(function)
+    except TypeError:  # of a type that allows none
+        return id(function)
 
 
 def _token(model: nn.Module, facts: Hashable) -> object:

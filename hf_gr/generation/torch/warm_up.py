@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -103,7 +103,7 @@ def warm_up(
 
 
 def _read(name: str, value: Any) -> list[int]:
-    values = [value] if is_integer(value) else list(value)
+    values = list(value) if isinstance(value, Iterable) else [value]
     if not values or not all(is_integer(one) and one > 0 for one in values):
         raise ValueError(f"{name}={value!r}, expected a positive integer, or several of them")
     return [int(one) for one in values]
