@@ -4,8 +4,9 @@
 
 The prompt's keys are read once for all nodes: these, and the query heads of a key head, are folded into one axis. No
 mask is made where nothing is padded, and the prompt's keys are never copied nor repeated; a node's few ancestors are
-gathered. Each part tells its weight, by which they are merged. What many slots are for, few do not need: on a CPU, a
-few nodes attend at once to all keys under a mask. Knows no trie and no model. `Tree.attention_mask` is the slow twin.
+gathered. Each part tells its weight, by which they are merged. On a CPU few nodes attend to all keys at once, under a
+mask that is made once a forward, by PyTorch's own function. Knows no trie and no model. `Tree.attention_mask` is the
+slow twin.
 
 Source: xGR, section 5 (shared and unshared keys, one partial result each, merged by their softmax statistics), with
 an ancestry table instead of reordered keys; FlashDecoding for the merge.
@@ -108,15 +109,20 @@ def tree_attention(
     """
     batch_size, num_heads, num_nodes, width = query.shape
     num_key_heads, length = key.shape[1], key.shape[2] - tree.num_slots
+    first = _first_seen(tree, length, window)
+    if softcap is None and tree.num_slots <= SLOTS_AT_ONCE.get(query.device.type, 0) * tree.ancestry.shape[-1]:
+        found = torch.nn.functional.scaled_dot_product_attention(
+            query,
+            key[:, :, first:],
+            value[:, :, first:],
+            attn_mask=_bias_of_all(tree, length, window, query.dtype),
+            scale=scale,
+            enable_gqa=num_heads > num_key_heads,
+        )
+        return found.transpose(1, 2).contiguous()
+
     options = {"scale": scale, "softcap": softcap}
     folded = query.reshape(batch_size, num_key_heads, -1, width)
-    first = _first_seen(tree, length, window)
-    num_ancestors = tree.ancestry.shape[-1]
-    if tree.num_slots <= SLOTS_AT_ONCE.get(query.device.type, 0) * num_ancestors:
-        bias = _bias_of_all(tree, length, window, num_heads // num_key_heads, query.dtype)
-        found, _ = attend(folded, key[:, :, first:], value[:, :, first:], bias=bias, **options)
-        return found.view(batch_size, num_heads, num_nodes, -1).transpose(1, 2).contiguous()
-
     # By nodes: [B, N, h, G, ...]
     of_node = query.transpose(1, 2).reshape(batch_size * num_nodes, num_key_heads, -1, width)
     gathered = (_of_ancestors(states[:, :, length:], tree, window) for states in (key, value))
@@ -175,10 +181,12 @@ def _bias_of_ancestors(tree: TreeAttention, window: int | None, dtype: torch.dty
     return tree.kept(("ancestors", window), dtype, make)
 
 
-def _bias_of_all(tree: TreeAttention, length: int, window: int | None, num_groups: int, dtype: torch.dtype) -> Bias:
-    """Who sees which of all keys, from the first one of the prompt's that a node may see on."""
+def _bias_of_all(
+    tree: TreeAttention, length: int, window: int | None, dtype: torch.dtype
+) -> Float[Tensor, "batch 1 nodes _"]:
+    """Who sees which of all keys, from the first one of the prompt's that a node may see on: 0 or `-inf`."""
 
-    def make() -> Bias:
+    def make() -> Tensor:
         device, depths, nodes = tree.ancestry.device, tree.depths, tree.ancestry.shape[:2]
         if tree.prompt_mask is None:
             real = torch.ones((nodes[0], length), dtype=torch.bool, device=device)
@@ -187,10 +195,10 @@ def _bias_of_all(tree: TreeAttention, length: int, window: int | None, num_group
         depths = torch.full((1, 1), depths, device=device) if isinstance(depths, int) else depths
         own = Tree(tree.ancestry, tree.num_slots, tree.is_level)
         seen = own.attention_mask(real, window, depths=depths.expand(nodes))
-        seen = seen[:, 0, :, _first_seen(tree, length, window) :]
-        return Bias.of(_for_groups(seen, num_groups), dtype, sees_some=True)
+        seen = seen[..., _first_seen(tree, length, window) :]
+        return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill(~seen, -torch.inf)
 
-    return tree.kept(("all", window), (length, num_groups, dtype), make)
+    return tree.kept(("all", window), (length, dtype), make)
 
 
 def _for_groups(seen: Bool[Tensor, "batch _ keys"], num_groups: int) -> Bool[Tensor, "batch 1 _ keys"]:
