@@ -53,7 +53,7 @@ SHAPES = {
 
 
 class Strict:
-    """Stand-ins for CUDA's kernels: refuse what those refuse (torch 2.13), leave what those leave in their padding."""
+    """Stand-ins for CUDA's kernels, written after their source: refuse what it refuses, leave its padding unset."""
 
     def __init__(self) -> None:
         self.called: list[str] = []

@@ -4,9 +4,11 @@
 
 The weight of some keys is the log-sum-exp of their scores: results over different keys are merged by it, as
 FlashDecoding does. `scaled_dot_product_attention` keeps it to itself, so the kernels are called that it calls, with
-what it requires of them (its `sdp_utils.cpp`, `attention.cu` and `kernel_forward.h`, torch 2.7 to 2.13). Public
-functions that tell the weight would copy or compile: `varlen_attn` takes keys that are packed row after row, and only
-on CUDA; `flex_attention` is meant to be compiled.
+what it requires of them (its `sdp_utils.cpp`, `attention.cu` and `kernel_forward.h`). The CPU's is measured with torch
+2.13; those of CUDA have not run, their shapes are checked by torch's own descriptions of them.
+
+Public functions that tell the weight would copy or compile: `varlen_attn` takes keys that are packed by rows, and
+only on CUDA; `flex_attention` is meant to be compiled.
 
 Axes: B batch, h key heads, R rows (queries of a key head), S keys, W width of a head.
 """
@@ -26,7 +28,7 @@ HALF = (torch.float16, torch.bfloat16)
 MOST_BLOCKS = 65535  # of a CUDA grid along the axes of requests and heads
 FLASH_WIDTH = 256  # the widest head of FlashAttention
 AMPERE = 8  # the first generation with FlashAttention, and with bfloat16
-BIAS_ALIGNMENT = 16  # numbers, as scaled_dot_product_attention pads masks: the kernel reads so many at once
+BIAS_ALIGNMENT = 16  # numbers, as scaled_dot_product_attention pads masks for the efficient kernel
 
 
 @dataclass(frozen=True)

@@ -221,7 +221,7 @@ def _of_ancestors(
     of_request, of_head, of_slot, of_number = states.stride()
     of_request, of_head = of_request * (batch_size > 1), of_head * (num_heads > 1)
     if of_number != 1 or of_slot == 0 or of_request % of_slot or of_head % of_slot:
-        # Memory in another order; four to ten times as slow.
+        # Memory in another order: number by number, 2 to 45 times as slow on a CPU.
         wide = states[:, None].expand(-1, num_nodes, -1, -1, -1)
         return wide.gather(3, _slots(tree, window)[:, :, None, :, None].expand(-1, -1, num_heads, -1, width)).view(
             shape
