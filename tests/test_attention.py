@@ -13,11 +13,13 @@ import torch
 from families import DECODERS, EOS, PAD, build, prompts
 from transformers import AttentionInterface, AttentionMaskInterface, GenerationMixin
 from transformers.masking_utils import flash_attention_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_gr import ConstraintIndex, enable
 from hf_gr.generation.internals import hands_on_arguments
 from hf_gr.generation.torch import attention, layouts
 from hf_gr.generation.torch.attention import ARGUMENT
+from hf_gr.torch.tree_attention import TreeAttention
 
 SCORE_TOL = 1e-4  # fp32 sums of at most 4 log-probabilities
 INDEX = ConstraintIndex.from_sequences(np.random.default_rng(0).integers(3, 24, size=(400, 4)))
@@ -196,6 +198,40 @@ def test_what_ours_does_not_know_is_no_silent_difference(given: dict[str, Any]) 
     states = torch.ones(1, 1, 1, 4)
     with pytest.raises(TypeError, match="expected none of it"):
         attention._wrapped(lambda *_: None)(None, states, states, states, None, **{ARGUMENT: object()}, **given)
+
+
+def test_a_users_function_before_the_registered_one_is_given_no_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would ignore the argument, and nodes would see one another."""
+    model, inputs = build("qwen3"), prompts(2, 9)
+    expected, called = best(model, inputs), []
+    plain = AttentionInterface()["sdpa"]
+    plain = getattr(plain, ARGUMENT, plain)
+
+    def own(*args: Any, **kwargs: Any) -> Any:
+        called.append(args[1].shape[2])
+        return plain(*args, **kwargs)
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", own)
+    assert same(best(model, inputs), expected)
+    assert set(called) == {9}, "it computes prompts, and no nodes"
+
+
+def test_training_mode_keeps_its_dropout() -> None:
+    model = build("qwen3").train()
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    one, other = (best(model, prompts(2, 9)).sequences_scores for _ in range(2))
+    assert not torch.equal(one, other)
+
+
+def test_sdpa_has_no_softcap() -> None:
+    """transformers before 5.23 loads Gemma 2 with it, and leaves the softcap out."""
+    query, key, value = torch.randn(3, 1, 2, 4, 8).mul(9).unbind()
+    tree = TreeAttention(torch.arange(4)[None, :, None], True, 4, None, 1)
+    given = (None, query, key, value, None)
+    expected = attention._wrapped(lambda *_: None)(*given, **{ARGUMENT: tree})[0]
+    found = attention._wrapped(lambda *_: None, takes_softcap=False)(*given, **{ARGUMENT: tree}, softcap=2.0)[0]
+    assert torch.equal(found, expected)
 
 
 def test_half_precision_is_as_close_as_with_masks(flash: LikeFlash) -> None:

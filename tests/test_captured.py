@@ -361,6 +361,17 @@ def test_weights_that_change_are_read_anew(cache: GraphCache) -> None:
     assert all(not torch.equal(one, two) for one, two in zip(answers, answers[1:], strict=False))
 
 
+def test_weights_that_wrap_others_have_the_addresses_of_those() -> None:
+    """Quantised and distributed ones have none of their own."""
+    two_tensor: Any = pytest.importorskip("torch.testing._internal.two_tensor")
+    model = torch.nn.Linear(3, 3, bias=False)
+    model.weight = torch.nn.Parameter(two_tensor.TwoTensor(torch.ones(3, 3), torch.ones(3, 3)))
+    before = state_of(model).token
+    assert state_of(model).token is before
+    model.weight.a = torch.ones(3, 3)
+    assert state_of(model).token is not before
+
+
 def test_planted_a_key_without_the_state_answers_from_before(
     cache: GraphCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:

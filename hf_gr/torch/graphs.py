@@ -356,7 +356,6 @@ class GraphCache:
         backend: of a device.
 
     Attributes:
-        limit: may be set; counts from the next capture on.
         num_captures: so far.
         num_replays: so far.
     """
@@ -368,7 +367,7 @@ class GraphCache:
         report: Callable[[str], None] = lambda message: None,
         backend: Callable[[torch.device], Backend] = backend_of,
     ) -> None:
-        self.limit = limit
+        self._limit = limit
         self.report = report
         self.backend = backend
         self.num_captures = self.num_replays = 0
@@ -376,6 +375,17 @@ class GraphCache:
         self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
         self._seen: OrderedDict[Hashable, str] = OrderedDict()
         self._refused: OrderedDict[Hashable, str] = OrderedDict()
+
+    @property
+    def limit(self) -> int:
+        """Bytes of all programs and their buffers; once it is set, what was refused may be tried again."""
+        return self._limit
+
+    @limit.setter
+    def limit(self, limit: int) -> None:
+        with self._lock:
+            self._limit = limit
+            self._refused.clear()
 
     @property
     def entries(self) -> list[Entry]:

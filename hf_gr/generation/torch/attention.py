@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from transformers import AttentionInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_gr.generation.internals import attention_of, hands_on_arguments
 from hf_gr.torch.tree_attention import TreeAttention, tree_attention
@@ -42,14 +43,17 @@ def attend_in_parts(model: Any) -> None:
     Args:
         model: one that `may_attend_in_parts`.
     """
-    name, interface = attention_of(model.config.get_text_config(decoder=True)), AttentionInterface()
+    name = attention_of(model.config.get_text_config(decoder=True))
     with _LOCK:
-        if not hasattr(interface[name], ARGUMENT):
-            AttentionInterface.register(name, _wrapped(interface[name]))
+        if not hasattr(plain := AttentionInterface()[name], ARGUMENT):
+            AttentionInterface.register(name, _wrapped(plain, takes_softcap=name != "sdpa"))
+        # A user's own function may stand before the registered one.
+        if not hasattr(plain := ALL_ATTENTION_FUNCTIONS[name], ARGUMENT):
+            ALL_ATTENTION_FUNCTIONS[name] = _wrapped(plain, takes_softcap=name != "sdpa")
 
 
-def _wrapped(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, unless it is given a tree."""
+def _wrapped(plain: Callable[..., Any], *, takes_softcap: bool = True) -> Callable[..., Any]:
+    """The function, unless it is given a tree; transformers' "sdpa" ignores a softcap, or refuses it."""
 
     @wraps(plain)
     def attention(
@@ -60,7 +64,10 @@ def _wrapped(plain: Callable[..., Any]) -> Callable[..., Any]:
             return plain(module, query, key, value, attention_mask, *args, **kwargs)
         foreign = [name for name in FOREIGN if kwargs.get(name) is not None]
         if args or foreign or kwargs.get("dropout"):
-            raise TypeError(f"attention over a tree is given {foreign or 'dropout'}, expected none of it")
+            raise TypeError(
+                f"attention over a tree is given {foreign or 'dropout'}, expected none of it: call model.eval(), or "
+                "load the model with attn_implementation='eager'"
+            )
         scale = kwargs.get("scaling")
         if torch.is_autocast_enabled(query.device.type):  # which casts the arguments of sdpa, too
             dtype = torch.get_autocast_dtype(query.device.type)
@@ -72,7 +79,7 @@ def _wrapped(plain: Callable[..., Any]) -> Callable[..., Any]:
             tree.to(query.device),
             scale=query.shape[-1] ** -0.5 if scale is None else scale,
             window=kwargs.get("sliding_window"),
-            softcap=kwargs.get("softcap"),
+            softcap=kwargs.get("softcap") if takes_softcap else None,
         )
         return answered, None
 

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 MOST_STATES = 16  # of one model that are told apart, such as adapters that it switches between
 PLAIN = frozenset([bool, int, float, str])
@@ -133,8 +134,11 @@ def _hook_of(own: Mapping[str, Any]) -> str | None:
     return "forward hooks" if foreign else None
 
 
-def _address(tensor: Tensor) -> int:
-    """Where a tensor's numbers are."""
+def _address(tensor: Tensor) -> Hashable:
+    """Where a tensor's numbers are; of a subclass that wraps others (quantised, distributed), where theirs are."""
+    if is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()
+        return id(tensor), *(_address(getattr(tensor, name)) for name in names)
     try:
         return tensor.data_ptr()
     except RuntimeError:  # a subclass without memory of its own

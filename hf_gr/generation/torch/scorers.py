@@ -122,7 +122,7 @@ def make_scorer(
 def _visibility(model: Any, *, is_padded: bool, in_parts: bool) -> Visibility:
     """How a model is told what nodes see."""
     masks, parts = ByMask(mask_dtype(model)), InParts(ARGUMENT, is_padded)
-    if not in_parts:
+    if not in_parts or (model.training and takes_masks(model)):  # ours has no dropout
         return masks
     return BySize(parts, masks) if takes_masks(model) else parts
 
