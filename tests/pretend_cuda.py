@@ -357,7 +357,8 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = N
     if query.dtype not in (torch.float16, torch.bfloat16) or query.shape[-1] > 256:
         raise RuntimeError(f"FlashAttention only supports fp16 and bf16 up to 256 wide, not {query.dtype}")
     answer, weight = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, scale=scale)
-    return (_laid_out(answer), weight, *[None] * 7)
+    none = query.new_empty(0)
+    return _laid_out(answer), weight, none, none, query.shape[2], key.shape[2], none, none, none
 
 
 def _efficient(
@@ -368,8 +369,8 @@ def _efficient(
     answer, weight = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, attn_mask=bias, scale=scale
     )
-    rows = query.shape[2]
-    return _laid_out(answer), torch.nn.functional.pad(weight, (0, -rows % 32)), None, None  # rows of 32
+    none, rows = query.new_empty(0), query.shape[2]
+    return _laid_out(answer), torch.nn.functional.pad(weight, (0, -rows % 32)), none, none  # rows of 32
 
 
 def _histc(values: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -1,0 +1,64 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a decode launches beside the model, and what memory it makes, at the sizes of a real vocabulary and wide beams.
+
+Counted on the pretend CUDA device: every operation is at least one kernel, and some ten microseconds of the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import build, prompts
+from pretend_cuda import Log, Made, PretendCuda, on_device
+
+from hf_gr import ConstraintIndex, enable
+from hf_gr.generation.torch import mixin
+from hf_gr.torch import decode as decoding
+from hf_gr.torch import log_probs
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a real CUDA device is there: pytest -m gpu")
+
+NUM_BEAMS, VOCABULARY, LENGTH, LEVELS = 512, 151_936, 200, 4
+MOST_OPERATIONS = 50  # a level, beside the model
+HEAD_DIM = 8
+MODEL = {"vocab_size": VOCABULARY, "num_hidden_layers": 1, "max_position_embeddings": 256, "head_dim": HEAD_DIM}
+INDEX = ConstraintIndex.from_sequences(
+    np.random.default_rng(0).integers(0, 8192, size=(20_000, LEVELS)) + VOCABULARY - 8192
+)
+
+
+@pytest.fixture
+def cuda() -> Iterator[PretendCuda]:
+    with PretendCuda() as cuda:
+        yield cuda
+
+
+def decode_wide(cuda: PretendCuda, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Log:
+    """What happens in the loop after the prefill; what the model does is counted apart."""
+    decode, logs = mixin.decode, []
+
+    def counted(scorer: Any, *args: Any) -> Any:
+        prefilled, model = scorer.begin(), scorer.model
+        scorer.begin = lambda levels=(): prefilled
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            with cuda.within("model"):
+                return model(*args, **kwargs)
+
+        scorer.model = forward
+        logs.append(cuda.clear())
+        with cuda.within("decode"):
+            return decode(scorer, *args)
+
+    model = enable(build("qwen3", config=MODEL, dtype=torch.bfloat16)).cuda()
+    inputs = on_device(prompts(1, LENGTH))
+    how = {"constraint_index": INDEX, "num_beams": NUM_BEAMS, "num_return_sequences": NUM_BEAMS} | options
+    model.generate(**inputs, constraint_index=INDEX, num_beams=2)  # moves the catalogue, tries kernels
+    monkeypatch.setattr(mixin, "decode", counted)
+    model.generate(**inputs, **how)
+    return logs[0]
