@@ -3,8 +3,8 @@
 """The whole loop traces into one graph, feature by feature: the host decides nothing by a value.
 
 `torch.compile(fullgraph=True)` is the judge, which knows nothing of our own lists of operations; it lets pass sizes
-that depend on values, which `test_pretend_cuda` does not. Programs are compared with the eager loop. As a way to decode
-it is not used: see `hf_gr.torch.graphs`.
+that depend on values, which `test_pretend_cuda` does not. Programs are compared with the eager loop. Nothing decodes
+that way: see `hf_gr.torch.graphs`.
 """
 
 from __future__ import annotations

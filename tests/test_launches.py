@@ -14,17 +14,16 @@ import numpy as np
 import pytest
 import torch
 from families import build, prompts
-from pretend_cuda import Log, Made, PretendCuda, on_device
+from pretend_cuda import Log, PretendCuda, on_device
 
 from hf_gr import ConstraintIndex, enable
-from hf_gr.generation.torch import mixin
+from hf_gr.generation.torch import drafts, mixin
 from hf_gr.torch import decode as decoding
-from hf_gr.torch import log_probs
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a real CUDA device is there: pytest -m gpu")
 
-NUM_BEAMS, VOCABULARY, LENGTH, LEVELS = 512, 151_936, 200, 4
-MOST_OPERATIONS = 50  # a level, beside the model
+NUM_BEAMS, VOCABULARY, LENGTH, LEVELS = 512, 151_936, 200, 3
+MOST_OPERATIONS = 50  # a level, beside the model; 42 with the kernel
 HEAD_DIM = 8
 MODEL = {"vocab_size": VOCABULARY, "num_hidden_layers": 1, "max_position_embeddings": 256, "head_dim": HEAD_DIM}
 INDEX = ConstraintIndex.from_sequences(
@@ -62,3 +61,61 @@ def decode_wide(cuda: PretendCuda, monkeypatch: pytest.MonkeyPatch, **options: A
     monkeypatch.setattr(mixin, "decode", counted)
     model.generate(**inputs, **how)
     return logs[0]
+
+
+def check_operations(log: Log) -> None:
+    assert log.number("decode") <= MOST_OPERATIONS * LEVELS
+    assert not log.waits
+
+
+def check_memory(log: Log) -> None:
+    logits = NUM_BEAMS * VOCABULARY
+    for made in log.made:
+        number = torch.Size(made.shape).numel()
+        assert number < logits or (made.region, made.dtype) == ("model", torch.bfloat16), made
+        assert number < NUM_BEAMS * LENGTH * HEAD_DIM or number == logits or made.shape[-1] == VOCABULARY, made
+        # No copy of the prompt's keys, with or without those of the beams.
+        is_of_keys = len(made.shape) > 1 and made.shape[-1] == HEAD_DIM and made.shape[-2] >= LENGTH
+        assert not is_of_keys or made.shape[-2] % NUM_BEAMS == 0, made
+
+
+@pytest.mark.parametrize("has_kernel", [False, True])
+def test_a_level_takes_few_operations_and_little_memory(
+    has_kernel: bool, cuda: PretendCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding, "takes_one_pass", lambda rows: has_kernel)
+    log = decode_wide(cuda, monkeypatch)
+    check_operations(log)
+    check_memory(log)
+    if has_kernel:
+        assert max(made.num_bytes for made in log.made if made.region == "decode") < 2**26
+
+
+def cut_as_for_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "rows_at_once", lambda *_: 13)
+
+
+def normalise_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "rows_at_once", lambda num_rows, *_: num_rows)
+
+
+def attend_by_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys are repeated for every query head then."""
+    monkeypatch.setattr(drafts, "attends_in_parts", lambda model: False)
+
+
+@pytest.mark.parametrize(
+    ("error", "check"),
+    [(cut_as_for_a_cpu, check_operations), (normalise_all_at_once, check_memory), (attend_by_masks, check_memory)],
+)
+def test_a_planted_error_is_seen(
+    error: Callable[[Any], None],
+    check: Callable[[Log], None],
+    cuda: PretendCuda,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    error(monkeypatch)
+    monkeypatch.setattr(decoding, "takes_one_pass", lambda rows: False)
+    log = decode_wide(cuda, monkeypatch)
+    with pytest.raises(AssertionError):
+        check(log)

@@ -50,7 +50,7 @@ class Beams:
         """Empty prefixes at the root: one alive, so that equal beams do not compete; all of them if `independent`."""
         nothing = torch.zeros((batch_size, width, 0), dtype=torch.long, device=device)
         scores = torch.zeros((batch_size, width), device=device)
-        if not independent:
+        if width > 1 and not independent:
             scores[:, 1:].fill_(DEAD)  # an assignment would make a tensor of the number first
         states = torch.zeros((batch_size, width), dtype=torch.long, device=device)
         return cls(nothing, nothing, scores, states)
@@ -132,7 +132,6 @@ def select(
         picked: places among all children of a row, chosen elsewhere: those are kept instead. The place after the last
             one stands for none.
     """
-    num_children = scores.shape[-1]
     flat = scores.flatten(1)
     keys = flat if noise is None else flat + noise.flatten(1)
     size = flat.shape[-1]
@@ -144,8 +143,7 @@ def select(
         kept_scores = flat.gather(1, chosen)
     # Padding comes after the last child; it is dead, so any position within range will do.
     chosen = chosen.clamp(max=size - 1) if missing else chosen
-    parents = chosen // num_children
-    tokens, states = candidates.take(parents, chosen % num_children)
+    parents, tokens, states = candidates.take_at(chosen)
     return _extend(beams, parents, tokens, states, kept_scores, dead_state)
 
 
@@ -241,7 +239,10 @@ def per_length(
 
 def true_scores(scores: Float[Tensor, "*shape"], *, length_penalty: float, longest: int) -> Float[Tensor, "*shape"]:
     """The pool's scores, lengths measured in tokens: finite, except where there is no sequence."""
-    divided = scores / _power(_unit_length(length_penalty, longest), length_penalty)
+    unit = _power(_unit_length(length_penalty, longest), length_penalty)
+    if unit == 1.0:  # they are so already
+        return scores
+    divided = scores / unit
     return torch.where(scores > DEAD, divided.clamp_min(torch.finfo(scores.dtype).min), scores)
 
 

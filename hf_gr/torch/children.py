@@ -38,6 +38,13 @@ class Children(ABC):
     ) -> tuple[Int[Tensor, "batch chosen"], Int[Tensor, "batch chosen"]]:
         """Tokens and states of chosen children of chosen beams; meaningless states where there is no such child."""
 
+    def take_at(
+        self, places: Int[Tensor, "batch chosen"]
+    ) -> tuple[Int[Tensor, "batch chosen"], Int[Tensor, "batch chosen"], Int[Tensor, "batch chosen"]]:
+        """Beams, tokens and states of chosen children, by their places among all children of a row."""
+        beams = places // self.tokens.shape[-1]
+        return beams, *self.take(beams, places % self.tokens.shape[-1])
+
     def scores(
         self, log_probs: Float[Tensor, "rows vocab"], rows: slice = slice(None)
     ) -> Float[Tensor, "rows children"]:
@@ -65,6 +72,13 @@ class PlainChildren(Children):
     ) -> tuple[Int[Tensor, "batch chosen"], Int[Tensor, "batch chosen"]]:
         """See `Children.take`."""
         return self._take_tokens(beams, children), self.first.gather(1, beams) + children
+
+    def take_at(
+        self, places: Int[Tensor, "batch chosen"]
+    ) -> tuple[Int[Tensor, "batch chosen"], Int[Tensor, "batch chosen"], Int[Tensor, "batch chosen"]]:
+        """See `Children.take_at`; tokens are in that order."""
+        beams, children = places // self.tokens.shape[-1], places % self.tokens.shape[-1]
+        return beams, self.tokens.flatten(1).gather(1, places), self.first.gather(1, beams) + children
 
 
 @dataclass(frozen=True)

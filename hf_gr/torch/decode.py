@@ -187,7 +187,7 @@ class _Search:
         beams, legal, rows, level = frontier.beams, frontier.legal, frontier.rows, frontier.level
         plan, logits = rows.plan, scored.logits
         if scored.nodes is None:  # the root
-            logits, places = logits.expand(-1, beams.scores.shape[1], -1), torch.zeros_like(beams.states)
+            logits, places = logits.expand(-1, beams.scores.shape[1], -1), beams.states  # both are 0 there
         elif places is not None:
             logits = logits.gather(1, places[..., None].expand(-1, -1, logits.shape[-1]))
         scores = child_scores(logits, in_columns(legal, self.scorer, level=level), beams, plan)
@@ -392,11 +392,12 @@ def _best(
     """The R best of every row, one row each."""
     beam_indices = finished.beam_indices[:, : plan.num_return_sequences]
     scores = finished.scores[:, : plan.num_return_sequences]
-    there = (beam_indices >= 0) & (scores[..., None] > beam.DEAD)
-    first_path = torch.arange(len(there), device=there.device)[:, None, None] * plan.width
-    beam_indices = torch.where(there, beam_indices + first_path, -1).flatten(0, 1)
-    sequences = finished.sequences[:, : plan.num_return_sequences].masked_fill(~there, plan.fill_token_id)
-    sequences = sequences.masked_fill(scores[..., None] == beam.DEAD, plan.missing_token_id)
+    is_dead = scores[..., None] == beam.DEAD
+    is_missing = (beam_indices < 0) | is_dead
+    first_path = torch.arange(0, len(scores) * plan.width, plan.width, device=scores.device)[:, None, None]
+    beam_indices = (beam_indices + first_path).masked_fill(is_missing, -1).flatten(0, 1)
+    sequences = finished.sequences[:, : plan.num_return_sequences].masked_fill(is_missing, plan.fill_token_id)
+    sequences = sequences.masked_fill(is_dead, plan.missing_token_id)
     if plan.is_beam_search:
         longest = finished.sequences.shape[-1]
         scores = beam.true_scores(scores, length_penalty=plan.length_penalty, longest=longest)

@@ -77,7 +77,7 @@ class Frontier:
         width = plan.width if plan.processors is not None or not plan.is_beam_search else 1
         beams = Beams.start(num_rows, width, catalogue.device, independent=not plan.is_beam_search)
         finished = Finished.none_yet(num_rows, plan.width, catalogue.max_length, catalogue.device)
-        return cls(batch, batch, 0, beams, finished, torch.zeros_like(beams.states))
+        return cls(batch, batch, 0, beams, finished, parents=beams.states)
 
     @cached_property
     def legal(self) -> Children:

@@ -234,11 +234,12 @@ class TreeScorer:
         """Grow the tree by levels: tokens of the new nodes, their tree, and tokens from the prompt to each."""
         tokens = _joined([nodes.tokens for nodes in levels], dim=1)
         sizes = [nodes.tokens.shape[1] for nodes in levels]
-        below = [torch.full((1, size), number, device=tokens.device) for number, size in enumerate(sizes)]
         is_level = isinstance(depth, int)
-        deepest = depth if isinstance(depth, int) else max(depth)
-        first = depth if isinstance(depth, int) else to_device(depth, tokens.device)[:, None]
-        depths = first + _joined(below, dim=1)
+        least, deepest = (depth, depth) if isinstance(depth, int) else (0, max(depth))
+        below = [torch.full((1, size), least + number, device=tokens.device) for number, size in enumerate(sizes)]
+        depths = _joined(below, dim=1)
+        if not isinstance(depth, int):
+            depths = to_device(depth, tokens.device)[:, None] + depths
         grown = [self.tree]
         for number, nodes in enumerate(levels):
             grown.append(grown[-1].grow(nodes.parents, depth=deepest + number, is_level=is_level))

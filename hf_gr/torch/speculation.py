@@ -107,9 +107,9 @@ class Lookahead:
         self.drafter = drafter
         self.rows = batch.numbers  # that the scorer still has
         self.dead_state = batch.catalogue.dead_state
-        nothing = torch.zeros(len(batch.numbers), dtype=torch.long, device=batch.catalogue.device)
         names = ("drafted_nodes", "accepted_nodes", "drafted_steps", "accepted_steps")
-        self.counts = {name: nothing.clone() for name in names}
+        nothing = torch.zeros((len(names), len(batch.numbers)), dtype=torch.long, device=batch.catalogue.device)
+        self.counts = dict(zip(names, nothing.unbind(), strict=True))
 
     def score(self, frontiers: Sequence[Frontier]) -> list[tuple[Frontier, list[Level]]]:
         """One forward for all rows of the frontiers.

@@ -150,7 +150,7 @@ def children(states: Int[Tensor, "batch beams"], catalogue: DeviceCatalogue, *, 
     base = catalogue.base
     table = None if base.wide is None else base.wide[level]
     if table is not None:
-        return _wide_children(states - base.trie.level_starts[level], table)
+        return _wide_children(states - base.trie.level_starts[level] if level else states, table)
     return _part_children(states, base, catalogue.rule_of_row, level)[0]
 
 
@@ -220,7 +220,7 @@ def _unchecked_children(
 
 def _wide_children(nodes: Int[Tensor, "batch beams"], table: WideLevel) -> WideChildren:
     """The children of nodes, numbered within their level, one entry for every token of the level's span."""
-    nodes = torch.where((nodes >= 0) & (nodes < table.num_nodes), nodes, table.num_nodes)
+    nodes = nodes.masked_fill(nodes != nodes.clamp(0, table.num_nodes - 1), table.num_nodes)
     tokens = torch.arange(table.first_token, table.first_token + table.num_tokens, device=nodes.device)
     legal = table.legal[nodes]
     return WideChildren(tokens.expand(legal.shape), legal, table, nodes, table.first[nodes])
@@ -274,7 +274,7 @@ def _part_children(
     # Copies whole windows of the tokens: three times faster than one index per child.
     tokens = trie.tokens.unfold(0, trie.branching[level], 1)[first].long()
     if any(trie.token_bases):  # a window may reach a level with another base, where this is no token
-        tokens = torch.where(legal, tokens + trie.token_bases[level], 0)
+        tokens = (tokens + trie.token_bases[level]) * legal
     return PlainChildren(tokens, legal, first), count
 
 

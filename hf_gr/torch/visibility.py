@@ -93,7 +93,7 @@ class InParts:
         depths: Int[Tensor, "#batch nodes"],
     ) -> dict[str, Any]:
         """See `ByMask.arguments`; the mask stands for one that is prepared, and nobody reads it."""
-        mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=depths.device)
+        mask = prompt_mask[:1, :1, None, None]
         how = TreeAttention(
             ancestry=tree.ancestry,
             is_level=tree.is_level,
