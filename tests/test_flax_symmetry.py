@@ -194,6 +194,8 @@ OTHERWISE = {
     "decode.Decoded.cropped": ALONE,  # the call crops them, on the host
     "children.Children": {"legal"},  # a property
     "children.Children.scores": {"rows"},  # log-probabilities are not cut into pieces
+    "children.Children.take_at": ALONE,  # saves a device launches
+    "children.PlainChildren.take_at": ALONE,
     "children.MergedChildren": {"legal"},
     "children.PlainChildren": {"legal"},
     "device_trie.DeviceTrie.wide": ALONE,  # forms that are not read, like the next three

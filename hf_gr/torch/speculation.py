@@ -109,7 +109,7 @@ class Lookahead:
         self.dead_state = batch.catalogue.dead_state
         names = ("drafted_nodes", "accepted_nodes", "drafted_steps", "accepted_steps")
         nothing = torch.zeros((len(names), len(batch.numbers)), dtype=torch.long, device=batch.catalogue.device)
-        self.counts = dict(zip(names, nothing.unbind(), strict=True))
+        self.counts: dict[str, Tensor] = dict(zip(names, nothing.unbind(), strict=True))
 
     def score(self, frontiers: Sequence[Frontier]) -> list[tuple[Frontier, list[Level]]]:
         """One forward for all rows of the frontiers.
