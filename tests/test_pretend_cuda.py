@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import test_gpu
 import torch
 from cpu_graph import CpuGraph
 from cpu_graphs import CpuGraphs, poison_buffers
@@ -381,3 +382,15 @@ def test_a_call_without_a_cache_answers_alike(how: dict[str, Any], cuda: Pretend
     model, inputs, mode = enable(build("qwen3")), prompts(2, 9, padded=True), Mode(how | {"use_cache": False})
     expected = ask(model, None, inputs, mode)
     assert_same(ask(copy.deepcopy(model).cuda(), None, on_device(inputs), mode), expected)
+
+
+@pytest.mark.parametrize("mode", test_gpu.NEVER_WAITS)
+def test_the_gpu_tests_are_rehearsed(mode: str, cuda: PretendCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    test_gpu.test_cuda_is_never_waited_for("qwen3", mode, monkeypatch)
+
+
+def test_other_gpu_tests_are_rehearsed(cuda: PretendCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    test_gpu.test_cuda_equals_cpu("qwen3")
+    test_gpu.test_cuda_samples_are_the_cpus(6)
+    test_gpu.test_cuda_drafts_change_nothing("qwen3", "trie")
+    test_gpu.test_cuda_a_planted_wait_is_seen(monkeypatch)
