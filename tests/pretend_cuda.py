@@ -181,6 +181,7 @@ class PretendCuda:
             undo.enter_context(_device_guard())
             undo.enter_context(_tensors_of_numbers_are_copied())
             undo.enter_context(mock.patch.multiple(torch.cuda, **_cuda_functions()))
+            undo.enter_context(mock.patch.object(torch.version, "cuda", "12.8"))  # NVIDIA's kernels
             # A module's parameters are replaced: tensors of the host do not become those of the device in place.
             overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
             undo.callback(torch.__future__.set_overwrite_module_params_on_conversion, overwrite)
