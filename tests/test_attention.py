@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import DECODERS, EOS, PAD, build, prompts
+from families import DECODERS, EOS, LLAMA, PAD, build, prompts
 from transformers import AttentionInterface, AttentionMaskInterface, GenerationMixin
 from transformers.masking_utils import flash_attention_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -214,6 +214,17 @@ def test_a_users_function_before_the_registered_one_is_given_no_tree(monkeypatch
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", own)
     assert same(best(model, inputs), expected)
     assert set(called) == {9}, "it computes prompts, and no nodes"
+
+
+def test_a_family_whose_windows_only_masks_know_keeps_to_masks() -> None:
+    config = {name: value for name, value in LLAMA.items() if name != "head_dim"} | {
+        "sliding_window": 16,
+        "num_local_experts": 2,
+    }
+    model = build("phimoe", config=config)
+    assert not layouts.attends_in_parts(model)
+    inputs = prompts(2, 40)
+    assert same(best(model, inputs), best(build("phimoe", config=config, attn_implementation="eager"), inputs))
 
 
 def test_training_mode_keeps_its_dropout() -> None:

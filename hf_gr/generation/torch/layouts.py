@@ -74,7 +74,7 @@ def attends_in_parts(model: Any) -> bool:
     config = model.config.get_text_config(decoder=True)
     key = (attention_of(config), model.dtype)
     if key not in known:
-        known[key] = may_attend_in_parts(model) and (
+        known[key] = _may_attend_in_parts(model) and (
             config.model_type in TREE_FAMILIES or _agrees(model, "tree", in_parts=True)
         )
         if not known[key] and attention_of(config) != "eager":
@@ -213,12 +213,19 @@ def _plain_reader(
     return read
 
 
+def _may_attend_in_parts(model: Any) -> bool:
+    """Whether two parts may be tried; a small trial does not notice a window that only masks know (PhiMoE)."""
+    config = model.config.get_text_config(decoder=True)
+    knows_windows = config.model_type in TREE_FAMILIES or "sliding_attention" not in layer_types(config)
+    return knows_windows and may_attend_in_parts(model)
+
+
 def _may_take_tree(model: Any, config: Any) -> bool:
     """Whether nothing in a model's signature or config rules the tree layout out."""
     return (
         not model.config.is_encoder_decoder
         and takes_argument(model, "position_ids")
-        and (takes_masks(model) or may_attend_in_parts(model))
+        and (takes_masks(model) or _may_attend_in_parts(model))
         and not getattr(config, "alibi", False)
         and set(layer_types(config)) <= {"full_attention", "sliding_attention"}
         # GPT-Neo's local layers count keys, not positions.
