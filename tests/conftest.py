@@ -29,11 +29,12 @@ collect_ignore_glob = [] if find_spec("pyarrow") else ["test_offline_*"]  # they
 
 
 @pytest.fixture(autouse=True)
-def two_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiny models attend in two parts, too, which pays for large ones; "eager" keeps to masks."""
-    from hf_gr.torch import visibility
+def two_parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny models attend in two parts, too, as large ones do; those of the fuzzers attend at once."""
+    if request.path.parent.name != "fuzz" and find_spec("torch"):
+        from hf_gr.torch import tree_attention
 
-    monkeypatch.setattr(visibility, "LEAST_PAIRS", 0)
+        monkeypatch.setattr(tree_attention, "SLOTS_AT_ONCE", {})
 
 
 @pytest.fixture

@@ -25,10 +25,6 @@ from .tree_attention import TreeAttention
 Windows = Mapping[str | None, tuple[int | None, int]]
 
 
-# Below so many pairs of a node and a key, attention over a mask is as fast on a CPU: examples/benchmark/attention.py.
-LEAST_PAIRS = 8192
-
-
 @dataclass(frozen=True)
 class ByMask:
     """A mask `[B, 1, N, keys]` for every kind of layer.
@@ -108,34 +104,4 @@ class InParts:
         return replace(self, is_padded=True)
 
 
-@dataclass(frozen=True)
-class BySize:
-    """In two parts where that is faster, for models that take both.
-
-    Attributes:
-        parts: for many nodes or keys.
-        masks: for few.
-    """
-
-    parts: InParts
-    masks: ByMask
-
-    def arguments(
-        self,
-        tree: Tree,
-        prompt_mask: Bool[Tensor, "batch prompt"],
-        windows: Windows,
-        *,
-        depths: Int[Tensor, "#batch nodes"],
-    ) -> dict[str, Any]:
-        """See `ByMask.arguments`."""
-        num_keys = prompt_mask.shape[1] + tree.num_slots
-        chosen = self.parts if tree.ancestry.shape[1] * num_keys >= LEAST_PAIRS else self.masks
-        return chosen.arguments(tree, prompt_mask, windows, depths=depths)
-
-    def padded(self) -> BySize:
-        """See `ByMask.padded`."""
-        return replace(self, parts=self.parts.padded())
-
-
-Visibility = ByMask | InParts | BySize
+Visibility = ByMask | InParts

@@ -21,12 +21,12 @@ from hf_gr.generation import internals
 from hf_gr.torch.scorers import BatchScorer, Prefilled, TreeScorer, Unread
 from hf_gr.torch.transfers import to_device
 from hf_gr.torch.tree import to_additive
-from hf_gr.torch.visibility import ByMask, BySize, InParts, Visibility
+from hf_gr.torch.visibility import ByMask, InParts
 
 from .attention import ARGUMENT, attend_in_parts
 from .caches import cache_of, copy_cache, keeps_all_keys, to_keep_all_keys, to_plain, with_slots
 from .cross_attention import fold_beams, foldable_modules
-from .models import layer_types, mask_dtype, takes_argument, takes_masks
+from .models import layer_types, mask_dtype, takes_argument
 from .prompts import catch_hidden_states, positions_of
 
 
@@ -112,19 +112,11 @@ def make_scorer(
         return TreeScorer(
             model,
             lambda: _prefilled(model, prompts),
-            visibility=_visibility(model, is_padded=is_padded, in_parts=in_parts),
+            visibility=InParts(ARGUMENT, is_padded) if in_parts else ByMask(mask_dtype(model)),
             unread=_unread(model, prompts) if prompts.takes_nodes else None,
         )
     # Every path has a copy of the prompt's keys here: many more paths than beams would cost more than they save.
     return BatchScorer(_DecoderPaths(model, prompts), takes_levels=False)
-
-
-def _visibility(model: Any, *, is_padded: bool, in_parts: bool) -> Visibility:
-    """How a model is told what nodes see."""
-    masks, parts = ByMask(mask_dtype(model)), InParts(ARGUMENT, is_padded)
-    if not in_parts or (model.training and takes_masks(model)):  # ours has no dropout
-        return masks
-    return BySize(parts, masks) if takes_masks(model) else parts
 
 
 def _prefilled(model: Any, prompts: Prompts) -> Prefilled:
