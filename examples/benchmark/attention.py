@@ -3,8 +3,7 @@
 """Attention of one level of beams: in two parts against PyTorch's over a mask, as transformers calls it.
 
 The mask's way repeats the keys for every query head, as transformers does beside a mask. No time is printed before
-both agree. One layer, one thread, contenders in turns; medians. `LEAST_PAIRS` in `hf_gr/torch/visibility.py` is where
-the two meet.
+both agree. One layer, one thread, contenders in turns; medians.
 
     python examples/benchmark/attention.py           # heads of a Qwen3 of 25.7 M, and of Qwen3-0.6B
     python examples/benchmark/attention.py --fast    # for CI
