@@ -605,9 +605,12 @@ def test_compiled_forwards(family: str) -> None:
             assert_equal(*(call(one, **static).sequences for one in (model, plain)))
     asked = {**beams, "compile_config": compile_config, "cache_implementation": "static"}
     assert call(model, **inputs, **asked, constraint_index=index).sequences.tolist() == expected.sequences.tolist()
-    model.forward = torch.compile(model.forward, backend="eager")
-    for _ in range(2):
-        found = call(model, **inputs, **beams, constraint_index=index)
+    others = [prompts(2, LENGTH + more) for more in (3, 1)]  # whose sizes are traced as unknown ones
+    cases = [(inputs, expected)] * 2
+    cases += [(given, call(model, **given, **beams, constraint_index=index)) for given in others]
+    model.forward = torch.compile(model.forward, backend="aot_eager")
+    for given, expected in cases:
+        found = call(model, **given, **beams, constraint_index=index)
         assert found.sequences.tolist() == expected.sequences.tolist()
         torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, atol=SCORE_TOL, rtol=0)
     torch.compiler.reset()

@@ -193,9 +193,9 @@ def with_slots(cache: Any, room: int) -> Any:
 
     Args:
         cache: may be empty, and may have layers still to be made.
-        room: see `SlotLayer`.
+        room: see `SlotLayer`; 0 for layers as they are.
     """
-    if type(cache) is not DynamicCache or cache.offloading:
+    if type(cache) is not DynamicCache or cache.offloading or not room:
         return cache
     twin: Any = copy.copy(cache)
     twin.layers = [_with_slots(layer, room) if type(layer) is DynamicLayer else layer for layer in cache.layers]
@@ -211,6 +211,8 @@ def _with_slots(layer: Any, room: int) -> SlotLayer:
 def to_keep_all_keys(cache: Any, *, room: int) -> DynamicCache:
     """The same keys in layers that drop none and have room behind them: masks limit what a sliding layer sees."""
     assert all(type(layer) in KEYS for layer in cache.layers), cache.layers
+    if not room:
+        return cache_of((layer.keys, layer.values) if layer.is_initialized else None for layer in cache.layers)
     kept: Any = DynamicCache()
     kept.layers = [
         copy.copy(layer) if type(layer) is SlotLayer else _with_slots(layer, room) for layer in cache.layers

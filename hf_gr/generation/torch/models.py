@@ -87,6 +87,15 @@ def takes_masks(model: Any) -> bool:
     return attention_of(model.config.get_text_config(decoder=True)) in ("eager", "sdpa")
 
 
+def is_compiled(model: Any) -> bool:
+    """Whether a forward is compiled: by `model.compile()`, or `model.forward = torch.compile(model.forward)`."""
+    inner = base_model(model)
+    return any(
+        getattr(each, "_compiled_call_impl", None) is not None or hasattr(each.forward, "_torchdynamo_orig_callable")
+        for each in (model, inner)
+    )
+
+
 def is_sharded(model: Any) -> bool:
     """Whether weights are sharded: by FSDP, of either version, or as distributed tensors."""
     if not isinstance(model, torch.nn.Module):

@@ -21,6 +21,7 @@ from hf_gr.generation import internals
 from hf_gr.generation.configuration import VERIFICATION
 from hf_gr.generation.torch.caches import with_slots
 from hf_gr.generation.torch.layouts import Layout, attends_in_parts, may_take_nodes
+from hf_gr.generation.torch.models import is_compiled
 from hf_gr.generation.torch.prompts import Prompt
 from hf_gr.generation.torch.scorers import Prompts, make_scorer
 from hf_gr.torch.decode import Decoded, DecodePlan
@@ -56,12 +57,6 @@ class Prepared:
     inputs: Tensor | None
     synced_gpus: bool
     is_static: bool = False
-
-    @property
-    def room(self) -> int:
-        """Tokens that the prompt's cache has room for after it: those of the first levels, of a tree."""
-        num_levels = min(self.rules.shared.max_length - 1, LEVELS_AT_ONCE)
-        return self.plan.width * num_levels if self.layout == "tree" else 0
 
 
 @dataclass(frozen=True)
@@ -168,7 +163,7 @@ class Draft:
 
     def prompts(self, prepared: Prepared) -> Prompts:
         """The prompts, to be computed by transformers' own code unless nodes are read with them."""
-        model, config, kwargs, room = self.model, prepared.config, prepared.model_kwargs, prepared.room
+        model, config, kwargs, room = self.model, prepared.config, prepared.model_kwargs, self.room(prepared)
 
         def run() -> Any:
             given = (
@@ -177,6 +172,15 @@ class Draft:
             return internals.prefill(model, prepared.input_ids, config, given)
 
         return Prompts(prepared.input_ids, kwargs, run, takes_nodes=self.takes_nodes(prepared), room=room)
+
+    def room(self, prepared: Prepared) -> int:
+        """Tokens that the prompt's cache has room for after it: those of the first levels, of a tree; 0 for none.
+
+        A compiled forward takes transformers' own layers: torch.compile cannot trace ours over several lengths.
+        """
+        if prepared.layout != "tree" or is_compiled(self.model):
+            return 0
+        return prepared.plan.width * min(prepared.rules.shared.max_length - 1, LEVELS_AT_ONCE)
 
     def takes_nodes(self, prepared: Prepared) -> bool:
         """Whether nodes may be read in the prompts' own forward."""

@@ -127,7 +127,7 @@ class HeadDraft(TrieDraft):
             takes_nodes=takes_nodes,
             tail=tail,
             catch=catch,
-            room=prepared.room,
+            room=self.room(prepared),
         )
 
     def searcher(self, prepared: Prepared, vocab_size: int) -> Assistant | None:
