@@ -368,7 +368,7 @@ def test_a_returning_user_goes_on_from_kept_keys() -> None:
 
     asyncio.run(main())
     kept = [batch.num_kept_tokens for batch in log.batches]
-    assert kept[:2] == [0, 0]
+    assert kept[0] == 0  # the second lane may begin before the first has ended, or after
     assert kept[-1] >= 2 * (20 + 3 * 9)
 
 

@@ -111,7 +111,7 @@ class Tree:
         prompt_mask: Bool[Tensor, "batch prompt"],
         window: int | None = None,
         *,
-        depths: Int[Tensor, "batch nodes"] | None = None,
+        depths: Int[Tensor, "#batch nodes"] | None = None,
     ) -> Bool[Tensor, "batch 1 nodes keys"]:
         """Who sees whom: a node sees the prompt's real tokens, its ancestors and itself.
 

@@ -27,7 +27,7 @@ from hf_gr.torch.tree import Nodes
 
 from .attention import may_attend_in_parts
 from .cross_attention import foldable_modules
-from .models import evaluation, is_compiled, layer_types, takes_argument, takes_masks
+from .models import evaluation, is_patched, layer_types, takes_argument, takes_masks
 from .prompts import positions_of, prefill
 from .scorers import Prompts, make_scorer
 
@@ -71,9 +71,10 @@ def choose_layout(model: Any) -> Layout | None:
 def attends_in_parts(model: Any) -> bool:
     """Whether tree nodes attend by `hf_gr.torch.tree_attention`; else by a mask.
 
-    A compiled forward takes masks where it can: torch.compile traces ours anew for every size, if it can at all.
+    Where masks can be taken, they are in training mode, since ours has no dropout, and by a patched forward: a user's
+    may read them, and torch.compile traces ours anew for every size, if it can at all.
     """
-    if is_compiled(model) and takes_masks(model):
+    if takes_masks(model) and (model.training or is_patched(model)):
         return False
     known = _IN_PARTS.setdefault(model, {})
     config = model.config.get_text_config(decoder=True)
@@ -189,7 +190,7 @@ def prefilled(
     @cache
     def prompts() -> Prompts:
         outputs, kwargs = prefill(model, prompt, inputs, attention_mask)
-        return Prompts(prompt, kwargs, lambda: outputs, room=0 if is_compiled(model) else width)
+        return Prompts(prompt, kwargs, lambda: outputs, room=0 if is_patched(model) else width)
 
     in_parts = layout == "tree" and attends_in_parts(model)
     return lambda: make_scorer(model, layout, prompts(), width=width, scores_ahead=True, in_parts=in_parts)

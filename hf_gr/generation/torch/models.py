@@ -87,12 +87,12 @@ def takes_masks(model: Any) -> bool:
     return attention_of(model.config.get_text_config(decoder=True)) in ("eager", "sdpa")
 
 
-def is_compiled(model: Any) -> bool:
-    """Whether a forward is compiled: by `model.compile()`, or `model.forward = torch.compile(model.forward)`."""
-    inner = base_model(model)
+def is_patched(model: Any) -> bool:
+    """Whether a forward is not its class's own: compiled, or replaced by a user. Accelerate's hooks do not count."""
     return any(
-        getattr(each, "_compiled_call_impl", None) is not None or hasattr(each.forward, "_torchdynamo_orig_callable")
-        for each in (model, inner)
+        getattr(each, "_compiled_call_impl", None) is not None
+        or ("forward" in vars(each) and not hasattr(each, "_hf_hook"))
+        for each in (model, base_model(model))
     )
 
 

@@ -21,7 +21,7 @@ from hf_gr.generation import internals
 from hf_gr.generation.configuration import VERIFICATION
 from hf_gr.generation.torch.caches import with_slots
 from hf_gr.generation.torch.layouts import Layout, attends_in_parts, may_take_nodes
-from hf_gr.generation.torch.models import is_compiled
+from hf_gr.generation.torch.models import is_patched
 from hf_gr.generation.torch.prompts import Prompt
 from hf_gr.generation.torch.scorers import Prompts, make_scorer
 from hf_gr.torch.decode import Decoded, DecodePlan
@@ -178,7 +178,7 @@ class Draft:
 
         A compiled forward takes transformers' own layers: torch.compile cannot trace ours over several lengths.
         """
-        if prepared.layout != "tree" or is_compiled(self.model):
+        if prepared.layout != "tree" or is_patched(self.model):
             return 0
         return prepared.plan.width * min(prepared.rules.shared.max_length - 1, LEVELS_AT_ONCE)
 
