@@ -132,9 +132,17 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", TOL, ids=str)
-@pytest.mark.parametrize("softcap", [None, 1.5])
-@pytest.mark.parametrize("window", [None, 1, 2, 3, 4, 7, 16])
+@pytest.mark.parametrize(
+    ("window", "softcap", "dtype"),
+    [
+        (None, None, torch.float64),
+        (None, 1.5, torch.float32),
+        (1, None, torch.float32),
+        (3, None, torch.float64),
+        (4, 1.5, torch.float64),
+        (16, None, torch.float32),
+    ],
+)
 @pytest.mark.parametrize("name", CASES)
 def test_two_parts_are_one_attention(name: str, window: int | None, softcap: float | None, dtype: torch.dtype) -> None:
     case = Case(**CASES[name], dtype=dtype)
@@ -145,11 +153,10 @@ def test_two_parts_are_one_attention(name: str, window: int | None, softcap: flo
     torch.testing.assert_close(ours.double(), expected, atol=TOL[dtype], rtol=0)
 
 
-@pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_half_precision_is_as_close_as_by_a_mask(name: str, dtype: torch.dtype, window: int | None) -> None:
-    ours, theirs = [], []
+def test_half_precision_is_as_close_as_by_a_mask(name: str, dtype: torch.dtype) -> None:
+    ours, theirs, window = [], [], None
     for seed in range(5):
         case = Case(**{"width": 64, "prompt": 40, **CASES[name]}, dtype=dtype, seed=seed)
         exact = case.by_mask(window=window)
