@@ -20,7 +20,6 @@ from hf_gr.torch.tree_attention import TreeAttention, tree_attention
 pytestmark = pytest.mark.shapes
 
 TOL = {torch.float64: 1e-12, torch.float32: 3e-6}  # of values around 1
-LEVELS = [(5,), (5, 5), (1, 3, 7), (4, 4, 4, 4)]
 
 
 @pytest.fixture(autouse=True)

@@ -122,9 +122,9 @@ def decode_captured(model: Any, prepared: Prepared, search: Search) -> Decoded |
         The result; None if the caller has to decode by itself: the shape is new, or cannot be captured.
     """
     attempts = _AT_ONCE.get()
-    state = state_of(model)
-    obstacle = obstacle_of(prepared, search) or state.obstacle
-    if obstacle is not None:
+    obstacle = obstacle_of(prepared, search)
+    state = state_of(model) if obstacle is None else None  # which takes time
+    if state is None or (obstacle := state.obstacle) is not None:
         if attempts is not None:
             attempts.append((None, None, obstacle))
         say_once(f"cache_implementation='static' with {obstacle}: decoding without graphs")

@@ -18,14 +18,15 @@ from torch import nn
 
 from hf_gr.generation.internals import attention_of
 
+from .models import MASKED
+
 # The module's name in transformers' encoder-decoders (T5 and its kin; BART, Marian, Pegasus, M2M, Whisper, ...).
 CROSS_ATTENTION_NAMES = ("EncDecAttention", "encoder_attn")
-FOLDING_IMPLEMENTATIONS = ("eager", "sdpa")
 
 
 def foldable_modules(model: Any) -> list[nn.Module]:
     """The cross-attention modules of a model's decoder; none unless they take 4-D masks."""
-    if attention_of(model.config) not in FOLDING_IMPLEMENTATIONS:
+    if attention_of(model.config) not in MASKED:
         return []
     return [module for name, module in model.named_modules() if name.rpartition(".")[2] in CROSS_ATTENTION_NAMES]
 

@@ -19,6 +19,8 @@ from torch.distributed.tensor import DTensor
 
 from hf_gr.generation.internals import attention_of
 
+MASKED = ("eager", "sdpa")  # attention that takes masks of four dimensions
+
 
 def base_model(model: Any) -> Any:
     """The model of transformers inside wrappers for training (distributed, compiled) and adapters (PEFT)."""
@@ -84,7 +86,7 @@ def mask_dtype(model: Any) -> torch.dtype | None:
 
 def takes_masks(model: Any) -> bool:
     """Whether the attention takes masks of our own, `[B, 1, N, keys]`."""
-    return attention_of(model.config.get_text_config(decoder=True)) in ("eager", "sdpa")
+    return attention_of(model.config.get_text_config(decoder=True)) in MASKED
 
 
 def is_patched(model: Any) -> bool:
