@@ -10,13 +10,41 @@ from math import log2
 from typing import Any
 
 
-@dataclass
-class RankingTotals:
-    """Sums over users; `means` divides them.
+def metric_names(cutoffs: Sequence[int]) -> tuple[str, ...]:
+    """The names of a user's metrics, in their order.
+
+    Example:
+        >>> metric_names((5, 10))
+        ('recall@5', 'recall@10', 'ndcg@5', 'ndcg@10', 'mrr')
+    """
+    return (*(f"recall@{cutoff}" for cutoff in cutoffs), *(f"ndcg@{cutoff}" for cutoff in cutoffs), "mrr")
+
+
+def user_metrics(items: Sequence[Any], targets: Collection[Any], cutoffs: Sequence[int]) -> tuple[float, ...]:
+    """The metrics of one user's list, best first, in the order of `metric_names`.
 
     Recall@K is the share of a user's targets among the first K items. NDCG@K gives a target at rank r (from 1)
     1 / log2(r + 1), divided by the most that as many targets could get. MRR is 1 / r of the first target; 0 if the
     list has none.
+
+    Example:
+        >>> user_metrics(["tea", "ham"], ["ham"], (1, 2))
+        (0.0, 1.0, 0.0, 0.6309297535714575, 0.5)
+    """
+    wanted = set(targets)
+    ranks = [rank for rank, item in enumerate(items, start=1) if item in wanted]
+    recall, ndcg = [], []
+    for cutoff in cutoffs:
+        within = [rank for rank in ranks if rank <= cutoff]
+        best = sum(1 / log2(rank + 1) for rank in range(1, min(cutoff, len(wanted)) + 1))
+        recall.append(len(within) / len(wanted))
+        ndcg.append(sum(1 / log2(rank + 1) for rank in within) / best)
+    return (*recall, *ndcg, 1 / ranks[0] if ranks else 0.0)
+
+
+@dataclass
+class RankingTotals:
+    """Sums of `user_metrics` over users; `means` divides them.
 
     Attributes:
         cutoffs: the K.
@@ -32,23 +60,17 @@ class RankingTotals:
 
     cutoffs: tuple[int, ...]
     num_users: int = 0
-    _sums: dict[str, float] = field(default_factory=dict)
+    _sums: list[float] = field(default_factory=list)
 
-    def add(self, items: Sequence[Any], targets: Collection[Any]) -> None:
-        """Add one user's list, best first, and targets (one or more)."""
-        wanted = set(targets)
-        gains = [1 / log2(rank + 1) if item in wanted else 0.0 for rank, item in enumerate(items, start=1)]
-        values: dict[str, float] = {}
-        for cutoff in self.cutoffs:
-            values[f"recall@{cutoff}"] = sum(gain > 0 for gain in gains[:cutoff]) / len(wanted)
-        for cutoff in self.cutoffs:
-            best = sum(1 / log2(rank + 1) for rank in range(1, min(cutoff, len(wanted)) + 1))
-            values[f"ndcg@{cutoff}"] = sum(gains[:cutoff]) / best
-        values["mrr"] = next((1 / rank for rank, gain in enumerate(gains, start=1) if gain > 0), 0.0)
-        for name, value in values.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value
+    def add(self, items: Sequence[Any], targets: Collection[Any]) -> tuple[float, ...]:
+        """Add one user's list, best first, and targets (one or more); return the user's metrics."""
+        values = user_metrics(items, targets, self.cutoffs)
+        self._sums = [total + value for total, value in zip(self._sums or [0.0] * len(values), values, strict=True)]
         self.num_users += 1
+        return values
 
     def means(self) -> dict[str, float]:
         """The metrics; none without users."""
-        return {name: total / self.num_users for name, total in self._sums.items()}
+        return {
+            name: total / self.num_users for name, total in zip(metric_names(self.cutoffs), self._sums, strict=False)
+        }

@@ -1,0 +1,35 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Notebooks are run: all cells in order, each notebook in a kernel of its own, in an empty folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+NOTEBOOKS = sorted((Path(__file__).parent.parent / "examples" / "notebooks").glob("*.ipynb"))
+TIMEOUT = 120  # seconds for a cell
+
+
+def run(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookNode:
+    return NotebookClient(notebook, timeout=TIMEOUT, resources={"metadata": {"path": str(folder)}}).execute()
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_run(path: Path, tmp_path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    saved = [len(cell.outputs) for cell in notebook.cells if cell.cell_type == "code"]
+    found = run(notebook, tmp_path)
+    # What a reader sees on GitHub was made by these cells.
+    assert [len(cell.outputs) for cell in found.cells if cell.cell_type == "code"] == saved
+
+
+def test_a_cell_that_fails_is_caught(tmp_path: Path) -> None:
+    cells = [nbformat.v4.new_code_cell("1 + 1"), nbformat.v4.new_code_cell("1 / 0")]
+    with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
+        run(nbformat.v4.new_notebook(cells=cells), tmp_path)
