@@ -208,6 +208,32 @@ def run_as_rank(
     leave(messages)
 
 
+def recommend_in_memory_as_rank(
+    rank: int, count: int, port: int, messages: Any, case: Case, table: pa.Table, options: dict[str, Any]
+) -> None:
+    """One of several processes that recommend to a table in memory."""
+    be_rank(rank, count, port)
+    try:
+        found = recommend(case.model, table, constraint_index=case.index, **options)
+        messages.put((rank, "done", found.to_pylist()))
+    except Exception as error:
+        messages.put((rank, type(error).__name__, str(error)))
+    leave(messages)
+
+
+def start_ranks(target: Any, given: list[Any], port: int, *, dying: int | None = None) -> dict[int, Any]:
+    """What two processes have to say."""
+    messages = SERVER.Queue()
+    processes = [
+        in_another_process(target, rank, 2, port, messages, *arguments) for rank, arguments in enumerate(given)
+    ]
+    said = [messages.get(timeout=90) for rank in (0, 1) if rank != dying]
+    for rank, process in enumerate(processes):
+        process.join(60)
+        assert process.exitcode == 0 or rank == dying
+    return {rank: rest for rank, *rest in said}
+
+
 def free_port() -> int:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))

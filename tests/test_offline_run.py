@@ -624,20 +624,7 @@ def run_ranks(
 ) -> dict[int, Any]:
     """What two processes have to say."""
     given = [(rank == dying, case, users, output, more) for rank in (0, 1)]
-    return start_ranks(offline_case.run_as_rank, given, port, dying=dying)
-
-
-def start_ranks(target: Any, given: list[Any], port: int, *, dying: int | None = None) -> dict[int, Any]:
-    messages = offline_case.SERVER.Queue()
-    processes = [
-        offline_case.in_another_process(target, rank, 2, port, messages, *arguments)
-        for rank, arguments in enumerate(given)
-    ]
-    said = [messages.get(timeout=90) for rank in (0, 1) if rank != dying]
-    for rank, process in enumerate(processes):
-        process.join(60)
-        assert process.exitcode == 0 or rank == dying
-    return {rank: rest for rank, *rest in said}
+    return offline_case.start_ranks(offline_case.run_as_rank, given, port, dying=dying)
 
 
 def test_two_processes_make_the_same_file(tmp_path: Path, case: Case, users: Path, whole: bytes, port: int) -> None:
@@ -702,7 +689,7 @@ def test_device_map_is_of_one_process(tmp_path: Path, case: Case, users: Path, p
 def test_two_processes_share_teacher_data(tmp_path: Path, case: Case, port: int, is_same: bool) -> None:
     prompts = [[3 + number, 5] for number in range(10)]
     given = [(case, tmp_path / "two", prompts if is_same or rank else prompts[:-1]) for rank in (0, 1)]
-    said = start_ranks(offline_case.teach_as_rank, given, port)
+    said = offline_case.start_ranks(offline_case.teach_as_rank, given, port)
     if is_same:
         assert said == {0: ["done", 6], 1: ["done", 4]}  # shards of 3, the last of 1
         offline_case.teach(*case.load(), prompts, tmp_path / "one")

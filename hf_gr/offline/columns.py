@@ -6,7 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from os import PathLike
+from typing import Any
+
+PROMPTS = ("history", "tokens", "text")  # columns that make the prompt: one of them
+HISTORY = "history"  # the only column of a list of histories
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class UserColumns:
     is_new: str | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in ("history", "tokens", "text") if getattr(self, name) is not None]
+        given = [name for name in PROMPTS if getattr(self, name) is not None]
         if len(given) != 1:
             found = " and ".join(f"{name}={getattr(self, name)!r}" for name in given) or "no column"
             raise ValueError(
@@ -54,7 +58,7 @@ class UserColumns:
         """The columns, each once: the history may also be the column to exclude."""
         return list(dict.fromkeys(self.by_role.values()))
 
-    def check(self, file: Path, names: Sequence[str], there: Sequence[str]) -> None:
+    def check(self, file: object, names: Sequence[str], there: Sequence[str]) -> None:
         """Raise unless a file has each of these columns exactly once."""
         for name in names:
             if there.count(name) != 1:
@@ -65,3 +69,8 @@ class UserColumns:
                     f"{file} has {how_many} {name!r}, expected one of {listed}: name it with {role}= "
                     f"(--{role.replace('_', '-')})"
                 )
+
+
+def is_histories(users: Any) -> bool:
+    """Whether users are given as a list of histories, and not as a table, a file or a list of files."""
+    return isinstance(users, (list, tuple)) and not (users and all(isinstance(one, (str, PathLike)) for one in users))

@@ -27,7 +27,7 @@ from .measures import count_rows, time_users
 from .options import EVALUATE, takes_options
 from .run import run_job
 from .settings import Settings, count, is_count
-from .users import Paths, Users
+from .users import Users
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Evaluation:
 
 
 @takes_options(Settings, EVALUATE)
-def evaluate(model: Any, users: Paths, **options: Any) -> Evaluation:
+def evaluate(model: Any, users: Any, **options: Any) -> Evaluation:
     """Measure recommendations against what users chose next.
 
     The default is leave-one-out: the last item of every history is the target, the others are the prompt; `tokens` and
@@ -91,7 +91,7 @@ def evaluate(model: Any, users: Paths, **options: Any) -> Evaluation:
 
     Args:
         model: as in `recommend`.
-        users: a table of users, as in `recommend`.
+        users: a table of users in files or in memory, as in `recommend`.
         options: further arguments of `generate`.
 
     Returns:
@@ -100,7 +100,7 @@ def evaluate(model: Any, users: Paths, **options: Any) -> Evaluation:
     Raises:
         ValueError, OSError, RuntimeError: as `recommend`; or arguments contradict each other.
     """
-    given = Settings.read(EVALUATE, options)
+    given = Settings.read(EVALUATE, options, users=users)
     cutoffs = tuple(given.cutoffs)
     if not cutoffs or not all(map(is_count, cutoffs)):
         raise ValueError(f"cutoffs={given.cutoffs!r}, expected integers of 1 or more")

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Turns a window of users into a window of rows, and records what decides these rows. Knows only the users' files."""
+"""Turns a window of users into a window of rows, and records what decides these rows. Knows no output."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from hf_gr.torch.processes import Processes
 from .options import deciding_rows
 from .prompts import PromptMaker
 from .settings import NUM_BEAMS, Settings
-from .users import Paths, Users, Window
+from .users import Users, Window
 
 BOOKKEEPING = ("transformers_version", "_from_model_config")  # in a generation config; they affect no row
 
@@ -101,7 +101,7 @@ class Job:
         config = decoder.model.generation_config
         described = {
             "hf_gr": __version__,
-            "users": users.fingerprint(),
+            "users": users.source.fingerprint(),
             "model": fingerprint_model(decoder.model),
             "generation config": _describe(config),
             "catalogue": fingerprint_index(decoder.index),
@@ -116,7 +116,7 @@ class Job:
             raise ValueError(problems[min(problems)])
 
 
-def make_job(model: Any, users: Paths, settings: Settings, processes: Processes) -> tuple[Job, Users]:
+def make_job(model: Any, users: Any, settings: Settings, processes: Processes) -> tuple[Job, Users]:
     """Load what a run needs, and check everything before the first row."""
     index, tokenizer = settings.constraint_index, settings.tokenizer
     if isinstance(index, (str, Path)) and str(index) != ".":

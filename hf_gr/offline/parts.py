@@ -24,7 +24,8 @@ from typing import Any, BinaryIO
 from hf_gr.files.atomic import replaced_file
 from hf_gr.files.tables import pa, pyarrow
 
-from .users import READ_ERRORS, Paths
+from .files import READ_ERRORS
+from .users import is_in_memory
 
 try:
     import fcntl
@@ -237,7 +238,7 @@ def folder_of(output: Path) -> Path:
     return output.with_name(output.name + ".parts")
 
 
-def check_output(output: Path, users: Paths) -> None:
+def check_output(output: Path, users: Any) -> None:
     """Refuse an output that cannot be written, or that would be read as users, before any work.
 
     Raises:
@@ -254,7 +255,7 @@ def check_output(output: Path, users: Paths) -> None:
             "expected a file in a folder that may be written to: name another one"
         )
     given = [users] if isinstance(users, (str, os.PathLike)) else users
-    for path in map(Path, given):
+    for path in () if is_in_memory(users) else map(Path, given):
         if path.resolve() in (output.resolve(), output.resolve().parent):
             raise ValueError(
                 f"output={str(output)!r} is {'in ' if path.is_dir() else ''}users={str(path)!r}, expected a file "

@@ -5,29 +5,31 @@
 The table is cut into windows of rows. A window is the unit of work: its rows are sorted by length, cut into batches,
 decoded, put back in order, and written as one part. Window i belongs to process i % N. Windows depend neither on the
 number of processes nor on what is finished, so one process and many write the same parts, and a resumed run skips
-existing parts. Memory is that of a window.
+existing parts. Memory is that of a window, unless the rows are to stay in memory.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from hf_gr.files.progress import progress_bar
+from hf_gr.files.tables import pa, shorten
 from hf_gr.torch.processes import Processes
 
+from .in_memory import InMemory
 from .job import Job, make_job
 from .options import RECOMMEND, takes_options
 from .parts import Parts, check_output
 from .settings import Settings
-from .users import Paths, Users
+from .users import Users, is_in_memory
 
 
 @dataclass(frozen=True)
 class Recommended:
-    """The result of a run.
+    """What became of a run with an output.
 
     Attributes:
         output: the file.
@@ -43,27 +45,32 @@ class Recommended:
 
 
 @takes_options(Settings, RECOMMEND)
-def recommend(model: Any, users: Paths, output: str | PathLike[str], **options: Any) -> Recommended:
-    """Recommend items to every user of a table, and write them to a Parquet file, in the order of the table.
+def recommend(model: Any, users: Any, output: str | PathLike[str] | None = None, **options: Any) -> Any:
+    """Recommend items to every user of a table, in the order of the table.
+
+    A table in memory gives a table of the same kind. With `output`, rows are written to a Parquet file instead: after
+    an interruption or a kill, the same call continues where it stopped. Finished windows are in `OUTPUT.parts` until
+    all are finished; a process holds one window at a time.
 
     Runs on one device, or under `accelerate launch` on many (on CPUs `torch.distributed.run`, since `accelerate launch
-    --cpu` starts one process): call it in every process. Each process loads the model
-    and the catalogue and answers every N-th window of users; the first one merges the results. All must see the same
-    folders. After an interruption or a kill, the same call continues where it stopped. Finished windows are in
-    `OUTPUT.parts` until all are finished; a process holds one window at a time.
+    --cpu` starts one process): call it in every process, with the same users. Each process loads the model and the
+    catalogue and answers every N-th window of users; the first one merges the results. All must see the same folders.
 
     Args:
         model: a loaded model, or the folder or repository of one.
-        users: a file, several in order, or a folder of them: Parquet, CSV or JSON lines. In CSV, lists are texts such
-            as `5 7` or `[5, 7]`. JSON lines have all keys in the first line.
-        output: a `.parquet` file with the columns of `user` (or `row`, from 0), `items` (ids, best first), `scores`
-            (as `sequences_scores`), and with `on_error="skip"` also `error`. There are at most `top_k` items, fewer
-            if fewer are allowed. Items of one sequence have one score.
+        users: a pandas or Polars data frame, an Arrow table, a `datasets.Dataset`, or a list of histories, each a list
+            of item ids. With `output` also a file, several in order, or a folder of them: Parquet, CSV or JSON lines.
+            In CSV, lists are texts such as `5 7` or `[5, 7]`. JSON lines have all keys in the first line.
+        output: a `.parquet` file.
         options: further arguments of `generate`: `drafting="trie"`, `length_penalty`, ... Sampling is refused, since
             rows would not be reproducible.
 
     Returns:
-        The result, in every process.
+        Without `output`, a table of the kind of `users` (a data frame of pandas with the same index), in every
+        process; with it, what became of the run. The columns, here and in the file, are the one of `user` (or `row`,
+        from 0), `items` (ids, best first), `scores` (as `sequences_scores`), and with `on_error="skip"` also `error`.
+        There are at most `top_k` items, fewer if fewer are allowed. Items of one sequence have one score. A list of
+        histories gives a list of lists of items.
 
     Raises:
         ValueError: before any work, for invalid arguments or columns; later for a row that cannot be answered (with
@@ -73,13 +80,68 @@ def recommend(model: Any, users: Paths, output: str | PathLike[str], **options: 
 
     Example:
         >>> import hf_gr  # doctest: +SKIP
+        >>> hf_gr.recommend("me/recommender", [["B01", "B02"], ["B07"]], exclude="history")  # doctest: +SKIP
+        >>> hf_gr.recommend("me/recommender", frame, user="user", history="items")  # doctest: +SKIP
         >>> hf_gr.recommend("me/recommender", "users.parquet", "recs.parquet", history="items")  # doctest: +SKIP
     """
-    settings = Settings.read(RECOMMEND, options).checked()
-    check_output(Path(output), users)
+    if output is None and not is_in_memory(users):
+        one_history = "" if isinstance(users, (str, PathLike)) else "; one user's history is a list in a list"
+        raise ValueError(
+            f"output=None with users={shorten(users)} in files, expected a .parquet file to write: pass output="
+            f"{one_history}"
+        )
+    settings = Settings.read(RECOMMEND, options, users=users).checked()
+    if output is not None:
+        check_output(Path(output), users)
+    elif settings.overwrite:
+        raise ValueError("overwrite=True without output=, expected both: nothing is written")
     processes = Processes()
     job, table = make_job(model, users, settings, processes)
+    if output is None:
+        return _run_in_memory(job, table, processes)
     return run_job(job, table, Path(output), processes)
+
+
+@dataclass
+class Held:
+    """Finished windows in memory: what `Parts` is to a run with an output.
+
+    Attributes:
+        rows: by number of the window.
+        num_processes: that share the windows.
+    """
+
+    rows: dict[int, Any] = field(default_factory=dict)
+    num_processes: int = 1
+    is_stopped: bool = False
+
+    def has(self, number: int) -> bool:
+        """Whether a window is finished."""
+        return number in self.rows
+
+    def count(self) -> int:
+        """About how many windows are finished, if all processes are as fast as this one."""
+        return len(self.rows) * self.num_processes
+
+    def write(self, number: int, table: Any) -> None:
+        """Hold a finished window."""
+        self.rows[number] = table
+
+    def stop(self) -> None:
+        """Nothing: the other processes finish their windows."""
+
+
+def _run_in_memory(job: Job, users: Users, processes: Processes) -> Any:
+    """Run a job over a table in memory, with all processes; its rows, as the same kind of table."""
+    held = Held(num_processes=processes.count)
+    found = processes.by_all(lambda: (_run_windows(job, users, held, processes), held.rows))
+    windows = {number: rows for _, part in found for number, rows in part.items()}
+    if {num_windows for num_windows, _ in found} != {len(windows)}:
+        raise ValueError("users differ between processes, expected the same table in all: pass it whole to each")
+    rows = pa.concat_tables([windows[number] for number in sorted(windows)]).combine_chunks()
+    source = users.source
+    assert isinstance(source, InMemory)
+    return source.like(rows if job.settings.on_error == "skip" else rows.drop_columns(["error"]))
 
 
 def run_job(job: Job, users: Users, output: Path, processes: Processes) -> Recommended:
@@ -101,8 +163,8 @@ def run_job(job: Job, users: Users, output: Path, processes: Processes) -> Recom
         parts.release()
 
 
-def _run_windows(job: Job, users: Users, parts: Parts, processes: Processes) -> int:
-    """Write the parts of this process; return the number of all windows."""
+def _run_windows(job: Job, users: Users, parts: Parts | Held, processes: Processes) -> int:
+    """Write the windows of this process; return the number of all windows."""
     size, num_windows = job.settings.window_rows, 0
     bar = progress_bar(
         "Recommending",
@@ -126,6 +188,6 @@ def _run_windows(job: Job, users: Users, parts: Parts, processes: Processes) -> 
 
 
 def _merge(parts: Parts, num_windows: int, users: Users) -> tuple[int, int]:
-    if users.fingerprint() != parts.manifest["users"]:
+    if users.source.fingerprint() != parts.manifest["users"]:
         raise ValueError(f"{users.name} has changed since the run began, expected the same rows to the end: repeat it")
     return parts.merge(num_windows)

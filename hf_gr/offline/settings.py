@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from .columns import UserColumns
+from .columns import HISTORY, PROMPTS, UserColumns, is_histories
 from .options import EVALUATE, MEASURES, RECOMMEND, RUN, SEARCH, Option, column, option, options_for, variants
 
 if TYPE_CHECKING:
@@ -295,8 +295,13 @@ class Settings:
     leave_one_out: bool = False
 
     @classmethod
-    def read(cls, function: str, given: Mapping[str, Any]) -> Settings:
-        """The settings from a function's keyword arguments; those that are not its options go to `generate`."""
+    def read(cls, function: str, given: Mapping[str, Any], *, users: Any = None) -> Settings:
+        """The settings from a function's keyword arguments; those that are not its options go to `generate`.
+
+        A list of histories is a table with one column, which need not be named.
+        """
+        if is_histories(users) and not any(given.get(name) is not None for name in PROMPTS):
+            given = {**given, "history": HISTORY}
         names = {each.name for each in options_for(cls, function)}
         own = {name: value for name, value in given.items() if name in names}
         return cls(**own, options={name: value for name, value in given.items() if name not in names})

@@ -1,8 +1,8 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A table of users, streamed in windows of rows. Knows files and columns, nothing of models and items.
+"""A table of users, in windows of rows. Knows columns; where rows come from, `files` and `in_memory` know.
 
-Parquet, CSV and JSON lines; rows are numbered from 0 through all files, in the given order.
+Rows are numbered from 0 through the whole table.
 """
 
 from __future__ import annotations
@@ -10,34 +10,18 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
-from hf_gr.files.tables import (
-    CODECS,
-    INT64_MAX,
-    INT64_MIN,
-    SUFFIXES,
-    Format,
-    list_files,
-    pa,
-    pyarrow,
-    read_csv,
-    read_jsonl,
-    read_object,
-    read_parquet,
-    shorten,
-)
+from hf_gr.files.tables import INT64_MAX, INT64_MIN, Format, pa, shorten
 
-from .columns import UserColumns
+from .columns import UserColumns, is_histories
+from .files import InFiles
+from .in_memory import InMemory
 
-Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
-# What pyarrow raises for a damaged file or another format.
-READ_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)
 SKIPPING = "drop the row, or skip such rows with on_error='skip' (--on-error skip)"
 
 
@@ -45,11 +29,16 @@ class Users:
     """A table of users.
 
     Args:
-        paths: a file, several in order, or a folder, whose files are read in order of name.
+        users: a file, several in order, or a folder, whose files are read in order of name; or a table in memory: see
+            `InMemory`.
         columns: what to read.
         are_strings: whether item ids are strings.
-        format: `"parquet"`, `"csv"` or `"jsonl"`; by default from the first file's suffix.
+        format: of files: `"parquet"`, `"csv"` or `"jsonl"`; by default from the first one's suffix.
         delimiter: between the columns of CSV; by default a tab in `.tsv` and a comma elsewhere.
+
+    Attributes:
+        source: the files, or the table in memory.
+        schema: of the columns that are read.
 
     Raises:
         ValueError: a file is missing, damaged or of another format, a column is missing, or there is no row.
@@ -57,41 +46,36 @@ class Users:
 
     def __init__(
         self,
-        paths: Paths,
+        users: Any,
         columns: UserColumns,
         *,
         are_strings: bool,
         format: Format | None = None,
         delimiter: str | None = None,
     ) -> None:
-        if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii()):
-            raise ValueError(f"delimiter={delimiter!r}, expected one ASCII character: omit it for a tab or comma")
-        self.columns, self.are_strings, self._delimiter = columns, are_strings, delimiter
-        self.format: Format = format or _format_of(paths)
-        self.files = list_files(paths, self.format)
-        self._check_sizes()
+        self.columns, self.are_strings = columns, are_strings
+        self.source: InFiles | InMemory
+        if is_in_memory(users):
+            if format is not None or delimiter is not None:
+                raise ValueError("format= or delimiter= with a table in memory, expected neither: they are of files")
+            self.source = InMemory(users, columns)
+        else:
+            self.source = InFiles(users, columns, are_strings=are_strings, format=format, delimiter=delimiter)
         first = next(self.windows(1), None)  # also finds a missing column before a model is loaded
         if first is None:
             raise ValueError(f"{self.name} has no row, expected at least one: there is nobody to recommend to")
         self.schema = first.columns.schema
-        self._check_types()
+        self._check_types(first.starts[0][1])
 
     @property
     def name(self) -> str:
-        """The files, as messages name them."""
-        return str(self.files[0]) if len(self.files) == 1 else f"{self.files[0]} and {len(self.files) - 1} more"
+        """The files, or the table in memory, as messages name them."""
+        return self.source.name
 
     @property
     def num_rows(self) -> int | None:
-        """The number of rows if the files record it, as Parquet does."""
-        if self.format != "parquet":
-            return None
-        return sum(pyarrow.parquet.read_metadata(file).num_rows for file in self.files)
-
-    def fingerprint(self) -> list[list[Any]]:
-        """By file: its name, its size, and when it was written."""
-        stats = [(file, file.stat()) for file in self.files]
-        return [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in stats]
+        """The number of rows if it is known without reading all."""
+        return self.source.num_rows
 
     def windows(self, size: int) -> Iterator[Window]:
         """All rows, `size` at a time; the last window may have fewer. Memory is that of a window.
@@ -102,77 +86,26 @@ class Users:
         schema: Any = None
         pending: list[Any] = []
         held, number, row = 0, 0, 0
-        starts: list[tuple[int, Path]] = []
-        for file in self.files:
-            starts.append((row, file))
-            try:
-                for batch in self._read(file, batch_rows=size):
-                    if schema is None:
-                        schema = _plain(batch.schema)
-                    batch = self._as(batch, schema, file)
-                    row += batch.num_rows
-                    start = 0
-                    while batch.num_rows - start:
-                        taken = min(size - held, batch.num_rows - start)
-                        pending.append(batch.slice(start, taken))
-                        held, start = held + taken, start + taken
-                        if held == size:
-                            yield Window(number, number * size, _join(pending, schema), tuple(starts))
-                            pending, held, number = [], 0, number + 1
-            except READ_ERRORS as error:
-                reason = " ".join(str(error).split())
-                raise ValueError(
-                    f"{file} cannot be read from row {row} on, expected complete {self.format}: {reason} "
-                    "(write the file again)"
-                ) from error
+        starts: list[tuple[int, str]] = []
+        for place, batch in self.source.batches(size):
+            if not starts or starts[-1][1] != place:
+                starts.append((row, place))
+            if schema is None:
+                schema = _plain(batch.schema)
+            batch = _as(batch, schema, place, first=starts[0][1])
+            row += batch.num_rows
+            start = 0
+            while batch.num_rows - start:
+                taken = min(size - held, batch.num_rows - start)
+                pending.append(batch.slice(start, taken))
+                held, start = held + taken, start + taken
+                if held == size:
+                    yield Window(number, number * size, _join(pending, schema), tuple(starts))
+                    pending, held, number = [], 0, number + 1
         if pending:
             yield Window(number, number * size, _join(pending, schema), tuple(starts))
 
-    def _read(self, file: Path, *, batch_rows: int) -> Iterator[Any]:
-        if self.format == "parquet":
-            batches = read_parquet(file, self.columns, batch_rows=max(batch_rows, 64))
-        elif self.format == "csv":
-            batches = read_csv(file, self.columns, self._delimiter)
-        else:
-            batches = read_jsonl(file, lambda number, line: self._json_schema(file, number, line))
-        for batch, _ in batches:
-            if batch.num_rows:
-                yield batch.select(self.columns.names)
-
-    def _as(self, batch: Any, schema: Any, file: Path) -> Any:
-        """A batch with the types of the first one."""
-        if batch.schema.equals(schema):
-            return batch
-        for name, expected in zip(schema.names, schema.types, strict=True):
-            found = batch.schema.field(name).type
-            try:
-                if found != expected:
-                    batch.column(name).cast(expected)
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-                raise ValueError(
-                    f"{file}, column {name!r} has type {found}, expected {expected} as in {self.files[0]}: convert it"
-                ) from None
-        return batch.cast(schema)
-
-    def _json_schema(self, file: Path, number: int, line: bytes) -> Any:
-        """The types that columns have by their meaning; else those of the first line."""
-        item = pa.string() if self.are_strings else pa.int64()
-        lists = dict.fromkeys(("history", "exclude", "filter"), pa.list_(item)) | {"tokens": pa.list_(pa.int64())}
-        types: dict[str, Any] = {"text": pa.string(), "is_new": pa.bool_()} | lists
-        roles = self.columns.by_role
-        shown = pa.schema({name: types.get(role, item) for role, name in reversed(roles.items())})
-        first = read_object(file, number, line, shown)
-        self.columns.check(file, self.columns.names, list(first))
-        found: dict[str, Any] = {}
-        for role, name in roles.items():
-            if role == "target":
-                types[role] = pa.list_(item) if isinstance(first[name], list) else item
-            elif role not in types:
-                types[role] = pa.string() if first[name] is None else pa.scalar(first[name]).type
-            found.setdefault(name, types[role])
-        return pa.schema(found)
-
-    def _check_types(self) -> None:
+    def _check_types(self, place: str) -> None:
         """Refuse columns without lists of ids, or with other ids than the catalogue's kind; a text may be a list."""
         kind, is_id = ("texts", _is_text) if self.are_strings else ("integers", pa.types.is_integer)
         for role in ("history", "exclude", "filter"):
@@ -183,15 +116,9 @@ class Users:
             value = getattr(found, "value_type", None)
             if not (value is not None and (is_id(value) or pa.types.is_null(value) or pa.types.is_dictionary(value))):
                 raise ValueError(
-                    f"{self.files[0]}, column {name!r} has type {found}, expected lists of {kind}, as the catalogue's "
+                    f"{place}, column {name!r} has type {found}, expected lists of {kind}, as the catalogue's "
                     "ids are: convert the column"
                 )
-
-    def _check_sizes(self) -> None:
-        """Refuse an empty file, for which pyarrow has many different errors."""
-        empty = [file for file in self.files if file.is_file() and not file.stat().st_size]
-        if empty:
-            raise ValueError(f"{empty[0]} has no byte, expected a table of users: write it again")
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,13 +129,13 @@ class Window:
         number: of the window, from 0.
         first_row: the number of its first row in the whole table.
         columns: what was read.
-        starts: the first row of every file begun so far, and the file.
+        starts: the first row of every file begun so far, and the file's name.
     """
 
     number: int
     first_row: int
     columns: Any
-    starts: tuple[tuple[int, Path], ...] = field(repr=False)
+    starts: tuple[tuple[int, str], ...] = field(repr=False)
 
     def __len__(self) -> int:
         return self.columns.num_rows
@@ -227,7 +154,7 @@ class Window:
         file, number = self._place(row)
         return f"{file}, row {number} {what}"
 
-    def _place(self, row: int) -> tuple[Path, int]:
+    def _place(self, row: int) -> tuple[str, int]:
         number = self.first_row + row
         return self.starts[bisect([start for start, _ in self.starts], number) - 1][1], number
 
@@ -273,17 +200,25 @@ def _split(text: str) -> list[str]:
     ]
 
 
-def _format_of(paths: Paths) -> Format:
-    """The format, from the suffix of the first file."""
-    first = Path(paths if isinstance(paths, (str, PathLike)) else next(iter(paths), ""))
-    names = sorted(file.name for file in first.iterdir()) if first.is_dir() else [first.name]
-    for name in names:
-        endings = [ending for ending in Path(name.lower()).suffixes if ending not in CODECS]
-        for format, suffixes in SUFFIXES.items():
-            if endings and endings[-1] in suffixes and not name.startswith((".", "_")):
-                return format  # pyright: ignore[reportReturnType]
-    expected = ", ".join(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
-    raise ValueError(f"{first} does not say what it is, expected a name that ends in one of {expected}: pass format=")
+def _as(batch: Any, schema: Any, place: str, *, first: str) -> Any:
+    """A batch with the types of the first one."""
+    if batch.schema.equals(schema):
+        return batch
+    for name, expected in zip(schema.names, schema.types, strict=True):
+        found = batch.schema.field(name).type
+        try:
+            if found != expected:
+                batch.column(name).cast(expected)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            raise ValueError(
+                f"{place}, column {name!r} has type {found}, expected {expected} as in {first}: convert it"
+            ) from None
+    return batch.cast(schema)
+
+
+def is_in_memory(users: Any) -> bool:
+    """Whether users are given as a table or histories in memory, and not as a file, a folder, or a list of them."""
+    return is_histories(users) or not isinstance(users, (str, PathLike, list, tuple))
 
 
 def _plain(schema: Any) -> Any:
@@ -294,7 +229,7 @@ def _plain(schema: Any) -> Any:
 
 
 def _is_text(kind: Any) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
 def _join(batches: list[Any], schema: Any) -> Any:

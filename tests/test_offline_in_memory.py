@@ -1,0 +1,227 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of users in memory: each kind gives the rows that the same table gives as a file, as the same kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import offline_case
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from offline_case import Case, make_case, make_users, write_users
+
+from hf_gr import evaluate, recommend
+from hf_gr.offline.columns import UserColumns
+from hf_gr.offline.in_memory import InMemory
+
+NUM_USERS = 40
+OPTIONS = {"history": "seen", "user": "who", "exclude": "not", "filter": "only", "top_k": 6, "num_beams": 8}
+OPTIONS |= {"window_rows": 16, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return make_case(tmp_path_factory.mktemp("case"))
+
+
+@pytest.fixture(scope="module")
+def loaded(case: Case) -> Any:
+    return case.load()
+
+
+@pytest.fixture(scope="module")
+def table(case: Case) -> pa.Table:
+    return pa.Table.from_pylist(make_users(case, NUM_USERS))
+
+
+@pytest.fixture(scope="module")
+def rows(case: Case, table: pa.Table) -> list[dict[str, Any]]:
+    """The rows of a run over the table in a file."""
+    path = case.folder / "users.parquet"
+    pq.write_table(table, path)
+    made = recommend(case.model, path, case.folder / "recs.parquet", constraint_index=case.index, **OPTIONS)
+    return pq.read_table(made.output).to_pylist()
+
+
+def to_pandas(table: pa.Table) -> Any:
+    frame = table.to_pandas()
+    frame.index = range(100, 100 + 3 * len(frame), 3)  # as of a frame that was filtered
+    return frame
+
+
+def to_polars(table: pa.Table) -> Any:
+    return pytest.importorskip("polars").from_arrow(table)
+
+
+def to_dataset(table: pa.Table) -> Any:
+    dataset = pytest.importorskip("datasets").Dataset(table)
+    backwards = list(range(len(dataset)))[::-1]
+    return dataset.select(backwards).select(backwards)  # by indices, and no slice of the table
+
+
+class Stream:
+    """A table of a library that is not known, such as DuckDB's."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self.table.__arrow_c_stream__(requested_schema)
+
+
+KINDS = {
+    "pandas": (to_pandas, lambda found: found.to_dict("records")),
+    "polars": (to_polars, lambda found: found.to_dicts()),
+    "datasets": (to_dataset, lambda found: found.to_list()),
+    "arrow": (lambda table: table, lambda found: found.to_pylist()),
+    "batch": (lambda table: table.combine_chunks().to_batches()[0], lambda found: found.to_pylist()),
+    "stream": (Stream, lambda found: found.to_pylist()),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_in_memory_gives_the_same_kind(kind: str, loaded: Any, table: pa.Table, rows: Any) -> None:
+    model, index = loaded
+    make, read = KINDS[kind]
+    given = make(table)
+    found = recommend(model, given, constraint_index=index, **OPTIONS)
+    assert read(found) == rows
+    assert read(found) != rows[::-1]  # the comparison can fail
+    assert type(found) is (pa.Table if kind in ("batch", "stream") else type(given))
+    if kind == "pandas":  # what is assigned to a frame goes by its index
+        assert list(found.index) == list(given.index)
+        given["items"] = found["items"]
+        assert list(given["items"]) == [row["items"] for row in rows]
+        assert found["who"].dtype == given["who"].dtype
+
+
+def test_histories_give_lists_of_items(loaded: Any, table: pa.Table, rows: Any) -> None:
+    model, index = loaded
+    histories = table.column("seen").to_pylist()
+    options = {"constraint_index": index, "top_k": 6, "num_beams": 8, "progress": False}
+    expected = recommend(model, table, history="seen", exclude="seen", **options).column("items").to_pylist()
+    mixed = [kind(one) for kind, one in zip((list, tuple, np.array, torch.tensor) * 10, histories, strict=True)]
+    for given in (histories, tuple(histories), mixed):
+        found = recommend(model, given, exclude="history", **options)
+        assert found == expected
+    assert not any(set(items) & set(history) for items, history in zip(found, histories, strict=True))
+
+
+def test_a_history_column_may_have_the_name_of_a_result(loaded: Any, table: pa.Table) -> None:
+    model, index = loaded
+    frame = table.to_pandas().rename(columns={"seen": "items"})
+    found = recommend(model, frame, constraint_index=index, history="items", progress=False)
+    assert list(found.columns) == ["row", "items", "scores"]
+    assert list(found["items"]) == recommend(
+        model, table.column("seen").to_pylist(), constraint_index=index, progress=False
+    )
+
+
+def test_a_table_in_memory_may_be_written_and_resumed(loaded: Any, table: pa.Table, rows: Any, tmp_path: Path) -> None:
+    model, index = loaded
+    frame, output = table.to_pandas(), tmp_path / "recs.parquet"
+    options: dict[str, Any] = OPTIONS | {"constraint_index": index}
+    made = recommend(model, frame, output, **options)
+    assert pq.read_table(output).to_pylist() == rows
+    assert recommend(model, frame, output, **options) == made  # nothing left to do
+    frame.at[3, "seen"] = [100]
+    with pytest.raises(ValueError, match="is there already, of another run"):
+        recommend(model, frame, output, **options)
+
+
+def test_a_row_that_cannot_be_answered_is_named(loaded: Any, table: pa.Table) -> None:
+    model, index = loaded
+    frame = table.to_pandas()
+    frame.at[20, "seen"] = [7]
+    with pytest.raises(ValueError, match=r"users, column 'seen', row 20 is \[7\], expected items of the catalogue"):
+        recommend(model, frame, constraint_index=index, **OPTIONS)
+    found = recommend(model, frame, constraint_index=index, on_error="skip", **OPTIONS)
+    assert found["error"].notna().tolist() == [row == 20 for row in range(NUM_USERS)]
+    assert found["items"][20] == []
+
+
+def test_evaluate_takes_the_same_tables(case: Case, loaded: Any, table: pa.Table) -> None:
+    model, index = loaded
+    histories = [history for history in table.column("seen").to_pylist() if len(history) > 1]
+    path = write_users(case.folder / "seen.parquet", [{"seen": history} for history in histories])
+    options = {"constraint_index": index, "sampled_users": 0, "progress": False, "num_beams": 12}
+    expected = evaluate(model, path, history="seen", **options).results[0]
+    assert expected.metrics["recall@10"] > 0
+    for given, columns in ((pq.read_table(path).to_pandas(), {"history": "seen"}), (histories, {})):
+        (found,) = evaluate(model, given, **columns, **options).results
+        assert (found.metrics, found.num_users) == (expected.metrics, expected.num_users)
+    targets = [{"history": history[:-1], "next": history[-1]} for history in histories]
+    (found,) = evaluate(model, pa.Table.from_pylist(targets), history="history", target="next", **options).results
+    assert found.metrics == expected.metrics
+
+
+@pytest.mark.parametrize(
+    ("users", "message"),
+    [
+        (7, "users is a int, expected a file or several, a pandas, Polars or Arrow table"),
+        ({"seen": [[100]]}, r"users is a dict, .*: pandas.DataFrame\(\.\.\.\) makes a table of it"),
+        (np.array([[100, 101]]), r"users is a ndarray, .*: \.tolist\(\) makes a list of it"),
+        ([100, 101], r"users\[0\] is 100, expected a list of item ids: one user's history is a list in a list"),
+        (
+            ["B01", "B02"],
+            r"output=None with users=\['B01', 'B02'\] in files, .*one user's history is a list in a list",
+        ),
+        ([[100], ["B01"]], "users, column 'history', row 1 is .'B01'., expected the type of the rows before it"),
+        ([[1.5], [2.5]], "users, column 'history' has type list<.*double>, expected lists of integers"),
+        ([], "users has no row, expected at least one"),
+    ],
+)
+def test_what_is_no_table_is_refused(case: Case, users: Any, message: str) -> None:
+    history = "seen" if isinstance(users, dict | int | np.ndarray) else None
+    with pytest.raises(ValueError, match=message):
+        recommend(case.model, users, constraint_index=case.index, history=history)
+
+
+def test_frames_that_are_near_to_a_table(case: Case, table: pa.Table) -> None:
+    frame = table.to_pandas()
+    options: dict[str, Any] = {"constraint_index": case.index, "history": "seen"}
+    for users, message in (
+        (frame["seen"], r"users is a Series, .*\.reset_index\(\) makes a data frame of it"),
+        (frame.rename(columns={"who": "seen"}), "users has 2 columns 'seen', expected one of"),
+        (frame.drop(columns="seen"), "users has no column 'seen', expected one of 'who', 'not', 'only'"),
+        (frame.iloc[:0], "users has no row"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            recommend(case.model, users, **options)
+    with pytest.raises(ValueError, match="format= or delimiter= with a table in memory, expected neither"):
+        recommend(case.model, frame, format="csv", **options)
+    with pytest.raises(ValueError, match="overwrite=True without output=, expected both"):
+        recommend(case.model, frame, overwrite=True, **options)
+    with pytest.raises(ValueError, match="output=None with users='users.parquet' in files, expected a .parquet file"):
+        recommend(case.model, "users.parquet", **options)
+
+
+def test_columns_that_are_not_named_are_not_looked_at() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"seen": [[1], None, [2, 3]], "x": [1, "a", object()], 5: [1, 2, 3]})
+    users = InMemory(frame, UserColumns(history="seen"))
+    assert [batch.to_pylist() for _, batch in users.batches(2)] == [
+        [{"seen": [1]}, {"seen": None}],
+        [{"seen": [2, 3]}],
+    ]
+    other = InMemory(pa.table({"seen": [[1], None, [2, 3]]}), UserColumns(history="seen"))
+    assert users.fingerprint() == other.fingerprint()
+    changed = InMemory(pa.table({"seen": [[1], None, [2, 4]]}), UserColumns(history="seen"))
+    assert users.fingerprint() != changed.fingerprint()
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_two_processes_share_a_table(case: Case, table: pa.Table, rows: Any, same: bool) -> None:
+    tables = (table, table if same else table.slice(0, 20))
+    given = [(case, one, OPTIONS) for one in tables]
+    said = offline_case.start_ranks(offline_case.recommend_in_memory_as_rank, given, offline_case.free_port())
+    if same:
+        assert said == {rank: ["done", rows] for rank in (0, 1)}
+    else:
+        assert {kind for kind, _ in said.values()} == {"ValueError"}
+        assert "users differ between processes" in said[0][1]
