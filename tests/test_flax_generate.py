@@ -90,6 +90,7 @@ def check(models: tuple[Any, Any], inputs: dict[str, torch.Tensor], **kwargs: An
     assert isinstance(ours.sequences, jax.Array)
     assert ours.sequences.tolist() == theirs.sequences.tolist()
     assert ours.beam_indices.tolist() == theirs.beam_indices.tolist()
+    assert ours.item_ids == theirs.item_ids
     np.testing.assert_allclose(ours.sequences_scores, theirs.sequences_scores.numpy(), atol=SCORE_TOL, rtol=0)
     assert [step.shape for step in ours.scores] == [step.shape for step in theirs.scores]
     for level, scores in enumerate(theirs.scores):
@@ -146,6 +147,7 @@ def test_fewer_sequences_than_beams_are_followed_by_padding(folder: Path) -> Non
     found = index.items(np.asarray(out.sequences)[:4, 6:])
     assert sorted(itertools.chain(*found)) == [1, 2, 3]
     assert found[3] == []
+    assert out.item_ids[:4] == pickle.loads(pickle.dumps(out)).item_ids[:4] == found
     assert out.sequences_scores.tolist()[3] == -np.inf
 
 

@@ -276,7 +276,6 @@ def test_bad_catalogues_are_refused(rows: Any, arguments: dict[str, Any], messag
     [
         ([5, 2, 2, 2], [2, 4]),
         ([5, 2, 0, 0], [2, 4]),
-        ([5, 2, 5, 2], [2, 4]),
         ([5, 2, -100, -100], [2, 4]),
         ([5], [2, 4]),
         ([5, -1, -1], [2, 4]),

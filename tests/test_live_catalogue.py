@@ -176,11 +176,11 @@ def test_a_removal_keeps_the_other_rules():
 @pytest.mark.parametrize(
     ("update", "message"),
     [
-        ({"remove": ["ham", "rum"]}, r"remove has 1 ids that the catalogue does not have \('rum'\)"),
+        ({"remove": ["ham", "rum"]}, r"remove has 1 id that the catalogue does not have \('rum'\)"),
         ({"remove": [7]}, r"remove\[0\]=7, expected strings"),
         ({"remove": "ham"}, r"remove='ham', expected a list"),
         ({"remove": [True]}, r"remove\[0\]=True, expected an item id"),
-        ({"rules": {"sweet": ["pie", "rum"]}}, r"rules\['sweet'\] has 1 ids .*'rum'.*omit them, or add them"),
+        ({"rules": {"sweet": ["pie", "rum"]}}, r"rules\['sweet'\] has 1 id .*'rum'.*omit them, or add them"),
         ({"rules": {"bitter": None}}, r"rules\['bitter'\]=None.*there are 'sweet'"),
         ({"rules": {"": []}}, "rules has the name ''"),
         ({"rules": ["ham"]}, "expected item ids by name"),

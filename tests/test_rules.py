@@ -324,7 +324,7 @@ NUMBERED = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]])
         (lambda: INDEX.where([0.5]), r"item_ids\[0\]=0.5, expected all integers or all strings"),
         (lambda: NUMBERED.where([0, 3]), r"does not have \(3\)"),
         (lambda: NUMBERED.where([-1]), r"does not have \(-1\)"),
-        (lambda: INDEX.remove(["ham", "egg"]), r"item_ids has 1 ids that the catalogue does not have \('egg'\)"),
+        (lambda: INDEX.remove(["ham", "egg"]), r"item_ids has 1 id that the catalogue does not have \('egg'\)"),
         (lambda: INDEX.add([[5, 9]], [7]), r"item_ids\[0\]=7, expected strings"),
         (lambda: INDEX.add([[5, 9]], ["a", "b"]), "item_ids has 2 entries, expected 1"),
         (lambda: INDEX.add([[5, 9, 9]], ["a"]), "sequences have 3 tokens, expected 2 as in the catalogue"),

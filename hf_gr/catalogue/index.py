@@ -24,11 +24,12 @@ from hf_gr.files.text import named_in_errors
 
 from . import storage
 from .fanout import Bools
-from .item_ids import ItemId, read_item_ids
+from .generated import check_ends, read_generated
+from .item_ids import ItemId, check_item_ids, read_item_ids
 from .labels import fingerprint, read_labels, tokenize_labels
 from .segment import build_segment
 from .sequences import read_catalogue, read_eos_token_id, read_rows
-from .snapshot import Part, Snapshot, read_exclusions
+from .snapshot import Part, Snapshot, read_exclusions, refuse_unknown
 from .summary import summarise
 from .trie import PADDING
 
@@ -271,10 +272,12 @@ class ConstraintIndex(
     ) -> list[list[ItemId]]:
         """The items that generated sequences stand for.
 
+        Where an output object of `generate` is at hand, its `item_ids` are the same, and know where the prompt ends.
+
         Args:
             sequences: `[R, T]` tokens (NumPy, torch on any device) or R token lists, the prompt cut off; or one
-                sequence. Tokens after a complete sequence count as padding, and so does everything from a negative
-                token (-1, -100) on.
+                sequence. After a complete sequence comes padding: one token, repeated; everything from a negative
+                token (-1, -100) on is padding, too.
             exclude_items: as in `generate`: B lists of item ids, each for R / B rows. It matters only where items
                 share a sequence, which is generated as long as one of them is wanted.
 
@@ -285,17 +288,18 @@ class ConstraintIndex(
             padding row).
 
         Raises:
-            ValueError: tokens that are not integers, or more than two axes; or `exclude_items` that are not lists of
-                ids of the catalogue's type.
+            ValueError: tokens that are not integers, or more than two axes; a row that goes on after its item with
+                anything but padding, as with the prompt left on; or `exclude_items` that are not lists of ids of the
+                catalogue's type.
 
         Example:
             >>> ConstraintIndex.from_sequences([[5, 7], [5, 7]]).items([[5, 7, 0], [0, 0, 0]])
             [[0, 1], []]
         """
         snapshot = self._snapshot
-        rows = read_rows(sequences, one_is_enough=True)[0][:, : snapshot.max_length]
-        rows = np.where(np.logical_or.accumulate(rows < 0, axis=1), PADDING, rows)
+        rows = read_generated(sequences)
         found = snapshot.items(rows)
+        check_ends(snapshot, rows, found)
         if exclude_items is None:
             return found
         excluded = [set(row) for row in read_exclusions(exclude_items, snapshot)]
@@ -305,6 +309,27 @@ class ConstraintIndex(
             )
         each = len(rows) // len(excluded)
         return [[item for item in items if item not in excluded[row // each]] for row, items in enumerate(found)]
+
+    def encode(self, item_ids: npt.ArrayLike | Iterable[ItemId]) -> list[int]:
+        """A history as tokens, for a prompt: the items' sequences, one after the other, without end tokens.
+
+        Items that were removed or filtered out keep their tokens: a history may name what has sold out. Of several
+        sequences of one id, the first of a living item is taken.
+
+        Raises:
+            ValueError: an id that the catalogue never had, or one of another type than its ids.
+
+        Example:
+            >>> index = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]], item_ids=["ham", "jam", "yam"])
+            >>> index.encode(["jam", "ham"])
+            [5, 8, 5, 7]
+        """
+        snapshot = self._snapshot
+        ids = check_item_ids(item_ids)
+        is_known, rows = snapshot.sequences_of(ids)
+        refuse_unknown(ids, is_known, "item_ids")
+        endings = [PADDING, *([] if snapshot.eos_token_id is None else [snapshot.eos_token_id])]
+        return rows[~np.isin(rows, endings)].tolist()
 
     def allowed_next_tokens(self, prefix: npt.ArrayLike | Sequence[int]) -> list[int]:
         """The tokens that may follow a prefix, ascending; empty after a complete sequence or an unknown prefix.

@@ -17,6 +17,8 @@ from typing import Any, cast
 
 import numpy as np
 
+from hf_gr.files.text import counted
+
 from .fanout import Array, Bools, Longs, spans
 from .item_ids import ItemId, check_item_ids
 from .segment import Liveness, Segment, build_segment, dead_nodes, take, test
@@ -343,7 +345,7 @@ class Snapshot:
         """By part: the positions of the living items that have these ids."""
         ids = self._check_ids(item_ids, argument)
         known, found = self._living(ids)
-        _refuse_unknown(ids, known, argument)
+        refuse_unknown(ids, known, argument)
         return found
 
     def _living(self, ids: Array | list[str]) -> tuple[Bools, list[Longs]]:
@@ -542,14 +544,15 @@ def _read_mask(mask_or_item_ids: Any, num_items: int) -> Bools | None:
     return mask
 
 
-def _refuse_unknown(ids: Array | list[str], known: Bools, argument: str) -> None:
+def refuse_unknown(ids: Array | list[str], known: Bools, argument: str) -> None:
+    """Refuse ids, `known` of which say whether the catalogue has them; `argument` in the message."""
     if known.all():
         return
     unknown = [ids[int(place)] for place in np.flatnonzero(~known)]
     shown = ", ".join(str(item) if is_integer(item) else repr(item) for item in unknown[:ERRORS_SHOWN])
     shown += ", ..." if len(unknown) > ERRORS_SHOWN else ""
     raise ValueError(
-        f"{argument} has {len(unknown)} ids that the catalogue does not have ({shown}), "
+        f"{argument} has {counted(len(unknown), 'id')} that the catalogue does not have ({shown}), "
         "expected ids of its items: index.has_items(ids) tells which are"
     )
 

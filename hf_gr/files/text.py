@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Text for people: names from a table on a terminal, and the file in an error about its contents. Knows neither."""
+"""Text for people: names on a terminal, numbers of things, the file in an error about its contents. Knows none."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ def printable(text: str) -> str:
         a name\x1b[2J
     """
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things, such as `1 item` and `12,000 items`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 @contextmanager

@@ -91,5 +91,6 @@ def _free_invalid(job: Job, request: Request) -> float:
         do_sample=False,
     )
     length = 1 if decoder.model.config.is_encoder_decoder else prompts["input_ids"].shape[1]
-    found = decoder.index.items(sequences[:, length:].cpu())
+    # Not `index.items`, which refuses what goes on after an item: a free beam may.
+    found = decoder.index.snapshot.items(sequences[:, length:].cpu().numpy())
     return sum(not items for items in found) / len(found)

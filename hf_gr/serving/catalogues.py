@@ -22,6 +22,7 @@ from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.item_ids import ItemId
 from hf_gr.catalogue.sequences import ERRORS_SHOWN, is_integer
 from hf_gr.catalogue.trie import PADDING
+from hf_gr.files.text import counted
 
 from .update_log import Base, UpdateLog
 
@@ -439,8 +440,8 @@ def _refuse_unknown(index: ConstraintIndex, ids: Sequence[ItemId], argument: str
         unknown = _select(ids, ~known)
         shown = ", ".join(map(repr, unknown[:ERRORS_SHOWN])) + (", ..." if len(unknown) > ERRORS_SHOWN else "")
         raise ValueError(
-            f"{argument} has {len(unknown)} ids that the catalogue does not have ({shown}), expected its items: "
-            "omit them, or add them in the same update"
+            f"{argument} has {counted(len(unknown), 'id')} that the catalogue does not have ({shown}), expected its "
+            "items: omit them, or add them in the same update"
         )
 
 

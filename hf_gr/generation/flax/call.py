@@ -28,6 +28,7 @@ from hf_gr.flax.decode import Decoded, DecodePlan
 from hf_gr.flax.devices import num_rows_on, settings_of_ours, to_mesh
 from hf_gr.flax.noise import Noise
 from hf_gr.flax.speculation import Speculation
+from hf_gr.generation.answers import with_items
 from hf_gr.generation.checks import forced_end, missing_token
 from hf_gr.generation.configuration import set_fields
 from hf_gr.generation.internals import default_generation_fields
@@ -171,7 +172,7 @@ class Call:
             paths = np.where(beam_indices >= 0, beam_indices + first_path, -1)[..., :length].reshape(-1, length)
             fields["beam_indices"] = jax.device_put(paths)
             fields["sequences_scores"] = jax.device_put(scores.reshape(-1)) if config.output_scores else None
-        return FlaxGenerateOutput(**fields)
+        return with_items(FlaxGenerateOutput(**fields), self.rules, begun.shape[1])
 
 
 def _prepared(model: Any, config: GenerationConfig | None, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

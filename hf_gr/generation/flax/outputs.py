@@ -11,11 +11,12 @@ from jaxtyping import Array, Float, Int
 from transformers.utils import ModelOutput
 
 from hf_gr.flax.speculation import Speculation
+from hf_gr.generation.answers import WithItems
 
 
 @dataclass
-class FlaxGenerateOutput(ModelOutput):
-    """The fields of `GRGenerateBeamDecoderOnlyOutput` and its siblings.
+class FlaxGenerateOutput(WithItems, ModelOutput):
+    """The fields of `GRGenerateBeamDecoderOnlyOutput` and its siblings, and their `item_ids`.
 
     Attributes:
         sequences: prompt (for an encoder-decoder: the first tokens of its sequences) and generated tokens.

@@ -26,6 +26,7 @@ from transformers.generation import (
 
 from hf_gr.catalogue.snapshot import BatchRules
 from hf_gr.generation import internals
+from hf_gr.generation.answers import with_items
 from hf_gr.generation.checks import forced_end, missing_token
 from hf_gr.generation.configuration import check_fields, set_fields
 from hf_gr.generation.messages import say_once
@@ -258,7 +259,8 @@ class Call:
             fields["sequences_scores"] = decoded.scores if config.output_scores else None
             fields["beam_indices"] = decoded.beam_indices.int()
         is_encoder_decoder = self.model.config.is_encoder_decoder
-        return output_class(is_encoder_decoder=is_encoder_decoder, is_beam_search=config.num_beams > 1)(**fields)
+        made = output_class(is_encoder_decoder=is_encoder_decoder, is_beam_search=config.num_beams > 1)
+        return with_items(made(**fields), self.rules, prompts.shape[1])
 
     def _plan(
         self, input_ids: Tensor, processors: LogitsProcessorList, criteria: StoppingCriteriaList, *, forces_end: bool

@@ -22,6 +22,7 @@ from transformers import LogitsProcessorList
 
 from hf_gr.catalogue.sequences import to_host
 from hf_gr.catalogue.snapshot import BatchRules
+from hf_gr.generation.answers import with_items
 from hf_gr.generation.checks import missing_token
 from hf_gr.generation.internals import as_it_is
 from hf_gr.generation.models import fill_token
@@ -109,7 +110,7 @@ def generate_by_processor(generate: Callable[..., Any], call: Call) -> Any:
     out.scores = out.scores if with_scores else None
     is_encoder_decoder = hasattr(out, "decoder_attentions")
     made = output_class(is_encoder_decoder=is_encoder_decoder, is_beam_search=beam_indices is not None)
-    return made(**out)
+    return with_items(made(**out), rules, prompt.shape[1])
 
 
 def _check_penalty(length_penalty: float, max_length: int) -> None:

@@ -90,9 +90,10 @@ class GRGenerationMixin(Overrides, GenerationMixin):
         Returns:
             As in transformers: a tensor, or with `return_dict_in_generate` an output object. If fewer legal sequences
             exist than requested, the rest are rows of `pad_token_id` (after the prompt) with score `-inf`. The
-            object's `speculation` counts forwards and nodes scored ahead, and its `seeds` are those of the samples,
-            one for each prompt (both None in transformers' loop). Its `past_key_values` is the prompt's cache, ready
-            for another call (in transformers' loop, the answer's, too).
+            object's `item_ids` are a list of items for every row, `index.items` of its generated tokens. Its
+            `speculation` counts forwards and nodes scored ahead, and its `seeds` are those of the samples, one for
+            each prompt (both None in transformers' loop). Its `past_key_values` is the prompt's cache, ready for
+            another call (in transformers' loop, the answer's, too).
 
         Raises:
             ValueError: before any work, for arguments that cannot lead to the catalogue's sequences: a vocabulary
@@ -110,6 +111,9 @@ class GRGenerationMixin(Overrides, GenerationMixin):
             >>> out = model.generate(prompt, constraint_index=index, num_beams=3, num_return_sequences=3)
             >>> sorted(index.items(out[:, 2:]))
             [['ham'], ['jam'], ['yam']]
+            >>> out = model.generate(prompt, constraint_index=index, num_beams=3, return_dict_in_generate=True)
+            >>> out.item_ids == index.items(out.sequences[:, 2:])
+            True
 
         Source: STATIC, algorithm 1; xGR, sections 4 and 5.
         """

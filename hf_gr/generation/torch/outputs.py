@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""transformers' outputs of `generate`, plus `speculation` and `seeds`."""
+"""transformers' outputs of `generate`, plus `speculation`, `seeds` and `item_ids`."""
 
 from __future__ import annotations
 
@@ -14,36 +14,37 @@ from transformers.generation import (
     GenerateEncoderDecoderOutput,
 )
 
+from hf_gr.generation.answers import WithItems
 from hf_gr.torch.speculation import Speculation
 
 
 @dataclass
-class GRGenerateDecoderOnlyOutput(GenerateDecoderOnlyOutput):
-    """`GenerateDecoderOnlyOutput`, `speculation` (forwards, what was scored ahead), `seeds` (of samples)."""
+class GRGenerateDecoderOnlyOutput(WithItems, GenerateDecoderOnlyOutput):
+    """`GenerateDecoderOnlyOutput`, `speculation` (forwards, scored ahead), `seeds` (of samples), `item_ids`."""
 
     speculation: Speculation | None = None
     seeds: list[int] | None = None
 
 
 @dataclass
-class GRGenerateEncoderDecoderOutput(GenerateEncoderDecoderOutput):
-    """`GenerateEncoderDecoderOutput`, `speculation` (forwards, what was scored ahead), `seeds` (of samples)."""
+class GRGenerateEncoderDecoderOutput(WithItems, GenerateEncoderDecoderOutput):
+    """`GenerateEncoderDecoderOutput`, `speculation` (forwards, scored ahead), `seeds` (of samples), `item_ids`."""
 
     speculation: Speculation | None = None
     seeds: list[int] | None = None
 
 
 @dataclass
-class GRGenerateBeamDecoderOnlyOutput(GenerateBeamDecoderOnlyOutput):
-    """`GenerateBeamDecoderOnlyOutput`, `speculation` (forwards, what was scored ahead), `seeds` (of samples)."""
+class GRGenerateBeamDecoderOnlyOutput(WithItems, GenerateBeamDecoderOnlyOutput):
+    """`GenerateBeamDecoderOnlyOutput`, `speculation` (forwards, scored ahead), `seeds` (of samples), `item_ids`."""
 
     speculation: Speculation | None = None
     seeds: list[int] | None = None
 
 
 @dataclass
-class GRGenerateBeamEncoderDecoderOutput(GenerateBeamEncoderDecoderOutput):
-    """`GenerateBeamEncoderDecoderOutput`, `speculation` (forwards, what was scored ahead), `seeds` (of samples)."""
+class GRGenerateBeamEncoderDecoderOutput(WithItems, GenerateBeamEncoderDecoderOutput):
+    """`GenerateBeamEncoderDecoderOutput`, `speculation` (forwards, scored ahead), `seeds` (of samples), `item_ids`."""
 
     speculation: Speculation | None = None
     seeds: list[int] | None = None

@@ -1,0 +1,99 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Generated rows of tokens to the items that they stand for. Knows no trie; the snapshot walks it.
+
+Axes: R generated rows of T tokens, R / B of them for each of B requests.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .fanout import Bools, Longs
+from .item_ids import ItemId
+from .sequences import read_rows
+from .snapshot import BatchRules, Snapshot
+from .trie import PADDING
+
+CUT = (
+    'out[:, inputs["input_ids"].shape[1]:] of a decoder, out[:, 1:] of an encoder-decoder; or read out.item_ids, '
+    "which generate(..., return_dict_in_generate=True) gives"
+)
+
+
+def read_generated(sequences: Any) -> Longs:
+    """`[R, T]` generated tokens; everything from a negative token (-1, -100) on is padding.
+
+    Raises:
+        ValueError: not integers, more than two axes, or what `generate` returned as a whole.
+    """
+    if hasattr(sequences, "sequences"):
+        raise ValueError(
+            f"sequences is a {type(sequences).__name__}, expected its generated tokens: pass out.sequences without "
+            "the prompt, or read out.item_ids"
+        )
+    rows = read_rows(sequences, one_is_enough=True)[0]
+    return np.where(np.logical_or.accumulate(rows < 0, axis=1), PADDING, rows)
+
+
+def check_ends(snapshot: Snapshot, rows: Longs, found: list[list[ItemId]]) -> None:
+    """Refuse rows that go on after their item: a prompt was not cut off, whose own items these would be.
+
+    After an item comes padding: one token, repeated. A catalogue without end tokens does not know the model's: one
+    other token may come first, unless a sequence begins with it.
+
+    Raises:
+        ValueError: names the row, its item, and how to cut.
+    """
+    if snapshot.eos_token_id is None and rows.shape[1] <= snapshot.max_length:
+        return  # all sequences have this length
+    numbers = np.array([number for number, items in enumerate(found) if items], dtype=np.int64)
+    rows = rows[numbers]
+    lengths = np.zeros(len(rows), dtype=np.int64)
+    for part in snapshot.parts:
+        leaves, followed = part.segment.trie.walk(rows, snapshot.eos_token_id)
+        lengths = np.maximum(lengths, np.where(leaves >= 0, followed, 0))
+    ends: Longs = (rows != PADDING).sum(axis=1)
+    places, last = np.arange(rows.shape[1]), np.take_along_axis(rows, ends[:, None] - 1, axis=1)
+    is_other: Bools = (places >= lengths[:, None]) & (places < ends[:, None]) & (rows != last)
+    for row in np.flatnonzero(is_other.any(axis=1)).tolist():
+        others, end = np.flatnonzero(is_other[row]).tolist(), int(lengths[row])
+        if others == [end] and snapshot.eos_token_id is None and not _begins(snapshot, int(rows[row, end])):
+            continue
+        raise ValueError(
+            f"sequences[{numbers[row]}] is item {found[numbers[row]][0]!r} and goes on with other tokens, expected "
+            f"generated tokens and then padding, one token: was the prompt cut off? Pass {CUT}"
+        )
+
+
+def items_of_batch(rules: BatchRules, sequences: Any) -> list[list[ItemId]]:
+    """The items of the rows of a batch, by the rule of their request, without what it excludes.
+
+    Args:
+        rules: the catalogue of every request.
+        sequences: `[R, T]` generated tokens, best first, one request's after the other's.
+
+    Returns:
+        R lists of item ids, empty for padding rows.
+    """
+    rows = read_generated(sequences)
+    each = len(rows) // (rules.num_rows or len(rows))
+    numbers = np.arange(len(rows)) // each
+    found: list[list[ItemId]] = [[] for _ in rows]
+    for rule, snapshot in enumerate(rules.snapshots):
+        mine = (
+            np.arange(len(rows)) if rules.rule_of_row is None else np.flatnonzero(rules.rule_of_row[numbers] == rule)
+        )
+        for row, items in zip(mine.tolist(), snapshot.items(rows[mine]), strict=True):
+            found[row] = items
+    if rules.excluded_ids is None:
+        return found
+    excluded = [rules.excluded_ids[number] for number in numbers.tolist()]
+    return [[item for item in items if item not in hidden] for items, hidden in zip(found, excluded, strict=True)]
+
+
+def _begins(snapshot: Snapshot, token: int) -> bool:
+    """Whether a sequence begins with this token."""
+    return any(part.segment.trie.find([token]) >= 0 for part in snapshot.parts)
