@@ -55,10 +55,8 @@ def check_ends(snapshot: Snapshot, rows: Longs, found: list[list[ItemId]]) -> No
     for part in snapshot.parts:
         leaves, followed = part.segment.trie.walk(rows, snapshot.eos_token_id)
         lengths = np.maximum(lengths, np.where(leaves >= 0, followed, 0))
-    ends: Longs = (rows != PADDING).sum(axis=1)
-    places, last = np.arange(rows.shape[1]), np.take_along_axis(rows, ends[:, None] - 1, axis=1)
-    is_other: Bools = (places >= lengths[:, None]) & (places < ends[:, None]) & (rows != last)
-    for row in np.flatnonzero(is_other.any(axis=1)).tolist():
+    is_other = _unlike_the_last(rows, lengths)
+    for row in np.flatnonzero(np.any(is_other, axis=1)).tolist():
         others, end = np.flatnonzero(is_other[row]).tolist(), int(lengths[row])
         if others == [end] and snapshot.eos_token_id is None and not _begins(snapshot, int(rows[row, end])):
             continue
@@ -92,6 +90,14 @@ def items_of_batch(rules: BatchRules, sequences: Any) -> list[list[ItemId]]:
         return found
     excluded = [rules.excluded_ids[number] for number in numbers.tolist()]
     return [[item for item in items if item not in hidden] for items, hidden in zip(found, excluded, strict=True)]
+
+
+def _unlike_the_last(rows: Longs, lengths: Longs) -> Bools:
+    """`[R, T]`: which tokens, from these lengths on, differ from the last one of their row."""
+    ends = np.sum(rows != PADDING, axis=1)
+    places = np.arange(rows.shape[1], dtype=np.int64)
+    last = np.take_along_axis(rows, ends[:, None] - 1, axis=1)
+    return (places >= lengths[:, None]) & (places < ends[:, None]) & (rows != last)
 
 
 def _begins(snapshot: Snapshot, token: int) -> bool:
