@@ -3,11 +3,22 @@
 """hf_gr: Hugging Face models as fast and correct generative recommenders.
 
 Importing this package loads neither torch nor transformers nor jax; every public name is resolved on first use.
+
+- What may be generated: `ConstraintIndex`, `SemanticIds`.
+- Models: `AutoModelForGenerativeRetrieval`, `enable`, `GRGenerationMixin`, `GRGenerationConfig`; for any other loop of
+  transformers `ConstraintLogitsProcessor`.
+- Drafts: `DraftHead`, `DraftHeadConfig`; trainers in `hf_gr.training`.
+- Tables of users: `recommend`, `evaluate` (extra `tables`).
+- Many users at once: `Engine`; servers in `hf_gr.serving` (extra `serve`).
+- Texts to labels: `classify`.
+
+`dir` and `help` show the names whose packages are installed.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,7 +34,7 @@ if TYPE_CHECKING:
     from .serving.engine import Engine
     from .torch.draft_head import DraftHead
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 _HOMES = {
     "AutoModelForGenerativeRetrieval": "generation.auto",
@@ -57,6 +68,17 @@ __all__ = [
     "recommend",
 ]
 
+# What a name needs beside NumPy and transformers: one may use Flax without PyTorch, or PyTorch without extras.
+_NEEDS = {
+    "ConstraintLogitsProcessor": ("torch",),
+    "DraftHead": ("torch",),
+    "Engine": ("torch",),
+    "GRGenerationMixin": ("torch",),
+    "classify": ("torch",),
+    "evaluate": ("torch", "pyarrow"),
+    "recommend": ("torch", "pyarrow"),
+}
+
 
 def __getattr__(name: str) -> object:
     """Import a public name's module on first access (PEP 562)."""
@@ -72,4 +94,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    """The names that can be imported here: `help` imports all of them, and must not fail for an extra."""
+    return sorted(["__version__", *(name for name in __all__ if all(map(find_spec, _NEEDS.get(name, ()))))])

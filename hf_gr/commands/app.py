@@ -31,6 +31,8 @@ SERVE_EXAMPLE = (
     """`curl localhost:8000/v1/recommend -d '{"history": ["B01", "B02"], "num_results": 5}'`"""
 )
 
+ENV_EXAMPLE = "Example: `hf-gr env --model me/recommender`, for a bug report"
+
 
 def main() -> None:
     """The entry point of `hf-gr`: run the sub-command that the arguments name."""
@@ -40,14 +42,13 @@ def main() -> None:
 
 def build_app() -> typer.Typer:
     """The application with all sub-commands."""
-    from . import evaluate, index, recommend, serve  # needs typer: `main` checks for it first
+    from . import env, evaluate, index, recommend, serve  # needs typer: `main` checks for it first
 
     app = typer.Typer(
         name="hf-gr",
         help="Hugging Face models as generative recommenders.",
         no_args_is_help=True,
         rich_markup_mode="markdown",
-        add_completion=False,
         context_settings={"help_option_names": ["-h", "--help"]},
         pretty_exceptions_enable=False,
     )
@@ -56,6 +57,7 @@ def build_app() -> typer.Typer:
     app.command("recommend", epilog=RECOMMEND_EXAMPLE)(recommend.recommend)
     app.command("evaluate", epilog=EVALUATE_EXAMPLE)(evaluate.evaluate)
     app.command("serve", epilog=SERVE_EXAMPLE)(serve.serve)
+    app.command("env", epilog=ENV_EXAMPLE)(env.env)
     app.add_typer(index.build_app(), name="index", help="Build, show, check and push catalogues.")
     return app
 

@@ -1,0 +1,243 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`hf-gr env`: what a bug report needs: versions, devices, extras, and how a model is decoded.
+
+Knows no tokens, keys or paths, so that its output can be pasted in public.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from importlib import metadata
+from importlib.util import find_spec
+from typing import Annotated, Any
+
+import typer
+from packaging.requirements import Requirement  # of huggingface_hub and transformers
+from packaging.utils import canonicalize_name
+from rich.console import Console
+
+from .text import shown
+
+DISTRIBUTION = "hf-gr"
+# What changes answers, times or devices. HF_TOKEN and folders are nobody's business.
+VARIABLES = (
+    "CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "JAX_PLATFORMS", "OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF",
+    "TOKENIZERS_PARALLELISM", "TRANSFORMERS_VERBOSITY", "XLA_FLAGS",
+)  # fmt: skip
+LAYOUTS = {
+    "tree": "one shared prompt, beams on the sequence axis",
+    "folded": "one row for each beam, the encoder's keys stored once",
+    "batch": "one row for each beam",
+    None: "no layout of ours: transformers' own loop",
+}
+
+
+def env(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="MODEL",
+            help="A model's folder or repository: how it is decoded.",
+            show_default=False,
+        ),
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="A branch, tag or commit of the model's repository.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """Print versions, devices and extras, and with --model the layout of a model: all that a bug report needs.
+
+    Prints no tokens, keys or folders. --model loads the weights, on the CPU.
+    """  # fmt: skip
+    if revision is not None and model is None:
+        raise typer.BadParameter("it belongs to --model, which is missing", param_hint="--revision")
+    facts = environment()
+    if model is not None:
+        from transformers.utils import logging
+
+        from .recommend import errors_on_one_line
+
+        logging.disable_progress_bar()
+        with errors_on_one_line("env"):
+            facts["model"] = describe_model(model, revision=revision)
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+    else:
+        _print(facts)
+
+
+def environment() -> dict[str, Any]:
+    """Versions, machine, devices and extras of this process, as plain values."""
+    from hf_gr import __version__
+
+    return {
+        "hf_gr": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "packages": {name: _version(name) for name in _packages()},
+        "extras": {extra: _missing(extra) for extra in _extras()},
+        "torch": _torch_devices(),
+        "jax": _jax_devices(),
+        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+    }
+
+
+def describe_model(name: str, *, revision: str | None = None) -> dict[str, Any]:
+    """How hf_gr decodes a checkpoint; loads its weights.
+
+    Args:
+        name: a folder or repository id.
+        revision: a branch, tag or commit.
+
+    Raises:
+        OSError: it cannot be loaded.
+        ValueError: `name` is neither, or there is no model for generation in it.
+    """
+    from hf_gr.answering.loading import check_name
+    from hf_gr.generation.auto import AutoModelForGenerativeRetrieval
+    from hf_gr.generation.internals import attention_of
+    from hf_gr.generation.models import position_limit
+    from hf_gr.generation.torch.layouts import attends_in_parts, choose_layout
+
+    check_name(name, argument="--model")
+    kwargs = {} if revision is None else {"revision": revision}
+    model = AutoModelForGenerativeRetrieval.from_pretrained(name, backend="torch", **kwargs)
+    config = model.config.get_text_config(decoder=True)
+    layout, head = choose_layout(model), getattr(model, "draft_head", None)
+    return {
+        "class": type(model).__name__,
+        "model_type": config.model_type,
+        "parameters": model.num_parameters(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "vocabulary": config.vocab_size,
+        "positions": position_limit(model.config),
+        "attention": attention_of(config),
+        "layout": layout,
+        "decoded with": LAYOUTS[layout],
+        "attends in parts": layout == "tree" and attends_in_parts(model),
+        "draft head": None if head is None else head.config.transition,
+        "catalogue": model.generation_config.constraint_index is not None,
+    }
+
+
+def _requirements(distribution: str) -> list[Requirement]:
+    """What an installed distribution asks for; nothing for one that is not installed, such as a bare checkout."""
+    try:
+        return [Requirement(line) for line in metadata.requires(distribution) or ()]
+    except metadata.PackageNotFoundError:
+        return []
+
+
+def _extras() -> list[str]:
+    try:
+        return sorted(set(metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or ()) - {"dev"})
+    except metadata.PackageNotFoundError:
+        return []
+
+
+def _needed(extra: str, distribution: str = DISTRIBUTION) -> list[Requirement]:
+    """What an extra adds on this platform, with what the extras that it names add."""
+    needed = []
+    for requirement in _requirements(distribution):
+        if _holds(requirement, "") or not _holds(requirement, extra):
+            continue
+        name = canonicalize_name(requirement.name)
+        needed += [requirement] * (name != DISTRIBUTION)
+        needed += [one for other in sorted(requirement.extras) for one in _needed(other, name)]
+    return needed
+
+
+def _packages() -> list[str]:
+    """The packages that hf_gr and its extras ask for themselves, those of other platforms left out."""
+    asked = _requirements(DISTRIBUTION)
+    wanted = [one for one in asked if any(_holds(one, extra) for extra in ("", *_extras()))]
+    return sorted({one.name for one in wanted} - {DISTRIBUTION})
+
+
+def _holds(requirement: Requirement, extra: str) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
+
+def _missing(extra: str) -> list[str]:
+    """What an extra needs that is not installed, or too old."""
+    wanted = {one.name: one for one in _needed(extra)}
+    found = {name: _version(name) for name in wanted}
+    return [
+        str(Requirement(f"{name}{one.specifier}"))
+        for name, one in sorted(wanted.items())
+        if (version := found[name]) is None or not one.specifier.contains(version, prereleases=True)
+    ]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _torch_devices() -> dict[str, Any] | None:
+    """Threads and accelerators that PyTorch sees; None without PyTorch."""
+    if find_spec("torch") is None:
+        return None
+    import torch
+
+    devices = []
+    for number in range(torch.cuda.device_count()):
+        seen = torch.cuda.get_device_properties(number)
+        memory = f"{seen.total_memory / 2**30:.0f} GiB"
+        devices.append(f"cuda:{number} {seen.name}, {memory}, capability {seen.major}.{seen.minor}")
+    if torch.backends.mps.is_available():
+        devices.append("mps")
+    return {
+        "devices": devices,
+        "threads": torch.get_num_threads(),
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+    }
+
+
+def _jax_devices() -> dict[str, Any] | None:
+    """The devices that JAX sees; None without JAX. Another process may hold a TPU, which then is the answer."""
+    if find_spec("jax") is None:
+        return None
+    import jax
+
+    try:
+        return {"devices": [str(device) for device in jax.devices()]}
+    except RuntimeError as error:
+        return {"devices": [], "error": str(error)}
+
+
+def _print(facts: dict[str, Any]) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    complete = [extra for extra, missing in facts["extras"].items() if not missing]
+    rows = {
+        "hf_gr": facts["hf_gr"],
+        "Python": f"{facts['python']}, {facts['system']}, {facts['machine']}",
+        "packages": ", ".join(f"{name} {version}" for name, version in facts["packages"].items() if version)
+        or "unknown: hf-gr is not installed",
+        "extras": ", ".join(complete) or "none",
+    }
+    for extra, missing in facts["extras"].items():
+        if missing:
+            rows[f"  without {extra}"] = f'{", ".join(missing)} missing: pip install "{DISTRIBUTION}[{extra}]"'
+    if facts["torch"] is not None:
+        seen = facts["torch"]
+        build = f"CUDA {seen['cuda']}" if seen["cuda"] else f"ROCm {seen['hip']}" if seen["hip"] else "no CUDA"
+        rows["PyTorch"] = f"{', '.join(['cpu', *seen['devices']])}; {seen['threads']} threads; built with {build}"
+    if facts["jax"] is not None:
+        rows["JAX"] = facts["jax"].get("error") or ", ".join(facts["jax"]["devices"])
+    if facts["variables"]:
+        rows["variables"] = ", ".join(f"{name}={value}" for name, value in facts["variables"].items())
+    rows |= {f"model: {name}": str(value) for name, value in facts.get("model", {}).items()}
+    width = max(map(len, rows))
+    for name, value in rows.items():
+        console.print(f"[bold]{shown(name.ljust(width))}[/]  {shown(str(value))}")
