@@ -26,29 +26,43 @@ from hf_gr.generation.torch.models import is_sharded
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-def load_model(model: Any, *, dtype: str | torch.dtype, device_map: Any, device: Any, num_processes: int) -> Any:
+def load_model(
+    model: Any,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device_map: Any = None,
+    device: Any = None,
+    revision: str | None = None,
+    own_device: Any = None,
+    num_processes: int = 1,
+) -> Any:
     """A model with `GRGenerationMixin`, in evaluation mode; a loaded one stays on its device.
 
+    Args:
+        model: a loaded model, or the folder or repository of one.
+        dtype: of the weights, for a model by name, as all that follows: one of `DTYPES`, or torch's own.
+        device_map: spreads the model over several devices.
+        device: where the model runs, as asked for; None for `own_device`.
+        revision: branch, tag or commit of the repository.
+        own_device: this process's; None for a GPU if there is one.
+        num_processes: how many processes load a model each.
+
     Raises:
-        ValueError: weights sharded over processes, `device_map` with several processes, or no model.
+        ValueError: weights sharded over processes, `device_map` or `device` with several processes, no such device,
+            or no model.
     """
-    if device_map is not None and num_processes > 1:
-        raise ValueError(
-            f"device_map={device_map!r} with {num_processes} processes, expected one of both: it spreads one model "
-            "over all devices, and every process has a model of its own"
-        )
+    for name, value, why in (
+        ("device_map", device_map, "it spreads one model over all devices, and every process has a model of its own"),
+        ("device", device, "every process has a device of its own"),
+    ):
+        if value is not None and num_processes > 1:
+            raise ValueError(f"{name}={value!r} with {num_processes} processes, expected one of both: {why}")
     if isinstance(model, (str, Path)):
-        check_name(model)
-        name = dtype if dtype in (None, "auto") else getattr(torch, str(dtype).removeprefix("torch."), None)
-        if name is not None and name != "auto" and not getattr(name, "is_floating_point", False):
-            name = None
-        if name is None:
-            raise ValueError(f"dtype={dtype!r}, expected one of {', '.join(DTYPES)}")
-        kwargs = {} if device_map is None else {"device_map": device_map}
-        loaded = load(model, dtype=name, **kwargs)
-        return (loaded if device_map is not None else loaded.to(device)).eval()
-    if dtype != "auto" or device_map is not None:
-        raise ValueError("dtype= or device_map= with a loaded model, expected neither: load it with them")
+        return _load_by_name(model, dtype, device_map, device, revision, own_device)
+    given = {"dtype": None if dtype == "auto" else dtype, "device": device, "device_map": device_map}
+    given = [name for name, value in (given | {"revision": revision}).items() if value is not None]
+    if given:
+        raise ValueError(f"{given[0]}= with a loaded model, expected none: load it with that, or pass its name")
     if isinstance(model, DistributedDataParallel):
         model = model.module
     if is_sharded(model):
@@ -61,6 +75,50 @@ def load_model(model: Any, *, dtype: str | torch.dtype, device_map: Any, device:
     if model.training:
         raise ValueError("model is in training mode, expected evaluation: model.eval()")
     return model
+
+
+def _load_by_name(
+    model: str | Path, dtype: Any, device_map: Any, device: Any, revision: str | None, own_device: Any
+) -> Any:
+    check_name(model)
+    if revision is not None and Path(model).is_dir():
+        raise ValueError(
+            f"revision={revision!r} with the folder {str(model)!r}, expected a repository: a folder has no revisions"
+        )
+    name = dtype if dtype in (None, "auto") else getattr(torch, str(dtype).removeprefix("torch."), None)
+    if name is not None and name != "auto" and not getattr(name, "is_floating_point", False):
+        name = None
+    if name is None:
+        raise ValueError(f"dtype={dtype!r}, expected one of {', '.join(DTYPES)}")
+    if device is not None and device_map is not None:
+        raise ValueError(f"device={device!r} and device_map={device_map!r}, expected one of both")
+    place = check_device(device) if device is not None else own_device
+    if place is None:
+        place = "cuda" if torch.cuda.is_available() else "cpu"
+    given = {"device_map": device_map, "revision": revision}
+    loaded = load(model, dtype=name, **{name: value for name, value in given.items() if value is not None})
+    return (loaded if device_map is not None else loaded.to(place)).eval()
+
+
+def check_device(device: Any) -> torch.device:
+    """A device that is there, before anything is loaded.
+
+    Raises:
+        ValueError: it is none, or not on this machine.
+    """
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        there = ["cpu"]
+        if torch.accelerator.is_available():
+            kind = torch.accelerator.current_accelerator()
+            there += [f"{kind}:{number}" for number in range(torch.accelerator.device_count())]
+        raise ValueError(
+            f"device={str(device)!r}, expected one of this machine's, {', '.join(there)} ({reason[:120]})"
+        ) from error
+    return found
 
 
 def check_name(model: str | Path, *, argument: str = "model") -> None:
@@ -103,8 +161,8 @@ def load_index(index: Any, model: Any) -> ConstraintIndex:
     return copy.copy(resolve_index(model, named))
 
 
-def load_tokenizer(tokenizer: Any, model: Any) -> Any:
-    """A tokenizer: a loaded one, one by name, or for None the one in the model's checkpoint.
+def load_tokenizer(tokenizer: Any, model: Any, *, revision: str | None = None) -> Any:
+    """A tokenizer: a loaded one, one by name, or for None the one in the model's checkpoint, of that revision.
 
     Raises:
         ValueError: there is none.
@@ -118,7 +176,7 @@ def load_tokenizer(tokenizer: Any, model: Any) -> Any:
         made: Any = None
         failure: Exception | None = None
         try:
-            made = AutoTokenizer.from_pretrained(name)
+            made = AutoTokenizer.from_pretrained(name, revision=(tokenizer is None and revision) or "main")
         except (OSError, ValueError) as error:
             failure = error
         # Without files transformers fails, or creates one without a vocabulary.

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from .flags import command, to_arguments
+from .items import read_items
 from .recommend import SKIPPED, errors_on_one_line, is_main, quiet_libraries
 
 REPORTS = {
@@ -69,6 +70,6 @@ def evaluate(*, json: Path | None, plot: Path | None, **flags: Any) -> None:
 
 
 def _read_ids(path: Path) -> list[int | str]:
-    """Item ids, one per line; integers also as text: the library ignores the unused kind."""
-    lines = [line.strip() for line in path.read_text().splitlines() if line.strip()]
-    return [*lines, *(int(line) for line in lines if line.lstrip("-").isdecimal())]
+    """Item ids in a file; integers also as text: the library ignores the unused kind."""
+    items = read_items("--new-items", path)
+    return [*items, *(int(item) for item in items if isinstance(item, str) and item.lstrip("-").isdecimal())]

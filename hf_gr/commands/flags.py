@@ -17,8 +17,10 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from hf_gr.offline.options import SEARCH, Option, Stated, options_for
+from hf_gr.offline.options import DEVICE_HELP, REVISION_HELP, SEARCH, Option, Stated, options_for
 from hf_gr.offline.settings import Settings
+
+from .items import read_items
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -53,6 +55,9 @@ GENERATE = Annotated[
         rich_help_panel=SEARCH,
     ),
 ]
+# Of every command that loads a model; `hf_gr.answering.loading` reads them.
+REVISION = Annotated[str | None, typer.Option(metavar="REVISION", help=REVISION_HELP, show_default=False)]
+DEVICE = Annotated[str | None, typer.Option(metavar="DEVICE", help=DEVICE_HELP, show_default=False)]
 # Of `generate`; each with the option that follows it.
 BESIDE = {"assistant_model": ("drafting", DRAFTING), "token_budget": ("option", GENERATE)}
 
@@ -91,8 +96,9 @@ def to_arguments(function: str, flags: Mapping[str, Any]) -> dict[str, Any]:
         flag = stated.option.flag or stated.name
         if flag in given:
             value = given.pop(flag)
-            if stated.option.reads == "integers":
-                value = read_integers(f"--{flag.replace('_', '-')}", value)
+            name = f"--{flag.replace('_', '-')}"
+            reads = {"integers": read_integers, "items": read_items}.get(str(stated.option.reads))
+            value = value if reads is None else reads(name, value)
             given[stated.name] = value.value if isinstance(value, Enum) else value
     return read_options(given.pop("option", ()), given)
 
@@ -134,9 +140,9 @@ def _annotation(stated: Stated) -> Any:
             metavar=option.metavar,
             help=option.help,
             min=option.at_least,
-            exists=option.reads in ("file", "folder"),
+            exists=option.reads in ("file", "folder", "items"),
             file_okay=option.reads != "folder",
-            dir_okay=option.reads != "file",
+            dir_okay=option.reads not in ("file", "items"),
             show_default="Default:" not in option.help,
             rich_help_panel=option.panel,
         ),
@@ -146,7 +152,7 @@ def _annotation(stated: Stated) -> Any:
 def _kind(name: str, option: Option) -> Any:
     if isinstance(option.reads, tuple):
         return StrEnum(name, {value.upper(): value for value in option.reads})
-    kinds = {"integer": int, "switch": bool, "both": bool, "file": Path, "folder": Path}
+    kinds = {"integer": int, "switch": bool, "both": bool, "file": Path, "items": Path, "folder": Path}
     return kinds.get(option.reads, str)
 
 

@@ -23,6 +23,10 @@ def print_recommended(made: Recommended, seconds: float) -> None:
     )
     if made.num_resumed:
         console.print(f"{made.num_resumed:,} windows were finished by an earlier run.")
+    if made.num_fallback:
+        console.print(f"{made.num_fallback:,} users without a history got the fallback list: column is_fallback.")
+    if made.num_dropped:
+        console.print(f"{made.num_dropped:,} items were dropped, which the catalogue does not have: num_dropped.")
     if made.num_skipped:
         console.print(f"[yellow]{made.num_skipped:,} rows were skipped[/]: column error says why.")
     console.print(f"Saved to {shown(str(made.output))}", soft_wrap=True)

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from hf_gr.offline.options import DEVICE_HELP, REVISION_HELP
+
 from .flags import DRAFTING, GENERATE, read_integers, read_options
+from .items import read_items
 from .text import fail
 
 PACKAGES = {"fastapi": "fastapi", "uvicorn": "uvicorn", "prometheus_client": "prometheus-client"}
@@ -67,7 +69,8 @@ def serve(
         Path | None,
         _option(
             CATALOGUE,
-            "Answers to an empty history: a JSON list of item ids. Default: it is refused.",
+            "Answers to an empty history: item ids, the best first, in the column item_id of a table, or one per "
+            "line, or as a JSON list. Default: it is refused.",
             exists=True,
             dir_okay=False,
         ),
@@ -107,6 +110,8 @@ def serve(
     max_beams: Annotated[int, _option(SEARCH, "The most beams, and labels, of a request.", min=2)] = 512,
     drafting: DRAFTING = None,
     option: GENERATE = None,
+    revision: Annotated[str | None, _option(SERVER, REVISION_HELP)] = None,
+    device: Annotated[str | None, _option(SERVER, DEVICE_HELP)] = None,
     lanes: Annotated[
         int | None, _option(BATCHES, "Batches at once. Default: one for each core; on a GPU two streams.", min=1)
     ] = None,
@@ -191,7 +196,7 @@ def serve(
         options = read_options(option or (), {"drafting": drafting} if drafting else {})
         quiet_libraries()
         names = find_titles(titles, name) if page or titles is not None else None
-        named_rules = None if rules is None else _read_json(rules, "--rules", dict, '{"europe": ["B01", "B02"]}')
+        named_rules = None if rules is None else _read_rules(rules)
         given = [name for name, value in {"--index": index, "--rules": rules}.items() if value is not None]
         index = _index_beside(name) if index is None else index
         if updates is not None:
@@ -203,7 +208,7 @@ def serve(
             name,
             index if catalogue is None else catalogue,
             rules=named_rules if catalogue is None else None,
-            fallback=None if fallback is None else _read_json(fallback, "--fallback", list, '["B01", "B02"]'),
+            fallback=None if fallback is None else read_items("--fallback", fallback),
             unknown_items=unknown_items.value,
             tokenizer=tokenizer,
             max_prompt_tokens=max_prompt_tokens,
@@ -216,6 +221,8 @@ def serve(
             max_queue=max_queue,
             timeout=timeout,
             key_cache_bytes=key_cache_bytes,
+            revision=revision,
+            device=device,
             **prompts,
             **options,
         )
@@ -312,17 +319,17 @@ def _has_index(folder: Path) -> bool:
     return (folder / JSON_FILE).is_file()
 
 
-def _read_json(path: Path, flag: str, kind: type, example: str) -> Any:
-    """The object in a file.
+def _read_rules(path: Path) -> dict[str, list[Any]]:
+    """Item ids by the name of a rule.
 
     Raises:
-        ValueError: it is another one, or no JSON.
+        ValueError: the file has something else, or no JSON.
     """
+    flag, example = f"--rules {str(path)!r}", '{"europe": ["B01", "B02"]}'
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{flag} {str(path)!r} is no JSON ({error}), expected {example}: check the file") from error
-    lists: Sequence[Any] = list(value.values()) if isinstance(value, dict) else [value]
-    if not isinstance(value, kind) or not all(isinstance(items, list) for items in lists):
-        raise ValueError(f"{flag} {str(path)!r} has a {type(value).__name__}, expected {example}: check the file")
+        raise ValueError(f"{flag} is no JSON ({error}), expected {example}: check the file") from error
+    if not isinstance(value, dict) or not all(isinstance(items, list) for items in value.values()):
+        raise ValueError(f"{flag} has a {type(value).__name__}, expected {example}: check the file")
     return value

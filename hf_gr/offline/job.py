@@ -14,6 +14,7 @@ from typing import Any
 
 from hf_gr import __version__
 from hf_gr.answering.decoding import Decoder, useful_beams
+from hf_gr.answering.fallback import read_fallback
 from hf_gr.answering.loading import (
     fingerprint_tokenizer,
     load_draft_model,
@@ -24,13 +25,14 @@ from hf_gr.answering.loading import (
 )
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.fingerprints import fingerprint_index
-from hf_gr.files.tables import pa
+from hf_gr.files.tables import pa, shorten
 from hf_gr.generation.configuration import GRGenerationConfig
 from hf_gr.generation.torch.fingerprints import fingerprint_model
 from hf_gr.generation.torch.models import embeddings_of
 from hf_gr.torch.processes import Processes
 
 from .options import deciding_rows
+from .parts import IS_FALLBACK, NUM_DROPPED
 from .prompts import PromptMaker
 from .settings import NUM_BEAMS, Settings
 from .users import Users, Window
@@ -46,7 +48,7 @@ class Job:
         settings: how to read and answer the table.
         maker: turns rows into prompts.
         decoder: turns prompts into items.
-        schema: of the rows: the user, items, scores, error, and what `evaluate` needs.
+        schema: of the rows: the user, items, scores, what was counted, error, and what `evaluate` needs.
     """
 
     settings: Settings
@@ -65,7 +67,9 @@ class Job:
         answers = self.decoder.answer_all(made.requests, on_progress)
         problems, rows = dict(made.problems), range(len(window))
         items: list[list[Any]] = [[] for _ in rows]
-        scores: list[list[float]] = [[] for _ in rows]
+        scores: list[list[float] | None] = [[] for _ in rows]
+        for row, fallback in made.fallbacks.items():
+            items[row], scores[row] = fallback, None
         for request, answer in zip(made.requests, answers, strict=True):
             items[request.row], scores[request.row] = answer.items, answer.scores
             if answer.is_broken:
@@ -78,7 +82,12 @@ class Job:
         self._refuse(problems)
         columns = self.settings.columns
         user = range(window.first_row, window.first_row + len(window)) if columns.user is None else columns.user
-        values = [user, items, scores, [problems.get(row) for row in rows]]
+        values = [user, items, scores]
+        if self.settings.fallback is not None:
+            values.append([row in made.fallbacks for row in rows])
+        if self.settings.unknown_items == "drop":
+            values.append([made.num_dropped.get(row, 0) for row in rows])
+        values.append([problems.get(row) for row in rows])
         if self.settings.has_targets:
             values.append([made.targets.get(row) for row in rows])
         if columns.group is not None:
@@ -128,13 +137,17 @@ def make_job(model: Any, users: Any, settings: Settings, processes: Processes) -
         return Users(users, columns, are_strings=are_strings, format=how, delimiter=settings.delimiter)
 
     table = read_users(index) if isinstance(index, ConstraintIndex) else None
+    if isinstance(index, ConstraintIndex):
+        _living_fallback(settings.fallback, index)
     if settings.columns.text is not None:
-        tokenizer = load_tokenizer(tokenizer, model)
+        tokenizer = load_tokenizer(tokenizer, model, revision=settings.revision)
     model = load_model(
         model,
         dtype=settings.dtype,
         device_map=settings.device_map,
-        device=processes.device,
+        device=settings.device,
+        revision=settings.revision,
+        own_device=processes.device,
         num_processes=processes.count,
     )
     index = load_index(index, model)
@@ -163,8 +176,28 @@ def make_job(model: Any, users: Any, settings: Settings, processes: Processes) -
         prefix_tokens=tuple(settings.prefix_tokens),
         suffix_tokens=tuple(settings.suffix_tokens),
         leave_one_out=settings.leave_one_out,
+        drops_unknown=settings.unknown_items == "drop",
+        fallback=_living_fallback(settings.fallback, index),
+        top_k=settings.top_k,
     )
     return Job(settings, maker, decoder, _schema(settings, table)), table
+
+
+def _living_fallback(fallback: Any, index: ConstraintIndex) -> list[Any] | None:
+    """A fallback's items that the catalogue has.
+
+    Raises:
+        ValueError: it has none of them.
+    """
+    if fallback is None:
+        return None
+    items = read_fallback(fallback, index.snapshot)
+    living = [item for item, lives in zip(items, index.has_items(items), strict=True) if lives]
+    if not living:
+        raise ValueError(
+            f"fallback={shorten(items)}, expected items of the catalogue, which has none of them: are these its ids?"
+        )
+    return living
 
 
 def _schema(settings: Settings, users: Users) -> Any:
@@ -172,9 +205,14 @@ def _schema(settings: Settings, users: Users) -> Any:
     columns, item = settings.columns, pa.string() if users.are_strings else pa.int64()
     who = pa.field("row", pa.int64()) if columns.user is None else users.schema.field(columns.user)
     fields = [who, pa.field("items", pa.list_(item)), pa.field("scores", pa.list_(pa.float32()))]
+    if settings.fallback is not None:
+        fields.append(pa.field(IS_FALLBACK, pa.bool_()))
+    if settings.unknown_items == "drop":
+        fields.append(pa.field(NUM_DROPPED, pa.int64()))
     fields.append(pa.field("error", pa.string()))
-    if who.name in ("items", "scores", "error"):
-        raise ValueError(f"user={who.name!r}, expected another name than items, scores and error: rename the column")
+    taken = ("items", "scores", IS_FALLBACK, NUM_DROPPED, "error")
+    if who.name in taken:
+        raise ValueError(f"user={who.name!r}, expected another name than {', '.join(taken)}: rename the column")
     if settings.has_targets:
         fields.append(pa.field("targets", pa.list_(item)))
     if columns.group is not None:

@@ -17,7 +17,11 @@ from typing import Any, Literal, TypeVar
 RECOMMEND, EVALUATE = "recommend", "evaluate"  # functions, and commands
 COLUMNS, MEASURES, SEARCH, RUN = "Columns", "What is measured", "Search", "The run"  # panels of --help
 DOC_WIDTH = 119
+# Of every command that loads a model.
+REVISION_HELP = "Branch, tag or commit of the model's repository. Default: its main branch."
+DEVICE_HELP = "Where the model runs: cpu, cuda, cuda:1, mps. Default: a GPU if there is one."
 
+Reads = Literal["text", "integer", "integers", "file", "folder", "items", "switch", "both"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -32,7 +36,8 @@ class Option:
         flag: the option's name, if it differs from the argument's.
         metavar: what `--help` calls the value.
         reads: what the command line reads: a text, an integer, integers between commas, an existing file or folder,
-            whether the option is given (`"switch"`), the same with `--no-` (`"both"`), or one of several texts.
+            item ids in a file, whether the option is given (`"switch"`), the same with `--no-` (`"both"`), or one of
+            several texts.
         at_least: the smallest integer.
         annotation: the argument's, if it differs from the field's.
     """
@@ -42,7 +47,9 @@ class Option:
     panel: str | None = None
     flag: str | None = None
     metavar: str | None = None
-    reads: Literal["text", "integer", "integers", "file", "folder", "switch", "both"] | tuple[str, ...] = "text"
+    reads: Literal["text", "integer", "integers", "file", "folder", "items", "switch", "both"] | tuple[str, ...] = (
+        "text"
+    )
     at_least: int | None = None
     annotation: str | None = None
 

@@ -7,7 +7,7 @@
     recs.parquet                                all parts in order; it gets its name when it is complete
 
 A run killed at any moment leaves these files and maybe a temporary one, which the next run removes. Of two concurrent
-runs the second is refused. Knows nothing of the rows' meaning except the column `error`.
+runs the second is refused. Knows nothing of the rows' meaning except the columns that are counted.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from hf_gr.files.atomic import replaced_file
-from hf_gr.files.tables import pa, pyarrow
+from hf_gr.files.tables import pa, pc, pyarrow
 
 from .files import READ_ERRORS
 from .users import is_in_memory
@@ -32,9 +33,20 @@ try:
 except ImportError:  # on Windows two concurrent runs are not noticed
     fcntl = None
 
+IS_FALLBACK, NUM_DROPPED = "is_fallback", "num_dropped"  # columns of the rows, if they are asked for
 MANIFEST, STOPPED = "manifest.json", "stopped"
 DIGEST_KEY = b"hf_gr.recommend"  # in the output's metadata: the digest of the run that wrote it
 GROUP_ROWS = 2**13  # per row group of the output: small ones take space, large ones memory
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What a run's output has: rows, those with an error, those answered by the fallback, and dropped items."""
+
+    num_rows: int
+    num_skipped: int = 0
+    num_fallback: int = 0
+    num_dropped: int = 0
 
 
 class Parts:
@@ -139,11 +151,8 @@ class Parts:
         """Whether any process has failed."""
         return (self.folder / STOPPED).exists()
 
-    def merge(self, num_windows: int) -> tuple[int, int]:
+    def merge(self, num_windows: int) -> Totals:
         """Merge all parts into the output, and remove them; only one process calls this.
-
-        Returns:
-            The number of rows, and of those with an error.
 
         Raises:
             ValueError: a part is missing or damaged, or a row has an error and none may have one.
@@ -166,14 +175,21 @@ class Parts:
         shutil.rmtree(self.folder, ignore_errors=True)
         return self.totals()
 
-    def totals(self) -> tuple[int, int]:
-        """The rows of the output, and how many have an error."""
+    def totals(self) -> Totals:
+        """What the output has."""
         with pyarrow.parquet.ParquetFile(self.output) as reader:
-            num_rows, num_errors = reader.metadata.num_rows, 0
-            if self.with_errors:
-                for batch in reader.iter_batches(columns=["error"]):
-                    num_errors += batch.num_rows - batch.column(0).null_count
-        return num_rows, num_errors
+            there = set(reader.schema_arrow.names) & {IS_FALLBACK, NUM_DROPPED, *["error"] * self.with_errors}
+            counts = dict.fromkeys(there, 0)
+            for batch in reader.iter_batches(columns=sorted(there)) if there else ():
+                for name in there:
+                    column = batch.column(name)
+                    counts[name] += pc.sum(column.is_valid() if name == "error" else column).as_py() or 0
+            return Totals(
+                reader.metadata.num_rows,
+                num_skipped=counts.get("error", 0),
+                num_fallback=counts.get(IS_FALLBACK, 0),
+                num_dropped=counts.get(NUM_DROPPED, 0),
+            )
 
     @property
     def _digest(self) -> str:

@@ -7,11 +7,12 @@ An error in a row becomes a problem of that row, never of the window's other row
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+from hf_gr.answering.fallback import first_allowed
 from hf_gr.answering.histories import join_tokens, latest_that_fit, tokens_of_items
 from hf_gr.answering.requests import Request
 from hf_gr.catalogue.snapshot import Snapshot
@@ -19,6 +20,7 @@ from hf_gr.catalogue.snapshot import Snapshot
 from .columns import UserColumns
 from .users import SKIPPING, Window, read_list
 
+ANSWERED = "or answer it with fallback="
 TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -31,12 +33,16 @@ class Requests:
         problems: by row, counted from the window's first.
         targets: by row without a problem: the items that came next, if requested.
         are_new: by row: whether the target is new, if a column says so.
+        fallbacks: by row: the answer to a user without a history.
+        num_dropped: by row: items of the history and the filter that the catalogue does not have.
     """
 
     requests: list[Request]
     problems: dict[int, str]
     targets: dict[int, list[Any]] = field(default_factory=dict)
     are_new: dict[int, bool] = field(default_factory=dict)
+    fallbacks: dict[int, list[Any]] = field(default_factory=dict)
+    num_dropped: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,10 @@ class PromptMaker:
         prefix_tokens: before every prompt made from a history.
         suffix_tokens: after it.
         leave_one_out: the last item of a history is the target, and no part of the prompt.
+        drops_unknown: items that the catalogue does not have are dropped from histories and filters; they are
+            problems otherwise.
+        fallback: living items, the best first, that answer users without a history; None if these are problems.
+        top_k: items of such an answer.
     """
 
     snapshot: Snapshot
@@ -65,46 +75,64 @@ class PromptMaker:
     prefix_tokens: tuple[int, ...] = ()
     suffix_tokens: tuple[int, ...] = ()
     leave_one_out: bool = False
+    drops_unknown: bool = False
+    fallback: Sequence[Any] | None = None
+    top_k: int = 10
 
     def __call__(self, window: Window) -> Requests:
         """The requests of a window."""
         problems: dict[int, str] = {}
         targets = self._read_targets(window, problems)
         are_new = self._read_truths(window, self.columns.is_new, problems)
+        dropped: dict[int, int] = {}
         if self.columns.history is not None:
-            prompts = self._from_histories(window, problems, targets)
+            prompts = self._from_histories(window, problems, targets, dropped)
         elif self.columns.tokens is not None:
             prompts = self._from_tokens(window, problems)
         else:
             prompts = self._from_texts(window, problems)
         excluded = self._read_lists(window, self.columns.exclude, problems)
         allowed = self._read_lists(window, self.columns.filter, problems)
-        self._refuse_unknown(window, self.columns.filter, allowed, self._living(allowed), problems)
-        requests = []
+        self._know(window, self.columns.filter, allowed, self._living(allowed), problems, dropped)
+        requests: list[Request] = []
+        fallbacks: dict[int, list[Any]] = {}
         for row in range(len(window)):
             if row in problems:
                 continue
             exclude = [item for item in excluded.get(row) or () if item not in targets.get(row, ())]
             only = allowed.get(row)
-            requests.append(Request(row, prompts[row], tuple(exclude), None if only is None else tuple(only)))
-        kept = {request.row for request in requests}
+            if row in prompts:
+                requests.append(Request(row, prompts[row], tuple(exclude), None if only is None else tuple(only)))
+            else:
+                assert self.fallback is not None
+                fallbacks[row] = first_allowed(self.fallback, exclude=exclude, allowed=only, at_most=self.top_k)
+        kept = {*fallbacks, *(request.row for request in requests)}
         targets = {row: items for row, items in targets.items() if row in kept}
-        return Requests(requests, problems, targets, are_new)
+        return Requests(requests, problems, targets, are_new, fallbacks, dropped)
 
     def _from_histories(
-        self, window: Window, problems: dict[int, str], targets: dict[int, list[Any]]
+        self, window: Window, problems: dict[int, str], targets: dict[int, list[Any]], dropped: dict[int, int]
     ) -> dict[int, list[int]]:
         name = self.columns.history
         assert name is not None
-        histories = self._read_lists(window, name, problems, at_least=2 if self.leave_one_out else 1)
+        at_least = int(self.leave_one_out) + int(self.fallback is None)
+        histories = self._read_lists(window, name, problems, at_least=at_least)
         tokens_of = tokens_of_items(self.snapshot, chain.from_iterable(histories.values()))
-        self._refuse_unknown(window, name, histories, tokens_of, problems)
+        if not self.drops_unknown:
+            self._know(window, name, histories, tokens_of, problems, dropped)
+        if self.leave_one_out:
+            targets |= {row: items[-1:] for row, items in histories.items()}
+            histories = {row: items[:-1] for row, items in histories.items()}
+        if self.drops_unknown:  # a target stays, and is a miss, as one in a column is
+            self._know(window, name, histories, tokens_of, problems, dropped)
         prompts: dict[int, list[int]] = {}
         for row, items in histories.items():
-            if row in problems:
+            if row in problems or (not items and self.fallback is not None):
                 continue
-            if self.leave_one_out:
-                items, targets[row] = items[:-1], items[-1:]
+            if not items:
+                cell = window.cells(name)[row]
+                problems[row] = window.problem(name, row, cell, f"an item of the catalogue: {SKIPPING}, {ANSWERED}")
+                continue
             room = self._room - len(self.prefix_tokens) - len(self.suffix_tokens)
             latest = latest_that_fit(items, tokens_of, room)
             if not latest:
@@ -120,7 +148,9 @@ class PromptMaker:
         below = "" if self.vocab_size is None else f" below the model's {self.vocab_size}"
         prompts: dict[int, list[int]] = {}
         for row, cell in enumerate(window.cells(name)):
-            tokens = read_list(cell, are_strings=False)
+            tokens = [] if cell is None else read_list(cell, are_strings=False)
+            if tokens == [] and self.fallback is not None:
+                continue
             if not tokens or min(tokens) < 0 or (self.vocab_size is not None and max(tokens) >= self.vocab_size):
                 problems.setdefault(
                     row, window.problem(name, row, cell, f"one or more token ids from 0{below}: {SKIPPING}")
@@ -137,7 +167,7 @@ class PromptMaker:
         for row, cell in enumerate(cells):
             if isinstance(cell, str) and cell:
                 texts[row] = cell
-            else:
+            elif not (cell in (None, "") and self.fallback is not None):
                 problems.setdefault(row, window.problem(name, row, cell, f"a text: {SKIPPING}"))
         # Not all at once: a tokenizer may warn of long ones, which are handled here.
         encoded = self.tokenizer(list(texts.values()), verbose=False)["input_ids"] if texts else []
@@ -205,25 +235,36 @@ class PromptMaker:
             items = read_list(cell, are_strings=self.snapshot.are_strings)
             if items is None or len(items) < at_least:
                 how_many = f"{at_least} or more " if at_least else ""
-                expected = f"a list of {how_many}item ids, which are {kind} in the catalogue: {SKIPPING}"
+                answered = f", {ANSWERED}" if at_least and (items is not None or cell is None) else ""
+                expected = f"a list of {how_many}item ids, which are {kind} in the catalogue: {SKIPPING}{answered}"
                 problems.setdefault(row, window.problem(name, row, cell, expected))
             else:
                 lists[row] = items
         return lists
 
-    def _refuse_unknown(
+    def _know(
         self,
         window: Window,
         name: str | None,
         lists: dict[int, list[Any]],
         known: Container[Any],
         problems: dict[int, str],
+        dropped: dict[int, int],
     ) -> None:
-        """Add a problem for every row that names an unknown item."""
+        """Drop unknown items from lists, in place, or add a problem for every row that names one."""
         for row, items in lists.items():
-            unknown = next((item for item in items if item not in known), None)
-            if unknown is not None and name is not None:
-                expected = f"items of the catalogue, which has no {unknown!r}: remove it, {SKIPPING}"
+            kept = [item for item in items if item in known]
+            if len(kept) == len(items):
+                continue
+            if self.drops_unknown:
+                dropped[row] = dropped.get(row, 0) + len(items) - len(kept)
+                lists[row] = kept
+            elif name is not None:
+                unknown = next(item for item in items if item not in known)
+                expected = (
+                    f"items of the catalogue, which has no {unknown!r}: remove it, {SKIPPING}, or drop such items "
+                    "with unknown_items='drop'"
+                )
                 problems.setdefault(row, window.problem(name, row, items, expected))
 
     def _living(self, lists: dict[int, list[Any]]) -> set[Any]:

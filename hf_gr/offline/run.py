@@ -10,7 +10,7 @@ existing parts. Memory is that of a window, unless the rows are to stay in memor
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from hf_gr.torch.processes import Processes
 from .in_memory import InMemory
 from .job import Job, make_job
 from .options import RECOMMEND, takes_options
-from .parts import Parts, check_output
+from .parts import Parts, Totals, check_output
 from .settings import Settings
 from .users import Users, is_in_memory
 
@@ -36,12 +36,16 @@ class Recommended:
         num_rows: its rows, one per user.
         num_skipped: rows without an answer, whose `error` says why.
         num_resumed: windows that an earlier run finished.
+        num_fallback: rows that the fallback answered.
+        num_dropped: items of histories and filters that the catalogue does not have, if these are dropped.
     """
 
     output: Path
     num_rows: int
     num_skipped: int
     num_resumed: int
+    num_fallback: int = 0
+    num_dropped: int = 0
 
 
 @takes_options(Settings, RECOMMEND)
@@ -68,7 +72,8 @@ def recommend(model: Any, users: Any, output: str | PathLike[str] | None = None,
     Returns:
         Without `output`, a table of the kind of `users` (a data frame of pandas with the same index), in every
         process; with it, what became of the run. The columns, here and in the file, are the one of `user` (or `row`,
-        from 0), `items` (ids, best first), `scores` (as `sequences_scores`), and with `on_error="skip"` also `error`.
+        from 0), `items` (ids, best first), `scores` (as `sequences_scores`), with `fallback` also `is_fallback`, with
+        `unknown_items="drop"` also `num_dropped`, and with `on_error="skip"` also `error`.
         There are at most `top_k` items, fewer if fewer are allowed. Items of one sequence have one score. A list of
         histories gives a list of lists of items.
 
@@ -152,13 +157,14 @@ def run_job(job: Job, users: Users, output: Path, processes: Processes) -> Recom
             lambda: parts.prepare(job.manifest(users), overwrite=job.settings.overwrite), doing="has refused the run"
         )
         if is_done:
-            return Recommended(output, *processes.by_main(parts.totals, doing="cannot read the output"), num_resumed=0)
+            found = processes.by_main(parts.totals, doing="cannot read the output")
+            return Recommended(output, num_resumed=0, **asdict(found))
         num_resumed = processes.by_main(parts.count, doing="cannot read the parts")
         num_windows = processes.by_all(
             lambda: _run_windows(job, users, parts, processes), after_failure=parts.discard_empty
         )[0]
         found = processes.by_main(lambda: _merge(parts, num_windows, users), doing="could not merge the parts")
-        return Recommended(output, *found, num_resumed=num_resumed)
+        return Recommended(output, num_resumed=num_resumed, **asdict(found))
     finally:
         parts.release()
 
@@ -187,7 +193,7 @@ def _run_windows(job: Job, users: Users, parts: Parts | Held, processes: Process
     return num_windows
 
 
-def _merge(parts: Parts, num_windows: int, users: Users) -> tuple[int, int]:
+def _merge(parts: Parts, num_windows: int, users: Users) -> Totals:
     if users.source.fingerprint() != parts.manifest["users"]:
         raise ValueError(f"{users.name} has changed since the run began, expected the same rows to the end: repeat it")
     return parts.merge(num_windows)

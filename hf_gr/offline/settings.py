@@ -11,10 +11,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from .columns import HISTORY, PROMPTS, UserColumns, is_histories
-from .options import EVALUATE, MEASURES, RECOMMEND, RUN, SEARCH, Option, column, option, options_for, variants
+from .options import (
+    DEVICE_HELP,
+    EVALUATE,
+    MEASURES,
+    RECOMMEND,
+    REVISION_HELP,
+    RUN,
+    SEARCH,
+    Option,
+    column,
+    option,
+    options_for,
+    variants,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,6 +42,7 @@ NUM_BEAMS = 20
 CUTOFFS = (1, 5, 10)
 SAMPLED_USERS = 16  # whose latency is measured, and whose unconstrained beams are looked up
 OnError = Literal["stop", "skip"]
+UnknownItems = Literal["refuse", "drop"]
 # What `recommend` itself passes to `generate`.
 OWN_OPTIONS = frozenset(
     "inputs input_ids attention_mask constraint_index exclude_items num_return_sequences return_dict_in_generate "
@@ -121,6 +136,26 @@ class Settings:
         reads="integers",
         decides_rows=False,
     )
+    unknown_items: UnknownItems = option(
+        "refuse",
+        'what becomes of items of a history, or of `filter`, that the catalogue does not have: `"refuse"` the row, or '
+        '`"drop"` them and answer from the rest; the column `num_dropped` counts them. A target that the catalogue '
+        "does not have is a miss.",
+        help="Items of histories and filters that the catalogue does not have: refuse the row, or drop them.",
+        panel=SEARCH,
+        reads=get_args(UnknownItems),
+    )
+    fallback: Sequence[Any] | None = option(
+        None,
+        "item ids, the best first, such as the most popular ones: the answer to users without a history (null, empty, "
+        'or with `unknown_items="drop"` none of it known), without those that the user must not get or the catalogue '
+        "does not have. Such rows have null for `scores`, and the column `is_fallback` names them.",
+        help="Answers to users without a history: item ids, the best first, in the column item_id of a table, or one "
+        "per line, or as a JSON list.",
+        panel=SEARCH,
+        metavar="FILE",
+        reads="items",
+    )
     top_k: int = option(
         10,
         "items per user.",
@@ -202,6 +237,22 @@ class Settings:
         help="The type of the loaded weights.",
         panel=SEARCH,
         reads=("auto", "float32", "bfloat16", "float16"),
+        decides_rows=False,
+    )
+    revision: str | None = option(
+        None,
+        "branch, tag or commit of a model loaded by name from the Hub; also of its tokenizer, and of the catalogue in "
+        "its repository.",
+        help=REVISION_HELP,
+        panel=SEARCH,
+        decides_rows=False,  # the weights do
+    )
+    device: Any = option(
+        None,
+        'of a model loaded by name: `"cpu"`, `"cuda:1"`, ...; by default a GPU if there is one, and of several '
+        "processes each its own.",
+        help=DEVICE_HELP,
+        panel=SEARCH,
         decides_rows=False,
     )
     device_map: Any = option(
@@ -335,6 +386,15 @@ class Settings:
                 )
         if self.on_error not in get_args(OnError):
             raise ValueError(f"on_error={self.on_error!r}, expected 'stop' or 'skip'")
+        if self.unknown_items not in get_args(UnknownItems):
+            raise ValueError(f"unknown_items={self.unknown_items!r}, expected 'refuse' or 'drop'")
+        fallback = self.fallback
+        if fallback is not None:
+            if isinstance(fallback, (str, bytes, PathLike, Mapping)):
+                raise ValueError(f"fallback={fallback!r}, expected a list of item ids, the best first: read the file")
+            fallback = tuple(item.item() if hasattr(item, "item") else item for item in fallback)
+            if not fallback:
+                raise ValueError("fallback=[], expected one item or more: omit it to refuse empty histories")
         owned = sorted(OWN_OPTIONS & set(self.options))
         if owned:
             raise ValueError(f"{owned[0]}= is given, expected none: recommend() passes its own to generate()")
@@ -353,7 +413,7 @@ class Settings:
             if not all(is_count(token, at_least=0) for token in ids):
                 raise ValueError(f"{name}={ids}, expected token ids")
             tokens[name] = tuple(map(int, ids))
-        return replace(self, **counts, **tokens)
+        return replace(self, **counts, **tokens, fallback=fallback)
 
 
 def count(name: str, value: Any, *, at_least: int = 1) -> int:

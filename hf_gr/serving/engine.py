@@ -13,9 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hf_gr.answering.decoding import Decoder, useful_beams
+from hf_gr.answering.fallback import first_allowed, read_fallback
 from hf_gr.answering.keeping import keep_computed
 from hf_gr.answering.kept import Kept, Reuse
 from hf_gr.answering.loading import input_device, load_draft_model, load_index, load_model, load_tokenizer, prompt_room
@@ -32,7 +31,7 @@ from .catalogues import Edition, LiveCatalogue
 from .costs import Costs
 from .lanes import Lanes
 from .observer import Guarded, Observer, Outcome
-from .requests import UNKNOWN_ITEMS, Read, RequestReader, check_timeout, item_list, shown
+from .requests import UNKNOWN_ITEMS, Read, RequestReader, check_timeout, shown
 from .warm_up import choose_draft, fit_costs
 
 CLASSIFY = "classify"  # a kind of job; of the others, the kind is their number of beams
@@ -71,6 +70,8 @@ class Engine:
         suffix_tokens: after it.
         key_cache_bytes: of memory for what was computed of earlier prompts, which later ones that begin alike go on
             from: a shared instruction, a returning user. 0 to compute every prompt whole.
+        device: of a model loaded by name: `"cpu"`, `"cuda:1"`, ...; None for a GPU if there is one.
+        revision: branch, tag or commit of a model loaded by name from the Hub, and of its tokenizer.
         prompt: what `classify` reads, with `{text}` in the text's place.
         observer: hears of batches and requests.
         options: further arguments of `generate`. With `drafting="auto"` the warm-up chooses among the drafts; a
@@ -110,6 +111,8 @@ class Engine:
         prefix_tokens: Sequence[int] = (),
         suffix_tokens: Sequence[int] = (),
         key_cache_bytes: int = 2**28,
+        device: Any = None,
+        revision: str | None = None,
         prompt: str = DEFAULT_PROMPT,
         observer: Observer | None = None,
         **options: Any,
@@ -130,14 +133,13 @@ class Engine:
         is_name = isinstance(model, (str, Path))
         self.tokenizer = tokenizer
         if tokenizer is not None:
-            self.tokenizer = load_tokenizer(tokenizer, model)
+            self.tokenizer = load_tokenizer(tokenizer, model, revision=revision)
         elif is_name:
             try:
-                self.tokenizer = load_tokenizer(None, model)
+                self.tokenizer = load_tokenizer(None, model, revision=revision)
             except ValueError:
                 pass  # texts are refused
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.model = load_model(model, dtype="auto", device_map=None, device=device, num_processes=1)
+        self.model = load_model(model, device=device, revision=revision)
         if options.get("assistant_model") is not None:
             options["assistant_model"] = load_draft_model(options["assistant_model"], self.model)
         if isinstance(constraint_index, LiveCatalogue):
@@ -147,9 +149,7 @@ class Engine:
                 constraint_index = getattr(self.model.generation_config, "constraint_index", None) or model
             index = load_index(constraint_index, self.model)
             self.catalogue = LiveCatalogue(index, {name: list(ids) for name, ids in (rules or {}).items()})
-        self.fallback = (
-            None if fallback is None else item_list(fallback, "fallback", self.catalogue.edition.index.snapshot)
-        )
+        self.fallback = None if fallback is None else read_fallback(fallback, self.catalogue.edition.index.snapshot)
         self._observer = Guarded(observer or Observer())
         self.prompt = prompt
         self._options = options
@@ -458,8 +458,8 @@ class Engine:
         index = edition.index if rule is None else edition.rules[rule]
         excluded, allowed = set(exclude), None if allow is None else set(allow)
         living = zip(self.fallback, index.has_items(self.fallback), strict=True)
-        items = [item for item, lives in living if lives and item not in excluded]
-        return [item for item in items if allowed is None or item in allowed][: read.num_results]
+        items = (item for item, lives in living if lives)
+        return first_allowed(items, exclude=excluded, allowed=allowed, at_most=read.num_results)
 
 
 def _seconds(done: Done, total: float) -> dict[str, float]:

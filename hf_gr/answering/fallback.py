@@ -1,0 +1,44 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The answer to a user whom the model knows nothing of: a list of items, such as the most popular ones."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
+from typing import Any
+
+from hf_gr.catalogue.sequences import is_integer
+from hf_gr.catalogue.snapshot import Snapshot
+
+
+def read_fallback(fallback: Any, snapshot: Snapshot) -> list[Any]:
+    """The list, as ids of the catalogue's kind: integers may be texts, as they are in CSV.
+
+    Raises:
+        ValueError: it is no list, or has an id of another kind.
+    """
+    if isinstance(fallback, (str, bytes, Mapping)) or not isinstance(fallback, Iterable):
+        raise ValueError(f"fallback={fallback!r}, expected a list of item ids, the best first")
+    items: list[Any] = []
+    for item in fallback:
+        if not snapshot.are_strings and isinstance(item, str) and item.removeprefix("-").isdecimal():
+            item = int(item)
+        if not (isinstance(item, str) if snapshot.are_strings else is_integer(item) and -(2**63) <= item < 2**63):
+            kind = "strings" if snapshot.are_strings else "integers"
+            raise ValueError(f"fallback has {item!r}, expected {kind} as the catalogue's item ids are")
+        items.append(item if isinstance(item, str) else int(item))
+    return items
+
+
+def first_allowed(
+    items: Iterable[Any], *, exclude: Collection[Any], allowed: Collection[Any] | None, at_most: int
+) -> list[Any]:
+    """The first of some items that a user may get.
+
+    Example:
+        >>> first_allowed(["tea", "jam", "rye", "ham"], exclude={"jam"}, allowed=None, at_most=2)
+        ['tea', 'rye']
+    """
+    kept = (item for item in items if item not in exclude and (allowed is None or item in allowed))
+    return list(islice(kept, at_most))

@@ -1,0 +1,88 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`revision` and `device` of everything that loads a model by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hub_server import HubServer
+from huggingface_hub import HfApi
+from offline_case import Case, make_case, write_users
+from typer.testing import CliRunner
+
+from hf_gr import Engine, evaluate, recommend
+from hf_gr.answering.loading import check_device, load_model
+from hf_gr.commands import app as cli
+
+HISTORIES = [[100, 101], [102]]
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return make_case(tmp_path_factory.mktemp("case"))
+
+
+def test_a_revision_is_of_the_model_and_its_catalogue(case: Case, hub: HubServer, tmp_path: Path) -> None:
+    model, index = case.load()
+    model.generation_config.constraint_index = "."
+    options: dict[str, Any] = {"progress": False, "num_beams": 12}
+    expected = recommend(model, HISTORIES, constraint_index=index, **options)
+    model.push_to_hub("me/recommender")
+    index.push_to_hub("me/recommender")
+    HfApi().create_tag("me/recommender", tag="v1")
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.mul_(-3)
+    index.remove(expected[0][:3])
+    model.push_to_hub("me/recommender")
+    index.push_to_hub("me/recommender")
+    assert recommend("me/recommender", HISTORIES, revision="v1", **options) == expected
+    assert recommend("me/recommender", HISTORIES, **options) != expected
+    evaluated = {"sampled_users": 0, "cutoffs": [3], "target": "next", "history": "seen", **options}
+    users = write_users(tmp_path / "u.parquet", [{"seen": HISTORIES[0], "next": expected[0][0]}])
+    assert evaluate("me/recommender", users, revision="v1", **evaluated).results[0].metrics["recall@3"] == 1
+    assert evaluate("me/recommender", users, **evaluated).results[0].metrics["recall@3"] == 0
+    output = tmp_path / "recs.parquet"
+    flags = ["--model", "me/recommender", "--revision", "v1", "--device", "cpu", "--num-beams", "12", "--history"]
+    done = CliRunner().invoke(
+        cli.build_app(), ["recommend", *flags, "seen", "--input", str(users), "--output", str(output)]
+    )
+    assert done.exit_code == 0, done.output
+    assert pq.read_table(output).column("items").to_pylist() == expected[:1]
+    for revision, same in (("v1", True), (None, False)):
+        engine = Engine("me/recommender", revision=revision, device="cpu")
+        assert engine.catalogue.edition.index.has_items(expected[0][:3]).all() == same
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "gpu"}, "device='gpu', expected one of this machine's, cpu"),
+        ({"device": "meta:x"}, "device='meta:x', expected one of this machine's, cpu"),
+        ({"revision": "v1"}, "revision='v1' with the folder .*, expected a repository"),
+        ({"device": "cpu", "device_map": "auto"}, "device='cpu' and device_map='auto', expected one of both"),
+        ({"device": "cpu", "num_processes": 2}, "device='cpu' with 2 processes, expected one of both"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_loading(case: Case, options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_model(case.model, **options)
+
+
+@pytest.mark.parametrize("option", [{"device": "cpu"}, {"revision": "v1"}, {"dtype": "float32"}])
+def test_a_loaded_model_is_taken_as_it_is(case: Case, option: Any) -> None:
+    model, index = case.load()
+    with pytest.raises(ValueError, match=f"{next(iter(option))}= with a loaded model, expected none"):
+        recommend(model, HISTORIES, constraint_index=index, **option)
+
+
+def test_devices_are_those_of_this_machine() -> None:
+    assert check_device("cpu") == torch.device("cpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="device='cuda:1', expected one of this machine's, cpu"):
+            check_device("cuda:1")

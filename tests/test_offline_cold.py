@@ -1,0 +1,214 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Histories as they are: items that have left the catalogue, users without any, and the list that answers them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from offline_case import Case, make_case, make_users, options_of, read, run, write_users
+from typer.testing import CliRunner
+
+from hf_gr import ConstraintIndex, evaluate, recommend
+from hf_gr.commands import app as cli
+from hf_gr.commands.items import read_items
+from hf_gr.offline.prompts import PromptMaker
+from hf_gr.offline.run import Recommended
+from hf_gr.offline.users import UserColumns, Users
+
+NUM_USERS = 40
+POPULAR = [999, 107, 100, 103, 998, 104, 105, 111, 112, 102, 101]  # 998 and 999 have left the catalogue
+COLD = {3: None, 5: [], 8: [500, 501], 20: [500]}  # histories by row, none of which has a known item
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return make_case(tmp_path_factory.mktemp("case"))
+
+
+@pytest.fixture(scope="module")
+def clean(case: Case) -> list[dict[str, Any]]:
+    return make_users(case, NUM_USERS)
+
+
+@pytest.fixture(scope="module")
+def real(clean: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same users, with unknown items in histories and filters, and some that have none else."""
+    users = []
+    for row, user in enumerate(clean):
+        seen, only = list(user["seen"]), user["only"]
+        for number in range(row % 4):
+            seen.insert(number * 2, 500 + number)
+        users.append(user | {"seen": COLD.get(row, seen), "only": None if only is None else [777, *only]})
+    return users
+
+
+def command(*arguments: Any) -> Any:
+    return CliRunner().invoke(cli.build_app(), [str(argument) for argument in arguments])
+
+
+def test_what_is_unknown_is_dropped_and_the_rest_answers(case: Case, clean: Any, real: Any, tmp_path: Path) -> None:
+    path, output = write_users(tmp_path / "real.parquet", real), tmp_path / "real-recs.parquet"
+    options: dict[str, Any] = {"unknown_items": "drop", "fallback": POPULAR}
+    made = run(case, path, output, **options)
+    rows = read(output)
+    expected = read(run(case, write_users(tmp_path / "clean.parquet", clean), tmp_path / "recs.parquet").output)
+    assert set(rows[0]) == {"who", "items", "scores", "is_fallback", "num_dropped"}
+    num_dropped = 0
+    for number, (row, one, user) in enumerate(zip(rows, expected, real, strict=True)):
+        unknown = [item for item in [*(user["seen"] or ()), *(user["only"] or ())] if item >= 500]
+        num_dropped += len(unknown)
+        assert (row["num_dropped"], row["is_fallback"]) == (len(unknown), number in COLD)
+        if number in COLD:
+            assert row["scores"] is None
+            allowed = case.tokens if user["only"] is None else user["only"]
+            popular = [item for item in POPULAR if item in case.tokens and item in allowed]
+            assert row["items"] == [item for item in popular if item not in user["not"]][:6]
+        else:
+            assert row["items"] == one["items"]
+            assert np.allclose(row["scores"], one["scores"], atol=1e-4)
+    assert made == Recommended(output, NUM_USERS, 0, 0, num_fallback=len(COLD), num_dropped=num_dropped)
+    assert num_dropped > 30
+    again = run(case, path, output, **options)  # what is read from the finished file
+    assert again == made
+    with pytest.raises(ValueError, match="is there already, of another run"):
+        run(case, path, output, unknown_items="drop", fallback=POPULAR[::-1])
+
+
+def test_a_planted_error_is_seen(
+    case: Case, clean: Any, real: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hf_gr.offline.prompts.first_allowed", lambda items, **how: list(items)[:6])
+    with pytest.raises(AssertionError):
+        test_what_is_unknown_is_dropped_and_the_rest_answers(case, clean, real, tmp_path)
+
+
+def test_without_a_fallback_such_users_are_problems(case: Case, real: Any, tmp_path: Path) -> None:
+    path = write_users(tmp_path / "real.parquet", real)
+    made = run(case, path, tmp_path / "recs.parquet", unknown_items="drop", on_error="skip")
+    errors = {number: row["error"] for number, row in enumerate(read(made.output)) if row["error"]}
+    assert set(errors) == set(COLD)
+    assert "row 8 is [500, 501], expected an item of the catalogue: drop the row" in errors[8]
+    assert "row 5 is [], expected a list of 1 or more item ids" in errors[5]
+    assert all(error.endswith("or answer it with fallback=") for error in errors.values())
+    with pytest.raises(ValueError, match=r"which has no 777: .*, or drop such items with unknown_items='drop'"):
+        run(case, path, tmp_path / "stopped.parquet", fallback=POPULAR)
+
+
+def test_an_empty_prompt_of_any_kind_is_answered(tmp_path: Path) -> None:
+    index = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]], item_ids=[10, 11, 12])
+    rows = [{"t": [5, 7], "x": "a"}, {"t": None, "x": None}, {"t": [], "x": ""}]
+    for role in ("tokens", "text"):
+        columns = UserColumns(**{role: {"tokens": "t", "text": "x"}[role]})
+        users = Users(write_users(tmp_path / "u.parquet", rows), columns, are_strings=False)
+        window = next(users.windows(10))
+        options: dict[str, Any] = {"tokenizer": lambda texts, verbose: {"input_ids": [[5] for _ in texts]}}
+        made = PromptMaker(index.snapshot, columns, fallback=[12, 10], **options)(window)
+        assert ([request.row for request in made.requests], made.problems) == ([0], {})
+        assert made.fallbacks == {1: [12, 10], 2: [12, 10]}
+        assert set(PromptMaker(index.snapshot, columns, **options)(window).problems) == {1, 2}
+
+
+@pytest.mark.parametrize("kind", ["numpy", "pandas", "texts", "arrow"])
+def test_a_fallback_is_any_list_of_ids(case: Case, kind: str) -> None:
+    given: Any = np.array(POPULAR)
+    if kind == "pandas":
+        given = pytest.importorskip("pandas").Series(POPULAR)
+    if kind == "texts":  # as they are in CSV
+        given = [str(item) for item in POPULAR]
+    if kind == "arrow":
+        given = pa.array(POPULAR).to_pylist()
+    found = recommend(case.model, [[], [100]], constraint_index=case.index, fallback=given, progress=False)
+    assert found[0] == [item for item in POPULAR if item in case.tokens]
+    assert len(found[1]) == 10
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fallback": "popular.parquet"}, "fallback='popular.parquet', expected a list of item ids"),
+        ({"fallback": []}, r"fallback=\[\], expected one item or more"),
+        ({"fallback": ["B01"]}, "fallback has 'B01', expected integers as the catalogue's item ids are"),
+        ({"fallback": [7, 8]}, r"fallback=\[7, 8\], expected items of the catalogue, which has none of them"),
+        ({"unknown_items": "keep"}, "unknown_items='keep', expected 'refuse' or 'drop'"),
+    ],
+)
+def test_a_fallback_that_cannot_answer_is_refused_before_the_model_is_loaded(
+    case: Case, options: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        recommend("nowhere/at-all", [[100]], constraint_index=case.index, **options)
+
+
+def test_evaluate_counts_what_such_users_get(case: Case) -> None:
+    """Targets that have left the catalogue are misses; the fallback's hits are hits."""
+    histories = [[100, 500, 101, 102], [500, 107], [103], [100, 101, 600], [104, 105]]
+    options: dict[str, Any] = {"constraint_index": case.index, "sampled_users": 0, "progress": False}
+    options |= {"num_beams": 60, "cutoffs": [60]}
+    found = evaluate(case.model, histories, unknown_items="drop", fallback=POPULAR, **options).results[0]
+    assert (found.num_users, found.num_skipped) == (5, 0)
+    # 60 beams find all 60 items, so that a known target is a hit; the fallback has 107 and 103.
+    assert found.metrics["recall@60"] == pytest.approx(4 / 5)
+    dropped = evaluate(case.model, [[100, 101, 102], [104, 105]], **options).results[0]
+    assert dropped.metrics["recall@60"] == 1
+    with pytest.raises(ValueError, match="row 0 .* which has no 500"):
+        evaluate(case.model, histories, fallback=POPULAR, **options)
+    # A column of targets means the same.
+    users = pa.table({"seen": [history[:-1] for history in histories], "next": [one[-1] for one in histories]})
+    columns: dict[str, Any] = {"history": "seen", "target": "next", "unknown_items": "drop", "fallback": POPULAR}
+    assert evaluate(case.model, users, **columns, **options).results[0].metrics == found.metrics
+
+
+# Files
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.csv", "a.tsv", "a.jsonl", "a.jsonl.gz", "a.json", "a.txt", "a"])
+def test_a_list_of_items_in_a_file(tmp_path: Path, name: str) -> None:
+    path, ids = tmp_path / name, [107, 7, 103]
+    if name == "a.parquet":
+        pq.write_table(pa.table({"n": [1, 2, 3], "item_id": ids}), path)
+    elif name.endswith("sv"):
+        mark = "," if name == "a.csv" else "\t"
+        path.write_text("".join(f"{number}{mark}{item}\n" for number, item in [("n", "item_id"), *enumerate(ids)]))
+    elif "jsonl" in name:
+        text = "".join(json.dumps({"item_id": item}) + "\n" for item in ids).encode()
+        path.write_bytes(gzip.compress(text) if name.endswith("gz") else text)
+    else:
+        path.write_text(json.dumps(ids) if name == "a.json" else "\n107\n 7 \n103\n")
+    assert [int(item) for item in read_items("--fallback", path)] == ids
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "id\n7\n", "--fallback '.*a.csv' has the columns 'id', expected one 'item_id': rename the column"),
+        ("a.csv", "n,item_id\n1,7\n2,\n", "row 1 has no item_id, expected an id"),
+        ("a.json", "{", 'is no JSON .*, expected \\["B01", "B02"\\]'),
+        ("a.json", "{}", 'has a dict, expected \\["B01", "B02"\\]'),
+        ("a.parquet", "nothing", "cannot be read .*, expected a table with the column 'item_id'"),
+        ("a.txt", "\udcff", "cannot be read .*, expected item ids"),
+    ],
+)
+def test_a_file_without_a_list_of_items(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(ValueError, match=message):
+        read_items("--fallback", tmp_path / name)
+
+
+def test_the_command_says_how_many(case: Case, real: Any, tmp_path: Path) -> None:
+    users, output = write_users(tmp_path / "u.parquet", real), tmp_path / "recs.parquet"
+    (tmp_path / "popular.csv").write_text("item_id\n" + "".join(f"{item}\n" for item in POPULAR))
+    options = ["--unknown-items", "drop", "--fallback", tmp_path / "popular.csv"]
+    done = command("recommend", *options_of(case, users, output), *options)
+    assert done.exit_code == 0
+    assert "40 of 40 users" in done.stdout
+    assert f"{len(COLD)} users without a history got the fallback list" in done.stdout
+    num_dropped = sum(row["num_dropped"] for row in read(output))
+    assert f"{num_dropped} items were dropped" in done.stdout
