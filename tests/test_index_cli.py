@@ -245,7 +245,8 @@ def test_a_plot_that_cannot_be_written_is_refused(folder: Path, tmp_path: Path) 
 def test_a_plot_without_matplotlib_names_the_extra(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "hf_gr.commands.index_plot", raising=False)
+    for module in ("hf_gr.commands.index_plot", "hf_gr.files.figures"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert 'needs matplotlib: pip install "hf-gr[plot]"' in fail("show", folder, "--plot", tmp_path / "levels.png")
 

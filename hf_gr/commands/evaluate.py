@@ -7,14 +7,18 @@ Exit codes are those of `hf-gr recommend`.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from .flags import command, to_arguments
+from .flags import MODELS, command, to_arguments
 from .items import read_items
 from .recommend import SKIPPED, errors_on_one_line, is_main, quiet_libraries
+
+NAMED = re.compile(r"([^=/\\]+)=(.+)")  # NAME=PATH
 
 REPORTS = {
     "json": Annotated[
@@ -25,7 +29,8 @@ REPORTS = {
         Path | None,
         typer.Option(
             metavar="FILE.png",
-            help="Also plot recall against beams and latency. The suffix is the format: .png, .svg or .pdf.",
+            help="Also plot recall with its intervals against beams and latency. The suffix is the format: .png, .svg "
+            "or .pdf.",
             dir_okay=False,
             show_default=False,
         ),
@@ -33,40 +38,73 @@ REPORTS = {
 }
 
 
-@command(reports=REPORTS)
+@command(model=MODELS, reports=REPORTS)
 def evaluate(*, json: Path | None, plot: Path | None, **flags: Any) -> None:
-    """Measure recommendations against what users chose next.
+    """Measure recommendations against what users chose next, and compare models.
 
-    Without --target the last item of every history is the target, and the others are the prompt. Exit codes are those
-    of `hf-gr recommend`.
+    Without --target the last item of every history is the target, and the others are the prompt. With --history,
+    popular items and items that go with those of the history are evaluated beside the model. Intervals are bootstrap
+    intervals over users, and differences are paired over the same users. Exit codes are those of `hf-gr recommend`.
     """
     with errors_on_one_line("evaluate"):
         given = to_arguments("evaluate", flags)
+        model, index = _compared(given.pop("model"), given.pop("constraint_index", None) or [])
         if "new_items" in given:
             given["new_items"] = _read_ids(given["new_items"])
         for path in (json, plot):  # before any long work
             if path is not None and not path.absolute().parent.is_dir():
                 raise ValueError(f"{path.parent} is no folder, expected one that {path.name} can be written to")
         if plot is not None:
-            from .evaluate_plot import save_plot  # needs matplotlib
-            from .index_plot import check_plot
+            from hf_gr.files.figures import check_format  # needs matplotlib
 
-            check_plot(plot)
+            check_format(plot, "--plot")
         quiet_libraries()
         from hf_gr.offline.evaluation import evaluate as run
 
-        model = given["model"]
-        found = run(given.pop("model"), given.pop("input"), **given)
+        found = run(model, given.pop("input"), constraint_index=index, **given)
         if is_main():
             from .evaluate_report import print_evaluation
 
             if json is not None:
                 json.write_text(found.to_json() + "\n")
-            print_evaluation(found, title=model)
+            print_evaluation(found, title=", ".join(model) if isinstance(model, dict) else model)
             if plot is not None:
-                save_plot(found, plot, title=Path(model).resolve().name if Path(model).is_dir() else model)
-    if is_main() and any(result.num_skipped for result in found.results):
+                found.plot(plot)
+    if is_main() and found.skipped:
         raise typer.Exit(SKIPPED)
+
+
+def _compared(models: Sequence[str], indexes: Sequence[str]) -> tuple[Any, Any]:
+    """The arguments `model` and `constraint_index`: one each, or dictionaries by name."""
+    if len(models) > 1 and len(indexes) > 1 and len(models) != len(indexes):
+        raise ValueError(
+            f"--index is given {len(indexes)} times and --model {len(models)} times, expected --index as often, or "
+            "once for all models: give each --model its --index, in the same order"
+        )
+    by_model, by_index = (_by_name(texts, flag) for texts, flag in ((models, "--model"), (indexes, "--index")))
+    if len(models) > 1 and len(indexes) > 1:
+        by_index = dict(zip(by_model, by_index.values(), strict=True))  # in order, however they are called
+    model = by_model if len(models) > 1 or models[0] not in by_model.values() else models[0]
+    index = by_index if len(indexes) > 1 else next(iter(by_index.values()), None)
+    if isinstance(index, dict) and len(models) == 1:
+        model = next(iter(by_model.values()))
+    return model, index
+
+
+def _by_name(texts: Sequence[str], flag: str) -> dict[str, str]:
+    """Paths by name: the given one, else the last part of the path, or all of it where that is not enough."""
+    pairs: list[tuple[str | None, str]] = []
+    for text in texts:
+        named = None if Path(text).exists() else NAMED.fullmatch(text)
+        pairs.append((None, text) if named is None else (named[1], named[2]))
+    last = [Path(path).resolve().name if Path(path).is_dir() else path for _, path in pairs]
+    found: dict[str, str] = {}
+    for (name, path), short in zip(pairs, last, strict=True):
+        name = name or (short if last.count(short) == 1 else path)
+        if name in found:
+            raise ValueError(f"{flag} {name!r} is given twice, expected different names: NAME={path} names it")
+        found[name] = path
+    return found
 
 
 def _read_ids(path: Path) -> list[int | str]:

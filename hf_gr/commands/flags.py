@@ -38,6 +38,16 @@ INPUT = Annotated[
         show_default=False,
     ),
 ]
+MODELS = Annotated[
+    list[str],
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="MODEL",
+        help="A model's folder or repository; may be given several times, to compare models. NAME=MODEL names it.",
+        show_default=False,
+    ),
+]
 DRAFTING = Annotated[
     str | None,
     typer.Option(
@@ -62,17 +72,20 @@ DEVICE = Annotated[str | None, typer.Option(metavar="DEVICE", help=DEVICE_HELP, 
 BESIDE = {"assistant_model": ("drafting", DRAFTING), "token_budget": ("option", GENERATE)}
 
 
-def command(*, output: Any = None, reports: Mapping[str, Any] | None = None) -> Callable[[Command], Command]:
+def command(
+    *, model: Any = MODEL, output: Any = None, reports: Mapping[str, Any] | None = None
+) -> Callable[[Command], Command]:
     """Give a command with `**flags` the options of the function with its name.
 
     Args:
+        model: the command's model option, as an annotation.
         output: the command's output option, as an annotation; None if it has none.
         reports: options of the command alone, which are not passed on, as annotations.
     """
 
     def describe(function: Command) -> Command:
         written = {} if output is None else {"output": output}
-        required = {"model": MODEL, "input": INPUT} | written
+        required = {"model": model, "input": INPUT} | written
         parameters = [_parameter(name, annotation) for name, annotation in required.items()]
         for stated in options_for(Settings, function.__name__):
             if stated.name in BESIDE:
@@ -152,7 +165,15 @@ def _annotation(stated: Stated) -> Any:
 def _kind(name: str, option: Option) -> Any:
     if isinstance(option.reads, tuple):
         return StrEnum(name, {value.upper(): value for value in option.reads})
-    kinds = {"integer": int, "switch": bool, "both": bool, "file": Path, "items": Path, "folder": Path}
+    kinds: dict[str, Any] = {
+        "texts": list[str],
+        "integer": int,
+        "switch": bool,
+        "both": bool,
+        "file": Path,
+        "items": Path,
+        "folder": Path,
+    }
     return kinds.get(option.reads, str)
 
 

@@ -182,9 +182,9 @@ def show(
     """
     with _errors_on_one_line("show"):
         if plot is not None:
-            from .index_plot import check_plot, save_plot  # before any long work: it needs matplotlib
+            from hf_gr.files.figures import check_format  # before any long work: it needs matplotlib
 
-            check_plot(plot)
+            check_format(plot, "--plot")
         from hf_gr.catalogue import ConstraintIndex
         from hf_gr.catalogue.summary import summarise
 
@@ -196,6 +196,8 @@ def show(
         else:
             print_summary(summary, index)
         if plot is not None:
+            from .index_plot import save_plot
+
             is_folder = Path(index).is_dir()
             save_plot(summary, plot, title=Path(index).resolve().name if is_folder else index)  # a path may be long
             print_plotted(plot)

@@ -8,33 +8,30 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .index_report import format_bytes
+from hf_gr.files.figures import (
+    DARK,
+    GREEN,
+    LINES,
+    ORANGE,
+    PALE,
+    RESOLUTION,
+    TEXT,
+    Chart,
+    FuncFormatter,
+    NullLocator,
+    PercentFormatter,
+)
 
-try:
-    # No pyplot: a separate figure draws with Agg, opens no window, and does not change the program's settings.
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-    from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
-except ImportError as error:
-    raise ImportError('--plot needs matplotlib: pip install "hf-gr[plot]"') from error
+from .index_report import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from hf_gr.catalogue.summary import Summary
 
-DARK, PALE, GREEN, ORANGE = "#2f6690", "#9fb8cc", "#3a7d44", "#d9822b"
-TEXT, LINES = "#22282e", "#e3e6e9"
 MOST_LABELS = 8  # numbers above the bars of more levels would overlap
 
 Series = tuple[str, Sequence[float], str, Callable[[float], str]]  # a name, values by level, a colour, their text
-
-
-def check_plot(path: Path) -> None:
-    """Refuse a suffix that is no format, before there is anything to draw."""
-    formats = Figure().canvas.get_supported_filetypes()
-    if path.suffix[1:].lower() not in formats:
-        raise ValueError(f"--plot {str(path)!r}, expected a name that ends in one of {', '.join(sorted(formats))}")
 
 
 def save_plot(summary: Summary, path: Path, *, title: str) -> None:
@@ -46,8 +43,7 @@ def save_plot(summary: Summary, path: Path, *, title: str) -> None:
     """
     levels = summary.levels
     numbers = [level.level for level in levels]
-    figure = Figure(figsize=(12, 4), layout=ConstrainedLayoutEngine(wspace=0.06), facecolor="white")
-    figure.suptitle(_headline(summary, title) + "\n", x=0.005, ha="left", fontsize=12, color=TEXT, parse_math=False)
+    figure = Chart((12, 4), _headline(summary, title) + "\n")
     nodes, children, shares = figure.subplots(1, 3)
 
     _draw(nodes, "Nodes", numbers, [("", [level.nodes for level in levels], DARK, _short)])
@@ -64,7 +60,7 @@ def save_plot(summary: Summary, path: Path, *, title: str) -> None:
     shares.set_ylim(0, 1.08)
     shares.set_yticks([0, 0.25, 0.5, 0.75, 1])
     shares.yaxis.set_major_formatter(PercentFormatter(1))
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=RESOLUTION)
 
 
 def _headline(summary: Summary, title: str) -> str:

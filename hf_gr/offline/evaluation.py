@@ -1,17 +1,17 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`evaluate`: how good and how fast recommendations are, for one number of beams or several.
+"""`evaluate`: how good and how fast recommendations are, for one number of beams or several, and several models.
 
 Rows come from the same code as `recommend`'s, over the same processes; only the first process counts.
 """
 
 from __future__ import annotations
 
-import json
+import logging
 import shutil
 import tempfile
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -19,78 +19,62 @@ from typing import Any
 import torch
 
 from hf_gr.answering.decoding import useful_beams
-from hf_gr.answering.loading import input_device
+from hf_gr.answering.loading import check_name, input_device
+from hf_gr.catalogue import ConstraintIndex
 from hf_gr.torch.processes import Processes
 
+from .baselines import ITEM_TO_ITEM, POPULARITY
 from .job import Job, make_job
-from .measures import count_rows, time_users
+from .measures import Tally, baseline_lists, count_rows, learn, time_users
 from .options import EVALUATE, takes_options
+from .prompts import PromptMaker
+from .results import BeamResult, Evaluation, Result
 from .run import run_job
 from .settings import Settings, count, is_count
 from .users import Users
 
+logger = logging.getLogger("hf_gr.evaluate")
+
 
 @dataclass(frozen=True)
-class BeamResult:
-    """The results for one number of beams.
+class Contender:
+    """A model with its catalogue, under a name; the catalogue is None if the model's checkpoint names it."""
+
+    name: str
+    model: Any
+    index: Any
+
+
+@dataclass(frozen=True)
+class Run:
+    """One model's answers to all users, with one number of beams.
 
     Attributes:
-        num_beams: of the search; at most as many as the catalogue has sequences, since more find nothing.
-        num_users: users that were evaluated.
-        num_skipped: rows that could not be answered; they count nowhere.
-        metrics: by name, over all users: see `RankingTotals`.
-        groups: the same by group, with `num_users`; empty without a column of groups.
-        new_items: the same over the users whose target is a new item; empty if no new items were named.
-        coverage: the share of the catalogue's items that are recommended to at least one user.
-        filled: the share of list positions that hold an item; less than 1 if filters leave too few.
-        invalid: the share of recommended items that the catalogue does not have: always 0, but counted.
-        unconstrained_invalid: the share of beams that are no item when the same model generates freely, over a sample.
-        latency_seconds: mean time to answer one user alone, over a sample.
-        users_per_second: throughput of all processes together, in batches.
+        name: of the model.
+        num_beams: of the search.
+        output: the file of rows.
+        index: the catalogue.
+        measured: fields of `BeamResult` that are no counts of rows.
     """
 
+    name: str
     num_beams: int
-    num_users: int
-    num_skipped: int
-    metrics: dict[str, float]
-    groups: dict[str, dict[str, float]]
-    new_items: dict[str, float]
-    coverage: float
-    filled: float
-    invalid: float
-    unconstrained_invalid: float | None
-    latency_seconds: float | None
-    users_per_second: float
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The results of `evaluate`, by number of beams in the order of the argument.
-
-    Attributes:
-        cutoffs: the K of the metrics.
-        results: one for each number of beams.
-        hardware: the devices used.
-    """
-
-    cutoffs: tuple[int, ...]
-    results: tuple[BeamResult, ...]
-    hardware: str
-
-    def to_json(self) -> str:
-        """One JSON object; its fields are those of this class."""
-        return json.dumps(asdict(self), indent=2)
+    output: Path
+    index: ConstraintIndex
+    measured: dict[str, Any]
 
 
 @takes_options(Settings, EVALUATE)
 def evaluate(model: Any, users: Any, **options: Any) -> Evaluation:
-    """Measure recommendations against what users chose next.
+    """Measure recommendations against what users chose next, and compare them: models, catalogues, beams, baselines.
 
     The default is leave-one-out: the last item of every history is the target, the others are the prompt; `tokens` and
-    `text` need `target`. The target is never excluded. Skipped rows (`on_error="skip"`) count nowhere.
+    `text` need `target`. The target is never excluded. Skipped rows (`on_error="skip"`) count nowhere: what one model
+    cannot answer counts for none, so that all are compared over the same users.
 
     Args:
-        model: as in `recommend`.
+        model: as in `recommend`, or a dictionary of several, by name: `{"old": "me/old", "new": "me/new"}`. They are
+            loaded one after the other.
         users: a table of users in files or in memory, as in `recommend`.
         options: further arguments of `generate`.
 
@@ -99,6 +83,11 @@ def evaluate(model: Any, users: Any, **options: Any) -> Evaluation:
 
     Raises:
         ValueError, OSError, RuntimeError: as `recommend`; or arguments contradict each other.
+
+    Example:
+        >>> import hf_gr  # doctest: +SKIP
+        >>> found = hf_gr.evaluate("me/old", "users.parquet", history="items")  # doctest: +SKIP
+        >>> found.plot("recall.png")  # doctest: +SKIP
     """
     given = Settings.read(EVALUATE, options, users=users)
     cutoffs = tuple(given.cutoffs)
@@ -109,18 +98,16 @@ def evaluate(model: Any, users: Any, **options: Any) -> Evaluation:
         raise ValueError("target=None without history=, expected the column of what came next: pass target=")
     if given.new_items is not None and given.is_new is not None:
         raise ValueError("new_items= and is_new= are given, expected one of them")
-    count("sampled_users", given.sampled_users, at_least=0)
+    for name in ("sampled_users", "num_resamples", "bootstrap_seed"):
+        count(name, getattr(given, name), at_least=0)
     beams: Any = given.num_beams
     beams = list(dict.fromkeys(beams)) if isinstance(beams, Sequence) else [beams]
     if not beams:
         raise ValueError("num_beams=[], expected one number or more")
     given = replace(given, top_k=cutoffs[-1], leave_one_out=given.target is None, overwrite=True)
     every = [replace(given, num_beams=width).checked() for width in beams]
+    contenders = _contenders(model, given.constraint_index)
     processes = Processes()
-    job, table = make_job(model, users, every[0], processes)
-    widths = [one.num_beams or job.decoder.num_beams for one in every]
-    widths = dict.fromkeys(useful_beams(width, job.decoder.index, given.top_k) for width in widths)
-    new_items = None if given.new_items is None else frozenset(given.new_items)
     folder = Path(
         processes.by_main(
             lambda: tempfile.mkdtemp(prefix="hf_gr-evaluate-", dir=given.work_dir),
@@ -128,22 +115,70 @@ def evaluate(model: Any, users: Any, **options: Any) -> Evaluation:
         )
     )
     try:
-        results = [_evaluate_beams(job, table, width, folder, processes, cutoffs, new_items) for width in widths]
+        runs: list[Run] = []
+        reader: tuple[Users, PromptMaker] | None = None  # of the first model
+        for contender in contenders:
+            more, *read, hardware = _run_model(contender, users, every, folder, processes)
+            runs += more
+            reader = reader or tuple(read)
+        assert reader is not None
+        found = processes.by_main(lambda: _count(runs, *reader, every[0], cutoffs, hardware), doing="could not count")
     finally:
         if processes.is_main:
             shutil.rmtree(folder, ignore_errors=True)
-    return Evaluation(cutoffs, tuple(results), _hardware(job.decoder.model, processes.count))
+    if processes.is_main:
+        for warning in found.warnings:
+            logger.warning(warning)
+    return found
 
 
-def _evaluate_beams(
-    job: Job,
-    users: Users,
-    num_beams: int,
-    folder: Path,
-    processes: Processes,
-    cutoffs: tuple[int, ...],
-    new_items: Collection[Any] | None,
-) -> BeamResult:
+def _contenders(model: Any, index: Any) -> list[Contender]:
+    """The models and catalogues to compare, by name; a mistake in a later name is found before the first one runs."""
+    models, indexes = (given if isinstance(given, Mapping) else None for given in (model, index))
+    names = list(models if models is not None else indexes if indexes is not None else [_name_of(model)])
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"model= or constraint_index= has the names {names!r}, expected one text or more: name them")
+    if models is not None and indexes is not None and set(models) != set(indexes):
+        raise ValueError(
+            f"constraint_index= has {sorted(indexes)!r} and model= has {sorted(models)!r}, expected the same names: "
+            "give each model its catalogue, or one catalogue for all"
+        )
+    found = [
+        Contender(name, model if models is None else models[name], index if indexes is None else indexes[name])
+        for name in names
+    ]
+    clash = next((name for name in names if name in (POPULARITY, ITEM_TO_ITEM)), None)
+    if clash is not None:
+        raise ValueError(f"a model is called {clash!r}, expected another name: that of a baseline")
+    for contender in found:
+        if isinstance(contender.model, (str, Path)):
+            check_name(contender.model)
+            folder = Path(contender.model)
+            if folder.is_dir() and not (folder / "config.json").is_file():
+                raise ValueError(f"model={str(folder)!r} has no config.json, expected a saved model: check the path")
+    return found
+
+
+def _name_of(model: Any) -> str:
+    """What a single model is called: its folder's name, its repository, or `model`."""
+    if not isinstance(model, (str, Path)):
+        model = getattr(getattr(model, "config", None), "name_or_path", None) or "model"
+    return Path(model).resolve().name if Path(model).is_dir() else str(model)
+
+
+def _run_model(
+    contender: Contender, users: Any, every: Sequence[Settings], folder: Path, processes: Processes
+) -> tuple[list[Run], Users, PromptMaker, str]:
+    """Answer all users with each number of beams; what is returned does not keep the model."""
+    job, table = make_job(contender.model, users, replace(every[0], constraint_index=contender.index), processes)
+    widths = [one.num_beams or job.decoder.num_beams for one in every]
+    widths = dict.fromkeys(useful_beams(width, job.decoder.index, every[0].top_k) for width in widths)
+    place = processes.by_main(lambda: tempfile.mkdtemp(dir=folder), doing="has no folder for rows on the way")
+    runs = [_run_beams(contender.name, job, table, width, Path(place), processes) for width in widths]
+    return runs, table, job.maker, _hardware(job.decoder.model, processes.count)
+
+
+def _run_beams(name: str, job: Job, users: Users, num_beams: int, folder: Path, processes: Processes) -> Run:
     job = replace(
         job,
         settings=replace(job.settings, num_beams=num_beams),
@@ -155,19 +190,90 @@ def _evaluate_beams(
     )
     start = perf_counter()
     made = run_job(job, users, folder / f"{num_beams}.parquet", processes)
-    seconds = perf_counter() - start
-    counted = processes.by_main(
-        lambda: count_rows(made.output, job.decoder.index, cutoffs, new_items), doing="could not count"
+    measured = {
+        "unconstrained_invalid": invalid,
+        "latency_seconds": latency,
+        "users_per_second": made.num_rows / (perf_counter() - start),
+    }
+    return Run(name, num_beams, made.output, job.decoder.index, measured)
+
+
+def _count(
+    runs: Sequence[Run],
+    users: Users,
+    maker: PromptMaker,
+    settings: Settings,
+    cutoffs: tuple[int, ...],
+    hardware: str,
+) -> Evaluation:
+    """Count the rows of all runs, and the baselines' lists for the same users."""
+    new_items = None if settings.new_items is None else frozenset(settings.new_items)
+    tallies = [Tally(cutoffs, run.index, new_items) for run in runs]
+    names, lists = (), None
+    if settings.baselines and settings.columns.history is not None:
+        names, window_rows = (POPULARITY, ITEM_TO_ITEM), settings.window_rows
+        learned = learn(users, maker, runs[0].index, window_rows=window_rows)
+        lists = baseline_lists(learned, users, maker, top_k=settings.top_k, window_rows=window_rows)
+        tallies += [Tally(cutoffs, runs[0].index, new_items) for _ in names]
+    skipped = count_rows([run.output for run in runs], tallies, lists)
+    resampling = {"num_resamples": settings.num_resamples, "seed": settings.bootstrap_seed}
+    num_skipped = sum(reason.num_rows for reason in skipped)
+    counted = [{"num_skipped": num_skipped, **tally.result(**resampling)} for tally in tallies]
+    results = tuple(
+        BeamResult(name=run.name, num_beams=run.num_beams, **run.measured, **fields)
+        for run, fields in zip(runs, counted, strict=False)
     )
-    return BeamResult(
-        num_beams=num_beams,
-        num_users=made.num_rows - made.num_skipped,
-        num_skipped=made.num_skipped,
-        **counted,
-        unconstrained_invalid=invalid,
-        latency_seconds=latency,
-        users_per_second=made.num_rows / seconds,
+    baselines = tuple(Result(name=name, **fields) for name, fields in zip(names, counted[len(runs) :], strict=True))
+    found = Evaluation(
+        cutoffs=cutoffs,
+        results=results,
+        baselines=baselines,
+        differences=(),
+        skipped=skipped,
+        warnings=_warnings(results, cutoffs[-1]),
+        hardware=hardware,
+        num_resamples=settings.num_resamples,
+        bootstrap_seed=settings.bootstrap_seed,
+        _values={result.label: tally.values for result, tally in zip((*results, *baselines), tallies, strict=True)},
     )
+    pairs = [(result, other) for result, other in _pairs(results, baselines)]
+    return replace(found, differences=tuple(one for pair in pairs for one in found.difference(*pair)))
+
+
+def _pairs(results: Sequence[BeamResult], baselines: Sequence[Result]) -> list[tuple[Result, Result]]:
+    """What is compared: each model with the first at as many beams, and with most beams with the baselines."""
+    by_model: dict[str, list[BeamResult]] = {}
+    for result in results:
+        by_model.setdefault(result.name, []).append(result)
+    first, *others = by_model.values()
+    pairs: list[tuple[Result, Result]] = []
+    for model in others:
+        for result in model:
+            # Catalogues of different sizes may be searched with different numbers of beams.
+            same = next((other for other in first if other.num_beams == result.num_beams), first[-1])
+            pairs.append((result, same))
+    for model in by_model.values():
+        best = max(model, key=lambda result: result.num_beams)
+        pairs += [(best, baseline) for baseline in baselines]
+    return pairs
+
+
+def _warnings(results: Sequence[BeamResult], cutoff: int) -> tuple[str, ...]:
+    """What makes the numbers doubtful: most often a catalogue whose tokens are not those of the model."""
+    fix = (
+        "is this the model's own catalogue, with tokens as it was trained (semantic-ID codes are not token ids: "
+        "SemanticIds adds the offset)? hf-gr index check --model tells more"
+    )
+    found = []
+    widest = {result.name: result for result in sorted(results, key=lambda result: result.num_beams)}
+    for result in widest.values():
+        if result.unconstrained_invalid == 1:
+            found.append(f"{result.label}: without the catalogue no beam is an item, expected some: {fix}")
+        if result.num_users and not result.metrics[f"recall@{cutoff}"]:
+            found.append(
+                f"{result.label}: recall@{cutoff} is 0 for all {result.num_users:,} users, expected more: {fix}"
+            )
+    return tuple(found)
 
 
 def _hardware(model: Any, num_processes: int) -> str:

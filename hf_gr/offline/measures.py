@@ -1,10 +1,16 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `evaluate` measures: on a file of rows, and on some single users. Knows no processes."""
+"""What `evaluate` measures: on files of rows, on lists of the baselines, and on some single users. Knows no processes.
+
+All files are read together, a row of each at a time: what is counted for one user is counted for all models.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter
@@ -16,50 +22,125 @@ from hf_gr.answering.requests import Request
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.files.tables import pyarrow
 
+from .baselines import Baselines, Histories
+from .intervals import UserValues
 from .job import Job
-from .metrics import RankingTotals
+from .metrics import RankingTotals, metric_names
+from .prompts import PromptMaker
+from .results import Skipped
 from .users import Users
+
+ROWS_AT_ONCE = 8192
+COUNTED = ("items", "targets", "error", "group", "is_new")  # columns of a file of rows
+# What differs between the messages for two rows of one problem: numbers, and names in quotes.
+DETAILS = re.compile(r"""'[^']*'|"[^"]*"|\d+""")
+
+
+@dataclass
+class Tally:
+    """Counts the lists of one model or baseline.
+
+    Attributes:
+        cutoffs: the K.
+        index: the catalogue that the items are of.
+        new_items: ids of new items; None if none were named.
+        values: the metrics of each user.
+    """
+
+    cutoffs: tuple[int, ...]
+    index: ConstraintIndex
+    new_items: Collection[Any] | None
+    values: UserValues = field(default_factory=UserValues)
+
+    def __post_init__(self) -> None:
+        self._totals, self._of_new = RankingTotals(self.cutoffs), RankingTotals(self.cutoffs)
+        self._groups: dict[str, RankingTotals] = {}
+        self._seen: dict[Any, bool] = {}  # by item, whether the catalogue has it
+        self._num_items = self._num_invalid = 0
+        self._names_new = self.new_items is not None
+
+    def add(self, lists: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> None:
+        """Add some users: the items that they get, and the row with their targets, group and `is_new`."""
+        unknown = list({item for items, _ in lists for item in items if item not in self._seen})
+        self._seen |= dict(zip(unknown, self.index.has_items(unknown), strict=True))
+        for items, row in lists:
+            targets = row["targets"]
+            self._num_items += len(items)
+            self._num_invalid += sum(not self._seen[item] for item in items)
+            self.values.add(self._totals.add(items, targets))
+            if "group" in row:
+                self._groups.setdefault(str(row["group"]), RankingTotals(self.cutoffs)).add(items, targets)
+            self._names_new = self._names_new or "is_new" in row
+            if row["is_new"] if "is_new" in row else targets[0] in (self.new_items or ()):
+                self._of_new.add(items, targets)
+
+    def result(self, *, num_resamples: int, seed: int) -> dict[str, Any]:
+        """The fields of a `Result` that are counted."""
+        bounds = self.values.intervals(num_resamples=num_resamples, seed=seed)
+        return {
+            "num_users": self._totals.num_users,
+            "metrics": self._totals.means(),
+            "intervals": dict(zip(metric_names(self.cutoffs), bounds, strict=False)),
+            "groups": {name: _with_size(self._groups[name]) for name in sorted(self._groups)},
+            "new_items": _with_size(self._of_new) if self._names_new else {},
+            "coverage": len(self._seen) / max(1, len(set(self.index.item_ids))),
+            "filled": self._num_items / max(1, self._totals.num_users * self.cutoffs[-1]),
+            "invalid": self._num_invalid / max(1, self._num_items),
+        }
 
 
 def count_rows(
-    output: Path, index: ConstraintIndex, cutoffs: tuple[int, ...], new_items: Collection[Any] | None
-) -> dict[str, Any]:
-    """Metrics of a file of rows, read in pieces."""
-    totals, of_new = RankingTotals(cutoffs), RankingTotals(cutoffs)
-    groups: dict[str, RankingTotals] = {}
-    seen: set[Any] = set()
-    num_items = num_invalid = 0
-    with pyarrow.parquet.ParquetFile(output) as reader:
-        for batch in reader.iter_batches(8192):
-            columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
-            found = {item for items in columns["items"] for item in items}
-            unknown = found - seen
-            listed = list(unknown)
-            invalid = {item for item, there in zip(listed, index.has_items(listed), strict=True) if not there}
-            seen |= unknown
-            for row, (items, targets) in enumerate(zip(columns["items"], columns["targets"], strict=True)):
-                if columns["error"][row] is not None if "error" in columns else False:
-                    continue
-                num_items += len(items)
-                num_invalid += sum(item in invalid for item in items)
-                totals.add(items, targets)
-                if "group" in columns:
-                    groups.setdefault(str(columns["group"][row]), RankingTotals(cutoffs)).add(items, targets)
-                is_new = columns["is_new"][row] if "is_new" in columns else targets[0] in (new_items or ())
-                if is_new:
-                    of_new.add(items, targets)
-    return {
-        "metrics": totals.means(),
-        "groups": {name: _with_size(groups[name]) for name in sorted(groups)},
-        "new_items": _with_size(of_new) if new_items is not None or "is_new" in reader.schema_arrow.names else {},
-        "coverage": len(seen) / max(1, len(set(index.item_ids))),
-        "filled": num_items / max(1, totals.num_users * cutoffs[-1]),
-        "invalid": num_invalid / max(1, num_items),
-    }
+    outputs: Sequence[Path], tallies: Sequence[Tally], beside: Iterable[Sequence[Sequence[Any]]] | None = None
+) -> tuple[Skipped, ...]:
+    """Count files of rows, each with a tally, and lists that are made beside, with the last tallies.
+
+    A row that one file has no answer for counts in none.
+
+    Args:
+        outputs: files with as many rows each, of the same users in the same order.
+        tallies: one for each file, then one for each list of `beside`.
+        beside: for every row a list of items for each tally that has no file.
+
+    Returns:
+        Why rows were skipped.
+    """
+    reasons: dict[str, Skipped] = {}
+    more: Iterable[Sequence[Sequence[Any]]] = iter(lambda: (), None) if beside is None else beside
+    together = zip(zip(*map(_rows, outputs), strict=True), more, strict=beside is not None)
+    while found := list(islice(together, ROWS_AT_ONCE)):
+        kept = []
+        for rows, lists in found:
+            if (problem := _problem(rows)) is None:
+                kept.append((rows[0], [*(row["items"] for row in rows), *lists]))
+            else:
+                kind = DETAILS.sub("...", problem)
+                known = reasons.get(kind, Skipped(0, problem))
+                reasons[kind] = replace(known, num_rows=known.num_rows + 1)
+        for number, tally in enumerate(tallies):
+            tally.add([(lists[number], row) for row, lists in kept])
+    return tuple(sorted(reasons.values(), key=lambda reason: -reason.num_rows))
 
 
-def _with_size(totals: RankingTotals) -> dict[str, float]:
-    return {"num_users": totals.num_users, **totals.means()}
+def learn(users: Users, maker: PromptMaker, index: ConstraintIndex, *, window_rows: int) -> Baselines:
+    """Count the histories of a table, those of all users that have a prompt; targets are no part of them."""
+    histories = Histories()
+    for window in users.windows(window_rows):
+        histories.add(maker(window).histories.values())
+    return histories.baselines(index)
+
+
+def baseline_lists(
+    baselines: Baselines, users: Users, maker: PromptMaker, *, top_k: int, window_rows: int
+) -> Iterator[tuple[Sequence[Any], ...]]:
+    """The baselines' lists for every row of a table, in order; empty ones for rows without an answer."""
+    for window in users.windows(window_rows):
+        made = maker(window)
+        lists = {
+            request.row: baselines.answer(request, made.histories[request.row], made.targets[request.row], top_k=top_k)
+            for request in made.requests
+        }
+        for row in range(len(window)):
+            yield tuple(lists[row].values()) if row in lists else ((), ())
 
 
 def time_users(job: Job, users: Users, num_users: int) -> tuple[float | None, float | None]:
@@ -94,3 +175,22 @@ def _free_invalid(job: Job, request: Request) -> float:
     # Not `index.items`, which refuses what goes on after an item: a free beam may.
     found = decoder.index.snapshot.items(sequences[:, length:].cpu().numpy())
     return sum(not items for items in found) / len(found)
+
+
+def _rows(output: Path) -> Iterator[dict[str, Any]]:
+    with pyarrow.parquet.ParquetFile(output) as reader:
+        names = [name for name in reader.schema_arrow.names if name in COUNTED]
+        for batch in reader.iter_batches(ROWS_AT_ONCE, columns=names):
+            yield from batch.to_pylist()
+
+
+def _problem(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why a user cannot be counted; None if nothing is wrong."""
+    problem = next((row["error"] for row in rows if row.get("error") is not None), None)
+    if problem is None and any(row["targets"] != rows[0]["targets"] for row in rows):
+        return "catalogues without some of a history's items leave other targets, expected the same for all models"
+    return problem
+
+
+def _with_size(totals: RankingTotals) -> dict[str, float]:
+    return {"num_users": totals.num_users, **totals.means()}

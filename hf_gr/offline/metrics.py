@@ -52,8 +52,8 @@ class RankingTotals:
 
     Example:
         >>> totals = RankingTotals((1, 2))
-        >>> totals.add(["jam", "ham"], ["ham"])
-        >>> totals.add(["tea", "ham"], ["tea"])
+        >>> _ = totals.add(["jam", "ham"], ["ham"])
+        >>> _ = totals.add(["tea", "ham"], ["tea"])
         >>> {name: round(value, 3) for name, value in totals.means().items()}
         {'recall@1': 0.5, 'recall@2': 1.0, 'ndcg@1': 0.5, 'ndcg@2': 0.815, 'mrr': 0.75}
     """

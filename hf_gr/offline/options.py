@@ -35,9 +35,9 @@ class Option:
         panel: its panel in `--help`; None for the first one.
         flag: the option's name, if it differs from the argument's.
         metavar: what `--help` calls the value.
-        reads: what the command line reads: a text, an integer, integers between commas, an existing file or folder,
-            item ids in a file, whether the option is given (`"switch"`), the same with `--no-` (`"both"`), or one of
-            several texts.
+        reads: what the command line reads: a text, several of them (`"texts"`: the option may be given again), an
+            integer, integers between commas, an existing file or folder, item ids in a file, whether the option is
+            given (`"switch"`), the same with `--no-` (`"both"`), or one of several texts.
         at_least: the smallest integer.
         annotation: the argument's, if it differs from the field's.
     """
@@ -47,7 +47,9 @@ class Option:
     panel: str | None = None
     flag: str | None = None
     metavar: str | None = None
-    reads: Literal["text", "integer", "integers", "file", "folder", "items", "switch", "both"] | tuple[str, ...] = (
+    reads: (
+        Literal["text", "texts", "integer", "integers", "file", "folder", "items", "switch", "both"] | tuple[str, ...]
+    ) = (
         "text"
     )
     at_least: int | None = None

@@ -35,6 +35,8 @@ class Requests:
         are_new: by row: whether the target is new, if a column says so.
         fallbacks: by row: the answer to a user without a history.
         num_dropped: by row: items of the history and the filter that the catalogue does not have.
+        histories: by row with a prompt made from it: the items before the target.
+        cold: what rows in `fallbacks` may be answered with, without tokens.
     """
 
     requests: list[Request]
@@ -43,6 +45,8 @@ class Requests:
     are_new: dict[int, bool] = field(default_factory=dict)
     fallbacks: dict[int, list[Any]] = field(default_factory=dict)
     num_dropped: dict[int, int] = field(default_factory=dict)
+    histories: dict[int, list[Any]] = field(default_factory=dict)
+    cold: list[Request] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -85,8 +89,9 @@ class PromptMaker:
         targets = self._read_targets(window, problems)
         are_new = self._read_truths(window, self.columns.is_new, problems)
         dropped: dict[int, int] = {}
+        kept_histories: dict[int, list[Any]] = {}
         if self.columns.history is not None:
-            prompts = self._from_histories(window, problems, targets, dropped)
+            prompts = self._from_histories(window, problems, targets, dropped, kept_histories)
         elif self.columns.tokens is not None:
             prompts = self._from_tokens(window, problems)
         else:
@@ -96,22 +101,31 @@ class PromptMaker:
         self._know(window, self.columns.filter, allowed, self._living(allowed), problems, dropped)
         requests: list[Request] = []
         fallbacks: dict[int, list[Any]] = {}
+        cold: list[Request] = []
         for row in range(len(window)):
             if row in problems:
                 continue
             exclude = [item for item in excluded.get(row) or () if item not in targets.get(row, ())]
             only = allowed.get(row)
+            request = Request(row, prompts.get(row, []), tuple(exclude), None if only is None else tuple(only))
             if row in prompts:
-                requests.append(Request(row, prompts[row], tuple(exclude), None if only is None else tuple(only)))
+                requests.append(request)
             else:
                 assert self.fallback is not None
+                cold.append(request)
                 fallbacks[row] = first_allowed(self.fallback, exclude=exclude, allowed=only, at_most=self.top_k)
         kept = {*fallbacks, *(request.row for request in requests)}
         targets = {row: items for row, items in targets.items() if row in kept}
-        return Requests(requests, problems, targets, are_new, fallbacks, dropped)
+        kept_histories = {row: items for row, items in kept_histories.items() if row in kept}
+        return Requests(requests, problems, targets, are_new, fallbacks, dropped, kept_histories, cold)
 
     def _from_histories(
-        self, window: Window, problems: dict[int, str], targets: dict[int, list[Any]], dropped: dict[int, int]
+        self,
+        window: Window,
+        problems: dict[int, str],
+        targets: dict[int, list[Any]],
+        dropped: dict[int, int],
+        kept_histories: dict[int, list[Any]],
     ) -> dict[int, list[int]]:
         name = self.columns.history
         assert name is not None
@@ -133,6 +147,7 @@ class PromptMaker:
                 cell = window.cells(name)[row]
                 problems[row] = window.problem(name, row, cell, f"an item of the catalogue: {SKIPPING}, {ANSWERED}")
                 continue
+            kept_histories[row] = items
             room = self._room - len(self.prefix_tokens) - len(self.suffix_tokens)
             latest = latest_that_fit(items, tokens_of, room)
             if not latest:

@@ -41,6 +41,7 @@ TOKEN_BUDGET = 16_384
 NUM_BEAMS = 20
 CUTOFFS = (1, 5, 10)
 SAMPLED_USERS = 16  # whose latency is measured, and whose unconstrained beams are looked up
+NUM_RESAMPLES = 1000  # from seed to seed a bound then moves by about a fiftieth of its interval
 OnError = Literal["stop", "skip"]
 UnknownItems = Literal["refuse", "drop"]
 # What `recommend` itself passes to `generate`.
@@ -70,12 +71,26 @@ class Settings:
         ValueError: num_beams=20, expected at least top_k=30: beams are what items come from
     """
 
-    constraint_index: ConstraintIndex | str | Path | None = option(
+    constraint_index: ConstraintIndex | str | Path | None = variants(
         None,
-        "the catalogue, or its name; by default the one that the checkpoint names.",
-        help="The catalogue's folder or repository. Default: the one that the model names.",
-        flag="index",
-        metavar="INDEX",
+        {
+            RECOMMEND: Option(
+                "the catalogue, or its name; by default the one that the checkpoint names.",
+                help="The catalogue's folder or repository. Default: the one that the model names.",
+                flag="index",
+                metavar="INDEX",
+            ),
+            EVALUATE: Option(
+                "the catalogue, or its name; by default the one that the checkpoint names. A dictionary, by name, has "
+                "one for each model, or several for a single model.",
+                help="The catalogue's folder or repository; may be given once for each --model, or several times for "
+                "one. NAME=INDEX names it. Default: the one that the model names.",
+                flag="index",
+                metavar="INDEX",
+                reads="texts",
+                annotation="ConstraintIndex | str | Path | Mapping[str, ConstraintIndex | str | Path] | None",
+            ),
+        },
         decides_rows=False,
     )
     history: str | None = column(
@@ -186,6 +201,36 @@ class Settings:
                 annotation="int | Sequence[int] | None",
             ),
         },
+    )
+    baselines: bool = option(
+        True,
+        "also evaluate two recommenders without a model, for the same users: the most popular items, and the items "
+        "that go with those of the history. They learn from the histories before the targets, and need `history`.",
+        help="Also evaluate popular items and items that go with the history's, learned from --history.",
+        of=[EVALUATE],
+        panel=MEASURES,
+        reads="both",
+        decides_rows=False,
+    )
+    num_resamples: int = option(
+        NUM_RESAMPLES,
+        "resamples of the users, from which the intervals of metrics and differences are made; 0 for none.",
+        help="Resamples of the users, for intervals; 0 for none.",
+        of=[EVALUATE],
+        panel=MEASURES,
+        reads="integer",
+        at_least=0,
+        decides_rows=False,
+    )
+    bootstrap_seed: int = option(
+        0,
+        "of the resamples.",
+        help="Seed of the resamples.",
+        of=[EVALUATE],
+        panel=MEASURES,
+        reads="integer",
+        at_least=0,
+        decides_rows=False,
     )
     sampled_users: int = option(
         SAMPLED_USERS,

@@ -1,0 +1,178 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The plot of an evaluation: a metric with its intervals, what more beams gain, and what they cost. Counts nothing.
+
+Models differ in line style, marker and colour, so that they can be told apart without colours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_gr.files.figures import DARK, GREEN, ORANGE, PURPLE, RESOLUTION, TEXT, Chart, check_format, finish
+from hf_gr.files.text import printable
+
+from .metrics import metric_names
+from .results import BeamResult, Evaluation, Result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+STYLES = (
+    ("-", "o", DARK),
+    ("--", "s", ORANGE),
+    (":", "^", GREEN),
+    ("-.", "D", PURPLE),
+    ((0, (6, 1, 1, 1, 1, 1)), "v", TEXT),
+)
+BASELINE_STYLES = ((0, (1, 3)), (0, (8, 4)))  # lines without markers
+GREY = "#6b747c"
+MOST_LETTERS = 90  # of a title's line
+CAP = 3  # length of the ends of an interval
+
+
+@dataclass(frozen=True)
+class Line:
+    """A model's results, ascending in beams, and how they are drawn."""
+
+    name: str
+    results: Sequence[BeamResult]
+    style: dict[str, Any]
+
+
+def draw(found: Evaluation, path: str | Path | None, *, metric: str | None) -> Chart:
+    """See `Evaluation.plot`."""
+    metric = f"recall@{found.cutoffs[-1]}" if metric is None else metric
+    names = metric_names(found.cutoffs)
+    if metric not in names:
+        raise ValueError(f"metric={metric!r}, expected one of {', '.join(names)}: name one of them")
+    if path is not None:
+        check_format(path, "path=")
+    lines = _lines(found.results)
+    has_several = any(len(line.results) > 1 for line in lines)
+    num_rows = len(found.results) + len(found.baselines)
+    chart = Chart(
+        (10, 4.6 if has_several else max(4.6, 2 + 0.4 * num_rows)), _headline(found, [line.name for line in lines])
+    )
+    left, right = chart.subplots(1, 2)
+    if has_several:
+        _draw_by_beams(left, lines, found.baselines, metric)
+    else:
+        _draw_one_by_one(left, lines, found.baselines, metric)
+    _draw_by_latency(right, lines, found.baselines, metric)
+    handles, labels = right.get_legend_handles_labels()
+    chart.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=4,
+        frameon=False,
+        fontsize=9,
+        labelcolor=TEXT,
+        handlelength=4,
+    )
+    if path is not None:
+        chart.savefig(path, dpi=RESOLUTION)
+    return chart
+
+
+def _lines(results: Sequence[BeamResult]) -> list[Line]:
+    by_name: dict[str, list[BeamResult]] = {}
+    for result in results:
+        by_name.setdefault(result.name, []).append(result)
+    return [
+        Line(
+            _short(name),
+            sorted(of_model, key=lambda result: result.num_beams),
+            {"linestyle": dashes, "marker": marker, "color": color, "capsize": CAP, "markersize": 5, "linewidth": 1.6},
+        )
+        for (name, of_model), (dashes, marker, color) in zip(by_name.items(), cycle(STYLES), strict=False)
+    ]
+
+
+def _headline(found: Evaluation, names: Sequence[str]) -> str:
+    users = f"{found.results[0].num_users:,} users"
+    intervals = f", {found.confidence:.0%} bootstrap intervals over users" if found.num_resamples else ""
+    return "\n".join(map(_short, [", ".join(names), f"{users}{intervals}", found.hardware]))
+
+
+def _short(text: str) -> str:
+    text = printable(text)
+    return text if len(text) <= MOST_LETTERS else f"...{text[3 - MOST_LETTERS :]}"
+
+
+def _draw_by_beams(axes: Axes, lines: Sequence[Line], baselines: Sequence[Result], metric: str) -> None:
+    for line in lines:
+        beams = [result.num_beams for result in line.results]
+        axes.errorbar(beams, *_values(line.results, metric), **line.style)
+    _draw_baselines(axes, baselines, metric)
+    ticks = sorted({result.num_beams for line in lines for result in line.results})
+    finish(axes, f"{metric} by beams", "beams")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [str(number) for number in ticks])
+    axes.minorticks_off()
+    axes.margins(x=0.1, y=0.15)
+    axes.set_ylim(bottom=0)
+
+
+def _draw_one_by_one(axes: Axes, lines: Sequence[Line], baselines: Sequence[Result], metric: str) -> None:
+    """A row for each result, since there is no line to draw."""
+    rows = [(line.results[0], line.style) for line in lines]
+    rows += [(baseline, {"marker": "|", "color": GREY, "capsize": CAP, "markersize": 10}) for baseline in baselines]
+    for place, (result, style) in enumerate(rows):
+        values, bounds = _values([result], metric)
+        axes.errorbar(values, [place], xerr=bounds, **style | {"linestyle": "none"})
+    finish(axes, metric, metric)
+    axes.set_yticks(range(len(rows)), [_short(result.label) for result, _ in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.margins(x=0.1)
+    axes.set_xlim(left=0)
+
+
+def _draw_by_latency(axes: Axes, lines: Sequence[Line], baselines: Sequence[Result], metric: str) -> None:
+    """Without a sample of single users, the time of a user in a batch."""
+    is_alone = all(result.latency_seconds is not None for line in lines for result in line.results)
+    for line in lines:
+        values, bounds = _values(line.results, metric)
+        seconds = [
+            (result.latency_seconds if is_alone else None) or 1 / result.users_per_second for result in line.results
+        ]
+        milliseconds = [1000 * value for value in seconds]
+        axes.errorbar(milliseconds, values, bounds, label=line.name, **line.style)
+        for x, y, result in zip(milliseconds, values, line.results, strict=True):
+            axes.annotate(
+                f"{result.num_beams}", (x, y), textcoords="offset points", xytext=(5, 5), fontsize=8, color=TEXT
+            )
+    _draw_baselines(axes, baselines, metric)
+    finish(
+        axes,
+        f"{metric} by latency; numbers are beams",
+        f"milliseconds, {'one user alone' if is_alone else 'a user in a batch'}",
+    )
+    axes.margins(x=0.15, y=0.15)
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
+
+
+def _draw_baselines(axes: Axes, baselines: Sequence[Result], metric: str) -> None:
+    for baseline, dashes in zip(baselines, BASELINE_STYLES, strict=False):
+        axes.axhline(
+            baseline.metrics.get(metric, 0.0), color=GREY, linestyle=dashes, linewidth=1.4, label=baseline.name
+        )
+
+
+def _values(results: Sequence[Result], metric: str) -> tuple[list[float], Any]:
+    """The metric of each result, and how far its interval reaches below and above."""
+    values = [result.metrics.get(metric, 0.0) for result in results]
+    if not all(metric in result.intervals for result in results):
+        return values, None
+    reaches = [
+        (value - result.intervals[metric][0], result.intervals[metric][1] - value)
+        for value, result in zip(values, results, strict=True)
+    ]
+    # Percentiles of resamples may leave out the mean of few users.
+    return values, [[max(0.0, reach[side]) for reach in reaches] for side in (0, 1)]

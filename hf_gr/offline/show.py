@@ -1,0 +1,178 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The results of `evaluate` as tables of texts, and these as plain text and HTML. Counts nothing.
+
+A cell has a number and, on a second line, its interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from hf_gr.files.text import printable
+
+if TYPE_CHECKING:
+    from .results import BeamResult, Difference, Evaluation, Result
+
+Row = list[str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of texts, some of several lines.
+
+    Attributes:
+        head: the names of the columns.
+        rows: each begins with its name.
+        num_keys: columns of names, which are aligned to the left.
+    """
+
+    head: Row
+    rows: list[Row]
+    num_keys: int = 1
+
+
+def tables(found: Evaluation) -> list[Table]:
+    """All results by metric, then differences, then groups and new items."""
+    made = [_results(found)]
+    if found.differences:
+        made.append(_differences(found))
+    if any(result.groups or result.new_items for result in found.results):
+        made.append(_parts(found))
+    return made
+
+
+def notes(found: Evaluation) -> list[str]:
+    """What a reader of the tables has to know, a line each."""
+    lines = [found.hardware]
+    if found.num_resamples:
+        lines.append(
+            f"Second lines: {found.confidence:.0%} bootstrap percentile intervals over users ({found.num_resamples:,} "
+            f"resamples, seed {found.bootstrap_seed}); differences are paired over the same users."
+        )
+    lines += [f"Skipped {reason.num_rows:,} rows such as this one: {reason.example}" for reason in found.skipped]
+    return [printable(line) for line in lines]
+
+
+def _results(found: Evaluation) -> Table:
+    results = (*found.results, *found.baselines)
+    of_models = (*found.results, *[None] * len(found.baselines))
+    rows: list[Row] = []
+
+    def add(name: str, values: Sequence[Any], show: Callable[[Any], str]) -> None:
+        if any(value is not None for value in values):
+            rows.append([name, *("-" if value is None else show(value) for value in values)])
+
+    add("users", [result.num_users for result in results], "{:,}".format)
+    for metric in found.results[0].metrics:
+        rows.append([metric, *(_with_interval(result, metric) for result in results)])
+    add("coverage of the catalogue", [result.coverage for result in results], "{:.1%}".format)
+    add("places filled", [result.filled for result in results], "{:.1%}".format)
+    add("invalid items", [result.invalid for result in results], "{:.1%}".format)
+    invalid = [result and result.unconstrained_invalid for result in of_models]
+    add("  without the catalogue", invalid, "{:.1%}".format)
+    add(
+        "latency of one user",
+        [result and result.latency_seconds for result in of_models],
+        lambda value: f"{1000 * value:.1f} ms",
+    )
+    add("users a second, in batches", [result and result.users_per_second for result in of_models], "{:,.0f}".format)
+    return Table(["", *(_heading(result) for result in results)], rows)
+
+
+def _heading(result: Result | BeamResult) -> str:
+    return printable(result.label).replace(", ", "\n") if hasattr(result, "num_beams") else result.name
+
+
+def _with_interval(result: Result, metric: str) -> str:
+    if metric not in result.metrics:
+        return "-"
+    text = f"{result.metrics[metric]:.4f}"
+    if metric in result.intervals:
+        low, high = result.intervals[metric]
+        text += f"\n{low:.4f} to {high:.4f}"
+    return text
+
+
+def _differences(found: Evaluation) -> Table:
+    """At the largest cutoff; all others are in `Evaluation.differences`."""
+    metrics = _last_metrics(found)
+    by_pair: dict[tuple[str, str], dict[str, Difference]] = {}
+    for one in found.differences:
+        by_pair.setdefault((one.result, one.other), {})[one.metric] = one
+    rows = [
+        [f"{printable(result)}\n- {printable(other)}", *(_signed(ones[metric]) for metric in metrics)]
+        for (result, other), ones in by_pair.items()
+    ]
+    return Table(["difference", *metrics], rows)
+
+
+def _signed(one: Difference) -> str:
+    return f"{one.difference:+.4f}\n{one.low:+.4f} to {one.high:+.4f}"
+
+
+def _parts(found: Evaluation) -> Table:
+    """Metrics at the largest cutoff, a row for each part of the users and each result."""
+    metrics, rows = _last_metrics(found), []
+    for result in (*found.results, *found.baselines):
+        parts = {f"group {name}": values for name, values in result.groups.items()}
+        parts |= {"target is new": result.new_items} if result.new_items else {}
+        for part, values in parts.items():
+            cells = [f"{values[metric]:.4f}" if metric in values else "-" for metric in metrics]
+            rows.append([printable(part), printable(result.label), f"{int(values['num_users']):,}", *cells])
+    return Table(["part of the users", "result", "users", *metrics], rows, num_keys=2)
+
+
+def _last_metrics(found: Evaluation) -> list[str]:
+    return [f"recall@{found.cutoffs[-1]}", f"ndcg@{found.cutoffs[-1]}", "mrr"]
+
+
+def as_text(found: Evaluation) -> str:
+    """All tables and notes in columns of equal width; intervals beside their numbers."""
+    parts = []
+    for table in tables(found):
+        keys = table.num_keys
+        head = [cell.replace("\n", ", ") for cell in table.head]
+        rows = [
+            [*(cell.replace("\n", " ") for cell in row[:keys]), *map(_in_brackets, row[keys:])] for row in table.rows
+        ]
+        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+        parts.append(
+            "\n".join(
+                "  ".join(
+                    cell.ljust(width) if place < keys else cell.rjust(width)
+                    for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+                ).rstrip()
+                for row in (head, *rows)
+            )
+        )
+    lines = [*notes(found)[:1], *(f"Warning: {warning}" for warning in found.warnings), *notes(found)[1:]]
+    return "\n\n".join([*parts, "\n".join(lines)])
+
+
+def _in_brackets(cell: str) -> str:
+    value, _, interval = cell.partition("\n")
+    return f"{value} ({interval})" if interval else value
+
+
+def as_html(found: Evaluation) -> str:
+    """All tables and notes; no scripts and no styles but alignment."""
+    parts = [f"<p><b>Warning:</b> {escape(printable(warning))}</p>" for warning in found.warnings]
+    for table in tables(found):
+        head = "".join(_cell("th", cell, place < table.num_keys) for place, cell in enumerate(table.head))
+        body = "".join(
+            f"<tr>{''.join(_cell('td', cell, place < table.num_keys) for place, cell in enumerate(row))}</tr>"
+            for row in table.rows
+        )
+        parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+    parts.append("".join(f"<div><small>{escape(line)}</small></div>" for line in notes(found)))
+    return "\n".join(parts)
+
+
+def _cell(tag: str, text: str, is_key: bool) -> str:
+    first, *rest = escape(text).split("\n")
+    below = "".join(f"<br><small>{line}</small>" for line in rest)
+    return f'<{tag} style="text-align: {"left" if is_key else "right"}">{first}{below}</{tag}>'
