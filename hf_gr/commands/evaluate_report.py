@@ -18,17 +18,39 @@ if TYPE_CHECKING:
     from hf_gr.offline.results import Evaluation
 
 
+WIDE = 1000  # columns of a file or a log: nothing is cut or broken there
+
+
 def print_evaluation(found: Evaluation, *, title: str) -> None:
-    """Print all tables; in a file or a log they are as wide as they need to be."""
-    console = Console()
+    """Print all tables; one that is wider than the terminal is printed in parts, a few columns each."""
+    console = Console() if Console().is_terminal else Console(width=WIDE)
     hardware, *others = map(shown, notes(found))
     console.print(f"[bold]{shown(title)}[/], {hardware}", soft_wrap=True)
     for table in tables(found):
-        made = _to_rich(table)
-        width = console.measure(made).maximum
-        console.print(made, width=None if console.is_terminal else max(width, console.width), crop=console.is_terminal)
+        for part in _parts_that_fit(table, console):
+            console.print(part)
+            console.print()
     for line in others:
         console.print(line, soft_wrap=True, highlight=False)
+
+
+def _parts_that_fit(table: Table, console: Console) -> list[RichTable]:
+    """The table, or parts of its columns that are no wider than the console, each with the names of its rows."""
+    keys, width, endless = table.num_keys, len(table.head), Console(width=WIDE)  # others measure at most their width
+    for size in range(width - keys, 0, -1):
+        made = [
+            _to_rich(
+                Table(
+                    table.head[:keys] + table.head[start : start + size],
+                    [row[:keys] + row[start : start + size] for row in table.rows],
+                    keys,
+                )
+            )
+            for start in range(keys, width, size)
+        ]
+        if size == 1 or all(endless.measure(part).maximum <= console.width for part in made):
+            return made
+    return []
 
 
 def _to_rich(table: Table) -> RichTable:

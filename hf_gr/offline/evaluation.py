@@ -116,13 +116,15 @@ def evaluate(model: Any, users: Any, **options: Any) -> Evaluation:
     )
     try:
         runs: list[Run] = []
-        reader: tuple[Users, PromptMaker] | None = None  # of the first model
+        readers: list[tuple[Users, PromptMaker]] = []
+        hardware = ""
         for contender in contenders:
-            more, *read, hardware = _run_model(contender, users, every, folder, processes)
+            more, reader, hardware = _run_model(contender, users, every, folder, processes)
             runs += more
-            reader = reader or tuple(read)
-        assert reader is not None
-        found = processes.by_main(lambda: _count(runs, *reader, every[0], cutoffs, hardware), doing="could not count")
+            readers.append(reader)
+        found = processes.by_main(
+            lambda: _count(runs, *readers[0], every[0], cutoffs, hardware), doing="could not count"
+        )
     finally:
         if processes.is_main:
             shutil.rmtree(folder, ignore_errors=True)
@@ -168,14 +170,14 @@ def _name_of(model: Any) -> str:
 
 def _run_model(
     contender: Contender, users: Any, every: Sequence[Settings], folder: Path, processes: Processes
-) -> tuple[list[Run], Users, PromptMaker, str]:
+) -> tuple[list[Run], tuple[Users, PromptMaker], str]:
     """Answer all users with each number of beams; what is returned does not keep the model."""
     job, table = make_job(contender.model, users, replace(every[0], constraint_index=contender.index), processes)
     widths = [one.num_beams or job.decoder.num_beams for one in every]
     widths = dict.fromkeys(useful_beams(width, job.decoder.index, every[0].top_k) for width in widths)
     place = processes.by_main(lambda: tempfile.mkdtemp(dir=folder), doing="has no folder for rows on the way")
     runs = [_run_beams(contender.name, job, table, width, Path(place), processes) for width in widths]
-    return runs, table, job.maker, _hardware(job.decoder.model, processes.count)
+    return runs, (table, job.maker), _hardware(job.decoder.model, processes.count)
 
 
 def _run_beams(name: str, job: Job, users: Users, num_beams: int, folder: Path, processes: Processes) -> Run:

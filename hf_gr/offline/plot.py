@@ -123,9 +123,11 @@ def _draw_one_by_one(axes: Axes, lines: Sequence[Line], baselines: Sequence[Resu
     """A row for each result, since there is no line to draw."""
     rows = [(line.results[0], line.style) for line in lines]
     rows += [(baseline, {"marker": "|", "color": GREY, "capsize": CAP, "markersize": 10}) for baseline in baselines]
+    style: dict[str, Any]
     for place, (result, style) in enumerate(rows):
         values, bounds = _values([result], metric)
-        axes.errorbar(values, [place], xerr=bounds, **style | {"linestyle": "none"})
+        style = style | {"linestyle": "none"}
+        axes.errorbar(values, [place], xerr=bounds, **style)
     finish(axes, metric, metric)
     axes.set_yticks(range(len(rows)), [_short(result.label) for result, _ in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hf_gr.files.text import printable
 
 if TYPE_CHECKING:
-    from .results import BeamResult, Difference, Evaluation, Result
+    from .results import Difference, Evaluation, Result
 
 Row = list[str]
 
@@ -50,7 +50,7 @@ def notes(found: Evaluation) -> list[str]:
     lines = [found.hardware]
     if found.num_resamples:
         lines.append(
-            f"Second lines: {found.confidence:.0%} bootstrap percentile intervals over users ({found.num_resamples:,} "
+            f"Intervals: {found.confidence:.0%} bootstrap percentile intervals over users ({found.num_resamples:,} "
             f"resamples, seed {found.bootstrap_seed}); differences are paired over the same users."
         )
     lines += [f"Skipped {reason.num_rows:,} rows such as this one: {reason.example}" for reason in found.skipped]
@@ -83,8 +83,9 @@ def _results(found: Evaluation) -> Table:
     return Table(["", *(_heading(result) for result in results)], rows)
 
 
-def _heading(result: Result | BeamResult) -> str:
-    return printable(result.label).replace(", ", "\n") if hasattr(result, "num_beams") else result.name
+def _heading(result: Result) -> str:
+    num_beams = getattr(result, "num_beams", None)
+    return printable(result.name) if num_beams is None else f"{printable(result.name)}\n{num_beams} beams"
 
 
 def _with_interval(result: Result, metric: str) -> str:
