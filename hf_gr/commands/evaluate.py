@@ -97,7 +97,7 @@ def _by_name(texts: Sequence[str], flag: str) -> dict[str, str]:
     for text in texts:
         named = None if Path(text).exists() else NAMED.fullmatch(text)
         pairs.append((None, text) if named is None else (named[1], named[2]))
-    last = [Path(path).resolve().name if Path(path).is_dir() else path for _, path in pairs]
+    last = [name or (Path(path).resolve().name if Path(path).is_dir() else path) for name, path in pairs]
     found: dict[str, str] = {}
     for (name, path), short in zip(pairs, last, strict=True):
         name = name or (short if last.count(short) == 1 else path)

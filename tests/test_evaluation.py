@@ -1,0 +1,600 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Comparisons of `evaluate`: intervals and baselines against slow twins, several models, and how results are shown."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+from offline_case import Case, make_case, make_users, read, write_users
+from typer.testing import CliRunner
+
+from hf_gr import ConstraintIndex, evaluate
+from hf_gr.answering.requests import Request
+from hf_gr.commands import app as cli
+from hf_gr.offline import baselines as baselines_module
+from hf_gr.offline import measures, prompts
+from hf_gr.offline.baselines import FEW_REPEATS, ITEM_TO_ITEM, LATEST, POPULARITY, Histories, PairCounts
+from hf_gr.offline.intervals import UserValues, bootstrap
+from hf_gr.offline.metrics import RankingTotals, metric_names
+from hf_gr.offline.results import Evaluation
+
+NUM_USERS = 60
+OPTIONS: dict[str, Any] = {"history": "seen", "cutoffs": (1, 5), "num_beams": 6, "sampled_users": 0}
+# Two draws of 4,000 resamples: a bound of 95% has a standard error of 0.042 standard deviations in each.
+RESAMPLES, BOUND_TOL = 4000, 0.25
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return make_case(tmp_path_factory.mktemp("case"))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """The same items under other tokens, and a model of another family."""
+    return make_case(tmp_path_factory.mktemp("other"), family="qwen3", eos=2)
+
+
+@pytest.fixture(scope="module")
+def users(case: Case) -> Path:
+    rows = make_users(case, NUM_USERS)
+    for number, row in enumerate(rows):
+        row |= {"seen": [*row["seen"], 100 + number % 7], "country": "fr" if number % 3 else "de"}
+    return write_users(case.folder / "users.parquet", rows)
+
+
+@pytest.fixture(scope="module")
+def both(case: Case, other: Case, users: Path) -> Evaluation:
+    return evaluate(
+        {"one": case.model, "two": other.model},
+        users,
+        constraint_index={"one": case.index, "two": other.index},
+        group="country",
+        new_items=[100, 103],
+        **OPTIONS | {"num_beams": [5, 10]},
+    )
+
+
+# Intervals
+
+
+def reference_bootstrap(values: np.ndarray, *, num_resamples: int, seed: int) -> np.ndarray:
+    """`[U]` values of users -> the bounds: users drawn one by one with replacement."""
+    draw = np.random.default_rng(seed)
+    means = [values[draw.integers(0, len(values), len(values))].mean() for _ in range(num_resamples)]
+    return np.percentile(means, [2.5, 97.5])
+
+
+def filled(rows: np.ndarray) -> UserValues:
+    values = UserValues()
+    for row in rows:
+        values.add(tuple(row))
+    return values
+
+
+def test_intervals_are_those_of_users_drawn_one_by_one() -> None:
+    draw = np.random.default_rng(0)
+    rows = np.stack([draw.integers(0, 2, 300), 1 / draw.integers(1, 11, 300)], axis=1).astype(float)
+    found = filled(rows).intervals(num_resamples=RESAMPLES, seed=1)
+    for metric, bounds in enumerate(found):
+        spread = rows[:, metric].std() / sqrt(len(rows))
+        expected = reference_bootstrap(rows[:, metric], num_resamples=RESAMPLES, seed=2)
+        assert np.abs(np.array(bounds) - expected).max() < BOUND_TOL * spread
+        # The normal approximation, which has no resamples at all.
+        normal = rows[:, metric].mean() + 1.96 * spread * np.array([-1, 1])
+        assert np.abs(np.array(bounds) - normal).max() < BOUND_TOL * spread
+
+
+def test_differences_are_paired() -> None:
+    """Users differ a lot, models little: the pairs know, two separate intervals do not."""
+    draw = np.random.default_rng(0)
+    easy = draw.random(400)
+    some, others = (np.round(easy + draw.normal(0, 0.05, 400) + better, 2)[:, None] for better in (0.02, 0))
+    means, (bounds,) = filled(some).differences(filled(others), num_resamples=RESAMPLES, seed=1)
+    differences = (some - others)[:, 0]
+    assert means == pytest.approx([differences.mean()])
+    spread = differences.std() / sqrt(400)
+    expected = reference_bootstrap(differences, num_resamples=RESAMPLES, seed=2)
+    assert np.abs(np.array(bounds) - expected).max() < BOUND_TOL * spread
+    assert bounds[0] > 0
+    (alone,) = filled(some).intervals(num_resamples=RESAMPLES, seed=1)
+    assert alone[1] - alone[0] > 3 * (bounds[1] - bounds[0])
+
+
+def test_intervals_hold_the_true_mean_as_often_as_they_say() -> None:
+    draw, num_trials = np.random.default_rng(3), 400
+    inside = 0
+    for trial in range(num_trials):
+        hits = int(draw.binomial(300, 0.3))
+        ((low, high),) = bootstrap(np.array([[0.0], [1.0]]), [300 - hits, hits], num_resamples=400, seed=trial)
+        inside += low <= 0.3 <= high
+    assert 0.95 - 3 * sqrt(0.95 * 0.05 / num_trials) < inside / num_trials <= 0.99
+
+
+def test_large_tables_are_drawn_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    values, counts = np.random.default_rng(0).random((50, 2)), np.full(50, 3)
+    whole = np.array(bootstrap(values, counts, num_resamples=200, seed=0))
+    monkeypatch.setattr("hf_gr.offline.intervals.DRAWN_AT_ONCE", 130)
+    # Products of matrices of other shapes add in another order.
+    np.testing.assert_allclose(bootstrap(values, counts, num_resamples=200, seed=0), whole, rtol=1e-12)
+
+
+def test_no_users_and_no_resamples_have_no_interval() -> None:
+    assert UserValues().intervals(num_resamples=10, seed=0) == []
+    assert UserValues().differences(UserValues(), num_resamples=10, seed=0) == ([], [])
+    assert filled(np.ones((3, 1))).intervals(num_resamples=0, seed=0) == []
+
+
+# Baselines
+
+
+def reference_lists(
+    histories: Sequence[Sequence[int]],
+    catalogue: Sequence[int],
+    history: Sequence[int],
+    exclude: Sequence[int],
+    allowed: Sequence[int] | None,
+    top_k: int,
+) -> dict[str, list[int]]:
+    """Every pair of items looked up in every history."""
+    sets = [set(list(dict.fromkeys(reversed(one)))[:LATEST]) for one in histories]
+    count = Counter(item for one in sets for item in one)
+    seen = list(dict.fromkeys(item for one in histories for item in one))
+    order = sorted(seen, key=lambda item: (-count[item], seen.index(item)))
+    order += [item for item in (allowed or catalogue) if item not in order]
+    scores = {
+        item: sum(
+            sum(item in one and mine in one for one in sets) / sqrt(count[item] * count[mine])
+            for mine in set(list(dict.fromkeys(reversed(history)))[:LATEST])
+            if mine != item and mine in count
+        )
+        for item in count
+    }
+    similar = sorted(order, key=lambda item: (-round(scores.get(item, 0.0), 9), order.index(item)))
+    fits = [
+        item for item in order if item in catalogue and item not in exclude and (allowed is None or item in allowed)
+    ]
+    return {
+        POPULARITY: fits[:top_k],
+        ITEM_TO_ITEM: [item for item in similar if item in fits][:top_k],
+    }
+
+
+def random_histories(draw: np.random.Generator, *, repeats: bool) -> list[list[int]]:
+    return [draw.choice(25, size=draw.integers(1, 9), replace=repeats).tolist() for _ in range(40)]
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_baselines_are_what_the_definitions_say(seed: int, repeats: bool) -> None:
+    draw = np.random.default_rng(seed)
+    histories = random_histories(draw, repeats=repeats)
+    catalogue = draw.permutation(30)[:26].tolist()  # some items of histories have left it, some have no history
+    index = ConstraintIndex.from_sequences([[item + 1] for item in range(26)], item_ids=catalogue)
+    counted = Histories()
+    for start in range(0, 40, 7):
+        counted.add(histories[start : start + 7])
+    found = counted.baselines(index)
+    assert found.omits_history is not repeats
+    for number, history in enumerate([*histories, [99], []]):
+        exclude = draw.permutation(30)[: number % 5].tolist()
+        allowed = [item for item in catalogue if item % 3 == 0] if number % 4 == 0 else None
+        request = Request(0, [], tuple(exclude), None if allowed is None else tuple(allowed))
+        omitted = [*exclude, *([] if repeats else history)]
+        expected = reference_lists(histories, catalogue, history, omitted, allowed, 10)
+        assert found.answer(request, history, top_k=10) == expected, number
+
+
+def test_long_histories_count_with_their_latest_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baselines_module, "LATEST", 2)
+    counted = Histories()
+    counted.add([[1, 2, 3], [1, 3]])
+    found = counted.baselines(ConstraintIndex.from_sequences([[1], [2], [3]], item_ids=[1, 2, 3]))
+    assert found.answer(Request(0, []), [3], top_k=3) == {POPULARITY: [1, 2], ITEM_TO_ITEM: [1, 2]}
+    assert (found.popular, len(found.others)) == ([3, 1, 2], 4)  # 1 and 2 are never together
+
+
+@pytest.mark.parametrize("excluded", [True, False])
+def test_a_target_among_the_excluded_history_may_be_found(excluded: bool) -> None:
+    """Evaluation never excludes a target: exclusions of the history without it hold for baselines as they are."""
+    counted = Histories()
+    counted.add([[number, number + 1] for number in range(50)])
+    found = counted.baselines(ConstraintIndex.from_sequences([[1], [2], [3]], item_ids=[1, 2, 3]))
+    request = Request(0, [], (2,) if excluded else ())
+    assert found.omits_history
+    assert (1 in found.answer(request, [1, 2], [1], top_k=3)[POPULARITY]) is excluded
+
+
+def test_pairs_are_counted_however_they_are_merged() -> None:
+    draw, pairs, expected = np.random.default_rng(0), PairCounts(), Counter[int]()
+    for size in draw.integers(0, 50, 60):
+        keys = draw.integers(0, 200, size)
+        pairs.add(keys)
+        expected.update(keys.tolist())
+    keys, counts = pairs.merged()
+    assert dict(zip(keys.tolist(), counts.tolist(), strict=True)) == expected
+    assert keys.tolist() == sorted(expected)
+
+
+def baseline_metrics(
+    rows: Sequence[dict[str, Any]], case: Case, cutoffs: tuple[int, ...]
+) -> dict[str, dict[str, float]]:
+    """Both baselines over leave-one-out rows, by the slow twin."""
+    histories = [row["seen"][:-1] for row in rows]
+    num_repeats = sum(len(one) - len(set(one)) for one in histories)
+    totals = {name: RankingTotals(cutoffs) for name in (POPULARITY, ITEM_TO_ITEM)}
+    for row, history in zip(rows, histories, strict=True):
+        target = row["seen"][-1]
+        omitted = [item for item in row["not"] if item != target]
+        if num_repeats < FEW_REPEATS * sum(map(len, histories)) and set(history) - {target} - set(omitted):
+            omitted += history
+        lists = reference_lists(histories, list(case.tokens), history, omitted, row["only"], cutoffs[-1])
+        for name, items in lists.items():
+            totals[name].add(items, [target])
+    return {name: each.means() for name, each in totals.items()}
+
+
+@pytest.mark.parametrize("source", ["histories", "targets"])
+def test_evaluated_baselines_are_the_slow_twins(case: Case, users: Path, source: str, tmp_path: Path) -> None:
+    rows, options = read(users), OPTIONS | {"exclude": "not", "filter": "only", "window_rows": 16}
+    if source == "targets":
+        rows = [row | {"next": row["seen"][-1], "before": row["seen"][:-1]} for row in rows]
+        given = {"history": "before", "target": "next"}
+    else:
+        given = {}
+    path = write_users(tmp_path / "u.parquet", rows)
+    found = evaluate(case.model, path, constraint_index=case.index, **options | given)
+    expected = baseline_metrics(rows, case, (1, 5))
+    assert [result.name for result in found.baselines] == [POPULARITY, ITEM_TO_ITEM]
+    for result in found.baselines:
+        assert result.metrics == pytest.approx(expected[result.name])
+        assert (result.num_users, result.num_skipped, result.invalid) == (NUM_USERS, 0, 0.0)
+        assert result.metrics["recall@5"] > 0
+
+
+def test_held_out_items_teach_no_baseline(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All users choose item 159 next, which no history has: who has not seen a target cannot recommend it."""
+    rows = [{"seen": [100 + number % 9, 110 + number % 11, 159]} for number in range(40)]
+    path = write_users(tmp_path / "u.parquet", rows)
+    options = OPTIONS | {"constraint_index": case.index}
+    clean = evaluate(case.model, path, **options)
+    assert [result.metrics["recall@5"] for result in clean.baselines] == [0.0, 0.0]
+    # Planted: a history that keeps what is held out.
+    original = prompts.PromptMaker.__call__
+
+    def leaking(self: Any, window: Any) -> Any:
+        made = original(self, window)
+        for row, items in made.targets.items():
+            made.histories[row] = [*made.histories[row], *items]
+        return made
+
+    monkeypatch.setattr(prompts.PromptMaker, "__call__", leaking)
+    leaked = evaluate(case.model, path, **options | {"exclude": "seen"})
+    assert [result.metrics["recall@5"] for result in leaked.baselines] == [1.0, 1.0]
+
+
+def test_targets_decide_metrics_and_no_list(
+    case: Case, users: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [row | {"seen": [*row["seen"][:-1], 120]} for row in read(users)]
+    original, lists = measures.baseline_lists, []
+
+    def kept(*arguments: Any, **options: Any) -> Any:
+        lists.append([*original(*arguments, **options)])
+        return iter(lists[-1])
+
+    monkeypatch.setattr("hf_gr.offline.evaluation.baseline_lists", kept)
+    for table in (users, write_users(tmp_path / "u.parquet", rows)):
+        evaluate(case.model, table, constraint_index=case.index, **OPTIONS)
+    assert lists[0] == lists[1]
+    assert len(lists[0]) == NUM_USERS
+
+
+def test_baselines_need_histories(case: Case, tmp_path: Path) -> None:
+    path = write_users(tmp_path / "u.parquet", [{"tokens": [3, 4], "next": 100}, {"tokens": [5], "next": 101}])
+    options = OPTIONS | {"history": None, "tokens": "tokens", "target": "next", "constraint_index": case.index}
+    found = evaluate(case.model, path, **options)
+    assert found.baselines == found.differences == ()
+    table = write_users(tmp_path / "h.parquet", [{"seen": [100, 101]}])
+    assert not evaluate(case.model, table, constraint_index=case.index, baselines=False, **OPTIONS).baselines
+
+
+# Several models
+
+
+def test_models_side_by_side_are_what_they_are_alone(both: Evaluation, case: Case, other: Case, users: Path) -> None:
+    assert [(result.name, result.num_beams) for result in both.results] == [
+        ("one", 5), ("one", 10), ("two", 5), ("two", 10)
+    ]  # fmt: skip
+    for one, offset in ((case, 0), (other, 2)):
+        alone = evaluate(
+            one.model,
+            users,
+            constraint_index=one.index,
+            group="country",
+            new_items=[100, 103],
+            **OPTIONS | {"num_beams": [5, 10]},
+        )
+        for mine, beside in zip(alone.results, both.results[offset : offset + 2], strict=True):
+            for name in ("metrics", "intervals", "groups", "new_items", "coverage", "filled", "num_users"):
+                assert getattr(mine, name) == getattr(beside, name), name
+        assert alone.baselines == both.baselines
+    assert both.results[0].metrics != both.results[2].metrics
+
+
+def test_differences_are_those_of_the_means(both: Evaluation) -> None:
+    by_label = {result.label: result for result in (*both.results, *both.baselines)}
+    pairs = {(one.result, one.other) for one in both.differences}
+    assert pairs == {
+        ("two, 5 beams", "one, 5 beams"),
+        ("two, 10 beams", "one, 10 beams"),
+        *((f"{name}, 10 beams", baseline) for name in ("one", "two") for baseline in (POPULARITY, ITEM_TO_ITEM)),
+    }
+    for one in both.differences:
+        means = [by_label[label].metrics[one.metric] for label in (one.result, one.other)]
+        assert one.difference == pytest.approx(means[0] - means[1])
+        assert one.low <= one.difference <= one.high
+    assert len(both.differences) == len(pairs) * len(metric_names((1, 5)))
+    widths = both.difference(both.results[1], both.results[0])
+    assert {one.metric: one.difference for one in widths}["recall@5"] == pytest.approx(
+        both.results[1].metrics["recall@5"] - both.results[0].metrics["recall@5"]
+    )
+    assert {(one.difference, one.low, one.high) for one in both.difference(both.results[0], both.results[0])} == {
+        (0.0, 0.0, 0.0)
+    }
+    with pytest.raises(ValueError, match="other='popular', expected one of this evaluation's results"):
+        both.difference(both.results[0], "popular")  # pyright: ignore
+
+
+def test_users_whom_one_model_cannot_answer_count_for_none(case: Case, other: Case, tmp_path: Path) -> None:
+    good = [{"seen": [100, 101, 105]}, {"seen": [102, 105, 106]}]
+    path = write_users(tmp_path / "a.parquet", [*good, {"seen": [159, 104, 105]}, {"seen": [100]}])
+    less = ConstraintIndex.from_pretrained(other.index)
+    known = [item for item in other.tokens if item != 159]
+    less = ConstraintIndex.from_sequences([other.tokens[item] for item in known], item_ids=known, eos_token_id=2)
+    models = {"one": case.model, "two": other.model}
+    indexes = {"one": case.index, "two": less}
+    options = OPTIONS | {"constraint_index": indexes, "on_error": "skip"}
+    found = evaluate(models, path, **options)
+    clean = evaluate(models, write_users(tmp_path / "b.parquet", good), **options)
+    assert [result.metrics for result in found.results] == [result.metrics for result in clean.results]
+    assert {result.num_users for result in (*found.results, *found.baselines)} == {2}
+    assert {result.num_skipped for result in (*found.results, *found.baselines)} == {2}
+    assert sorted((reason.num_rows, "no 159" in reason.example) for reason in found.skipped) == [(1, False), (1, True)]
+    assert "row 2 is [159, 104, 105]" in repr(found)
+
+
+def test_skipped_rows_are_counted_by_reason(case: Case, tmp_path: Path) -> None:
+    rows = [{"seen": [100, 101]}, *({"seen": [100, 7 + number]} for number in range(3)), {"seen": [100]}]
+    path = write_users(tmp_path / "u.parquet", rows)
+    found = evaluate(case.model, path, constraint_index=case.index, on_error="skip", **OPTIONS)
+    assert [reason.num_rows for reason in found.skipped] == [3, 1]
+    assert "row 1 is [100, 7], expected items of the catalogue, which has no 7" in found.skipped[0].example
+    done = command(case, path, "--on-error", "skip", "--num-beams", 6)
+    assert done.exit_code == 3
+    assert "Skipped 3 rows such as this one: " in done.stdout
+    assert "a list of 2 or more item ids" in done.stdout
+
+
+def test_nobody_left_is_shown_and_no_crash(case: Case, tmp_path: Path) -> None:
+    path = write_users(tmp_path / "u.parquet", [{"seen": [100]}])
+    found = evaluate(case.model, path, constraint_index=case.index, on_error="skip", **OPTIONS)
+    assert (found.results[0].num_users, found.results[0].metrics, found.differences) == (0, {}, ())
+    assert "Skipped 1 rows" in repr(found)
+    assert len(found.to_pandas()) == 3
+    found.plot(tmp_path / "nobody.png")
+
+
+def test_catalogues_of_one_model_are_compared(case: Case, users: Path) -> None:
+    index = ConstraintIndex.from_pretrained(case.index)
+    half = index.where([item for item in index.item_ids if item < 130])
+    found = evaluate(case.model, users, constraint_index={"all": index, "half": half}, **OPTIONS)
+    assert [result.name for result in found.results] == ["all", "half"]
+    assert found.results[1].metrics == evaluate(case.model, users, constraint_index=half, **OPTIONS).results[0].metrics
+
+
+@pytest.mark.parametrize(
+    ("model", "index", "message"),
+    [
+        ({}, None, "expected one text or more"),
+        ({1: "x"}, None, r"names \[1\], expected one text"),
+        ({"a": "x", "b": "x"}, {"a": "i", "c": "i"}, "expected the same names"),
+        ({"popularity": "x"}, None, "called 'popularity', expected another name"),
+    ],
+)
+def test_names_of_models_are_checked(users: Path, model: Any, index: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        evaluate(model, users, constraint_index=index, **OPTIONS)
+
+
+def test_a_later_model_that_is_none_is_refused_before_the_first_runs(
+    case: Case, users: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hf_gr.offline.evaluation.make_job", lambda *_: pytest.fail("a model was loaded"))
+    for bad, message in ((tmp_path, "has no config.json"), ("no such/model/at all", "is no folder here")):
+        with pytest.raises(ValueError, match=message):
+            evaluate({"a": case.model, "b": bad}, users, constraint_index=case.index, **OPTIONS)
+
+
+# Warnings
+
+
+def test_numbers_that_look_wrong_are_said_so(case: Case, users: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="hf_gr.evaluate"):
+        found = evaluate(case.model, users, constraint_index=case.index, **OPTIONS | {"sampled_users": 2})
+    assert found.results[0].unconstrained_invalid == 1.0  # a random model
+    (warning,) = found.warnings
+    assert "without the catalogue no beam is an item" in warning
+    assert caplog.messages == [warning]
+    assert warning in json.loads(found.to_json())["warnings"]
+    assert f"Warning: {warning}" in repr(found)
+    assert "<b>Warning:</b>" in found._repr_html_()
+
+
+def test_a_recall_of_nothing_is_said(case: Case, tmp_path: Path) -> None:
+    rows = [{"seen": [100, 101], "only": [102], "next": 103}]
+    path = write_users(tmp_path / "u.parquet", rows)
+    found = evaluate(case.model, path, constraint_index=case.index, filter="only", target="next", **OPTIONS)
+    assert ["recall@5 is 0 for all 1 users" in warning for warning in found.warnings] == [True]
+
+
+# What is shown
+
+
+def test_json_has_all_numbers_and_nothing_else(both: Evaluation) -> None:
+    found = json.loads(both.to_json())
+    assert set(found) == {name for name in Evaluation.__dataclass_fields__ if name != "_values"}
+    assert found["baselines"][0]["intervals"]["mrr"] == list(both.baselines[0].intervals["mrr"])
+    assert (found["num_resamples"], found["bootstrap_seed"], found["confidence"]) == (1000, 0, 0.95)
+
+
+def test_the_same_seed_gives_the_same_intervals(case: Case, users: Path) -> None:
+    options = OPTIONS | {"constraint_index": case.index}
+    found = [evaluate(case.model, users, bootstrap_seed=seed, **options).results[0].intervals for seed in (0, 0, 1)]
+    assert found[0] == found[1] != found[2]
+    none = evaluate(case.model, users, num_resamples=0, **options)
+    assert none.results[0].intervals == {}
+    assert none.differences == ()
+    assert " to 0." not in repr(none)
+
+
+def test_the_data_frame_has_every_number(both: Evaluation) -> None:
+    table = both.to_pandas()
+    assert len(table) == 6 * (1 + 2 + 1)
+    for result in (*both.results, *both.baselines):
+        mine = table[(table.name == result.name) & (table.users == "all")]
+        mine = mine[mine.num_beams == result.num_beams] if hasattr(result, "num_beams") else mine  # pyright: ignore
+        (row,) = mine.to_dict("records")
+        for metric, value in result.metrics.items():
+            assert row[metric] == value
+            assert (row[f"{metric}_low"], row[f"{metric}_high"]) == result.intervals[metric]
+        assert (row["coverage"], row["num_users"]) == (result.coverage, result.num_users)
+    parts = table[(table.name == "one") & (table.users == "group de")]
+    assert parts["num_users"].tolist() == [20, 20]
+    assert list(pandas.DataFrame(both.differences)) == ["result", "other", "metric", "difference", "low", "high"]  # pyright: ignore
+
+
+def test_text_and_html_have_every_result(both: Evaluation) -> None:
+    text, html = repr(both), both._repr_html_()
+    for result in (*both.results, *both.baselines):
+        low, high = result.intervals["recall@5"]
+        assert f"{result.metrics['recall@5']:.4f} ({low:.4f} to {high:.4f})" in text
+        assert f"{result.metrics['recall@5']:.4f}<br><small>{low:.4f} to {high:.4f}</small>" in html
+        assert result.label in text
+    for part in (
+        "group de",
+        "target is new",
+        "95% bootstrap",
+        "1,000 resamples, seed 0",
+        "two, 10 beams - popularity",
+    ):
+        assert part in text
+    assert html.count("<table>") == html.count("</table>") == 3
+    widths = {len(line) for line in text.split("\n\n")[0].splitlines()}
+    assert len(widths) == 1  # columns end at the same place
+
+
+def test_names_cannot_write_html(case: Case, users: Path) -> None:
+    found = evaluate({"<b>\x1b[2J": case.model}, users, constraint_index=case.index, **OPTIONS)
+    assert "<b>\x1b" not in found._repr_html_()
+    assert "&lt;b&gt;\\x1b[2J" in found._repr_html_()
+    assert "\x1b" not in repr(found)
+
+
+def test_models_differ_in_more_than_colour(both: Evaluation, tmp_path: Path) -> None:
+    figure = both.plot(tmp_path / "plot.svg")
+    assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
+    by_beams, by_latency = figure.axes
+    lines = [line for line in by_beams.lines if line.get_marker() in "os^Dv"]
+    assert [list(line.get_ydata()) for line in lines] == [
+        [result.metrics["recall@5"] for result in both.results[start : start + 2]] for start in (0, 2)
+    ]
+    assert len({line.get_linestyle() for line in lines}) == len({line.get_marker() for line in lines}) == 2
+    assert (
+        len(
+            {
+                str(line._unscaled_dash_pattern)
+                for line in by_latency.lines
+                if line.get_label() in (POPULARITY, ITEM_TO_ITEM)
+            }
+        )
+        == 2
+    )  # pyright: ignore
+    assert figure._repr_png_().startswith(b"\x89PNG")  # pyright: ignore
+    assert both.plot(metric="mrr").axes[0].get_title(loc="left") == "mrr by beams"
+
+
+def test_one_number_of_beams_is_a_row_for_each(case: Case, users: Path) -> None:
+    found = evaluate(case.model, users, constraint_index=case.index, **OPTIONS)
+    rows = found.plot().axes[0].get_yticklabels()
+    assert [row.get_text() for row in rows] == ["model, 6 beams", POPULARITY, ITEM_TO_ITEM]
+
+
+def test_plots_that_cannot_be_drawn(both: Evaluation, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="metric='recall@7', expected one of recall@1, recall@5"):
+        both.plot(metric="recall@7")
+    with pytest.raises(ValueError, match="path= .*, expected a name that ends in one of"):
+        both.plot(tmp_path / "plot.xyz")
+
+
+# The command
+
+
+def command(case: Case, users: Path, *arguments: Any) -> Any:
+    given = ["--model", case.model, "--index", case.index, "--input", users, "--history", "seen", "--cutoffs", "1,5"]
+    return CliRunner().invoke(cli.build_app(), ["evaluate", *map(str, [*given, "--sampled-users", 0, *arguments])])
+
+
+def test_the_command_compares_models(case: Case, other: Case, users: Path, both: Evaluation, tmp_path: Path) -> None:
+    more = ["--model", f"two={other.model}", "--index", other.index, "--num-beams", "5,10"]
+    done = command(case, users, *more, "--json", tmp_path / "m.json", "--plot", tmp_path / "m.png")
+    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    found = json.loads((tmp_path / "m.json").read_text())
+    assert [(one["name"], one["num_beams"]) for one in found["results"]] == [
+        ("model", 5), ("model", 10), ("two", 5), ("two", 10)
+    ]  # fmt: skip
+    assert [one["metrics"] for one in found["results"]] == [result.metrics for result in both.results]
+    assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
+    for text in ("popularity", "item-to-item", "two, 10 beams", "95% bootstrap"):
+        assert text in done.stdout
+    assert "..." not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--index", "a", "--index", "b", "--model", "m"], "--index is given 3 times and --model 2 times"),
+        (["--model", "a=gone", "--model", "a=lost"], "--model 'a' is given twice, expected different names"),
+    ],
+)
+def test_what_is_compared_is_checked(case: Case, users: Path, more: list[str], message: str) -> None:
+    done = command(case, users, *more)
+    assert done.exit_code == 1
+    assert message in done.stderr
+
+
+def test_names_of_models_on_the_command_line(tmp_path: Path) -> None:
+    from hf_gr.commands.evaluate import _by_name, _compared
+
+    for name in ("a/last", "b/last", "c"):
+        (tmp_path / name).mkdir(parents=True)
+    a, b, c = (str(tmp_path / name) for name in ("a/last", "b/last", "c"))
+    assert _by_name([a, b, c], "--model") == {a: a, b: b, "c": c}
+    assert _by_name([f"new={a}", b, "me/model"], "--model") == {"new": a, "last": b, "me/model": "me/model"}
+    assert _by_name([f"last={a}", b], "--model") == {"last": a, b: b}
+    assert _compared([a], []) == (a, None)
+    assert _compared([a], [c]) == (a, c)
+    assert _compared([f"new={a}"], []) == ({"new": a}, None)
+    assert _compared([a, c], [b]) == ({"last": a, "c": c}, b)
+    assert _compared([a], [b, c]) == (a, {"last": b, "c": c})
+    assert _compared([a, c], [b, a]) == ({"last": a, "c": c}, {"last": b, "c": a})
