@@ -441,6 +441,29 @@ def test_numbers_that_look_wrong_are_said_so(case: Case, users: Path, caplog: py
     assert "<b>Warning:</b>" in found._repr_html_()
 
 
+def test_beams_that_go_on_after_an_item_are_counted(tmp_path: Path, case: Case) -> None:
+    """Items end with a token at which the model itself does not stop."""
+    rows = [[token] for token in range(3, 50)]
+    index = ConstraintIndex.from_sequences([*rows, [60, 61, 62]], item_ids=range(100, 148), eos_token_id=2)
+    path = write_users(tmp_path / "u.parquet", [{"seen": [100, 101]}])
+    model, _ = case.load()
+    model.generation_config.eos_token_id = None
+    with pytest.MonkeyPatch.context() as patch:
+        generate = type(model).generate
+
+        def going_on(self: Any, *arguments: Any, **options: Any) -> Any:
+            out = generate(self, *arguments, **options)
+            if options["constraint_index"] is not False:
+                return out
+            assert out.shape[1] - options["input_ids"].shape[1] == 4
+            out[:, -4:] = out.new_tensor([3, 2, 7, 8])
+            return out
+
+        patch.setattr(type(model), "generate", going_on)
+        found = evaluate(model, path, constraint_index=index, **OPTIONS | {"sampled_users": 1})
+    assert found.results[0].unconstrained_invalid == 0.0
+
+
 def test_a_recall_of_nothing_is_said(case: Case, tmp_path: Path) -> None:
     rows = [{"seen": [100, 101], "only": [102], "next": 103}]
     path = write_users(tmp_path / "u.parquet", rows)
