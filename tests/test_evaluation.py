@@ -300,6 +300,20 @@ def test_targets_decide_metrics_and_no_list(
     assert len(lists[0]) == NUM_USERS
 
 
+def test_cold_users_and_delisted_items_are_on_equal_terms(case: Case, tmp_path: Path) -> None:
+    """Who has no history gets popular items; what the catalogue does not have is in no list and no pair."""
+    rows = [{"seen": [100, 7, 101], "next": 105}] * 3 + [{"seen": [101], "next": 100}, {"seen": [], "next": 101}]
+    path = write_users(tmp_path / "u.parquet", rows)
+    options = OPTIONS | {"constraint_index": case.index, "target": "next", "unknown_items": "drop"}
+    found = evaluate(case.model, path, fallback=[159], **options)
+    (result,), (popular, similar) = found.results, found.baselines
+    assert (result.num_fallback, result.num_dropped, result.num_users) == (1, 3, 5)
+    # 101 is in four histories and 100 in three; their users do not get them again.
+    assert popular.metrics["recall@1"] == pytest.approx(2 / 5)
+    assert similar.metrics["recall@1"] == pytest.approx(2 / 5)
+    assert "answered by the fallback" in repr(found)
+
+
 def test_baselines_need_histories(case: Case, tmp_path: Path) -> None:
     path = write_users(tmp_path / "u.parquet", [{"tokens": [3, 4], "next": 100}, {"tokens": [5], "next": 101}])
     options = OPTIONS | {"history": None, "tokens": "tokens", "target": "next", "constraint_index": case.index}

@@ -196,6 +196,8 @@ def _run_beams(name: str, job: Job, users: Users, num_beams: int, folder: Path, 
         "unconstrained_invalid": invalid,
         "latency_seconds": latency,
         "users_per_second": made.num_rows / (perf_counter() - start),
+        "num_fallback": made.num_fallback,
+        "num_dropped": made.num_dropped,
     }
     return Run(name, num_beams, made.output, job.decoder.index, measured)
 

@@ -110,7 +110,8 @@ def count_rows(
     while found := list(islice(together, ROWS_AT_ONCE)):
         kept = []
         for rows, lists in found:
-            if (problem := _problem(rows)) is None:
+            problem = next((row["error"] for row in rows if row.get("error") is not None), None)
+            if problem is None:
                 kept.append((rows[0], [*(row["items"] for row in rows), *lists]))
             else:
                 kind = DETAILS.sub("...", problem)
@@ -136,11 +137,13 @@ def baseline_lists(
     for window in users.windows(window_rows):
         made = maker(window)
         lists = {
-            request.row: baselines.answer(request, made.histories[request.row], made.targets[request.row], top_k=top_k)
-            for request in made.requests
+            request.row: baselines.answer(
+                request, made.histories.get(request.row, []), made.targets[request.row], top_k=top_k
+            )
+            for request in (*made.requests, *made.cold)
         }
         for row in range(len(window)):
-            yield tuple(lists[row].values()) if row in lists else ((), ())
+            yield ((), ()) if row in made.problems else tuple(lists[row].values())
 
 
 def time_users(job: Job, users: Users, num_users: int) -> tuple[float | None, float | None]:
@@ -182,14 +185,6 @@ def _rows(output: Path) -> Iterator[dict[str, Any]]:
         names = [name for name in reader.schema_arrow.names if name in COUNTED]
         for batch in reader.iter_batches(ROWS_AT_ONCE, columns=names):
             yield from batch.to_pylist()
-
-
-def _problem(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """Why a user cannot be counted; None if nothing is wrong."""
-    problem = next((row["error"] for row in rows if row.get("error") is not None), None)
-    if problem is None and any(row["targets"] != rows[0]["targets"] for row in rows):
-        return "catalogues without some of a history's items leave other targets, expected the same for all models"
-    return problem
 
 
 def _with_size(totals: RankingTotals) -> dict[str, float]:

@@ -49,9 +49,7 @@ class Option:
     metavar: str | None = None
     reads: (
         Literal["text", "texts", "integer", "integers", "file", "folder", "items", "switch", "both"] | tuple[str, ...]
-    ) = (
-        "text"
-    )
+    ) = "text"
     at_least: int | None = None
     annotation: str | None = None
 

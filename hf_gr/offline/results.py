@@ -60,12 +60,16 @@ class BeamResult(Result):
         unconstrained_invalid: the share of beams that are no item when the same model generates freely, over a sample.
         latency_seconds: mean time to answer one user alone, over a sample.
         users_per_second: throughput of all processes together, in batches.
+        num_fallback: rows that the fallback answered, not the model; they count as all others.
+        num_dropped: items of histories and filters that the catalogue does not have, if these are dropped.
     """
 
     num_beams: int
     unconstrained_invalid: float | None
     latency_seconds: float | None
     users_per_second: float
+    num_fallback: int
+    num_dropped: int
 
     @property
     def label(self) -> str:

@@ -67,6 +67,12 @@ def _results(found: Evaluation) -> Table:
             rows.append([name, *("-" if value is None else show(value) for value in values)])
 
     add("users", [result.num_users for result in results], "{:,}".format)
+    for name, counts in (
+        ("  answered by the fallback", [result and result.num_fallback for result in of_models]),
+        ("unknown items dropped", [result and result.num_dropped for result in of_models]),
+    ):
+        if any(counts):
+            add(name, counts, "{:,}".format)
     for metric in found.results[0].metrics:
         rows.append([metric, *(_with_interval(result, metric) for result in results)])
     add("coverage of the catalogue", [result.coverage for result in results], "{:.1%}".format)
