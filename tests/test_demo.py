@@ -3,7 +3,6 @@
 """The demo: its data, its semantic ids, its cache, a tiny run from beginning to end, and (slow) the real one."""
 
 import io
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,15 +13,25 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from hf_gr import SemanticIds
+from hf_gr import ConstraintIndex, SemanticIds
 from hf_gr.commands import app as cli
 from hf_gr.demo import evaluate, run
 from hf_gr.demo.cache import default_folder
 from hf_gr.demo.data import keep_most_rated, leave_one_out, load_movielens, popularity_order
-from hf_gr.demo.run import DemoSettings, load_recommender, run_demo
-from hf_gr.demo.semantic_ids import film_features, residual_kmeans
-from hf_gr.demo.train import HistoryWindows, Schedule, TrainSettings, pad_batch
+from hf_gr.demo.run import DemoSettings, TrainSettings, load_recommender, run_demo
+from hf_gr.demo.semantic_ids import film_features
 from hf_gr.files.atomic import replaced_folder
+from hf_gr.training.item_codes import residual_kmeans
+
+FILES = [
+    "README.md",
+    "config.json",
+    "constraint_index.json",
+    "constraint_index.safetensors",
+    "generation_config.json",
+    "model.safetensors",
+    "users.jsonl",
+]
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +46,7 @@ def few_films(films):
 
 @pytest.fixture
 def tiny():
-    train = TrainSettings(
-        hidden_size=16, intermediate_size=16, num_layers=1, num_heads=2, window=4, batch_size=64, num_steps=5
-    )
+    train = TrainSettings(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_items=3, max_steps=5)
     return DemoSettings(num_shown=2, num_beams=20, num_codes=8, num_compared=2, num_films=100, train=train)
 
 
@@ -104,12 +111,6 @@ def test_codes_are_unique_and_within_range(few_films):
     assert codes[:, 3].max() > 0, "4 codes a level are few enough for collisions"
 
 
-def test_equal_features_differ_in_the_last_code_only():
-    codes = residual_kmeans(np.array([[0.0], [0.0], [5.0], [0.0]]), num_levels=1, num_codes=2)
-    assert sorted(codes[[0, 1, 3], 1].tolist()) == [0, 1, 2]
-    assert len(set(codes[[0, 1, 3], 0].tolist())) == 1
-
-
 def test_features_do_not_know_the_held_out_films(few_films):
     split = leave_one_out(few_films.histories)
     changed = [np.append(history, 0) for history in split.train]
@@ -118,25 +119,9 @@ def test_features_do_not_know_the_held_out_films(few_films):
 
 
 def test_item_tokens_are_read_back_from_the_catalogue():
-    ids = SemanticIds([[1, 0], [0, 1], [0, 0]])
-    np.testing.assert_array_equal(evaluate.item_tokens_of(ids.constraint_index()), ids.token_sequences())
-
-
-def test_windows_are_pieces_of_the_history():
-    tokens = np.arange(20).reshape(10, 2)
-    windows = HistoryWindows([np.arange(10), np.arange(3)], tokens, window=4, seed=0)
-    assert len(windows) == 4
-    pieces = [windows[0].reshape(-1, 2)[:, 0] // 2 for _ in range(100)]
-    assert {len(piece) for piece in pieces} == {4}
-    assert {int(piece[0]) for piece in pieces} == set(range(7))
-    assert windows[3].tolist() == [0, 1, 2, 3, 4, 5]
-
-
-def test_padding_is_neither_seen_nor_predicted():
-    batch = pad_batch([np.array([1, 2]), np.array([3])], pad_token_id=9)
-    assert batch["input_ids"].tolist() == [[1, 2], [3, 9]]
-    assert batch["attention_mask"].tolist() == [[1, 1], [1, 0]]
-    assert batch["labels"].tolist() == [[1, 2], [3, -100]]
+    ids = SemanticIds([[1, 0], [0, 1], [0, 0]], item_ids=["c", "a", "b"])
+    tokens = evaluate.item_tokens_of(ids.constraint_index(), ids.item_ids)
+    np.testing.assert_array_equal(tokens, ids.token_sequences())
 
 
 def test_prompts_are_left_padded_and_end_with_the_latest_film():
@@ -145,17 +130,6 @@ def test_prompts_are_left_padded_and_end_with_the_latest_film():
     prompts = evaluate.make_prompts(histories, tokens, num_films=2, pad_token_id=99)
     assert prompts["input_ids"].tolist() == [[2, 3, 4, 5], [99, 99, 8, 9]]
     assert prompts["attention_mask"].tolist() == [[1, 1, 1, 1], [0, 0, 1, 1]]
-
-
-def test_schedule_ends_by_steps_or_by_the_clock():
-    now = [0.0]
-    schedule = Schedule(TrainSettings(num_steps=100, max_seconds=10.0), clock=lambda: now[0])
-    assert schedule.fraction_at(50) == 0.5
-    now[0] = 8.0
-    assert schedule.fraction_at(50) == 0.8
-    now[0] = 11.0
-    assert schedule.fraction_at(50) == 1.0
-    assert schedule.learning_rate_at(50) == pytest.approx(0.0)
 
 
 def test_interrupted_write_leaves_the_old_folder(tmp_path):
@@ -185,7 +159,7 @@ def test_default_folder_honours_the_environment(tmp_path, monkeypatch):
 def test_key_depends_on_training_only(tiny):
     assert replace(tiny, num_shown=3, num_beams=7).key == tiny.key
     assert replace(tiny, seed=1).key != tiny.key
-    assert replace(tiny, train=replace(tiny.train, num_steps=6)).key != tiny.key
+    assert replace(tiny, train=replace(tiny.train, max_steps=6)).key != tiny.key
 
 
 def test_same_answers_notices_a_planted_error():
@@ -211,14 +185,13 @@ def test_tiny_run_trains_caches_and_reports(tiny, tmp_path):
     assert printed.getvalue().count("held out, watched next") == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == [tiny.key]
 
-    titles = json.loads((tmp_path / tiny.key / "titles.json").read_text(encoding="utf-8"))
-    assert len(titles) == 100
-    assert "Toy Story (1995)" in titles.values()
+    index = ConstraintIndex.from_pretrained(report.folder)
+    assert len(index.item_ids) == 100
+    assert "Toy Story (1995)" in index.item_ids
+    assert sorted(path.name for path in report.folder.iterdir()) == FILES  # and nothing pickled
 
-    (tmp_path / tiny.key / "titles.json").unlink()  # as in a folder of an earlier version
     again = run_demo(tiny, output_dir=tmp_path, console=Console(file=io.StringIO(), width=100))
     assert again.trained_seconds is None
-    assert json.loads((tmp_path / tiny.key / "titles.json").read_text(encoding="utf-8")) == titles
     assert (again.model_hits, again.popular_hits) == (report.model_hits, report.popular_hits)
 
     next((tmp_path / tiny.key).glob("*.safetensors")).write_bytes(b"truncated")
@@ -260,7 +233,7 @@ def test_output_dir_that_is_a_file_is_refused(tmp_path):
 def test_folder_that_cannot_be_written_is_refused_before_the_training(tmp_path, monkeypatch):
     (tmp_path / "demo").write_text("a file, not a folder")
     monkeypatch.setenv("HF_GR_CACHE", str(tmp_path))
-    monkeypatch.setattr(run, "train_model", lambda *args, **kwargs: pytest.fail("trained in vain"))
+    monkeypatch.setattr(run, "train_recommender", lambda *args, **kwargs: pytest.fail("trained in vain"))
     result = CliRunner().invoke(cli.build_app(), ["demo", "--fast"])
     assert result.exit_code == 1
     assert "--output-dir" in result.stderr

@@ -240,7 +240,7 @@ def world(models: Any) -> tuple[Any, dict[str, Any], Any]:
     data = models.Data(ids.token_sequences(), ids.constraint_index(), histories, histories, [{0}] * 10)
 
     def model(seed: int) -> Any:
-        made = models.build_model(int(data.tokens.max()) + 2, 4, models.TINY, seed=seed).eval()
+        made = models.build_model(data.tokens, models.TINY, seed=seed).eval()
         for weights in made.parameters():
             weights.data *= 2 if weights.ndim > 1 else 1
         return models.enable(made)

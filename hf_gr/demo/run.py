@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,40 @@ import torch
 from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
-from hf_gr.catalogue import ConstraintIndex, SemanticIds
-from hf_gr.files.atomic import replaced_file, replaced_folder
+from hf_gr.catalogue import ConstraintIndex
+from hf_gr.files.atomic import replaced_folder
 from hf_gr.generation.auto import AutoModelForGenerativeRetrieval
+from hf_gr.training import semantic_ids_from_features, small_recommender, train_recommender
 
 from . import evaluate, show
 from .cache import cache_key, default_folder
 from .data import MovieLens, Split, keep_most_rated, leave_one_out, load_movielens, popularity_order
-from .semantic_ids import film_features, residual_kmeans
-from .train import TrainSettings, train_model
+from .semantic_ids import film_features
 
-CACHE_VERSION = 1  # raise it whenever a code change affects training
-TITLES = "titles.json"
+USERS = "users.jsonl"
+CACHE_VERSION = 2  # raise it whenever a code change affects training or what is saved
 LIST_LENGTH = 10  # the 10 of HR@10
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How the recommender is built and trained; part of the cache's key.
+
+    Attributes:
+        hidden_size: Width of the model.
+        num_hidden_layers: Depth of the model.
+        num_attention_heads: Attention heads per layer.
+        max_items: Films of a prompt.
+        max_steps: Training steps.
+        max_seconds: Training ends after this time, even if steps are left.
+    """
+
+    hidden_size: int = 128
+    num_hidden_layers: int = 2
+    num_attention_heads: int = 4
+    max_items: int = 9
+    max_steps: int = 1600
+    max_seconds: float = 220.0
 
 
 @dataclass(frozen=True)
@@ -58,9 +79,7 @@ class DemoSettings:
     @classmethod
     def fast(cls, **changes: Any) -> DemoSettings:
         """A run of seconds: 500 films, a tiny model, hardly any training. It shows the steps, not the quality."""
-        train = TrainSettings(
-            hidden_size=32, intermediate_size=64, num_layers=1, num_heads=2, window=8, batch_size=64, num_steps=100
-        )
+        train = TrainSettings(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, max_items=7, max_steps=100)
         return cls(num_beams=30, num_codes=16, num_compared=2, num_films=500, train=train, **changes)
 
     @property
@@ -112,15 +131,14 @@ def _run(settings: DemoSettings, output_dir: Path, retrain: bool, console: Conso
     trained_seconds = None
     if retrain or not folder.exists():
         trained_seconds = train_and_save(films, split, settings, folder, console)
-    _save_titles(films, folder)
     model, index = load_recommender(folder)
     show.print_recommender(console, model, index, folder, trained_seconds)
 
-    item_tokens = evaluate.item_tokens_of(index)
+    item_tokens = evaluate.item_tokens_of(index, films.titles)
     prompts = evaluate.make_prompts(
         split.train,
         item_tokens,
-        num_films=settings.train.window - 1,
+        num_films=settings.train.max_items,
         pad_token_id=model.config.pad_token_id,
         device=model.device,
     )
@@ -128,7 +146,8 @@ def _run(settings: DemoSettings, output_dir: Path, retrain: bool, console: Conso
     with show.progress_bar(console, "recommending", total=len(split.train)) as advance:
         ranked = evaluate.recommend(model, index, prompts, num_beams=settings.num_beams, on_progress=advance)
     recommend_seconds = time.perf_counter() - start
-    lists = _unseen(ranked, split)
+    number_of = {title: number for number, title in enumerate(films.titles)}
+    lists = _unseen([[number_of[title] for title in titles] for titles in ranked], split)
     popular = popularity_order(split.train, len(films)).tolist()
     show.print_users(console, films, split, lists, num_users=settings.num_shown, seed=settings.seed)
 
@@ -159,44 +178,58 @@ def _run(settings: DemoSettings, output_dir: Path, retrain: bool, console: Conso
         comparison=comparison,
     )
     show.print_report(console, report, list_length=LIST_LENGTH)
+    show.print_next_steps(console, folder, folder / USERS)
     return report
 
 
 def train_and_save(films: MovieLens, split: Split, settings: DemoSettings, folder: Path, console: Console) -> float:
-    """Make semantic ids, train on them, and save the model with its catalogue; returns the seconds of training."""
+    """Make semantic ids, train on them, and save all in one folder; returns the seconds of training."""
     # Create the folder first: one that cannot be written fails here, not after minutes of training.
     with replaced_folder(folder) as unfinished:
-        model, semantic_ids, seconds = _train(films, split, settings, console)
-        model.save_pretrained(unfinished)
-        semantic_ids.constraint_index().save_pretrained(unfinished)
-    return seconds
+        _save_users(films, split, unfinished / USERS)
+        return _train(films, split, settings, unfinished, console)
 
 
-def _save_titles(films: MovieLens, folder: Path) -> None:
-    """The films' titles by item id, where `hf-gr serve --page` finds them."""
-    if (folder / TITLES).exists():
-        return
-    titles = {str(number): title for number, title in enumerate(films.titles)}
-    with suppress(OSError), replaced_file(folder / TITLES) as file:  # the demo itself does without
-        file.write(json.dumps(titles, ensure_ascii=False, indent=0).encode())
+def _save_users(films: MovieLens, split: Split, path: Path) -> None:
+    """What users rated before their last film, and that film, for the commands that are printed at the end."""
+    with path.open("w", encoding="utf-8") as file:
+        for user, history, target in zip(films.user_ids.tolist(), split.train, split.targets, strict=True):
+            row = {"user": user, "history": [films.titles[film] for film in history], "next": films.titles[target]}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def _train(films: MovieLens, split: Split, settings: DemoSettings, console: Console) -> tuple[Any, SemanticIds, float]:
-    """The trained model, the semantic ids it knows, and the seconds of training."""
+def _train(films: MovieLens, split: Split, settings: DemoSettings, folder: Path, console: Console) -> float:
+    """Train, save the model with its catalogue, and return the seconds of training."""
     with console.status("semantic ids: residual k-means on film features"):
         features = film_features(films, split.train, seed=settings.seed)
-        codes = residual_kmeans(
-            features, num_levels=settings.num_levels, num_codes=settings.num_codes, seed=settings.seed
+        semantic_ids = semantic_ids_from_features(
+            features, films.titles, num_levels=settings.num_levels, num_codes=settings.num_codes, seed=settings.seed
         )
-    semantic_ids = SemanticIds(codes)
     show.print_semantic_ids(console, semantic_ids)
 
+    how = settings.train
+    model = small_recommender(
+        semantic_ids,
+        max_items=how.max_items,
+        hidden_size=how.hidden_size,
+        num_hidden_layers=how.num_hidden_layers,
+        num_attention_heads=how.num_attention_heads,
+        seed=settings.seed,
+    )
     start = time.perf_counter()
     with show.training_bar(console) as on_progress:
-        model = train_model(
-            split.train, semantic_ids.token_sequences(), settings.train, seed=settings.seed, on_progress=on_progress
+        train_recommender(
+            [[films.titles[film] for film in history] for history in split.train],
+            semantic_ids,
+            model=model,
+            max_items=how.max_items,
+            max_steps=how.max_steps,
+            max_seconds=how.max_seconds,
+            output_dir=folder,
+            seed=settings.seed,
+            on_progress=on_progress,
         )
-    return model, semantic_ids, time.perf_counter() - start
+    return time.perf_counter() - start
 
 
 def load_recommender(folder: Path) -> tuple[Any, ConstraintIndex]:
@@ -212,6 +245,7 @@ def load_recommender(folder: Path) -> tuple[Any, ConstraintIndex]:
         raise RuntimeError(
             f"the cached recommender in {folder} cannot be read ({error}): run again with --retrain to replace it"
         ) from error
+    model.generation_config.constraint_index = None  # here every call says itself whether it has a catalogue
     # A model this small gains nothing from a second thread, and two that wait for a busy core lose a lot.
     torch.set_num_threads(1)
     return model.to("cuda" if torch.cuda.is_available() else "cpu"), index

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from hf_gr.training.item_codes import neighbour_factors
+
 from .data import MovieLens
 
 
@@ -43,60 +45,6 @@ def film_features(
     behaviour = neighbour_factors(train, len(films), num_factors=num_factors, window=window, seed=seed)
     blocks = ((genres, 0.5), (years[:, None] / 10, 0.5), (words, 0.1), (behaviour, 2.0))
     return np.concatenate([weight * _unit_variance(block) for block, weight in blocks], axis=1)
-
-
-def neighbour_factors(
-    train: Sequence[np.ndarray], num_films: int, *, num_factors: int, window: int, seed: int
-) -> np.ndarray:
-    """`[N, num_factors]` factors of how much more often than chance two films are neighbours in a history.
-
-    The matrix is the positive pointwise mutual information of pairs at most `window` apart; a film nobody watched has
-    a row of zeros and is described by its content alone.
-    """
-    from scipy.sparse import coo_matrix
-    from sklearn.decomposition import TruncatedSVD
-
-    pairs = [
-        np.stack([history[:-gap], history[gap:]])
-        for history in train
-        for gap in range(1, window + 1)
-        if len(history) > gap
-    ]
-    first, second = np.concatenate(pairs, axis=1)
-    counts = coo_matrix((np.ones(len(first)), (first, second)), shape=(num_films, num_films)).tocsr()
-    counts = (counts + counts.T).tocoo()
-    totals = np.asarray(counts.sum(axis=0)).ravel() + 20  # smoothed: two rare films meet by chance
-    information = np.log(counts.data * counts.data.sum() / (totals[counts.row] * totals[counts.col]))
-    matrix = coo_matrix((np.maximum(information, 0), (counts.row, counts.col)), shape=counts.shape).tocsr()
-    return TruncatedSVD(min(num_factors, num_films - 1), random_state=seed).fit_transform(matrix)
-
-
-def residual_kmeans(features: np.ndarray, *, num_levels: int, num_codes: int, seed: int = 0) -> np.ndarray:
-    """`[N, num_levels + 1]` codes, unique by row.
-
-    Each level is k-means of the residuals of the levels before; the last code counts the films that share all others.
-    """
-    from sklearn.cluster import KMeans
-
-    residual = np.array(features, dtype=np.float64)
-    codes = np.zeros((len(residual), num_levels + 1), dtype=np.int64)
-    for level in range(num_levels):
-        kmeans: Any = KMeans(min(num_codes, len(residual)), max_iter=50, random_state=seed + level)
-        kmeans.fit(residual)
-        codes[:, level] = kmeans.labels_
-        residual -= kmeans.cluster_centers_[kmeans.labels_]
-    codes[:, -1] = _occurrence_number(codes[:, :-1])
-    return codes
-
-
-def _occurrence_number(rows: np.ndarray) -> np.ndarray:
-    """`[N]` how many earlier rows equal this one: 0 for the first of its kind."""
-    _, group = np.unique(rows, axis=0, return_inverse=True)
-    order = np.argsort(group.ravel(), kind="stable")
-    _, starts, sizes = np.unique(group.ravel()[order], return_index=True, return_counts=True)
-    numbers = np.empty(len(rows), dtype=np.int64)
-    numbers[order] = np.arange(len(rows)) - np.repeat(starts, sizes)
-    return numbers
 
 
 def _unit_variance(block: np.ndarray) -> np.ndarray:

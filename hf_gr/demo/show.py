@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +163,31 @@ def print_report(console: Console, report: DemoReport, *, list_length: int) -> N
             "[yellow]This model recommends no better than popularity: it was trained too little (--fast, or a machine "
             "too busy to train in the time it has). Run without --fast, or with --retrain."
         )
+
+
+def print_next_steps(console: Console, folder: Path, users: Path) -> None:
+    """Print commands that go on from here, as they run."""
+    model, table = shlex.quote(str(folder)), shlex.quote(str(users))
+    commands = {
+        "Recommend to every user of a table": f"hf-gr recommend --model {model} --input {table} --user user "
+        "--history history --exclude history --output recs.parquet",
+        "Measure": f"hf-gr evaluate --model {model} --input {table} --history history --exclude history --target next "
+        "--num-beams 10,50",
+        "Show the catalogue": f"hf-gr index show {model}",
+        "Serve it, and try it at http://127.0.0.1:8000/page/": f"hf-gr serve {model} --page",
+    }
+    console.print("[bold]What next[/]: the folder names its catalogue, whose items are titles; no command needs more.")
+    if missing := [name for name in ("fastapi", "pyarrow") if find_spec(name) is None]:
+        console.print(f'First, for {" and ".join(missing)}: pip install "hf-gr[serve,tables]"', markup=False)
+    for title, command in commands.items():
+        console.print(f"[bold]{title}[/]")
+        # No line break of ours inside a command: it is there to be copied.
+        console.print(f"  {command}", soft_wrap=True, markup=False, highlight=False)
+    console.print(
+        "Your own purchases, from a CSV to such a folder: read_histories, semantic_ids_from_histories and "
+        "train_recommender of hf_gr.training.",
+        highlight=False,
+    )
 
 
 def _share(count: int, total: int) -> str:

@@ -56,8 +56,27 @@ class LossTrainer(Trainer):
         dataset = self.train_dataset if train_dataset is None else train_dataset
         if self.args.train_sampling_strategy == "group_by_length" and dataset is not None:
             batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps
-            return LengthGroupedSampler(batch_size, lengths=lengths_of(dataset).tolist())
+            seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+            return SamplerByLength(batch_size, dataset, seed=seed)
         return super()._get_train_sampler(train_dataset)
+
+
+class SamplerByLength(LengthGroupedSampler):
+    """transformers' own, in an order that follows from seed and epoch: the same in all processes and when resumed."""
+
+    def __init__(self, batch_size: int, dataset: Any, *, seed: int) -> None:
+        super().__init__(batch_size, lengths=lengths_of(dataset).tolist())
+        self.dataset, self.seed, self.epoch = dataset, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Another order; the Trainer calls it."""
+        self.epoch = epoch
+        if hasattr(self.dataset, "set_epoch"):  # Accelerate tells the sampler or the dataset, not always both
+            self.dataset.set_epoch(epoch)
+
+    def __iter__(self) -> Any:
+        self.generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        return super().__iter__()
 
 
 def own_arguments(args: TrainingArguments | None) -> TrainingArguments:

@@ -114,25 +114,7 @@ class InteractionDataset(Dataset):
                 f"min_items={min_items}, expected 1 to max_items={max_items}; 0 goes with prefix_tokens alone, for a "
                 "prompt has a token"
             )
-        if isinstance(items, ConstraintIndex):
-            raise ValueError(
-                "items is a ConstraintIndex, expected SemanticIds, or the tokens of items 0, 1, 2, ...: an index has "
-                "its sequences in an order of its own"
-            )
-        if isinstance(items, SemanticIds):
-            row_of = {item: row for row, item in enumerate(items.item_ids)}
-            histories, tokens = _rows_of(histories, row_of), items.token_sequences()
-        else:
-            tokens = _read_tokens("items", items)
-        values, bounds = _flatten("histories", histories)
-        unknown = (values < 0) | (values >= len(tokens))
-        if unknown.any():
-            at = int(unknown.argmax())
-            history = int(np.searchsorted(bounds, at, side="right")) - 1
-            raise ValueError(
-                f"histories[{history}] has item {values[at]}, expected 0 to {len(tokens) - 1}, the rows of items: "
-                "pass SemanticIds where items have other ids"
-            )
+        values, bounds, tokens = flat_histories(histories, items)
         begins = np.repeat(bounds[:-1], np.diff(bounds))
         places = np.arange(len(values))
         targets = places[places - begins >= min_items]
@@ -288,6 +270,42 @@ class DraftHeadCollator:
         longer = with_placeholders(input_ids, self.placeholder_ids)
         batch = {"input_ids": longer, "attention_mask": mask, "labels": labels}
         return batch | ({"position_ids": positions_of(mask)} if self.position_ids else {})
+
+
+def flat_histories(histories: Iterable[Iterable[ItemId]], items: SemanticIds | Any) -> tuple[np.ndarray, ...]:
+    """Histories as rows of a table of tokens.
+
+    Args:
+        histories: lists of items, oldest first.
+        items: semantic IDs, whose item ids the histories contain; or the tokens of items that are numbered from 0,
+            `[N, L]` with -1 after the end of short ones.
+
+    Returns:
+        `[I]` rows of all histories, `[U + 1]` where each begins and ends, and the `[N, L]` tokens.
+
+    Raises:
+        ValueError: an item is unknown, by history; `items` is a catalogue, which has its own order.
+    """
+    if isinstance(items, ConstraintIndex):
+        raise ValueError(
+            "items is a ConstraintIndex, expected SemanticIds, or the tokens of items 0, 1, 2, ...: an index has "
+            "its sequences in an order of its own"
+        )
+    if isinstance(items, SemanticIds):
+        row_of = {item: row for row, item in enumerate(items.item_ids)}
+        histories, tokens = _rows_of(histories, row_of), items.token_sequences()
+    else:
+        tokens = _read_tokens("items", items)
+    values, bounds = _flatten("histories", histories)
+    unknown = (values < 0) | (values >= len(tokens))
+    if unknown.any():
+        at = int(unknown.argmax())
+        history = int(np.searchsorted(bounds, at, side="right")) - 1
+        raise ValueError(
+            f"histories[{history}] has item {values[at]}, expected 0 to {len(tokens) - 1}, the rows of items: "
+            "pass SemanticIds where items have other ids"
+        )
+    return values, bounds, tokens
 
 
 def _rows_of(histories: Iterable[Iterable[ItemId]], row_of: dict[ItemId, int]) -> list[list[int]]:

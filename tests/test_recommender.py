@@ -1,0 +1,289 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""From a table of purchases to a recommender: histories, semantic IDs, windows, training, what is saved."""
+
+from __future__ import annotations
+
+import doctest
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hf_gr
+from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, SemanticIds
+from hf_gr.training import (
+    histories,
+    item_codes,
+    read_histories,
+    recommender,
+    semantic_ids_from_features,
+    semantic_ids_from_histories,
+    small_recommender,
+    train_recommender,
+)
+from hf_gr.training.item_codes import residual_kmeans
+from hf_gr.training.recommender import HistoryWindows, Schedule, pad_batch
+
+ROWS = [("b", "007", "2026-01-03"), ("a", "7", "2026-01-02"), ("a", "8", "2026-01-01"), ("b", "9", "2026-01-01")]
+NAMES = [f"item-{number}" for number in range(12)]
+IDS = SemanticIds([[number // 4, number % 4] for number in range(12)], item_ids=NAMES, offset=3)
+# Each item is followed by the next: learnable in a few steps.
+CHAINS = [[NAMES[(start + step) % 12] for step in range(6)] for start in range(12)]
+QUICK: dict[str, Any] = {"max_items": 3, "max_steps": 60, "per_device_train_batch_size": 16, "use_cpu": True}
+
+
+@pytest.mark.parametrize("module", [histories, item_codes, recommender])
+def test_examples_in_docstrings_run(module: Any) -> None:
+    failed, attempted = doctest.testmod(module)
+    assert failed == 0
+    assert attempted
+
+
+# Histories
+
+
+def tables_of(rows: list[tuple[Any, ...]], folder: Path) -> list[Any]:
+    pd = pytest.importorskip("pandas")
+    pa = pytest.importorskip("pyarrow")
+    frame = pd.DataFrame(rows, columns=["user", "item", "time"])
+    frame.to_csv(folder / "rows.csv", index=False)
+    frame.to_csv(folder / "rows.tsv.gz", index=False, sep="\t")
+    frame.to_parquet(folder / "rows.parquet")
+    frame.to_json(folder / "rows.jsonl", orient="records", lines=True)
+    files = [folder / name for name in ("rows.csv", "rows.tsv.gz", "rows.parquet", "rows.jsonl")]
+    return [frame, pa.Table.from_pandas(frame), frame.to_dict("list"), *files]
+
+
+def test_histories_are_the_same_from_every_kind_of_table(tmp_path: Path) -> None:
+    for table in tables_of(ROWS, tmp_path):
+        assert read_histories(table, time="time") == {"b": ["9", "007"], "a": ["8", "7"]}
+        assert read_histories(table) == {"b": ["007", "9"], "a": ["7", "8"]}
+
+
+def test_ids_are_of_the_kind_of_the_catalogue(tmp_path: Path) -> None:
+    for table in tables_of([("a", 1, 2), ("a", 0, 1), ("b", 1, 1)], tmp_path):
+        assert list(read_histories(table, time="time").values()) == [[0, 1], [1]]
+        assert list(read_histories(table, items=SemanticIds([[0], [1]])).values()) == [[1, 0], [1]]
+        texts = SemanticIds([[0], [1]], item_ids=["0", "1"])
+        assert list(read_histories(table, items=texts).values()) == [["1", "0"], ["1"]]
+        known = SemanticIds([[0]])
+        assert list(read_histories(table, items=known, unknown_items="drop").values()) == [[0]]
+        with pytest.raises(ValueError, match="2 of 3 rows have items without a semantic ID"):
+            read_histories(table, items=known)
+
+
+@pytest.mark.parametrize(
+    ("table", "how", "message"),
+    [
+        ({"user": [1], "item": [2]}, {"item": "what"}, "has no column 'what', expected one among 'user', 'item'"),
+        ({"user": [1], "item": [None]}, {}, "item='item' is empty in row 0"),
+        ({"user": [], "item": []}, {}, "has no row"),
+        ({"user": [1], "item": [2, 3]}, {}, "item='item' has 2 rows, expected 1"),
+        ({"user": [1], "item": [2], "t": ["yesterday"]}, {"time": "t"}, "'yesterday' in the first row, expected num"),
+        ("nothing.csv", {}, "nothing.csv is not there"),
+        ("rows.xlsx", {}, "is of no known kind"),
+        ({"user": [1], "item": [2]}, {"unknown_items": "skip"}, "expected 'error' or 'drop'"),
+    ],
+)
+def test_tables_that_cannot_be_read(table: Any, how: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_histories(table, **how)
+
+
+# Semantic IDs
+
+
+def test_equal_features_differ_in_the_last_code_only() -> None:
+    pytest.importorskip("sklearn")
+    codes = residual_kmeans(np.array([[0.0], [0.0], [5.0], [0.0]]), num_levels=2, num_codes=2)
+    assert sorted(codes[[0, 1, 3], 2].tolist()) == [0, 1, 2]
+    assert len(set(codes[[0, 1, 3], 0].tolist())) == 1
+
+
+def test_items_that_are_bought_together_have_ids_that_begin_alike() -> None:
+    pytest.importorskip("sklearn")
+    groups = [[f"{group}{number}" for number in range(8)] for group in "ab"]
+    draw = np.random.default_rng(0)
+    shopping = [draw.permutation(groups[user % 2]).tolist() for user in range(40)]
+    ids = semantic_ids_from_histories(shopping, num_levels=1, num_codes=2, offset=3)
+    assert sorted(ids.item_ids) == sorted(groups[0] + groups[1])
+    first = [{ids.codes_of(item)[0] for item in group} for group in groups]
+    assert [len(codes) for codes in first] == [1, 1]
+    assert first[0] != first[1]
+
+
+def test_features_and_histories_are_checked() -> None:
+    with pytest.raises(ValueError, match=r"features has shape \[2\]"):
+        semantic_ids_from_features([1.0, 2.0])
+    with pytest.raises(ValueError, match="num_codes=0"):
+        semantic_ids_from_features([[1.0]], num_codes=0)
+    with pytest.raises(ValueError, match="histories has 1 items"):
+        semantic_ids_from_histories([["a"], ["a"]])
+
+
+def test_a_missing_scikit_learn_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(item_codes, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"hf-gr\[demo\]"):
+        semantic_ids_from_features([[1.0]])
+
+
+# Windows
+
+
+def test_windows_are_pieces_of_the_history_and_others_in_every_epoch() -> None:
+    tokens = np.arange(20).reshape(10, 2)
+    windows = HistoryWindows([np.arange(10), np.arange(3)], tokens, window=4, seed=0)
+    assert len(windows) == 4
+    assert windows.lengths.tolist() == [8, 8, 8, 6]
+    pieces = []
+    for epoch in range(100):
+        windows.set_epoch(epoch)
+        pieces.append(windows[0]["input_ids"].reshape(-1, 2)[:, 0] // 2)
+        assert windows[0]["input_ids"].tolist() == windows[0]["input_ids"].tolist()
+    assert {len(piece) for piece in pieces} == {4}
+    assert {int(piece[0]) for piece in pieces} == set(range(7))
+    assert windows[3]["input_ids"].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_the_trainer_begins_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+    monkeypatch.setattr(HistoryWindows, "set_epoch", lambda self, epoch: begun.append(epoch))
+    train_recommender(CHAINS, IDS, **QUICK | {"max_steps": 4})
+    assert begun[-1] >= 1
+
+
+def test_padding_is_neither_seen_nor_predicted() -> None:
+    batch = pad_batch([np.array([1, 2]), np.array([3])], pad_token_id=2)  # also where padding is a real token
+    assert batch["input_ids"].tolist() == [[1, 2], [3, 2]]
+    assert batch["attention_mask"].tolist() == [[1, 1], [1, 0]]
+    assert batch["labels"].tolist() == [[1, 2], [3, -100]]
+
+
+def test_the_schedule_ends_by_steps_or_by_the_clock() -> None:
+    now = [0.0]
+    schedule = Schedule(10.0, warmup_steps=50, clock=lambda: now[0])
+    assert schedule.fraction_at(50, 100) == 0.5
+    now[0] = 8.0
+    assert schedule.fraction_at(50, 100) == 0.8
+    now[0] = 11.0
+    assert schedule.fraction_at(50, 100) == 1.0
+    assert schedule.learning_rate_at(50, 100) == pytest.approx(0.0)
+
+
+# Training
+
+
+def next_items(model: Any, **how: Any) -> list[list[list[Any]]]:
+    prompts = torch.tensor([IDS.encode(chain[:3]) for chain in CHAINS])
+    out = model.generate(prompts, num_beams=2, **how)
+    return ConstraintIndex.items(IDS.constraint_index(), out[:, prompts.shape[1] :])
+
+
+def test_a_recommender_learns_and_its_folder_is_all_that_is_needed(tmp_path: Path) -> None:
+    seen = []
+    model = train_recommender(
+        CHAINS, IDS, output_dir=tmp_path / "made", on_progress=lambda *now: seen.append(now), **QUICK
+    )
+    assert not model.training
+    found = next_items(model)  # the generation config names the catalogue
+    assert sum(items == [chain[3]] for items, chain in zip(found, CHAINS, strict=True)) >= 10
+    assert [share for share, _ in seen] == pytest.approx([step / 60 for step in range(1, 61)])
+    loaded = AutoModelForGenerativeRetrieval.from_pretrained(tmp_path / "made")
+    assert next_items(loaded) == found
+    assert not list((tmp_path / "made").glob("*.bin"))  # nothing pickled
+    users = tmp_path / "users.jsonl"
+    users.write_text('{"bought": ["item-1", "item-2"]}\n')
+    pytest.importorskip("pyarrow")
+    made = hf_gr.recommend(tmp_path / "made", users, tmp_path / "recs.parquet", history="bought", top_k=3)
+    assert made.num_rows == 1
+
+
+def test_training_goes_on_from_a_model_and_from_a_checkpoint_as_if_never_stopped(tmp_path: Path) -> None:
+    how = QUICK | {"max_steps": 6, "save_strategy": "steps", "save_steps": 3}
+    whole = train_recommender(CHAINS, IDS, output_dir=tmp_path / "run", **how)
+    again = train_recommender(
+        CHAINS, IDS, output_dir=tmp_path / "run", resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"), **how
+    )
+    for one, other in zip(whole.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    more = train_recommender(CHAINS, IDS, model=whole, **QUICK | {"max_steps": 1})
+    assert more is whole
+
+
+def test_a_clock_ends_the_training() -> None:
+    seen: list[float] = []
+    train_recommender(
+        CHAINS,
+        IDS,
+        max_seconds=0.5,
+        on_progress=lambda share, loss: seen.append(share),
+        **QUICK | {"max_steps": 10**6},
+    )
+    assert seen[-1] == 1.0
+    assert seen == sorted(seen)
+
+
+def test_epochs_take_the_place_of_steps() -> None:
+    seen: list[float] = []
+    how = {name: value for name, value in QUICK.items() if name != "max_steps"}
+    train_recommender(CHAINS, IDS, num_train_epochs=2, on_progress=lambda share, loss: seen.append(share), **how)
+    assert len(seen) == 4  # 24 windows in batches of 16, twice
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"max_items": 0}, "max_items=0"),
+        ({"max_step": 3}, "max_step=3, expected an argument of transformers' TrainingArguments"),
+        ({"max_seconds": 0}, "max_seconds=0"),
+        ({"histories": []}, "histories is empty"),
+        ({"histories": [[], []]}, "histories has no item"),
+        ({"histories": [["item-0", "soap"]]}, "histories.0. has item 'soap', which has no semantic ID"),
+        ({"items": IDS.constraint_index()}, "items is a ConstraintIndex"),
+        ({"items": SemanticIds([[0, 1], [0, 1, 2]], item_ids=NAMES[:2]), "histories": [NAMES[:2]]}, "row 0 has fewer"),
+        ({"model": small_recommender(SemanticIds([[0, 1]]), hidden_size=8)}, "model has embeddings of 4 tokens"),
+        ({"model": small_recommender(IDS, max_items=1, hidden_size=8), "max_items": 9}, "max_items=9 needs 20 posi"),
+    ],
+)
+def test_bad_arguments_are_refused_before_any_work(how: dict[str, Any], message: str) -> None:
+    given = {"histories": CHAINS, "items": IDS, "max_steps": 1} | how
+    with pytest.raises(ValueError, match=message):
+        train_recommender(given.pop("histories"), given.pop("items"), **given)
+
+
+def test_sizes_of_a_small_model_are_checked() -> None:
+    with pytest.raises(ValueError, match="hidden_size=10, expected a multiple of num_attention_heads=4"):
+        small_recommender(IDS, hidden_size=10)
+    with pytest.raises(ValueError, match="num_hidden_layers=0"):
+        small_recommender(IDS, num_hidden_layers=0)
+    assert small_recommender(IDS.token_sequences(), hidden_size=8).config.vocab_size == IDS.vocab_size + 1
+
+
+PROGRAM = """
+import sys, torch
+sys.path.insert(0, {tests!r})
+from test_recommender import CHAINS, IDS, QUICK
+from hf_gr.training import train_recommender
+train_recommender(CHAINS, IDS, output_dir={out!r}, **QUICK | dict(max_steps=8, per_device_train_batch_size=8))
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_model(tmp_path: Path) -> None:
+    """Two processes with half a batch each: the gradients are those of the whole batch."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(tests=str(Path(__file__).parent), out=str(tmp_path / "two")))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    done = subprocess.run([*launch, str(program)], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    one = train_recommender(CHAINS, IDS, **QUICK | {"max_steps": 8, "per_device_train_batch_size": 16})
+    two = AutoModelForGenerativeRetrieval.from_pretrained(tmp_path / "two")
+    assert ConstraintIndex.from_pretrained(tmp_path / "two").num_items == 12
+    # The order of windows differs (each process groups by length within its own batch size): the models are alike.
+    assert next_items(two)
+    assert [tuple(a.shape) for a in one.parameters()] == [tuple(b.shape) for b in two.parameters()]
