@@ -29,6 +29,8 @@ in valid above those first bought in train with an AUC of 0.97.
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -38,13 +40,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmark.beauty_data import DEFAULT_DATA, FILES, is_there, read_items, read_users
-from benchmark.report import print_json_line, print_table
 
-from hf_gr import ConstraintIndex, SemanticIds, enable
-from hf_gr.demo.evaluate import make_prompts, take_prompts
-from hf_gr.demo.train import TrainSettings, train_model
+from hf_gr import ConstraintIndex, SemanticIds
+from hf_gr.training import small_recommender, train_recommender
 
+DEFAULT_DATA = Path(os.environ.get("HF_GR_DATA") or "data") / "beauty"
+FILES = ("items.tsv", "users.jsonl")
+HOW_TO_GET_IT = (
+    "They are the 5-core Beauty reviews of Amazon (jmcauley.ucsd.edu/data/amazon), coded by the RQ-VAE of LC-Rec "
+    "(github.com/RUCAIBox/LC-Rec): items.tsv has a header, then an item id and its four codes a line; users.jsonl has "
+    '{"user_id": 0, "train": [items, oldest first], "valid": [item], "test": [item]} a line'
+)
 PERIODS = ("train", "valid", "test")  # of every user, in order of time
 LIST_LENGTH = 10
 COUNTS = (1, LIST_LENGTH)  # Recall@1 and @10
@@ -52,10 +58,10 @@ FAST_USERS, FAST_HISTORIES = 64, 2000
 
 # Chosen on the period "valid", where neither more steps, nor three times the parameters, nor dropout did better. No
 # clock ends the training: a slow machine gives the same result.
-SETTINGS = TrainSettings(num_steps=1200, learning_rate=3e-3, max_seconds=float("inf"))
-FAST_SETTINGS = TrainSettings(
-    hidden_size=32, intermediate_size=64, num_layers=1, num_heads=2, batch_size=32, num_steps=40
-)
+MAX_ITEMS = 9  # of a prompt
+TRAINING = {"max_steps": 1200, "learning_rate": 3e-3}
+FAST_SIZE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+FAST_TRAINING = TRAINING | {"max_steps": 40, "per_device_train_batch_size": 32}
 
 User = dict[str, list[int]]  # the items of each period
 Lists = list[list[int | None]]  # for each user the best first; None is a sequence that is no item
@@ -80,10 +86,21 @@ class Split:
 
 def read_data(data: Path) -> tuple[np.ndarray, list[User]]:
     """The `[N, L]` codes of all items, which are numbered from 0, and the users."""
-    item_ids, codes = read_items(data)
-    if item_ids != list(range(len(codes))):
+    table = np.loadtxt(data / "items.tsv", dtype=np.int64, delimiter="\t", skiprows=1)
+    if table[:, 0].tolist() != list(range(len(table))):
         raise SystemExit(f"the items of {data / 'items.tsv'} are not numbered 0, 1, 2, ...: number them as their rows")
-    return codes, read_users(data)
+    lines = (data / "users.jsonl").read_text(encoding="utf-8").splitlines()
+    return table[:, 1:], [json.loads(line) for line in lines]
+
+
+def make_prompts(histories: Sequence[np.ndarray], tokens: np.ndarray, pad_token_id: int) -> dict[str, torch.Tensor]:
+    """The latest items of every history, padded on the left."""
+    rows = [tokens[history[-MAX_ITEMS:]].ravel() for history in histories]
+    input_ids = np.full((len(rows), max(map(len, rows))), pad_token_id)
+    for row, known in zip(input_ids, rows, strict=True):
+        row[len(row) - len(known) :] = known
+    made = torch.from_numpy(input_ids)
+    return {"input_ids": made, "attention_mask": (made != pad_token_id).long()}
 
 
 def newest_first(users: Sequence[User], num_items: int) -> np.ndarray:
@@ -131,7 +148,7 @@ def recommend(
     """The best items of every prompt, under `constraint_index=` or none; `names` maps sequences to items."""
     lists: Lists = []
     for start in range(0, len(prompts["input_ids"]), options.batch_size):
-        batch = take_prompts(prompts, slice(start, start + options.batch_size))
+        batch = {name: rows[start : start + options.batch_size] for name, rows in prompts.items()}
         output = model.generate(
             **batch,
             **constraint,
@@ -198,17 +215,20 @@ def expected_row(num_cold: int, num_users: int) -> dict[str, Any]:
 def compare(ids: SemanticIds, split: Split, options: argparse.Namespace) -> dict[str, Any]:
     """Train a model that has never seen a cold item, and compare all methods."""
     tokens = ids.token_sequences()
-    settings = FAST_SETTINGS if options.fast else SETTINGS
     start = time.perf_counter()
-    model = enable(train_model(split.histories, tokens, settings, seed=options.seed, on_progress=show_progress))
-    trained = time.perf_counter()
-    prompts = make_prompts(
-        split.prompts,
-        tokens,
-        num_films=settings.window - 1,
-        pad_token_id=model.config.pad_token_id,
-        device=model.device,
+    model = small_recommender(ids, max_items=MAX_ITEMS, seed=options.seed, **(FAST_SIZE if options.fast else {}))
+    model = train_recommender(
+        split.histories,
+        ids,
+        model=model,
+        max_items=MAX_ITEMS,
+        seed=options.seed,
+        on_progress=show_progress,
+        **(FAST_TRAINING if options.fast else TRAINING),
     )
+    trained = time.perf_counter()
+    prompts = make_prompts(split.prompts, tokens, model.config.pad_token_id)
+    prompts = {name: rows.to(model.device) for name, rows in prompts.items()}
     catalogue = ids.constraint_index()
     cold = catalogue.where(split.cold)
 
@@ -248,11 +268,19 @@ def show(percent: float, result: dict[str, Any]) -> None:
         f"{result['distinct_targets']:,} of them ({result['parameters'] / 1e6:.2f} M parameters, trained for "
         f"{result['train_seconds']:.0f} s)"
     )
-    print_table(
-        ["", "real items", *(title for count in COUNTS for title in (f"Recall@{count}", "users"))],
-        [[row["method"], f"{row['real']:.1%}", *recall_cells(row)] for row in result["rows"]],
-    )
+    header = ["", "real items", *(title for count in COUNTS for title in (f"Recall@{count}", "users"))]
+    print_table([header, *([row["method"], f"{row['real']:.1%}", *recall_cells(row)] for row in result["rows"])])
     print()
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if at else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        print("  ".join(cells))
 
 
 def recall_cells(row: dict[str, Any]) -> Iterator[str]:
@@ -276,7 +304,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
-    if not is_there(options.data, fast=options.fast):
+    if missing := [name for name in FILES if not (options.data / name).is_file()]:
+        message = (
+            f"no {' and '.join(missing)} in {options.data}: pass the folder of the Beauty data with --data, or set "
+            f"HF_GR_DATA to the folder that holds beauty/. {HOW_TO_GET_IT}"
+        )
+        if not options.fast:
+            raise SystemExit(message)
+        print(f"skipped: {message}")
         return
     torch.set_num_threads(1)  # a second thread hardly helps such a small model, and slows it down where a core is busy
     codes, users = read_data(options.data)
@@ -289,8 +324,7 @@ def main(arguments: list[str] | None = None) -> None:
         show(percent, result)
         results.append({"percent": percent, **result})
     settings = {"period": options.period, "num_beams": options.num_beams, "seed": options.seed}
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # transformers' Trainer chooses like this
-    print_json_line("cold_start", device, {**settings, "results": results})
+    print(json.dumps({**settings, "results": results}))
 
 
 if __name__ == "__main__":

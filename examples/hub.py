@@ -99,7 +99,11 @@ def run(repo: str) -> None:
 
 def run_on_loopback() -> None:
     """The same in a process with another Hub: `huggingface_hub` reads its address on import."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    stand_in = Path(__file__).resolve().parents[1] / "tests" / "hub_server.py"
+    if not stand_in.is_file():
+        print(f"skipped: no {stand_in}, which is in hf_gr's repository: run it there, or with --repo")
+        return
+    sys.path.insert(0, str(stand_in.parent))
     from hub_server import HubServer
 
     with HubServer() as hub, tempfile.TemporaryDirectory() as home:

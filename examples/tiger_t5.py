@@ -40,8 +40,8 @@ from transformers import (
 from hf_gr import ConstraintIndex, SemanticIds, enable
 from hf_gr.demo.data import keep_most_rated, leave_one_out, load_movielens, popularity_order
 from hf_gr.demo.evaluate import best_unseen
-from hf_gr.demo.semantic_ids import film_features, residual_kmeans
-from hf_gr.training import InteractionDataset
+from hf_gr.demo.semantic_ids import film_features
+from hf_gr.training import InteractionDataset, semantic_ids_from_features
 
 LIST_LENGTH = 10
 BATCH = 64  # users per call
@@ -144,10 +144,12 @@ def main() -> None:
     films = keep_most_rated(load_movielens(), 500) if options.fast else load_movielens()
     split = leave_one_out(films.histories)
     features = film_features(films, split.train, seed=options.seed)
-    codes = residual_kmeans(features, num_levels=3, num_codes=options.num_codes, seed=options.seed)
-    ids = SemanticIds(codes, offset=PAD + 1)  # items are their row numbers
+    # Items are their row numbers.
+    ids = semantic_ids_from_features(features, num_codes=options.num_codes, offset=PAD + 1, seed=options.seed)
     index = ids.constraint_index()
-    print(f"{len(films):,} films, {int((codes[:, -1] > 0).sum()):,} of them told apart by the fourth code; {index}")
+    print(
+        f"{len(films):,} films, {int((ids.codes[:, -1] > 0).sum()):,} of them told apart by the fourth code; {index}"
+    )
 
     tokens = ids.token_sequences()
     pairs = [

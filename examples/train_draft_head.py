@@ -6,15 +6,17 @@ Input:
 
 - interactions, one per row, with the columns `user`, `item` and optionally `time`, by which a user's rows are sorted
   (without it they must be in order): CSV, TSV, Parquet or JSON lines;
-- semantic IDs: a table with the item in its first column and one column of codes per level after it, or a JSON file of
-  any recipe that `SemanticIds.from_json` reads. All have the same number of levels.
+- semantic IDs, if there are any: a table with the item in its first column and one column of codes per level after
+  it, or a JSON file of any recipe that `SemanticIds.from_json` reads, all of the same number of levels. Without them,
+  IDs are made from which items users had one after the other (`hf_gr.training.semantic_ids_from_histories`).
 
 The last item of every user is held out. The model is a checkpoint that knows the codes' tokens or, without `--model`,
 a small Qwen3 that is first trained on the same histories. Beam search by the model runs before the head's training,
 which also trains the model unless it is `--head-only`: so the hits do not compare the two ways of decoding.
-`benchmark/nezha.py` does. The catalogue is saved beside the model, under the items' own ids.
+`examples/benchmark/nezha.py` does. The catalogue is saved beside the model, under the items' own ids.
 
-    pip install "hf-gr[tables]"
+    pip install "hf-gr[demo]"
+    python examples/train_draft_head.py --interactions ratings.csv --output recommender
     python examples/train_draft_head.py --interactions ratings.csv --items semantic_ids.tsv --output recommender
     accelerate launch --num_processes 4 examples/train_draft_head.py --interactions ...   # the same on four GPUs
     python -m torch.distributed.run --standalone --nproc_per_node 2 examples/train_draft_head.py ...  # or on CPUs
@@ -24,93 +26,83 @@ which also trains the model unless it is `--head-only`: so the hits do not compa
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import torch
 from accelerate import PartialState
-from benchmark.report import print_json_line, print_table
 from transformers import AutoTokenizer, PrinterCallback, TrainingArguments
+from transformers.utils import logging
 
-from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, SemanticIds, enable
-from hf_gr.demo.train import TrainSettings, train_model
+from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, SemanticIds
 from hf_gr.files.draft_head_config import Transition
-from hf_gr.training import DraftHeadTrainer, InteractionDataset
+from hf_gr.training import (
+    DraftHeadTrainer,
+    InteractionDataset,
+    read_histories,
+    semantic_ids_from_histories,
+    small_recommender,
+    train_recommender,
+)
 from hf_gr.training.packing import pad_prompts
 
 LIST_LENGTH = 10
-SUFFIXES = {".csv": ",", ".tsv": "\t"}  # and their separators
-# A clock would end the training of several processes at different steps.
-SETTINGS = {"num_steps": 1200, "learning_rate": 3e-3, "max_seconds": float("inf")}
-FAST_SETTINGS = SETTINGS | {"hidden_size": 32, "intermediate_size": 64, "num_layers": 1, "num_heads": 2}
+COLUMNS = ["user", "item", "time"]
+FAST_SIZE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 FAST = {"steps": 150, "base_steps": 150, "users": 100, "max_items": 6}
 
 
-def read_columns(path: Path, *, as_text: Sequence[str] = ()) -> Any:
-    """An Arrow table; ids in text files keep their spelling."""
-    from pyarrow import csv, json, parquet, string
-
-    import hf_gr.files.tables  # noqa: F401, says what to install if pyarrow is missing
-
-    suffix = path.suffix.lower()
-    try:
-        if suffix in SUFFIXES:
-            return csv.read_csv(
-                path,
-                parse_options=csv.ParseOptions(delimiter=SUFFIXES[suffix]),
-                convert_options=csv.ConvertOptions(column_types={name: string() for name in as_text}),
-            )
-        if suffix in (".parquet", ".pq"):
-            return parquet.read_table(path)
-        if suffix in (".jsonl", ".ndjson"):
-            return json.read_json(path)
-    except (OSError, ValueError) as error:  # pyarrow's own are among them
-        raise SystemExit(f"{path}: {error}") from error
-    raise SystemExit(f"{path}: expected .csv, .tsv, .parquet or .jsonl")
-
-
-def read_items(path: Path) -> tuple[list[str], np.ndarray]:
-    """Items and their codes, `[N, L]`."""
+def read_items(path: Path) -> SemanticIds:
+    """Items and their codes."""
     if path.suffix.lower() == ".json":
-        ids = SemanticIds.from_json(path)
-        items, codes = ids.item_ids, ids.codes
+        return SemanticIds.from_json(path)
+    from pyarrow import csv, parquet, string
+
+    if path.suffix.lower() in (".parquet", ".pq"):
+        table = parquet.read_table(path)
     else:
-        table = read_columns(path)
-        first, *levels = table.column_names
-        items = read_columns(path, as_text=[first]).column(first).to_pylist()
-        codes = np.stack([table.column(level).to_numpy() for level in levels], axis=1) if levels else np.zeros((0, 0))
+        parse = csv.ParseOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+        first = csv.read_csv(path, parse_options=parse).column_names[0]
+        as_text = csv.ConvertOptions(column_types={first: string()})  # ids keep their spelling
+        table = csv.read_csv(path, parse_options=parse, convert_options=as_text)
+    item, *levels = table.column_names
+    codes = np.stack([table.column(level).to_numpy() for level in levels], axis=1) if levels else np.zeros((0, 0))
     if codes.dtype.kind not in "iu" or (codes < 0).any():
         raise SystemExit(f"{path}: expected each item followed by its codes, integers from 0, equally many for all")
-    if len(set(items)) < len(items):
-        raise SystemExit(
-            f"{path}: {len(items) - len(set(items))} items are there more than once, expected one row each"
-        )
-    return [str(item) for item in items], codes
+    return SemanticIds(codes, item_ids=[str(name) for name in table.column(item).to_pylist()])
 
 
-def read_histories(path: Path, columns: Sequence[str], items: Sequence[str]) -> list[np.ndarray]:
-    """The rows of `items` that every user had, oldest first."""
-    user, item, *times = columns
-    table = read_columns(path, as_text=[user, item])
-    if user not in table.column_names or item not in table.column_names:
+def read_data(options: argparse.Namespace) -> tuple[SemanticIds, list[list[Any]]]:
+    """Semantic IDs, and what every user with two items or more had, oldest first."""
+    ids = None if options.items is None else read_items(options.items)
+    names = dict(zip(("user", "item", "time"), options.columns, strict=False))
+    try:
+        histories = read_histories(options.interactions, items=ids, **names)
+    except ValueError as error:
+        if options.columns == COLUMNS and "no column 'time'" in str(error):
+            say("no column 'time': rows are taken to be in order")
+            del names["time"]
+        elif "without a semantic ID" in str(error):
+            say(f"{error}: they are omitted")
+        else:
+            raise SystemExit(f"{error} (--columns USER ITEM TIME)") from error
+        histories = read_histories(options.interactions, items=ids, unknown_items="drop", **names)
+    rows = [history for history in histories.values() if len(history) > 1]
+    if not any(len(history) > 2 for history in rows):
         raise SystemExit(
-            f"{path} has columns {table.column_names}, expected {user!r} and {item!r}: name them by --columns"
+            f"{options.interactions}: no user has 3 items, expected some: two to learn from, one held out"
         )
-    row_of = {name: row for row, name in enumerate(items)}
-    rows = np.array([row_of.get(str(name), -1) for name in table.column(item).to_pylist()])
-    users = np.unique(np.array([str(name) for name in table.column(user).to_pylist()]), return_inverse=True)[1]
-    order = np.argsort(users, kind="stable")
-    if times and times[0] in table.column_names:
-        order = np.lexsort((table.column(times[0]).to_numpy(), users))
-    unknown = rows[order] < 0
-    if unknown.any():
-        say(f"{unknown.sum():,} of {len(rows):,} interactions are with items that have no semantic ID: left out")
-    order = order[~unknown]
-    return np.split(rows[order], np.flatnonzero(np.diff(users[order])) + 1)
+    if ids is None:
+        ids = semantic_ids_from_histories([history[:-1] for history in rows], num_codes=options.num_codes)
+        known = set(ids.item_ids)
+        say(f"semantic IDs from who bought what after what: {len(ids):,} items, codes by level {ids.level_sizes}")
+        rows = [[item for item in history if item in known] for history in rows]
+        rows = [history for history in rows if len(history) > 1]
+    return ids, rows
 
 
 def make_up(folder: Path, rng: np.random.Generator) -> tuple[Path, Path]:
@@ -131,29 +123,37 @@ def make_up(folder: Path, rng: np.random.Generator) -> tuple[Path, Path]:
     return interactions, items
 
 
-def load_model(options: argparse.Namespace, codes: np.ndarray, histories: list[np.ndarray]) -> tuple[Any, Any, Any]:
+def load_model(options: argparse.Namespace, ids: SemanticIds, histories: list[list[Any]]) -> tuple[Any, Any, Any]:
     """The model, the semantic IDs as its tokens, and its tokenizer if it has one."""
     if options.model is not None:
         model = AutoModelForGenerativeRetrieval.from_pretrained(options.model)
         if not (options.model / "tokenizer_config.json").is_file():
-            return model, SemanticIds(codes, offset=options.offset), None
+            return model, SemanticIds(ids.codes, item_ids=ids.item_ids, offset=options.offset), None
         tokenizer = AutoTokenizer.from_pretrained(options.model)
-        return model, SemanticIds.from_tokenizer(codes, tokenizer), tokenizer
-    ids = SemanticIds(codes, offset=options.offset)
-    settings: dict[str, Any] = (FAST_SETTINGS if options.fast else SETTINGS) | {"num_steps": options.base_steps}
-    settings |= {"window": options.max_items + 1}
+        return model, SemanticIds.from_tokenizer(ids.codes, tokenizer, item_ids=ids.item_ids), tokenizer
+    ids = SemanticIds(ids.codes, item_ids=ids.item_ids, offset=options.offset)
+    size = FAST_SIZE if options.fast else {}
+    model = small_recommender(ids, max_items=options.max_items, seed=options.seed, **size)
     start = time.perf_counter()
-    model = train_model(histories, ids.token_sequences(), TrainSettings(**settings), seed=options.seed)
+    model = train_recommender(
+        histories,
+        ids,
+        model=model,
+        max_items=options.max_items,
+        max_steps=options.base_steps,
+        learning_rate=3e-3,
+        seed=options.seed,
+    )
     seconds = time.perf_counter() - start
     say(f"the model has {model.num_parameters() / 1e6:.2f} M parameters, and was trained for {seconds:.0f} s")
-    return enable(model), ids, None
+    return model, ids, None
 
 
-def train_head(model: Any, ids: SemanticIds, tokenizer: Any, histories: list[np.ndarray], options: Any) -> Any:
+def train_head(model: Any, ids: SemanticIds, tokenizer: Any, histories: list[list[Any]], options: Any) -> Any:
     """Give the model a head and train it; returns the trainer."""
     torch.manual_seed(options.seed)  # the same head weights in all processes
     model.add_draft_head(ids, tokenizer=tokenizer, transition=options.transition)
-    data = InteractionDataset.from_histories(histories, ids.token_sequences(), max_items=options.max_items)
+    data = InteractionDataset.from_histories(histories, ids, max_items=options.max_items)
     trainer = DraftHeadTrainer(
         model=model,
         args=TrainingArguments(
@@ -169,7 +169,7 @@ def train_head(model: Any, ids: SemanticIds, tokenizer: Any, histories: list[np.
             report_to="none",
             disable_tqdm=True,
             dataloader_pin_memory=False,
-            use_cpu=not torch.cuda.is_available(),
+            use_cpu=not torch.accelerator.is_available(),
             seed=options.seed,
         ),
         train_dataset=data,
@@ -192,7 +192,7 @@ def ask(
     model: Any,
     index: ConstraintIndex,
     prompts: list[np.ndarray],
-    targets: np.ndarray,
+    targets: list[Any],
     batch_size: int,
     **settings: Any,
 ) -> dict[str, float]:
@@ -218,7 +218,7 @@ def ask(
         sequences = model.generate(**batch, **options).cpu()
         seconds.append(time.perf_counter() - begin)
         found = index.items(sequences[:, 1 if model.config.is_encoder_decoder else input_ids.shape[1] :])
-        for row, target in enumerate(targets[start : start + batch_size].tolist()):
+        for row, target in enumerate(targets[start : start + batch_size]):
             ranked = [item for items in found[row * LIST_LENGTH : (row + 1) * LIST_LENGTH] for item in items]
             hits += target in ranked[:LIST_LENGTH]
     return {f"recall@{LIST_LENGTH}": hits / len(prompts), "milliseconds": 1000 * float(np.median(seconds))}
@@ -226,21 +226,15 @@ def ask(
 
 def compare(options: argparse.Namespace) -> dict[str, Any] | None:
     """Train, decode both ways, and print the results; None in all processes but the main one."""
-    items, codes = read_items(options.items)
-    histories = read_histories(options.interactions, options.columns, items)
-    known = [history[:-1] for history in histories if len(history) > 1]
-    if not any(len(history) > 1 for history in known):
-        raise SystemExit(
-            f"{options.interactions}: no user has 3 items, expected some: two to learn from, one held out"
-        )
+    ids, histories = read_data(options)
     rng = np.random.default_rng(options.seed)
-    users = rng.permutation(len(known))[: options.users]
-    targets = np.array([history[-1] for history in histories if len(history) > 1])[users]
-    say(f"{len(histories):,} users and {len(items):,} items; {len(users):,} users are asked for")
-    model, ids, tokenizer = load_model(options, codes, known)
-    tokens = ids.token_sequences()
-    index = ConstraintIndex.from_sequences(tokens)  # items are their rows
-    prompts = [tokens[known[user][-options.max_items :]].ravel() for user in users]
+    asked = [histories[user] for user in rng.permutation(len(histories))[: options.users]]
+    say(f"{len(histories):,} users and {len(ids):,} items; {len(asked):,} users are asked for")
+    known = [history[:-1] for history in histories]
+    model, ids, tokenizer = load_model(options, ids, known)
+    index = ids.constraint_index()
+    prompts = [ids.encode(history[:-1][-options.max_items :]) for history in asked]
+    targets = [history[-1] for history in asked]
     is_main = PartialState().is_main_process
     rows = {}
     if is_main:
@@ -249,14 +243,17 @@ def compare(options: argparse.Namespace) -> dict[str, Any] | None:
     if not is_main:
         return None
     rows["draft head"] = ask(trainer.model, index, prompts, targets, options.batch_size, drafting="head")
-    print_table(
-        ["", f"Recall@{LIST_LENGTH}", f"{options.batch_size} users"],
-        [[name, f"{row[f'recall@{LIST_LENGTH}']:.1%}", f"{row['milliseconds']:.1f} ms"] for name, row in rows.items()],
-    )
-    ConstraintIndex.from_sequences(tokens, item_ids=items).save_pretrained(options.output)
+    print(f"{'':24}  Recall@{LIST_LENGTH}  {options.batch_size} users")
+    for name, row in rows.items():
+        print(f"{name:24}  {row[f'recall@{LIST_LENGTH}']:9.1%}  {row['milliseconds']:6.1f} ms")
+    trained = trainer.model
+    trained.generation_config.constraint_index = "."  # the checkpoint names its catalogue: itself
+    trained.generation_config.drafting = "head"
+    trained.generation_config.save_pretrained(options.output)
+    index.save_pretrained(options.output)
     if not options.fast:
-        say(f"saved in {options.output}: AutoModelForGenerativeRetrieval.from_pretrained and ConstraintIndex load it")
-    return {"users": len(users), "items": len(items), "parameters": model.num_parameters(), "rows": rows}
+        say(f"saved in {options.output}: hf-gr serve {options.output} answers by the head")
+    return {"users": len(asked), "items": len(ids), "parameters": model.num_parameters(), "rows": rows}
 
 
 def say(text: str) -> None:
@@ -266,8 +263,11 @@ def say(text: str) -> None:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--interactions", type=Path, help="file with one interaction per row")
-    parser.add_argument("--items", type=Path, help="file with the items' semantic IDs")
-    parser.add_argument("--columns", nargs="+", default=["user", "item", "time"], help="names of user, item and time")
+    parser.add_argument(
+        "--items", type=Path, help="file with the items' semantic IDs; by default they are made from the interactions"
+    )
+    parser.add_argument("--num-codes", type=int, default=64, help="codes per level of IDs that are made")
+    parser.add_argument("--columns", nargs="+", default=COLUMNS, help="names of user, item and time")
     parser.add_argument(
         "--model",
         type=Path,
@@ -280,9 +280,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--head-only", action="store_true", help="of the model, train only the placeholders")
     parser.add_argument("--transition", choices=get_args(Transition), default="rnn")
     parser.add_argument("--steps", type=int, default=2000, help="steps of the head's training")
-    parser.add_argument(
-        "--base-steps", type=int, default=SETTINGS["num_steps"], help="steps of the model's training, without --model"
-    )
+    parser.add_argument("--base-steps", type=int, default=1200, help="steps of the model's training, without --model")
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="the paper has 1e-5 for models of 1 B")
     parser.add_argument("--max-items", type=int, default=10, help="the latest items that form a prompt")
     parser.add_argument("--users", type=int, default=1000, help="users to recommend for")
@@ -299,13 +297,17 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
             parser.error(f"--{name.replace('_', '-')} {getattr(options, name)}, expected 1 or more")
     if options.fast:
         vars(options).update(FAST)
-    elif options.interactions is None or options.items is None:
-        parser.error("--interactions and --items are needed, or --fast")
+    elif options.interactions is None:
+        parser.error("--interactions is needed, or --fast")
+    elif options.model is not None and options.items is None:
+        parser.error("--model needs --items: the semantic IDs that it was trained with")
     return options
 
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
+    logging.disable_progress_bar()
+    PartialState(cpu=not torch.accelerator.is_available())  # else several processes on CPUs would not find each other
     torch.set_num_threads(1)  # a second thread hardly helps a small model, and slows it down where a core is busy
     with tempfile.TemporaryDirectory() as folder:
         if options.fast:
@@ -313,9 +315,8 @@ def main(arguments: list[str] | None = None) -> None:
             options.output = Path(folder) / "recommender"
         result = compare(options)
     if result is not None:
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         settings = {name: getattr(options, name) for name in ("steps", "head_only", "transition", "seed")}
-        print_json_line("train_draft_head", device, {**settings, **result})
+        print(json.dumps({**settings, **result}))
 
 
 if __name__ == "__main__":

@@ -547,27 +547,25 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     return import_module("train_draft_head")
 
 
-def test_interactions_are_read_in_order_of_time(script: Any, tmp_path: Path) -> None:
+def test_the_script_reads_items_and_says_what_it_omits(
+    script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("pyarrow")
-    rows = [("b", "007", 3), ("a", "7", 2), ("a", "8", 1), ("b", "9", 1), ("a", "x", 0), ("b", "7", 2)]
-    table = tmp_path / "table.tsv"
-    table.write_text("\n".join("\t".join(map(str, row)) for row in [("user", "item", "time"), *rows]))
-    lines = tmp_path / "lines.jsonl"
-    lines.write_text("\n".join(json.dumps(dict(zip(("user", "item", "time"), row, strict=True))) for row in rows))
-    items = ["7", "8", "9", "007"]
-    for path in (table, lines):
-        histories = script.read_histories(path, ["user", "item", "time"], items)
-        assert [history.tolist() for history in histories] == [[1, 0], [2, 0, 3]]
-    unsorted = script.read_histories(table, ["user", "item", "when"], items)
-    assert [history.tolist() for history in unsorted] == [[0, 1], [3, 2, 0]]
-    with pytest.raises(SystemExit, match="name them by --columns"):
-        script.read_histories(table, ["who", "item"], items)
-    codes = tmp_path / "codes.csv"
-    codes.write_text("item,one,two\n007,1,2\n7,0,3\n")
-    names, read = script.read_items(codes)
-    assert (names, read.tolist()) == (["007", "7"], [[1, 2], [0, 3]])
+    codes, rows = tmp_path / "codes.csv", tmp_path / "rows.csv"
+    codes.write_text("item,one,two\n007,1,2\n7,0,3\n8,1,1\n")
+    ids = script.read_items(codes)
+    assert (ids.item_ids, ids.codes.tolist()) == (["007", "7", "8"], [[1, 2], [0, 3], [1, 1]])
+    rows.write_text("user,item,time\nb,007,3\nb,7,1\nb,x,0\nb,8,2\na,7,1\n")
+    given = ["--interactions", str(rows), "--items", str(codes)]
+    assert script.read_data(script.parse(given))[1] == [["7", "8", "007"]]
+    assert "'x' in row 2, and 1 of 5 rows have items without a semantic ID" in capsys.readouterr().out
+    rows.write_text("user,item\nb,007\nb,7\nb,8\n")
+    assert script.read_data(script.parse(given))[1] == [["007", "7", "8"]]
+    assert "no column 'time': rows are taken to be in order" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="--columns"):
+        script.read_data(script.parse([*given, "--columns", "who", "item"]))
     codes.with_suffix(".json").write_text('{"17": [1, 2], "23": [0, 3]}')
-    assert script.read_items(codes.with_suffix(".json"))[0] == ["17", "23"]
+    assert script.read_items(codes.with_suffix(".json")).item_ids == [17, 23]
     codes.write_text("item,one,two\n007,1,a\n")
     with pytest.raises(SystemExit, match="integers from 0"):
         script.read_items(codes)
@@ -587,6 +585,7 @@ def test_the_script_trains_a_head_and_then_another_on_its_checkpoint(
     assert first["rows"].keys() == second["rows"].keys() == {"beam search by the model", "draft head"}
     loaded = hf_gr.AutoModelForGenerativeRetrieval.from_pretrained(tmp_path / "two")
     assert loaded.draft_head.config.transition == "gru"
+    assert loaded.generation_config.constraint_index == "."  # and so needs no more than its folder
 
 
 def test_the_script_is_quick() -> None:

@@ -120,7 +120,8 @@ def _read_files(paths: Any, names: dict[str, str]) -> tuple[dict[str, list[Any]]
     first = Path(paths if isinstance(paths, (str, PathLike)) else paths[0])
     sample = next((file for file in sorted(first.iterdir()) if file.suffix), first) if first.is_dir() else first
     suffixes = [suffix for suffix in sample.suffixes if suffix not in tables.CODECS]
-    format = next((kind for kind, ends in tables.SUFFIXES.items() if suffixes and suffixes[-1].lower() in ends), None)
+    kinds: Any = tables.SUFFIXES.items()
+    format = next((kind for kind, ends in kinds if suffixes and suffixes[-1].lower() in ends), None)
     if format is None:
         raise ValueError(f"{sample} is of no known kind, expected .csv, .tsv, .parquet or .jsonl: name it so")
     wanted = _Wanted(names)

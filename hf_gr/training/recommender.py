@@ -51,6 +51,7 @@ RECIPE: dict[str, Any] = {
     "report_to": "none",
     "disable_tqdm": True,
     "dataloader_pin_memory": False,
+    "ddp_find_unused_parameters": False,
 }
 
 Report = Callable[[float, float], None]
@@ -212,6 +213,7 @@ def train_recommender(
                 trained.save_pretrained(folder)
             if args.should_save:
                 index.save_pretrained(folder)
+            trainer.accelerator.wait_for_everyone()  # all processes find the folder complete
             trained.config.name_or_path = str(folder)  # where "." finds the catalogue
     return trained
 
@@ -323,8 +325,9 @@ class _RecommenderTrainer(LossTrainer):
             return super().create_scheduler(num_training_steps, optimizer)
         schedule = Schedule(self.max_seconds, warmup_steps=int(self.args.warmup_steps))
         self.schedule = schedule
+        steps: Any = self.optimizer if optimizer is None else optimizer
         self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimizer or self.optimizer, lambda step: schedule.learning_rate_at(step, num_training_steps)
+            steps, lambda step: schedule.learning_rate_at(step, num_training_steps)
         )
         return self.lr_scheduler
 
@@ -369,7 +372,8 @@ def _arguments(given: dict[str, Any], max_seconds: float | None) -> dict[str, An
         )
     if max_seconds is not None and not max_seconds > 0:
         raise ValueError(f"max_seconds={max_seconds}, expected more than 0, or None for no clock")
-    recipe = dict(RECIPE)
+    # Several processes on CPUs: transformers' own default would take each for the only one.
+    recipe = RECIPE | {"use_cpu": not torch.accelerator.is_available()}
     if "num_train_epochs" in given:
         del recipe["max_steps"]
     return recipe | given
