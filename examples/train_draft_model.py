@@ -11,8 +11,8 @@ Without `--model` a small one is trained first, with semantic IDs made from whic
    are the teacher data. Several processes divide them. An interrupted run continues when it is repeated.
 3. A small decoder with the target's vocabulary learns to recommend, and is then aligned with the target (AtSpeed-S).
 4. Held-out users are answered without a draft, with the catalogue as the draft (which needs no training), with the
-   draft before its alignment, after it, and with both. Answers are equal, as the target decides; forwards of the target
-   and time differ. On a CPU the cost of a forward grows with its tokens: fewer forwards need not save time there.
+   draft before its alignment, after it, and with both. Answers are equal, as the target decides; forwards
+   of the target and time differ. On a CPU the cost of a forward grows with its tokens: fewer forwards need not save time there.
 
     pip install "hf-gr[demo]"
     python examples/train_draft_model.py --interactions purchases.csv --output draft
