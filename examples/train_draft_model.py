@@ -11,8 +11,8 @@ Without `--model` a small one is trained first, with semantic IDs made from whic
    are the teacher data. Several processes divide them. An interrupted run continues when it is repeated.
 3. A small decoder with the target's vocabulary learns to recommend, and is then aligned with the target (AtSpeed-S).
 4. Held-out users are answered without a draft, with the catalogue as the draft (which needs no training), with the
-   draft before its alignment, after it, and with both. Answers are equal, as the target decides; forwards
-   of the target and time differ. On a CPU the cost of a forward grows with its tokens: fewer forwards need not save time there.
+   draft before its alignment, after it, and with both. Answers are equal, as the target decides; its forwards and the
+   time differ. On a CPU the cost of a forward grows with its tokens: fewer forwards need not save time there.
 
     pip install "hf-gr[demo]"
     python examples/train_draft_model.py --interactions purchases.csv --output draft
@@ -115,8 +115,7 @@ def train_target(options: argparse.Namespace, histories: list[list[Any]], folder
 def load_target(options: argparse.Namespace, name: str) -> tuple[Any, ConstraintIndex]:
     """The target on this process's device, and its catalogue."""
     target = AutoModelForGenerativeRetrieval.from_pretrained(name, backend="torch").eval()
-    # Here every call says itself what it searches in.
-    named, target.generation_config.constraint_index = target.generation_config.constraint_index, None
+    named = target.generation_config.constraint_index
     where = options.index or (name if named in (None, ".") else named)
     return target.to(PartialState().device), ConstraintIndex.from_pretrained(where)
 
@@ -228,7 +227,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any] | None:
         if not known:
             raise SystemExit(f"no item of {options.interactions} is in the catalogue of {name}: is it the right one?")
     row_of = {item: row for row, item in enumerate(items)}
-    tokens = index.snapshot.sequences_of(items)[1]
+    tokens = np.array(index.encode(items)).reshape(len(items), -1)  # semantic IDs of one length
     rows = [np.array([row_of[item] for item in history]) for history in known]
 
     # Every item of a history is a label once; what came before it is its prompt.
