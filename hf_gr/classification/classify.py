@@ -10,7 +10,7 @@ Axes: S sequences.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,13 +22,19 @@ from transformers import GenerationMixin
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.labels import check_is_tokenizer, check_is_unicode
 from hf_gr.catalogue.sequences import is_integer
-from hf_gr.catalogue.snapshot import Snapshot
+from hf_gr.catalogue.snapshot import Snapshot, combine_rules
+from hf_gr.generation.checks import check_tokens_of_catalogue
+from hf_gr.generation.messages import say_once
 from hf_gr.generation.prompts import padding_side
 from hf_gr.generation.torch.checks import check_vocabulary
-from hf_gr.generation.torch.models import base_model, evaluation
+from hf_gr.generation.torch.constraints import SeveralLabels
+from hf_gr.generation.torch.logits_process import read_several
+from hf_gr.generation.torch.models import base_model, evaluation, output_size_of
 
-from .finders import make_finder, sequences_if_small
+from .exhaustive import LOGITS_AT_ONCE
+from .finders import BeamFinder, BoundedFinder, ExactFinder, Finder, all_sequences, takes_trees
 from .prompts import PromptEncoder, prompt_room
+from .result import Classification, Ranked, parents_of, read_hierarchy
 
 DEFAULT_PROMPT = "Classify the text into one category.\nText: {text}\nCategory:"
 
@@ -44,12 +50,16 @@ def classify(
     prompt: str = DEFAULT_PROMPT,
     threshold: float | None = None,
     neutral_text: str | None = None,
+    hierarchy: str | Mapping[str, Sequence[str]] | None = None,
+    separator: Sequence[int] | str | None = None,
+    max_labels: int | None = None,
     batch_size: int = 8,
     max_tree_nodes: int = 8192,
+    tolerance: float = 0.001,
     num_beams: int = 32,
     max_length: int | None = None,
     progress: bool | None = None,
-) -> list[list[tuple[str, float]]]:
+) -> Classification:
     """Rank the labels of an index for every text.
 
     A label's probability is that of the model writing it after the prompt, end token included: a product over the full
@@ -57,11 +67,17 @@ def classify(
     `index.where` narrows it down), so that the probabilities of a text sum to one. Labels that tokenize alike are one
     sequence, and share its probability equally.
 
-    Where the label set has at most `max_tree_nodes` inner nodes (distinct proper prefixes of its labels; a phrase adds
-    about four), all of it is scored: one prefill and one forward over those nodes, or several where the logits of one
-    would take more than 256 MB. Larger sets are searched by a constrained beam search instead. It may miss labels;
-    those that it does not return count as impossible, so its probabilities are divided by the sum over what was
-    *found*, and are upper bounds of the exact ones.
+    How labels are found depends on the inner nodes of the label set (distinct proper prefixes of its labels; a phrase
+    adds about four), and the result's `method` says it:
+
+    - `"exact"`: every node is scored: one prefill and one forward over those nodes, or several where the logits of one
+      would take more than 256 MB. Small sets, `top_k=None`, `tolerance=0`, a neutral text.
+    - `"bounded"`: the nodes are scored from the most probable one on, until all labels that are left are together at
+      most `tolerance` times as probable as those found. Labels of at least that probability are all there, in the
+      exact order, and no probability is too large by more than that share. Sets of more nodes than one forward scores.
+    - `"beams"`: sets of more than `max_tree_nodes` nodes are searched by a constrained beam search. It may miss
+      labels; those that it does not return count as impossible, so its probabilities are divided by the sum over what
+      was *found*, and are upper bounds of the exact ones. Answers of several labels are always found so.
 
     Args:
         model: a language model of transformers, decoder-only or encoder-decoder; it need not be enabled. It is used
@@ -75,22 +91,31 @@ def classify(
         threshold: labels with a smaller probability are omitted. No label at all means "none of them".
         neutral_text: a text that says nothing, such as "N/A". Every label's probability is first divided by the one
             that it has after this text, so that labels that the model tends to write anyway, such as short ones, have
-            no advantage (contextual calibration). Only for label sets that are scored as a whole.
+            no advantage (contextual calibration). Of a set that is searched by beams, what they found is ranked anew.
+        hierarchy: for labels that are paths, such as "Technology > AI", what is between their levels; or for every
+            label the list of its parents, the topmost first. The result then has the probabilities of `parents`, and
+            its `metrics` are by level.
+        separator: for answers of several labels, none twice: what is between two of them, a text or token ids. Every
+            "label" of the result is then a tuple of labels. Labels include the space before them: ",", not ", ".
+        max_labels: the most labels of one answer; expected with `separator`.
         batch_size: texts of one forward; they are sorted by length and padded, for a decoder on the left.
-        max_tree_nodes: the largest label set that is scored as a whole; 0 for beams in any case.
+        max_tree_nodes: the largest label set that is not searched by beams; 0 for beams in any case.
+        tolerance: the largest relative error of a bounded search, 0 to 1; 0 scores every label.
         num_beams: of the search in larger sets, which finds as many labels; `top_k` of them, if that is more.
         max_length: the longest prompt in tokens, by default what model and tokenizer allow. A longer one loses the end
             of its text, never of the template.
         progress: whether to show a progress bar; None for where stderr is a terminal.
 
     Returns:
-        For every text its labels with their probabilities, the most probable first.
+        For every text its labels with their probabilities, the most probable first: a list of lists, which also says
+        how they were found, and has `metrics(expected)`.
 
     Raises:
         ValueError: before any work: no text, or one that is not a string; a prompt without `{text}`, too long by
             itself, or ending with a space although labels begin with theirs; an index without labels, without living
-            ones, or of another tokenizer or vocabulary; numbers out of range; a neutral text and a label set that is
-            searched. And during the work: a model whose logits are not numbers.
+            ones, or of another tokenizer or vocabulary; numbers out of range; a hierarchy without some label; a
+            separator that is also inside a label, or without `max_labels`. And during the work: a model whose logits
+            are not numbers.
 
     Example:
         A tokenizer of single bytes, and a model with random weights:
@@ -103,7 +128,10 @@ def classify(
         >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>")
         >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=257, hidden_size=32, num_hidden_layers=1))
         >>> index = ConstraintIndex.from_labels(["Sports", "Science"], tokenizer)
-        >>> ((first, second),) = classify(model, tokenizer, ["The match ended in a shootout."], index)
+        >>> found = classify(model, tokenizer, ["The match ended in a shootout."], index)
+        >>> found
+        Classification of 1 text by 2 labels (13 nodes): exact
+        >>> ((first, second),) = found
         >>> sorted([first[0], second[0]]), first[1] >= second[1], round(first[1] + second[1], 6)
         (['Science', 'Sports'], True, 1.0)
 
@@ -115,47 +143,76 @@ def classify(
     inner = _check_model(model)
     check_vocabulary(inner, snapshot, name="index")
     counts = {"top_k": 1 if top_k is None else top_k, "batch_size": batch_size, "num_beams": num_beams}
-    _check_numbers(counts, max_tree_nodes, threshold)
-    room = prompt_room(inner, tokenizer, snapshot, max_length)
+    _check_numbers(counts, max_tree_nodes, threshold, tolerance)
+    if neutral_text is not None and not isinstance(neutral_text, str):
+        raise ValueError(f"neutral_text={neutral_text!r}, expected None or a string")
+    answers = _read_answers(snapshot, separator, max_labels, tokenizer)
+    if answers is not None:
+        if hierarchy is not None:
+            raise ValueError("hierarchy and separator are given, expected one of them: an answer has several parents")
+        check_tokens_of_catalogue(answers, output_size_of(inner), name="separator")
+    path_of = read_hierarchy(hierarchy, index.item_ids if isinstance(hierarchy, Mapping) else ())
+    answer_length = None if answers is None else answers.longest_answer
+    room = prompt_room(inner, tokenizer, answer_length or snapshot.max_length, max_length)
     side = padding_side(is_encoder_decoder=inner.config.is_encoder_decoder)
     encoder = PromptEncoder.of(prompt, tokenizer, snapshot, room, side)
-    sequences = sequences_if_small(snapshot, max_tree_nodes)
-    if neutral_text is not None and (not isinstance(neutral_text, str) or sequences is None):
-        raise ValueError(
-            f"neutral_text={neutral_text!r}, expected None or a string, and a label set that is scored as a whole: it "
-            f"must have at most max_tree_nodes={max_tree_nodes} inner nodes"
-        )
+    sequences = all_sequences(snapshot)
+    num_nodes, num_beams = sequences.num_inner_nodes, max(num_beams, top_k or 1)
 
     prompts = encoder.encode(read_texts)
     # Longest first: what does not fit fails at once, and neighbours need little padding.
     order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
     batch_size = min(batch_size, len(prompts))
-    answers: list[list[tuple[str, float]]] = [[] for _ in prompts]
+    # What one forward scores is not worth a search; calibration may favour the least probable label.
+    is_large = num_nodes > 2 * LOGITS_AT_ONCE // (batch_size * output_size_of(inner))
+    is_bounded = is_large and top_k is not None and tolerance and neutral_text is None and takes_trees(inner)
+    ranked: list[Any] = [[] for _ in prompts]
+    num_scored = [0] * len(prompts)
+    parents: list[list[Any]] = [[] for _ in prompts]
     with (
         evaluation(inner),
         tqdm(total=len(prompts), unit="text", disable=None if progress is None else not progress) as bar,
     ):
-        find = make_finder(inner, snapshot, sequences, batch_size=batch_size, num_beams=max(num_beams, top_k or 1))
-        prior: Any = 0.0
+        finder: Finder
+        if answers is not None or num_nodes > max_tree_nodes:
+            if answers is None and max_tree_nodes:
+                say_once(
+                    f"{len(index):,} labels have {num_nodes:,} nodes, more than max_tree_nodes={max_tree_nodes:,}: "
+                    f"searching them by {num_beams} beams, which may miss labels"
+                )
+            finder = BeamFinder(inner, snapshot, num_beams=num_beams, answers=answers, max_new_tokens=answer_length)
+        elif is_bounded:
+            finder = BoundedFinder(inner, snapshot, sequences, tolerance=tolerance, at_least=top_k or 1)
+        else:
+            finder = ExactFinder(inner, snapshot, sequences, batch_size=batch_size)
         if neutral_text is not None:
-            ((prior, _),) = find(*encoder.pad(encoder.encode([neutral_text]), inner.device))
+            finder.calibrate(*encoder.pad(encoder.encode([neutral_text]), inner.device))
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
-            found = find(*encoder.pad([prompts[row] for row in rows], inner.device))
-            for row, (log_probs, labels) in zip(rows, found, strict=True):
-                answers[row] = _rank(log_probs - prior, labels, top_k, threshold or 0.0, inner.dtype)
+            batch = finder.find(*encoder.pad([prompts[row] for row in rows], inner.device))
+            for row, found in zip(rows, batch, strict=True):
+                log_probs = found.log_probs.double()
+                if neutral_text is not None:
+                    log_probs = log_probs - finder.prior(found)
+                every = _rank(log_probs, found.labels, inner.dtype)
+                ranked[row] = [one for one in every if one[1] >= (threshold or 0.0)][:top_k]
+                num_scored[row] = found.num_scored
+                if path_of is not None:
+                    parents[row] = [level[:top_k] for level in parents_of(every, path_of, hierarchy)]
             bar.update(len(rows))
-    return answers
+    return Classification(
+        ranked,
+        method=finder.method,
+        num_labels=snapshot.num_items,
+        num_nodes=num_nodes,
+        num_scored=num_scored,
+        parents=None if path_of is None else parents,
+        path_of=path_of,
+    )
 
 
-def _rank(
-    log_probs: Float[Tensor, " sequences"],
-    labels: Sequence[Sequence[str]],
-    top_k: int | None,
-    threshold: float,
-    dtype: Any,
-) -> list[tuple[str, float]]:
-    """The most probable labels, each with its share of its sequence's."""
+def _rank(log_probs: Float[Tensor, " sequences"], labels: Sequence[Sequence[Any]], dtype: Any) -> Ranked:
+    """All labels, the most probable first, each with its share of its sequence's probability."""
     shares = torch.tensor([max(len(alike), 1) for alike in labels], dtype=torch.float64)
     probabilities = log_probs.double().softmax(dim=0) / shares
     if not len(labels) or bool(probabilities.isnan().any()):
@@ -163,13 +220,11 @@ def _rank(
             f"model gives logits that are no numbers, in {dtype}, expected finite ones: try bfloat16 or float32"
         )
     best = probabilities.sort(descending=True, stable=True)
-    ranked: list[tuple[str, float]] = [
-        (label, float(probability))
-        for probability, number in zip(best.values[:top_k].tolist(), best.indices[:top_k].tolist(), strict=True)
-        for label in labels[int(number)]
-        if probability >= threshold
+    return [
+        (label, probability)
+        for probability, number in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        for label in labels[number]
     ]
-    return ranked[:top_k]
 
 
 def _check_texts(texts: Any) -> list[str]:
@@ -214,7 +269,17 @@ def _check_model(model: Any) -> Any:
     return inner
 
 
-def _check_numbers(counts: dict[str, Any], max_tree_nodes: Any, threshold: Any) -> None:
+def _read_answers(snapshot: Snapshot, separator: Any, max_labels: Any, tokenizer: Any) -> SeveralLabels | None:
+    """The constraint of answers of several labels; None for one label each."""
+    if (separator is None) != (max_labels is None):
+        raise ValueError(
+            f"separator={separator!r} and max_labels={max_labels!r}, expected both, for answers of several labels, or "
+            "neither"
+        )
+    return None if separator is None else read_several(combine_rules([snapshot]), separator, max_labels, tokenizer)
+
+
+def _check_numbers(counts: dict[str, Any], max_tree_nodes: Any, threshold: Any, tolerance: Any) -> None:
     for name, value in counts.items():
         if not is_integer(value) or value < 1:
             raise ValueError(f"{name}={value!r}, expected 1 or more")
@@ -222,3 +287,5 @@ def _check_numbers(counts: dict[str, Any], max_tree_nodes: Any, threshold: Any) 
         raise ValueError(f"max_tree_nodes={max_tree_nodes!r}, expected 0, for beams in any case, or more")
     if threshold is not None and (not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1):
         raise ValueError(f"threshold={threshold!r}, expected a probability from 0 to 1, or None")
+    if not isinstance(tolerance, (int, float)) or not 0 <= tolerance <= 1:
+        raise ValueError(f"tolerance={tolerance!r}, expected a relative error from 0, for all labels, to 1")

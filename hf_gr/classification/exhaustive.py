@@ -69,6 +69,11 @@ class Sequences:
     def __len__(self) -> int:
         return self.trie.num_sequences
 
+    @property
+    def num_inner_nodes(self) -> int:
+        """Distinct proper prefixes of all sequences, the empty one not counted."""
+        return num_inner_nodes(self.trie)
+
     def leaves(self) -> Longs:
         """The leaf of every sequence."""
         leaves = np.empty(len(self), dtype=np.int64)
@@ -180,7 +185,7 @@ def _score_piece(scorer: Scorer, levels: Sequence[Level]) -> Float[Tensor, "batc
     log_probs = torch.zeros((batch_size, 1), device=device)  # of the nodes
     for level, logits in zip(levels, _logits(scorer, of_prompt, levels), strict=True):
         chosen = logits[:, level.parents, level.tokens].float()
-        log_probs = log_probs[:, level.parents] + (chosen - _normalizers(logits)[:, level.parents])
+        log_probs = log_probs[:, level.parents] + (chosen - normalizers(logits)[:, level.parents])
         found[:, level.sequences] = log_probs[:, level.ends]
         log_probs = log_probs[:, level.inner]
     return found
@@ -203,7 +208,7 @@ def _logits(
         yield scorer.score([nodes], depth=depth)[0]
 
 
-def _normalizers(logits: Float[Tensor, "batch nodes vocab"]) -> Float[Tensor, "batch nodes"]:
+def normalizers(logits: Float[Tensor, "batch nodes vocab"]) -> Float[Tensor, "batch nodes"]:
     """What log-softmax subtracts from the logits; in pieces, because nothing else here is as large."""
     rows = logits.flatten(0, 1)
     pieces = rows.split(rows_at_once(len(rows), rows.shape[1], rows.device))

@@ -109,8 +109,8 @@ class PromptEncoder:
         return best
 
 
-def prompt_room(model: Any, tokenizer: Any, snapshot: Snapshot, max_length: int | None) -> int:
-    """The most tokens of a prompt."""
+def prompt_room(model: Any, tokenizer: Any, longest: int, max_length: int | None) -> int:
+    """The most tokens of a prompt that is followed by at most `longest` others."""
     if max_length is not None and (not is_integer(max_length) or max_length < 1):
         raise ValueError(f"max_length={max_length!r}, expected 1 or more tokens of a prompt")
     largest = min(
@@ -122,7 +122,7 @@ def prompt_room(model: Any, tokenizer: Any, snapshot: Snapshot, max_length: int 
         )
         if size is not None and size > 0
     )
-    room = largest if model.config.is_encoder_decoder else largest - snapshot.max_length
+    room = largest if model.config.is_encoder_decoder else largest - longest
     if max_length is not None and max_length > room:
         raise ValueError(
             f"max_length={max_length}, expected at most {room}: the model's largest length less the longest label's"

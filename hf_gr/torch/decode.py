@@ -32,7 +32,7 @@ from .plan import DecodePlan, Processor
 from .scorers import Scorer
 from .speculation import Drafter, Level, Lookahead, Speculation
 from .transfers import to_device
-from .transition import DeviceCatalogue, is_leaf, mask_illegal, over_vocabulary
+from .transition import DeviceCatalogue, mask_illegal, over_vocabulary
 from .tree import Nodes
 from .verifiers import locate, relaxed_places
 
@@ -370,7 +370,7 @@ def accept(
 
 
 def _ends(kept: Beams, catalogue: DeviceCatalogue, plan: DecodePlan, *, level: int) -> Bool[Tensor, "batch kept"]:
-    ends = is_leaf(kept.states, catalogue, level=level + 1)
+    ends = catalogue.is_leaf(kept.states, level=level + 1)
     if plan.stopping_criteria is None:
         return ends
     return ends | plan.apply(plan.stopping_criteria, kept.sequences)

@@ -20,7 +20,7 @@ from .beam import Beams, Finished
 from .children import Children
 from .plan import DecodePlan
 from .transfers import to_device
-from .transition import DeviceCatalogue, children
+from .transition import DeviceCatalogue
 
 PerRow = TypeVar("PerRow", Beams, Finished)
 
@@ -82,7 +82,7 @@ class Frontier:
     @cached_property
     def legal(self) -> Children:
         """The children of the beams."""
-        return children(self.beams.states, self.rows.catalogue, level=self.level)
+        return self.rows.catalogue.children(self.beams.states, self.beams.sequences, level=self.level)
 
     def where(self, flags: Bool[Tensor, " some"] | Sequence[bool]) -> Frontier:
         """The rows with a flag."""

@@ -201,6 +201,20 @@ class TreeScorer:
     def score(self, levels: Sequence[Nodes], *, depth: Depth) -> list[Float[Tensor, "batch _ vocab"]]:
         """See `Scorer.score`; one forward for all levels."""
         tokens, tree, depths = self._grow(levels, depth=depth)
+        logits = self.read(tokens, tree, depths)
+        return list(logits.split([nodes.tokens.shape[1] for nodes in levels], dim=1))
+
+    def read(
+        self, tokens: Int[Tensor, "batch nodes"], tree: Tree, depths: Int[Tensor, "#batch nodes"]
+    ) -> Float[Tensor, "batch nodes vocab"]:
+        """Logits after new nodes, wherever among all nodes so far their ancestors are.
+
+        Args:
+            tokens: of the nodes, which get the last slots of the tree.
+            tree: the nodes by the slots of their ancestors.
+            depths: tokens from the prompt to each node, itself included.
+        """
+        self.tree = tree
         prompt = self.prompt
         outputs = self.model(
             input_ids=tokens,
@@ -211,7 +225,7 @@ class TreeScorer:
             return_dict=True,
         )
         self.num_forwards += 1
-        return list(outputs.logits.to(tokens.device).split([nodes.tokens.shape[1] for nodes in levels], dim=1))
+        return outputs.logits.to(tokens.device)
 
     def keep(self, rows: Int[Tensor, " some"]) -> None:
         """See `Scorer.keep`."""

@@ -12,7 +12,8 @@ are ours. Axes: X rows of T tokens, M labels of an answer, D tokens of a label, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from hf_gr.catalogue.snapshot import Snapshot
 
+from .children import Children
 from .device_trie import DeviceTrie, on_device
 from .transfers import to_device
 
@@ -183,6 +185,23 @@ def allowed_tokens(
     max_labels: int | None,
 ) -> Bool[Tensor, "rows vocab"]:
     """The tokens by which answers may continue; none for those that are finished or invalid."""
+    tokens, legal = next_tokens(answers, living, rules, separator=separator, max_labels=max_labels)
+    allowed = torch.zeros((len(tokens), vocab_size + 1), dtype=torch.bool, device=tokens.device)
+    return allowed.scatter(1, torch.where(legal, tokens, vocab_size), True)[:, :-1]
+
+
+def next_tokens(
+    answers: Answers,
+    living: LivingLabels,
+    rules: Int[Tensor, " rows"],
+    *,
+    separator: Sequence[int],
+    max_labels: int | None,
+) -> tuple[Int[Tensor, "rows children"], Bool[Tensor, "rows children"]]:
+    """Tokens, and whether answers may continue by them: those of labels, then those of the separator.
+
+    A legal token is there once: where a label may end, no label continues with the separator's first token.
+    """
     node, device = answers.node, answers.node.device
     flat, most_children = living.trie.flat, max(living.trie.branching)
     first, end = flat.first_child[node], flat.first_child[node + 1]
@@ -198,13 +217,88 @@ def allowed_tokens(
     left = left.scatter_add(1, slots, torch.full_like(slots, -1))[:, :-1]
     legal = is_child & (left > 0) & (answers.in_separator == 0)[:, None]
 
-    tokens = torch.where(legal, flat.tokens[child], vocab_size)
-    allowed = torch.zeros((len(node), vocab_size + 1), dtype=torch.bool, device=device)
-    allowed = allowed.scatter(1, tokens, True)
+    tokens = torch.where(legal, flat.tokens[child], 0).long()
     most = living.counts[rules, 0] if max_labels is None else living.counts[rules, 0].clamp(max=max_labels)
-    may_begin = allowed[:, living.eos_token_id] & (answers.num_used + 1 < most)
-    allowed[:, separator[0]] |= may_begin
-    for place, token in enumerate(separator):
-        if place:
-            allowed[:, token] |= (answers.in_separator == place) & (node != living.nowhere)
-    return allowed[:, :-1]
+    may_end = (legal & (tokens == living.eos_token_id)).any(1)
+    places = torch.arange(len(separator), device=device)
+    goes_on = (places > 0) & (answers.in_separator[:, None] == places) & (node != living.nowhere)[:, None]
+    begins = (places == 0) & (may_end & (answers.num_used + 1 < most))[:, None]
+    parts = to_device(separator, device).expand(len(node), -1)
+    return torch.cat([tokens, parts], dim=1), torch.cat([legal, goes_on | begins], dim=1)
+
+
+# The states of beams: an answer is found from its tokens alone.
+GOES_ON, IS_COMPLETE, IS_DEAD = range(3)
+
+
+@dataclass(frozen=True)
+class AnswerChildren(Children):
+    """What may follow each beam of answers.
+
+    Attributes:
+        eos_token_id: the token that completes an answer.
+    """
+
+    eos_token_id: int
+
+    def take(
+        self, beams: Int[Tensor, "batch chosen"], children: Int[Tensor, "batch chosen"]
+    ) -> tuple[Int[Tensor, "batch chosen"], Int[Tensor, "batch chosen"]]:
+        """See `Children.take`."""
+        tokens = self._take_tokens(beams, children)
+        return tokens, (tokens == self.eos_token_id).long()
+
+
+@dataclass(frozen=True)
+class AnswerCatalogue:
+    """Answers of several labels as what may be generated for a batch: it stands where a `DeviceCatalogue` does.
+
+    Attributes:
+        living: the labels.
+        rules: of each request.
+        separator: its tokens.
+        max_labels: the most labels of an answer; None for as many as there are.
+        max_length: the most tokens of an answer.
+    """
+
+    living: LivingLabels
+    rules: Int[Tensor, " batch"]
+    separator: tuple[int, ...]
+    max_labels: int | None
+    max_length: int
+
+    is_ragged = True
+    dead_state = IS_DEAD
+
+    @property
+    def device(self) -> torch.device:
+        """Where its arrays are."""
+        return self.rules.device
+
+    @property
+    def has_leaves(self) -> tuple[bool, ...]:
+        """By level: whether an answer can end there."""
+        return (True,) * self.max_length
+
+    def of_rows(self, rows: Int[Tensor, " some"]) -> AnswerCatalogue:
+        """What may be generated for some requests of the batch."""
+        return replace(self, rules=self.rules[rows])
+
+    def children(
+        self,
+        states: Int[Tensor, "batch beams"],
+        sequences: Int[Tensor, "batch beams length"],
+        *,
+        level: int,
+    ) -> AnswerChildren:
+        """What may follow the tokens of every beam."""
+        rules = self.rules.repeat_interleave(states.shape[1])
+        how: dict[str, Any] = {"separator": self.separator, "max_labels": self.max_labels}
+        answers = read_answers(sequences.flatten(0, 1), self.living, rules, **how)
+        tokens, legal = next_tokens(answers, self.living, rules, **how)
+        legal = legal.view(*states.shape, -1) & (states == GOES_ON)[..., None]
+        return AnswerChildren(tokens.view(legal.shape), legal, self.living.eos_token_id)
+
+    def is_leaf(self, states: Int[Tensor, "batch beams"], *, level: int) -> Bool[Tensor, "batch beams"]:
+        """Whether an answer has ended: also one that has as many tokens as it may have."""
+        return (states != GOES_ON) | (level == self.max_length)

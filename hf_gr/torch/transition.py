@@ -110,6 +110,20 @@ class DeviceCatalogue:
         """Whether some sequence is shorter than another."""
         return any(self.has_leaves[:-1])
 
+    def children(
+        self,
+        states: Int[Tensor, "batch beams"],
+        sequences: Int[Tensor, "batch beams length"],
+        *,
+        level: int,
+    ) -> Children:
+        """The living children of beams by their states; the tokens before them do not matter."""
+        return children(states, self, level=level)
+
+    def is_leaf(self, states: Int[Tensor, "batch beams"], *, level: int) -> Bool[Tensor, "batch beams"]:
+        """Whether a sequence ends in each state."""
+        return is_leaf(states, self, level=level)
+
     def of_rows(self, rows: Int[Tensor, " some"]) -> DeviceCatalogue:
         """What may be generated for some requests of the batch."""
         return replace(

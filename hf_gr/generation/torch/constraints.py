@@ -17,7 +17,7 @@ from torch import Tensor
 from hf_gr.catalogue.separators import check_separator, split
 from hf_gr.catalogue.snapshot import BatchRules, Snapshot, combine_rules
 from hf_gr.torch.device_trie import MOST_NODES
-from hf_gr.torch.several_labels import LivingLabels, allowed_tokens, living_labels, read_answers
+from hf_gr.torch.several_labels import AnswerCatalogue, LivingLabels, allowed_tokens, living_labels, read_answers
 from hf_gr.torch.transfers import to_device
 from hf_gr.torch.transition import DeviceCatalogue, advance, children, device_catalogue
 
@@ -183,6 +183,27 @@ class SeveralLabels(Constraint):
         """See `Constraint.split`."""
         assert self.rules.shared.eos_token_id is not None
         return split(row, self.separator, self.rules.shared.eos_token_id)
+
+    def catalogue(self, num_prompts: int, device: torch.device, *, max_length: int) -> AnswerCatalogue:
+        """The answers as what may be generated for a batch.
+
+        Args:
+            num_prompts: B.
+            device: the device.
+            max_length: the most tokens of an answer.
+        """
+        rules = torch.zeros(num_prompts, dtype=torch.long, device=device)
+        if self.rules.rule_of_row is not None:
+            rules = to_device(self.rules.rule_of_row, device)
+        return AnswerCatalogue(self._living_on(device), rules, self.separator, self.max_labels, max_length)
+
+    @property
+    def longest_answer(self) -> int | None:
+        """The most tokens of an answer, its end token included; None if nothing limits its labels."""
+        if self.max_labels is None:
+            return None
+        of_label = self.rules.shared.max_length - 1
+        return self.max_labels * (of_label + len(self.separator)) - len(self.separator) + 1
 
     def _living_on(self, device: torch.device) -> LivingLabels:
         if device not in self._living:

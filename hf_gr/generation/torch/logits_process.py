@@ -110,9 +110,9 @@ class ConstraintLogitsProcessor(LogitsProcessor):
         rules = batch_rules(index, exclude_items)
         self.constraint: Constraint = OneSequence(rules)
         if separator is not None:
-            tokens = _read_separator(separator, tokenizer, rules.shared.eos_token_id)
-            self.constraint, self.separator = SeveralLabels(rules, tokens, max_labels), tokens
-        if max_labels is not None and (separator is None or not is_integer(max_labels) or max_labels < 1):
+            self.constraint = several = read_several(rules, separator, max_labels, tokenizer)
+            self.separator = several.separator
+        elif max_labels is not None:
             raise ValueError(f"max_labels={max_labels}, expected 1 or more, together with separator=")
         self.max_labels = max_labels
         self._prompt: Tensor | None = None  # of the last generation, and how far it came; unused with prompt_length
@@ -257,6 +257,24 @@ def _read_prompt_length(prompt_length: int | None, attention_mask: Tensor | None
             "pass one of the two"
         )
     return shape[1]
+
+
+def read_several(rules: BatchRules, separator: Any, max_labels: Any, tokenizer: Any) -> SeveralLabels:
+    """The constraint of answers of several labels.
+
+    Args:
+        rules: the labels of every prompt.
+        separator: token ids, or a text with `tokenizer`.
+        max_labels: the most labels of one answer, or None.
+        tokenizer: reads `separator`.
+
+    Raises:
+        ValueError: names the argument, its value, what is expected, and the fix.
+    """
+    tokens = _read_separator(separator, tokenizer, rules.shared.eos_token_id)
+    if max_labels is not None and (not is_integer(max_labels) or max_labels < 1):
+        raise ValueError(f"max_labels={max_labels}, expected 1 or more, together with separator=")
+    return SeveralLabels(rules, tokens, max_labels)
 
 
 def _read_separator(separator: Sequence[int] | str, tokenizer: Any, eos_token_id: int | None) -> tuple[int, ...]:

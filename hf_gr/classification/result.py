@@ -1,0 +1,190 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What `classify` returns: ranked labels, how they were found, and measures against the right ones. Scores nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .finders import Method
+
+Ranked = list[tuple[Any, float]]
+# From a label to its parents, the topmost first, and itself.
+PathOf = Callable[[str], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class LevelMetrics:
+    """Measures of one level of a hierarchy, or of whole labels.
+
+    Attributes:
+        level: 1 for the topmost; None for whole labels.
+        num_texts: texts whose right label has this level.
+        num_classes: right classes among those.
+        accuracy: the share whose first label is right up to this level.
+        accuracy_at_k: the share with a right one among all labels of the result.
+        macro_f1: the mean F1 of the classes that are right for some text or answered for one, each weighing the same.
+    """
+
+    level: int | None
+    num_texts: int
+    num_classes: int
+    accuracy: float
+    accuracy_at_k: float
+    macro_f1: float
+
+
+class Classification(list[Ranked]):
+    """For every text its labels with their probabilities, the most probable first: a list of lists of pairs.
+
+    Attributes:
+        method: `"exact"` if all labels were scored; `"bounded"` if those that can matter were (see `tolerance` of
+            `classify`); `"beams"` if a beam search found them: it may miss labels.
+        num_labels: of the label set.
+        num_nodes: inner nodes of the label set: distinct proper prefixes of its labels.
+        num_scored: for every text, the nodes that were scored.
+        parents: for every text and level of the hierarchy, the topmost first, the parents with the probability of all
+            labels below them together; None without `hierarchy=`.
+
+    Example:
+        >>> found = Classification([[("Art > Music", 0.9), ("Sport", 0.1)]], method="exact", num_labels=2,
+        ...                        num_nodes=3, num_scored=[3], path_of=lambda label: label.split(" > "))
+        >>> found
+        Classification of 1 text by 2 labels (3 nodes): exact
+        >>> [(level.level, level.accuracy) for level in found.metrics(["Art > Film"])]
+        [(1, 1.0), (2, 0.0)]
+    """
+
+    def __init__(
+        self,
+        ranked: Iterable[Ranked],
+        *,
+        method: Method,
+        num_labels: int,
+        num_nodes: int,
+        num_scored: Sequence[int],
+        parents: list[list[Ranked]] | None = None,
+        path_of: PathOf | None = None,
+    ) -> None:
+        super().__init__(ranked)
+        self.method = method
+        self.num_labels = num_labels
+        self.num_nodes = num_nodes
+        self.num_scored = list(num_scored)
+        self.parents = parents
+        self.path_of = path_of
+
+    def __repr__(self) -> str:
+        texts = f"{len(self)} text{'s' * (len(self) != 1)}"
+        return f"Classification of {texts} by {self.num_labels:,} labels ({self.num_nodes:,} nodes): {self.method}"
+
+    def metrics(self, expected: Sequence[str]) -> list[LevelMetrics]:
+        """Accuracy and F1 against the right labels.
+
+        Args:
+            expected: the right label of every text.
+
+        Returns:
+            One entry for every level of the hierarchy, the topmost first; without `hierarchy=` one for whole labels. A
+            level is measured on the texts whose right label has it. An answer that ends above it is wrong there; no
+            answer is wrong everywhere.
+
+        Raises:
+            ValueError: another number of labels than of texts, one that is not a string, or answers of several labels.
+        """
+        right = list(expected)
+        if len(right) != len(self):
+            raise ValueError(f"expected has {len(right)} labels, expected one for each of the {len(self)} texts")
+        for number, label in enumerate(right):
+            if not isinstance(label, str):
+                raise ValueError(f"expected[{number}] is {label!r}, expected a label")
+        if any(isinstance(label, tuple) for labels in self for label, _ in labels):
+            raise ValueError("answers have several labels each, expected one: classify without separator=")
+        path_of = self.path_of
+        answers = [[label for label, _ in labels] for labels in self]
+        if path_of is None:
+            alone = [[(label,) for label in of_text] for of_text in answers]
+            return [_level_metrics(None, alone, [(label,) for label in right])]
+        paths = [tuple(path_of(label)) for label in right]
+        found = [[tuple(path_of(label)) for label in of_text] for of_text in answers]
+        levels: list[LevelMetrics] = []
+        for level in range(1, max(map(len, paths), default=0) + 1):
+            texts = [number for number, path in enumerate(paths) if len(path) >= level]
+            cut = [[path[:level] for path in found[number]] for number in texts]
+            levels.append(_level_metrics(level, cut, [paths[number][:level] for number in texts]))
+        return levels
+
+
+def _level_metrics(
+    level: int | None, answers: Sequence[Sequence[tuple[str, ...]]], right: Sequence[tuple[str, ...]]
+) -> LevelMetrics:
+    first = [of_text[0] if of_text else None for of_text in answers]
+    classes = {*right, *(answer for answer in first if answer is not None)}
+    hits = Counter(wanted for answer, wanted in zip(first, right, strict=True) if answer == wanted)
+    answered, wanted_by = Counter(first), Counter(right)
+    # F1 is twice the hits by all that is either answered or right.
+    f1 = [2 * hits[one] / (answered[one] + wanted_by[one]) for one in classes]
+    among = [wanted in of_text for of_text, wanted in zip(answers, right, strict=True)]
+    number = len(right)
+    return LevelMetrics(
+        level=level,
+        num_texts=number,
+        num_classes=len(set(right)),
+        accuracy=sum(hits.values()) / number if number else float("nan"),
+        accuracy_at_k=sum(among) / number if number else float("nan"),
+        macro_f1=sum(f1) / len(f1) if f1 else float("nan"),
+    )
+
+
+def read_hierarchy(hierarchy: Any, labels: Iterable[str]) -> PathOf | None:
+    """How labels lead to their parents.
+
+    Args:
+        hierarchy: what is between the levels of a label, or for every label its parents, the topmost first.
+        labels: all labels.
+
+    Raises:
+        ValueError: neither of the two, or a label without an entry.
+    """
+    if hierarchy is None:
+        return None
+    if isinstance(hierarchy, str) and hierarchy:
+        return lambda label: label.split(hierarchy)
+    if not isinstance(hierarchy, Mapping):
+        raise ValueError(
+            f"hierarchy={hierarchy!r}, expected what is between the levels of a label, such as ' > ', or a mapping "
+            "from every label to the list of its parents"
+        )
+    for label in labels:
+        parents = hierarchy.get(label)
+        if isinstance(parents, str) or not isinstance(parents, Sequence):
+            raise ValueError(
+                f"hierarchy[{label!r}] is {parents!r}, expected the list of its parents, the topmost first; [] for "
+                "none"
+            )
+    return lambda label: [*hierarchy.get(label, ()), label]
+
+
+def parents_of(labels: Iterable[tuple[str, float]], path_of: PathOf, hierarchy: Any) -> list[Ranked]:
+    """The parents on every level with the sums of their labels, the most probable first.
+
+    Args:
+        labels: all labels with their probabilities.
+        path_of: from a label to its path.
+        hierarchy: what that was made from.
+    """
+    levels: list[dict[tuple[str, ...], float]] = []
+    for label, probability in labels:
+        path = tuple(path_of(label))
+        for level in range(1, len(path)):
+            if len(levels) < level:
+                levels.append({})
+            levels[level - 1][path[:level]] = levels[level - 1].get(path[:level], 0.0) + probability
+    between = hierarchy if isinstance(hierarchy, str) else None
+    ranked = [sorted(sums.items(), key=lambda one: -one[1]) for sums in levels]
+    return [
+        [(path[-1] if between is None else between.join(path), total) for path, total in level] for level in ranked
+    ]
