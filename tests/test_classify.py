@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,10 +16,12 @@ from families import build
 from label_tokenizers import tokenizer_of
 
 from hf_gr import ConstraintIndex, classify, enable
-from hf_gr.classification import exhaustive, finders, prompts
+from hf_gr.classification import bounded, exhaustive, finders, prompts
+from hf_gr.classification.result import Classification
 from hf_gr.generation.torch import layouts
 from hf_gr.reference import reference_label_log_probs
 
+classify_module: Any = sys.modules["hf_gr.classification.classify"]
 # Of log-probabilities, since these models are sure of themselves: fp32 sums of at most 13 of some tens.
 LOG_TOL = 1e-4
 LABELS = [
@@ -245,6 +248,135 @@ def test_a_neutral_text_takes_the_labels_own_weight_away(family: str) -> None:
     assert [probability for _, probability in same] == pytest.approx([1 / len(LABELS)] * len(LABELS))
 
 
+def test_what_beams_find_is_calibrated() -> None:
+    """Beams that find everything give what the tree gives; few beams rank what they find by the same ratios."""
+    model, index = model_of("qwen3"), index_of()
+    options: dict[str, Any] = {"top_k": None, "prompt": PROMPT, "neutral_text": "N/A"}
+    exact = classify(model, tokenizer_of("bpe"), TEXTS, index, **options)
+    found = classify(model, tokenizer_of("bpe"), TEXTS, index, **options, max_tree_nodes=0, batch_size=2)
+    for ours, theirs in zip(found, exact, strict=True):
+        assert difference(ours, dict(theirs)) < 2 * LOG_TOL
+    few = classify(model, tokenizer_of("bpe"), TEXTS, index, **options, max_tree_nodes=0, num_beams=2)
+    for ours, theirs in zip(few, exact, strict=True):
+        total = sum(dict(theirs)[label] for label, _ in ours)
+        assert difference(ours, {label: dict(theirs)[label] / total for label, _ in ours}) < 2 * LOG_TOL
+
+
+def many_labels(number: int) -> list[str]:
+    draw = random.Random(0)
+    words = ["sport", "science", "and", "deep", "learning", ">", "2048", "café", "of"]
+    return sorted({" ".join(draw.choices(words, k=draw.randrange(1, 5))) for _ in range(3 * number)})[:number]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "mistral"])
+@pytest.mark.parametrize(("keys", "tolerance"), [(None, 1e-3), (1, 1e-3), (None, 0.3)])
+def test_a_bounded_search_finds_what_matters(
+    family: str, keys: int | None, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Labels of at least the tolerance are there in the exact order; also where keys are forgotten again and again."""
+    monkeypatch.setattr(classify_module, "LOGITS_AT_ONCE", 512)
+    monkeypatch.setattr(bounded, "FIRST_NODES", 8)
+    if keys is not None:
+        monkeypatch.setattr(bounded, "KEYS_AT_ONCE", keys)
+        monkeypatch.setattr(bounded, "NODES_AT_ONCE", 60)
+    model, index = sure(model_of(family)), index_of(many_labels(300))
+    options: dict[str, Any] = {"prompt": PROMPT, "batch_size": 2}
+    found = classify(model, tokenizer_of("bpe"), TEXTS, index, top_k=20, tolerance=tolerance, **options)
+    exact = classify(model, tokenizer_of("bpe"), TEXTS, index, top_k=None, **options)
+    assert (found.method, exact.method, found.num_nodes) == ("bounded", "exact", exact.num_nodes)
+    assert max(found.num_scored) < 0.9 * exact.num_nodes == 0.9 * exact.num_scored[0]
+    for ours, theirs in zip(found, exact, strict=True):
+        for (label, probability), (wanted, expected) in zip(ours, theirs, strict=False):
+            if expected < tolerance:
+                break
+            assert label == wanted
+            assert expected * (1 - LOG_TOL) <= probability <= expected * (1 + tolerance + LOG_TOL)
+        assert len(ours) == 20
+
+
+def sure(model: Any) -> Any:
+    """The same model with larger logits, as trained ones have them."""
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(4)
+    return model
+
+
+def test_a_search_that_stops_too_early_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted error: what is left counts for less than it is."""
+    monkeypatch.setattr(classify_module, "LOGITS_AT_ONCE", 512)
+    monkeypatch.setattr(bounded, "FIRST_NODES", 8)
+    model, index = sure(model_of("llama")), index_of(many_labels(300))
+    options: dict[str, Any] = {"prompt": PROMPT, "batch_size": 1}
+    exact = classify(model, tokenizer_of("bpe"), TEXTS, index, top_k=None, **options)
+    init = bounded.BoundedScorer.__init__
+    monkeypatch.setattr(
+        bounded.BoundedScorer, "__init__", lambda self, *args, **kw: init(self, *args, **(kw | {"tolerance": 1e9}))
+    )
+    found = classify(model, tokenizer_of("bpe"), TEXTS, index, top_k=1, **options)
+    assert any(
+        abs(ours[0][1] / dict(theirs)[ours[0][0]] - 1) > 0.001 for ours, theirs in zip(found, exact, strict=True)
+    )
+
+
+def test_the_result_says_how_labels_were_found(caplog: pytest.LogCaptureFixture) -> None:
+    model, index = model_of("llama"), index_of()
+    exact = classify(model, tokenizer_of("bpe"), TEXTS, index)
+    nodes = len(prefixes_of(list(index)))
+    assert repr(exact) == f"Classification of 3 texts by 7 labels ({nodes} nodes): exact"
+    assert exact.num_scored == [nodes] * 3
+    searched = classify(model, tokenizer_of("bpe"), TEXTS, index, max_tree_nodes=nodes - 1)
+    assert searched.method == "beams"
+    assert f"7 labels have {nodes} nodes, more than max_tree_nodes={nodes - 1}" in caplog.text
+
+
+def test_parents_have_the_sums_of_their_labels() -> None:
+    model, index = model_of("llama"), index_of()
+    every = classify(model, tokenizer_of("bpe"), TEXTS, index, top_k=None)
+    named = {label: label.split(" > ")[:-1] for label in LABELS}
+    for hierarchy in (" > ", named):
+        found = classify(model, tokenizer_of("bpe"), TEXTS, index, top_k=1, hierarchy=hierarchy)
+        assert found.parents is not None
+        for ranked, (top, second) in zip(every, found.parents, strict=True):
+            below = [p for label, p in ranked if label.startswith("Technology > ")]
+            assert top == [("Technology", pytest.approx(sum(below)))]
+            name = "Technology > AI" if hierarchy == " > " else "AI"
+            assert second == [(name, pytest.approx(dict(ranked)["Technology > AI > Deep learning"]))]
+    assert every.parents is None
+
+
+def test_metrics_are_those_of_scikit_learn() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    draw = random.Random(1)
+    classes = ["A > a", "A > b", "B > a", "B > c > x", "C"]
+    right = [draw.choice(classes) for _ in range(60)]
+    answers = [draw.sample(classes, 3) if draw.random() < 0.9 else [] for _ in right]
+    ranked = [[(label, 0.3) for label in labels] for labels in answers]
+    sizes: dict[str, Any] = {"method": "exact", "num_labels": 5, "num_nodes": 9, "num_scored": [9] * 60}
+    (whole,) = Classification(ranked, **sizes).metrics(right)
+    first = [labels[0] if labels else "" for labels in answers]
+    wanted = [one for one in {*right, *first} if one]
+    assert whole.level is None
+    assert whole.accuracy == pytest.approx(metrics.accuracy_score(right, first))
+    assert whole.macro_f1 == pytest.approx(metrics.f1_score(right, first, labels=wanted, average="macro"))
+    assert whole.accuracy_at_k == sum(r in labels for r, labels in zip(right, answers, strict=True)) / 60
+    levels = Classification(ranked, path_of=lambda label: label.split(" > "), **sizes).metrics(right)
+    assert [level.level for level in levels] == [1, 2, 3]
+    for level in levels:
+        cut = [
+            (" > ".join(r.split(" > ")[: level.level]), " > ".join(f.split(" > ")[: level.level]))
+            for r, f in zip(right, first, strict=True)
+            if level.level is not None and len(r.split(" > ")) >= level.level
+        ]
+        of_right, of_first = zip(*cut, strict=True)
+        wanted = [one for one in {*of_right, *of_first} if one]
+        assert level.num_texts == len(cut)
+        assert level.accuracy == pytest.approx(metrics.accuracy_score(of_right, of_first))
+        assert level.macro_f1 == pytest.approx(metrics.f1_score(of_right, of_first, labels=wanted, average="macro"))
+    for wrong, message in ((right[1:], "expected has 59 labels"), ([3, *right[1:]], r"expected\[0\] is 3")):
+        with pytest.raises(ValueError, match=message):
+            Classification(ranked, **sizes).metrics(wrong)  # pyright: ignore[reportArgumentType]
+
+
 def test_a_view_is_a_smaller_label_set_and_additions_belong_to_it() -> None:
     model, tokenizer = model_of("llama"), tokenizer_of("bpe")
     smaller = ["Sports", "Technology", "北京"]
@@ -377,7 +509,12 @@ def call(**changes: Any) -> Callable[[], Any]:
         ({"num_beams": 1.5}, "num_beams=1.5, expected 1 or more"),
         ({"max_tree_nodes": -1}, "max_tree_nodes=-1, expected 0"),
         ({"neutral_text": 3}, "neutral_text=3, expected None or a string"),
-        ({"neutral_text": "N/A", "max_tree_nodes": 0}, "must have at most max_tree_nodes=0 inner nodes"),
+        ({"tolerance": 2}, "tolerance=2, expected a relative error"),
+        ({"hierarchy": 3}, "hierarchy=3, expected what is between the levels"),
+        ({"hierarchy": {"Sports": []}}, r"hierarchy\['Technology'\] is None, expected the list of its parents"),
+        ({"separator": ";"}, "separator=';' and max_labels=None, expected both"),
+        ({"separator": ";", "max_labels": 2, "hierarchy": " > "}, "hierarchy and separator are given"),
+        ({"separator": [600], "max_labels": 2}, "separator has token 600, expected less than the vocabulary"),
         ({"threshold": 50}, "threshold=50, expected a probability"),
         ({"max_length": 300}, "max_length=300, expected at most"),
         ({"max_length": 0}, "max_length=0, expected 1 or more tokens"),

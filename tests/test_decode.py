@@ -20,6 +20,7 @@ from hf_gr.reference import reference_beam_search
 from hf_gr.torch import beam, decode, device_trie, transition
 from hf_gr.torch.beam import Beams, Finished
 from hf_gr.torch.decode import DecodePlan
+from hf_gr.torch.transition import DeviceCatalogue
 from hf_gr.torch.tree import Nodes
 
 pytestmark = pytest.mark.shapes
@@ -148,7 +149,7 @@ def test_the_vocabulary_wide_path_gives_the_same() -> None:
             "keep_best",
             lambda kept: kept.take(torch.arange(kept.scores.shape[1]).flip(0).expand(kept.scores.shape)),
         ),
-        (decode, "is_leaf", lambda leaf: leaf & (torch.arange(leaf.shape[1]) > 0)),
+        (DeviceCatalogue, "is_leaf", lambda leaf: leaf & (torch.arange(leaf.shape[1]) > 0)),
     ],
 )
 def test_a_planted_error_is_seen(home: Any, name: str, spoil: Any, monkeypatch: pytest.MonkeyPatch) -> None:

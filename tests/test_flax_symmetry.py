@@ -46,7 +46,7 @@ UNPAIRED = {
     "attention_kernels": "XLA fuses attention",
     "tree_attention": "programs of Flax attend by masks",
     "visibility": "the same",
-    "several_labels": "a logits processor, a callable of PyTorch",
+    "several_labels": "answers of several labels are PyTorch's alone",
     "transfers": "JAX copies without waiting",
     "arrays": "PyTorch has these",
     "parameters": "the same",
@@ -187,6 +187,8 @@ OTHERWISE = {
         "rows_axis",  # several devices run one program
         "rows",  # rows of a program advance together
     },
+    "transition.DeviceCatalogue.children": ALONE,  # answers of several labels have no states
+    "transition.DeviceCatalogue.is_leaf": ALONE,  # the same
     "decode.DecodePlan.apply": ALONE,  # callables of PyTorch
     "decode.DecodePlan.keeps_steps": ALONE,  # where rows cannot leave
     "decode.DecodePlan.of_rows": ALONE,  # rows of a program advance together
@@ -356,6 +358,7 @@ def test_generate_takes_the_same_arguments() -> None:
         list(inspect.signature(mixin.generate).parameters) for mixin in (FlaxGenerationMixin, GRGenerationMixin)
     )
     refused = {"logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "synced_gpus", "args"}
+    refused |= {"separator", "max_labels"}  # answers of several labels
     assert [name for name in ours if name not in ("key", "mesh")] == [
         name for name in theirs if name not in refused | {"generator"}
     ]

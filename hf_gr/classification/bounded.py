@@ -71,8 +71,15 @@ class Edges:
             first.append(ranges[0] + below)
             last.append(ranges[1] + below)
         nothing = np.zeros(trie.fanouts[-1].num_children, dtype=np.int64)
-        arrays = (parents, tokens, depths, [*first, nothing], [*last, nothing], sequences.goes_on, sequences.first)
-        return cls(*map(np.concatenate, arrays))
+        return cls(
+            parents=np.concatenate(parents),
+            tokens=np.concatenate(tokens),
+            depths=np.concatenate(depths),
+            first=np.concatenate([*first, nothing]),
+            last=np.concatenate([*last, nothing]),
+            is_inner=np.concatenate(sequences.goes_on),
+            sequences=np.concatenate(sequences.first),
+        )
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from hf_gr.catalogue.generated import items_of_batch
@@ -15,7 +16,8 @@ from hf_gr.catalogue.snapshot import BatchRules
 class WithItems:
     """Adds `item_ids` to an output object of transformers' kind."""
 
-    _answered: tuple[BatchRules, int] | None = None  # the catalogue of the call, and the tokens before the generated
+    # The catalogue of the call, or what reads its answers; and the tokens before the generated ones.
+    _answered: tuple[BatchRules | Callable[[Any], list[list[ItemId]]], int] | None = None
     _item_ids: list[list[ItemId]] | None = None
 
     @property
@@ -28,7 +30,9 @@ class WithItems:
         if self._answered is not None:
             rules, start = self._answered
             sequences: Any = getattr(self, "sequences")  # noqa: B009 # a field of the class beside
-            self._item_ids, self._answered = items_of_batch(rules, to_host(sequences)[:, start:]), None
+            rows = to_host(sequences)[:, start:]
+            self._item_ids = items_of_batch(rules, rows) if isinstance(rules, BatchRules) else rules(rows)
+            self._answered = None
         return self._item_ids
 
     def __reduce__(self) -> Any:
@@ -37,7 +41,7 @@ class WithItems:
         return super().__reduce__()
 
 
-def with_items(output: Any, rules: BatchRules, start: int) -> Any:
+def with_items(output: Any, rules: BatchRules | Callable[[Any], list[list[ItemId]]], start: int) -> Any:
     """An output that knows its items: those of its sequences from position `start` on."""
     output._answered = rules, start
     return output

@@ -56,11 +56,11 @@ def check_config(config: Any) -> None:
         raise ValueError(f"generation mode {mode.value!r}, expected one of {expected} with a catalogue")
 
 
-def check_tokens_of_catalogue(catalogue: Snapshot, vocabulary: int, *, name: str) -> None:
+def check_tokens_of_catalogue(catalogue: Any, vocabulary: int, *, name: str) -> None:
     """Refuse a catalogue with tokens outside a model's vocabulary.
 
     Args:
-        catalogue: the catalogue.
+        catalogue: the catalogue, or what is made of one: it knows its `max_token_id`.
         vocabulary: its number of tokens.
         name: the argument that holds the catalogue.
     """

@@ -27,7 +27,7 @@ from transformers.generation import (
 from hf_gr.catalogue.snapshot import BatchRules
 from hf_gr.generation import internals
 from hf_gr.generation.answers import with_items
-from hf_gr.generation.checks import forced_end, missing_token
+from hf_gr.generation.checks import check_tokens_of_catalogue, forced_end, missing_token
 from hf_gr.generation.configuration import check_fields, set_fields
 from hf_gr.generation.messages import say_once
 from hf_gr.generation.models import fill_token, first_of, num_end_tokens
@@ -39,8 +39,11 @@ from hf_gr.torch.transfers import to_device
 
 from .caches import continued
 from .checks import check_call, check_generator
+from .constraints import SeveralLabels
 from .drafts import Draft, Prepared, Search, draft_of
 from .layouts import Layout, are_for_prompt, choose_layout, own_arguments
+from .logits_process import read_several
+from .models import output_size_of
 from .outputs import output_class
 from .prompts import Prompt
 
@@ -62,6 +65,7 @@ class Call:
         seeds: of the prompts' samples; None to draw them.
         generator: what they are drawn from; None for the device's own.
         keeps_step_scores: whether `output_scores` asks for more than `sequences_scores`.
+        answers: the constraint of answers of several sequences; None for one sequence each.
     """
 
     model: Any
@@ -76,6 +80,7 @@ class Call:
     seeds: npt.NDArray[np.int64] | None
     generator: torch.Generator | None
     keeps_step_scores: bool
+    answers: SeveralLabels | None = None
 
     @classmethod
     def read(
@@ -90,6 +95,7 @@ class Call:
         indexes: Any,
         exclude_items: Any,
         assistant: Any,
+        answers: tuple[Any, Any],
         seed: Any,
         generator: Any,
     ) -> Call:
@@ -105,6 +111,7 @@ class Call:
             indexes: the catalogue or catalogues, or their names.
             exclude_items: as in `generate`.
             assistant: the draft model, or None.
+            answers: `separator` and `max_labels`, as in `generate`.
             seed: as in `generate`.
             generator: as in `generate`.
 
@@ -112,6 +119,7 @@ class Call:
             ValueError: names the argument, its value, what is expected, and the fix.
         """
         configs = (generation_config, model.generation_config)
+        of_separator = kwargs.pop("tokenizer", None) if isinstance(answers[0], str) else None
         indexes = resolve_indexes(model, indexes)
         if kwargs.pop("custom_generate", None) is not None:
             raise ValueError(
@@ -142,7 +150,11 @@ class Call:
             functions=passed_on,
             past_key_values=model_kwargs.get("past_key_values"),
         )
+        several = _read_answers(model, rules, *answers, tokenizer=of_separator)
         draft = draft_of(model, config, assistant)
+        if several is not None and type(draft) is not Draft:
+            kind = config.drafting if assistant is None else "a draft model"
+            raise ValueError(f"separator is given with drafting={kind!r}, expected no draft: omit one of them")
         draft.check(prompt, rules.shared, given=fields, model_kwargs=model_kwargs)
         check_generator(generator, model.device)
         if seed is not None and generator is not None:
@@ -160,12 +172,20 @@ class Call:
             num_known = prompt.length if mask is None else mask.shape[1]
             model_kwargs["past_key_values"] = continued(cache, num_given=prompt.length, num_known=num_known)
         if max_new_tokens is None:
-            max_new_tokens = rules.shared.max_length if max_length is None else max_length - prompt.length
+            longest = rules.shared.max_length if several is None else several.longest_answer
+            if max_length is not None:
+                longest = max_length - prompt.length
+            elif longest is None:
+                raise ValueError(
+                    "separator is given without a limit, expected max_labels= or max_new_tokens=: an answer could "
+                    "name all labels"
+                )
+            max_new_tokens = longest
         config.max_new_tokens, config.max_length = max_new_tokens, None
         config.use_cache = use_cache is not False and not _checkpoints_activations(model)
         # A catalogue without these tokens could never begin or end with them.
         config.forced_bos_token_id = None
-        config.forced_eos_token_id = forced_end(config, rules.shared, max_new_tokens)
+        config.forced_eos_token_id = forced_end(config, rules.shared, max_new_tokens) if several is None else None
         layout = None if draft.verification.by_head_alone else _layout_of(model, config, model_kwargs)
         call = cls(
             model,
@@ -180,6 +200,7 @@ class Call:
             seeds,
             generator,
             keeps_step_scores,
+            several,
         )
         return call if call.is_ours else call._left_to_transformers()
 
@@ -190,6 +211,11 @@ class Call:
 
     def _left_to_transformers(self) -> Call:
         """Refuse, or report, options that transformers' loop does not have."""
+        if self.answers is not None:
+            raise ValueError(
+                "separator is given, expected None in transformers' loop: pass logits_processor=["
+                "ConstraintLogitsProcessor(index, separator=...)] and no constraint_index"
+            )
         for name, value in (("seed", self.seeds), ("generator", self.generator)):
             if value is not None:
                 raise ValueError(f"{name} is given, expected None in transformers' loop: use torch.manual_seed")
@@ -234,9 +260,10 @@ class Call:
             plan=self._plan(input_ids, processors, criteria, forces_end=forces_end),
             rules=self.rules,
             layout=self.layout,
+            answers=self.answers,
             inputs=self.prompt.inputs,
             synced_gpus=bool(self.passed_on["synced_gpus"]),
-            is_static=kind == "static",
+            is_static=kind == "static" and self.answers is None,
         )
 
     def answer(self, prepared: Prepared, search: Search, decoded: Decoded) -> Any:
@@ -260,7 +287,8 @@ class Call:
             fields["beam_indices"] = decoded.beam_indices.int()
         is_encoder_decoder = self.model.config.is_encoder_decoder
         made = output_class(is_encoder_decoder=is_encoder_decoder, is_beam_search=config.num_beams > 1)
-        return with_items(made(**fields), self.rules, prompts.shape[1])
+        read = self.rules if self.answers is None else self.answers.items
+        return with_items(made(**fields), read, prompts.shape[1])
 
     def _plan(
         self, input_ids: Tensor, processors: LogitsProcessorList, criteria: StoppingCriteriaList, *, forces_end: bool
@@ -304,6 +332,19 @@ class Call:
     def _host_seeds(self, noise: Noise) -> list[int]:
         """The same for the user; only what the device drew must be fetched."""
         return noise.seeds.tolist() if self.seeds is None else self.seeds.tolist()
+
+
+def _read_answers(
+    model: Any, rules: BatchRules, separator: Any, max_labels: Any, *, tokenizer: Any
+) -> SeveralLabels | None:
+    """The constraint of answers of several sequences; None for one sequence each."""
+    if separator is None:
+        if max_labels is not None:
+            raise ValueError(f"max_labels={max_labels} without separator, expected both: pass separator=")
+        return None
+    several = read_several(rules, separator, max_labels, tokenizer)
+    check_tokens_of_catalogue(several, output_size_of(model), name="separator")
+    return several
 
 
 def refuse_without_catalogue(given: dict[str, Any]) -> None:

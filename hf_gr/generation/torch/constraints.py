@@ -11,11 +11,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from hf_gr.catalogue.item_ids import ItemId
 from hf_gr.catalogue.separators import check_separator, split
+from hf_gr.catalogue.sequences import read_rows
 from hf_gr.catalogue.snapshot import BatchRules, Snapshot, combine_rules
+from hf_gr.catalogue.trie import PADDING
 from hf_gr.torch.device_trie import MOST_NODES
 from hf_gr.torch.several_labels import AnswerCatalogue, LivingLabels, allowed_tokens, living_labels, read_answers
 from hf_gr.torch.transfers import to_device
@@ -50,6 +54,28 @@ class Constraint(ABC):
     @abstractmethod
     def split(self, row: list[int]) -> list[list[int]]:
         """The sequences of the catalogue in one answer."""
+
+    def items(self, sequences: Any) -> list[list[ItemId]]:
+        """The items of generated answers, `[rows, T]`; see `ConstraintLogitsProcessor.items`."""
+        rows, _ = read_rows(sequences, one_is_enough=True)
+        rows = np.where(np.logical_or.accumulate(rows < 0, axis=1), PADDING, rows)
+        rules, found = self.rules, [[] for _ in rows]
+        num_prompts = rules.num_rows or max(len(rows), 1)
+        if len(rows) % num_prompts:
+            raise ValueError(
+                f"sequences have {len(rows)} rows for {num_prompts} rules, expected one or more for each prompt"
+            )
+        answers = [self.split(row) for row in rows.tolist()]
+        row_of = np.repeat(np.arange(len(rows)), [len(labels) for labels in answers])
+        prompt_of = row_of // max(len(rows) // num_prompts, 1)
+        tokens, _ = read_rows([label for labels in answers for label in labels])
+        rule_of = np.zeros_like(prompt_of) if rules.rule_of_row is None else rules.rule_of_row[prompt_of]
+        for rule, snapshot in enumerate(rules.snapshots):
+            mine = np.flatnonzero(rule_of == rule)
+            for label, items in zip(mine.tolist(), snapshot.items(tokens[mine]), strict=True):
+                excluded = rules.excluded_ids[prompt_of[label]] if rules.excluded_ids else ()
+                found[row_of[label]] += [item for item in items if item not in excluded]
+        return found
 
     def _unblocked(self, scores: Tensor, is_legal: Tensor) -> Tensor:
         """The scores; where other processors left no legal token, all are possible: the constraint holds."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import (
@@ -26,9 +25,8 @@ from transformers import (
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.item_ids import ItemId
 from hf_gr.catalogue.labels import check_is_tokenizer, encode_continuations
-from hf_gr.catalogue.sequences import LARGEST_TOKEN, is_integer, read_rows, to_host
+from hf_gr.catalogue.sequences import LARGEST_TOKEN, is_integer, to_host
 from hf_gr.catalogue.snapshot import BatchRules
-from hf_gr.catalogue.trie import PADDING
 from hf_gr.generation.named_catalogues import batch_rules
 
 from .constraints import NEARLY_IMPOSSIBLE, Constraint, OneSequence, SeveralLabels
@@ -176,25 +174,7 @@ class ConstraintLogitsProcessor(LogitsProcessor):
         Raises:
             ValueError: tokens that are not integers, or a wrong number of rows.
         """
-        rows, _ = read_rows(sequences, one_is_enough=True)
-        rows = np.where(np.logical_or.accumulate(rows < 0, axis=1), PADDING, rows)
-        rules, found = self.constraint.rules, [[] for _ in rows]
-        num_prompts = rules.num_rows or max(len(rows), 1)
-        if len(rows) % num_prompts:
-            raise ValueError(
-                f"sequences have {len(rows)} rows for {num_prompts} rules, expected one or more for each prompt"
-            )
-        answers = [self.constraint.split(row) for row in rows.tolist()]
-        row_of = np.repeat(np.arange(len(rows)), [len(labels) for labels in answers])
-        prompt_of = row_of // max(len(rows) // num_prompts, 1)
-        tokens, _ = read_rows([label for labels in answers for label in labels])
-        rule_of = np.zeros_like(prompt_of) if rules.rule_of_row is None else rules.rule_of_row[prompt_of]
-        for rule, snapshot in enumerate(rules.snapshots):
-            mine = np.flatnonzero(rule_of == rule)
-            for label, items in zip(mine.tolist(), snapshot.items(tokens[mine]), strict=True):
-                excluded = rules.excluded_ids[prompt_of[label]] if rules.excluded_ids else ()
-                found[row_of[label]] += [item for item in items if item not in excluded]
-        return found
+        return self.constraint.items(sequences)
 
     def _find_start(self, input_ids: Tensor, first: int) -> int:
         """The length of the prompt that a call continues: the last one's, or all tokens."""

@@ -60,6 +60,8 @@ class GRGenerationMixin(Overrides, GenerationMixin):
         constraint_index: ConstraintIndex | str | Sequence[ConstraintIndex | str] | Literal[False] | None = None,
         exclude_items: Sequence[Iterable[ItemId]] | None = None,
         assistant_model: Any = None,
+        separator: str | Sequence[int] | None = None,
+        max_labels: int | None = None,
         seed: int | Sequence[int] | Tensor | None = None,
         generator: torch.Generator | None = None,
         **kwargs: Any,
@@ -77,6 +79,11 @@ class GRGenerationMixin(Overrides, GenerationMixin):
                 several beams (AtSpeed). See `GRGenerationConfig` for `num_draft_beams`, `draft_token_budget` and
                 `verification`, and for drafts by the catalogue itself, which need no model: `drafting="trie"`. Logits
                 processors also see the draft's scores: they must not keep state between calls.
+            separator: for answers of several sequences of the catalogue, none twice, such as labels of a text: what is
+                between two of them, token ids or a text, which needs `tokenizer=`. Labels include the space before
+                them: ",", not ", ". The catalogue needs an end token; drafts and `warm_up` are not for such calls. The
+                output's `item_ids` has the labels of every answer.
+            max_labels: the most sequences of one answer; with `separator` this or `max_new_tokens` is needed.
             seed: of the samples: a 64-bit integer for each prompt, or one, from which every prompt gets its own (the
                 first that integer itself). A prompt's samples depend on the model, the catalogue, the settings, its
                 tokens and its seed alone: not on the rest of the batch, the padding, drafts, the device or the
@@ -129,7 +136,8 @@ class GRGenerationMixin(Overrides, GenerationMixin):
         }
         named = first_of("constraint_index", {}, generation_config, self.generation_config)
         if constraint_index is False or (constraint_index is None and named is None):
-            refuse_without_catalogue(fields | {"exclude_items": exclude_items, "seed": seed, "generator": generator})
+            given = {"exclude_items": exclude_items, "separator": separator, "max_labels": max_labels}
+            refuse_without_catalogue(fields | given | {"seed": seed, "generator": generator})
             kwargs |= {} if assistant_model is None else {"assistant_model": assistant_model}
             return generate(inputs, generation_config, *passed_on.values(), *args, **kwargs)
         call = Call.read(
@@ -142,6 +150,7 @@ class GRGenerationMixin(Overrides, GenerationMixin):
             indexes=named if constraint_index is None else constraint_index,
             exclude_items=exclude_items,
             assistant=assistant_model,
+            answers=(separator, max_labels),
             seed=seed,
             generator=generator,
         )

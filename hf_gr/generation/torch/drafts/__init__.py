@@ -20,6 +20,7 @@ from hf_gr.catalogue.snapshot import BatchRules, Snapshot
 from hf_gr.generation import internals
 from hf_gr.generation.configuration import VERIFICATION
 from hf_gr.generation.torch.caches import with_slots
+from hf_gr.generation.torch.constraints import SeveralLabels
 from hf_gr.generation.torch.layouts import Layout, attends_in_parts, may_take_nodes
 from hf_gr.generation.torch.models import is_patched
 from hf_gr.generation.torch.prompts import Prompt
@@ -46,6 +47,7 @@ class Prepared:
         inputs: the prompt as given in the call: for an encoder-decoder, the encoder's input.
         synced_gpus: whether all processes must run equally many forwards.
         is_static: whether `cache_implementation="static"` asks for a captured decode.
+        answers: the constraint of answers of several sequences; None for one sequence each.
     """
 
     input_ids: Tensor
@@ -57,6 +59,7 @@ class Prepared:
     inputs: Tensor | None
     synced_gpus: bool
     is_static: bool = False
+    answers: SeveralLabels | None = None
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,12 @@ class Draft:
         """Make the scorer, the drafter and the catalogue on the device; the first forward is the search's."""
         assert prepared.layout is not None
         prompts = self.prompts(prepared)
-        catalogue = device_catalogue(prepared.rules, prepared.input_ids.device)
+        device = prepared.input_ids.device
+        if prepared.answers is None:
+            catalogue: Any = device_catalogue(prepared.rules, device)
+        else:
+            longest = prepared.plan.max_new_tokens
+            catalogue = prepared.answers.catalogue(len(prepared.input_ids), device, max_length=longest)
         new_scorer = partial(
             make_scorer,
             self.model,
