@@ -17,7 +17,7 @@ from label_tokenizers import tokenizer_of
 
 from hf_gr import ConstraintIndex, classify, enable
 from hf_gr.classification import bounded, exhaustive, finders, prompts
-from hf_gr.classification.result import Classification
+from hf_gr.classification.result import RankedLabels
 from hf_gr.generation.torch import layouts
 from hf_gr.reference import reference_label_log_probs
 
@@ -322,7 +322,7 @@ def test_the_result_says_how_labels_were_found(caplog: pytest.LogCaptureFixture)
     model, index = model_of("llama"), index_of()
     exact = classify(model, tokenizer_of("bpe"), TEXTS, index)
     nodes = len(prefixes_of(list(index)))
-    assert repr(exact) == f"Classification of 3 texts by 7 labels ({nodes} nodes): exact"
+    assert repr(exact) == f"RankedLabels of 3 texts by 7 labels ({nodes} nodes): exact"
     assert exact.num_scored == [nodes] * 3
     searched = classify(model, tokenizer_of("bpe"), TEXTS, index, max_tree_nodes=nodes - 1)
     assert searched.method == "beams"
@@ -352,14 +352,14 @@ def test_metrics_are_those_of_scikit_learn() -> None:
     answers = [draw.sample(classes, 3) if draw.random() < 0.9 else [] for _ in right]
     ranked = [[(label, 0.3) for label in labels] for labels in answers]
     sizes: dict[str, Any] = {"method": "exact", "num_labels": 5, "num_nodes": 9, "num_scored": [9] * 60}
-    (whole,) = Classification(ranked, **sizes).metrics(right)
+    (whole,) = RankedLabels(ranked, **sizes).metrics(right)
     first = [labels[0] if labels else "" for labels in answers]
     wanted = [one for one in {*right, *first} if one]
     assert whole.level is None
     assert whole.accuracy == pytest.approx(metrics.accuracy_score(right, first))
     assert whole.macro_f1 == pytest.approx(metrics.f1_score(right, first, labels=wanted, average="macro"))
     assert whole.accuracy_at_k == sum(r in labels for r, labels in zip(right, answers, strict=True)) / 60
-    levels = Classification(ranked, path_of=lambda label: label.split(" > "), **sizes).metrics(right)
+    levels = RankedLabels(ranked, path_of=lambda label: label.split(" > "), **sizes).metrics(right)
     assert [level.level for level in levels] == [1, 2, 3]
     for level in levels:
         cut = [
@@ -374,7 +374,7 @@ def test_metrics_are_those_of_scikit_learn() -> None:
         assert level.macro_f1 == pytest.approx(metrics.f1_score(of_right, of_first, labels=wanted, average="macro"))
     for wrong, message in ((right[1:], "expected has 59 labels"), ([3, *right[1:]], r"expected\[0\] is 3")):
         with pytest.raises(ValueError, match=message):
-            Classification(ranked, **sizes).metrics(wrong)  # pyright: ignore[reportArgumentType]
+            RankedLabels(ranked, **sizes).metrics(wrong)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_view_is_a_smaller_label_set_and_additions_belong_to_it() -> None:

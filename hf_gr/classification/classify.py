@@ -34,7 +34,7 @@ from hf_gr.generation.torch.models import base_model, evaluation, output_size_of
 from .exhaustive import LOGITS_AT_ONCE
 from .finders import BeamFinder, BoundedFinder, ExactFinder, Finder, all_sequences, takes_trees
 from .prompts import PromptEncoder, prompt_room
-from .result import Classification, Ranked, parents_of, read_hierarchy
+from .result import RankedLabels, Ranked, parents_of, read_hierarchy
 
 DEFAULT_PROMPT = "Classify the text into one category.\nText: {text}\nCategory:"
 
@@ -59,7 +59,7 @@ def classify(
     num_beams: int = 32,
     max_length: int | None = None,
     progress: bool | None = None,
-) -> Classification:
+) -> RankedLabels:
     """Rank the labels of an index for every text.
 
     A label's probability is that of the model writing it after the prompt, end token included: a product over the full
@@ -130,7 +130,7 @@ def classify(
         >>> index = ConstraintIndex.from_labels(["Sports", "Science"], tokenizer)
         >>> found = classify(model, tokenizer, ["The match ended in a shootout."], index)
         >>> found
-        Classification of 1 text by 2 labels (13 nodes): exact
+        RankedLabels of 1 text by 2 labels (13 nodes): exact
         >>> ((first, second),) = found
         >>> sorted([first[0], second[0]]), first[1] >= second[1], round(first[1] + second[1], 6)
         (['Science', 'Sports'], True, 1.0)
@@ -200,7 +200,7 @@ def classify(
                 if path_of is not None:
                     parents[row] = [level[:top_k] for level in parents_of(every, path_of, hierarchy)]
             bar.update(len(rows))
-    return Classification(
+    return RankedLabels(
         ranked,
         method=finder.method,
         num_labels=snapshot.num_items,

@@ -37,7 +37,7 @@ class LevelMetrics:
     macro_f1: float
 
 
-class Classification(list[Ranked]):
+class RankedLabels(list[Ranked]):
     """For every text its labels with their probabilities, the most probable first: a list of lists of pairs.
 
     Attributes:
@@ -50,10 +50,10 @@ class Classification(list[Ranked]):
             labels below them together; None without `hierarchy=`.
 
     Example:
-        >>> found = Classification([[("Art > Music", 0.9), ("Sport", 0.1)]], method="exact", num_labels=2,
+        >>> found = RankedLabels([[("Art > Music", 0.9), ("Sport", 0.1)]], method="exact", num_labels=2,
         ...                        num_nodes=3, num_scored=[3], path_of=lambda label: label.split(" > "))
         >>> found
-        Classification of 1 text by 2 labels (3 nodes): exact
+        RankedLabels of 1 text by 2 labels (3 nodes): exact
         >>> [(level.level, level.accuracy) for level in found.metrics(["Art > Film"])]
         [(1, 1.0), (2, 0.0)]
     """
@@ -79,7 +79,7 @@ class Classification(list[Ranked]):
 
     def __repr__(self) -> str:
         texts = f"{len(self)} text{'s' * (len(self) != 1)}"
-        return f"Classification of {texts} by {self.num_labels:,} labels ({self.num_nodes:,} nodes): {self.method}"
+        return f"RankedLabels of {texts} by {self.num_labels:,} labels ({self.num_nodes:,} nodes): {self.method}"
 
     def metrics(self, expected: Sequence[str]) -> list[LevelMetrics]:
         """Accuracy and F1 against the right labels.
