@@ -34,7 +34,7 @@ from hf_gr.generation.torch.models import base_model, evaluation, output_size_of
 from .exhaustive import LOGITS_AT_ONCE
 from .finders import BeamFinder, BoundedFinder, ExactFinder, Finder, all_sequences, takes_trees
 from .prompts import PromptEncoder, prompt_room
-from .result import RankedLabels, Ranked, parents_of, read_hierarchy
+from .result import Ranked, RankedLabels, parents_of, read_hierarchy
 
 DEFAULT_PROMPT = "Classify the text into one category.\nText: {text}\nCategory:"
 
