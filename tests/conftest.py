@@ -27,6 +27,26 @@ os.environ.setdefault("XLA_FLAGS", " ".join(XLA_FLAGS))
 
 collect_ignore_glob = [] if find_spec("pyarrow") else ["test_offline_*"]  # they write tables of users
 
+CAN_TELL = hasattr(os, "sched_getaffinity")
+MOST_WORKERS = 8  # each holds PyTorch and JAX: about a gigabyte
+# Files of many seconds, the longest first: one that begins last keeps one core busy while the others are idle.
+LONGEST = "offline_run pretend_cuda captured flax_decode training flax_model".split()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files come first."""
+    place = {f"test_{name}": number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One process a core; only this one for a file or two, which gain nothing, and for tests of a GPU."""
+    paths = [Path(argument.split("::")[0]) for argument in config.args]
+    few = len(paths) <= 2 and all(path.is_file() for path in paths)
+    on_gpu = "gpu" in config.option.markexpr and "not gpu" not in config.option.markexpr
+    return 0 if few or on_gpu else min(len(os.sched_getaffinity(0)) if CAN_TELL else os.cpu_count() or 1, MOST_WORKERS)
+
 
 # Tests of the engine in one process: elsewhere answers are compared with those of other processes, to the bit.
 IN_PARTS = "attention auto caches captured draft_head drafting generate parity samples".split()

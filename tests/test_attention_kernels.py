@@ -358,6 +358,7 @@ def test_another_device_is_moved_to_once() -> None:
     assert {each.device.type for each in (moved.ancestry, moved.prompt_mask, moved.depths)} == {"meta"}  # pyright: ignore
 
 
+@pytest.mark.script("benchmark/attention.py")
 def test_the_benchmark_compares_and_reports() -> None:
     script = Path(__file__).resolve().parents[1] / "examples" / "benchmark" / "attention.py"
     done = subprocess.run([sys.executable, str(script), "--fast"], capture_output=True, text=True, check=False)

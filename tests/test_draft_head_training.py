@@ -588,6 +588,7 @@ def test_the_script_trains_a_head_and_then_another_on_its_checkpoint(
     assert loaded.generation_config.constraint_index == "."  # and so needs no more than its folder
 
 
+@pytest.mark.script("train_draft_head.py")
 def test_the_script_is_quick() -> None:
     pytest.importorskip("pyarrow")
     command = [sys.executable, str(ROOT / "examples" / "train_draft_head.py"), "--fast"]

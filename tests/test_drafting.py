@@ -185,7 +185,7 @@ def check_prompts(first_seed: int, number: int, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_drafts_change_nothing_on_random_prompts_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_prompts(0, 400, monkeypatch)
+    check_prompts(0, 120, monkeypatch)
 
 
 @pytest.mark.slow

@@ -158,6 +158,7 @@ def test_catalogues_are_sorted_distinct_and_described(step: Any, baselines: Any,
     assert baselines.longest_runs(rows) == runs
 
 
+@pytest.mark.script("benchmark/step.py")
 def test_fast_reports_every_contender_and_where_it_ran() -> None:
     command = [sys.executable, str(BENCHMARKS / "step.py"), *TINY, "--trie-items", "500"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
