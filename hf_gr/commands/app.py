@@ -28,6 +28,10 @@ EVALUATE_EXAMPLE = (
     "Example: `hf-gr evaluate --model me/recommender --index me/catalogue --input users.parquet --history items "
     "--num-beams 10,20,50 --json metrics.json --plot metrics.png`"
 )
+CLASSIFY_EXAMPLE = (
+    "Example: `hf-gr classify --model me/llm --index labels --input tickets.csv --text body --target label "
+    "--output ranked.parquet`"
+)
 SERVE_EXAMPLE = (
     "Example: `hf-gr serve me/recommender --index me/catalogue --port 8000`, then "
     """`curl localhost:8000/v1/recommend -d '{"history": ["B01", "B02"], "num_results": 5}'`"""
@@ -44,7 +48,7 @@ def main() -> None:
 
 def build_app() -> typer.Typer:
     """The application with all sub-commands."""
-    from . import env, evaluate, index, recommend, serve  # needs typer: `main` checks for it first
+    from . import classify, env, evaluate, index, recommend, serve  # needs typer: `main` checks for it first
 
     app = typer.Typer(
         name="hf-gr",
@@ -58,6 +62,7 @@ def build_app() -> typer.Typer:
     app.command("demo")(demo)
     app.command("recommend", epilog=RECOMMEND_EXAMPLE)(recommend.recommend)
     app.command("evaluate", epilog=EVALUATE_EXAMPLE)(evaluate.evaluate)
+    app.command("classify", epilog=CLASSIFY_EXAMPLE)(classify.classify)
     app.command("serve", epilog=SERVE_EXAMPLE)(serve.serve)
     app.command("env", epilog=ENV_EXAMPLE)(env.env)
     app.add_typer(index.build_app(), name="index", help="Build, show, check and push catalogues.")

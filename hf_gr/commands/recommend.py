@@ -69,7 +69,7 @@ def quiet_libraries() -> None:
 
 
 @contextmanager
-def errors_on_one_line(command: str) -> Iterator[None]:
+def errors_on_one_line(command: str, *, smaller: str = "--token-budget") -> Iterator[None]:
     """End the program with one line for errors that a user can fix; others keep their traceback to report."""
     import torch
 
@@ -83,7 +83,7 @@ def errors_on_one_line(command: str) -> Iterator[None]:
         raise fail(
             what,
             f"the device has no memory for a batch ({reason}): what is finished is kept; repeat the run with a "
-            "smaller --token-budget",
+            f"smaller {smaller}",
         ) from error
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         if type(error) is RuntimeError and not str(error).startswith(

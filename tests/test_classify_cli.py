@@ -1,0 +1,111 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`hf-gr classify`: the table it writes against `classify`, what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from families import build
+from label_tokenizers import tokenizer_of
+
+pytest.importorskip("typer")
+pa = pytest.importorskip("pyarrow")
+
+import pyarrow.parquet as pq  # noqa: E402
+from typer.testing import CliRunner  # noqa: E402
+
+from hf_gr import ConstraintIndex, classify  # noqa: E402
+from hf_gr.commands.app import build_app  # noqa: E402
+
+LABELS = ["Technology > AI", "Technology > Science", "Sports"]
+TEXTS = ["a match", "deep learning", "the science of sports"]
+TARGETS = ["Sports", "Technology > AI", "Technology > AI"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with its tokenizer, an index, and one table in three formats."""
+    folder = tmp_path_factory.mktemp("classify")
+    model = build("llama", config={"vocab_size": 512, "max_position_embeddings": 256, "eos_token_id": 0})
+    model.save_pretrained(folder / "model")
+    tokenizer_of("bpe").save_pretrained(folder / "model")
+    ConstraintIndex.from_labels(LABELS, tokenizer_of("bpe")).save_pretrained(folder / "index")
+    table = pa.table({"id": [7, 8, 9], "text": TEXTS, "label": TARGETS})
+    pq.write_table(table, folder / "texts.parquet")
+    rows = table.to_pylist()
+    (folder / "texts.csv").write_text(
+        "id,text,label\n" + "".join(f"{r['id']},{r['text']},{r['label']}\n" for r in rows)
+    )
+    (folder / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def run(folder: Path, *arguments: str, table: str = "texts.parquet", code: int = 0) -> str:
+    given = ["--model", folder / "model", "--index", folder / "index", "--input", folder / table]
+    done = CliRunner().invoke(
+        build_app(), ["classify", *map(str, given), "--output", f"{folder}/out.parquet", *arguments]
+    )
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+@pytest.mark.parametrize("table", ["texts.parquet", "texts.csv", "texts.jsonl"])
+def test_the_table_is_what_classify_returns(folder: Path, table: str) -> None:
+    options = ["--id", "id", "--target", "label", "--hierarchy", " > ", "--json", f"{folder}/facts.json"]
+    shown = run(folder, *options, table=table)
+    assert "3 texts, 3 labels" in shown
+    assert "level 2: accuracy" in shown
+    model = build("llama", config={"vocab_size": 512, "max_position_embeddings": 256, "eos_token_id": 0})
+    index = ConstraintIndex.from_pretrained(folder / "index")
+    expected: Any = classify(model, tokenizer_of("bpe"), TEXTS, index, hierarchy=" > ")
+    rows = pq.read_table(folder / "out.parquet").to_pylist()
+    assert [str(row["id"]) for row in rows] == ["7", "8", "9"]
+    for row, ranked, (top,) in zip(rows, expected, expected.parents, strict=True):
+        assert row["labels"] == [label for label, _ in ranked]
+        assert row["probabilities"] == pytest.approx([probability for _, probability in ranked], rel=1e-4)
+        assert row["parents"] == [top[0][0]] == ["Technology"]
+        assert row["parent_probabilities"] == pytest.approx([top[0][1]], rel=1e-4)
+    facts = json.loads((folder / "facts.json").read_text())
+    assert (facts["method"], facts["num_nodes"]) == ("exact", expected.num_nodes)
+    assert facts["metrics"][0]["accuracy"] == expected.metrics(TARGETS)[0].accuracy
+
+
+def test_answers_of_several_labels_are_lists(folder: Path) -> None:
+    shown = run(folder, "--separator", ";", "--max-labels", "2", "--top-k", "2")
+    assert "searched by beams" in shown
+    rows = pq.read_table(folder / "out.parquet").to_pylist()
+    assert [row["row"] for row in rows] == [0, 1, 2]
+    assert all(len(row["labels"]) == 2 and isinstance(row["labels"][0], list) for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--text", "body"], "no column 'body', expected one of 'id', 'text', 'label': name it with --text"),
+        (["--text", "id"], "has int64 in column 'id', expected texts"),
+        (["--target", "right"], "no column 'right'"),
+        (["--top-k", "0"], "--top-k 0, expected 1 or more"),
+        (["--separator", ";"], "--separator ';' and --max-labels None, expected both"),
+        (["--tolerance", "3"], "--tolerance 3.0, expected a relative error"),
+        (["--json", "nowhere/at/all.json"], "is no folder"),
+        (["--device", "moon"], "--device 'moon', expected one of this machine's"),
+        (["--input", "nothing.parquet"], "nothing.parquet"),
+    ],
+)
+def test_what_is_wrong_is_said_on_one_line(folder: Path, arguments: list[str], message: str) -> None:
+    shown = run(folder, *arguments, code=1)
+    assert message in " ".join(shown.split())
+    assert shown.count("\n") == 1
+
+
+def test_damaged_tables_are_named(folder: Path) -> None:
+    pq.write_table(pa.table({"text": ["a", None]}), folder / "gap.parquet")
+    assert "gap.parquet has no text in row 1 of column 'text'" in run(folder, table="gap.parquet", code=1)
+    (folder / "cut.parquet").write_bytes((folder / "texts.parquet").read_bytes()[:-20])
+    assert "cut.parquet is no whole parquet file" in run(folder, table="cut.parquet", code=1)
+    (folder / "empty.csv").write_text("text\n")
+    assert "has no row" in run(folder, table="empty.csv", code=1)
