@@ -204,7 +204,14 @@ def test_an_item_on_several_sequences_and_several_items_on_one() -> None:
             {},
             "sequences have 1 to 2 tokens and eos_token_id=None, expected one length or an end token: pass",
         ),
-        ([[5, 7], [5, -1]], {}, r"sequence 1 has token -1 at position 1, expected 0 to 2147483647: pass ragged lists"),
+        ([[5, 7], [5, -1]], {}, "sequences have 1 to 2 tokens and eos_token_id=None"),
+        (np.array([[5, 7, 3], [5, -1, 7]]), {}, "sequence 1 has token -1 at position 1"),
+        (
+            np.array([[5, -1], [6, -1]]),
+            {},
+            "sequence 0 has token -1 at position 1, expected 0 to 2147483647: pass ragged",
+        ),
+        (np.array([[5, 7], [-1, -1]]), {"eos_token_id": EOS}, "sequence 1 is empty"),
         (np.array([[5, -100]]), {}, "sequence 0 has token -100 at position 1"),
         ([[5], [5, -1]], {"eos_token_id": EOS}, "sequence 1 has token -1 at position 1"),
         (

@@ -275,7 +275,8 @@ def test_build_from_an_array_of_several_lengths(tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", np.array([[5, 7], [6, -1]]))
     index = build(tmp_path, tmp_path / "rows.npy", "--eos-token-id", 1)
     assert items_of(index) == {(5, 7, 1): [0], (6, 1): [1]}
-    assert "sequence 1 has token -1" in fail("build", tmp_path / "rows.npy", "-o", tmp_path / "other")
+    said = fail("build", tmp_path / "rows.npy", "-o", tmp_path / "other")
+    assert "sequences have 1 to 2 tokens and no --eos-token-id" in said
 
 
 def test_build_from_semantic_ids(tmp_path: Path) -> None:
@@ -332,7 +333,7 @@ def test_build_from_a_table(ending: str, tmp_path: Path) -> None:
     assert items_of(build(tmp_path, table, "--item-id", "c1")) == {(5, 7): [7], (5, 8): [8]}
     table.rename(tmp_path / "items.txt")
     assert items_of(build(tmp_path, tmp_path / "items.txt", "--format", ending)) == expected
-    assert "has no known ending" in fail("build", tmp_path / "items.txt", "-o", tmp_path / "other")
+    assert "is a text file, expected --labels" in fail("build", tmp_path / "items.txt", "-o", tmp_path / "other")
 
 
 def test_build_from_several_files_and_from_a_folder(tmp_path: Path) -> None:
@@ -360,19 +361,39 @@ def test_endings_are_read_in_capitals_and_behind_those_of_compression() -> None:
     [
         ("recipe.json", [], "holds codes, expected --tokenizer NAME"),
         ("recipe.json", ["--offset", 3, "--tokenizer", "x"], "--tokenizer and --offset are given"),
-        ("recipe.json", ["--offset", -1], "offset=-1, expected 0 or more"),
+        ("recipe.json", ["--offset", -1], "--offset -1, expected 0 or more"),
         ("recipe.json", ["--offset", 3, "--level-sizes", "2,x"], "--level-sizes 2,x: expected integers"),
         ("recipe.json", ["--offset", 3, "--level-sizes", "2,2"], "item 23 has code 2 at level 0"),
-        ("recipe.json", ["--offset", 3, "--sequence", "x"], "--sequence is an option of tables, and"),
-        ("recipe.json", ["--offset", 3, "--item-id", "x"], "--item-id is an option of tables, and"),
-        ("recipe.json", ["--offset", 3, "--no-item-id"], "--no-item-id is an option of tables, and"),
-        ("items.csv", ["--offset", 0], "--offset is an option of semantic IDs, and"),
-        ("items.csv", ["--tokenizer", "x"], "--tokenizer is an option of semantic IDs, and"),
+        ("recipe.json", ["--offset", 3, "--sequence", "x"], "--sequence is no option for a recipe's codes"),
+        ("recipe.json", ["--offset", 3, "--item-id", "x"], "--item-id is no option for "),
+        ("recipe.json", ["--offset", 3, "--no-item-id"], "--no-item-id is no option for "),
+        ("recipe.json", ["--offset", 3, "--delimiter", ";"], "--delimiter is no option for a recipe's codes, and"),
+        ("items.csv", ["--offset", 0], "has no column 'codes', expected one of"),
+        (
+            "items.csv",
+            ["--codes", "sequence"],
+            "holds codes, expected --tokenizer NAME, whose tokens they are, or --off",
+        ),
+        ("items.csv", ["--codes", "x", "--offset", 0], "name it with --codes"),
+        ("items.csv", ["--codes", "sequence", "--offset", 0, "--item-id", "x"], "with --item-id, or --no-item-id for"),
+        (
+            "items.csv",
+            ["--codes", "sequence", "--offset", 0, "--level-sizes", "9"],
+            "--level-sizes has 1 entries, exp",
+        ),
+        ("items.csv", ["--sequence", "sequence", "--offset", 0], "--sequence and --offset are given, expected one"),
+        ("items.csv", ["--sequence", "item_id"], "or name another column with --sequence"),
+        ("items.csv", ["--delimiter", "::"], "--delimiter '::', expected one ASCII character"),
+        ("items.csv", ["--labels"], "--labels is given, and"),
+        ("labels.txt", [], "labels.txt is a text file, expected --labels"),
+        ("labels.txt", ["--labels"], "holds labels, expected --tokenizer NAME"),
+        ("labels.txt", ["--labels", "--eos-token-id", 3], "--eos-token-id is no option for labels, and"),
+        ("ragged.csv", [], "sequences have 1 to 2 tokens and no --eos-token-id, expected one length or an end token"),
         ("items.csv", ["--item-id", "x", "--no-item-id"], "--item-id and --no-item-id are given"),
         ("items.csv", ["--sequence", "x"], "has no column 'x'"),
         ("items.csv", ["--format", "json", "--offset", 0], "items.csv is no JSON file"),
-        ("rows.npy", ["--no-item-id"], "--no-item-id is an option of tables, and"),
-        ("rows.npy", ["--level-sizes", "1"], "--level-sizes is an option of semantic IDs, and"),
+        ("rows.npy", ["--no-item-id"], "--no-item-id is no option for "),
+        ("rows.npy", ["--level-sizes", "1"], "--level-sizes is no option for an array of tokens, and"),
         ("rows.npy", [], "sequences has dtype float64, expected integers"),
         ("empty.npy", [], "empty.npy is no .npy file or is cut short"),
         ("cut.npy", [], "cut.npy is no .npy file or is cut short"),
@@ -391,6 +412,8 @@ def test_what_cannot_be_built_is_refused(file: str, arguments: list[Any], messag
     inputs.mkdir()
     (inputs / "recipe.json").write_text(json.dumps(RECIPE))
     (inputs / "items.csv").write_text(TABLES["items.csv"])
+    (inputs / "ragged.csv").write_text("item_id,sequence\nham,5 7\njam,5\n")
+    (inputs / "labels.txt").write_text("spam\nham\n")
     (inputs / "notes").touch()
     (inputs / "empty.npy").touch()
     np.save(inputs / "rows.npy", np.zeros((2, 2)))

@@ -25,10 +25,43 @@ _PROBE = 9876543210  # a code that no template holds: it marks the code's place
 _INTEGER = re.compile("0|[1-9][0-9]{0,17}")  # 18 digits at most: within 64 bits
 _SEPARATOR = "[-_,; |]"  # no others: 12.5 and 1e5 are numbers
 _NUMBERS = re.compile(f"[0-9]+(?:({_SEPARATOR})[0-9]+(?:\\1[0-9]+)*)?")  # the same one between all of them
+_BETWEEN = re.compile(r"[\s,'\"\[\]()]*")  # of token texts: `['<a_12>', '<b_5>']` is what pandas writes to CSV
 _SUFFIX = re.compile(f"{_SEPARATOR}([0-9]+)")
 
 
-def read_recipe(source: Any, template: str) -> tuple[list[list[int]], list[ItemId]]:
+class CodeReader:
+    """Reads semantic IDs, item by item.
+
+    Args:
+        template: a token's text. If the first text that is read names its level by a capital instead, as `<A_154>` of
+            MQL4GRec does, `{level}` becomes `{LEVEL}` in it.
+    """
+
+    def __init__(self, template: str) -> None:
+        self.template = template
+        self._may_change = "{level}" in template
+
+    def read(self, value: Any, *, of: str = "it") -> list[int]:
+        """The codes of one item, which errors call `of`: of token texts, of integers, or of one string.
+
+        Raises:
+            ValueError: it cannot be read.
+        """
+        tried = [self.template, self.template.replace("{level}", "{LEVEL}")][: 1 + self._may_change]
+        errors: list[ValueError] = []
+        for template in tried:
+            try:
+                codes = _read_codes(value, template, of)
+            except ValueError as error:
+                errors.append(error)
+                continue
+            self.template = template
+            self._may_change = self._may_change and not _has_text(value)
+            return codes
+        raise errors[0]
+
+
+def read_recipe(source: Any, reader: CodeReader) -> tuple[list[list[int]], list[ItemId]]:
     """The codes of every item and the item ids; see `SemanticIds.from_json`.
 
     Raises:
@@ -45,21 +78,22 @@ def read_recipe(source: Any, template: str) -> tuple[list[list[int]], list[ItemI
         )
     pairs = cast(Any, content.items() if isinstance(content, Mapping) else enumerate(cast(Any, content)))
     by_item: dict[Any, Any] = dict(pairs)
-    return [_read_codes(value, template, item) for item, value in by_item.items()], _item_ids(list(by_item))
+    return [reader.read(value, of=f"item {item!r}") for item, value in by_item.items()], _item_ids(list(by_item))
 
 
 def token_text(template: str, level: int, code: int) -> str:
-    """The text of a code's token, such as `<a_47>`.
+    """The text of a code's token, such as `<a_47>`, or `<A_47>` of `<{LEVEL}_{code}>`.
 
     Raises:
-        ValueError: more levels than letters, or a template with other fields than `{level}` and `{code}`.
+        ValueError: more levels than letters, or a template with other fields than `{level}` (or `{LEVEL}`) and
+            `{code}`.
     """
     if level >= len(LEVEL_NAMES):
         raise ValueError(
             f"level {level} has no name, expected at most {len(LEVEL_NAMES)} levels: they are named by letters"
         )
     try:
-        return template.format(level=LEVEL_NAMES[level], code=code)
+        return template.format(level=LEVEL_NAMES[level], LEVEL=LEVEL_NAMES[level].upper(), code=code)
     except (LookupError, ValueError, AttributeError) as error:
         raise ValueError(
             f"template={template!r} fails with {error!r}, expected {{level}} and {{code}} only, such as {TEMPLATE!r}"
@@ -92,29 +126,41 @@ def _item_ids(keys: list[Any]) -> list[ItemId]:
     return keys
 
 
-def _read_codes(value: Any, template: str, item: ItemId) -> list[int]:
-    """The codes of one item: of token texts, of integers, or of one string."""
-    parts = _cut(value, template) if isinstance(value, str) else value
+def _read_codes(value: Any, template: str, of: str) -> list[int]:
+    parts = _cut(value.strip(), template) if isinstance(value, str) else value
     if not isinstance(parts, (list, tuple)) or not parts:
-        raise ValueError(f"item {item!r} has {value!r}, expected its codes, such as ['<a_12>', '<b_5>']")
+        raise ValueError(f"{of} has {value!r}, expected its codes, such as ['<a_12>', '<b_5>']")
     codes: list[int] = []
     for level, part in enumerate(cast("list[Any]", parts)):
         code = part if is_integer(part) else _code(template, level, part) if isinstance(part, str) else None
         if code is None:
-            raise _unreadable(item, part, level, template)
+            raise _unreadable(of, part, level, template)
         codes.append(code)
     return codes
 
 
+def _has_text(value: Any) -> bool:
+    """Whether a semantic ID has a text that is more than numbers."""
+    texts = [value] if isinstance(value, str) else value
+    return any(isinstance(text, str) and not _NUMBERS.fullmatch(text.strip()) for text in texts)
+
+
 def _cut(text: str, template: str) -> list[int | str]:
-    """The parts of `12-5-9` and of `<a_12><b_5><c_9>`, with or without a collision number, as in `...-1`."""
+    """The parts of `12-5-9`, of `<a_12><b_5>`, with or without a collision number as in `...-1`, of a printed list."""
     if _NUMBERS.fullmatch(text):
         return [int(number) for number in re.findall("[0-9]+", text)]
     parts: list[int | str] = []
     position = 0
-    while position < len(text) and (match := _pattern(template, len(parts)).match(text, position)):
+    while position < len(text):
+        pattern = _pattern(template, len(parts))
+        between = _BETWEEN.match(text, position)
+        match = pattern.match(text, position) or pattern.match(text, between.end() if between else position)
+        if match is None:
+            break
         parts.append(match[0])
         position = match.end()
+    if parts and _BETWEEN.fullmatch(text, position):
+        return parts
     suffix = _SUFFIX.fullmatch(text, position) if parts else None
     rest = int(suffix[1]) if suffix else text[position:]
     return parts if rest == "" else [*parts, rest]
@@ -136,14 +182,13 @@ def _pattern(template: str, level: int) -> re.Pattern[str]:
     return re.compile(re.escape(text).replace(str(_PROBE), "([0-9]+)"))
 
 
-def _unreadable(item: ItemId, part: Any, level: int, template: str) -> ValueError:
+def _unreadable(of: str, part: Any, level: int, template: str) -> ValueError:
     expected = token_text(template, level, 0)
     fix = "levels are named a, b, c, ... in turn; pass template= where texts are written otherwise"
-    match = re.fullmatch(f"(.*?){LEVEL_NAMES[level]}([^0-9]*)[0-9]+([^0-9]*)", str(part))
-    if match and (written := f"{match[1]}{{level}}{match[2]}{{code}}{match[3]}") != template:
+    match = re.fullmatch(f"(.*?)({LEVEL_NAMES[level]})([^0-9]*)[0-9]+([^0-9]*)", str(part), re.IGNORECASE)
+    field = "{LEVEL}" if match and match[2].isupper() else "{level}"
+    if match and (written := f"{match[1]}{field}{match[3]}{{code}}{match[4]}") != template:
         fix = f"pass template={written!r}?"
     elif isinstance(part, str) and part[:1].isdecimal():
         fix = "numbers are written as '12-5-9', and collisions end with a number, not with an item id"
-    return ValueError(
-        f"item {item!r} has {part!r} at level {level}, expected an integer or a text such as {expected!r}: {fix}"
-    )
+    return ValueError(f"{of} has {part!r} at level {level}, expected an integer or a text such as {expected!r}: {fix}")

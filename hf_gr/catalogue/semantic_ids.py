@@ -11,21 +11,34 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import zip_longest
 from os import PathLike
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from hf_gr.files.text import named_in_errors
+from hf_gr.files.atomic import make_folder
+from hf_gr.files.cards import semantic_ids_card
+from hf_gr.files.hub_mixin import HubMixin
+from hf_gr.files.text import counted, named_in_errors
 
+from . import semantic_storage
+from .fanout import require, smallest_dtype
 from .index import ConstraintIndex
 from .item_ids import ItemId, read_item_ids
-from .recipes import TEMPLATE, read_recipe, token_texts
+from .recipes import TEMPLATE, CodeReader, read_recipe, token_texts
 from .sequences import LARGEST_TOKEN, is_integer, read_rows, to_host
 from .trie import PADDING
 
 
-class SemanticIds:
+class SemanticIds(
+    HubMixin,
+    what="set of semantic IDs",
+    files=semantic_storage.FILES,
+    saves="The names differ from those of an index, so that one folder may hold both.",
+    refuses="an item id is no Unicode text",
+    returns="The semantic IDs, with the tokens that they had; no tokenizer is needed.",
+):
     """The semantic IDs of a set of items, and the tokens that a model knows them by.
 
     Code `c` of level `l` is a token of its own: by default `offset + level_sizes[0] + ... + level_sizes[l - 1] + c`,
@@ -131,7 +144,8 @@ class SemanticIds:
             offset: as in the constructor; only without a tokenizer.
             tokenizer: as in `from_tokenizer`; the constructor's tokens by default.
             model: as in `from_tokenizer`.
-            template: a token's text, in `source` as in the tokenizer.
+            template: a token's text, in `source` as in the tokenizer. Where `source` has levels in capitals, as
+                `<A_154>` of MQL4GRec, so have the tokenizer's tokens.
 
         Raises:
             ValueError: a file that is not JSON or is cut short, an item whose semantic ID cannot be read, or what the
@@ -142,17 +156,100 @@ class SemanticIds:
             >>> ids.item_ids, ids.codes.tolist()
             ([17, 23], [[0, 1, -1], [2, 0, 1]])
         """
-        if tokenizer is None and model is not None:
-            raise ValueError("model is given and tokenizer=None, expected both: pass tokenizer= too")
-        if tokenizer is not None and offset:
-            raise ValueError(f"offset={offset} and a tokenizer, expected one of them: its tokens have their own ids")
-        with named_in_errors([source] if isinstance(source, (str, PathLike)) else []):
-            codes, item_ids = read_recipe(source, template)
-            if tokenizer is None:
-                return cls(codes, item_ids=item_ids, level_sizes=level_sizes, offset=offset)
-            return cls.from_tokenizer(
-                codes, tokenizer, item_ids=item_ids, level_sizes=level_sizes, template=template, model=model
-            )
+        files = [source] if isinstance(source, (str, PathLike)) else []
+        _check_tokens(tokenizer, model, offset)
+        reader = CodeReader(template)
+        with named_in_errors(files):
+            codes, ids = read_recipe(source, reader)
+            return cls._with_tokens(codes, ids, level_sizes, offset, tokenizer, model, reader.template)
+
+    @classmethod
+    def from_parquet(
+        cls,
+        path: str | Path | Sequence[str | Path],
+        *,
+        codes: str | Sequence[str] = "codes",
+        item_id: str | None = "item_id",
+        level_sizes: Sequence[int] | None = None,
+        offset: int = 0,
+        tokenizer: Any = None,
+        model: Any = None,
+        template: str = TEMPLATE,
+        progress: bool = True,
+    ) -> SemanticIds:
+        """Read the semantic IDs of a table: Parquet files, read in pieces.
+
+        Args:
+            path: a file, a folder of part files, or a list of files.
+            codes: the column of codes: lists of integers, or whatever `from_json` reads, such as lists of token texts
+                or `"12-5-9"`. Or several columns with one integer each, in which shorter semantic IDs end with nulls.
+            item_id: the column of item ids, each once; None for the row numbers.
+            level_sizes: as in the constructor.
+            offset: as in the constructor: the token of the first level's code 0. Only without a tokenizer.
+            tokenizer: as in `from_tokenizer`; the constructor's tokens by default.
+            model: as in `from_tokenizer`.
+            template: a token's text, in the table as in the tokenizer.
+            progress: show a progress bar, if stderr is a terminal.
+
+        Raises:
+            ValueError: a missing file or column, or a value of another type, by its row; or what the constructor and
+                `from_tokenizer` refuse. Nothing is added to the tokenizer in that case.
+            ImportError: pyarrow is missing: `pip install "hf-gr[tables]"`.
+        """
+        given = (level_sizes, offset, tokenizer, model, template)
+        return cls._from_table("parquet", path, codes, item_id, *given, progress=progress)
+
+    @classmethod
+    def from_csv(
+        cls,
+        path: str | Path | Sequence[str | Path],
+        *,
+        codes: str | Sequence[str] = "codes",
+        item_id: str | None = "item_id",
+        level_sizes: Sequence[int] | None = None,
+        offset: int = 0,
+        tokenizer: Any = None,
+        model: Any = None,
+        template: str = TEMPLATE,
+        delimiter: str | None = None,
+        progress: bool = True,
+    ) -> SemanticIds:
+        r"""Read the semantic IDs of CSV files with a header.
+
+        A single `codes` column holds texts such as `12 5 9`, `12-5-9`, `[12, 5, 9]` or `<a_12><b_5><c_9>`. `delimiter`
+        is a comma by default, and a tab for `.tsv` files; the rest is as in `from_parquet`.
+
+        Example:
+            >>> import tempfile
+            >>> path = Path(tempfile.mkdtemp(), "items.csv")
+            >>> _ = path.write_text("item_id,codes\nham,0 1\njam,2 0\n")
+            >>> ids = SemanticIds.from_csv(path, offset=3)
+            >>> ids.encode(["jam"]), ids.constraint_index().items([[5, 6]])
+            ([5, 6], [['jam']])
+        """
+        given = (level_sizes, offset, tokenizer, model, template)
+        return cls._from_table("csv", path, codes, item_id, *given, delimiter=delimiter, progress=progress)
+
+    @classmethod
+    def from_jsonl(
+        cls,
+        path: str | Path | Sequence[str | Path],
+        *,
+        codes: str | Sequence[str] = "codes",
+        item_id: str | None = "item_id",
+        level_sizes: Sequence[int] | None = None,
+        offset: int = 0,
+        tokenizer: Any = None,
+        model: Any = None,
+        template: str = TEMPLATE,
+        progress: bool = True,
+    ) -> SemanticIds:
+        """Read the semantic IDs of JSON-lines files, such as `{"item_id": 7, "codes": [12, 5, 9]}`.
+
+        Arguments and errors are those of `from_parquet`.
+        """
+        given = (level_sizes, offset, tokenizer, model, template)
+        return cls._from_table("jsonl", path, codes, item_id, *given, progress=progress)
 
     @classmethod
     def from_tokenizer(
@@ -174,7 +271,7 @@ class SemanticIds:
             tokenizer: a tokenizer of transformers. Missing tokens are added to it, as non-special tokens.
             item_ids: as in the constructor.
             level_sizes: as in the constructor.
-            template: a token's text, with `{level}` (a, b, c, ...) and `{code}`.
+            template: a token's text, with `{level}` (a, b, c, ...) or `{LEVEL}` (A, B, C, ...), and `{code}`.
             model: a model whose embeddings are resized where they do not hold the tokens; needed where tokens are
                 missing.
 
@@ -188,10 +285,12 @@ class SemanticIds:
         vocabulary: dict[str, int] = tokenizer.get_vocab()
         missing = [text for text in used if text not in vocabulary]
         if missing and model is None:
+            in_capitals = template.replace("{level}", "{LEVEL}")
+            capital = any(text in vocabulary for text in token_texts(in_capitals, ids.level_sizes)[0])
+            fix = f"template={in_capitals!r}?" if capital else "template=, where the tokenizer writes them otherwise"
             raise ValueError(
                 f"the tokenizer lacks {len(missing)} of {len(used)} code tokens, such as {missing[0]!r}, and "
-                "model=None: pass model=, so that they are added and its embeddings resized, or template=, where the "
-                "tokenizer writes them otherwise"
+                f"model=None: pass model=, so that they are added and its embeddings resized, or {fix}"
             )
         if missing:
             tokenizer.add_tokens([text for level in texts for text in level if text not in vocabulary])
@@ -202,6 +301,11 @@ class SemanticIds:
         if model is not None and ids.vocab_size > model.get_input_embeddings().weight.shape[0]:
             model.resize_token_embeddings(max(ids.vocab_size, len(tokenizer)))
         return ids
+
+    def __repr__(self) -> str:
+        return (
+            f"SemanticIds({counted(len(self), 'item')}, level_sizes={self.level_sizes}, vocab_size={self.vocab_size})"
+        )
 
     def __len__(self) -> int:
         """The number of items."""
@@ -284,6 +388,83 @@ class SemanticIds:
         codes = self.codes[self._row(item_id)]
         return tuple(codes[codes != PADDING].tolist())
 
+    def _save(self, directory: Path, *, name: str) -> None:
+        make_folder(directory)
+        tokens = np.concatenate([tokens[:-1] for tokens in self._tokens])
+        least = [min((token for token in level.tolist() if token >= 0), default=PADDING) for level in self._tokens]
+        card = semantic_ids_card(len(self), self.level_sizes, least, vocab_size=self.vocab_size, name=name)
+        codes = self.codes.astype(smallest_dtype(max(self.level_sizes)))
+        arrays = {"codes": codes, "tokens": tokens.astype(smallest_dtype(self.vocab_size))}
+        semantic_storage.save(directory, self.level_sizes, arrays, self.item_ids, card=card)
+
+    @classmethod
+    def _from_folder(cls, folder: Path) -> SemanticIds:
+        try:
+            sizes, arrays, item_ids = semantic_storage.load(folder)
+            ids = cls(arrays["codes"], item_ids=item_ids, level_sizes=sizes)
+            ends = np.cumsum(sizes)[:-1]
+            ids._tokens = [np.append(part, PADDING).astype(np.int64) for part in np.split(arrays["tokens"], ends)]
+            are_tokens = ids.token_sequences() >= 0
+            require((are_tokens == (ids.codes >= 0)).all(), "every code of an item has a token")
+        except (KeyError, IndexError, TypeError) as error:
+            raise ValueError(
+                f"{folder / semantic_storage.ARRAYS_FILE} holds no semantic IDs ({error}): download or save it again"
+            ) from error
+        return ids
+
+    @classmethod
+    def _from_table(
+        cls,
+        format: Literal["parquet", "csv", "jsonl"],
+        path: str | Path | Sequence[str | Path],
+        codes: str | Sequence[str],
+        item_id: str | None,
+        level_sizes: Sequence[int] | None,
+        offset: int,
+        tokenizer: Any,
+        model: Any,
+        template: str,
+        *,
+        delimiter: str | None = None,
+        progress: bool,
+    ) -> SemanticIds:
+        from hf_gr.files.tables import read_table
+
+        _check_tokens(tokenizer, model, offset)
+        reader = CodeReader(template)
+        table = read_table(
+            path,
+            format=format,
+            sequence=codes,
+            item_id=item_id,
+            delimiter=delimiter,
+            progress=progress,
+            argument="codes",
+            read_text=reader.read,
+        )
+        with named_in_errors([path] if isinstance(path, (str, Path)) else path):
+            return cls._with_tokens(
+                table.sequences, table.item_ids, level_sizes, offset, tokenizer, model, reader.template
+            )
+
+    @classmethod
+    def _with_tokens(
+        cls,
+        codes: Any,
+        item_ids: Any,
+        level_sizes: Sequence[int] | None,
+        offset: int,
+        tokenizer: Any,
+        model: Any,
+        template: str,
+    ) -> SemanticIds:
+        """Codes that were read, with tokens of their own or with a tokenizer's."""
+        if tokenizer is None:
+            return cls(codes, item_ids=item_ids, level_sizes=level_sizes, offset=offset)
+        return cls.from_tokenizer(
+            codes, tokenizer, item_ids=item_ids, level_sizes=level_sizes, template=template, model=model
+        )
+
     def _check_codes(self) -> None:
         """Check that every code is one of its level, and that -1 stands only after the last code of a row."""
         num_levels = self.codes.shape[1]
@@ -351,6 +532,14 @@ class SemanticIds:
         for item_id, row, length in zip(self.item_ids, self._sequences.tolist(), lengths, strict=True):
             items.setdefault(tuple(row[:length]), []).append(item_id)
         return items
+
+
+def _check_tokens(tokenizer: Any, model: Any, offset: int) -> None:
+    """Refuse arguments for tokens that do not go together."""
+    if tokenizer is None and model is not None:
+        raise ValueError("model is given and tokenizer=None, expected both: pass tokenizer= too")
+    if tokenizer is not None and offset:
+        raise ValueError(f"offset={offset} and a tokenizer, expected one of them: its tokens have their own ids")
 
 
 def _fill_up(codes: Any) -> npt.NDArray[Any]:

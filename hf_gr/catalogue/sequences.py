@@ -87,12 +87,14 @@ def read_catalogue(sequences: Any, eos_token_id: int | None) -> Array:
         lengths = None if len(rows) and lengths.min() == rows.shape[1] else lengths
     if not len(rows):
         raise ValueError("sequences is empty, expected at least one token sequence: a catalogue needs an item")
+    least, largest = (int(rows.min()), int(rows.max())) if rows.shape[1] else (0, 0)
+    if lengths is None and least == PADDING:
+        found = np.sum(rows != PADDING, axis=1)  # right if all padding is after the end, which is checked below
+        # Without an end token, a column of -1 is a mistake.
+        lengths = None if eos_token_id is None and found.min() == found.max() else found
     if not rows.shape[1] or (lengths is not None and not lengths.all()):
         number = 0 if lengths is None else int(np.argmin(lengths))
         raise ValueError(f"sequence {number} is empty, expected at least one token: omit it")
-    least, largest = int(rows.min()), int(rows.max())
-    if lengths is None and least == PADDING and eos_token_id is not None:
-        lengths = (rows != PADDING).sum(axis=1)  # right if all padding is after the end, which is checked below
     if least < 0 or largest > LARGEST_TOKEN:
         bad = rows < 0 if largest <= LARGEST_TOKEN else (rows < 0) | (rows > LARGEST_TOKEN)
         if lengths is not None:

@@ -59,7 +59,7 @@ def save(directory: Path, description: Mapping[str, Any], arrays: Arrays, *, car
     Raises:
         OSError: a file that cannot be written, such as on a full disk.
     """
-    digests = {name: _arrays_digest(arrays, name) for name in DIGESTS}
+    digests = {name: arrays_digest(arrays, name) for name in DIGESTS}
     text = pairs.to_text({"format_version": FORMAT_VERSION, **description, **digests})
 
     def write_arrays(path: Path) -> None:
@@ -88,7 +88,7 @@ def load(directory: Path, *, verify: bool | None = None) -> tuple[dict[str, Any]
     )
     names = [name for name in DIGESTS if name in description] or list(DIGESTS)
     compared = names[: {True: len(names), False: 0, None: 1}[verify]]
-    if any(description.get(name) != _arrays_digest(arrays, name) for name in compared):
+    if any(description.get(name) != arrays_digest(arrays, name) for name in compared):
         raise pairs.altered(directory / ARRAYS_FILE)
     return description, arrays
 
@@ -192,7 +192,7 @@ def _read_fanout(name: str, arrays: Arrays, described: Fanout) -> Fanout:
     return replace(described, offsets=offsets, exceptions=exceptions)
 
 
-def _arrays_digest(arrays: Arrays, name: str) -> str:
+def arrays_digest(arrays: Arrays, name: str) -> str:
     """One of `DIGESTS` over names, types, shapes and bytes, in the order of the names."""
     digest = DIGESTS[name]()
     for array_name, array in sorted(arrays.items()):

@@ -31,10 +31,14 @@ RevisionOption = Annotated[
 ]
 
 
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object, for scripts.")]
+CODES, LABELS = "Options of codes", "Options of labels"
+
+
 def build_app() -> typer.Typer:
     """The sub-commands of `hf-gr index`."""
     app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
-    app.command("build", epilog=_example("build items.parquet --output catalogue --eos-token-id 2"))(build)
+    app.command("build", epilog=_example("build items.parquet --codes codes --offset 3 --output catalogue"))(build)
     app.command("show", epilog=_example("show catalogue --plot levels.png"))(show)
     app.command("check", epilog=_example("check me/catalogue --model me/recommender"))(check)
     app.command("push", epilog=_example("push catalogue me/catalogue --private"))(push)
@@ -46,8 +50,9 @@ def build(
         list[Path],
         typer.Argument(
             metavar="INPUT",
-            help="A table (.parquet, .csv, .tsv, .jsonl; several files, or a folder of them, make one), the semantic "
-            "IDs of a public recipe (.json), or an array of tokens, one row per item (.npy).",
+            help="A table of tokens or codes (.parquet, .csv, .tsv, .jsonl; several files, or a folder of them, make "
+            "one), the semantic IDs of a public recipe (.json), an array of tokens, one row per item (.npy), or, with "
+            "--labels, a text file of one label a line (.txt).",
             exists=True,
             show_default=False,
         ),
@@ -77,8 +82,19 @@ def build(
         list[str] | None,
         typer.Option(
             metavar="COLUMN",
-            help="The column that holds lists of tokens; or, given several times, columns of one token each. "
-            "Default: sequence.",
+            help="The column that holds lists of tokens, which the model knows as they are; or, given several times, "
+            "columns of one token each. Default: sequence.",
+            show_default=False,
+            rich_help_panel="Options of tables",
+        ),
+    ] = None,
+    codes: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="The column that holds codes of semantic IDs (lists of integers or of texts such as <a_12>, or "
+            "12-5-9), which --offset or --tokenizer turns into tokens; or, given several times, columns of one code "
+            "each.",
             show_default=False,
             rich_help_panel="Options of tables",
         ),
@@ -98,13 +114,23 @@ def build(
             "--no-item-id", help="Items are known by their row numbers.", rich_help_panel="Options of tables"
         ),
     ] = False,
+    delimiter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="C",
+            help="What separates the columns of CSV. Default: a comma; a tab for .tsv.",
+            show_default=False,
+            rich_help_panel="Options of tables",
+        ),
+    ] = None,
     tokenizer: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="A folder or repository with a tokenizer that has a token for every code. This or --offset.",
+            help="A folder or repository with a tokenizer that has a token for every code: this or --offset. With "
+            "--labels: that of the model that answers with them.",
             show_default=False,
-            rich_help_panel="Options of semantic IDs (.json)",
+            rich_help_panel=CODES,
         ),
     ] = None,
     offset: Annotated[
@@ -113,7 +139,7 @@ def build(
             help="The token of the first level's code 0, if the codes of all levels are consecutive tokens: the "
             "number of tokens before them. This or --tokenizer.",
             show_default=False,
-            rich_help_panel="Options of semantic IDs (.json)",
+            rich_help_panel=CODES,
         ),
     ] = None,
     level_sizes: Annotated[
@@ -122,21 +148,42 @@ def build(
             metavar="N,N,...",
             help="Codebook sizes. Default: the largest code of each level plus one.",
             show_default=False,
-            rich_help_panel="Options of semantic IDs (.json)",
+            rich_help_panel=CODES,
         ),
     ] = None,
     template: Annotated[
         str | None,
         typer.Option(
-            help="How INPUT and the tokenizer write a code. Default: <{level}_{code}>, such as <a_12>.",
+            help="How INPUT and the tokenizer write a code. Default: <{level}_{code}>, such as <a_12>; {LEVEL} is a "
+            "capital.",
             show_default=False,
-            rich_help_panel="Options of semantic IDs (.json)",
+            rich_help_panel=CODES,
         ),
     ] = None,
+    labels: Annotated[
+        bool,
+        typer.Option(
+            "--labels",
+            help="INPUT is a text file of one label a line, for a language model that classifies; needs --tokenizer.",
+            rich_help_panel=LABELS,
+        ),
+    ] = False,
+    prefix: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help='What stands between the prompt and a label. Default: a space; "" where prompts end with one.',
+            show_default=False,
+            rich_help_panel=LABELS,
+        ),
+    ] = None,
+    json: JsonOption = False,
 ) -> None:
     """Compile a catalogue from a file, and save it as an index.
 
-    Writes constraint_index.json, constraint_index.safetensors and, unless there is one, a model card to one folder.
+    Tokens are numbers that the model knows; codes are those of semantic IDs, which --offset or --tokenizer turns into
+    tokens. Writes constraint_index.json, constraint_index.safetensors and, unless there is one, a model card to one
+    folder.
     """
     with _errors_on_one_line("build"):
         _check_writable(output)  # before minutes of work
@@ -145,21 +192,32 @@ def build(
             format=format,
             eos_token_id=eos_token_id,
             sequence=tuple(sequence or ()),
+            codes=tuple(codes or ()),
             item_id=item_id,
             no_item_id=no_item_id,
+            delimiter=delimiter,
             tokenizer=tokenizer,
             offset=offset,
             level_sizes=level_sizes,
             template=template,
+            labels=labels,
+            prefix=prefix,
         )
         start = perf_counter()
         index = source.compile()
         seconds = perf_counter() - start
         index.save_pretrained(output)
 
-        from .index_report import print_built
+        from hf_gr.catalogue.doubts import doubts_of
 
-        print_built(index, output, seconds)
+        from .index_report import built_to_json, print_built, print_doubts
+
+        doubts = doubts_of(index.snapshot)
+        if json:
+            typer.echo(built_to_json(index, output, seconds, doubts))
+        else:
+            print_built(index, output, seconds)
+        print_doubts(doubts)
 
 
 def show(
@@ -173,7 +231,7 @@ def show(
             show_default=False,
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for scripts.")] = False,
+    json: JsonOption = False,
     revision: RevisionOption = None,
 ) -> None:
     """Show what an index holds: its levels, its collisions and its memory.
@@ -209,25 +267,35 @@ def check(
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="A model's folder or repository: is its vocabulary large enough? Reads its config only.",
+            help="A model's folder or repository: does the catalogue fit its vocabulary? Reads its config only.",
             show_default=False,
         ),
     ] = None,
+    json: JsonOption = False,
     revision: RevisionOption = None,
 ) -> None:
     """Verify an index from end to end: digests, structure, and that both files are of one catalogue.
 
     Loading compares every byte with its checksum, too, but checks the structure of small indexes only. If something is
-    damaged, names it; exit code 1.
+    damaged, names it; exit code 1. Warns where a sound index looks like a mistake: codes compiled as tokens.
     """
     with _errors_on_one_line("check"):
+        from hf_gr.catalogue.doubts import doubts_of
+
         from .index_check import check_index, check_vocabulary
-        from .index_report import print_checked
+        from .index_report import checked_to_json, print_checked, print_doubts
 
         loaded, checked = check_index(index, revision=revision)
+        vocabulary = None
         if model is not None:
-            checked += check_vocabulary(loaded, model)
-        print_checked(index, checked)
+            vocabulary, found = check_vocabulary(loaded, model)
+            checked += found
+        doubts = doubts_of(loaded.snapshot, vocabulary=vocabulary)
+        if json:
+            typer.echo(checked_to_json(index, checked, doubts))
+        else:
+            print_checked(index, checked)
+        print_doubts(doubts)
 
 
 def push(
@@ -246,6 +314,7 @@ def push(
     ] = None,
     create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request instead.")] = False,
     message: Annotated[str, typer.Option(help="The commit message.")] = "Upload constraint index",
+    json: JsonOption = False,
 ) -> None:
     """Verify an index, upload it to the Hub, and print the commit's URL.
 
@@ -266,7 +335,9 @@ def push(
             raise OSError(
                 f"the Hub did not take {repo_id} ({error}): check the name, the connection and the login"
             ) from error
-        typer.echo(address)
+        from .index_report import pushed_to_json
+
+        typer.echo(pushed_to_json(repo_id, address) if json else address)
 
 
 def _example(arguments: str) -> str:

@@ -12,6 +12,7 @@ from safetensors import safe_open
 
 from hf_gr.catalogue import ConstraintIndex, storage
 from hf_gr.files.hub import Source
+from hf_gr.files.text import counted
 
 Checked = list[tuple[str, str]]  # what was checked, and what was found
 
@@ -26,17 +27,21 @@ def check_index(repo_or_dir: str, *, revision: str | None = None) -> tuple[Const
     index = ConstraintIndex.from_pretrained(folder, verify=True)
     description = _check_descriptions(folder)
     segment = index.snapshot.base.segment
+    size = f"{counted(len(index), 'sequence')} in {counted(index.max_length, 'level')}"
     ids = "row numbers are their ids" if segment.items.ids is None else "their ids can be looked up"
     return index, [
         ("files", f"whole, of format version {description['format_version']}, and of one catalogue"),
         ("digests", f"of the description and of {index.nbytes:,} bytes of arrays"),
-        ("structure", f"{len(index):,} sequences in {index.max_length} levels: parents, tokens and their order"),
-        ("items", f"{index.num_items:,} items, each on one of the sequences; {ids}"),
+        (
+            "structure",
+            f"{size}: parents, tokens and their order",
+        ),
+        ("items", f"{counted(index.num_items, 'item')}, each on one of the sequences; {ids}"),
     ]
 
 
-def check_vocabulary(index: ConstraintIndex, model: str) -> Checked:
-    """Compare the largest token with the vocabulary that a model's config names.
+def check_vocabulary(index: ConstraintIndex, model: str) -> tuple[int, Checked]:
+    """Compare the largest token with the vocabulary that a model's config names, and return that.
 
     Raises:
         ValueError: the vocabulary is too small, the config names none, or there is no such model.
@@ -55,9 +60,8 @@ def check_vocabulary(index: ConstraintIndex, model: str) -> Checked:
             f"the catalogue has token {index.max_token_id}, expected less than the vocabulary of {model}, "
             f"{vocabulary}: is it another model's catalogue, or were the model's embeddings not resized?"
         )
-    return [
-        ("vocabulary", f"{vocabulary:,} tokens of {model}; the largest in the catalogue is {index.max_token_id:,}")
-    ]
+    found = f"{vocabulary:,} tokens of {model}; the largest in the catalogue is {index.max_token_id:,}"
+    return vocabulary, [("vocabulary", found)]
 
 
 def _check_descriptions(folder: Path) -> dict[str, Any]:

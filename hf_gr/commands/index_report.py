@@ -15,6 +15,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from hf_gr.files.text import counted
+
 from .text import shown
 
 if TYPE_CHECKING:
@@ -34,8 +36,8 @@ def print_built(index: ConstraintIndex, folder: Path, seconds: float) -> None:
     console, name = _console(), shlex.quote(str(folder))
     memory = f"{format_bytes(index.nbytes)} ({index.nbytes / index.num_items:.1f} bytes an item)"
     console.print(
-        f"Built in {seconds:.1f} s: [bold]{index.num_items:,} items[/], {len(index):,} sequences of up to "
-        f"{index.max_length} tokens, {memory}."
+        f"Built in {seconds:.1f} s: [bold]{counted(index.num_items, 'item')}[/], {counted(len(index), 'sequence')} of "
+        f"up to {counted(index.max_length, 'token')}, {memory}."
     )
     console.print(f"Saved to {shown(str(folder))}", soft_wrap=True)
     steps = {
@@ -68,6 +70,29 @@ def print_checked(name: str, checked: Sequence[tuple[str, str]]) -> None:
     console = _console()
     console.print(f"[bold green]No damage found[/] in {shown(name)}. Checked:", soft_wrap=True)
     console.print(_pairs(checked))
+
+
+def print_doubts(doubts: Sequence[str]) -> None:
+    """Print what looks like a mistake; on stderr, since stdout may be one JSON object."""
+    for doubt in doubts:
+        _console(stderr=True).print(f"[bold yellow]Warning:[/] {shown(doubt)}", soft_wrap=True)
+
+
+def built_to_json(index: ConstraintIndex, folder: Path, seconds: float, doubts: Sequence[str]) -> str:
+    """What was built, as one JSON object on one line."""
+    names = ("num_items", "max_length", "eos_token_id", "max_token_id", "nbytes")
+    facts = {"output": str(folder), "seconds": round(seconds, 3), "num_sequences": len(index)}
+    return json.dumps(facts | {name: getattr(index, name) for name in names} | {"warnings": list(doubts)})
+
+
+def checked_to_json(name: str, checked: Sequence[tuple[str, str]], doubts: Sequence[str]) -> str:
+    """What was checked, as one JSON object on one line; damage is an error, and exit code 1."""
+    return json.dumps({"index": name, "checked": dict(checked), "warnings": list(doubts)})
+
+
+def pushed_to_json(repo_id: str, address: str) -> str:
+    """What was pushed, as one JSON object on one line."""
+    return json.dumps({"repo_id": repo_id, "url": address})
 
 
 def to_json(summary: Summary) -> str:
@@ -129,7 +154,7 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
         ("item ids", summary.item_id_bytes),
     ]
     return [
-        ("sequences", f"{summary.num_sequences:,} of up to {summary.max_length} tokens, {end}"),
+        ("sequences", f"{summary.num_sequences:,} of up to {counted(summary.max_length, 'token')}, {end}"),
         ("items", f"{summary.num_items:,}, {ids[summary.item_id_type]}"),
         ("collisions", _collisions(summary)),
         ("vocabulary", f"{summary.max_token_id + 1:,} or more; the largest token is {summary.max_token_id:,}"),

@@ -80,6 +80,57 @@ def index_card(summary: Summary, num_codes: Sequence[int], name: str) -> str:
     )
 
 
+_SEMANTIC_IDS_CARD = """\
+---
+library_name: hf_gr
+tags:
+- generative-recommendation
+- semantic-ids
+- hf_gr
+---
+
+# Semantic IDs
+
+The semantic IDs of {num_items:,} items, up to {num_levels} codes each, and the tokens that a model knows them by.
+
+```python
+from hf_gr import SemanticIds
+
+ids = SemanticIds.from_pretrained({name})
+tokens = ids.encode(ids.item_ids[:3])  # a history as tokens, for a prompt
+index = ids.constraint_index()  # what generate() takes; ids of several lengths need eos_token_id=
+```
+
+| level | codes | smallest token |
+|---|---|---|
+{levels}
+
+The model needs a vocabulary of at least {vocabulary} tokens.
+"""
+
+
+def semantic_ids_card(
+    num_items: int, level_sizes: Sequence[int], smallest: Sequence[int], *, vocab_size: int, name: str
+) -> str:
+    """The card of semantic IDs.
+
+    Args:
+        num_items: the number of items.
+        level_sizes: by level the number of codes.
+        smallest: by level the smallest token.
+        vocab_size: the smallest vocabulary that holds all tokens.
+        name: what users load them by, such as their repository id.
+    """
+    rows = enumerate(zip(level_sizes, smallest, strict=True), start=1)
+    return _SEMANTIC_IDS_CARD.format(
+        num_items=num_items,
+        num_levels=len(level_sizes),
+        name=json.dumps(name),
+        levels="\n".join(f"| {level} | {size:,} | {token} |" for level, (size, token) in rows),
+        vocabulary=vocab_size,
+    )
+
+
 def _items(summary: Summary) -> str:
     """How items are named, and which share a sequence."""
     ids = {"string": "strings", "integer": "integers", "row number": "row numbers"}

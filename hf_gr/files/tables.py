@@ -14,6 +14,7 @@ from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -71,8 +72,10 @@ def read_table(
     item_id: str | None = "item_id",
     delimiter: str | None = None,
     progress: bool = True,
+    argument: str = "sequence",
+    read_text: Callable[[Any], Sequence[int]] | None = None,
 ) -> Table:
-    r"""Read the token sequences and item ids of a catalogue.
+    r"""Read the token sequences, or codes, and item ids of a catalogue.
 
     Args:
         path: a file, several files in order, or a folder, whose files of the format are read in order of name. CSV and
@@ -85,6 +88,9 @@ def read_table(
             if all of them, in all files, look like integers (`7`, but not `007`).
         delimiter: between the columns of CSV; by default a tab in `.tsv` and a comma elsewhere.
         progress: show a bar, if stderr is a terminal and rich is installed.
+        argument: what errors call `sequence`.
+        read_text: the integers of a text, or of a list of texts, in a single column that holds such; it raises
+            `ValueError` for others. By default texts are refused, but for those of CSV above.
 
     Returns:
         The table, its rows in the order of the files.
@@ -106,7 +112,7 @@ def read_table(
     if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii()):
         raise ValueError(f"delimiter={delimiter!r}, expected one ASCII character: omit it for a tab or comma")
     is_list = isinstance(sequence, str)
-    wanted = _Wanted((sequence,) if is_list else tuple(sequence), is_list, item_id)
+    wanted = _Wanted((sequence,) if is_list else tuple(sequence), is_list, item_id, argument, read_text)
     files = list_files(path, format)
     rows, ids = _Rows(), _Ids()
     size = sum(file.stat().st_size for file in files)
@@ -127,7 +133,7 @@ def read_table(
         raise ValueError(f"{_name(files)} has no row, expected at least one: a catalogue needs an item")
     if format == "jsonl" and not is_list and sequences.shape[1] < len(wanted.sequence):
         key = wanted.sequence[sequences.shape[1]]  # JSON lines only: the other formats list their columns
-        raise ValueError(f"{_name(files)} has {key!r} in no row, expected it in some: correct sequence=")
+        raise ValueError(f"{_name(files)} has {key!r} in no row, expected it in some: correct {argument}=")
     return Table(sequences, None if item_id is None else ids.finish())
 
 
@@ -138,12 +144,18 @@ class _Wanted:
     sequence: tuple[str, ...]
     is_list: bool
     item_id: str | None
+    argument: str = "sequence"
+    read_text: Callable[[Any], Sequence[int]] | None = None
 
     def __post_init__(self) -> None:
         if not self.sequence:
-            raise ValueError("sequence=[] names no column, expected one or more: name the columns of the levels")
+            raise ValueError(
+                f"{self.argument}=[] names no column, expected one or more: name the columns of the levels"
+            )
         if len(set(self.sequence)) < len(self.sequence):
-            raise ValueError(f"sequence={list(self.sequence)} names a column twice, expected one for each level")
+            raise ValueError(
+                f"{self.argument}={list(self.sequence)} names a column twice, expected one for each level"
+            )
 
     @property
     def names(self) -> list[str]:
@@ -155,7 +167,7 @@ class _Wanted:
         for name in names:
             if there.count(name) != 1:
                 how_many = f"{there.count(name)} columns" if name in there else "no column"
-                fix = "item_id=, or item_id=None for row numbers" if name == self.item_id else "sequence="
+                fix = "item_id=, or item_id=None for row numbers" if name == self.item_id else f"{self.argument}="
                 listed = ", ".join(map(repr, there)) or "(there are none)"
                 raise ValueError(f"{file} has {how_many} {name!r}, expected one of {listed}: name it with {fix}")
 
@@ -274,17 +286,21 @@ def _read_sequences(batch: _Batch, wanted: _Wanted) -> Array:
     """The `[n, t]` tokens of a batch."""
     names = wanted.sequence
     if wanted.is_list:
+        if wanted.read_text is not None and _has_texts(batch, names[0]):
+            return _read_texts(batch, names[0], wanted.read_text)
         lists = _split_texts(batch, names[0]) if batch.is_text else batch.column(names[0])
-        if not isinstance(lists.type, (pa.ListType, pa.LargeListType, pa.FixedSizeListType)):
-            expected = 'lists of integers: convert it, or name integer columns, as in sequence=["c0", "c1"]'
+        if not _is_list(lists.type):
+            expected = f'lists of integers: convert it, or name integer columns, as in {wanted.argument}=["c0", "c1"]'
             raise batch.type_error(names[0], expected)
         lengths = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
         ends = np.cumsum(lengths)
         # flatten() respects the offset of a slice and omits null lists, unlike .values
-        tokens = _read_tokens(batch, names[0], lists.flatten(), lambda at: int(np.searchsorted(ends, at, "right")))
+        tokens = _read_tokens(
+            batch, wanted, names[0], lists.flatten(), lambda at: int(np.searchsorted(ends, at, "right"))
+        )
         rows = _pad(tokens, lengths)
     else:
-        rows = np.stack([_read_tokens(batch, name, batch.column(name), int) for name in names], axis=1)
+        rows = np.stack([_read_tokens(batch, wanted, name, batch.column(name), int) for name in names], axis=1)
     is_token = rows >= 0
     if is_token.all() and rows.shape[1]:
         return rows
@@ -306,9 +322,34 @@ def _split_texts(batch: _Batch, name: str) -> Any:
     return pc.ascii_split_whitespace(pc.replace_substring(pc.ascii_trim(texts, " \t,[]()"), ",", " "))
 
 
-def _read_tokens(batch: _Batch, name: str, values: Any, row_of: Callable[[int], int]) -> Array:
+def _is_list(kind: Any) -> bool:
+    return isinstance(kind, (pa.ListType, pa.LargeListType, pa.FixedSizeListType))
+
+
+def _has_texts(batch: _Batch, name: str) -> bool:
+    """Whether a column holds texts, or lists of them, that are more than integers between spaces or commas."""
+    column = batch.column(name)
+    kind = column.type.value_type if _is_list(column.type) else column.type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        return False
+    return not batch.is_text or not pc.all(pc.match_substring_regex(column, r"^[0-9\s,\[\]()]*$")).as_py()
+
+
+def _read_texts(batch: _Batch, name: str, read_text: Callable[[Any], Sequence[int]]) -> Array:
+    """The `[n, t]` integers that texts, or lists of them, stand for."""
+    rows: list[Sequence[int]] = []
+    for row, value in enumerate(batch.column(name).to_pylist()):
+        try:
+            rows.append(read_text(value))
+        except ValueError as error:
+            raise batch.row_error([name], row, str(error)) from error
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    return _pad(np.fromiter(chain.from_iterable(rows), dtype=np.int64), lengths)
+
+
+def _read_tokens(batch: _Batch, wanted: _Wanted, name: str, values: Any, row_of: Callable[[int], int]) -> Array:
     """Tokens, `PADDING` where they are null. `row_of` gives the row of a value."""
-    fix = 'write integers (pandas: .astype("Int64")), or name another column with sequence='
+    fix = f'write integers (pandas: .astype("Int64")), or name another column with {wanted.argument}='
     if batch.is_text:
         texts = pc.ascii_trim_whitespace(values)
         try:
@@ -319,7 +360,8 @@ def _read_tokens(batch: _Batch, name: str, values: Any, row_of: Callable[[int], 
             raise batch.row_error([name], row_of(at), expected) from error
     if not (pa.types.is_integer(values.type) or pa.types.is_null(values.type)):
         raise batch.type_error(name, f"integers: {fix}")
-    fix = "are these token ids? Padding is null or omitted"
+    what = "token ids" if wanted.argument == "sequence" else wanted.argument
+    fix = f"are these {what}? Padding is null or omitted"
     return _to_numpy(batch, name, values, row_of, at_least=0, fix=fix)
 
 
@@ -444,6 +486,12 @@ def _json_schema(file: Path, number: int, line: bytes, wanted: _Wanted) -> pa.Sc
     if wanted.is_list:
         types[wanted.sequence[0]] = pa.list_(pa.int64())
     first = read_object(file, number, line, pa.schema(types))
+    value = first.get(wanted.sequence[0])
+    if wanted.is_list and wanted.read_text is not None:
+        if isinstance(value, str):
+            types[wanted.sequence[0]] = pa.string()
+        elif isinstance(value, list) and value and isinstance(value[0], str):
+            types[wanted.sequence[0]] = pa.list_(pa.string())
     # The first line may have a short sequence, and lack the keys of deeper levels.
     wanted.check(file, [wanted.sequence[0], *([] if wanted.item_id is None else [wanted.item_id])], list(first))
     if wanted.item_id is not None and isinstance(first[wanted.item_id], str):

@@ -1,0 +1,56 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What looks like a mistake in a catalogue that is sound. Knows no model but the size of its vocabulary.
+
+The mistake is one: codes of semantic IDs were compiled as token ids. Everything then runs, and no answer is right.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from .snapshot import Snapshot
+
+FAR_BELOW = 0.5  # of a vocabulary: code tokens are its last ones, or nearly
+FIRST_CODES = 1  # codes begin at 0, at 1 in some recipes
+WHY = (
+    "if these are codes of semantic IDs, compile them as codes (SemanticIds in Python, --codes with --offset or "
+    "--tokenizer in hf-gr index build): a model would read them as other tokens, and no answer would be right"
+)
+
+
+def doubts_of(snapshot: Snapshot, *, vocabulary: int | None = None) -> list[str]:
+    """What looks as if codes had been compiled as token ids; empty if nothing does.
+
+    Args:
+        snapshot: the catalogue. One of labels raises no doubt: its tokens come from a tokenizer.
+        vocabulary: the model's number of tokens, if it is known.
+
+    Example:
+        >>> from hf_gr import ConstraintIndex, SemanticIds
+        >>> codes = [[0, 1], [1, 0], [1, 1]]
+        >>> [doubt.partition(":")[0] for doubt in doubts_of(ConstraintIndex.from_sequences(codes).snapshot)]
+        ['the tokens look like codes']
+        >>> doubts_of(SemanticIds(codes).constraint_index().snapshot)
+        []
+    """
+    if snapshot.tokenizer is not None:
+        return []
+    doubts: list[str] = []
+    ends = [] if snapshot.eos_token_id is None else [snapshot.eos_token_id]
+    levels = [np.setdiff1d(tokens, ends) for tokens in snapshot.base.segment.trie.codebooks]
+    levels = [tokens for tokens in levels if len(tokens)]
+    begin_alike = len(levels) > 1 and all(tokens[0] <= FIRST_CODES for tokens in levels)
+    if begin_alike and all(np.intersect1d(one, other).size for one, other in pairwise(levels)):
+        first = ", ".join(str(tokens[0]) for tokens in levels)
+        doubts.append(
+            f"the tokens look like codes: those of every level begin at {first}, and levels share some; {WHY}"
+        )
+    if vocabulary is not None and snapshot.max_token_id + 1 < FAR_BELOW * vocabulary:
+        doubts.append(
+            f"the largest token, {snapshot.max_token_id:,}, is far below the model's vocabulary of {vocabulary:,}"
+            + ("" if doubts else f"; {WHY}")
+        )
+    return doubts

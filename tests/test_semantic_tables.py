@@ -1,0 +1,220 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Semantic IDs from tables of codes, and saved: every form of the same codes gives the same catalogue."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+pytest.importorskip("typer")
+
+from hub_server import HubServer  # noqa: E402
+
+from hf_gr import ConstraintIndex, SemanticIds  # noqa: E402
+from hf_gr.catalogue import semantic_storage  # noqa: E402
+
+CODES = [[12, 5, 9], [12, 5, 3], [0, 7, 9], [4, 0, 1]]
+NAMES = ["ham", "jam", "yam", "tea"]
+RAGGED = [[12, 5, 9], [12, 5], [0], [4, 0, 1]]
+OFFSET = 3
+
+
+class Tokenizer:
+    """As much of a tokenizer as semantic IDs use: texts at odd places."""
+
+    def __init__(self, template: str) -> None:
+        self.vocabulary: dict[str, int] = {}
+        for level, name in enumerate("abc"):
+            for code in range(13):
+                text = template.format(level=name, LEVEL=name.upper(), code=code)
+                self.vocabulary[text] = 100 + 2 * (13 * level + code)
+
+    def get_vocab(self) -> dict[str, int]:
+        return self.vocabulary
+
+
+def texts(row: list[int], template: str = "<{level}_{code}>") -> list[str]:
+    names = zip("abc", row, strict=False)
+    return [template.format(level=level, LEVEL=level.upper(), code=code) for level, code in names]
+
+
+def write(path: Path, columns: dict[str, Any]) -> Path:
+    """The same table in the format of the suffix."""
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table(columns), path)
+    elif path.suffix == ".jsonl":
+        rows = [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+        path.write_text("\n".join(map(json.dumps, rows)))
+    else:
+        tab = "\t" if path.suffix == ".tsv" else ";"
+        lines = [tab.join(columns), *(tab.join(map(str, cells)) for cells in zip(*columns.values(), strict=True))]
+        path.write_text("\n".join(lines))
+    return path
+
+
+def read(path: Path, **options: Any) -> SemanticIds:
+    if path.suffix in (".csv", ".tsv"):
+        return SemanticIds.from_csv(path, **({"delimiter": ";"} if path.suffix == ".csv" else {}), **options)
+    return (SemanticIds.from_parquet if path.suffix == ".parquet" else SemanticIds.from_jsonl)(path, **options)
+
+
+FORMS: dict[str, Any] = {
+    "lists": lambda row: row,
+    "texts": texts,
+    "one text": lambda row: "".join(texts(row)),
+    "spaced": lambda row: " ".join(texts(row)),
+    "printed": lambda row: str(texts(row)),
+    "printed numbers": str,
+    "numbers": lambda row: "-".join(map(str, row)),
+}
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".csv", ".tsv"])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_the_same_codes_is_the_same(form: str, suffix: str, tmp_path: Path) -> None:
+    if form == "printed numbers" and suffix in (".parquet", ".jsonl"):
+        pytest.skip("a column of lists there")
+    for codes in (CODES, RAGGED):
+        path = write(tmp_path / f"items{suffix}", {"codes": [FORMS[form](row) for row in codes], "item_id": NAMES})
+        expected = SemanticIds(codes, item_ids=NAMES, offset=OFFSET)
+        found = read(path, offset=OFFSET)
+        assert found.codes.tolist() == expected.codes.tolist()
+        assert (found.item_ids, found.level_sizes) == (expected.item_ids, expected.level_sizes)
+        assert found.encode(NAMES) == expected.encode(NAMES)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".csv"])
+def test_columns_of_one_code_each_and_other_names(suffix: str, tmp_path: Path) -> None:
+    columns = {f"c{level}": [row[level] for row in CODES] for level in range(3)} | {"asin": NAMES}
+    path = write(tmp_path / f"items{suffix}", columns)
+    found = read(path, codes=["c0", "c1", "c2"], item_id="asin", level_sizes=[16, 16, 16], offset=OFFSET)
+    assert found.encode(["jam"]) == [3 + 12, 3 + 16 + 5, 3 + 32 + 3]
+    assert read(path, codes=["c0", "c1"], item_id=None).item_ids == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("template", ["<{level}_{code}>", "<{LEVEL}_{code}>", "<|{level}_{code}|>"])
+def test_a_tokenizer_gives_the_tokens_and_capitals_are_read(template: str, tmp_path: Path) -> None:
+    tokenizer = Tokenizer(template)
+    expected = [tokenizer.vocabulary[text] for row in CODES for text in texts(row, template)]
+    path = write(tmp_path / "items.parquet", {"codes": [texts(row, template) for row in CODES], "item_id": NAMES})
+    # Levels in capitals need no template.
+    options: dict[str, Any] = {} if "|" not in template else {"template": template}
+    assert read(path, tokenizer=tokenizer, **options).encode(NAMES) == expected
+    recipe = dict(zip(NAMES, [texts(row, template) for row in CODES], strict=True))
+    assert SemanticIds.from_json(recipe, tokenizer=tokenizer, **options).encode(NAMES) == expected
+    # Of integers too, where the template is named.
+    path = write(tmp_path / "numbers.parquet", {"codes": CODES, "item_id": NAMES})
+    assert read(path, tokenizer=tokenizer, template=template).encode(NAMES) == expected
+    if "LEVEL" in template:
+        with pytest.raises(ValueError, match=r"lacks .* '<a_0>'.*template='<\{LEVEL\}_\{code\}>'\?"):
+            read(path, tokenizer=tokenizer)
+
+
+def test_capitals_and_others_are_not_mixed() -> None:
+    with pytest.raises(ValueError, match=r"item 'jam' has '<a_1>' at level 0, expected .*'<A_0>': pass template="):
+        SemanticIds.from_json({"ham": ["<A_1>", "<B_2>"], "jam": ["<a_1>", "<b_2>"]})
+    with pytest.raises(ValueError, match=r"item 'jam' has '<A_1>' at level 0, .*template='<\{LEVEL\}_\{code\}>'\?"):
+        SemanticIds.from_json({"ham": ["<a_1>", "<b_2>"], "jam": ["<A_1>", "<B_2>"]})
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        ({"codes": CODES, "item_id": ["a", "b", "a", "c"]}, {}, r"items\.parquet: item_ids has 4 entries, 3 of them"),
+        (
+            {"sequence": CODES, "item_id": NAMES},
+            {},
+            "no column 'codes', expected one of 'sequence', 'item_id': name it w",
+        ),
+        ({"codes": CODES}, {}, "no column 'item_id', .*name it with item_id=, or item_id=None"),
+        (
+            {"codes": [[1], [-1]], "item_id": [1, 2]},
+            {},
+            r"row 1 is \[-1\], expected integers from 0 .*are these codes\?",
+        ),
+        ({"codes": [["<a_1>"], ["<b_1>"]], "item_id": [1, 2]}, {}, r"row 1 is .*it has '<b_1>' at level 0, expected"),
+        ({"codes": ["12-5", None], "item_id": [1, 2]}, {}, "row 1 is None, it has None, expected its codes"),
+        ({"codes": [[1.5], [2.5]], "item_id": [1, 2]}, {}, r"expected integers.*with codes="),
+        ({"codes": [1, 2], "item_id": [1, 2]}, {}, r"lists of integers: .*as in codes=\["),
+        (
+            {"codes": [[5], [9]], "item_id": [1, 2]},
+            {"level_sizes": [8]},
+            "item 2 has code 9 at level 0, expected 0 to 7",
+        ),
+        ({"codes": CODES, "item_id": NAMES}, {"offset": 3, "tokenizer": object()}, "offset=3 and a tokenizer"),
+        ({"codes": CODES, "item_id": NAMES}, {"model": object()}, "model is given and tokenizer=None"),
+        ({"codes": CODES, "item_id": NAMES}, {"codes": []}, r"codes=\[\] names no column"),
+    ],
+    ids=str,
+)
+def test_bad_tables_are_refused(columns: Any, options: Any, message: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "items.parquet", columns)
+    with pytest.raises(ValueError, match=message):
+        read(path, **options)
+
+
+@pytest.mark.parametrize("names", [NAMES, [17, -5, 2**40, 3]], ids=["strings", "integers"])
+@pytest.mark.parametrize("codes", [CODES, RAGGED], ids=["fixed", "ragged"])
+@pytest.mark.parametrize("by_tokenizer", [False, True])
+def test_saved_semantic_ids_come_back_beside_an_index(
+    by_tokenizer: bool, codes: Any, names: Any, tmp_path: Path
+) -> None:
+    if by_tokenizer:
+        ids = SemanticIds.from_tokenizer(codes, Tokenizer("<{level}_{code}>"), item_ids=names)
+    else:
+        ids = SemanticIds(codes, item_ids=names, level_sizes=[16, 8, 10], offset=OFFSET)
+    index = ids.constraint_index(eos_token_id=2)
+    index.save_pretrained(tmp_path)
+    ids.save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_text().count("# Constraint index") == 1  # the first card stays
+    again = SemanticIds.from_pretrained(tmp_path)
+    assert again.codes.tolist() == ids.codes.tolist()
+    assert (again.item_ids, again.level_sizes, again.vocab_size) == (ids.item_ids, ids.level_sizes, ids.vocab_size)
+    assert again.encode(names) == ids.encode(names) == ConstraintIndex.from_pretrained(tmp_path).encode(names)
+    assert [level.tolist() for level in again.codebooks()] == [level.tolist() for level in ids.codebooks()]
+
+
+def test_semantic_ids_go_to_the_hub_with_a_card(hub: HubServer, tmp_path: Path) -> None:
+    ids = SemanticIds(CODES, item_ids=NAMES, level_sizes=[16, 8, 10], offset=OFFSET)
+    ids.push_to_hub("me/codes")
+    assert SemanticIds.from_pretrained("me/codes").encode(NAMES) == ids.encode(NAMES)
+    ids.save_pretrained(tmp_path / "codes")
+    card = (tmp_path / "codes" / "README.md").read_text()
+    assert 'from_pretrained("codes")' in card
+    assert "| 2 | 8 | 19 |" in card
+    assert "at least 37 tokens" in card
+
+
+def test_damaged_semantic_ids_are_refused(tmp_path: Path) -> None:
+    ids = SemanticIds(CODES, item_ids=NAMES, offset=OFFSET)
+    ids.save_pretrained(tmp_path)
+    path = tmp_path / semantic_storage.ARRAYS_FILE
+    whole = path.read_bytes()
+    for place in range(len(whole) - 40, len(whole)):  # the arrays' end
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(ValueError, match="was altered after it was saved"):
+            SemanticIds.from_pretrained(tmp_path)
+    path.write_bytes(whole[:-1])
+    with pytest.raises(ValueError, match="no safetensors file or is cut short"):
+        SemanticIds.from_pretrained(tmp_path)
+    path.unlink()
+    with pytest.raises(ValueError, match=r"has no semantic_ids\.safetensors, expected both"):
+        SemanticIds.from_pretrained(tmp_path)
+
+
+def test_arrays_that_are_no_semantic_ids_are_refused(tmp_path: Path) -> None:
+    arrays = {"codes": np.array([[0, 5]]), "tokens": np.array([7, 8, 9])}
+    for wrong, message in (
+        ({}, "expected 0 to 1"),
+        ({"codes": np.array([[0, 1]]), "tokens": np.array([7, 8, -1])}, "has a"),
+    ):
+        semantic_storage.save(tmp_path, (1, 2), arrays | wrong, ["ham"], card="card")
+        with pytest.raises(ValueError, match=message):
+            SemanticIds.from_pretrained(tmp_path)
