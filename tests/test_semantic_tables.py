@@ -152,7 +152,6 @@ def test_capitals_and_others_are_not_mixed() -> None:
         ({"codes": CODES, "item_id": NAMES}, {"model": object()}, "model is given and tokenizer=None"),
         ({"codes": CODES, "item_id": NAMES}, {"codes": []}, r"codes=\[\] names no column"),
     ],
-    ids=str,
 )
 def test_bad_tables_are_refused(columns: Any, options: Any, message: str, tmp_path: Path) -> None:
     path = write(tmp_path / "items.parquet", columns)
