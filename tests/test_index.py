@@ -868,8 +868,8 @@ def test_what_is_read_of_a_large_file(
     verify: bool | None, reads: list[str], large: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    digest, check = storage._arrays_digest, Segment.check
-    monkeypatch.setattr(storage, "_arrays_digest", lambda arrays, name: calls.append(name) or digest(arrays, name))
+    digest, check = storage.arrays_digest, Segment.check
+    monkeypatch.setattr(storage, "arrays_digest", lambda arrays, name: calls.append(name) or digest(arrays, name))
     monkeypatch.setattr(Segment, "check", lambda *arguments: calls.append("check") or check(*arguments))
     loaded = ConstraintIndex.from_pretrained(large, verify=verify)
     assert calls == reads
@@ -1055,7 +1055,7 @@ def test_a_crash_between_the_two_files_leaves_an_index(order: tuple[str, str], t
 
 def write_in_place(directory: Path, description: Any, arrays: Any, *, card: str) -> None:
     """`storage.save` as one would first write it."""
-    fields = {"format_version": 2, **description, "arrays_sha256": storage._arrays_digest(arrays, "arrays_sha256")}
+    fields = {"format_version": 2, **description, "arrays_sha256": storage.arrays_digest(arrays, "arrays_sha256")}
     text = json.dumps({**fields, "sha256": paired_files.digest(fields)})
     (directory / ARRAYS_FILE).write_bytes(b"")
     safetensors.numpy.save_file(arrays, directory / ARRAYS_FILE, metadata={"constraint_index": text})
@@ -1071,7 +1071,7 @@ def test_a_planted_error_in_saving_is_seen(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("module", "digest", "file"), [(storage, "_arrays_digest", ARRAYS_FILE), (paired_files, "digest", JSON_FILE)]
+    ("module", "digest", "file"), [(storage, "arrays_digest", ARRAYS_FILE), (paired_files, "digest", JSON_FILE)]
 )
 def test_a_planted_error_in_the_digests_is_seen(
     module: Any, digest: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
