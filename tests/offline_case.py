@@ -23,8 +23,10 @@ import torch
 import transformers
 from accelerate import PartialState
 from torch.distributed.fsdp import fully_shard
+from typer.testing import CliRunner
 
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, enable, recommend
+from hf_gr.commands import app as cli
 from hf_gr.offline.parts import Parts
 from hf_gr.training import write_teacher_data
 
@@ -124,6 +126,12 @@ def options_of(case: Case, users: Path, output: Path, **more: Any) -> list[str]:
     options = {"model": case.model, "index": case.index, "input": users, "output": output, "history": "seen"}
     options |= {"user": "who", "exclude": "not", "filter": "only", "top-k": 6, "num-beams": 8}
     return [text for name, value in (options | more).items() for text in (f"--{name}", str(value))]
+
+
+def command(*arguments: Any, progress: bool = False) -> Any:
+    """What the command line says, by default without a log of progress."""
+    given = [str(argument) for argument in arguments] + ([] if progress else ["--no-progress"])
+    return CliRunner().invoke(cli.build_app(), given)
 
 
 RUN = {"history": "seen", "user": "who", "exclude": "not", "filter": "only", "top_k": 6, "num_beams": 8}

@@ -19,9 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from offline_case import Case, make_case, make_users, options_of, read, run, write_users
+from offline_case import Case, command, make_case, make_users, options_of, read, run, write_users
 from typer.main import get_command as build_command
-from typer.testing import CliRunner
 
 from hf_gr import ConstraintIndex, evaluate, recommend
 from hf_gr.commands import app as cli
@@ -222,10 +221,6 @@ def test_no_more_beams_are_searched_than_there_are_sequences(
 # The commands
 
 
-def command(*arguments: Any) -> Any:
-    return CliRunner().invoke(cli.build_app(), [*map(str, arguments)])
-
-
 def test_the_command_writes_what_the_function_does(tmp_path: Path, case: Case, users: Path) -> None:
     output = tmp_path / "recs.parquet"
     done = command("recommend", *options_of(case, users, output), "--window-rows", 16)
@@ -244,7 +239,7 @@ def test_the_command_writes_what_the_function_does(tmp_path: Path, case: Case, u
 def test_every_argument_has_a_flag() -> None:
     """And every flag is an argument, but for what writes the report."""
     renamed = {"constraint_index": "index", "assistant_model": "draft_model", "users": "input", "options": "option"}
-    for name, function, reports in (("recommend", recommend, set()), ("evaluate", evaluate, {"json", "plot"})):
+    for name, function, reports in (("recommend", recommend, {"json"}), ("evaluate", evaluate, {"json", "plot"})):
         arguments = {renamed.get(argument, argument) for argument in inspect.signature(function).parameters}
         # Of the options of `generate`, drafting has a flag of its own.
         flags = set(inspect.signature(getattr(cli_of(name), name)).parameters) - reports - {"drafting"}
@@ -266,7 +261,7 @@ def test_every_option_is_stated_once(function: Any) -> None:
         assert re.search(rf"^ +{option.name}: \S", inspect.getdoc(function) or "", re.MULTILINE)
         flag = names.pop(f"--{(option.option.flag or option.name).replace('_', '-')}")
         assert (flag.help, flag.rich_help_panel) == (option.option.help, option.option.panel)
-    written = {"recommend": {"--output"}, "evaluate": {"--json", "--plot"}}[name]
+    written = {"recommend": {"--output", "--json"}, "evaluate": {"--json", "--plot"}}[name]
     assert set(names) == {"--model", "--input", "--drafting", "--option"} | written
 
 
@@ -303,7 +298,7 @@ def test_flags_reach_the_function(tmp_path: Path, case: Case) -> None:
     path.write_text("seen;not\n100 101;[102]\n")
     columns = ["--model", case.model, "--index", case.index, "--input", path, "--history", "seen", "--exclude", "not"]
     flags = ["--prefix-tokens", "1,2", "--suffix-tokens", "3", "--delimiter", ";", "--top-k", 3, "--num-beams", 4]
-    draft = ["--draft-model", case.model, "--drafting", "assistant", "--option", "length_penalty=0.5", "--no-progress"]
+    draft = ["--draft-model", case.model, "--drafting", "assistant", "--option", "length_penalty=0.5"]
     done = command("recommend", *columns, "--output", tmp_path / "a.parquet", *flags, *draft)
     assert (done.exit_code, done.stderr) == (0, "")
     same = {"prefix_tokens": [1, 2], "suffix_tokens": [3], "delimiter": ";", "top_k": 3, "num_beams": 4}
@@ -366,7 +361,7 @@ def test_exit_codes_say_what_became_of_rows(tmp_path: Path, case: Case) -> None:
         ({"input": "gone.parquet"}, "gone.parquet is not there"),
         ({"index": "gone"}, "gone"),
         ({"output": "recs.csv"}, "expected a name that ends in .parquet"),
-        ({"num-beams": 3}, "num_beams=3, expected at least top_k=6"),
+        ({"num-beams": 3}, "--num-beams 3, expected at least --top-k 6"),
     ],
 )
 def test_what_a_user_can_mend_is_one_line(tmp_path: Path, case: Case, users: Path, changed: Any, message: str) -> None:
@@ -436,21 +431,6 @@ def test_names_of_items_may_look_like_numbers(tmp_path: Path) -> None:
     (result,) = evaluate(case.model, path, **options, new_items=["item-9", 9], sampled_users=0).results
     assert result.new_items["num_users"] == 1
     assert result.metrics["recall@60"] > 0
-
-
-def test_progress_is_shown_on_a_terminal_only(
-    tmp_path: Path, case: Case, users: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import sys
-
-    run(case, users, tmp_path / "a.parquet", progress=True)
-    assert "Recommending" not in capsys.readouterr().err
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    run(case, users, tmp_path / "b.parquet", progress=True)
-    shown = capsys.readouterr().err
-    assert "Recommending" in shown
-    assert f"{NUM_USERS}/{NUM_USERS} users" in re.sub("\x1b\\[[0-9;]*m", "", shown)
 
 
 def test_the_output_is_plain_parquet(tmp_path: Path, case: Case, users: Path) -> None:

@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 pa = pytest.importorskip("pyarrow")
 
 import pyarrow.parquet as pq  # noqa: E402
+from tqdm.auto import tqdm  # noqa: E402
 
 from hf_gr.catalogue import trie  # noqa: E402
 from hf_gr.files import tables  # noqa: E402
@@ -580,14 +581,13 @@ def test_a_path_that_names_no_file(tmp_path: Path) -> None:
 def test_the_bar_reaches_its_end_on_a_terminal_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    progress = pytest.importorskip("rich.progress")
     path = write_table(tmp_path / name, ROWS * 50, None)
     format: Any = next(format for format in FORMATS if format in name)
     monkeypatch.setattr(tables, "BATCH_ROWS", 64)
     monkeypatch.setattr(tables, "BLOCK_BYTES", 1024)
     steps: list[int] = []
-    advance = progress.Progress.advance
-    monkeypatch.setattr(progress.Progress, "advance", lambda *args: (steps.append(args[-1]), advance(*args)))
+    update = tqdm.update
+    monkeypatch.setattr(tqdm, "update", lambda *args: (steps.append(args[-1]), update(*args)))
     read_table([path, path], format=format, item_id=None)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     read_table([path, path], format=format, item_id=None, progress=False)

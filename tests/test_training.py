@@ -341,8 +341,11 @@ def test_a_missing_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.M
         write_teacher_data(target_model(), [[3]], fixed_catalogue(), tmp_path, num_beams=K)
 
 
-def test_the_model_is_left_in_its_mode_and_a_bar_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_model_is_left_in_its_mode_and_a_bar_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = target_model().train()
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     write(tmp_path, fixed_catalogue(), model=model, number=3, progress=True)
     assert model.training
     assert "Asking the target model" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from typing import Any
 
+from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.sequences import is_integer
 from hf_gr.catalogue.snapshot import Snapshot
 
@@ -29,6 +30,25 @@ def read_fallback(fallback: Any, snapshot: Snapshot) -> list[Any]:
             raise ValueError(f"fallback has {item!r}, expected {kind} as the catalogue's item ids are")
         items.append(item if isinstance(item, str) else int(item))
     return items
+
+
+def living_fallback(fallback: Any, index: ConstraintIndex) -> list[Any] | None:
+    """A fallback's items that the catalogue has; None without a fallback.
+
+    Raises:
+        ValueError: as `read_fallback`; or the catalogue has none of them.
+    """
+    if fallback is None:
+        return None
+    items = read_fallback(fallback, index.snapshot)
+    living = [item for item, lives in zip(items, index.has_items(items), strict=True) if lives]
+    if not living:
+        more = ", ..." if len(items) > 3 else ""
+        raise ValueError(
+            f"fallback={', '.join(map(repr, items[:3]))}{more}, expected items of the catalogue, which has none of "
+            "them: are these its ids?"
+        )
+    return living
 
 
 def first_allowed(

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.labels import fingerprint
+from hf_gr.catalogue.storage import JSON_FILE
 from hf_gr.generation.models import position_limit
 from hf_gr.generation.named_catalogues import resolve_index
 from hf_gr.generation.torch.loading import enable, load
@@ -147,12 +148,14 @@ def input_device(model: Any) -> torch.device:
 
 
 def load_index(index: Any, model: Any) -> ConstraintIndex:
-    """A snapshot of a catalogue: an index, the name of one, or for None the one that the model's checkpoint names.
+    """A snapshot of a catalogue: an index, the name of one, or None: the checkpoint names it, or has it in its folder.
 
     Raises:
-        ValueError: none is given, and the checkpoint names none.
+        ValueError: none is given, and the checkpoint has none.
     """
     named = getattr(model.generation_config, "constraint_index", None) if index is None else index
+    if named is None and Path(model.config.name_or_path, JSON_FILE).is_file():
+        named = "."
     if named is None:
         raise ValueError(
             "constraint_index=None and the checkpoint names none, expected a catalogue: "

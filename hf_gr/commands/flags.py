@@ -109,11 +109,18 @@ def to_arguments(function: str, flags: Mapping[str, Any]) -> dict[str, Any]:
         flag = stated.option.flag or stated.name
         if flag in given:
             value = given.pop(flag)
-            name = f"--{flag.replace('_', '-')}"
             reads = {"integers": read_integers, "items": read_items}.get(str(stated.option.reads))
-            value = value if reads is None else reads(name, value)
+            value = value if reads is None else reads(f"--{flag.replace('_', '-')}", value)
             given[stated.name] = value.value if isinstance(value, Enum) else value
     return read_options(given.pop("option", ()), given)
+
+
+def flags_of(function: str) -> dict[str, str]:
+    """The flag of every argument of a function whose options are in `Settings`."""
+    flags = {"users": "--input", "output": "--output", "model": "--model", "drafting": "--drafting"}
+    for stated in options_for(Settings, function):
+        flags[stated.name] = f"--{(stated.option.flag or stated.name).replace('_', '-')}"
+    return flags
 
 
 def read_options(texts: Iterable[str], given: Mapping[str, Any]) -> dict[str, Any]:

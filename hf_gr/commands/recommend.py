@@ -9,7 +9,9 @@ but 0 for a failure, end the other processes, and exit with code 1 themselves.
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +20,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .flags import command, to_arguments
-from .text import fail
+from .flags import command, flags_of, to_arguments
+from .text import fail, in_flags
 
 SKIPPED = 3  # the exit code of a run that finished with skipped rows; 2 is typer's for wrong options
 
@@ -27,9 +29,12 @@ SKIPPED = 3  # the exit code of a run that finished with skipped rows; 2 is type
 @command(
     output=Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE.parquet", help="The file to write.", show_default=False)
-    ]
+    ],
+    reports={
+        "json": Annotated[bool, typer.Option("--json", help="Print what became of the run as one JSON object.")],
+    },
 )
-def recommend(**flags: Any) -> None:
+def recommend(*, json: bool, **flags: Any) -> None:
     """Recommend items to every user of a table.
 
     Writes a Parquet file with a row for every user, in their order: the user, items (ids, best first) and scores.
@@ -42,14 +47,19 @@ def recommend(**flags: Any) -> None:
     start = perf_counter()
     with errors_on_one_line("recommend"):
         given = to_arguments("recommend", flags)
+        model, users, output = (given.pop(name) for name in ("model", "input", "output"))
+        from hf_gr.offline.early import check_early
+
+        given = check_early("recommend", model, users, given, output=output)
         quiet_libraries()
         from hf_gr.offline.run import recommend as run
 
-        made = run(given.pop("model"), given.pop("input"), given.pop("output"), **given)
+        made = run(model, users, output, **given)
         if is_main():
-            from .recommend_report import print_recommended
+            from .recommend_report import print_recommended, to_json
 
-            print_recommended(made, perf_counter() - start)
+            seconds = perf_counter() - start
+            typer.echo(to_json(made, seconds)) if json else print_recommended(made, seconds)
     if made.num_skipped and is_main():
         raise typer.Exit(SKIPPED)
 
@@ -70,24 +80,47 @@ def quiet_libraries() -> None:
 
 @contextmanager
 def errors_on_one_line(command: str, *, smaller: str = "--token-budget") -> Iterator[None]:
-    """End the program with one line for errors that a user can fix; others keep their traceback to report."""
-    import torch
+    """End the program with one line for errors that a user can fix; others keep their traceback to report.
 
+    Meanwhile, the log of progress goes to stderr.
+    """
     what = f"hf-gr {command}"
     try:
-        yield
+        with progress_on_stderr():
+            yield
     except KeyboardInterrupt as error:
         raise fail(what, "interrupted; what is finished is kept: repeat the run", code=130) from error
-    except torch.OutOfMemoryError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise fail(
-            what,
-            f"the device has no memory for a batch ({reason}): what is finished is kept; repeat the run with a "
-            f"smaller {smaller}",
-        ) from error
     except (ValueError, OSError, ImportError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            reason = " ".join(str(error).split())[:200]
+            message = (
+                f"the device has no memory for a batch ({reason}): what is finished is kept; repeat the run with a "
+                f"smaller {smaller}"
+            )
+            raise fail(what, message) from error
         if type(error) is RuntimeError and not str(error).startswith(
             ("another process", "the first process", "process ")
         ):
             raise
-        raise fail(what, error) from error
+        raise fail(what, in_flags(str(error), flags_of(command))) from error
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a device has no memory left; never, before PyTorch is imported."""
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and isinstance(error, torch.OutOfMemoryError)
+
+
+@contextmanager
+def progress_on_stderr() -> Iterator[None]:
+    """Log progress as lines on stderr: without a terminal there is no bar."""
+    logger, handler = logging.getLogger("hf_gr.progress"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%Y-%m-%d %H:%M:%S"))
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

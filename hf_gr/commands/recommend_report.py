@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -12,6 +14,11 @@ from .text import shown
 
 if TYPE_CHECKING:
     from hf_gr.offline.run import Recommended
+
+
+def to_json(made: Recommended, seconds: float) -> str:
+    """All numbers as one JSON object."""
+    return json.dumps(asdict(made) | {"output": str(made.output), "seconds": round(seconds, 3)})
 
 
 def print_recommended(made: Recommended, seconds: float) -> None:

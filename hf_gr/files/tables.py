@@ -87,7 +87,7 @@ def read_table(
         item_id: a column of integers or of strings; None if there is none. CSV has text only: its ids are integers
             if all of them, in all files, look like integers (`7`, but not `007`).
         delimiter: between the columns of CSV; by default a tab in `.tsv` and a comma elsewhere.
-        progress: show a bar, if stderr is a terminal and rich is installed.
+        progress: show a bar, on a terminal or in a notebook.
         argument: what errors call `sequence`.
         read_text: the integers of a text, or of a list of texts, in a single column that holds such; it raises
             `ValueError` for others. By default texts are refused, but for those of CSV above.

@@ -14,7 +14,7 @@ from typing import Any
 
 from hf_gr import __version__
 from hf_gr.answering.decoding import Decoder, useful_beams
-from hf_gr.answering.fallback import read_fallback
+from hf_gr.answering.fallback import living_fallback
 from hf_gr.answering.loading import (
     fingerprint_tokenizer,
     load_draft_model,
@@ -25,12 +25,13 @@ from hf_gr.answering.loading import (
 )
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.fingerprints import fingerprint_index
-from hf_gr.files.tables import pa, shorten
+from hf_gr.files.tables import pa
 from hf_gr.generation.configuration import GRGenerationConfig
 from hf_gr.generation.torch.fingerprints import fingerprint_model
 from hf_gr.generation.torch.models import embeddings_of
 from hf_gr.torch.processes import Processes
 
+from .early import read_users
 from .options import deciding_rows
 from .parts import IS_FALLBACK, NUM_DROPPED
 from .prompts import PromptMaker
@@ -130,15 +131,7 @@ def make_job(model: Any, users: Any, settings: Settings, processes: Processes) -
     index, tokenizer = settings.constraint_index, settings.tokenizer
     if isinstance(index, (str, Path)) and str(index) != ".":
         index = ConstraintIndex.from_pretrained(index)  # before the model: errors in the users show at once
-
-    def read_users(index: ConstraintIndex) -> Users:
-        are_strings = index.snapshot.are_strings
-        how, columns = settings.format, settings.columns
-        return Users(users, columns, are_strings=are_strings, format=how, delimiter=settings.delimiter)
-
-    table = read_users(index) if isinstance(index, ConstraintIndex) else None
-    if isinstance(index, ConstraintIndex):
-        _living_fallback(settings.fallback, index)
+    table = read_users(users, settings, index) if isinstance(index, ConstraintIndex) else None
     if settings.columns.text is not None:
         tokenizer = load_tokenizer(tokenizer, model, revision=settings.revision)
     model = load_model(
@@ -151,7 +144,7 @@ def make_job(model: Any, users: Any, settings: Settings, processes: Processes) -
         num_processes=processes.count,
     )
     index = load_index(index, model)
-    table = table or read_users(index)
+    table = table or read_users(users, settings, index)
     if settings.columns.text is not None:
         index.check_tokenizer(tokenizer)
     if settings.assistant_model is not None:
@@ -177,27 +170,10 @@ def make_job(model: Any, users: Any, settings: Settings, processes: Processes) -
         suffix_tokens=tuple(settings.suffix_tokens),
         leave_one_out=settings.leave_one_out,
         drops_unknown=settings.unknown_items == "drop",
-        fallback=_living_fallback(settings.fallback, index),
+        fallback=living_fallback(settings.fallback, index),
         top_k=settings.top_k,
     )
     return Job(settings, maker, decoder, _schema(settings, table)), table
-
-
-def _living_fallback(fallback: Any, index: ConstraintIndex) -> list[Any] | None:
-    """A fallback's items that the catalogue has.
-
-    Raises:
-        ValueError: it has none of them.
-    """
-    if fallback is None:
-        return None
-    items = read_fallback(fallback, index.snapshot)
-    living = [item for item, lives in zip(items, index.has_items(items), strict=True) if lives]
-    if not living:
-        raise ValueError(
-            f"fallback={shorten(items)}, expected items of the catalogue, which has none of them: are these its ids?"
-        )
-    return living
 
 
 def _schema(settings: Settings, users: Users) -> Any:

@@ -75,16 +75,16 @@ class Settings:
         None,
         {
             RECOMMEND: Option(
-                "the catalogue, or its name; by default the one that the checkpoint names.",
-                help="The catalogue's folder or repository. Default: the one that the model names.",
+                "the catalogue, or its name; by default the one that the checkpoint names, or has in its folder.",
+                help="The catalogue's folder or repository. Default: the one that the model names, or has in its folder.",
                 flag="index",
                 metavar="INDEX",
             ),
             EVALUATE: Option(
-                "the catalogue, or its name; by default the one that the checkpoint names. A dictionary, by name, has "
+                "the catalogue, or its name; by default the one that the checkpoint names, or has in its folder. A dictionary, by name, has "
                 "one for each model, or several for a single model.",
                 help="The catalogue's folder or repository; may be given once for each --model, or several times for "
-                "one. NAME=INDEX names it. Default: the one that the model names.",
+                "one. NAME=INDEX names it. Default: the one that the model names, or has in its folder.",
                 flag="index",
                 metavar="INDEX",
                 reads="texts",
@@ -381,8 +381,9 @@ class Settings:
     )
     progress: bool = option(
         True,
-        "show a bar in the first process, if stderr is a terminal.",
-        help="Show a bar, if stderr is a terminal.",
+        "in the first process: a bar on a terminal or in a notebook, elsewhere a line for each window to the logger "
+        "`hf_gr.progress`, at level INFO.",
+        help="Show a bar, or without a terminal log a line for each window.",
         panel=RUN,
         reads="both",
         decides_rows=False,

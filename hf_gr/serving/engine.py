@@ -20,7 +20,6 @@ from hf_gr.answering.kept import Kept, Reuse
 from hf_gr.answering.loading import input_device, load_draft_model, load_index, load_model, load_tokenizer, prompt_room
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.sequences import is_integer
-from hf_gr.catalogue.storage import JSON_FILE
 from hf_gr.classification.classify import DEFAULT_PROMPT, classify
 from hf_gr.generation.checks import check_tokens_of_catalogue
 from hf_gr.generation.torch.models import embeddings_of
@@ -145,8 +144,6 @@ class Engine:
         if isinstance(constraint_index, LiveCatalogue):
             self.catalogue = constraint_index
         else:
-            if constraint_index is None and is_name and Path(model, JSON_FILE).is_file():
-                constraint_index = getattr(self.model.generation_config, "constraint_index", None) or model
             index = load_index(constraint_index, self.model)
             self.catalogue = LiveCatalogue(index, {name: list(ids) for name, ids in (rules or {}).items()})
         self.fallback = None if fallback is None else read_fallback(fallback, self.catalogue.edition.index.snapshot)

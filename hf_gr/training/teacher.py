@@ -83,7 +83,7 @@ def write_teacher_data(
         full_vocabulary: keep the target's log-probabilities over the whole vocabulary at the label's positions, as
             WordKD and TVDKD need them: `2 * L * V` bytes per prompt.
         shard_size: prompts per file. A shard searches prompts of similar lengths together, which saves padding.
-        progress: show a bar on stderr, if rich is installed.
+        progress: show a bar on a terminal or in a notebook, and log a line a minute elsewhere.
 
     Returns:
         The directory.
@@ -149,7 +149,6 @@ def write_teacher_data(
         lambda: len(prompts) if hasattr(prompts, "__len__") else None,  # pyright: ignore[reportArgumentType]
         unit="prompts",
         shown=progress and processes.is_main,
-        on_terminals_only=False,
     )
     with evaluation(model), bar as advance:
         written = processes.by_all(

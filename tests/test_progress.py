@@ -1,0 +1,124 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Progress: a bar on terminals and in notebooks, a line for each window in logs, nothing else."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from offline_case import Case, command, make_case, make_users, options_of, run, write_users
+from tqdm.auto import tqdm
+
+from hf_gr import recommend
+from hf_gr.files import progress
+from hf_gr.files.progress import progress_bar
+
+NUM_USERS = 40  # 3 windows of 16
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return make_case(tmp_path_factory.mktemp("case"))
+
+
+@pytest.fixture(scope="module")
+def users(case: Case) -> Path:
+    return write_users(case.folder / "users.parquet", make_users(case, NUM_USERS))
+
+
+def test_a_bar_is_for_terminals(
+    tmp_path: Path, case: Case, users: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(case, users, tmp_path / "a.parquet", progress=True)
+    assert "Recommending" not in capsys.readouterr().err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    run(case, users, tmp_path / "b.parquet", progress=True)
+    shown = capsys.readouterr().err
+    assert re.search(rf"Recommending: 100%.* {NUM_USERS}/{NUM_USERS} ", shown)
+    run(case, users, tmp_path / "c.parquet", progress=False)
+    assert "Recommending" not in capsys.readouterr().err
+
+
+def test_a_notebook_is_no_terminal_and_has_a_bar(
+    case: Case, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell: Any = SimpleNamespace(kernel=None)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))  # pyright: ignore
+    recommend(case.model, [[100], [101]], constraint_index=case.index)
+    assert re.search("Recommending: 100%.* 2/2 ", capsys.readouterr().err)
+    shell = SimpleNamespace()  # IPython in a terminal that is not one
+    recommend(case.model, [[100], [101]], constraint_index=case.index)
+    assert "Recommending" not in capsys.readouterr().err
+
+
+def test_a_resumed_bar_begins_where_the_run_stopped(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, bars = 30, []
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr("tqdm.auto.tqdm", lambda **how: bars.append(tqdm(**how)) or bars[-1])
+    with progress_bar("Work", lambda: 100, unit="users", shown=True, finished=lambda: there) as advance:
+        (bar,) = bars
+        assert bar.n == 30
+        advance(5)
+        advance(5)
+        assert bar.n == 40
+        there = 50  # another process has finished a part, too
+        advance(0)
+        assert bar.n == 50
+        there = 120  # the last window is not full
+        advance(0)
+        assert bar.n == 100
+    assert "Work: 100%" in capsys.readouterr().err
+
+
+def test_a_log_has_a_line_for_each_window(
+    tmp_path: Path, case: Case, users: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with caplog.at_level(logging.INFO, "hf_gr.progress"):
+        run(case, users, tmp_path / "a.parquet", progress=True)
+    lines = [record.getMessage() for record in caplog.records if record.name == "hf_gr.progress"]
+    assert [line.partition(", ")[0] for line in lines] == [
+        "Recommending: 16 of 40 users (40.0%)",
+        "Recommending: 32 of 40 users (80.0%)",
+        "Recommending: 40 of 40 users (100.0%)",
+    ]
+    assert all(re.search(r", [\d,.]+ a second, \d+ s left$", line) for line in lines)
+    assert "Recommending" not in capsys.readouterr().err
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "hf_gr.progress"):
+        run(case, users, tmp_path / "b.parquet", progress=False)
+    assert not [record for record in caplog.records if record.name == "hf_gr.progress"]
+
+
+def test_work_without_parts_logs_a_line_a_minute_and_one_at_the_end(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress, "monotonic", lambda: now)
+    with (
+        caplog.at_level(logging.INFO, "hf_gr.progress"),
+        progress_bar("Reading", lambda: None, unit="users", shown=True) as advance,
+    ):
+        for _ in range(7):
+            now += 20
+            advance(1000)
+    expected = ["Reading: 3,000 users, 50.0 a second", "Reading: 6,000 users, 50.0 a second"]
+    assert caplog.messages == [*expected, "Reading: 7,000 users, 50.0 a second"]
+
+
+def test_the_command_logs_to_stderr(tmp_path: Path, case: Case, users: Path) -> None:
+    done = command("recommend", *options_of(case, users, tmp_path / "a.parquet"), "--window-rows", 16, progress=True)
+    assert done.exit_code == 0
+    lines = done.stderr.splitlines()
+    assert len(lines) == 3
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d Recommending: 16 of 40 users \(40.0%\), ", lines[0])
+    quiet = command("recommend", *options_of(case, users, tmp_path / "b.parquet"))
+    assert (quiet.exit_code, quiet.stderr) == (0, "")
+    assert not logging.getLogger("hf_gr.progress").handlers
