@@ -58,10 +58,14 @@ def evaluate(*, json: Path | None, plot: Path | None, **flags: Any) -> None:
             from hf_gr.files.figures import check_format  # needs matplotlib
 
             check_format(plot, "--plot")
+        from hf_gr.offline.early import check_early
+
+        users = given.pop("input")
+        given = check_early("evaluate", model, users, given | {"constraint_index": index})
         quiet_libraries()
         from hf_gr.offline.evaluation import evaluate as run
 
-        found = run(model, given.pop("input"), constraint_index=index, **given)
+        found = run(model, users, **given)
         if is_main():
             from .evaluate_report import print_evaluation
 

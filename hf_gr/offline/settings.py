@@ -76,13 +76,14 @@ class Settings:
         {
             RECOMMEND: Option(
                 "the catalogue, or its name; by default the one that the checkpoint names, or has in its folder.",
-                help="The catalogue's folder or repository. Default: the one that the model names, or has in its folder.",
+                help="The catalogue's folder or repository. Default: the one that the model names, or has in its "
+                "folder.",
                 flag="index",
                 metavar="INDEX",
             ),
             EVALUATE: Option(
-                "the catalogue, or its name; by default the one that the checkpoint names, or has in its folder. A dictionary, by name, has "
-                "one for each model, or several for a single model.",
+                "the catalogue, or its name; by default the one that the checkpoint names, or has in its folder. A "
+                "dictionary, by name, has one for each model, or several for a single model.",
                 help="The catalogue's folder or repository; may be given once for each --model, or several times for "
                 "one. NAME=INDEX names it. Default: the one that the model names, or has in its folder.",
                 flag="index",
