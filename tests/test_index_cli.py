@@ -391,6 +391,14 @@ def test_endings_are_read_in_capitals_and_behind_those_of_compression() -> None:
         ("ragged.csv", [], "sequences have 1 to 2 tokens and no --eos-token-id, expected one length or an end token"),
         ("items.csv", ["--item-id", "x", "--no-item-id"], "--item-id and --no-item-id are given"),
         ("items.csv", ["--sequence", "x"], "has no column 'x'"),
+        (
+            "items.csv",
+            ["--sequence", "x"],
+            "name it with --sequence, if it holds tokens, or with --codes, and --offset",
+        ),
+        ("bars.csv", [], "has no column 'sequence', expected one of 'item_id|sequence': pass --delimiter '|', if"),
+        ("items.csv", ["--offset", 0, "--tokenizer", "/no"], "--tokenizer and --offset are given"),
+        ("items.csv", ["--tokenizer", "/no"], "--tokenizer /no cannot be read"),
         ("items.csv", ["--format", "json", "--offset", 0], "items.csv is no JSON file"),
         ("rows.npy", ["--no-item-id"], "--no-item-id is no option for "),
         ("rows.npy", ["--level-sizes", "1"], "--level-sizes is no option for an array of tokens, and"),
@@ -413,6 +421,7 @@ def test_what_cannot_be_built_is_refused(file: str, arguments: list[Any], messag
     (inputs / "recipe.json").write_text(json.dumps(RECIPE))
     (inputs / "items.csv").write_text(TABLES["items.csv"])
     (inputs / "ragged.csv").write_text("item_id,sequence\nham,5 7\njam,5\n")
+    (inputs / "bars.csv").write_text("item_id|sequence\nham|5 7\n")
     (inputs / "labels.txt").write_text("spam\nham\n")
     (inputs / "notes").touch()
     (inputs / "empty.npy").touch()

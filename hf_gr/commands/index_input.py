@@ -51,6 +51,8 @@ OTHERWISE = {
     "item_id=None for row numbers": "--no-item-id for row numbers",
     "and model=None: pass model=, so that they are added and its embeddings resized, or": "expected all of them: add "
     "them to tokenizer and model in Python (tokenizer= and model= of SemanticIds.from_parquet), or pass",
+    "name it with sequence=": "name it with --sequence, if it holds tokens, or with --codes, and --offset or "
+    "--tokenizer, if it holds codes",
     "build the index with this one by ConstraintIndex.from_labels": "build the index with this one",
 }
 
@@ -271,4 +273,9 @@ def _no_array(path: Path) -> ValueError:
 def _load_tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(name)
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"--tokenizer {name} cannot be read ({error}), expected a folder or repository with a tokenizer"
+        ) from error

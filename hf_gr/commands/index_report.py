@@ -42,6 +42,7 @@ def print_built(index: ConstraintIndex, folder: Path, seconds: float) -> None:
     console.print(f"Saved to {shown(str(folder))}", soft_wrap=True)
     steps = {
         f"hf-gr index show {name}": "its levels, collisions and memory",
+        f"hf-gr index check {name} --model MODEL": "does it fit the model's vocabulary?",
         f"hf-gr index push {name} REPO_ID": "put it on the Hub",
         f"ConstraintIndex.from_pretrained({str(folder)!r})": "for model.generate(constraint_index=...)",
     }

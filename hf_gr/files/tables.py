@@ -168,8 +168,11 @@ class _Wanted:
             if there.count(name) != 1:
                 how_many = f"{there.count(name)} columns" if name in there else "no column"
                 fix = "item_id=, or item_id=None for row numbers" if name == self.item_id else f"{self.argument}="
+                fix = f"name it with {fix}"
                 listed = ", ".join(map(repr, there)) or "(there are none)"
-                raise ValueError(f"{file} has {how_many} {name!r}, expected one of {listed}: name it with {fix}")
+                if len(there) == 1 and (other := next((c for c in "\t;|" if c in there[0]), None)) is not None:
+                    fix = f"pass delimiter={other!r}, if that separates the columns"
+                raise ValueError(f"{file} has {how_many} {name!r}, expected one of {listed}: {fix}")
 
 
 @dataclass(frozen=True)
