@@ -65,7 +65,6 @@ def test_a_revision_is_of_the_model_and_its_catalogue(case: Case, hub: HubServer
         ({"device": "gpu"}, "device='gpu', expected one of this machine's, cpu"),
         ({"device": "meta:x"}, "device='meta:x', expected one of this machine's, cpu"),
         ({"revision": "v1"}, "revision='v1' with the folder .*, expected a repository"),
-        ({"device": "cpu", "device_map": "auto"}, "device='cpu' and device_map='auto', expected one of both"),
         ({"device": "cpu", "num_processes": 2}, "device='cpu' with 2 processes, expected one of both"),
     ],
 )

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.labels import fingerprint
 from hf_gr.catalogue.storage import JSON_FILE
+from hf_gr.files.hub import check_revision
 from hf_gr.generation.models import position_limit
 from hf_gr.generation.named_catalogues import resolve_index
 from hf_gr.generation.torch.loading import enable, load
@@ -82,17 +83,12 @@ def _load_by_name(
     model: str | Path, dtype: Any, device_map: Any, device: Any, revision: str | None, own_device: Any
 ) -> Any:
     check_name(model)
-    if revision is not None and Path(model).is_dir():
-        raise ValueError(
-            f"revision={revision!r} with the folder {str(model)!r}, expected a repository: a folder has no revisions"
-        )
+    check_revision(model, revision)
     name = dtype if dtype in (None, "auto") else getattr(torch, str(dtype).removeprefix("torch."), None)
     if name is not None and name != "auto" and not getattr(name, "is_floating_point", False):
         name = None
     if name is None:
         raise ValueError(f"dtype={dtype!r}, expected one of {', '.join(DTYPES)}")
-    if device is not None and device_map is not None:
-        raise ValueError(f"device={device!r} and device_map={device_map!r}, expected one of both")
     place = check_device(device) if device is not None else own_device
     if place is None:
         place = "cuda" if torch.cuda.is_available() else "cpu"

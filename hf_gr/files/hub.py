@@ -147,6 +147,19 @@ class Source:
         return self._cached(file) is huggingface_hub._CACHED_NO_EXIST
 
 
+def check_revision(repo_or_dir: str | Path, revision: str | None) -> None:
+    """Refuse a revision of a folder, which has none.
+
+    Raises:
+        ValueError: both are given.
+    """
+    if revision is not None and Path(repo_or_dir).is_dir():
+        raise ValueError(
+            f"revision={revision!r} with the folder {str(repo_or_dir)!r}, expected a repository: a folder has no "
+            "revisions"
+        )
+
+
 def commit_of(path: str | Path) -> str | None:
     """The commit of a file in the Hub's cache, from its path; None for other files."""
     found = re.search(r"/snapshots/([0-9a-f]{40})/", Path(path).as_posix())

@@ -14,7 +14,7 @@ from typing import Any
 from hf_gr.answering.fallback import living_fallback
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.storage import JSON_FILE
-from hf_gr.files.hub import Source
+from hf_gr.files.hub import Source, check_revision
 
 from .files import InFiles
 from .options import EVALUATE
@@ -71,6 +71,7 @@ def _check_model(name: str | Path, settings: Settings) -> None:
     """Refuse a name without the configuration of a model."""
     source = Source(name, revision=settings.revision)
     if source.is_folder:
+        check_revision(name, settings.revision)
         if not Path(name, CONFIG).is_file() and not Path(name, ADAPTER_CONFIG).is_file():
             raise ValueError(
                 f"model={str(name)!r} has no {CONFIG}, expected the folder of a saved model: check the path"
@@ -96,7 +97,7 @@ def _named_by(model: Any) -> ConstraintIndex | None:
         found = json.loads(Path(model, "generation_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         found = {}
-    is_named = isinstance(found, dict) and found.get("constraint_index", ".") == "."
+    is_named = isinstance(found, dict) and found.get("constraint_index") in (None, ".")
     return ConstraintIndex.from_pretrained(model) if is_named else None
 
 

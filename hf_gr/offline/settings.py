@@ -431,6 +431,8 @@ class Settings:
                 raise ValueError(
                     f"num_beams={self.num_beams}, expected at least top_k={self.top_k}: beams are what items come from"
                 )
+        if self.device is not None and self.device_map is not None:
+            raise ValueError(f"device={str(self.device)!r} and device_map={self.device_map!r}, expected one of both")
         if self.on_error not in get_args(OnError):
             raise ValueError(f"on_error={self.on_error!r}, expected 'stop' or 'skip'")
         if self.unknown_items not in get_args(UnknownItems):
