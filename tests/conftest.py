@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from hub_server import HubServer
+from hypothesis import settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach a hub
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models run faster on one thread
@@ -24,6 +25,10 @@ XLA_FLAGS = (
     "--xla_cpu_use_fusion_emitters=false",
 )
 os.environ.setdefault("XLA_FLAGS", " ".join(XLA_FLAGS))
+
+# The machine is shared: a time limit would be noise.
+settings.register_profile("hf_gr", deadline=None, max_examples=30)
+settings.load_profile("hf_gr")
 
 collect_ignore_glob = [] if find_spec("pyarrow") else ["test_offline_*"]  # they write tables of users
 

@@ -170,6 +170,7 @@ def test_a_draft_head_is_on_all_devices(shape: tuple[int, int]) -> None:
     check("llama", 6, mesh, DEEP, drafting="head")
 
 
+@pytest.mark.slow
 def test_draws_are_those_of_one_device() -> None:
     model = model_of("qwen3")
     options = {"do_sample": True, "temperature": 3.0, "num_return_sequences": 2, "key": 5, "constraint_index": RAGGED}

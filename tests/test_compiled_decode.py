@@ -110,7 +110,7 @@ FEATURES: dict[str, tuple[Callable[[], DeviceCatalogue], Callable[[], dict[str, 
     ),
 }
 
-FAST = ("beams", "beam samples", "rules and exclusions", "additions and removals", "ragged")
+FAST = ("beam samples", "rules and exclusions", "ragged")
 
 
 @pytest.fixture(autouse=True)

@@ -125,7 +125,7 @@ def check_random(seed: int) -> Speculation:
     return results[1].speculation
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**9))
 def test_no_draft_changes_a_result(seed: int) -> None:
     check_random(seed)

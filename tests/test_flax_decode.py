@@ -45,7 +45,7 @@ FILL = 9
 SCORER = TableScorer(VOCABULARY)
 NUM_ROWS, NUM_BEAMS = 2, 4
 SLOW = pytest.mark.slow  # what compiles another program for what one has proven already
-FREE = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FREE = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SHARED = tables(0, NUM_ROWS, vocabulary=VOCABULARY, longest=LENGTH + 1)
 # The catalogue in one state: additions, removals, a rule for every row, exclusions.
 SOME_INDEX = random_index(random.Random(2), ragged=True)

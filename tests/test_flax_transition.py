@@ -31,7 +31,7 @@ from hf_gr.reference import ReferenceTrie
 pytestmark = pytest.mark.shapes
 
 WIDTH = 128  # states that are looked at together
-FREE = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FREE = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def _step(states: Any, catalogue: DeviceCatalogue, level: int) -> Any:

@@ -124,7 +124,7 @@ def test_a_separator_may_be_text(kind: str, separator: str) -> None:
     index = ConstraintIndex.from_labels(LABELS, tokenizer)
     processor = ConstraintLogitsProcessor(index, 0, separator=separator, tokenizer=tokenizer)
     rng = random.Random(0)
-    for _ in range(20):
+    for _ in range(5):
         rows: list[list[int]] = [[]]
         while not rows[0] or rows[0][-1] != tokenizer.eos_token_id:
             scores = processor(torch.tensor(rows, dtype=torch.long), torch.zeros(1, len(tokenizer)))

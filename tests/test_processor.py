@@ -234,7 +234,7 @@ def test_what_others_forbid_is_no_way_out(options: dict[str, Any], several: dict
 # Several labels
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(LABEL_SETS, SEPARATORS, st.sampled_from([None, 1, 2, 3]))
 def test_reachable_answers_are_exactly_those_of_distinct_labels(
     labels: list[list[int]], separator: list[int], max_labels: int | None
@@ -255,7 +255,7 @@ def test_reachable_answers_are_exactly_those_of_distinct_labels(
         assert len(set(items)) == len(items)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(LABEL_SETS, SEPARATORS, st.lists(st.integers(2, 8), max_size=12), st.sampled_from([None, 2]))
 def test_any_tokens_have_the_oracles_continuations(
     labels: list[list[int]], separator: list[int], tokens: list[int], max_labels: int | None

@@ -124,7 +124,7 @@ def check_rules(seed: int, *, ragged: bool, **kwargs: Any) -> None:
         assert not {item for row in items for item in row} & set(excluded[row])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(0, 10**6), st.booleans())
 def test_rules_and_updates_equal_an_index_of_the_living(seed: int, ragged: bool) -> None:
     check_rules(seed, ragged=ragged)

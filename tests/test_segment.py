@@ -24,7 +24,7 @@ from hf_gr.catalogue.item_ids import ItemIds
 from hf_gr.catalogue.segment import Liveness, Segment, clear, count, dead_nodes, pack, unpack
 
 EOS = 2
-few = settings(deadline=None, max_examples=60)  # the machine is shared: a time limit would be noise
+few = settings(deadline=None, max_examples=30)  # the machine is shared: a time limit would be noise
 Rows = list[list[int]]
 
 # Fanouts

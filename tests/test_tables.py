@@ -20,7 +20,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pa = pytest.importorskip("pyarrow")
@@ -38,10 +38,6 @@ NUMBERS = [30, 10, -2, 2**40]
 TEXTS = ["ham", "jam, red", 'yam "raw"', "007"]
 FORMATS = ("parquet", "csv", "jsonl")
 LEVELS = ("c0", "c1", "c2", "c3", "c4")
-settings.register_profile(
-    "hf_gr", deadline=None, max_examples=60
-)  # the machine is shared: a time limit would be noise
-settings.load_profile("hf_gr")
 
 
 def padded(rows: Rows) -> Rows:

@@ -78,7 +78,7 @@ def check(sequences: list[list[int]]) -> None:
     assert bool(transition.is_leaf(states, trie, level=trie.max_length).all())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(rows)
 @example(SPARSE)
 def test_steps_equal_the_dictionary(sequences: list[list[int]]) -> None:
@@ -134,7 +134,7 @@ def test_steps_from_listed_exceptions_and_from_large_tokens_equal_the_dictionary
     assert below.tokens[0, 0].tolist() == index.allowed_next_tokens([])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.sampled_from([0, 1, 1, 1, 1, 2, 5]), min_size=1, max_size=40).filter(any))
 def test_both_forms_of_a_fanout_give_the_same_children(counts: list[int]) -> None:
     dense = Fanout.from_offsets(np.append(0, np.cumsum(counts)))
@@ -162,7 +162,7 @@ def test_both_forms_of_a_fanout_give_the_same_children(counts: list[int]) -> Non
         assert all(start <= node <= end for node in first)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.lists(
         st.lists(st.sampled_from([1, 2, 30_000, 40_000, 100_000, 100_001, 165_534]), min_size=1, max_size=4),

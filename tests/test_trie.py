@@ -23,10 +23,6 @@ from hf_gr.reference import ReferenceTrie, reference_beam_search
 
 EOS = 2
 Rows = list[list[int]]
-settings.register_profile(
-    "hf_gr", deadline=None, max_examples=60
-)  # the machine is shared: a time limit would be noise
-settings.load_profile("hf_gr")
 
 tokens = st.integers(3, 7) | st.sampled_from([0, 255, 32_767, 40_000, 2**31 - 1])
 fixed_rows = st.integers(1, 5).flatmap(
