@@ -137,6 +137,7 @@ def _draw_one_by_one(axes: Axes, lines: Sequence[Line], baselines: Sequence[Resu
 
 def _draw_by_latency(axes: Axes, lines: Sequence[Line], baselines: Sequence[Result], metric: str) -> None:
     """Without a sample of single users, the time of a user in a batch."""
+    longest = 0.0
     is_alone = all(result.latency_seconds is not None for line in lines for result in line.results)
     for line in lines:
         values, bounds = _values(line.results, metric)
@@ -144,6 +145,7 @@ def _draw_by_latency(axes: Axes, lines: Sequence[Line], baselines: Sequence[Resu
             (result.latency_seconds if is_alone else None) or 1 / result.users_per_second for result in line.results
         ]
         milliseconds = [1000 * value for value in seconds]
+        longest = max(longest, *milliseconds)
         axes.errorbar(milliseconds, values, bounds, label=line.name, **line.style)
         for x, y, result in zip(milliseconds, values, line.results, strict=True):
             axes.annotate(
@@ -155,9 +157,9 @@ def _draw_by_latency(axes: Axes, lines: Sequence[Line], baselines: Sequence[Resu
         f"{metric} by latency; numbers are beams",
         f"milliseconds, {'one user alone' if is_alone else 'a user in a batch'}",
     )
-    axes.margins(x=0.15, y=0.15)
+    axes.margins(y=0.15)
     axes.set_ylim(bottom=0)
-    axes.set_xlim(left=0)
+    axes.set_xlim(0, 1.12 * longest)
 
 
 def _draw_baselines(axes: Axes, baselines: Sequence[Result], metric: str) -> None:
