@@ -455,6 +455,15 @@ def test_numbers_that_look_wrong_are_said_so(case: Case, users: Path, caplog: py
     assert "<b>Warning:</b>" in found._repr_html_()
 
 
+def test_codes_compiled_as_tokens_are_said(case: Case, tmp_path: Path) -> None:
+    """The catalogue of somebody who took codes for token ids: every answer is an item, and all are wrong."""
+    rows = np.unique(np.random.default_rng(0).integers(0, 8, (40, 3)), axis=0)
+    index = ConstraintIndex.from_sequences(rows, item_ids=range(100, 100 + len(rows)))
+    path = write_users(tmp_path / "u.parquet", [{"seen": [100, 101, 102]}])
+    found = evaluate(case.model, path, constraint_index=index, **OPTIONS)
+    assert [doubt in " ".join(found.warnings) for doubt in ("look like codes", "far below")] == [True, True]
+
+
 def test_beams_that_go_on_after_an_item_are_counted(tmp_path: Path, case: Case) -> None:
     """Items end with a token at which the model itself does not stop."""
     rows = [[token] for token in range(3, 50)]
@@ -589,7 +598,9 @@ def test_plots_that_cannot_be_drawn(both: Evaluation, tmp_path: Path) -> None:
 
 def command(case: Case, users: Path, *arguments: Any) -> Any:
     given = ["--model", case.model, "--index", case.index, "--input", users, "--history", "seen", "--cutoffs", "1,5"]
-    return CliRunner().invoke(cli.build_app(), ["evaluate", *map(str, [*given, "--sampled-users", 0, *arguments])])
+    return CliRunner().invoke(
+        cli.build_app(), ["evaluate", *map(str, [*given, "--sampled-users", 0, "--no-progress", *arguments])]
+    )
 
 
 def test_the_command_compares_models(case: Case, other: Case, users: Path, both: Evaluation, tmp_path: Path) -> None:

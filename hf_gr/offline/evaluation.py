@@ -21,6 +21,7 @@ import torch
 from hf_gr.answering.decoding import useful_beams
 from hf_gr.answering.loading import check_name, input_device
 from hf_gr.catalogue import ConstraintIndex
+from hf_gr.catalogue.doubts import doubts_of
 from hf_gr.torch.processes import Processes
 
 from .baselines import ITEM_TO_ITEM, POPULARITY
@@ -54,6 +55,7 @@ class Run:
         num_beams: of the search.
         output: the file of rows.
         index: the catalogue.
+        doubts: what looks like a mistake in the catalogue, for this model.
         measured: fields of `BeamResult` that are no counts of rows.
     """
 
@@ -61,6 +63,7 @@ class Run:
     num_beams: int
     output: Path
     index: ConstraintIndex
+    doubts: tuple[str, ...]
     measured: dict[str, Any]
 
 
@@ -199,7 +202,9 @@ def _run_beams(name: str, job: Job, users: Users, num_beams: int, folder: Path, 
         "num_fallback": made.num_fallback,
         "num_dropped": made.num_dropped,
     }
-    return Run(name, num_beams, made.output, job.decoder.index, measured)
+    index = job.decoder.index
+    doubts = tuple(doubts_of(index.snapshot, vocabulary=job.maker.vocab_size))
+    return Run(name, num_beams, made.output, index, doubts, measured)
 
 
 def _count(
@@ -234,7 +239,7 @@ def _count(
         baselines=baselines,
         differences=(),
         skipped=skipped,
-        warnings=_warnings(results, cutoffs[-1]),
+        warnings=_warnings(runs, results, cutoffs[-1]),
         hardware=hardware,
         num_resamples=settings.num_resamples,
         bootstrap_seed=settings.bootstrap_seed,
@@ -262,13 +267,12 @@ def _pairs(results: Sequence[BeamResult], baselines: Sequence[Result]) -> list[t
     return pairs
 
 
-def _warnings(results: Sequence[BeamResult], cutoff: int) -> tuple[str, ...]:
+def _warnings(runs: Sequence[Run], results: Sequence[BeamResult], cutoff: int) -> tuple[str, ...]:
     """What makes the numbers doubtful: most often a catalogue whose tokens are not those of the model."""
     fix = (
-        "is this the model's own catalogue, with tokens as it was trained (semantic-ID codes are not token ids: "
-        "SemanticIds adds the offset)? hf-gr index check --model tells more"
+        "is this the model's own catalogue, with the tokens it was trained with? hf-gr index check --model tells more"
     )
-    found = []
+    found = [f"{run.name}: {doubt}" for run in {run.name: run for run in runs}.values() for doubt in run.doubts]
     widest = {result.name: result for result in sorted(results, key=lambda result: result.num_beams)}
     for result in widest.values():
         if result.unconstrained_invalid == 1:
