@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import doctest
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import train_as_rank
 
 import hf_gr
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, SemanticIds
@@ -264,26 +267,39 @@ def test_sizes_of_a_small_model_are_checked() -> None:
     assert small_recommender(IDS.token_sequences(), hidden_size=8).config.vocab_size == IDS.vocab_size + 1
 
 
-PROGRAM = """
-import sys, torch
-sys.path.insert(0, {tests!r})
-from test_recommender import CHAINS, IDS, QUICK
-from hf_gr.training import train_recommender
-train_recommender(CHAINS, IDS, output_dir={out!r}, **QUICK | dict(max_steps=8, per_device_train_batch_size=8))
-"""
+# Several processes
+
+
+def train_in_two(folder: Path, way: str, trainer: str) -> tuple[list[dict[str, Any]], str]:
+    """What each of two processes tells (`train_as_rank.py`), and what they write to stderr."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    program = [str(Path(__file__).with_name("train_as_rank.py")), way, trainer, str(folder)]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run([*launch, *program], capture_output=True, text=True, check=False, timeout=300, env=env)
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"is_fsdp"')], done.stderr
 
 
 @pytest.mark.slow
-def test_two_processes_train_one_model(tmp_path: Path) -> None:
-    """Two processes with half a batch each: the gradients are those of the whole batch."""
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM.format(tests=str(Path(__file__).parent), out=str(tmp_path / "two")))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run([*launch, str(program)], capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    one = train_recommender(CHAINS, IDS, **QUICK | {"max_steps": 8, "per_device_train_batch_size": 16})
-    two = AutoModelForGenerativeRetrieval.from_pretrained(tmp_path / "two")
-    assert ConstraintIndex.from_pretrained(tmp_path / "two").num_items == 12
-    # The order of windows differs (each process groups by length within its own batch size): the models are alike.
-    assert next_items(two)
-    assert [tuple(a.shape) for a in one.parameters()] == [tuple(b.shape) for b in two.parameters()]
+@pytest.mark.parametrize("trainer", ["recommender", "atspeed"])
+def test_two_processes_train_the_model_of_one_whole_or_in_pieces(trainer: str, tmp_path: Path) -> None:
+    """Two processes with half a batch each, with copies (DDP) and with pieces (FSDP2): the model of one process."""
+    pytest.importorskip("pyarrow")
+    alone = train_as_rank.train("alone", trainer, tmp_path / "alone")
+    whole, problems = train_in_two(tmp_path / "ddp", "ddp", trainer)
+    assert [one["is_fsdp"] for one in whole] == [False, False], problems[-3000:]
+    pieces, problems = train_in_two(tmp_path / "fsdp", "fsdp", trainer)
+    assert [one["is_fsdp"] for one in pieces] == [True, True], problems[-3000:]
+    assert all(one["loss"] == pytest.approx(alone["loss"], abs=1e-4) for one in whole + pieces)
+    load = AutoModelForGenerativeRetrieval.from_pretrained
+    expected = load(tmp_path / "alone").state_dict()
+    for way in ("ddp", "fsdp"):
+        found = load(tmp_path / way).state_dict()
+        for name, tensor in expected.items():
+            torch.testing.assert_close(found[name], tensor, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_fsdp_that_would_be_left_out_in_silence_is_refused(tmp_path: Path) -> None:
+    said, problems = train_in_two(tmp_path, "fsdp-as-it-is", "recommender")
+    assert said == []
+    assert "in 2 processes on cpu, expected none: Accelerate shards models over accelerators only" in problems

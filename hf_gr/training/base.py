@@ -27,6 +27,12 @@ class LossTrainer(Trainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         look_after_group(self.args.world_size)
+        if self.args.fsdp and not self.is_fsdp_enabled:
+            raise ValueError(
+                f"args.fsdp={self.args.fsdp!r} in {self.args.world_size} processes on {self.args.device.type}, "
+                "expected none: Accelerate shards models over accelerators only, and here would train whole copies "
+                "without a word"
+            )
         self.model_accepts_loss_kwargs = False  # losses are means over a batch, not sums over its tokens
 
     def _loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
