@@ -89,6 +89,8 @@ def own_arguments(args: TrainingArguments | None) -> TrainingArguments:
     """A copy that keeps all columns: the Trainer would remove those that the model's forward does not name."""
     args = TrainingArguments("tmp_trainer") if args is None else copy.copy(args)
     args.remove_unused_columns = False
+    if not torch.accelerator.is_available():
+        args.dataloader_pin_memory = False  # PyTorch warns that nothing can be pinned
     return args
 
 
