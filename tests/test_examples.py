@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 # What a copy of one file does not have beside it.
 BESIDE = {path.stem for folder in ("examples", "examples/benchmark", "tests") for path in (ROOT / folder).iterdir()}
-GUARDED = {("hub", "hub_server"), ("classify_codes", "benchmark")}  # imported after a look whether it is there
+GUARDED = {("hub", "hub_server")}  # imported after a look whether it is there
 
 
 def imported(text: str) -> set[str]:
