@@ -89,10 +89,10 @@ def test_answers_of_several_labels_are_lists(folder: Path) -> None:
         (["--text", "id"], "has int64 in column 'id', expected texts"),
         (["--target", "right"], "no column 'right'"),
         (["--top-k", "0"], "--top-k 0, expected 1 or more"),
-        (["--separator", ";"], "--separator ';' and --max-labels None, expected both"),
+        (["--separator", ";"], "--separator ';' and no --max-labels, expected both"),
         (["--tolerance", "3"], "--tolerance 3.0, expected a relative error"),
         (["--json", "nowhere/at/all.json"], "is no folder"),
-        (["--device", "moon"], "--device 'moon', expected one of this machine's"),
+        (["--device", "moon"], "--device moon, expected one of this machine's"),
         (["--input", "nothing.parquet"], "nothing.parquet"),
     ],
 )

@@ -306,7 +306,7 @@ def test_an_index_whose_tokens_the_model_lacks(checkpoint: Path, tmp_path: Path)
         (["--rules"], "{", "is no JSON"),
         (["--fallback"], '{"a": ["B01"]}', 'expected ["B01"'),
         (["--option", "no_value", "--rules"], "{}", "NAME=VALUE"),
-        (["--num-beams", "600", "--rules"], "{}", "max_beams"),
+        (["--num-beams", "600", "--rules"], "{}", "--num-beams 600, --num-results 10, expected 2 to --max-beams 512"),
         (["--api-key", "", "--rules"], "{}", "api_key is empty"),
         (["--prompt", "Which category?", "--rules"], "{}", "expected a text with {text} in it"),
         (["--suffix-tokens", "5;6", "--rules"], "{}", "--suffix-tokens '5;6', expected integers such as 5,10"),

@@ -8,9 +8,6 @@ Exit codes: 0 all texts, 1 refused or stopped (nothing is written), 2 a wrong op
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -21,6 +18,7 @@ import typer
 
 from .flags import DEVICE, REVISION
 from .recommend import errors_on_one_line, quiet_libraries
+from .text import flag_of
 
 if TYPE_CHECKING:
     from hf_gr.classification.result import RankedLabels
@@ -177,7 +175,7 @@ def classify(
     some.
     """
     start = perf_counter()
-    with errors_on_one_line("classify", smaller="--batch-size"), naming_flags(FLAGS):
+    with errors_on_one_line("classify", smaller="--batch-size", flags={name: flag_of(name) for name in FLAGS}):
         for path in (output, as_json):  # before any long work
             if path is not None and not path.absolute().parent.is_dir():
                 raise ValueError(f"{path.parent} is no folder, expected one that {path.name} can be written to")
@@ -247,13 +245,3 @@ def print_facts(facts: dict[str, Any], output: Path) -> None:
             f"{level}: accuracy {one['accuracy']:.1%}, among the ranked {one['accuracy_at_k']:.1%}, macro F1 "
             f"{one['macro_f1']:.3f} ({one['num_texts']:,} texts, {one['num_classes']:,} classes)"
         )
-
-
-@contextmanager
-def naming_flags(names: Iterable[str]) -> Iterator[None]:
-    """Have errors name the flag in the place of the Python argument."""
-    try:
-        yield
-    except ValueError as error:
-        pattern = rf"(?<![\w.-])({'|'.join(names)})="
-        raise ValueError(re.sub(pattern, lambda found: f"--{found[1].replace('_', '-')} ", str(error))) from error

@@ -21,6 +21,7 @@ from hf_gr.offline.options import DEVICE_HELP, REVISION_HELP, SEARCH, Option, St
 from hf_gr.offline.settings import Settings
 
 from .items import read_items
+from .text import flag_of
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -110,7 +111,7 @@ def to_arguments(function: str, flags: Mapping[str, Any]) -> dict[str, Any]:
         if flag in given:
             value = given.pop(flag)
             reads = {"integers": read_integers, "items": read_items}.get(str(stated.option.reads))
-            value = value if reads is None else reads(f"--{flag.replace('_', '-')}", value)
+            value = value if reads is None else reads(flag_of(flag), value)
             given[stated.name] = value.value if isinstance(value, Enum) else value
     return read_options(given.pop("option", ()), given)
 
@@ -119,7 +120,7 @@ def flags_of(function: str) -> dict[str, str]:
     """The flag of every argument of a function whose options are in `Settings`."""
     flags = {"users": "--input", "output": "--output", "model": "--model", "drafting": "--drafting"}
     for stated in options_for(Settings, function):
-        flags[stated.name] = f"--{(stated.option.flag or stated.name).replace('_', '-')}"
+        flags[stated.name] = flag_of(stated.option.flag or stated.name)
     return flags
 
 

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from hf_gr.files.text import named_in_errors
 
+from .text import flag_of
+from .text import in_flags as with_flags
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -117,7 +120,7 @@ class Input:
         of_codes = [name for name in ("codes", *OF_CODES) if self._is_given(name)]
         if self.sequence and of_codes:
             raise ValueError(
-                f"--sequence and {_flag(of_codes[0])} are given, expected one of them: --sequence names a column of "
+                f"--sequence and {flag_of(of_codes[0])} are given, expected one of them: --sequence names a column of "
                 "tokens; codes, which --offset or --tokenizer turns into tokens, are named by --codes"
             )
         return "a table of codes" if of_codes else "a table of tokens"
@@ -192,7 +195,7 @@ class Input:
         every = dict.fromkeys(name for names in OPTIONS.values() for name in names)
         for name in every:
             if name not in OPTIONS[kind] and self._is_given(name):
-                raise ValueError(f"{_flag(name)} is no option for {kind}, and {self._names()} holds that: omit it")
+                raise ValueError(f"{flag_of(name)} is no option for {kind}, and {self._names()} holds that: omit it")
 
     def _is_given(self, name: str) -> bool:
         value = getattr(self, name)
@@ -220,16 +223,10 @@ def in_flags(message: str) -> str:
     for words, others in OTHERWISE.items():
         message = message.replace(words, others)
     message = re.sub(
-        rf'\b({ARGUMENTS})=\["c0", "c1"\]', lambda found: f"{_flag(found[1])} c0 {_flag(found[1])} c1", message
+        rf'\b({ARGUMENTS})=\["c0", "c1"\]', lambda found: f"{flag_of(found[1])} c0 {flag_of(found[1])} c1", message
     )
-    message = re.sub(rf"\b({ARGUMENTS})=None\b", lambda found: f"no {_flag(found[1])}", message)
-    message = re.sub(rf"\b({ARGUMENTS})=(?=[\s,:)]|$)", lambda found: _flag(found[1]), message)
-    message = re.sub(rf"\b({ARGUMENTS})=(?=\S)", lambda found: f"{_flag(found[1])} ", message)
+    message = with_flags(message, {name: flag_of(name) for name in ARGUMENTS.split("|")})
     return re.sub(r"\blevel_sizes\b", "--level-sizes", message)
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _one_or_all(columns: tuple[str, ...], default: str) -> str | tuple[str, ...]:

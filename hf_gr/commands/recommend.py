@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -79,10 +79,17 @@ def quiet_libraries() -> None:
 
 
 @contextmanager
-def errors_on_one_line(command: str, *, smaller: str = "--token-budget") -> Iterator[None]:
+def errors_on_one_line(
+    command: str, *, smaller: str = "--token-budget", flags: Mapping[str, str] | None = None
+) -> Iterator[None]:
     """End the program with one line for errors that a user can fix; others keep their traceback to report.
 
     Meanwhile, the log of progress goes to stderr.
+
+    Args:
+        command: its name.
+        smaller: the flag that makes batches smaller.
+        flags: what errors call arguments; by default the options of the function with the command's name.
     """
     what = f"hf-gr {command}"
     try:
@@ -102,7 +109,7 @@ def errors_on_one_line(command: str, *, smaller: str = "--token-budget") -> Iter
             ("another process", "the first process", "process ")
         ):
             raise
-        raise fail(what, in_flags(str(error), flags_of(command))) from error
+        raise fail(what, in_flags(str(error), flags_of(command) if flags is None else flags)) from error
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from enum import StrEnum
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,7 @@ from hf_gr.offline.options import DEVICE_HELP, REVISION_HELP
 
 from .flags import DRAFTING, GENERATE, read_integers, read_options
 from .items import read_items
-from .text import fail
+from .text import fail, flag_of, in_flags
 
 PACKAGES = {"fastapi": "fastapi", "uvicorn": "uvicorn", "prometheus_client": "prometheus-client"}
 SEARCH, BATCHES, SERVER, CATALOGUE = "Search", "Batches", "Server", "Catalogue and prompts"
@@ -245,7 +246,8 @@ def serve(
     except KeyboardInterrupt as error:
         raise fail("hf-gr serve", "interrupted before it served", code=130) from error
     except (ValueError, OSError, ImportError) as error:
-        raise fail("hf-gr serve", error) from error
+        flags = {name: flag_of(name) for name in signature(serve).parameters} | {"constraint_index": "--index"}
+        raise fail("hf-gr serve", in_flags(str(error), flags)) from error
     finally:
         if made is not None:
             made.close()

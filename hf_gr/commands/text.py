@@ -13,12 +13,18 @@ from rich.markup import escape
 from hf_gr.files.text import printable
 
 QUOTES = "'"
+PLAIN = r"'[\w./@:-]*\w[\w./@:-]*'"  # a value that needs no quotes in a shell
 HINT = re.compile(r" \(--[a-z-]+(?:(?:, | and | or )--[a-z-]+| [a-z]+)*\)")  # flags after what names them already
 
 
 def shown(text: str) -> str:
     """A text as Rich prints it as it is."""
     return escape(printable(text))
+
+
+def flag_of(name: str) -> str:
+    """The flag of an argument, unless it is called otherwise."""
+    return f"--{name.replace('_', '-')}"
 
 
 def in_flags(message: str, flags: Mapping[str, str]) -> str:
@@ -43,7 +49,7 @@ def in_flags(message: str, flags: Mapping[str, str]) -> str:
         is_bare = message[found.end() : found.end() + 1] in ("", *" ,:;.)")
         return flag if value == "True" or (not value and is_bare) else f"{flag} {value.strip(QUOTES)}"
 
-    found = re.sub(rf"(?<![\w.'-])(?P<name>{names})=(?P<value>None\b|True\b|'[^'\s]+'|)", as_flag, message)
+    found = re.sub(rf"(?<![\w.'-])(?P<name>{names})=(?P<value>None\b|True\b|{PLAIN}|)", as_flag, message)
     return HINT.sub("", found)
 
 
