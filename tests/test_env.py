@@ -108,6 +108,7 @@ def test_a_models_layout_is_told(model: Any, layout: str | None, parts: bool, tm
     ("options", "message"),
     [
         (["--revision", "main"], "it belongs to --model, which is missing"),
+        (["--device", "cpu"], "it belongs to --model, which is missing"),
         (["--model", "no such folder"], "is no folder here and no repository id"),
     ],
 )

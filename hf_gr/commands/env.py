@@ -19,6 +19,7 @@ from packaging.requirements import Requirement  # of huggingface_hub and transfo
 from packaging.utils import canonicalize_name
 from rich.console import Console
 
+from .flags import DEVICE, REVISION
 from .text import shown
 
 DISTRIBUTION = "hf-gr"
@@ -46,17 +47,17 @@ def env(
             show_default=False,
         ),
     ] = None,
-    revision: Annotated[
-        str | None, typer.Option(help="A branch, tag or commit of the model's repository.", show_default=False)
-    ] = None,
+    device: DEVICE = None,
+    revision: REVISION = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Print versions, devices and extras, and with --model the layout of a model: all that a bug report needs.
 
-    Prints no tokens, keys or folders. --model loads the weights, on the CPU.
+    Prints no tokens, keys or folders. --model loads the weights.
     """  # fmt: skip
-    if revision is not None and model is None:
-        raise typer.BadParameter("it belongs to --model, which is missing", param_hint="--revision")
+    for flag, value in (("--device", device), ("--revision", revision)):
+        if value is not None and model is None:
+            raise typer.BadParameter("it belongs to --model, which is missing", param_hint=flag)
     facts = environment()
     if model is not None:
         from transformers.utils import logging
@@ -65,7 +66,7 @@ def env(
 
         logging.disable_progress_bar()
         with errors_on_one_line("env"):
-            facts["model"] = describe_model(model, revision=revision)
+            facts["model"] = describe_model(model, device=device, revision=revision)
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
     else:
@@ -89,32 +90,31 @@ def environment() -> dict[str, Any]:
     }
 
 
-def describe_model(name: str, *, revision: str | None = None) -> dict[str, Any]:
+def describe_model(name: str, *, device: str | None = None, revision: str | None = None) -> dict[str, Any]:
     """How hf_gr decodes a checkpoint; loads its weights.
 
     Args:
         name: a folder or repository id.
+        device: where it runs; a GPU if there is one.
         revision: a branch, tag or commit.
 
     Raises:
         OSError: it cannot be loaded.
         ValueError: `name` is neither, or there is no model for generation in it.
     """
-    from hf_gr.answering.loading import check_name
-    from hf_gr.generation.auto import AutoModelForGenerativeRetrieval
+    from hf_gr.answering.loading import load_model
     from hf_gr.generation.internals import attention_of
     from hf_gr.generation.models import position_limit
     from hf_gr.generation.torch.layouts import attends_in_parts, choose_layout
 
-    check_name(name, argument="--model")
-    kwargs = {} if revision is None else {"revision": revision}
-    model = AutoModelForGenerativeRetrieval.from_pretrained(name, backend="torch", **kwargs)
+    model = load_model(name, device=device, revision=revision)
     config = model.config.get_text_config(decoder=True)
     layout, head = choose_layout(model), getattr(model, "draft_head", None)
     return {
         "class": type(model).__name__,
         "model_type": config.model_type,
         "parameters": model.num_parameters(),
+        "device": str(model.device),
         "dtype": str(model.dtype).removeprefix("torch."),
         "vocabulary": config.vocab_size,
         "positions": position_limit(model.config),
