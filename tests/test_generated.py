@@ -74,6 +74,15 @@ def test_the_error_names_row_and_item_and_says_how_to_cut() -> None:
         index.items(SimpleNamespace(sequences=torch.tensor([[5, 8]])))  # pyright: ignore
 
 
+def test_a_start_token_that_was_left_on_is_refused() -> None:
+    index = ConstraintIndex.from_sequences(FIXED)
+    with pytest.raises(ValueError, match=r"each is after its first token, 9, expected .* Pass .*out\[:, 1:\]"):
+        index.items([[9, 5, 7], [9, 6, 7], [9, 9, 9]])
+    # What a model without the catalogue may write is no mistake.
+    for rows in ([[9, 5, 7]], [[9, 5, 7], [8, 6, 7]], [[9, 5, 7], [9, 7, 7]], [[9, 5, 7], [9, 5, 7], [5, 7, 0]]):
+        index.items(rows)
+
+
 ROWS = np.random.default_rng(0).integers(3, 24, size=(200, 3))
 NAMES = [f"item {number}" for number in range(200)]
 INDEX = ConstraintIndex.from_sequences(ROWS, item_ids=NAMES)
@@ -141,3 +150,5 @@ def test_a_history_with_an_unknown_item_is_refused() -> None:
         INDEX.encode([7])
     with pytest.raises(ValueError, match="expected a list of item ids"):
         INDEX.encode("item 1")
+    with pytest.raises(ValueError, match="several histories, expected the ids of one"):
+        INDEX.encode([["item 1"], ["item 2"]])  # pyright: ignore

@@ -66,6 +66,22 @@ def check_ends(snapshot: Snapshot, rows: Longs, found: list[list[ItemId]]) -> No
         )
 
 
+def check_begins(snapshot: Snapshot, rows: Longs, found: list[list[ItemId]]) -> None:
+    """Refuse rows of which none is an item, but every one is after the same first token: a start token was left on.
+
+    Raises:
+        ValueError: names the token, and how to cut.
+    """
+    if rows.shape[1] < 2 or any(found):
+        return
+    others = rows[np.any((rows != rows[:, :1]) & (rows != PADDING), axis=1)]  # not padding alone
+    if len(others) > 1 and np.all(others[:, 0] == others[0, 0]) and all(snapshot.items(others[:, 1:])):
+        raise ValueError(
+            f"no row of sequences is an item, but each is after its first token, {others[0, 0]}, expected generated "
+            f"tokens: a decoder's start token is none. Pass {CUT}"
+        )
+
+
 def items_of_batch(rules: BatchRules, sequences: Any) -> list[list[ItemId]]:
     """The items of the rows of a batch, by the rule of their request, without what it excludes.
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from hf_gr.files.text import named_in_errors
 
 from . import storage
 from .fanout import Bools
-from .generated import check_ends, read_generated
+from .generated import check_begins, check_ends, read_generated
 from .item_ids import ItemId, check_item_ids, read_item_ids
 from .labels import fingerprint, read_labels, tokenize_labels
 from .segment import build_segment
@@ -289,7 +289,8 @@ class ConstraintIndex(
 
         Raises:
             ValueError: tokens that are not integers, or more than two axes; a row that goes on after its item with
-                anything but padding, as with the prompt left on; or `exclude_items` that are not lists of ids of the
+                anything but padding, as with the prompt left on; rows that all begin with a start token; or
+                `exclude_items` that are not lists of ids of the
                 catalogue's type.
 
         Example:
@@ -299,6 +300,7 @@ class ConstraintIndex(
         snapshot = self._snapshot
         rows = read_generated(sequences)
         found = snapshot.items(rows)
+        check_begins(snapshot, rows, found)
         check_ends(snapshot, rows, found)
         if exclude_items is None:
             return found
@@ -325,7 +327,7 @@ class ConstraintIndex(
             [5, 8, 5, 7]
         """
         snapshot = self._snapshot
-        ids = check_item_ids(item_ids)
+        ids = check_item_ids(_of_one_history(item_ids))
         is_known, rows = snapshot.sequences_of(ids)
         refuse_unknown(ids, is_known, "item_ids")
         endings = [PADDING, *([] if snapshot.eos_token_id is None else [snapshot.eos_token_id])]
@@ -504,6 +506,13 @@ class ConstraintIndex(
         )
         with named_in_errors([path] if isinstance(path, (str, Path)) else path):
             return cls.from_sequences(table.sequences, item_ids=table.item_ids, eos_token_id=eos_token_id)
+
+
+def _of_one_history(item_ids: Any) -> Any:
+    """Refuse several histories where one is encoded."""
+    if isinstance(item_ids, (list, tuple)) and item_ids and isinstance(item_ids[0], (list, tuple)):
+        raise ValueError("item_ids holds several histories, expected the ids of one: call encode once for each")
+    return cast(Any, item_ids)
 
 
 def _card(snapshot: Snapshot, name: str) -> str:
