@@ -8,6 +8,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -366,6 +367,9 @@ def test_differences_are_those_of_the_means(both: Evaluation) -> None:
     assert {(one.difference, one.low, one.high) for one in both.difference(both.results[0], both.results[0])} == {
         (0.0, 0.0, 0.0)
     }
+    stranger = replace(both.results[0], num_users=1)
+    with pytest.raises(ValueError, match="result='one, 5 beams', expected one of this evaluation's"):
+        both.difference(stranger, both.results[1])
     with pytest.raises(ValueError, match="other='popular', expected one of this evaluation's results"):
         both.difference(both.results[0], "popular")  # pyright: ignore
 
@@ -423,6 +427,8 @@ def test_catalogues_of_one_model_are_compared(case: Case, users: Path) -> None:
         ({}, None, "expected one text or more"),
         ({1: "x"}, None, r"names \[1\], expected one text"),
         ({"a": "x", "b": "x"}, {"a": "i", "c": "i"}, "expected the same names"),
+        (["x", "y"], None, "model is a list, expected one or a dictionary by name"),
+        ("x", ["i"], "constraint_index is a list"),
         ({"popularity": "x"}, None, "called 'popularity', expected another name"),
     ],
 )

@@ -3,7 +3,7 @@
 """Recommendations without a model, to compare one with: popular items, and items that go with those of a history.
 
 Both learn from the histories that are prompts, never from a target. Memory is that of the distinct pairs of items,
-about 60 bytes each at most. Knows no model and no file. Source of the second: Sarwar et al., Item-based collaborative
+about 100 bytes each at the peak. Knows no model and no file. Source of the second: Sarwar et al., Item-based collaborative
 filtering recommendation algorithms, 2001.
 
 Axes: I items that histories have, numbered by first sight; P pairs of them, each in both directions.

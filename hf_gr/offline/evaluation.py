@@ -139,6 +139,11 @@ def evaluate(model: Any, users: Any, **options: Any) -> Evaluation:
 
 def _contenders(model: Any, index: Any) -> list[Contender]:
     """The models and catalogues to compare, by name; a mistake in a later name is found before the first one runs."""
+    for argument, given in (("model", model), ("constraint_index", index)):
+        if isinstance(given, (list, tuple)):
+            raise ValueError(
+                f"{argument} is a {type(given).__name__}, expected one or a dictionary by name: name each"
+            )
     models, indexes = (given if isinstance(given, Mapping) else None for given in (model, index))
     names = list(models if models is not None else indexes if indexes is not None else [_name_of(model)])
     if not names or not all(isinstance(name, str) and name for name in names):

@@ -148,8 +148,9 @@ class Evaluation:
         Raises:
             ValueError: one is no result of this evaluation.
         """
+        known = (*self.results, *self.baselines)
         for name, one in (("result", result), ("other", other)):
-            if not isinstance(one, Result) or one.label not in self._values:
+            if one not in known:  # one of another evaluation may have the same label, and is over other users
                 labels = ", ".join(map(repr, self._values))
                 raise ValueError(
                     f"{name}={getattr(one, 'label', one)!r}, expected one of this evaluation's results or baselines "
