@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import random
 import sys
 from collections.abc import Callable
@@ -322,7 +323,9 @@ def test_the_result_says_how_labels_were_found(caplog: pytest.LogCaptureFixture)
     model, index = model_of("llama"), index_of()
     exact = classify(model, tokenizer_of("bpe"), TEXTS, index)
     nodes = len(prefixes_of(list(index)))
-    assert repr(exact) == f"RankedLabels of 3 texts by 7 labels ({nodes} nodes): exact"
+    first, *rows = repr(exact).splitlines()
+    assert first == f"RankedLabels of 3 texts by 7 labels ({nodes} nodes): exact"
+    assert [row.split("'")[1] for row in rows] == [labels[0][0] for labels in exact]
     assert exact.num_scored == [nodes] * 3
     searched = classify(model, tokenizer_of("bpe"), TEXTS, index, max_tree_nodes=nodes - 1)
     assert searched.method == "beams"
@@ -342,6 +345,9 @@ def test_parents_have_the_sums_of_their_labels() -> None:
             name = "Technology > AI" if hierarchy == " > " else "AI"
             assert second == [(name, pytest.approx(dict(ranked)["Technology > AI > Deep learning"]))]
     assert every.parents is None
+    again = pickle.loads(pickle.dumps(found))
+    assert (again, again.parents, again.method) == (found, found.parents, "exact")
+    assert again.metrics(["Sports"] * 3) == found.metrics(["Sports"] * 3)
 
 
 def test_metrics_are_those_of_scikit_learn() -> None:

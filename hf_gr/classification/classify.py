@@ -129,8 +129,8 @@ def classify(
         >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=257, hidden_size=32, num_hidden_layers=1))
         >>> index = ConstraintIndex.from_labels(["Sports", "Science"], tokenizer)
         >>> found = classify(model, tokenizer, ["The match ended in a shootout."], index)
-        >>> found
-        RankedLabels of 1 text by 2 labels (13 nodes): exact
+        >>> found.method, found.num_labels, found.num_nodes
+        ('exact', 2, 13)
         >>> ((first, second),) = found
         >>> sorted([first[0], second[0]]), first[1] >= second[1], round(first[1] + second[1], 6)
         (['Science', 'Sports'], True, 1.0)

@@ -11,6 +11,7 @@ from typing import Any
 
 from .finders import Method
 
+TEXTS_SHOWN, LABELS_SHOWN = 5, 3
 Ranked = list[tuple[Any, float]]
 # From a label to its parents, the topmost first, and itself.
 PathOf = Callable[[str], Sequence[str]]
@@ -54,6 +55,7 @@ class RankedLabels(list[Ranked]):
         ...                        num_nodes=3, num_scored=[3], path_of=lambda label: label.split(" > "))
         >>> found
         RankedLabels of 1 text by 2 labels (3 nodes): exact
+          'Art > Music' 0.9, 'Sport' 0.1
         >>> [(level.level, level.accuracy) for level in found.metrics(["Art > Film"])]
         [(1, 1.0), (2, 0.0)]
     """
@@ -79,7 +81,11 @@ class RankedLabels(list[Ranked]):
 
     def __repr__(self) -> str:
         texts = f"{len(self)} text{'s' * (len(self) != 1)}"
-        return f"RankedLabels of {texts} by {self.num_labels:,} labels ({self.num_nodes:,} nodes): {self.method}"
+        shown = [f"RankedLabels of {texts} by {self.num_labels:,} labels ({self.num_nodes:,} nodes): {self.method}"]
+        for labels in self[:TEXTS_SHOWN]:
+            named = [f"{label!r} {probability:.3g}" for label, probability in labels[:LABELS_SHOWN]]
+            shown.append("  " + ", ".join([*named, "..."] if len(labels) > LABELS_SHOWN else named or ["none"]))
+        return "\n".join([*shown, "  ..."] if len(self) > TEXTS_SHOWN else shown)
 
     def metrics(self, expected: Sequence[str]) -> list[LevelMetrics]:
         """Accuracy and F1 against the right labels.
@@ -139,6 +145,21 @@ def _level_metrics(
     )
 
 
+@dataclass(frozen=True)
+class Hierarchy:
+    """How a label leads to its parents.
+
+    Attributes:
+        of: what is between the levels of a label, or for every label its parents, the topmost first.
+    """
+
+    of: str | Mapping[str, Sequence[str]]
+
+    def __call__(self, label: str) -> list[str]:
+        """The parents of a label, the topmost first, and itself."""
+        return label.split(self.of) if isinstance(self.of, str) else [*self.of.get(label, ()), label]
+
+
 def read_hierarchy(hierarchy: Any, labels: Iterable[str]) -> PathOf | None:
     """How labels lead to their parents.
 
@@ -152,7 +173,7 @@ def read_hierarchy(hierarchy: Any, labels: Iterable[str]) -> PathOf | None:
     if hierarchy is None:
         return None
     if isinstance(hierarchy, str) and hierarchy:
-        return lambda label: label.split(hierarchy)
+        return Hierarchy(hierarchy)
     if not isinstance(hierarchy, Mapping):
         raise ValueError(
             f"hierarchy={hierarchy!r}, expected what is between the levels of a label, such as ' > ', or a mapping "
@@ -165,7 +186,7 @@ def read_hierarchy(hierarchy: Any, labels: Iterable[str]) -> PathOf | None:
                 f"hierarchy[{label!r}] is {parents!r}, expected the list of its parents, the topmost first; [] for "
                 "none"
             )
-    return lambda label: [*hierarchy.get(label, ()), label]
+    return Hierarchy({label: [*hierarchy[label]] for label in labels})
 
 
 def parents_of(labels: Iterable[tuple[str, float]], path_of: PathOf, hierarchy: Any) -> list[Ranked]:
