@@ -3,8 +3,8 @@
 """Recommendations without a model, to compare one with: popular items, and items that go with those of a history.
 
 Both learn from the histories that are prompts, never from a target. Memory is that of the distinct pairs of items,
-about 100 bytes each at the peak. Knows no model and no file. Source of the second: Sarwar et al., Item-based collaborative
-filtering recommendation algorithms, 2001.
+about 100 bytes each at the peak. Knows no model and no file. Source of the second: Sarwar et al., Item-based
+collaborative filtering recommendation algorithms, 2001.
 
 Axes: I items that histories have, numbered by first sight; P pairs of them, each in both directions.
 """
