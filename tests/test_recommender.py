@@ -90,7 +90,7 @@ def test_ids_are_of_the_kind_of_the_catalogue(tmp_path: Path) -> None:
         ({"user": [1], "item": [2], "t": ["yesterday"]}, {"time": "t"}, "'yesterday' in the first row, expected num"),
         ("nothing.csv", {}, "nothing.csv is not there"),
         ("rows.xlsx", {}, "is of no known kind"),
-        ({"user": [1], "item": [2]}, {"unknown_items": "skip"}, "expected 'error' or 'drop'"),
+        ({"user": [1], "item": [2]}, {"unknown_items": "skip"}, "expected 'refuse' or 'drop'"),
     ],
 )
 def test_tables_that_cannot_be_read(table: Any, how: dict[str, Any], message: str) -> None:

@@ -25,7 +25,7 @@ def read_histories(
     item: str = "item",
     time: str | None = None,
     items: SemanticIds | None = None,
-    unknown_items: Literal["error", "drop"] = "error",
+    unknown_items: Literal["refuse", "drop"] = "refuse",
 ) -> Histories:
     """Read interactions, one a row, as a history per user.
 
@@ -52,8 +52,8 @@ def read_histories(
         >>> read_histories(rows, time="day")
         {'ann': ['ham', 'tea'], 'bob': ['jam']}
     """
-    if unknown_items not in ("error", "drop"):
-        raise ValueError(f"unknown_items={unknown_items!r}, expected 'error' or 'drop'")
+    if unknown_items not in ("refuse", "drop"):
+        raise ValueError(f"unknown_items={unknown_items!r}, expected 'refuse' or 'drop'")
     names = {"user": user, "item": item} | ({} if time is None else {"time": time})
     if isinstance(interactions, (str, PathLike)) or _are_paths(interactions):
         columns, is_text = _read_files(interactions, names)
@@ -72,7 +72,7 @@ def read_histories(
     if items is not None:
         known = set(items.item_ids)
         missing = [number for number, name in enumerate(ids) if name not in known]
-        if missing and unknown_items == "error":
+        if missing and unknown_items == "refuse":
             raise ValueError(
                 f"item={item!r} is {ids[missing[0]]!r} in row {missing[0]}, and {len(missing)} of {len(ids)} rows "
                 "have items without a semantic ID, expected one for each: give them IDs, or pass unknown_items='drop'"
