@@ -222,8 +222,13 @@ def _to_arrow(values: Any, name: str) -> Any:
     """A column of Arrow.
 
     Raises:
-        ValueError: its values are of several types; names the first row that does not fit those before it.
+        ValueError: its values are of several types (names the first row that does not fit those before it), or sets.
     """
+    for row, value in enumerate(values):
+        if isinstance(value, (set, frozenset)):
+            raise ValueError(
+                f"{NAME}, column {name!r}, row {row} is {shorten(value)}, expected a list: a set has no order"
+            )
 
     def convert(some: Any) -> Any:
         return pa.array(some, from_pandas=True)
