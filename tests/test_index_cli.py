@@ -383,6 +383,7 @@ def test_endings_are_read_in_capitals_and_behind_those_of_compression() -> None:
         ),
         ("items.csv", ["--sequence", "sequence", "--offset", 0], "--sequence and --offset are given, expected one"),
         ("items.csv", ["--sequence", "item_id"], "or name another column with --sequence"),
+        ("items.csv", ["--delimiter", ";"], "pass --delimiter ',', if that separates the columns"),
         ("items.csv", ["--delimiter", "::"], "--delimiter '::', expected one ASCII character"),
         ("items.csv", ["--labels"], "--labels is given, and"),
         ("labels.txt", [], "labels.txt is a text file, expected --labels"),

@@ -50,7 +50,7 @@ def doubts_of(snapshot: Snapshot, *, vocabulary: int | None = None) -> list[str]
         )
     if vocabulary is not None and snapshot.max_token_id + 1 < FAR_BELOW * vocabulary:
         doubts.append(
-            f"the largest token, {snapshot.max_token_id:,}, is far below the model's vocabulary of {vocabulary:,}"
-            + ("" if doubts else f"; {WHY}")
+            f"the largest token, {snapshot.max_token_id:,}, is far below the model's vocabulary of {vocabulary:,}: "
+            f"was it trained with another offset or its tokenizer's tokens?{'' if doubts else f' Or, {WHY}'}"
         )
     return doubts

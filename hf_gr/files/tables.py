@@ -170,7 +170,7 @@ class _Wanted:
                 fix = "item_id=, or item_id=None for row numbers" if name == self.item_id else f"{self.argument}="
                 fix = f"name it with {fix}"
                 listed = ", ".join(map(repr, there)) or "(there are none)"
-                if len(there) == 1 and (other := next((c for c in "\t;|" if c in there[0]), None)) is not None:
+                if len(there) == 1 and (other := next((c for c in "\t;|," if c in there[0]), None)) is not None:
                     fix = f"pass delimiter={other!r}, if that separates the columns"
                 raise ValueError(f"{file} has {how_many} {name!r}, expected one of {listed}: {fix}")
 
