@@ -81,16 +81,17 @@ def read_data(options: argparse.Namespace) -> tuple[SemanticIds, list[list[Any]]
     ids = None if options.items is None else read_items(options.items)
     names = dict(zip(("user", "item", "time"), options.columns, strict=False))
     try:
-        histories = read_histories(options.interactions, items=ids, **names)
+        histories = read_histories(options.interactions, items=ids, unknown_items=options.unknown_items, **names)
     except ValueError as error:
         if options.columns == COLUMNS and "no column 'time'" in str(error):
             say("no column 'time': rows are taken to be in order")
-            del names["time"]
+            options.columns = COLUMNS[:2]
         elif "without a semantic ID" in str(error):
             say(f"{error}: they are omitted")
+            options.unknown_items = "drop"
         else:
             raise SystemExit(f"{error} (--columns USER ITEM TIME)") from error
-        histories = read_histories(options.interactions, items=ids, unknown_items="drop", **names)
+        return read_data(options)
     rows = [history for history in histories.values() if len(history) > 1]
     if not any(len(history) > 2 for history in rows):
         raise SystemExit(
@@ -287,6 +288,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fast", action="store_true", help="few steps on made-up interactions")
+    parser.set_defaults(unknown_items="error")  # until the first one is met, and told of
     options = parser.parse_args(arguments)
     if not 2 <= len(options.columns) <= 3:
         parser.error("--columns takes the names of user and item, and optionally of time")

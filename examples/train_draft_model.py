@@ -53,7 +53,7 @@ from hf_gr.training import (
 )
 
 COLUMNS = ["user", "item", "time"]
-TARGET = {"hidden_size": 128, "num_hidden_layers": 4}
+TARGET = {"hidden_size": 128, "num_hidden_layers": 2}
 FAST_TARGET = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 FAST = {
     "base_steps": 60,
@@ -86,11 +86,11 @@ def read_data(options: argparse.Namespace) -> list[list[Any]]:
     try:
         histories = read_histories(options.interactions, **names)
     except ValueError as error:
-        if options.columns != COLUMNS or "no column 'time'" not in str(error):
-            raise SystemExit(f"{error} (--columns USER ITEM TIME)") from error
-        say("no column 'time': rows are taken to be in order")
-        del names["time"]
-        histories = read_histories(options.interactions, **names)
+        if options.columns == COLUMNS and "no column 'time'" in str(error):
+            say("no column 'time': rows are taken to be in order")
+            options.columns = COLUMNS[:2]
+            return read_data(options)
+        raise SystemExit(f"{error} (--columns USER ITEM TIME)") from error
     return [history for history in histories.values() if len(history) > 1]
 
 
@@ -312,7 +312,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--loss", choices=("atspeed-s", "atspeed-r", "seqkd", "sft"), default="atspeed-s")
     parser.add_argument("--steps", type=int, default=400, help="steps of the alignment")
-    parser.add_argument("--base-steps", type=int, default=1000, help="steps on histories, of a new target and a draft")
+    parser.add_argument("--base-steps", type=int, default=600, help="steps on histories, of a new target and a draft")
     parser.add_argument("--prompts", type=int, default=10_000, help="prompts that the target answers")
     parser.add_argument("--num-beams", type=int, default=10, help="beams of the target's answers")
     parser.add_argument("--num-codes", type=int, default=64, help="codes per level of a new target's semantic IDs")

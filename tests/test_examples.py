@@ -131,6 +131,9 @@ def test_data_that_does_not_fit_is_refused(script: Any, tmp_path: Path) -> None:
         script.main(["--interactions", str(rows), "--output", str(tmp_path / "out")])
     with pytest.raises(SystemExit, match="no column 'who'"):
         script.main(["--interactions", str(rows), "--columns", "who", "item", "--output", str(tmp_path / "out")])
+    rows.write_text("user,item\na,1\na,\n")
+    with pytest.raises(SystemExit, match="item='item' is empty in row 1"):
+        script.main(["--interactions", str(rows), "--output", str(tmp_path / "out")])
     for wrong in (["--steps", "0"], ["--columns", "user"]):
         with pytest.raises(SystemExit, match="2"):
             script.parse(["--interactions", str(rows), *wrong])
