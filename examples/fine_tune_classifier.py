@@ -46,7 +46,7 @@ from transformers.utils import logging
 
 from hf_gr import ConstraintIndex, classify
 
-PROMPT = "Text: {text}\nCategory:"
+PROMPT = "Classify the text into one category.\nText: {text}\nCategory:"  # the default of `classify`
 TICKETS = {
     "Billing > Refund": ("I was charged twice, please return my money", "refund the last invoice"),
     "Billing > Invoice": ("the invoice has a wrong address", "please send the invoice of May again"),

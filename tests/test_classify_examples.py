@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import subprocess
@@ -18,7 +19,7 @@ import torch
 from families import build
 from label_tokenizers import tokenizer_of
 
-from hf_gr import ConstraintIndex
+from hf_gr import ConstraintIndex, classify
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 LABELS = ["Technology", "Technology > AI", "Sports", "Café & crème"]
@@ -123,6 +124,7 @@ def test_what_is_learned_is_what_is_scored(monkeypatch: pytest.MonkeyPatch) -> N
     example = import_module("fine_tune_classifier")
     model, tokenizer = example.tiny_model(0)
     index = ConstraintIndex.from_labels(LABELS, tokenizer)
+    assert inspect.signature(classify).parameters["prompt"].default == example.PROMPT
     texts = ["a match", "a cup of coffee " * 30]
     data = example.LabelledTexts(list(zip(texts, LABELS[2:], strict=True)), tokenizer, index, 64)
     batch = example.collate([data[0], data[1]])
