@@ -288,7 +288,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any] | None:
     if not options.fast:
         say(
             f"saved in {options.output}: model.generate(..., assistant_model=...), or hf-gr recommend --model {name} "
-            f"--assistant-model {options.output} --drafting assistant ..."
+            f"--draft-model {options.output} --drafting assistant ..."
         )
     return {"users": len(prompts), "items": len(items), "prompts": len(chosen), "rows": table}
 
