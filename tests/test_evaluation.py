@@ -611,9 +611,9 @@ def command(case: Case, users: Path, *arguments: Any) -> Any:
 
 def test_the_command_compares_models(case: Case, other: Case, users: Path, both: Evaluation, tmp_path: Path) -> None:
     more = ["--model", f"two={other.model}", "--index", other.index, "--num-beams", "5,10"]
-    done = command(case, users, *more, "--json", tmp_path / "m.json", "--plot", tmp_path / "m.png")
+    done = command(case, users, *more, "--plot", tmp_path / "m.png")
     assert (done.exit_code, done.stderr) == (0, ""), done.output
-    found = json.loads((tmp_path / "m.json").read_text())
+    found = json.loads(command(case, users, *more, "--json").stdout)
     assert [(one["name"], one["num_beams"]) for one in found["results"]] == [
         ("model", 5), ("model", 10), ("two", 5), ("two", 10)
     ]  # fmt: skip

@@ -328,7 +328,7 @@ def test_flags_that_cannot_be_read(tmp_path: Path, case: Case, users: Path, flag
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--json", "gone/m.json"], "gone is no folder, expected one that m.json can be written to"),
+        (["--plot", "gone/m.png"], "gone is no folder, expected one that m.png can be written to"),
         (["--plot", "m.xyz"], "--plot 'm.xyz', expected a name that ends in one of"),
     ],
 )
@@ -390,9 +390,9 @@ def test_evaluate_prints_and_writes_and_draws(tmp_path: Path, case: Case, users:
         "country",
     ]
     arguments += ["--num-beams", "5,10", "--cutoffs", "1,5", "--sampled-users", 1, "--new-items", tmp_path / "new.txt"]
-    done = command("evaluate", *arguments, "--json", tmp_path / "m.json", "--plot", tmp_path / "m.png")
+    done = command("evaluate", *arguments, "--plot", tmp_path / "m.png")
     assert (done.exit_code, done.stderr) == (0, ""), done.output
-    found = json.loads((tmp_path / "m.json").read_text())
+    found = json.loads(command("evaluate", *arguments, "--json").stdout)
     assert [result["num_beams"] for result in found["results"]] == [5, 10]
     for text in ("recall@5", "group de", "target is new", f"{found['results'][1]['metrics']['recall@5']:.4f}"):
         assert text in done.stdout

@@ -26,7 +26,7 @@ RECOMMEND_EXAMPLE = (
 )
 EVALUATE_EXAMPLE = (
     "Example: `hf-gr evaluate --model me/recommender --index me/catalogue --input users.parquet --history items "
-    "--num-beams 10,20,50 --json metrics.json --plot metrics.png`"
+    "--num-beams 10,20,50 --plot metrics.png --json > metrics.json`"
 )
 CLASSIFY_EXAMPLE = (
     "Example: `hf-gr classify --model me/llm --index labels --input tickets.csv --text body --target label "

@@ -21,10 +21,7 @@ from .recommend import SKIPPED, errors_on_one_line, is_main, quiet_libraries
 NAMED = re.compile(r"([^=/\\]+)=(.+)")  # NAME=PATH
 
 REPORTS = {
-    "json": Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.json", help="Write all numbers.", dir_okay=False, show_default=False),
-    ],
+    "json": Annotated[bool, typer.Option("--json", help="Print all numbers as one JSON object, for scripts.")],
     "plot": Annotated[
         Path | None,
         typer.Option(
@@ -39,7 +36,7 @@ REPORTS = {
 
 
 @command(model=MODELS, reports=REPORTS)
-def evaluate(*, json: Path | None, plot: Path | None, **flags: Any) -> None:
+def evaluate(*, json: bool, plot: Path | None, **flags: Any) -> None:
     """Measure recommendations against what users chose next, and compare models.
 
     Without --target the last item of every history is the target, and the others are the prompt. With --history,
@@ -51,10 +48,9 @@ def evaluate(*, json: Path | None, plot: Path | None, **flags: Any) -> None:
         model, index = _compared(given.pop("model"), given.pop("constraint_index", None) or [])
         if "new_items" in given:
             given["new_items"] = _read_ids(given["new_items"])
-        for path in (json, plot):  # before any long work
-            if path is not None and not path.absolute().parent.is_dir():
-                raise ValueError(f"{path.parent} is no folder, expected one that {path.name} can be written to")
-        if plot is not None:
+        if plot is not None:  # before any long work
+            if not plot.absolute().parent.is_dir():
+                raise ValueError(f"{plot.parent} is no folder, expected one that {plot.name} can be written to")
             from hf_gr.files.figures import check_format  # needs matplotlib
 
             check_format(plot, "--plot")
@@ -69,9 +65,10 @@ def evaluate(*, json: Path | None, plot: Path | None, **flags: Any) -> None:
         if is_main():
             from .evaluate_report import print_evaluation
 
-            if json is not None:
-                json.write_text(found.to_json() + "\n")
-            print_evaluation(found, title=", ".join(model) if isinstance(model, dict) else model)
+            if json:
+                typer.echo(found.to_json())
+            else:
+                print_evaluation(found, title=", ".join(model) if isinstance(model, dict) else model)
             if plot is not None:
                 found.plot(plot)
     if is_main() and found.skipped:
