@@ -8,6 +8,7 @@ import copy
 import functools
 import io
 import itertools
+import json
 import logging
 import pickle
 import sys
@@ -1303,3 +1304,24 @@ def test_every_sequence_of_a_catalogue_can_be_reached() -> None:
     for request in generated(out, inputs).view(2, 80, -1):
         items = index.items(request)
         assert sorted(itertools.chain(*items)) == list(range(60))
+
+
+def test_plain_transformers_refuses_what_it_would_ignore(tmp_path: Path) -> None:
+    """A checkpoint names its catalogue; where nobody enabled it, `constraint_index=` must not be taken in silence."""
+    model, index = build("llama"), ConstraintIndex.from_sequences([[5, 7], [5, 8]])
+    model = enable(model)
+    model.generation_config.constraint_index, model.generation_config.drafting = ".", "trie"
+    model.save_pretrained(tmp_path)
+    index.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "generation_config.json").read_text())
+    assert saved["hf_gr"] == {"constraint_index": ".", "drafting": "trie"}
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path)
+    for option in ({"constraint_index": index}, {"drafting": "trie"}):
+        with pytest.raises(ValueError, match="model_kwargs"):
+            plain.generate(torch.tensor([[3, 4]]), max_new_tokens=2, **option)
+    for config in (enable(plain).generation_config, GRGenerationConfig.from_pretrained(tmp_path)):
+        assert (config.constraint_index, config.drafting, config.verification) == (".", "trie", None)
+    # Files of before 0.1.0 have the fields among transformers' own.
+    (tmp_path / "generation_config.json").write_text(json.dumps({"constraint_index": ".", "num_beams": 3}))
+    old = enable(AutoModelForCausalLM.from_pretrained(tmp_path)).generation_config
+    assert (old.constraint_index, old.num_beams) == (".", 3)

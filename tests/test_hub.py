@@ -420,7 +420,7 @@ def test_a_checkpoint_carries_its_draft_head_and_its_catalogue(hub: HubServer) -
     other_index().push_to_hub("me/recommender")
     files = hub.files("me/recommender")
     assert {"model.safetensors", "config.json", "generation_config.json", *HEAD_FILES, *PUSHED} <= files.keys()
-    assert json.loads(files["generation_config.json"])["constraint_index"] == "."
+    assert json.loads(files["generation_config.json"])["hf_gr"] == {"constraint_index": "."}
     for revision, pushed, index in (("v1", model, make_index()), (None, newer, other_index())):
         loaded = load(revision=revision)
         assert isinstance(loaded.generation_config, GRGenerationConfig)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -48,12 +49,15 @@ GR_FIELDS: dict[str, Any] = {
     "num_draft_beams": None,
     "draft_token_budget": None,
 }
+SAVED_AS = "hf_gr"
 
 
 class GRGenerationConfig(GenerationConfig):
     """A generation configuration that also names a catalogue.
 
     It is saved as `generation_config.json` like any other, and a checkpoint with it still loads in plain transformers.
+    In the file our fields are one object, `"hf_gr"`: were they fields of the config, plain transformers would accept
+    `generate(constraint_index=...)` and ignore it, instead of refusing an unknown argument.
 
     Args:
         constraint_index: repository id or folder of the checkpoint's `ConstraintIndex`; `"."` is the checkpoint
@@ -120,9 +124,18 @@ class GRGenerationConfig(GenerationConfig):
     """
 
     def __init__(self, **kwargs: Any) -> None:
+        saved = kwargs.pop(SAVED_AS, None) or {}  # flat in the files of 0.1.0.dev0
         for name, default in GR_FIELDS.items():
-            setattr(self, name, kwargs.pop(name, default))
+            setattr(self, name, kwargs.pop(name, saved.get(name, default)))
         super().__init__(**kwargs)
+
+    def to_json_string(self, *args: Any, **kwargs: Any) -> str:
+        """The content of a file, with our fields in an object of their own; the arguments are transformers'."""
+        content = json.loads(super().to_json_string(*args, **kwargs))
+        fields = {name: content.pop(name, default) for name, default in GR_FIELDS.items()}
+        given = {name: value for name, value in fields.items() if value != GR_FIELDS[name]}
+        content |= {SAVED_AS: given} if given else {}
+        return json.dumps(content, indent=2, sort_keys=True) + "\n"
 
     def validate(self, *args: Any, **kwargs: Any) -> None:
         """Check our fields, then transformers' own; the arguments are transformers'."""
@@ -163,5 +176,6 @@ def extend(config: GenerationConfig) -> GRGenerationConfig:
     """The same configuration with our fields, including those of its file."""
     if isinstance(config, GRGenerationConfig):
         return config
+    # A plain config got fields of ours as attributes only if its file was flat, or somebody set them.
     fields = {name: getattr(config, name) for name in GR_FIELDS if hasattr(config, name)}
     return GRGenerationConfig.from_dict(without_bookkeeping(fields | config.to_dict()))  # pyright: ignore

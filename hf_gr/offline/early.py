@@ -97,7 +97,8 @@ def _named_by(model: Any) -> ConstraintIndex | None:
         found = json.loads(Path(model, "generation_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         found = {}
-    is_named = isinstance(found, dict) and found.get("constraint_index") in (None, ".")
+    ours = found.get("hf_gr", found) if isinstance(found, dict) else {}  # flat in the files of 0.1.0.dev0
+    is_named = isinstance(found, dict) and ours.get("constraint_index") in (None, ".")
     return ConstraintIndex.from_pretrained(model) if is_named else None
 
 
