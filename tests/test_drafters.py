@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from table_scorers import (
     EOS,
@@ -127,8 +127,26 @@ def check_random(seed: int) -> Speculation:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**9))
+@example(937)  # a criterion ends paths that the catalogue continues, and the scores of later steps are kept
 def test_no_draft_changes_a_result(seed: int) -> None:
     check_random(seed)
+
+
+@pytest.mark.parametrize("num_beams", [1, 2])
+def test_nothing_follows_a_path_that_a_criterion_ended(num_beams: int) -> None:
+    """The first row's paths end with their first token, where two more could follow; the second row's do not."""
+    rows = [[first, second, 1] for first in range(1, 7) for second in (1, 2)]
+    index = ConstraintIndex.from_sequences(rows)
+    views = [index.where([(row[0] > 2) == ends for row in rows]).snapshot for ends in (True, False)]
+    catalogue = transition.device_catalogue(combine_rules(views), CPU)
+    plan = make_plan(2, num_beams, stopping_criteria=lambda sequences: sequences[:, -1] > 2, output_scores=True)
+    results = [decode(TableModel(tables(0, 2), 2)(), catalogue, plan, one) for one in (None, TreeDrafter(budget=99))]
+    for decoded in results:
+        assert (decoded.sequences[:num_beams] == 9).tolist() == [[False, True, True]] * num_beams
+        assert decoded.step_scores is not None
+        has_scores = [[bool((row > DEAD).any()) for row in step.split(num_beams)] for step in decoded.step_scores]
+        assert has_scores == [[True, True], [False, True], [False, True]]
+    assert_same(results[1], results[0])
 
 
 @settings(max_examples=60, deadline=None)

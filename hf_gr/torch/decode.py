@@ -46,8 +46,8 @@ class Decoded:
             are as long as the catalogue's longest, until they are `cropped`.
         scores: `-inf` for such a row.
         beam_indices: with the batch offset, -1 after the end.
-        step_scores: one entry a level, if requested.
-        step_logits: one entry a level, if requested.
+        step_scores: one entry a level, if requested; `-inf` after the end of a path.
+        step_logits: one entry a level, if requested; those after the end of a path mean nothing.
         speculation: how many forwards it took, and what was scored ahead.
         may_be_shorter: whether the last columns may be empty in all rows.
     """
@@ -336,11 +336,10 @@ def accept(
         how["noise"] = plan.noise.gumbel(beams, legal, paths=None if plan.is_beam_search else paths_of(beams))
     if not plan.is_beam_search:
         kept = beam.choose(beams, legal, scores, **how)
-        return (
-            beam.retire_in_place(kept, finished, _ends(kept, catalogue, plan, level=level))
-            if may_end
-            else (kept, finished)
-        )
+        if not may_end:
+            return kept, finished
+        kept, ends = _ended(kept, catalogue, plan, level=level)
+        return beam.retire_in_place(kept, finished, ends)
 
     is_ragged = catalogue.is_ragged or plan.stopping_criteria is not None
     all_end = level + 1 == catalogue.max_length and not is_ragged and not plan.do_sample
@@ -349,12 +348,9 @@ def accept(
     if all_end:
         return kept, beam.finish(kept, length_penalty=plan.length_penalty)
     if may_end:
+        kept, ends = _ended(kept, catalogue, plan, level=level)
         beams, finished = beam.retire(
-            kept,
-            finished,
-            _ends(kept, catalogue, plan, level=level),
-            length_penalty=plan.length_penalty,
-            early_stopping=plan.early_stopping,
+            kept, finished, ends, length_penalty=plan.length_penalty, early_stopping=plan.early_stopping
         )
     else:
         beams = beam.keep_best(kept, plan.num_beams) if plan.do_sample else kept
@@ -369,11 +365,16 @@ def accept(
     return beams, finished
 
 
-def _ends(kept: Beams, catalogue: DeviceCatalogue, plan: DecodePlan, *, level: int) -> Bool[Tensor, "batch kept"]:
+def _ended(
+    kept: Beams, catalogue: DeviceCatalogue, plan: DecodePlan, *, level: int
+) -> tuple[Beams, Bool[Tensor, "batch kept"]]:
+    """The candidates, and which of them are complete: nothing follows those."""
     ends = catalogue.is_leaf(kept.states, level=level + 1)
     if plan.stopping_criteria is None:
-        return ends
-    return ends | plan.apply(plan.stopping_criteria, kept.sequences)
+        return kept, ends
+    ends = ends | plan.apply(plan.stopping_criteria, kept.sequences)
+    # What a criterion ends may have children in the catalogue: they would be drafted, and have scores at later steps.
+    return replace(kept, states=kept.states.masked_fill(ends, catalogue.dead_state)), ends
 
 
 def _can_change(beams: Beams, finished: Finished, plan: DecodePlan) -> Bool[Tensor, " batch"]:
