@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import shlex
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -217,7 +218,8 @@ def main(arguments: list[str] | None = None) -> None:
         for part in (model, tokenizer, index):
             part.save_pretrained(output)
         if options.output is not None:
-            print(f"hf-gr classify --model {output} --index {output} --input TEXTS.csv --output ranked.parquet")
+            place = shlex.quote(str(output))
+            print(f"hf-gr classify --model {place} --index {place} --input TEXTS.csv --output ranked.parquet")
 
 
 if __name__ == "__main__":

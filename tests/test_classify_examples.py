@@ -7,6 +7,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import shlex
 import subprocess
 import sys
 from importlib import import_module
@@ -109,13 +110,15 @@ def test_the_example_skips_what_is_not_there() -> None:
 
 @pytest.mark.slow
 def test_fine_tuning_teaches_the_labels(tmp_path: Path) -> None:
-    shown = run("fine_tune_classifier.py", "--fast", "--output", str(tmp_path / "out"))
+    shown = run("fine_tune_classifier.py", "--fast", "--output", str(tmp_path / "my out"))
+    command = next(line for line in shown.splitlines() if line.startswith("hf-gr classify"))
+    assert shlex.split(command)[2:6] == ["--model", str(tmp_path / "my out"), "--index", str(tmp_path / "my out")]
     before, after = (
         [float(share) for share in re.findall(rf"^{when}, level .: accuracy ([0-9.]+)%", shown, re.M)]
         for when in ("before", "after")
     )
     assert min(after) > 90 > max(before)
-    assert len(ConstraintIndex.from_pretrained(tmp_path / "out")) == 5
+    assert len(ConstraintIndex.from_pretrained(tmp_path / "my out")) == 5
 
 
 def test_what_is_learned_is_what_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,8 +71,12 @@ def test_a_checkout_that_is_not_installed_has_no_extras(monkeypatch: pytest.Monk
 def test_tokens_and_folders_are_kept_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
+    flags = f"--xla_dump_to={tmp_path} --xla_dump_to='logs/my secret' --xla_cpu_max_isa=AVX2"
+    monkeypatch.setenv("XLA_FLAGS", flags)
     for output in (json.dumps(facts()), CliRunner().invoke(cli.build_app(), ["env"]).output):
         assert "hf_secret" not in output
+        assert "logs" not in output
+        assert "--xla_dump_to=... --xla_dump_to=... --xla_cpu_max_isa=AVX2" in output
         assert str(tmp_path) not in output
         assert str(Path.home()) not in output
 

@@ -203,7 +203,7 @@ def test_whatever_is_sampled_is_a_sequence(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"separator": [8]}], ids=["one", "several"])
 def test_items_are_those_of_each_prompts_rule(options: dict[str, Any]) -> None:
-    rows = [[3, EOS, 0, 0], [3, 4, -1, 9], [3, 4, EOS, -100], [5, 7, -100, 7]]
+    rows = [[3, EOS, 0, 0], [3, 4, EOS, -1, 9], [3, 4, EOS, -100], [5, 7, EOS, -100, 7]]
     views = [NAMED.where(["a", "c"]), NAMED.where(["b", "c"])]
     assert ConstraintLogitsProcessor(views, 1, **options).items(rows) == [["a"], [], ["b"], ["c"]]
     excluding = ConstraintLogitsProcessor(NAMED, 1, exclude_items=[["a"], ["b"]], **options)

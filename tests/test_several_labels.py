@@ -113,6 +113,17 @@ def test_samples_are_answers_and_a_text_is_a_separator() -> None:
     assert {len(items) for items in out.item_ids} == {1, 2}
 
 
+def test_a_cut_off_answer_has_no_items() -> None:
+    """`ab` may go on to a second label when the limit ends it: it is no answer, though its first label is whole."""
+    index = index_of([[3, 4], [5, 6]])
+    model = enable(model_of("llama"))
+    several: dict[str, Any] = {"constraint_index": index, "separator": SEPARATOR, "return_dict_in_generate": True}
+    for length in range(3, 9):
+        out = model.generate(PROMPT, num_beams=6, num_return_sequences=6, max_new_tokens=length, **several)
+        for row, items in zip(out.sequences[:, PROMPT.shape[1] :].tolist(), out.item_ids, strict=True):
+            assert bool(items) == (EOS in row), (row, items)
+
+
 def test_classify_ranks_answers() -> None:
     """All answers of two labels are found, and each is as probable as generate says."""
     tokenizer = tokenizer_of("bpe")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Annotated, Any
@@ -23,7 +24,7 @@ from .flags import DEVICE, REVISION
 from .text import shown
 
 DISTRIBUTION = "hf-gr"
-# What changes answers, times or devices. HF_TOKEN and folders are nobody's business.
+# What changes answers, times or devices. HF_TOKEN and folders are nobody's business, also within a value.
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "JAX_PLATFORMS", "OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF",
     "TOKENIZERS_PARALLELISM", "TRANSFORMERS_VERBOSITY", "XLA_FLAGS",
@@ -86,8 +87,27 @@ def environment() -> dict[str, Any]:
         "extras": {extra: _missing(extra) for extra in _extras()},
         "torch": _torch_devices(),
         "jax": _jax_devices(),
-        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        "variables": {name: _without_folders(os.environ[name]) for name in VARIABLES if name in os.environ},
     }
+
+
+def _without_folders(value: str) -> str:
+    """A variable's value, in which `...` stands for what may be a path.
+
+    Example:
+        >>> _without_folders("--xla_dump_to=/home/me/dump --xla_cpu_max_isa=AVX2")
+        '--xla_dump_to=... --xla_cpu_max_isa=AVX2'
+    """
+    try:
+        parts = shlex.split(value.replace("\\", "/"))
+    except ValueError:  # an open quote
+        return "..."
+    shortened: list[str] = []
+    for part in parts:
+        name, equals, rest = part.partition("=")
+        is_path = any(mark in (rest if equals else name) for mark in "/~")
+        shortened.append(f"{name}{equals}..." if is_path and equals else "..." if is_path else part)
+    return " ".join(shortened)
 
 
 def describe_model(name: str, *, device: str | None = None, revision: str | None = None) -> dict[str, Any]:

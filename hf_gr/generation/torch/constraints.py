@@ -206,9 +206,10 @@ class SeveralLabels(Constraint):
         return torch.where(allowed.any(dim=-1, keepdim=True), masked, self._over(scores))
 
     def split(self, row: list[int]) -> list[list[int]]:
-        """See `Constraint.split`."""
-        assert self.rules.shared.eos_token_id is not None
-        return split(row, self.separator, self.rules.shared.eos_token_id)
+        """See `Constraint.split`; nothing for an answer that was cut off: its last label may be another's beginning."""
+        eos_token_id = self.rules.shared.eos_token_id
+        assert eos_token_id is not None
+        return split(row, self.separator, eos_token_id) if eos_token_id in row else []
 
     def catalogue(self, num_prompts: int, device: torch.device, *, max_length: int) -> AnswerCatalogue:
         """The answers as what may be generated for a batch.

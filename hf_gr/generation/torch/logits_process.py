@@ -169,7 +169,8 @@ class ConstraintLogitsProcessor(LogitsProcessor):
                 a rule for each prompt, as many rows of each as of the others.
 
         Returns:
-            A list for each row. A label that a length limit cut off is omitted, unless what is left is another label.
+            A list for each row. An answer of several labels that a length limit cut off, before its end token, has
+            none: what is left of its last label may be another label.
 
         Raises:
             ValueError: tokens that are not integers, or a wrong number of rows.
