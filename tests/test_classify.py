@@ -437,12 +437,13 @@ def test_the_model_stays_in_its_mode_and_is_not_enabled() -> None:
     assert type(model) is kind
 
 
-def test_progress_is_shown_if_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_logged_without_a_terminal(caplog: pytest.LogCaptureFixture) -> None:
     model = model_of("llama")
+    caplog.set_level("INFO", "hf_gr.progress")
+    classify(model, tokenizer_of("bpe"), TEXTS, index_of(), progress=False)
+    assert not caplog.messages
     classify(model, tokenizer_of("bpe"), TEXTS, index_of())
-    assert capsys.readouterr().err == ""  # not a terminal
-    classify(model, tokenizer_of("bpe"), TEXTS, index_of(), progress=True)
-    assert "3/3" in capsys.readouterr().err
+    assert caplog.messages[-1].startswith("Classifying: 3 of 3 texts (100.0%)")
 
 
 @pytest.mark.parametrize("nodes", [0, 100])

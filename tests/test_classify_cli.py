@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(folder: Path, *arguments: str, table: str = "texts.parquet", code: int = 0) -> str:
     given = ["--model", folder / "model", "--index", folder / "index", "--input", folder / table]
     done = CliRunner().invoke(
-        build_app(), ["classify", *map(str, given), "--output", f"{folder}/out.parquet", *arguments]
+        build_app(), ["classify", *map(str, given), "--output", f"{folder}/out.parquet", "--overwrite", *arguments]
     )
     assert done.exit_code == code, done.output
     return done.output
@@ -55,7 +55,7 @@ def run(folder: Path, *arguments: str, table: str = "texts.parquet", code: int =
 
 @pytest.mark.parametrize("table", ["texts.parquet", "texts.csv", "texts.jsonl"])
 def test_the_table_is_what_classify_returns(folder: Path, table: str) -> None:
-    options = ["--id", "id", "--target", "label", "--hierarchy", " > ", "--json", f"{folder}/facts.json"]
+    options = ["--id", "id", "--target", "label", "--hierarchy", " > "]
     shown = run(folder, *options, table=table)
     assert "3 texts, 3 labels" in shown
     assert "level 2: accuracy" in shown
@@ -69,7 +69,7 @@ def test_the_table_is_what_classify_returns(folder: Path, table: str) -> None:
         assert row["probabilities"] == pytest.approx([probability for _, probability in ranked], rel=1e-4)
         assert row["parents"] == [top[0][0]] == ["Technology"]
         assert row["parent_probabilities"] == pytest.approx([top[0][1]], rel=1e-4)
-    facts = json.loads((folder / "facts.json").read_text())
+    facts = json.loads(run(folder, *options, "--no-progress", "--json", table=table))
     assert (facts["method"], facts["num_nodes"]) == ("exact", expected.num_nodes)
     assert facts["metrics"][0]["accuracy"] == expected.metrics(TARGETS)[0].accuracy
 
@@ -91,7 +91,10 @@ def test_answers_of_several_labels_are_lists(folder: Path) -> None:
         (["--top-k", "0"], "--top-k 0, expected 1 or more"),
         (["--separator", ";"], "--separator ';' and no --max-labels, expected both"),
         (["--tolerance", "3"], "--tolerance 3.0, expected a relative error"),
-        (["--json", "nowhere/at/all.json"], "is no folder"),
+        (["--output", "nowhere/at/all.parquet"], "is no folder to write to"),
+        (["--output", "out.csv"], "--output out.csv, expected a name that ends in .parquet"),
+        (["--id", "labels"], "--id labels is also a column of the output"),
+        (["--target", "label", "--separator", ";", "--max-labels", "2"], "--target and --separator are given"),
         (["--device", "moon"], "--device moon, expected one of this machine's"),
         (["--input", "nothing.parquet"], "nothing.parquet"),
     ],
@@ -109,3 +112,27 @@ def test_damaged_tables_are_named(folder: Path) -> None:
     assert "cut.parquet is no whole parquet file" in run(folder, table="cut.parquet", code=1)
     (folder / "empty.csv").write_text("text\n")
     assert "has no row" in run(folder, table="empty.csv", code=1)
+
+
+def test_no_file_is_replaced_unasked(folder: Path) -> None:
+    before = (folder / "texts.parquet").read_bytes()
+    shown = run(folder, "--output", f"{folder}/texts.parquet", code=1)
+    assert "it would be read as texts" in shown
+    assert (folder / "texts.parquet").read_bytes() == before
+    (folder / "there.parquet").write_bytes(b"mine")
+    given = ["--model", folder / "model", "--index", folder / "index", "--input", folder / "texts.parquet"]
+    done = CliRunner().invoke(build_app(), ["classify", *map(str, given), "--output", f"{folder}/there.parquet"])
+    assert done.exit_code == 1
+    assert "there.parquet is there already" in done.output
+    assert (folder / "there.parquet").read_bytes() == b"mine"
+
+
+def test_the_index_is_read_before_the_model(folder: Path) -> None:
+    assert "nowhere" in run(folder, "--index", f"{folder}/nowhere", "--model", f"{folder}/texts.csv", code=1)
+
+
+def test_labels_that_are_not_in_the_set_are_counted(folder: Path) -> None:
+    pq.write_table(pa.table({"text": TEXTS, "label": ["Sport", "Sports", "Technology"]}), folder / "other.parquet")
+    shown = run(folder, "--target", "label", table="other.parquet")
+    assert "2 of 3 texts have a label in column 'label' that is not in the index, such as 'Sport'" in shown
+    assert "1 of 3 texts" in run(folder, "--target", "label", "--hierarchy", " > ", table="other.parquet")

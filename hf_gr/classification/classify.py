@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 from transformers import GenerationMixin
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.labels import check_is_tokenizer, check_is_unicode
 from hf_gr.catalogue.sequences import is_integer
 from hf_gr.catalogue.snapshot import Snapshot, combine_rules
+from hf_gr.files.progress import progress_bar
 from hf_gr.generation.checks import check_tokens_of_catalogue
 from hf_gr.generation.messages import say_once
 from hf_gr.generation.prompts import padding_side
@@ -58,7 +58,7 @@ def classify(
     tolerance: float = 0.001,
     num_beams: int = 32,
     max_length: int | None = None,
-    progress: bool | None = None,
+    progress: bool = True,
 ) -> RankedLabels:
     """Rank the labels of an index for every text.
 
@@ -104,7 +104,7 @@ def classify(
         num_beams: of the search in larger sets, which finds as many labels; `top_k` of them, if that is more.
         max_length: the longest prompt in tokens, by default what model and tokenizer allow. A longer one loses the end
             of its text, never of the template.
-        progress: whether to show a progress bar; None for where stderr is a terminal.
+        progress: show a bar on a terminal or in a notebook; elsewhere the logger `hf_gr.progress` has a line a minute.
 
     Returns:
         For every text its labels with their probabilities, the most probable first: a list of lists, which also says
@@ -171,7 +171,7 @@ def classify(
     parents: list[list[Any]] = [[] for _ in prompts]
     with (
         evaluation(inner),
-        tqdm(total=len(prompts), unit="text", disable=None if progress is None else not progress) as bar,
+        progress_bar("Classifying", lambda: len(prompts), unit="texts", shown=progress) as advance,
     ):
         finder: Finder
         if answers is not None or num_nodes > max_tree_nodes:
@@ -199,7 +199,7 @@ def classify(
                 num_scored[row] = found.num_scored
                 if path_of is not None:
                     parents[row] = [level[:top_k] for level in parents_of(every, path_of, hierarchy)]
-            bar.update(len(rows))
+            advance(len(rows))
     return RankedLabels(
         ranked,
         method=finder.method,

@@ -41,6 +41,13 @@ class TextColumns:
     id: str | None = None
     target: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.id in OUTPUT_COLUMNS:
+            raise ValueError(
+                f"id={self.id!r} is also a column of the output, expected another than {', '.join(OUTPUT_COLUMNS)}: "
+                "rename the column"
+            )
+
     @property
     def names(self) -> list[str]:
         """The columns, each once."""

@@ -55,7 +55,7 @@ def check_early(
             _check_model(name, settings)
     named = given.get("constraint_index")
     names: dict[Any, Any] = dict(named) if isinstance(named, Mapping) else {None: named}
-    indexes = {name: _load(index) for name, index in names.items()}
+    indexes = {name: load_named(index) for name, index in names.items()}
     known = [index for index in indexes.values() if isinstance(index, ConstraintIndex)]
     known = known or [index for name in models if (index := _named_by(name)) is not None]
     if known:
@@ -81,7 +81,7 @@ def _check_model(name: str | Path, settings: Settings) -> None:
         source.resolve_folder([CONFIG])
 
 
-def _load(index: Any) -> Any:
+def load_named(index: Any) -> Any:
     """A catalogue by name, unless the name is the checkpoint itself."""
     if not isinstance(index, (str, Path)) or str(index) == ".":
         return index

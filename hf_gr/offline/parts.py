@@ -254,7 +254,7 @@ def folder_of(output: Path) -> Path:
     return output.with_name(output.name + ".parts")
 
 
-def check_output(output: Path, users: Any) -> None:
+def check_output(output: Path, users: Any, *, argument: str = "users") -> None:
     """Refuse an output that cannot be written, or that would be read as users, before any work.
 
     Raises:
@@ -274,8 +274,8 @@ def check_output(output: Path, users: Any) -> None:
     for path in () if is_in_memory(users) else map(Path, given):
         if path.resolve() in (output.resolve(), output.resolve().parent):
             raise ValueError(
-                f"output={str(output)!r} is {'in ' if path.is_dir() else ''}users={str(path)!r}, expected a file "
-                "elsewhere: it would be read as users"
+                f"output={str(output)!r} is {'in ' if path.is_dir() else ''}{argument}={str(path)!r}, expected a "
+                f"file elsewhere: it would be read as {argument}"
             )
 
 

@@ -206,7 +206,7 @@ class SeveralLabels(Constraint):
         return torch.where(allowed.any(dim=-1, keepdim=True), masked, self._over(scores))
 
     def split(self, row: list[int]) -> list[list[int]]:
-        """See `Constraint.split`; nothing for an answer that was cut off: its last label may be another's beginning."""
+        """See `Constraint.split`; nothing for a cut-off answer, whose last label may be another's beginning."""
         eos_token_id = self.rules.shared.eos_token_id
         assert eos_token_id is not None
         return split(row, self.separator, eos_token_id) if eos_token_id in row else []
