@@ -100,35 +100,35 @@ def test_answers_of_several_labels_are_lists(folder: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_said_on_one_line(folder: Path, arguments: list[str], message: str) -> None:
-    shown = run(folder, *arguments, code=1)
+    shown = run(folder, *arguments, code=2)
     assert message in " ".join(shown.split())
     assert shown.count("\n") == 1
 
 
 def test_damaged_tables_are_named(folder: Path) -> None:
     pq.write_table(pa.table({"text": ["a", None]}), folder / "gap.parquet")
-    assert "gap.parquet has no text in row 1 of column 'text'" in run(folder, table="gap.parquet", code=1)
+    assert "gap.parquet has no text in row 1 of column 'text'" in run(folder, table="gap.parquet", code=2)
     (folder / "cut.parquet").write_bytes((folder / "texts.parquet").read_bytes()[:-20])
-    assert "cut.parquet is no whole parquet file" in run(folder, table="cut.parquet", code=1)
+    assert "cut.parquet is no whole parquet file" in run(folder, table="cut.parquet", code=2)
     (folder / "empty.csv").write_text("text\n")
-    assert "has no row" in run(folder, table="empty.csv", code=1)
+    assert "has no row" in run(folder, table="empty.csv", code=2)
 
 
 def test_no_file_is_replaced_unasked(folder: Path) -> None:
     before = (folder / "texts.parquet").read_bytes()
-    shown = run(folder, "--output", f"{folder}/texts.parquet", code=1)
+    shown = run(folder, "--output", f"{folder}/texts.parquet", code=2)
     assert "it would be read as texts" in shown
     assert (folder / "texts.parquet").read_bytes() == before
     (folder / "there.parquet").write_bytes(b"mine")
     given = ["--model", folder / "model", "--index", folder / "index", "--input", folder / "texts.parquet"]
     done = CliRunner().invoke(build_app(), ["classify", *map(str, given), "--output", f"{folder}/there.parquet"])
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "there.parquet is there already" in done.output
     assert (folder / "there.parquet").read_bytes() == b"mine"
 
 
 def test_the_index_is_read_before_the_model(folder: Path) -> None:
-    assert "nowhere" in run(folder, "--index", f"{folder}/nowhere", "--model", f"{folder}/texts.csv", code=1)
+    assert "nowhere" in run(folder, "--index", f"{folder}/nowhere", "--model", f"{folder}/texts.csv", code=2)
 
 
 def test_labels_that_are_not_in_the_set_are_counted(folder: Path) -> None:

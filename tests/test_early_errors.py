@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from offline_case import Case, command, make_case, make_users, options_of, write_users
 
-from hf_gr import recommend
+from hf_gr import AutoModelForGenerativeRetrieval, recommend
 from hf_gr.commands.text import in_flags
 
 # The command in a process in which PyTorch cannot be imported; it says so if it is asked for.
@@ -71,11 +71,15 @@ def test_mistakes_are_found_without_torch(case: Case, users: Path, tmp_path: Pat
             {"tokens": "seen"},
             "--history seen and --tokens seen is given, expected one of --history, --tokens and",
         ),
-        ({"option": "temperature=2"}, "temperature=2 has no effect without sampling"),
+        ({"option": "temperature=2"}, "--option temperature=2 has no effect without sampling"),
+        (
+            {"option": "numbeams=5"},
+            "of generate: did you mean --num-beams?",
+        ),
         ({"prefix-tokens": "1,x"}, "--prefix-tokens '1,x', expected integers such as 5,10"),
         ({"device": "cpu", "device-map": "auto"}, "--device cpu and --device-map auto, expected one of both"),
         ({"revision": "v1"}, "--revision v1 with the folder"),
-        ({"fallback": tmp_path / "popular.txt"}, "--fallback 7, 8, expected items of the catalogue, which has none"),
+        ({"fallback": tmp_path / "popular.txt"}, f"--fallback {tmp_path / 'popular.txt'} with 7, 8, expected items"),
     ]
     # Of options given twice, the last counts.
     right = options_of(case, users, tmp_path / "r.parquet")
@@ -86,7 +90,7 @@ def test_mistakes_are_found_without_torch(case: Case, users: Path, tmp_path: Pat
     for text, (_, message) in zip(in_one_process(lines), wrong, strict=True):
         assert text.startswith("hf-gr recommend: ")
         assert message in text
-        assert text.endswith("\nexit 1\n")
+        assert text.endswith("\nexit 2\n")
         assert text.count("\n") == 2
     # And a right one is not refused: it asks for what is not there.
     (told,) = in_one_process([["recommend", *right]])
@@ -111,7 +115,37 @@ def test_a_run_as_json(case: Case, users: Path, tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert found.pop("seconds") > 0
     counts = {"num_rows": 5, "num_skipped": 0, "num_resumed": 0, "num_fallback": 0, "num_dropped": 0}
-    assert found == {"output": str(output), **counts}
+    assert found == {"output": str(output), **counts, "already_finished": False}
+    again = command("recommend", *options_of(case, users, output), "--json")
+    assert json.loads(again.stdout)["already_finished"]
+    assert "nothing to do" in command("recommend", *options_of(case, users, output), progress=True).stderr
+    wrong = command("recommend", *options_of(case, users, output), "--json", "--option", "numbeams=5")
+    assert wrong.exit_code == 2
+    assert json.loads(wrong.stdout) == {"error": wrong.stderr.removeprefix("hf-gr recommend: ").rstrip()}
+
+
+def test_the_exit_code_says_whether_repeating_may_help(
+    case: Case, users: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = options_of(case, users, tmp_path / "r.parquet")
+    for error, code in ((OSError("full"), 1), (RuntimeError("process 1 has stopped"), 1), (ValueError("row 3"), 2)):
+
+        def fail(*_: Any, error: Exception = error, **__: Any) -> None:
+            raise error
+
+        monkeypatch.setattr("hf_gr.offline.run.recommend", fail)
+        assert command("recommend", *flags).exit_code == code
+
+
+@pytest.mark.parametrize("name", ["recomender", "me/recomender"])
+def test_a_model_that_is_nowhere_is_named(case: Case, name: str) -> None:
+    for load, argument in (
+        (lambda: AutoModelForGenerativeRetrieval.from_pretrained(name, backend="torch"), "repo_or_dir"),
+        (lambda: recommend(name, [[100]], constraint_index=case.index), "model"),
+    ):
+        with pytest.raises(OSError, match=f"^{argument}='{name}' is neither a folder here nor reachable") as found:
+            load()
+        assert isinstance(found.value.__cause__, OSError)  # transformers' own
 
 
 FLAGS = {"top_k": "--top-k", "history": "--history", "constraint_index": "--index", "overwrite": "--overwrite"}

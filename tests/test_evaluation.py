@@ -633,7 +633,7 @@ def test_the_command_compares_models(case: Case, other: Case, users: Path, both:
 )
 def test_what_is_compared_is_checked(case: Case, users: Path, more: list[str], message: str) -> None:
     done = command(case, users, *more)
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert message in done.stderr
 
 

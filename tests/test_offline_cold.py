@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def test_what_is_unknown_is_dropped_and_the_rest_answers(case: Case, clean: Any,
     assert made == Recommended(output, NUM_USERS, 0, 0, num_fallback=len(COLD), num_dropped=num_dropped)
     assert num_dropped > 30
     again = run(case, path, output, **options)  # what is read from the finished file
-    assert again == made
+    assert again == replace(made, already_finished=True)
     with pytest.raises(ValueError, match="is there already, of another run"):
         run(case, path, output, unknown_items="drop", fallback=POPULAR[::-1])
 
@@ -129,8 +130,10 @@ def test_a_fallback_is_any_list_of_ids(case: Case, kind: str) -> None:
     [
         ({"fallback": "popular.parquet"}, "fallback='popular.parquet', expected a list of item ids"),
         ({"fallback": []}, r"fallback=\[\], expected one item or more"),
-        ({"fallback": ["B01"]}, "fallback has 'B01', expected integers as the catalogue's item ids are"),
+        ({"fallback": ["B01"]}, "fallback='B01' at place 0, expected integers as the catalogue's item ids are"),
         ({"fallback": [7, 8]}, "fallback=7, 8, expected items of the catalogue, which has none of them"),
+        ({"remove_items": "gone.txt"}, "remove_items='gone.txt', expected a list of item ids: read the file"),
+        ({"unknown_item": "drop"}, "unknown_item= is given, .*: did you mean unknown_items="),
         ({"unknown_items": "keep"}, "unknown_items='keep', expected 'refuse' or 'drop'"),
     ],
 )
@@ -187,6 +190,7 @@ def test_a_list_of_items_in_a_file(tmp_path: Path, name: str) -> None:
         ("a.json", "{", 'is no JSON .*, expected \\["B01", "B02"\\]'),
         ("a.json", "{}", 'has a dict, expected \\["B01", "B02"\\]'),
         ("a.parquet", "nothing", "cannot be read .*, expected a table with the column 'item_id'"),
+        ("a.txt", "item_id\n7\n", "--fallback '.*a.txt' begins with 'item_id', expected an id: .* has no header"),
         ("a.txt", "\udcff", "cannot be read .*, expected item ids"),
     ],
 )
@@ -206,3 +210,86 @@ def test_the_command_says_how_many(case: Case, real: Any, tmp_path: Path) -> Non
     assert f"{len(COLD)} users without a history got the fallback list" in done.stdout
     num_dropped = sum(row["num_dropped"] for row in read(output))
     assert f"{num_dropped} items were dropped" in done.stdout
+
+
+# Delisted items
+
+
+def test_items_that_are_removed_are_read_and_not_recommended(case: Case, tmp_path: Path) -> None:
+    """The oracle: the whole answer without them. A catalogue saved without them has forgotten them."""
+    histories, gone = [[100, 103, 107], [107]], [107, 112]
+    options: dict[str, Any] = {"num_beams": 60, "progress": False}
+    whole = recommend(case.model, histories, constraint_index=case.index, top_k=60, **options)
+    index = ConstraintIndex.from_pretrained(case.index)
+    options |= {"constraint_index": index, "top_k": 58}
+    for removed in (gone, np.array(gone), [str(item) for item in gone]):
+        found = recommend(case.model, histories, remove_items=removed, **options)
+        assert [set(items) for items in found] == [set(items) - set(gone) for items in whole]
+        assert found[0] == [item for item in whole[0] if item not in gone]
+    assert index.has_items(gone).all()  # the given catalogue stays as it is
+    index.remove(gone)
+    index.save_pretrained(tmp_path / "saved")
+    with pytest.raises(ValueError, match="row 0 .* which has no 107"):
+        recommend(case.model, histories, constraint_index=tmp_path / "saved", top_k=58, num_beams=60)
+    everything = list(case.tokens)
+    with pytest.raises(ValueError, match="remove_items= has all 60 items of the catalogue, expected some to stay"):
+        recommend(case.model, histories, constraint_index=case.index, remove_items=everything)
+
+
+def test_the_command_removes_what_a_file_lists(case: Case, tmp_path: Path) -> None:
+    users, output = write_users(tmp_path / "u.parquet", make_users(case, 5)), tmp_path / "recs.parquet"
+    flags = options_of(case, users, output)
+    (tmp_path / "gone.txt").write_text("107\n103\n998\n")
+    done = command("recommend", *flags, "--remove", tmp_path / "gone.txt")
+    assert done.exit_code == 0
+    assert f"--remove {tmp_path / 'gone.txt'} with has 3 ids" not in done.stderr
+    assert "--remove has 3 ids, of which the catalogue does not have 1, such as 998: they are left out" in done.stderr
+    assert not {103, 107} & {item for row in read(output) for item in row["items"]}
+    (tmp_path / "gone.txt").write_text("100\n")  # another night, another run
+    other = command("recommend", *flags, "--remove", tmp_path / "gone.txt")
+    assert (other.exit_code, "is there already, of another run" in other.stderr) == (2, True)
+
+
+# Runs that went well and look like a mistake
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        ([{"x": ["B"]}, {"x": ["C", "D"]}], {"exclude": "x"}, "exclude= has 3 ids, of which the catalogue has none"),
+        ([{"s": []}, {"s": [500]}], {"fallback": [107, 100], "unknown_items": "drop"}, "answered all 2 rows"),
+        ([{"x": "all"}, {"x": "all"}], {"exclude": "x"}, "all 2 rows are without an item, expected some"),
+        ([{"u": "ann"}, {"u": "bob"}, {"u": "ann"}], {"user": "u"}, "user 'ann' has 2 rows among the first 3"),
+        ([{}, {}], {"fallback": POPULAR}, "fallback= has 11 ids, of which the catalogue does not have 2, such as 999"),
+        (
+            [{}],
+            {"remove_items": [5, 100]},
+            "remove_items= has 2 ids, of which the catalogue does not have 1",
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_wrong", [True, False])
+def test_what_looks_like_a_mistake_is_told_once(
+    case: Case, rows: Any, options: Any, message: str, is_wrong: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = []
+    for number, row in enumerate(rows):
+        seen, exclude = row.get("s", [100]), row.get("x", [])
+        exclude = list(case.tokens) if exclude == "all" else [900 + ord(item[0]) for item in exclude]
+        table.append({"s": seen, "x": exclude, "u": row.get("u", str(number))})
+    if not is_wrong:  # one more row is as it should be
+        table = [row | {"u": str(number)} for number, row in enumerate(table)] + [{"s": [101], "x": [102], "u": "eve"}]
+        options = options | {name: [100, 101] for name in ("fallback", "remove_items") if name in options}
+    given = {"constraint_index": case.index, "history": "s", "progress": False, "window_rows": 3, **options}
+    recommend(case.model, pa.Table.from_pylist(table), **given)
+    said = [record.getMessage() for record in caplog.records if record.name == "hf_gr.recommend"]
+    assert len(said) == int(is_wrong), said
+    assert all(message in text for text in said)
+
+
+def test_codes_compiled_as_tokens_are_told(case: Case, caplog: pytest.LogCaptureFixture) -> None:
+    codes = np.stack(np.unravel_index(np.arange(27), (3, 3, 3)), axis=1)
+    index = ConstraintIndex.from_sequences(codes)
+    recommend(case.model, [[1]], constraint_index=index, progress=False)
+    said = [record.getMessage() for record in caplog.records if record.name == "hf_gr.recommend"]
+    assert any("the tokens look like codes" in text for text in said)

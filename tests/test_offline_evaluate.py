@@ -230,7 +230,7 @@ def test_the_command_writes_what_the_function_does(tmp_path: Path, case: Case, u
     again = command("recommend", *options_of(case, users, output), "--window-rows", 16)
     assert again.exit_code == 0
     other = command("recommend", *options_of(case, users, output, **{"top-k": 3}))
-    assert other.exit_code == 1
+    assert other.exit_code == 2
     assert other.stderr.startswith("hf-gr recommend: ")
     assert "--overwrite" in other.stderr
     assert other.stderr.count("\n") == 1
@@ -238,7 +238,13 @@ def test_the_command_writes_what_the_function_does(tmp_path: Path, case: Case, u
 
 def test_every_argument_has_a_flag() -> None:
     """And every flag is an argument, but for what writes the report."""
-    renamed = {"constraint_index": "index", "assistant_model": "draft_model", "users": "input", "options": "option"}
+    renamed = {
+        "constraint_index": "index",
+        "assistant_model": "draft_model",
+        "users": "input",
+        "options": "option",
+    }
+    renamed["remove_items"] = "remove"
     for name, function, reports in (("recommend", recommend, {"json"}), ("evaluate", evaluate, {"json", "plot"})):
         arguments = {renamed.get(argument, argument) for argument in inspect.signature(function).parameters}
         # Of the options of `generate`, drafting has a flag of its own.
@@ -321,7 +327,7 @@ def test_flags_reach_the_function(tmp_path: Path, case: Case) -> None:
 )
 def test_flags_that_cannot_be_read(tmp_path: Path, case: Case, users: Path, flags: list[str], message: str) -> None:
     done = command("recommend", *options_of(case, users, tmp_path / "recs.parquet"), *flags)
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert message in done.stderr
 
 
@@ -334,7 +340,7 @@ def test_flags_that_cannot_be_read(tmp_path: Path, case: Case, users: Path, flag
 )
 def test_reports_that_cannot_be_written_are_refused_before_any_work(flags: list[str], message: str) -> None:
     done = command("evaluate", "--model", "nowhere", "--input", "nothing.parquet", "--history", "seen", *flags)
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert message in done.stderr
 
 
@@ -343,7 +349,7 @@ def test_exit_codes_say_what_became_of_rows(tmp_path: Path, case: Case) -> None:
     rows[30]["seen"] = [7]
     users, output = write_users(tmp_path / "u.parquet", rows), tmp_path / "recs.parquet"
     stopped = command("recommend", *options_of(case, users, output), "--window-rows", 16)
-    assert stopped.exit_code == 1
+    assert stopped.exit_code == 2
     assert "row 30 is [7], expected items of the catalogue, which has no 7" in stopped.stderr
     assert stopped.stderr.count("\n") == 1
     assert len(list((tmp_path / "recs.parquet.parts").glob("part-*"))) == 1
@@ -369,7 +375,7 @@ def test_what_a_user_can_mend_is_one_line(tmp_path: Path, case: Case, users: Pat
         text for name, value in changed.items() for text in (f"--{name}", value)
     ]  # of options given twice, the last
     done = command("recommend", *options_of(case, users, tmp_path / "recs.parquet"), *given)
-    assert (done.exit_code, done.stdout) == (1, "")
+    assert (done.exit_code, done.stdout) == (2, "")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "recs.parquet").exists()
@@ -399,7 +405,7 @@ def test_evaluate_prints_and_writes_and_draws(tmp_path: Path, case: Case, users:
     assert found["results"][0]["new_items"]["num_users"] > 0
     assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
     wrong = command("evaluate", *arguments, "--num-beams", "x")
-    assert (wrong.exit_code, wrong.stderr) == (1, "hf-gr evaluate: --num-beams 'x', expected integers such as 5,10\n")
+    assert (wrong.exit_code, wrong.stderr) == (2, "hf-gr evaluate: --num-beams 'x', expected integers such as 5,10\n")
 
 
 def test_names_in_a_table_do_not_control_the_terminal(tmp_path: Path, case: Case, users: Path) -> None:
@@ -415,7 +421,7 @@ def test_names_in_a_table_do_not_control_the_terminal(tmp_path: Path, case: Case
     assert "group \\x1b[2Jfr" in done.stdout
     assert "group a [red]b\\x9b1m" in done.stdout
     wrong = command("evaluate", *where, "--cutoffs", "5", "--target", "\x1b[31m\x1b")
-    assert wrong.exit_code == 1
+    assert wrong.exit_code == 2
     assert "users\\x1b[1m.parquet has no column" in wrong.stderr
     for text in (done.output, wrong.output):
         assert not {"\x1b", "\x9b"} & set(text)

@@ -13,23 +13,56 @@ from hf_gr.catalogue.sequences import is_integer
 from hf_gr.catalogue.snapshot import Snapshot
 
 
-def read_fallback(fallback: Any, snapshot: Snapshot) -> list[Any]:
-    """The list, as ids of the catalogue's kind: integers may be texts, as they are in CSV.
+def read_fallback(fallback: Any, snapshot: Snapshot, *, name: str = "fallback") -> list[Any]:
+    """A list of items as ids of the catalogue's kind: integers may be texts, as they are in CSV.
+
+    Args:
+        fallback: the list.
+        snapshot: the catalogue.
+        name: of the argument, in messages.
 
     Raises:
         ValueError: it is no list, or has an id of another kind.
     """
     if isinstance(fallback, (str, bytes, Mapping)) or not isinstance(fallback, Iterable):
-        raise ValueError(f"fallback={fallback!r}, expected a list of item ids, the best first")
+        raise ValueError(f"{name}={fallback!r}, expected a list of item ids")
     items: list[Any] = []
-    for item in fallback:
+    for number, item in enumerate(fallback):
         if not snapshot.are_strings and isinstance(item, str) and item.removeprefix("-").isdecimal():
             item = int(item)
         if not (isinstance(item, str) if snapshot.are_strings else is_integer(item) and -(2**63) <= item < 2**63):
             kind = "strings" if snapshot.are_strings else "integers"
-            raise ValueError(f"fallback has {item!r}, expected {kind} as the catalogue's item ids are")
+            raise ValueError(
+                f"{name}={item!r} at place {number}, expected {kind} as the catalogue's item ids are: convert them"
+            )
         items.append(item if isinstance(item, str) else int(item))
     return items
+
+
+def remove_listed(items: Any, index: ConstraintIndex) -> tuple[list[Any], list[Any]]:
+    """Remove items from a catalogue, in place: it answers with them no more, and histories still read them.
+
+    Returns:
+        Those that are removed, and those that it does not have, which are left out.
+
+    Raises:
+        ValueError: as `read_fallback`; or no item is left.
+    """
+    listed = list(dict.fromkeys(read_fallback(items, index.snapshot, name="remove_items")))
+    is_there = index.has_items(listed) if listed else []
+    if sum(is_there) == index.num_items:
+        raise ValueError(f"remove_items= has all {index.num_items:,} items of the catalogue, expected some to stay")
+    removed = [item for item, there in zip(listed, is_there, strict=True) if there]
+    if removed:
+        index.remove(removed)
+    return removed, [item for item, there in zip(listed, is_there, strict=True) if not there]
+
+
+def missing_from(fallback: Any, index: ConstraintIndex) -> list[Any]:
+    """A fallback's items that the catalogue does not have; none without a fallback."""
+    items = [] if fallback is None else read_fallback(fallback, index.snapshot)
+    flags = index.has_items(items) if items else ()
+    return [item for item, there in zip(items, flags, strict=True) if not there]
 
 
 def living_fallback(fallback: Any, index: ConstraintIndex) -> list[Any] | None:

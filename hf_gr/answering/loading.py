@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.labels import fingerprint
 from hf_gr.catalogue.storage import JSON_FILE
-from hf_gr.files.hub import check_revision
+from hf_gr.files.hub import check_revision, naming_model
 from hf_gr.generation.models import position_limit
 from hf_gr.generation.named_catalogues import resolve_index
 from hf_gr.generation.torch.loading import enable, load
@@ -50,6 +50,7 @@ def load_model(
         num_processes: how many processes load a model each.
 
     Raises:
+        OSError: a name that is neither a folder nor reachable on the Hub.
         ValueError: weights sharded over processes, `device_map` or `device` with several processes, no such device,
             or no model.
     """
@@ -93,7 +94,9 @@ def _load_by_name(
     if place is None:
         place = "cuda" if torch.cuda.is_available() else "cpu"
     given = {"device_map": device_map, "revision": revision}
-    loaded = load(model, dtype=name, **{name: value for name, value in given.items() if value is not None})
+    given = {name: value for name, value in given.items() if value is not None}
+    with naming_model(model, "model"):
+        loaded = load(model, dtype=name, **given)
     return (loaded if device_map is not None else loaded.to(place)).eval()
 
 

@@ -358,6 +358,8 @@ class SemanticIds(
         Raises:
             ValueError: an item without a semantic ID, by name.
         """
+        if isinstance(item_ids, str):
+            raise ValueError(f"item_ids={item_ids!r}, expected a list of item ids: pass [{item_ids!r}]")
         tokens = self._sequences[[self._row(item_id) for item_id in item_ids]]
         return tokens[tokens != PADDING].tolist()
 

@@ -112,9 +112,10 @@ def demo(
     try:
         report = run_demo(settings, output_dir=output_dir, retrain=retrain, console=Console(stderr=as_json))
     except OSError as error:
-        raise fail("hf-gr demo", f"{error}. It writes to one folder: choose another with --output-dir.") from error
+        message = f"{error}. It writes to one folder: choose another with --output-dir."
+        raise fail("hf-gr demo", message, as_json=as_json) from error
     except RuntimeError as error:
-        raise fail("hf-gr demo", error) from error
+        raise fail("hf-gr demo", error, as_json=as_json) from error
     if as_json:
         print(json.dumps(asdict(report), default=str))
 

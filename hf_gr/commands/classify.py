@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`hf-gr classify`: from a table of texts to a table of labels. Takes the options of `hf_gr.classify`.
 
-Exit codes: 0 all texts, 1 refused or stopped (nothing is written), 2 a wrong option, 130 interrupted.
+Exit codes: 0 all texts, 1 stopped (nothing is written; the same command may succeed), 2 refused (something has to be
+changed first), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ def classify(
     """
     start = perf_counter()
     flags = {name: flag_of(name) for name in FLAGS} | {"texts": "--input", "constraint_index": "--index"}
-    with errors_on_one_line("classify", smaller="--batch-size", flags=flags):
+    with errors_on_one_line("classify", smaller="--batch-size", flags=flags, as_json=as_json):
         from hf_gr.classification.tables import TextColumns, read_texts, write_ranked
         from hf_gr.offline.parts import check_output
 

@@ -66,7 +66,7 @@ def env(
         from .recommend import errors_on_one_line
 
         logging.disable_progress_bar()
-        with errors_on_one_line("env"):
+        with errors_on_one_line("env", as_json=as_json):
             facts["model"] = describe_model(model, device=device, revision=revision)
     if as_json:
         typer.echo(json.dumps(facts, indent=2))

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .flags import MODELS, command, to_arguments
+from .flags import MODELS, command, flags_as_given, to_arguments
 from .items import read_items
 from .recommend import SKIPPED, errors_on_one_line, is_main, quiet_libraries
 
@@ -43,7 +43,7 @@ def evaluate(*, json: bool, plot: Path | None, **flags: Any) -> None:
     popular items and items that go with those of the history are evaluated beside the model. Intervals are bootstrap
     intervals over users, and differences are paired over the same users. Exit codes are those of `hf-gr recommend`.
     """
-    with errors_on_one_line("evaluate"):
+    with errors_on_one_line("evaluate", flags=flags_as_given("evaluate", flags), as_json=json):
         given = to_arguments("evaluate", flags)
         model, index = _compared(given.pop("model"), given.pop("constraint_index", None) or [])
         if "new_items" in given:

@@ -116,6 +116,17 @@ def to_arguments(function: str, flags: Mapping[str, Any]) -> dict[str, Any]:
     return read_options(given.pop("option", ()), given)
 
 
+def flags_as_given(function: str, flags: Mapping[str, Any]) -> dict[str, str]:
+    """As `flags_of`; lists of items with their files, and arguments of `generate` that `--option` names."""
+    found = flags_of(function)
+    for stated in options_for(Settings, function):
+        path = flags.get(stated.option.flag or stated.name)
+        if stated.option.reads == "items" and path is not None:
+            found[stated.name] = f"{found[stated.name]} {path} with"
+    names = [text.partition("=")[0] for text in flags.get("option") or ()]
+    return {name: f"--option {name}" for name in names if name.isidentifier()} | found
+
+
 def flags_of(function: str) -> dict[str, str]:
     """The flag of every argument of a function whose options are in `Settings`."""
     flags = {"users": "--input", "output": "--output", "model": "--model", "drafting": "--drafting"}

@@ -185,7 +185,7 @@ def build(
     tokens. Writes constraint_index.json, constraint_index.safetensors and, unless there is one, a model card to one
     folder.
     """
-    with _errors_on_one_line("build"):
+    with _errors_on_one_line("build", as_json=json):
         _check_writable(output)  # before minutes of work
         source = Input(
             paths=tuple(inputs),
@@ -238,7 +238,7 @@ def show(
 
     A step of beam search descends one level. Fewer children make it cheaper; a forced level leaves no choice.
     """
-    with _errors_on_one_line("show"):
+    with _errors_on_one_line("show", as_json=json):
         if plot is not None:
             from hf_gr.files.figures import check_format  # before any long work: it needs matplotlib
 
@@ -279,7 +279,7 @@ def check(
     Loading compares every byte with its checksum, too, but checks the structure of small indexes only. If something is
     damaged, names it; exit code 1. Warns where a sound index looks like a mistake: codes compiled as tokens.
     """
-    with _errors_on_one_line("check"):
+    with _errors_on_one_line("check", as_json=json):
         from hf_gr.catalogue.doubts import doubts_of
 
         from .index_check import check_index, check_vocabulary
@@ -320,7 +320,7 @@ def push(
 
     A repository without a model card gets one; an existing card is kept. Log in first: `hf auth login`.
     """
-    with _errors_on_one_line("push"):
+    with _errors_on_one_line("push", as_json=json):
         from huggingface_hub import errors
 
         from hf_gr.catalogue import ConstraintIndex
@@ -352,9 +352,9 @@ def _check_writable(folder: Path) -> None:
 
 
 @contextmanager
-def _errors_on_one_line(command: str) -> Iterator[None]:
+def _errors_on_one_line(command: str, *, as_json: bool) -> Iterator[None]:
     """End the program with one line for errors that a user can fix; others keep their traceback to report."""
     try:
         yield
     except (ValueError, OSError, ImportError) as error:
-        raise fail(f"hf-gr index {command}", error) from error
+        raise fail(f"hf-gr index {command}", error, as_json=as_json) from error

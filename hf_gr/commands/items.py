@@ -35,7 +35,7 @@ def read_items(flag: str, path: Path) -> list[Any]:
     other file, one per line.
 
     Raises:
-        ValueError: the file is damaged, or has no such column or list.
+        ValueError: the file is damaged, has no such column or list, or has a header though it is no table.
     """
     endings = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in (".gz", ".bz2", ".zst")]
     kind = endings[-1] if endings else ""
@@ -44,11 +44,17 @@ def read_items(flag: str, path: Path) -> list[Any]:
             return _read_list(flag, path)
         if kind in (".parquet", ".pq", ".csv", ".tsv", ".jsonl", ".ndjson"):
             return _read_column(flag, path, kind)
-        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
             f"{flag} {str(path)!r} cannot be read ({error}), expected item ids: check the file"
         ) from error
+    if lines[:1] == [COLUMN]:
+        raise ValueError(
+            f"{flag} {str(path)!r} begins with {COLUMN!r}, expected an id: a file of one id per line has no header; "
+            "remove it, or name the file .csv"
+        )
+    return lines
 
 
 def _read_column(flag: str, path: Path, kind: str) -> list[Any]:

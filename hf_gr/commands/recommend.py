@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`hf-gr recommend`: from a table of users to a table of items. Takes the options of `hf_gr.recommend`.
 
-Exit codes: 0 all rows, 1 refused or stopped (what is finished is kept), 3 finished, with skipped rows, 130
-interrupted. Of several processes only the first has code 3: launchers (torch's, and so Accelerate's) take any code
-but 0 for a failure, end the other processes, and exit with code 1 themselves.
+Exit codes: 0 all rows, 1 stopped (what is finished is kept, and the same command may finish it), 2 refused (something
+has to be changed first), 3 finished, with skipped rows, 130 interrupted. Of several processes only the first has code
+3: launchers (torch's, and so Accelerate's) take any code but 0 for a failure, end the other processes, and exit with
+code 1 themselves.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from typing import Annotated, Any
 
 import typer
 
-from .flags import command, flags_of, to_arguments
+from .flags import command, flags_as_given, flags_of, to_arguments
 from .text import fail, in_flags
 
-SKIPPED = 3  # the exit code of a run that finished with skipped rows; 2 is typer's for wrong options
+STOPPED, REFUSED, SKIPPED = 1, 2, 3  # exit codes; 2 is also typer's for wrong options
 
 
 @command(
@@ -41,11 +42,12 @@ def recommend(*, json: bool, **flags: Any) -> None:
     After a kill or an interruption, the same command continues where it stopped. Under `accelerate launch -m hf_gr.cli
     recommend ...` it runs on all GPUs, and under `python -m torch.distributed.run --standalone --nproc_per_node N -m
     hf_gr.cli recommend ...` in N processes on CPUs, where `accelerate launch --cpu` starts one. Exit code 0:
-    all rows; 1: refused or stopped, what is finished is kept; 2: an option is wrong; 3: finished, with skipped rows;
-    130: interrupted. A launcher of several processes turns all codes but 0 into 1.
+    all rows; 1: stopped, what is finished is kept, and the same command may finish it; 2: refused, an option, a file
+    or a row has to be changed first; 3: finished, with skipped rows; 130: interrupted. A launcher of several processes
+    turns all codes but 0 into 1.
     """
     start = perf_counter()
-    with errors_on_one_line("recommend"):
+    with errors_on_one_line("recommend", flags=flags_as_given("recommend", flags), as_json=json):
         given = to_arguments("recommend", flags)
         model, users, output = (given.pop(name) for name in ("model", "input", "output"))
         from hf_gr.offline.early import check_early
@@ -80,23 +82,30 @@ def quiet_libraries() -> None:
 
 @contextmanager
 def errors_on_one_line(
-    command: str, *, smaller: str = "--token-budget", flags: Mapping[str, str] | None = None
+    command: str,
+    *,
+    smaller: str = "--token-budget",
+    flags: Mapping[str, str] | None = None,
+    as_json: bool = False,
 ) -> Iterator[None]:
     """End the program with one line for errors that a user can fix; others keep their traceback to report.
 
-    Meanwhile, the log of progress goes to stderr.
+    The exit code is 2 where repeating the command does not help, and 1 where it may: a full disk, a lost process or
+    connection, no memory. Meanwhile, the log of progress goes to stderr.
 
     Args:
         command: its name.
         smaller: the flag that makes batches smaller.
         flags: what errors call arguments; by default the options of the function with the command's name.
+        as_json: also print them to stdout as JSON.
     """
-    what = f"hf-gr {command}"
+    what, flags = f"hf-gr {command}", flags_of(command) if flags is None else flags
     try:
-        with progress_on_stderr():
+        with log_on_stderr(flags_of(command)):
             yield
     except KeyboardInterrupt as error:
-        raise fail(what, "interrupted; what is finished is kept: repeat the run", code=130) from error
+        message = "interrupted; what is finished is kept: repeat the run"
+        raise fail(what, message, code=130, as_json=as_json) from error
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         if is_out_of_memory(error):
             reason = " ".join(str(error).split())[:200]
@@ -104,12 +113,13 @@ def errors_on_one_line(
                 f"the device has no memory for a batch ({reason}): what is finished is kept; repeat the run with a "
                 f"smaller {smaller}"
             )
-            raise fail(what, message) from error
+            raise fail(what, message, as_json=as_json) from error
         if type(error) is RuntimeError and not str(error).startswith(
             ("another process", "the first process", "process ")
         ):
             raise
-        raise fail(what, in_flags(str(error), flags_of(command) if flags is None else flags)) from error
+        code = REFUSED if isinstance(error, (ValueError, ImportError)) else STOPPED
+        raise fail(what, in_flags(str(error), flags), code=code, as_json=as_json) from error
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -119,15 +129,28 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 @contextmanager
-def progress_on_stderr() -> Iterator[None]:
-    """Log progress as lines on stderr: without a terminal there is no bar."""
+def log_on_stderr(flags: Mapping[str, str]) -> Iterator[None]:
+    """Log progress (without a terminal there is no bar) and warnings of `recommend` as lines on stderr."""
     logger, handler = logging.getLogger("hf_gr.progress"), logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%Y-%m-%d %H:%M:%S"))
-    level = logger.level
-    logger.addHandler(handler)
+    handler.setFormatter(_InFlags(flags))
+    level, loggers = logger.level, (logger, logging.getLogger("hf_gr.recommend"))
+    for one in loggers:
+        one.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
         yield
     finally:
-        logger.removeHandler(handler)
+        for one in loggers:
+            one.removeHandler(handler)
         logger.setLevel(level)
+
+
+class _InFlags(logging.Formatter):
+    """Lines with their time, in which arguments are called by their flags."""
+
+    def __init__(self, flags: Mapping[str, str]) -> None:
+        super().__init__("%(asctime)s %(message)s", datefmt="%Y-%m-%d %H:%M:%S")
+        self._flags = flags
+
+    def format(self, record: logging.LogRecord) -> str:
+        return in_flags(super().format(record), self._flags)

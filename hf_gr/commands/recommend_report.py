@@ -28,6 +28,8 @@ def print_recommended(made: Recommended, seconds: float) -> None:
     console.print(
         f"[bold]{answered:,} of {made.num_rows:,} users[/] have recommendations; {seconds:.1f} s with loading."
     )
+    if made.already_finished:
+        console.print("It was already finished: nothing to do.")
     if made.num_resumed:
         console.print(f"{made.num_resumed:,} windows were finished by an earlier run.")
     if made.num_fallback:

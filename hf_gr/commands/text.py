@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Mapping
 
@@ -46,15 +48,22 @@ def in_flags(message: str, flags: Mapping[str, str]) -> str:
         flag, value = flags[found["name"]], found["value"]
         if value == "None":
             return f"no {flag}"
-        is_bare = message[found.end() : found.end() + 1] in ("", *" ,:;.)")
+        is_bare = message[found.end() : found.end() + 1] in ("", *" ,:;.?)")
+        if flag.startswith("--option ") and (value or not is_bare):
+            return f"{flag}={value}"
         return flag if value == "True" or (not value and is_bare) else f"{flag} {value.strip(QUOTES)}"
 
     found = re.sub(rf"(?<![\w.'-])(?P<name>{names})=(?P<value>None\b|True\b|{PLAIN}|)", as_flag, message)
     return HINT.sub("", found)
 
 
-def fail(what: str, error: BaseException | str, *, code: int = 1) -> typer.Exit:
-    """Print an error on one line of stderr, and return what ends the program."""
+def fail(what: str, error: BaseException | str, *, code: int = 1, as_json: bool = False) -> typer.Exit:
+    """Print an error on one line of stderr, and return what ends the program.
+
+    With `as_json` stdout gets `{"error": ...}`, too, of several processes by the first one.
+    """
     message = " ".join(str(error).split())  # the Hub, transformers and pyarrow write several lines
+    if as_json and os.environ.get("RANK", "0") == "0":
+        typer.echo(json.dumps({"error": message}))
     typer.echo(printable(f"{what}: {message}"), err=True)
     return typer.Exit(code)

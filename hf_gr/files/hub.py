@@ -7,10 +7,34 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
+
+
+@contextmanager
+def naming_model(repo_or_dir: Any, argument: str) -> Iterator[None]:
+    """Where loading a model fails because there is nothing of that name, say so; transformers' error is the cause.
+
+    Raises:
+        OSError: neither a folder here nor reachable on the Hub.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not isinstance(repo_or_dir, (str, Path)) or Path(repo_or_dir).exists():
+            raise
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+
+        with suppress(HFValidationError):  # no repository id: it cannot be cached
+            if isinstance(try_to_load_from_cache(str(repo_or_dir), "config.json"), str):
+                raise  # it was reached, and something else is wrong with it
+        raise OSError(
+            f"{argument}={str(repo_or_dir)!r} is neither a folder here nor reachable on the Hub, expected one of "
+            "them: check the spelling, the connection, and for a private repository the token"
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from hf_gr.files.hub import naming_model
+
 Model = TypeVar("Model")
 
 BACKENDS = ("auto", "torch", "flax")
@@ -67,7 +69,8 @@ class AutoModelForGenerativeRetrieval:
         Raises:
             ImportError: a backend that is not installed; the message names what to install.
             NotImplementedError: an architecture, or a config field, that Flax does not have.
-            OSError: as in transformers, and if the Hub does not say whether there is a draft head.
+            OSError: neither a folder nor reachable on the Hub; else as in transformers, and if the Hub does not say
+                whether there is a draft head.
             ValueError: an unknown backend; arguments that Flax does not take; one of a draft head's two files without
                 the other, or a head that cannot be read or belongs to another model.
         """
@@ -77,7 +80,9 @@ class AutoModelForGenerativeRetrieval:
         if backend == "flax":
             _refuse_for_flax(args, kwargs)
             kwargs = {name: value for name, value in kwargs.items() if value is not None}
-        return _backend(backend).load(repo_or_dir, *args, **kwargs)
+        loading = _backend(backend)
+        with naming_model(repo_or_dir, "repo_or_dir"):
+            return loading.load(repo_or_dir, *args, **kwargs)
 
     @classmethod
     def from_config(cls, config: Any, **kwargs: Any) -> Any:

@@ -204,12 +204,18 @@ KINDS: tuple[tuple[Callable[[Any], bool], Any], ...] = (
 )
 # What is near to one of these, and what makes it one.
 NEAR = (
-    (_of("pandas", "Series"), ".reset_index() makes a data frame of it"),
+    (
+        _of("pandas", "Series"),
+        ".tolist() makes a list of histories of it, and .reset_index() makes a data frame of it",
+    ),
     (_of("polars", "LazyFrame"), ".collect() it"),
     (_of("polars", "Series"), ".to_frame() makes a data frame of it"),
     (_of("datasets", "DatasetDict", "IterableDatasetDict"), "choose one of its splits"),
     (_of("datasets", "IterableDataset"), "write it to Parquet, and pass the file and output="),
-    (lambda table: isinstance(table, dict), "pandas.DataFrame(...) makes a table of it"),
+    (
+        lambda table: isinstance(table, dict),
+        "pass list(users.values()) if it has a history for each user, or pandas.DataFrame(users) if it has columns",
+    ),
     (lambda table: hasattr(table, "tolist"), ".tolist() makes a list of it"),
 )
 

@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 
 from hf_gr import __version__
 from hf_gr.answering.decoding import Decoder, useful_beams
-from hf_gr.answering.fallback import living_fallback
+from hf_gr.answering.fallback import living_fallback, missing_from, remove_listed
 from hf_gr.answering.loading import (
     fingerprint_tokenizer,
     load_draft_model,
@@ -24,17 +24,19 @@ from hf_gr.answering.loading import (
     prompt_room,
 )
 from hf_gr.catalogue import ConstraintIndex
+from hf_gr.catalogue.doubts import doubts_of
 from hf_gr.catalogue.fingerprints import fingerprint_index
-from hf_gr.files.tables import pa
+from hf_gr.files.tables import pa, shorten
 from hf_gr.generation.configuration import GRGenerationConfig
 from hf_gr.generation.torch.fingerprints import fingerprint_model
 from hf_gr.generation.torch.models import embeddings_of
 from hf_gr.torch.processes import Processes
 
 from .early import read_users
+from .noticed import Noticed
 from .options import deciding_rows
 from .parts import IS_FALLBACK, NUM_DROPPED
-from .prompts import PromptMaker
+from .prompts import PromptMaker, Requests
 from .settings import NUM_BEAMS, Settings
 from .users import Users, Window
 
@@ -50,12 +52,16 @@ class Job:
         maker: turns rows into prompts.
         decoder: turns prompts into items.
         schema: of the rows: the user, items, scores, what was counted, error, and what `evaluate` needs.
+        doubts: what looks like a mistake in the settings.
+        noticed: what this process has counted of the rows.
     """
 
     settings: Settings
     maker: PromptMaker
     decoder: Decoder
     schema: Any
+    doubts: tuple[str, ...] = ()
+    noticed: Noticed = field(default_factory=Noticed)
 
     def run(self, window: Window, on_progress: Callable[[int], None] = lambda num_rows: None) -> Any:
         """The rows of a window.
@@ -81,6 +87,7 @@ class Job:
                     "generate leave nothing",
                 )
         self._refuse(problems)
+        self._notice(window, made, items, problems)
         columns = self.settings.columns
         user = range(window.first_row, window.first_row + len(window)) if columns.user is None else columns.user
         values = [user, items, scores]
@@ -121,6 +128,19 @@ class Job:
         }
         return json.loads(json.dumps(described))  # as read back: tuples become lists
 
+    def _notice(
+        self, window: Window, made: Requests, items: Sequence[Sequence[Any]], problems: Mapping[int, str]
+    ) -> None:
+        noticed, user = self.noticed, self.settings.columns.user
+        answered = [row for row in range(len(window)) if row not in problems]
+        noticed.num_answered += len(answered)
+        noticed.num_fallback += sum(row in made.fallbacks for row in answered)
+        noticed.num_empty += sum(not items[row] for row in answered)
+        noticed.num_excluded += made.num_excluded
+        noticed.num_unknown += made.num_unknown_excluded
+        if user is not None and window.number == 0:
+            noticed.look_for_repeated(window.columns.column(user).combine_chunks())
+
     def _refuse(self, problems: Mapping[int, str]) -> None:
         if problems and self.settings.on_error == "stop":
             raise ValueError(problems[min(problems)])
@@ -144,6 +164,7 @@ def make_job(model: Any, users: Any, settings: Settings, processes: Processes) -
         num_processes=processes.count,
     )
     index = load_index(index, model)
+    removed, missing = remove_listed(settings.remove_items or (), index)
     table = table or read_users(users, settings, index)
     if settings.columns.text is not None:
         index.check_tokenizer(tokenizer)
@@ -172,8 +193,26 @@ def make_job(model: Any, users: Any, settings: Settings, processes: Processes) -
         drops_unknown=settings.unknown_items == "drop",
         fallback=living_fallback(settings.fallback, index),
         top_k=settings.top_k,
+        removed=frozenset(removed),
     )
-    return Job(settings, maker, decoder, _schema(settings, table)), table
+    doubts = (
+        *(
+            f"constraint_index= may be wrong: {doubt}"
+            for doubt in doubts_of(index.snapshot, vocabulary=maker.vocab_size)
+        ),
+        *_doubt("remove_items", missing, len(settings.remove_items or ())),
+        *_doubt("fallback", missing_from(settings.fallback, index), len(settings.fallback or ())),
+    )
+    return Job(settings, maker, decoder, _schema(settings, table), doubts), table
+
+
+def _doubt(name: str, missing: Sequence[Any], number: int) -> Iterator[str]:
+    """What to tell of ids that the catalogue does not have."""
+    if missing:
+        yield (
+            f"{name}= has {number:,} ids, of which the catalogue does not have {len(missing):,}, such as "
+            f"{shorten(missing[0])}: they are left out"
+        )
 
 
 def _schema(settings: Settings, users: Users) -> Any:

@@ -37,6 +37,8 @@ class Requests:
         num_dropped: by row: items of the history and the filter that the catalogue does not have.
         histories: by row with a prompt made from it: the items before the target.
         cold: what rows in `fallbacks` may be answered with, without tokens.
+        num_excluded: ids that the rows exclude.
+        num_unknown_excluded: those of them that the catalogue has never had.
     """
 
     requests: list[Request]
@@ -47,6 +49,8 @@ class Requests:
     num_dropped: dict[int, int] = field(default_factory=dict)
     histories: dict[int, list[Any]] = field(default_factory=dict)
     cold: list[Request] = field(default_factory=list)
+    num_excluded: int = 0
+    num_unknown_excluded: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class PromptMaker:
             problems otherwise.
         fallback: living items, the best first, that answer users without a history; None if these are problems.
         top_k: items of such an answer.
+        removed: items that the run removes: a filter may name them, which allows nothing.
     """
 
     snapshot: Snapshot
@@ -82,6 +87,7 @@ class PromptMaker:
     drops_unknown: bool = False
     fallback: Sequence[Any] | None = None
     top_k: int = 10
+    removed: frozenset[Any] = frozenset()
 
     def __call__(self, window: Window) -> Requests:
         """The requests of a window."""
@@ -98,6 +104,8 @@ class PromptMaker:
             prompts = self._from_texts(window, problems)
         excluded = self._read_lists(window, self.columns.exclude, problems)
         allowed = self._read_lists(window, self.columns.filter, problems)
+        if self.removed:
+            allowed = {row: [item for item in items if item not in self.removed] for row, items in allowed.items()}
         self._know(window, self.columns.filter, allowed, self._living(allowed), problems, dropped)
         requests: list[Request] = []
         fallbacks: dict[int, list[Any]] = {}
@@ -117,7 +125,14 @@ class PromptMaker:
         kept = {*fallbacks, *(request.row for request in requests)}
         targets = {row: items for row, items in targets.items() if row in kept}
         kept_histories = {row: items for row, items in kept_histories.items() if row in kept}
-        return Requests(requests, problems, targets, are_new, fallbacks, dropped, kept_histories, cold)
+        named = list(chain.from_iterable(excluded.values()))
+        distinct = list(dict.fromkeys(named))
+        is_known, _ = self.snapshot.sequences_of(distinct) if distinct else ((), ())
+        known = {item for item, there in zip(distinct, is_known, strict=True) if there}
+        num_unknown = sum(item not in known for item in named)
+        return Requests(
+            requests, problems, targets, are_new, fallbacks, dropped, kept_histories, cold, len(named), num_unknown
+        )
 
     def _from_histories(
         self,

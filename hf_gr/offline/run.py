@@ -10,6 +10,8 @@ existing parts. Memory is that of a window, unless the rows are to stay in memor
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -21,10 +23,13 @@ from hf_gr.torch.processes import Processes
 
 from .in_memory import InMemory
 from .job import Job, make_job
+from .noticed import Noticed, warnings_of
 from .options import RECOMMEND, takes_options
 from .parts import Parts, Totals, check_output
 from .settings import Settings
 from .users import Users, is_in_memory
+
+logger = logging.getLogger("hf_gr.recommend")
 
 
 @dataclass(frozen=True)
@@ -35,9 +40,10 @@ class Recommended:
         output: the file.
         num_rows: its rows, one per user.
         num_skipped: rows without an answer, whose `error` says why.
-        num_resumed: windows that an earlier run finished.
+        num_resumed: windows (`window_rows` rows each) that an earlier, interrupted run finished.
         num_fallback: rows that the fallback answered.
         num_dropped: items of histories and filters that the catalogue does not have, if these are dropped.
+        already_finished: nothing was done: the same run had finished the output before.
     """
 
     output: Path
@@ -46,6 +52,7 @@ class Recommended:
     num_resumed: int
     num_fallback: int = 0
     num_dropped: int = 0
+    already_finished: bool = False
 
 
 @takes_options(Settings, RECOMMEND)
@@ -102,6 +109,9 @@ def recommend(model: Any, users: Any, output: str | PathLike[str] | None = None,
         raise ValueError("overwrite=True without output=, expected both: nothing is written")
     processes = Processes()
     job, table = make_job(model, users, settings, processes)
+    if processes.is_main:
+        for doubt in job.doubts:
+            logger.warning(doubt)
     if output is None:
         return _run_in_memory(job, table, processes)
     return run_job(job, table, Path(output), processes)
@@ -139,10 +149,11 @@ class Held:
 def _run_in_memory(job: Job, users: Users, processes: Processes) -> Any:
     """Run a job over a table in memory, with all processes; its rows, as the same kind of table."""
     held = Held(num_processes=processes.count)
-    found = processes.by_all(lambda: (_run_windows(job, users, held, processes), held.rows))
-    windows = {number: rows for _, part in found for number, rows in part.items()}
-    if {num_windows for num_windows, _ in found} != {len(windows)}:
+    found = processes.by_all(lambda: (_run_windows(job, users, held, processes), held.rows, job.noticed))
+    windows = {number: rows for _, part, _ in found for number, rows in part.items()}
+    if {num_windows for num_windows, _, _ in found} != {len(windows)}:
         raise ValueError("users differ between processes, expected the same table in all: pass it whole to each")
+    _warn(processes, [noticed for _, _, noticed in found])
     rows = pa.concat_tables([windows[number] for number in sorted(windows)]).combine_chunks()
     source = users.source
     assert isinstance(source, InMemory)
@@ -158,15 +169,26 @@ def run_job(job: Job, users: Users, output: Path, processes: Processes) -> Recom
         )
         if is_done:
             found = processes.by_main(parts.totals, doing="cannot read the output")
-            return Recommended(output, num_resumed=0, **asdict(found))
+            if processes.is_main:
+                logging.getLogger("hf_gr.progress").info("%s is already finished: nothing to do", output)
+            return Recommended(output, num_resumed=0, already_finished=True, **asdict(found))
         num_resumed = processes.by_main(parts.count, doing="cannot read the parts")
-        num_windows = processes.by_all(
-            lambda: _run_windows(job, users, parts, processes), after_failure=parts.discard_empty
-        )[0]
-        found = processes.by_main(lambda: _merge(parts, num_windows, users), doing="could not merge the parts")
+        ran = processes.by_all(
+            lambda: (_run_windows(job, users, parts, processes), job.noticed), after_failure=parts.discard_empty
+        )
+        found = processes.by_main(lambda: _merge(parts, ran[0][0], users), doing="could not merge the parts")
+        if not job.settings.has_targets:  # `evaluate` has warnings of its own
+            _warn(processes, [noticed for _, noticed in ran])
         return Recommended(output, num_resumed=num_resumed, **asdict(found))
     finally:
         parts.release()
+
+
+def _warn(processes: Processes, noticed: Iterable[Noticed]) -> None:
+    """Tell once, whatever the number of processes."""
+    if processes.is_main:
+        for warning in warnings_of(noticed):
+            logger.warning(warning)
 
 
 def _run_windows(job: Job, users: Users, parts: Parts | Held, processes: Processes) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from functools import cached_property
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -41,6 +42,7 @@ TOKEN_BUDGET = 16_384
 NUM_BEAMS = 20
 CUTOFFS = (1, 5, 10)
 SAMPLED_USERS = 16  # whose latency is measured, and whose unconstrained beams are looked up
+MISSPELT = 0.85  # of difflib: numbeams, unknown_item; no argument of generate is so near to an option
 NUM_RESAMPLES = 1000  # from seed to seed a bound then moves by about a fiftieth of its interval
 OnError = Literal["stop", "skip"]
 UnknownItems = Literal["refuse", "drop"]
@@ -171,6 +173,20 @@ class Settings:
         panel=SEARCH,
         metavar="FILE",
         reads="items",
+    )
+    remove_items: Sequence[Any] | None = option(
+        None,
+        "ids of items that are recommended to nobody, such as those delisted since the catalogue was saved: removed "
+        "from the loaded one in memory, so that histories that name them are still read. A catalogue that is saved "
+        "after `index.remove` has forgotten them. Ids that it does not have are left out, with a warning.",
+        help="Items that are recommended to nobody, such as delisted ones; histories may name them: item ids, in the "
+        "column item_id of a table, or one per line, or as a JSON list.",
+        of=[RECOMMEND],
+        panel=SEARCH,
+        flag="remove",
+        metavar="FILE",
+        reads="items",
+        decides_rows=False,  # the catalogue without them does
     )
     top_k: int = option(
         10,
@@ -441,9 +457,14 @@ class Settings:
         if fallback is not None:
             if isinstance(fallback, (str, bytes, PathLike, Mapping)):
                 raise ValueError(f"fallback={fallback!r}, expected a list of item ids, the best first: read the file")
-            fallback = tuple(item.item() if hasattr(item, "item") else item for item in fallback)
+            fallback = _plain_ids(fallback)
             if not fallback:
                 raise ValueError("fallback=[], expected one item or more: omit it to refuse empty histories")
+        removed = self.remove_items
+        if removed is not None:
+            if isinstance(removed, (str, bytes, PathLike, Mapping)):
+                raise ValueError(f"remove_items={removed!r}, expected a list of item ids: read the file")
+            removed = _plain_ids(removed)
         owned = sorted(OWN_OPTIONS & set(self.options))
         if owned:
             raise ValueError(f"{owned[0]}= is given, expected none: recommend() passes its own to generate()")
@@ -451,6 +472,13 @@ class Settings:
             raise ValueError(
                 "do_sample=True or verification='relaxed', expected beam search: a resumed run would draw other rows"
             )
+        own_names = [each.name for each in options_for(Settings, EVALUATE if self.has_targets else RECOMMEND)]
+        for name in self.options:
+            meant = get_close_matches(name, own_names, n=1, cutoff=MISSPELT)
+            if meant:
+                raise ValueError(
+                    f"{name}= is given, expected an option or an argument of generate: did you mean {meant[0]}=?"
+                )
         idle = sorted(name for name in SAMPLING_OPTIONS if self.options.get(name) is not None)
         if idle:
             raise ValueError(
@@ -462,7 +490,12 @@ class Settings:
             if not all(is_count(token, at_least=0) for token in ids):
                 raise ValueError(f"{name}={ids}, expected token ids")
             tokens[name] = tuple(map(int, ids))
-        return replace(self, **counts, **tokens, fallback=fallback)
+        return replace(self, **counts, **tokens, fallback=fallback, remove_items=removed)
+
+
+def _plain_ids(items: Iterable[Any]) -> tuple[Any, ...]:
+    """Item ids, also of NumPy and PyTorch, as Python's."""
+    return tuple(item.item() if hasattr(item, "item") else item for item in items)
 
 
 def count(name: str, value: Any, *, at_least: int = 1) -> int:

@@ -9,7 +9,7 @@ Axes: E entries, I items of all histories, N items of the catalogue, L levels, P
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -276,7 +276,7 @@ def flat_histories(histories: Iterable[Iterable[ItemId]], items: SemanticIds | A
     """Histories as rows of a table of tokens.
 
     Args:
-        histories: lists of items, oldest first.
+        histories: lists of items, oldest first; or a dictionary of them, by user.
         items: semantic IDs, whose item ids the histories contain; or the tokens of items that are numbered from 0,
             `[N, L]` with -1 after the end of short ones.
 
@@ -286,6 +286,7 @@ def flat_histories(histories: Iterable[Iterable[ItemId]], items: SemanticIds | A
     Raises:
         ValueError: an item is unknown, by history; `items` is a catalogue, which has its own order.
     """
+    histories = histories.values() if isinstance(histories, Mapping) else histories
     if isinstance(items, ConstraintIndex):
         raise ValueError(
             "items is a ConstraintIndex, expected SemanticIds, or the tokens of items 0, 1, 2, ...: an index has "

@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
+from difflib import get_close_matches
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -140,7 +142,8 @@ def train_recommender(
     every batch, and has the whole model afterwards (with FSDP, only `output_dir` has it).
 
     Args:
-        histories: a list of items per user, oldest first; those of one item teach only its own tokens.
+        histories: a list of items per user, oldest first; or a dictionary of them, as `read_histories` returns. Those
+            of one item teach only its own tokens.
         items: semantic IDs, whose item ids the histories contain; or the `[N, L]` tokens of items that are numbered
             from 0. All have the same number of tokens.
         model: a decoder to train on, such as yesterday's; by default `small_recommender(items, max_items=max_items)`.
@@ -367,8 +370,11 @@ def _arguments(given: dict[str, Any], max_seconds: float | None) -> dict[str, An
     """The recipe, with what was given in its place."""
     known = {field.name for field in fields(TrainingArguments) if field.init}
     if unknown := sorted(given.keys() - known):
+        own = signature(train_recommender).parameters.keys() - {"arguments"}
+        close = get_close_matches(unknown[0], sorted(own | known), n=1)
         raise ValueError(
             f"{unknown[0]}={given[unknown[0]]!r}, expected an argument of transformers' TrainingArguments"
+            + (f": did you mean {close[0]}=?" if close else "")
         )
     if max_seconds is not None and not max_seconds > 0:
         raise ValueError(f"max_seconds={max_seconds}, expected more than 0, or None for no clock")
