@@ -45,6 +45,7 @@ from hf_gr import (
     ConstraintLogitsProcessor,
     GRGenerationConfig,
     GRGenerationMixin,
+    SemanticIds,
     enable,
 )
 from hf_gr.catalogue.trie import Trie
@@ -1325,3 +1326,23 @@ def test_plain_transformers_refuses_what_it_would_ignore(tmp_path: Path) -> None
     (tmp_path / "generation_config.json").write_text(json.dumps({"constraint_index": ".", "num_beams": 3}))
     old = enable(AutoModelForCausalLM.from_pretrained(tmp_path)).generation_config
     assert (old.constraint_index, old.num_beams) == (".", 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_return_sequences": "2"}, "num_return_sequences='2', expected a number and not a text"),
+        ({"max_new_tokens": "2"}, "max_new_tokens='2', expected a number"),
+        ({"exclude_item": [[1]]}, "exclude_item= is no argument of generate or of the model, expected exclude_items="),
+        ({"constrain_index": 1}, "expected constraint_index=: rename it"),
+        ({"draft_model": 1}, "expected assistant_model=: rename it"),
+        ({"constraint_index": SemanticIds([[0], [1]])}, r"is a SemanticIds, .*: pass ids.constraint_index\(\)"),
+        ({"somethings": 1}, "model_kwargs"),  # transformers' own
+    ],
+)
+def test_slips_of_the_pen_are_named(options: dict[str, Any], message: str) -> None:
+    index = ConstraintIndex.from_sequences([[5, 7], [5, 8]])
+    with pytest.raises(ValueError, match=message):
+        enable(build("llama")).generate(
+            torch.tensor([[3, 4]]), **({"constraint_index": index, "num_beams": 4} | options)
+        )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from hf_gr.catalogue import ConstraintIndex
+from hf_gr.catalogue import ConstraintIndex, SemanticIds
 from hf_gr.catalogue.snapshot import BatchRules, combine_rules
 from hf_gr.catalogue.storage import ARRAYS_FILE
 from hf_gr.files.hub import Source
@@ -68,10 +68,14 @@ def resolve_index(model: Any, index: Any) -> ConstraintIndex:
         return index
     if not isinstance(index, (str, Path)) or not str(index):
         given = repr(index) if isinstance(index, str) else f"a {type(index).__name__}"
-        raise ValueError(
-            f"constraint_index is {given}, expected a ConstraintIndex or the name of one: "
-            "ConstraintIndex.from_sequences(...) makes it"
+        makes = (
+            "pass ids.constraint_index()"
+            if isinstance(index, SemanticIds)
+            else (
+                "SemanticIds(...).constraint_index() makes it of codes, ConstraintIndex.from_sequences(...) of tokens"
+            )
         )
+        raise ValueError(f"constraint_index is {given}, expected a ConstraintIndex or the name of one: {makes}")
     name, source = str(index), _SOURCES.get(model, Source(""))
     if name == ".":
         name = model.config.name_or_path
