@@ -288,7 +288,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fast", action="store_true", help="few steps on made-up interactions")
-    parser.set_defaults(unknown_items="error")  # until the first one is met, and told of
+    parser.set_defaults(unknown_items="refuse")  # until the first one is met, and told of
     options = parser.parse_args(arguments)
     if not 2 <= len(options.columns) <= 3:
         parser.error("--columns takes the names of user and item, and optionally of time")

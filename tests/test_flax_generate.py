@@ -544,7 +544,7 @@ def test_what_is_pytorchs_alone_loads_pytorch_whatever_auto_means(
     assert isinstance(load_model(folder / "qwen3", **options), mixin.GRGenerationMixin)
     assert isinstance(load_draft_model(folder / "qwen3", torch_model), mixin.GRGenerationMixin)
     with pytest.raises(ValueError, match="model is a FlaxModel, expected a transformers model.*backend='torch'"):
-        load_model(model, **options)
+        load_model(model, **options | {"device": None})
 
 
 def test_a_planted_error_is_seen(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

@@ -289,8 +289,8 @@ def test_a_port_in_use(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(serve_module, "_make_engine", lambda *_, **__: pytest.fail("it loads before it looks"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"port={port} cannot be used (Address already in use)" in fail(checkpoint, "--port", port)
-    assert "host='192.0.2.1'" in fail(checkpoint, "--host", "192.0.2.1", "--port", 0)
+        assert f"--port {port} cannot be used (Address already in use)" in fail(checkpoint, "--port", port)
+    assert "--host 192.0.2.1" in fail(checkpoint, "--host", "192.0.2.1", "--port", 0)
 
 
 def test_an_index_whose_tokens_the_model_lacks(checkpoint: Path, tmp_path: Path) -> None:

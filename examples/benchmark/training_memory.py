@@ -5,8 +5,8 @@
     python examples/benchmark/training_memory.py          # some minutes on two cores, CPUs only
     python examples/benchmark/training_memory.py --fast   # a tiny model, one process
 
-Prints the peak of a process (the largest of several) above what it had after making the model, in MiB. Accelerate leaves FSDP
-out on CPUs: where it decides that, these processes pretend to be those of another device.
+Prints the peak of a process (the largest of several) above what it had after making the model, in MiB. Accelerate
+leaves FSDP out on CPUs: where it decides that, these processes pretend to be those of another device.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 from report import print_json_line, print_table
 
 WAYS = {"alone": 1, "ddp": 2, "fsdp": 2}
@@ -51,7 +52,7 @@ def main() -> None:
         rows.append([trainer, *(f"{peak:,}" for peak in peaks.values())])
     print(f"{parameters / 1e6:.1f} M parameters, fp32, batch 1 a process, {args.steps} steps; MiB above the model")
     print_table(["", *(f"{way}, {WAYS[way]} process{'es' * (WAYS[way] > 1)}" for way in ways)], rows)
-    print_json_line({"parameters": parameters, "ways": ways, "rows": rows})
+    print_json_line("training_memory", torch.device("cpu"), {"parameters": parameters, "ways": ways, "rows": rows})
 
 
 def measure(way: str, trainer: str, args: argparse.Namespace) -> list[dict[str, Any]]:

@@ -153,7 +153,7 @@ class ConstraintIndex(
             sequence: the column that holds lists of tokens, or several columns with one token each.
             item_id: the column of item ids; None for the row numbers.
             eos_token_id: as in `from_sequences`.
-            progress: show a progress bar, if stderr is a terminal.
+            progress: show a progress bar.
 
         Raises:
             ValueError: as `from_sequences`; also a missing file or column, or a value of another type, by its row.

@@ -189,7 +189,7 @@ class SemanticIds(
             tokenizer: as in `from_tokenizer`; the constructor's tokens by default.
             model: as in `from_tokenizer`.
             template: a token's text, in the table as in the tokenizer.
-            progress: show a progress bar, if stderr is a terminal.
+            progress: show a progress bar.
 
         Raises:
             ValueError: a missing file or column, or a value of another type, by its row; or what the constructor and

@@ -31,8 +31,6 @@ LOGITS_AT_ONCE = 2**26  # of all nodes scored ahead, by default: 256 MB in fp32
 LARGEST_RATIO = math.log(1e30)  # of the weights of two lengths, of which the beams count the middle one as 1
 # Which transformers compares before we see them.
 NUMBERS = "num_return_sequences max_new_tokens min_new_tokens min_length num_assistant_tokens temperature".split()
-    "num_return_sequences max_new_tokens min_new_tokens min_length num_assistant_tokens temperature top_p".split()
-)
 OURS = [*GR_FIELDS, "exclude_items", "assistant_model", "separator", "max_labels"]
 CALLED_ELSEWHERE = {"draft_model": "assistant_model", "index": "constraint_index", "exclude": "exclude_items"}
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)

@@ -152,7 +152,7 @@ def train_recommender(
         output_dir: a folder for the trained model and its catalogue, which the model's generation config names: all
             that `hf-gr serve` and `hf_gr.recommend` need. Checkpoints go there, too (`save_strategy=`).
         seed: of the new model, and of the windows and their order.
-        progress: show a bar, if stderr is a terminal and rich is installed.
+        progress: show a bar, in terminals and notebooks; lines in logs.
         on_progress: called after every step with the share of the training that is done and the latest loss.
         callbacks: transformers' own.
         arguments: transformers' `TrainingArguments` in place of the recipe's: 1,600 steps (`max_steps`) of 64 windows
