@@ -477,7 +477,7 @@ def test_the_same_run_again_does_nothing(tmp_path: Path, case: Case, users: Path
     run(case, users, output)
     assert output.read_bytes() == whole
     written = output.stat().st_mtime_ns
-    assert run(case, users, output) == module.Recommended(output, NUM_USERS, 0, 0)
+    assert run(case, users, output) == module.Recommended(output, NUM_USERS, 0, 0, already_finished=True)
     assert output.stat().st_mtime_ns == written
     assert not folder_of(output).exists()
 
