@@ -18,6 +18,7 @@ from offline_case import Case, command, make_case, make_users, options_of, read,
 
 from hf_gr import ConstraintIndex, evaluate, recommend
 from hf_gr.commands.items import read_items
+from hf_gr.offline.metrics import user_metrics
 from hf_gr.offline.prompts import PromptMaker
 from hf_gr.offline.run import Recommended
 from hf_gr.offline.users import UserColumns, Users
@@ -293,3 +294,22 @@ def test_codes_compiled_as_tokens_are_told(case: Case, caplog: pytest.LogCapture
     recommend(case.model, [[1]], constraint_index=index, progress=False)
     said = [record.getMessage() for record in caplog.records if record.name == "hf_gr.recommend"]
     assert any("the tokens look like codes" in text for text in said)
+
+
+def test_an_item_named_twice_is_answered_once(case: Case) -> None:
+    found = recommend(case.model, [[]], constraint_index=case.index, fallback=[103, "103", 101, 103], progress=False)
+    assert found == [[103, 101]]
+
+
+def test_an_item_answered_twice_counts_once() -> None:
+    assert user_metrics(["jam", "ham", "ham"], ["ham", "rye"], (3,)) == user_metrics(
+        ["jam", "ham"], ["ham", "rye"], (3,)
+    )
+    assert max(user_metrics(["ham"] * 5, ["ham"], (5,))) == 1
+
+
+def test_the_callers_index_keeps_what_a_job_removes(case: Case) -> None:
+    index = ConstraintIndex.from_pretrained(case.index)
+    found = recommend(case.model, [[100, 101]], constraint_index=index, remove_items=[102, 103], progress=False)
+    assert not {102, 103} & set(found[0])
+    assert index.has_items([102, 103]).all()

@@ -220,9 +220,11 @@ def test_columns_that_are_not_named_are_not_looked_at() -> None:
     assert users.fingerprint() != changed.fingerprint()
 
 
-@pytest.mark.parametrize("same", [True, False])
-def test_two_processes_share_a_table(case: Case, table: pa.Table, rows: Any, same: bool) -> None:
-    tables = (table, table if same else table.slice(0, 20))
+@pytest.mark.parametrize("other", ["same", "shorter", "in another order"])
+def test_two_processes_share_a_table(case: Case, table: pa.Table, rows: Any, other: str) -> None:
+    same = other == "same"
+    backwards = table.take(list(range(NUM_USERS))[::-1])
+    tables = (table, {"same": table, "shorter": table.slice(0, 20)}.get(other, backwards))
     given = [(case, one, OPTIONS) for one in tables]
     said = offline_case.start_ranks(offline_case.recommend_in_memory_as_rank, given, offline_case.free_port())
     if same:

@@ -14,7 +14,7 @@ from hf_gr.catalogue.snapshot import Snapshot
 
 
 def read_fallback(fallback: Any, snapshot: Snapshot, *, name: str = "fallback") -> list[Any]:
-    """A list of items as ids of the catalogue's kind: integers may be texts, as they are in CSV.
+    """Distinct items, in order, as ids of the catalogue's kind: integers may be texts, as they are in CSV.
 
     Args:
         fallback: the list.
@@ -36,7 +36,7 @@ def read_fallback(fallback: Any, snapshot: Snapshot, *, name: str = "fallback") 
                 f"{name}={item!r} at place {number}, expected {kind} as the catalogue's item ids are: convert them"
             )
         items.append(item if isinstance(item, str) else int(item))
-    return items
+    return list(dict.fromkeys(items))
 
 
 def remove_listed(items: Any, index: ConstraintIndex) -> tuple[list[Any], list[Any]]:
@@ -48,7 +48,7 @@ def remove_listed(items: Any, index: ConstraintIndex) -> tuple[list[Any], list[A
     Raises:
         ValueError: as `read_fallback`; or no item is left.
     """
-    listed = list(dict.fromkeys(read_fallback(items, index.snapshot, name="remove_items")))
+    listed = read_fallback(items, index.snapshot, name="remove_items")
     is_there = index.has_items(listed) if listed else []
     if sum(is_there) == index.num_items:
         raise ValueError(f"remove_items= has all {index.num_items:,} items of the catalogue, expected some to stay")

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -33,6 +34,7 @@ from hf_gr.generation.torch.models import embeddings_of
 from hf_gr.torch.processes import Processes
 
 from .early import read_users
+from .in_memory import InMemory
 from .noticed import Noticed
 from .options import deciding_rows
 from .parts import IS_FALLBACK, NUM_DROPPED
@@ -164,8 +166,17 @@ def make_job(model: Any, users: Any, settings: Settings, processes: Processes) -
         num_processes=processes.count,
     )
     index = load_index(index, model)
+    if settings.remove_items:
+        index = copy.copy(index)  # the caller's keeps them
     removed, missing = remove_listed(settings.remove_items or (), index)
     table = table or read_users(users, settings, index)
+    if isinstance(table.source, InMemory):
+        every = processes.gather(table.source.fingerprint())
+        if any(one != every[0] for one in every):
+            raise ValueError(
+                "users differ between processes, expected the same table in all: pass it whole to each, as each takes "
+                "its own windows of it"
+            )
     if settings.columns.text is not None:
         index.check_tokenizer(tokenizer)
     if settings.assistant_model is not None:

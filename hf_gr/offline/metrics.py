@@ -32,7 +32,7 @@ def user_metrics(items: Sequence[Any], targets: Collection[Any], cutoffs: Sequen
         (0.0, 1.0, 0.0, 0.6309297535714575, 0.5)
     """
     wanted = set(targets)
-    ranks = [rank for rank, item in enumerate(items, start=1) if item in wanted]
+    ranks = [rank for rank, item in enumerate(dict.fromkeys(items), start=1) if item in wanted]
     recall, ndcg = [], []
     for cutoff in cutoffs:
         within = [rank for rank in ranks if rank <= cutoff]

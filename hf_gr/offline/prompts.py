@@ -121,7 +121,8 @@ class PromptMaker:
             else:
                 assert self.fallback is not None
                 cold.append(request)
-                fallbacks[row] = first_allowed(self.fallback, exclude=exclude, allowed=only, at_most=self.top_k)
+                rules: Any = {"exclude": set(exclude), "allowed": None if only is None else set(only)}
+                fallbacks[row] = first_allowed(self.fallback, **rules, at_most=self.top_k)
         kept = {*fallbacks, *(request.row for request in requests)}
         targets = {row: items for row, items in targets.items() if row in kept}
         kept_histories = {row: items for row, items in kept_histories.items() if row in kept}
@@ -155,12 +156,14 @@ class PromptMaker:
         if self.drops_unknown:  # a target stays, and is a miss, as one in a column is
             self._know(window, name, histories, tokens_of, problems, dropped)
         prompts: dict[int, list[int]] = {}
+        cells = [] if all(histories.values()) else window.cells(name)  # as they are in the table, for messages
         for row, items in histories.items():
             if row in problems or (not items and self.fallback is not None):
                 continue
             if not items:
-                cell = window.cells(name)[row]
-                problems[row] = window.problem(name, row, cell, f"an item of the catalogue: {SKIPPING}, {ANSWERED}")
+                problems[row] = window.problem(
+                    name, row, cells[row], f"an item of the catalogue: {SKIPPING}, {ANSWERED}"
+                )
                 continue
             kept_histories[row] = items
             room = self._room - len(self.prefix_tokens) - len(self.suffix_tokens)
