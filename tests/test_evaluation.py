@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,7 +26,7 @@ from hf_gr.commands import app as cli
 from hf_gr.offline import baselines as baselines_module
 from hf_gr.offline import measures, prompts
 from hf_gr.offline.baselines import FEW_REPEATS, ITEM_TO_ITEM, LATEST, POPULARITY, Histories, PairCounts
-from hf_gr.offline.intervals import UserValues, bootstrap
+from hf_gr.offline.intervals import FEWEST_USERS, UserValues, bootstrap
 from hf_gr.offline.metrics import RankingTotals, metric_names
 from hf_gr.offline.results import Evaluation
 
@@ -112,6 +113,40 @@ def test_differences_are_paired() -> None:
     assert alone[1] - alone[0] > 3 * (bounds[1] - bounds[0])
 
 
+def reference_cluster_bootstrap(rows: np.ndarray, users: np.ndarray, *, num_resamples: int, seed: int) -> np.ndarray:
+    """`[N]` values of rows, `[N]` their users -> the bounds: users drawn one by one, each with all rows."""
+    draw, names = np.random.default_rng(seed), np.unique(users)
+    of_user = [rows[users == name] for name in names]
+    means = [
+        np.concatenate([of_user[place] for place in draw.integers(0, len(names), len(names))]).mean()
+        for _ in range(num_resamples)
+    ]
+    return np.percentile(means, [2.5, 97.5])
+
+
+def test_users_with_several_rows_are_drawn_with_all_of_them() -> None:
+    draw = np.random.default_rng(0)
+    sizes = draw.integers(1, 9, 80)
+    users = np.repeat(np.arange(80), sizes)
+    order = draw.permutation(len(users))
+    users = users[order]
+    easy = draw.random(80)[users]  # rows of one user are alike
+    some, others = ((draw.random(len(users)) < easy + more).astype(float) for more in (0.1, 0))
+    mine, theirs, single = UserValues(), UserValues(), filled(some[:, None])
+    for user, one, other in zip(users, some, others, strict=True):
+        mine.add((one,), int(user))
+        theirs.add((other,), int(user))
+    (bounds,) = mine.intervals(num_resamples=RESAMPLES, seed=1)
+    expected = reference_cluster_bootstrap(some, users, num_resamples=RESAMPLES, seed=2)
+    assert np.abs(np.array(bounds) - expected).max() < BOUND_TOL * (expected[1] - expected[0]) / 4
+    (narrow,) = single.intervals(num_resamples=RESAMPLES, seed=1)
+    assert bounds[1] - bounds[0] > 1.2 * (narrow[1] - narrow[0])
+    means, (bounds,) = mine.differences(theirs, num_resamples=RESAMPLES, seed=1)
+    assert means == pytest.approx([(some - others).mean()])
+    expected = reference_cluster_bootstrap(some - others, users, num_resamples=RESAMPLES, seed=2)
+    assert np.abs(np.array(bounds) - expected).max() < BOUND_TOL * (expected[1] - expected[0]) / 4
+
+
 def test_intervals_hold_the_true_mean_as_often_as_they_say() -> None:
     draw, num_trials = np.random.default_rng(3), 400
     inside = 0
@@ -133,7 +168,19 @@ def test_large_tables_are_drawn_in_pieces(monkeypatch: pytest.MonkeyPatch) -> No
 def test_no_users_and_no_resamples_have_no_interval() -> None:
     assert UserValues().intervals(num_resamples=10, seed=0) == []
     assert UserValues().differences(UserValues(), num_resamples=10, seed=0) == ([], [])
-    assert filled(np.ones((3, 1))).intervals(num_resamples=0, seed=0) == []
+    assert filled(np.ones((30, 1))).intervals(num_resamples=0, seed=0) == []
+
+
+def test_few_users_have_no_interval() -> None:
+    """Resamples of one user are all the same: an interval of no width would be no sign of certainty."""
+    values = np.linspace(0, 1, FEWEST_USERS)[:, None]
+    assert len(filled(values).intervals(num_resamples=10, seed=0)) == 1
+    assert filled(values[1:]).intervals(num_resamples=10, seed=0) == []
+    assert filled(values[1:]).differences(filled(values[1:]), num_resamples=10, seed=0) == ([], [])
+    rows = UserValues()
+    for number in range(100):
+        rows.add((float(number % 2),), number % (FEWEST_USERS - 1))
+    assert rows.intervals(num_resamples=10, seed=0) == []
 
 
 # Baselines
@@ -282,6 +329,25 @@ def test_held_out_items_teach_no_baseline(case: Case, tmp_path: Path, monkeypatc
     monkeypatch.setattr(prompts.PromptMaker, "__call__", leaking)
     leaked = evaluate(case.model, path, **options | {"exclude": "seen"})
     assert [result.metrics["recall@5"] for result in leaked.baselines] == [1.0, 1.0]
+
+
+def test_baselines_omit_histories_as_they_say(case: Case, users: Path, tmp_path: Path) -> None:
+    rows = [{"seen": [100 + number, 101 + number, 102 + number], "next": 100 + number} for number in range(40)]
+    path = write_users(tmp_path / "u.parquet", rows)
+    options = OPTIONS | {"constraint_index": case.index, "target": "next"}
+    omitting = evaluate(case.model, path, **options)  # no history repeats an item
+    assert omitting.baselines_omit_history
+    assert omitting.baselines[1].metrics["recall@5"] == 0  # targets are items of the histories
+    kept = evaluate(case.model, path, omit_history=False, **options)
+    assert not kept.baselines_omit_history
+    assert kept.baselines[1].metrics["recall@5"] > 0.5
+    line = "Lists of the baselines omit what their user has had"
+    assert [line in repr(found) for found in (omitting, kept)] == [True, False]
+    repeating = evaluate(case.model, users, constraint_index=case.index, **OPTIONS)
+    assert not repeating.baselines_omit_history
+    assert evaluate(
+        case.model, users, constraint_index=case.index, omit_history=True, **OPTIONS
+    ).baselines_omit_history
 
 
 def test_targets_decide_metrics_and_no_list(
@@ -500,6 +566,59 @@ def test_a_recall_of_nothing_is_said(case: Case, tmp_path: Path) -> None:
     assert ["recall@5 is 0 for all 1 users" in warning for warning in found.warnings] == [True]
 
 
+def test_targets_that_the_catalogue_does_not_have_are_said(case: Case, tmp_path: Path) -> None:
+    rows = [{"seen": [100, 101], "next": [105, 7] if number < 3 else 100 + number} for number in range(30)]
+    rows = [row | {"next": row["next"] if isinstance(row["next"], list) else [row["next"]]} for row in rows]
+    options = OPTIONS | {"constraint_index": case.index, "target": "next", "num_beams": 50, "cutoffs": (50,)}
+    found = evaluate(case.model, write_users(tmp_path / "u.parquet", rows), **options)
+    assert {result.num_unknown_targets for result in (*found.results, *found.baselines)} == {3}
+    (warning,) = found.warnings
+    assert "the catalogue does not have the targets of 3 of 30 users" in warning
+    assert "with an unknown target" in repr(found)
+    rows = [{"seen": [100, 101], "next": 7} for _ in range(30)]
+    found = evaluate(case.model, write_users(tmp_path / "u.parquet", rows), **options)
+    (warning,) = found.warnings  # and no word of tokens
+    assert "the targets of 30 of 30 users" in warning
+
+
+def test_targets_that_would_be_excluded_are_said(case: Case, tmp_path: Path) -> None:
+    rows = [{"seen": [100, 101, 102 + number % 2, 103], "not": [103] * (number < 4)} for number in range(20)]
+    path = write_users(tmp_path / "u.parquet", rows)
+
+    def spared(**options: Any) -> list[str]:
+        found = evaluate(case.model, path, constraint_index=case.index, **OPTIONS | {"num_beams": 50} | options)
+        return [warning.split(":")[0] for warning in found.warnings if "in the history of" in warning]
+
+    text = "the target is in the history of {} users, or in their exclusions".format
+    assert spared(exclude="seen") == [text(10)]  # half have 103 twice; all others only as what is held out
+    assert spared(exclude="not") == [text(2)]
+    assert spared() == []
+    write_users(path, [row | {"next": 101 if number < 7 else 120} for number, row in enumerate(rows)])
+    assert spared(exclude="seen", target="next") == [text(7)]
+
+
+def test_several_rows_of_a_user(case: Case, users: Path, tmp_path: Path) -> None:
+    rows = [row | {"who": None if number < 2 else number % 12} for number, row in enumerate(read(users))]
+    path = write_users(tmp_path / "u.parquet", rows)
+    options = OPTIONS | {"constraint_index": case.index, "group": "country"}
+    plain, found = (evaluate(case.model, path, **options, **more) for more in ({}, {"user": "who"}))
+    for one, other in zip((*plain.results, *plain.baselines), (*found.results, *found.baselines), strict=True):
+        assert one.metrics == other.metrics
+        assert (one.num_users, one.num_rows) == (NUM_USERS, NUM_USERS)
+        # Rows without a user are users of their own.
+        assert (other.num_users, other.num_rows) == (14, NUM_USERS)
+        assert other.groups["de"]["num_users"] == len({row["who"] for row in rows[3:] if row["country"] == "de"}) + 1
+    assert plain.results[0].intervals != found.results[0].intervals
+    assert not plain.warnings
+    (warning,) = found.warnings
+    assert warning.startswith("60 rows are of 14 users: intervals resample users")
+    assert ["\nrows " in repr(each) for each in (plain, found)] == [False, True]
+    few = evaluate(case.model, write_users(path, [row | {"who": "me"} for row in rows]), user="who", **options)
+    assert (few.results[0].intervals, few.differences) == ({}, ())
+    assert "Too few users for an interval: 1, expected 10 or more." in repr(few)
+    assert len(few.plot().axes) == 2
+
+
 # What is shown
 
 
@@ -595,8 +714,9 @@ def test_one_number_of_beams_is_a_row_for_each(case: Case, users: Path) -> None:
 def test_plots_that_cannot_be_drawn(both: Evaluation, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="metric='recall@7', expected one of recall@1, recall@5"):
         both.plot(metric="recall@7")
-    with pytest.raises(ValueError, match="path= .*, expected a name that ends in one of"):
-        both.plot(tmp_path / "plot.xyz")
+    for name in ("plot.xyz", "plot.gif"):
+        with pytest.raises(ValueError, match=r"path= .*, expected a name that ends in one of .png, .svg, .pdf"):
+            both.plot(tmp_path / name)
 
 
 # The command
@@ -629,12 +749,27 @@ def test_the_command_compares_models(case: Case, other: Case, users: Path, both:
     [
         (["--index", "a", "--index", "b", "--model", "m"], "--index is given 3 times and --model 2 times"),
         (["--model", "a=gone", "--model", "a=lost"], "--model 'a' is given twice, expected different names"),
+        (["--num-beams", "20", "--cutoffs", "1,50"], "--cutoffs has 50, expected at most --num-beams 20, which"),
+        (["--plot", "plot.gif"], "--plot 'plot.gif', expected a name that ends in one of .png, .svg, .pdf"),
+        (
+            ["--option", "cutofs=1"],
+            "--option cutofs is given, expected an option or an argument of generate: did you mean --cutoffs?",
+        ),
     ],
 )
 def test_what_is_compared_is_checked(case: Case, users: Path, more: list[str], message: str) -> None:
     done = command(case, users, *more)
     assert done.exit_code == 2
     assert message in done.stderr
+
+
+def test_progress_counts_the_users_of_a_file(case: Case, users: Path, tmp_path: Path) -> None:
+    """JSON lines do not tell how many there are, and a window has room for many more."""
+    path = tmp_path / "u.jsonl"
+    path.write_text("".join(json.dumps({"seen": row["seen"]}) + "\n" for row in read(users)))
+    for more, expected in (([], ["60 users"]), (["--window-rows", 40], ["40 users", "60 users"])):
+        lines = command(case, path, "--progress", "--num-beams", 6, *more).stderr
+        assert re.findall(r"Recommending: ([\d,]+ users)", lines) == expected
 
 
 def test_names_of_models_on_the_command_line(tmp_path: Path) -> None:

@@ -185,7 +185,17 @@ def test_users_that_are_skipped_count_nowhere(tmp_path: Path, case: Case) -> Non
     ("options", "message"),
     [
         ({"cutoffs": []}, "cutoffs=.*expected integers of 1 or more"),
-        ({"cutoffs": [30], "num_beams": 20}, "num_beams=20, expected at least top_k=30"),
+        (
+            {"cutoffs": [30], "num_beams": [40, 20]},
+            "cutoffs= has 30, expected at most num_beams=20, .*: use num_beams=30",
+        ),
+        ({"cutoffs": 0}, "cutoffs=0, expected integers of 1 or more"),
+        ({"cutoffs": "10"}, "cutoffs='10', expected integers of 1 or more"),
+        (
+            {"cutofs": (1,)},
+            r"cutofs= is given, expected an option or an argument of generate: did you mean cutoffs=\?",
+        ),
+        ({"cutoffs": 30, "options": 1}, "options= is given, expected an argument of evaluate"),
         ({"num_beams": []}, "expected one number or more"),
         ({"sampled_users": -1}, "sampled_users=-1, expected an integer of 0 or more"),
         ({"history": None, "tokens": "seen"}, "target=None without history="),
@@ -278,7 +288,7 @@ def test_formats_are_those_of_tables() -> None:
 
 
 def test_options_that_a_function_does_not_have(case: Case, users: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="target= is given .*, expected an argument of generate"):
+    with pytest.raises(ValueError, match="target= is given, expected an argument of recommend or generate"):
         run(case, users, tmp_path / "recs.parquet", target="seen")
     with pytest.raises(TypeError, match="takes from 2 to 3 positional arguments but 4 were given"):
         recommend(case.model, users, tmp_path / "recs.parquet", case.index)  # pyright: ignore

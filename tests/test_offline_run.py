@@ -200,7 +200,8 @@ def test_bad_rows_are_skipped_with_a_reason(tmp_path: Path, case: Case, whole: b
         ({"dtype": "float8"}, "dtype='float8', expected one of auto, float32, bfloat16, float16"),
         ({"dtype": "int8"}, "dtype='int8', expected one of auto, float32, bfloat16, float16"),
         ({"temperature": 0.5}, "temperature=0.5 has no effect without sampling"),
-        ({"lenght_penalty": 0.5}, r"lenght_penalty= is given \(--option\), .*: did you mean length_penalty\?"),
+        ({"lenght_penalty": 0.5}, r"lenght_penalty= is given, expected .*: did you mean length_penalty=\?"),
+        ({"windowrows": 9}, r"windowrows= is given, .* of generate: did you mean window_rows=\?"),
         ({"history": None, "text": "who"}, "has no tokenizer, expected one for a column of texts"),
     ],
 )

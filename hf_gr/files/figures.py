@@ -26,6 +26,7 @@ __all__ = [
 
 DARK, PALE, GREEN, ORANGE, PURPLE = "#2f6690", "#9fb8cc", "#3a7d44", "#d9822b", "#7b4f9d"
 TEXT, LINES = "#22282e", "#e3e6e9"
+FORMATS = (".png", ".svg", ".pdf")  # those that documentation and --help name
 RESOLUTION = 150  # dots per inch of a saved figure
 SHOWN = 90  # of one in a notebook
 
@@ -45,9 +46,10 @@ class Chart(Figure):
 
 def check_format(path: str | Path, argument: str) -> None:
     """Refuse a suffix that is no format, before there is anything to draw."""
-    formats = Figure().canvas.get_supported_filetypes()
-    if Path(path).suffix[1:].lower() not in formats:
-        raise ValueError(f"{argument} {str(path)!r}, expected a name that ends in one of {', '.join(sorted(formats))}")
+    if Path(path).suffix.lower() not in FORMATS:
+        raise ValueError(
+            f"{argument} {str(path)!r}, expected a name that ends in one of {', '.join(FORMATS)}: rename it"
+        )
 
 
 def finish(axes: Axes, title: str, label: str) -> None:

@@ -68,8 +68,15 @@ class Histories:
         if pairs:
             self._pairs.add(np.concatenate(pairs))
 
-    def baselines(self, index: ConstraintIndex) -> Baselines:
-        """What was learned, for the items of a catalogue."""
+    def baselines(self, index: ConstraintIndex, *, omit_history: bool | None = None) -> Baselines:
+        """What was learned, for the items of a catalogue.
+
+        Args:
+            index: the catalogue.
+            omit_history: whether lists omit the user's history; by default if histories hardly repeat an item.
+        """
+        if omit_history is None:
+            omit_history = self._num_repeats < FEW_REPEATS * self._num_positions
         items = list(self._numbers)
         alive = np.asarray(index.has_items(items)) if items else np.zeros(0, dtype=bool)
         keys, together = self._pairs.merged()
@@ -86,7 +93,7 @@ class Histories:
             starts=np.searchsorted(of[order], np.arange(len(items) + 1)),
             others=others[order].astype(np.int32),
             cosines=np.tile(cosines, 2)[order],
-            omits_history=self._num_repeats < FEW_REPEATS * self._num_positions,
+            omits_history=omit_history,
         )
 
 
@@ -101,7 +108,7 @@ class Baselines:
         starts: `[I + 1]` where the pairs of an item begin.
         others: `[P]` the other item of a pair.
         cosines: `[P]` histories with both items, divided by the geometric mean of the histories with either.
-        omits_history: whether lists omit the user's history, since histories hardly repeat an item.
+        omits_history: whether lists omit the user's history, whatever the request excludes.
     """
 
     index: ConstraintIndex

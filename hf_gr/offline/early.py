@@ -19,7 +19,7 @@ from hf_gr.files.hub import Source, check_revision
 from .files import InFiles
 from .options import EVALUATE
 from .parts import check_output
-from .settings import Settings
+from .settings import Settings, cutoffs_and_beams
 from .users import Users
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"  # of models, and of adapters
@@ -44,7 +44,8 @@ def check_early(
         ValueError: as the function itself.
     """
     settings = Settings.read(function, given, users=users)
-    if function == EVALUATE:  # which takes several numbers of beams, and checks them itself
+    if function == EVALUATE:  # which takes several numbers of beams
+        cutoffs_and_beams(settings)
         settings = replace(settings, num_beams=None, leave_one_out=settings.target is None)
     settings = replace(settings, constraint_index=None).checked()
     if output is not None:

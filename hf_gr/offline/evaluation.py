@@ -31,7 +31,7 @@ from .options import EVALUATE, takes_options
 from .prompts import PromptMaker
 from .results import BeamResult, Evaluation, Result
 from .run import run_job
-from .settings import Settings, count, is_count
+from .settings import Settings, count, cutoffs_and_beams
 from .users import Users
 
 logger = logging.getLogger("hf_gr.evaluate")
@@ -93,20 +93,13 @@ def evaluate(model: Any, users: Any, **options: Any) -> Evaluation:
         >>> found.plot("recall.png")  # doctest: +SKIP
     """
     given = Settings.read(EVALUATE, options, users=users)
-    cutoffs = tuple(given.cutoffs)
-    if not cutoffs or not all(map(is_count, cutoffs)):
-        raise ValueError(f"cutoffs={given.cutoffs!r}, expected integers of 1 or more")
-    cutoffs = tuple(sorted(set(map(int, cutoffs))))
+    cutoffs, beams = cutoffs_and_beams(given)
     if given.target is None and given.history is None:
         raise ValueError("target=None without history=, expected the column of what came next: pass target=")
     if given.new_items is not None and given.is_new is not None:
         raise ValueError("new_items= and is_new= are given, expected one of them")
     for name in ("sampled_users", "num_resamples", "bootstrap_seed"):
         count(name, getattr(given, name), at_least=0)
-    beams: Any = given.num_beams
-    beams = list(dict.fromkeys(beams)) if isinstance(beams, Sequence) else [beams]
-    if not beams:
-        raise ValueError("num_beams=[], expected one number or more")
     given = replace(given, top_k=cutoffs[-1], leave_one_out=given.target is None, overwrite=True)
     every = [replace(given, num_beams=width).checked() for width in beams]
     contenders = _contenders(model, given.constraint_index)
@@ -223,13 +216,14 @@ def _count(
     """Count the rows of all runs, and the baselines' lists for the same users."""
     new_items = None if settings.new_items is None else frozenset(settings.new_items)
     tallies = [Tally(cutoffs, run.index, new_items) for run in runs]
-    names, lists = (), None
+    names, lists, omits_history = (), None, False
     if settings.baselines and settings.columns.history is not None:
         names, window_rows = (POPULARITY, ITEM_TO_ITEM), settings.window_rows
-        learned = learn(users, maker, runs[0].index, window_rows=window_rows)
+        learned = learn(users, maker, runs[0].index, window_rows=window_rows, omit_history=settings.omit_history)
+        omits_history = learned.omits_history
         lists = baseline_lists(learned, users, maker, top_k=settings.top_k, window_rows=window_rows)
         tallies += [Tally(cutoffs, runs[0].index, new_items) for _ in names]
-    skipped = count_rows([run.output for run in runs], tallies, lists)
+    skipped, num_spared = count_rows([run.output for run in runs], tallies, lists)
     resampling = {"num_resamples": settings.num_resamples, "seed": settings.bootstrap_seed}
     num_skipped = sum(reason.num_rows for reason in skipped)
     counted = [{"num_skipped": num_skipped, **tally.result(**resampling)} for tally in tallies]
@@ -242,9 +236,10 @@ def _count(
         cutoffs=cutoffs,
         results=results,
         baselines=baselines,
+        baselines_omit_history=omits_history,
         differences=(),
         skipped=skipped,
-        warnings=_warnings(runs, results, cutoffs[-1]),
+        warnings=_warnings(runs, results, cutoffs[-1], num_spared),
         hardware=hardware,
         num_resamples=settings.num_resamples,
         bootstrap_seed=settings.bootstrap_seed,
@@ -272,8 +267,10 @@ def _pairs(results: Sequence[BeamResult], baselines: Sequence[Result]) -> list[t
     return pairs
 
 
-def _warnings(runs: Sequence[Run], results: Sequence[BeamResult], cutoff: int) -> tuple[str, ...]:
+def _warnings(runs: Sequence[Run], results: Sequence[BeamResult], cutoff: int, num_spared: int) -> tuple[str, ...]:
     """What makes the numbers doubtful: most often a catalogue whose tokens are not those of the model."""
+    num_rows, num_users = results[0].num_rows, results[0].num_users
+    who = "users" if num_rows == num_users else "rows"
     fix = (
         "is this the model's own catalogue, with the tokens it was trained with? hf-gr index check --model tells more"
     )
@@ -282,10 +279,23 @@ def _warnings(runs: Sequence[Run], results: Sequence[BeamResult], cutoff: int) -
     for result in widest.values():
         if result.unconstrained_invalid == 1:
             found.append(f"{result.label}: without the catalogue no beam is an item, expected some: {fix}")
-        if result.num_users and not result.metrics[f"recall@{cutoff}"]:
+        if result.num_unknown_targets:
             found.append(
-                f"{result.label}: recall@{cutoff} is 0 for all {result.num_users:,} users, expected more: {fix}"
+                f"{result.label}: the catalogue does not have the targets of {result.num_unknown_targets:,} of "
+                f"{num_rows:,} {who}, expected all: such a target is a miss; are they ids of this catalogue?"
             )
+        if result.num_unknown_targets < num_rows and not result.metrics[f"recall@{cutoff}"]:
+            found.append(f"{result.label}: recall@{cutoff} is 0 for all {num_rows:,} {who}, expected more: {fix}")
+    if num_spared:
+        found.append(
+            f"the target is in the history of {num_spared:,} {who}, or in their exclusions: it is not excluded for "
+            "them, as no target is"
+        )
+    if num_users < num_rows:
+        found.append(
+            f"{num_rows:,} rows are of {num_users:,} users: intervals resample users with all their rows, and "
+            "baselines learn from later rows of a user, too, whose histories may hold earlier targets"
+        )
     return tuple(found)
 
 

@@ -4,10 +4,12 @@
 
 Users are resampled with replacement, as many as there are. A resample's mean depends only on how often it has each
 distinct row of values, and these counts are multinomial: with lists of ten items and one target there are eleven
-rows, and a million users cost no more than a thousand. Source: Efron and Tibshirani, An Introduction to the
-Bootstrap, chapter 13 (percentile intervals).
+rows, and a million users cost no more than a thousand. A user with several rows of a table is drawn with all of them:
+rows of one user are alike, and rows drawn one by one would make intervals too narrow. Sources: Efron and Tibshirani,
+An Introduction to the Bootstrap, chapter 13 (percentile intervals); Cameron, Gelbach and Miller, Bootstrap-based
+improvements for inference with clustered errors, 2008 (resampling whole users).
 
-Axes: U users, M metrics, D distinct rows of metrics, R resamples.
+Axes: N rows of a table, U users, M metrics, D distinct rows of metrics, R resamples.
 """
 
 from __future__ import annotations
@@ -15,17 +17,25 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
+FEWEST_USERS = 10  # for an interval: resamples of fewer are too much alike, and those of one are all the same
+DIGITS = 9  # sums of a user's values that differ by less are the same: they were added in another order
 DRAWN_AT_ONCE = 2**22  # counts: 32 MB
 
 
 @dataclass
 class UserValues:
-    """The metrics of users one by one: a number for each user, and the distinct rows of metrics.
+    """The metrics of a table's rows one by one: a number for each, and the distinct rows of metrics.
+
+    Attributes:
+        rows: the distinct rows of metrics, and their numbers.
+        codes: `[N]` the number of each row's metrics.
+        users: `[N]` the number of each row's user, from 0 without gaps; empty if every row is a user.
 
     Example:
         >>> values = UserValues()
@@ -37,10 +47,13 @@ class UserValues:
 
     rows: dict[tuple[float, ...], int] = field(default_factory=dict)
     codes: array[int] = field(default_factory=lambda: array("I"))
+    users: array[int] = field(default_factory=lambda: array("I"))
 
-    def add(self, values: tuple[float, ...]) -> None:
-        """Add the next user."""
+    def add(self, values: tuple[float, ...], user: int | None = None) -> None:
+        """Add the next row; all have the number of a user, or none has."""
         self.codes.append(self.rows.setdefault(values, len(self.rows)))
+        if user is not None:
+            self.users.append(user)
 
     @property
     def table(self) -> NDArray[np.float64]:
@@ -48,10 +61,31 @@ class UserValues:
         return np.array(list(self.rows), dtype=np.float64)
 
     def intervals(self, *, num_resamples: int, seed: int) -> list[tuple[float, float]]:
-        """An interval of the mean for each metric; none without users or resamples."""
-        if not (len(self.codes) and num_resamples):
+        """An interval of the mean for each metric; none with too few users, or without resamples."""
+        if not (self.has_intervals and num_resamples):
             return []
-        return bootstrap(self.table, np.bincount(self.codes), num_resamples=num_resamples, seed=seed)
+        values, codes = self.table, np.asarray(self.codes, dtype=np.int64)
+        return bootstrap(*self._by_user(values, codes), num_resamples=num_resamples, seed=seed)
+
+    @property
+    def has_intervals(self) -> bool:
+        """Whether there are enough users."""
+        return (len(set(self.users)) if self.users else len(self.codes)) >= FEWEST_USERS
+
+    def _by_user(self, values: NDArray[np.float64], codes: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
+        """Distinct sums of users' values, how many users have each, and of how many rows each is the sum.
+
+        Args:
+            values: `[D, M]` distinct rows of values.
+            codes: `[N]` which of them each row of the table has.
+        """
+        if not self.users:
+            counts = np.bincount(codes, minlength=len(values))
+            return values, counts, np.ones(len(values))
+        users = np.asarray(self.users, dtype=np.int64)
+        sums = [np.bincount(users, weights=column[codes]) for column in (*values.T, np.ones(len(values)))]
+        distinct, counts = np.unique(np.stack(sums, axis=1).round(DIGITS), axis=0, return_counts=True)
+        return distinct[:, :-1], counts, distinct[:, -1]
 
     def differences(
         self, other: UserValues, *, num_resamples: int, seed: int
@@ -59,25 +93,31 @@ class UserValues:
         """Means of the differences to other values of the same users, `[M]`, and their intervals.
 
         A resample has both values of a user, so that what is common to both, such as users who are hard to please,
-        does not widen the interval. None without users or resamples.
+        does not widen the interval. None with too few users, or without resamples.
         """
-        if not (len(self.codes) and num_resamples):
+        if not (self.has_intervals and num_resamples):
             return [], []
         mine, theirs = (np.asarray(values.codes, dtype=np.int64) for values in (self, other))
-        pairs, counts = np.unique(mine * len(other.rows) + theirs, return_counts=True)
+        pairs, codes, counts = np.unique(mine * len(other.rows) + theirs, return_inverse=True, return_counts=True)
         values = self.table[pairs // len(other.rows)] - other.table[pairs % len(other.rows)]
         means = (counts @ values / len(mine)).tolist()
-        return means, bootstrap(values, counts, num_resamples=num_resamples, seed=seed)
+        return means, bootstrap(*self._by_user(values, codes), num_resamples=num_resamples, seed=seed)
 
 
 def bootstrap(
-    values: NDArray[np.float64], counts: Sequence[int] | NDArray[np.integer], *, num_resamples: int, seed: int
+    values: NDArray[np.float64],
+    counts: Sequence[int] | NDArray[np.integer],
+    sizes: NDArray[np.float64] | None = None,
+    *,
+    num_resamples: int,
+    seed: int,
 ) -> list[tuple[float, float]]:
-    """Percentile intervals of the means over users.
+    """Percentile intervals of the means over rows of a table, whose users are drawn with all their rows.
 
     Args:
-        values: `[D, M]` distinct rows of values.
+        values: `[D, M]` distinct sums of users' values.
         counts: `[D]` how many users have each.
+        sizes: `[D]` of how many rows each is the sum; by default one, and the values are those of users.
         num_resamples: R.
         seed: of the resamples.
 
@@ -92,10 +132,13 @@ def bootstrap(
     num_users = int(np.sum(counts))
     generator = np.random.default_rng(seed)
     shares, at_once = np.asarray(counts) / num_users, max(1, DRAWN_AT_ONCE // len(values))
-    sums = [
-        generator.multinomial(num_users, shares, size=min(at_once, num_resamples - start)) @ values
-        for start in range(0, num_resamples, at_once)
-    ]
+    summed = np.column_stack([values, np.ones(len(values)) if sizes is None else sizes])
+    sums = np.concatenate(
+        [
+            generator.multinomial(num_users, shares, size=min(at_once, num_resamples - start)) @ summed
+            for start in range(0, num_resamples, at_once)
+        ]
+    )
     outside = 50 * (1 - CONFIDENCE)
-    low, high = np.percentile(np.concatenate(sums) / num_users, [outside, 100 - outside], axis=0)
+    low, high = np.percentile(sums[:, :-1] / sums[:, -1:], [outside, 100 - outside], axis=0)
     return list(zip(low.tolist(), high.tolist(), strict=True))

@@ -42,6 +42,7 @@ from .prompts import PromptMaker, Requests
 from .settings import NUM_BEAMS, Settings
 from .users import Users, Window
 
+USER, WAS_EXCLUDED = "user", "was_excluded"  # columns of the rows of `evaluate`
 BOOKKEEPING = ("transformers_version", "_from_model_config")  # in a generation config; they affect no row
 
 
@@ -100,6 +101,7 @@ class Job:
         values.append([problems.get(row) for row in rows])
         if self.settings.has_targets:
             values.append([made.targets.get(row) for row in rows])
+            values.append([row in made.spared for row in rows])
         if columns.group is not None:
             values.append(columns.group)
         if columns.is_new is not None:
@@ -190,7 +192,7 @@ def make_job(model: Any, users: Any, settings: Settings, processes: Processes) -
         token_budget=settings.token_budget,
         options=settings.options,
     )
-    _check_decoding(decoder)
+    _check_decoding(decoder, settings)
     maker = PromptMaker(
         index.snapshot,
         settings.columns,
@@ -230,6 +232,8 @@ def _schema(settings: Settings, users: Users) -> Any:
     """The columns of the rows, in the order of `Job.run`."""
     columns, item = settings.columns, pa.string() if users.are_strings else pa.int64()
     who = pa.field("row", pa.int64()) if columns.user is None else users.schema.field(columns.user)
+    if settings.has_targets and columns.user is not None:
+        who = who.with_name(USER)
     fields = [who, pa.field("items", pa.list_(item)), pa.field("scores", pa.list_(pa.float32()))]
     if settings.fallback is not None:
         fields.append(pa.field(IS_FALLBACK, pa.bool_()))
@@ -241,6 +245,7 @@ def _schema(settings: Settings, users: Users) -> Any:
         raise ValueError(f"user={who.name!r}, expected another name than {', '.join(taken)}: rename the column")
     if settings.has_targets:
         fields.append(pa.field("targets", pa.list_(item)))
+        fields.append(pa.field(WAS_EXCLUDED, pa.bool_()))
     if columns.group is not None:
         fields.append(pa.field("group", users.schema.field(columns.group).type))
     if columns.is_new is not None:
@@ -248,16 +253,16 @@ def _schema(settings: Settings, users: Users) -> Any:
     return pa.schema(fields)
 
 
-def _check_decoding(decoder: Decoder) -> None:
+def _check_decoding(decoder: Decoder, settings: Settings) -> None:
     """Refuse unknown arguments of `generate`, rows that differ from run to run, and too few beams for the items."""
     taken = [signature(call).parameters for call in (decoder.model.generate, decoder.model.forward)]
     known = {*vars(GRGenerationConfig()), *taken[0], *taken[1]}
     unknown = sorted(set(decoder.options) - known)
     if unknown:
-        close = get_close_matches(unknown[0], known, n=1)
+        close = get_close_matches(unknown[0], known, n=1)  # options of ours: `Settings.read`
         raise ValueError(
-            f"{unknown[0]}= is given (--option), expected an argument of generate"
-            + (f": did you mean {close[0]}?" if close else ": omit it")
+            f"{unknown[0]}= is given, expected an option or an argument of generate"
+            + (f": did you mean {close[0]}=?" if close else ": omit it")
         )
     if decoder.option("do_sample") or decoder.option("verification") == "relaxed":
         raise ValueError(
@@ -265,8 +270,9 @@ def _check_decoding(decoder: Decoder) -> None:
             "run would draw other rows"
         )
     if decoder.num_beams < decoder.top_k or decoder.num_beams < 2:
+        most = "the largest of cutoffs" if settings.has_targets else "top_k"
         raise ValueError(
-            f"num_beams={decoder.num_beams}, expected 2 or more and at least top_k={decoder.top_k}: pass num_beams="
+            f"num_beams={decoder.num_beams}, expected 2 or more and at least {most}={decoder.top_k}: pass num_beams="
         )
 
 

@@ -24,14 +24,14 @@ from hf_gr.files.tables import pyarrow
 
 from .baselines import Baselines, Histories
 from .intervals import UserValues
-from .job import Job
+from .job import USER, WAS_EXCLUDED, Job
 from .metrics import RankingTotals, metric_names
 from .prompts import PromptMaker
 from .results import Skipped
 from .users import Users
 
 ROWS_AT_ONCE = 8192
-COUNTED = ("items", "targets", "error", "group", "is_new")  # columns of a file of rows
+COUNTED = (USER, "items", "targets", "error", "group", "is_new", WAS_EXCLUDED)  # columns of a file of rows
 # What differs between the messages for two rows of one problem: numbers, and names in quotes.
 DETAILS = re.compile(r"""'[^']*'|"[^"]*"|\d+""")
 
@@ -44,7 +44,7 @@ class Tally:
         cutoffs: the K.
         index: the catalogue that the items are of.
         new_items: ids of new items; None if none were named.
-        values: the metrics of each user.
+        values: the metrics of each row.
     """
 
     cutoffs: tuple[int, ...]
@@ -56,42 +56,48 @@ class Tally:
         self._totals, self._of_new = RankingTotals(self.cutoffs), RankingTotals(self.cutoffs)
         self._groups: dict[str, RankingTotals] = {}
         self._seen: dict[Any, bool] = {}  # by item, whether the catalogue has it
-        self._num_items = self._num_invalid = 0
+        self._is_known: dict[Any, bool] = {}  # the same of targets
+        self._num_items = self._num_invalid = self._num_unknown = 0
         self._names_new = self.new_items is not None
 
     def add(self, lists: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> None:
         """Add some users: the items that they get, and the row with their targets, group and `is_new`."""
         unknown = list({item for items, _ in lists for item in items if item not in self._seen})
         self._seen |= dict(zip(unknown, self.index.has_items(unknown), strict=True))
+        unknown = list({item for _, row in lists for item in row["targets"] if item not in self._is_known})
+        self._is_known |= dict(zip(unknown, self.index.has_items(unknown), strict=True))
         for items, row in lists:
-            targets = row["targets"]
+            targets, user = row["targets"], row.get(USER)
+            self._num_unknown += not all(self._is_known[target] for target in targets)
             self._num_items += len(items)
             self._num_invalid += sum(not self._seen[item] for item in items)
-            self.values.add(self._totals.add(items, targets))
+            self.values.add(self._totals.add(items, targets, user), user)
             if "group" in row:
-                self._groups.setdefault(str(row["group"]), RankingTotals(self.cutoffs)).add(items, targets)
+                self._groups.setdefault(str(row["group"]), RankingTotals(self.cutoffs)).add(items, targets, user)
             self._names_new = self._names_new or "is_new" in row
             if row["is_new"] if "is_new" in row else targets[0] in (self.new_items or ()):
-                self._of_new.add(items, targets)
+                self._of_new.add(items, targets, user)
 
     def result(self, *, num_resamples: int, seed: int) -> dict[str, Any]:
         """The fields of a `Result` that are counted."""
         bounds = self.values.intervals(num_resamples=num_resamples, seed=seed)
         return {
             "num_users": self._totals.num_users,
+            "num_rows": self._totals.num_rows,
+            "num_unknown_targets": self._num_unknown,
             "metrics": self._totals.means(),
             "intervals": dict(zip(metric_names(self.cutoffs), bounds, strict=False)),
             "groups": {name: _with_size(self._groups[name]) for name in sorted(self._groups)},
             "new_items": _with_size(self._of_new) if self._names_new else {},
             "coverage": len(self._seen) / max(1, len(set(self.index.item_ids))),
-            "filled": self._num_items / max(1, self._totals.num_users * self.cutoffs[-1]),
+            "filled": self._num_items / max(1, self._totals.num_rows * self.cutoffs[-1]),
             "invalid": self._num_invalid / max(1, self._num_items),
         }
 
 
 def count_rows(
     outputs: Sequence[Path], tallies: Sequence[Tally], beside: Iterable[Sequence[Sequence[Any]]] | None = None
-) -> tuple[Skipped, ...]:
+) -> tuple[tuple[Skipped, ...], int]:
     """Count files of rows, each with a tally, and lists that are made beside, with the last tallies.
 
     A row that one file has no answer for counts in none.
@@ -102,9 +108,11 @@ def count_rows(
         beside: for every row a list of items for each tally that has no file.
 
     Returns:
-        Why rows were skipped.
+        Why rows were skipped, and how many others have a target that is among what is excluded.
     """
     reasons: dict[str, Skipped] = {}
+    users: dict[str, int] = {}
+    num_spared = 0
     more: Iterable[Sequence[Sequence[Any]]] = iter(lambda: (), None) if beside is None else beside
     together = zip(zip(*map(_rows, outputs), strict=True), more, strict=beside is not None)
     while found := list(islice(together, ROWS_AT_ONCE)):
@@ -112,6 +120,12 @@ def count_rows(
         for rows, lists in found:
             problem = next((row["error"] for row in rows if row.get("error") is not None), None)
             if problem is None:
+                num_spared += rows[0][WAS_EXCLUDED]
+                if USER in rows[0]:
+                    who = rows[0][USER]  # a row without one is a user of its own
+                    rows[0][USER] = users.setdefault(
+                        f"no user {len(users)}" if who is None else f"user {who}", len(users)
+                    )
                 kept.append((rows[0], [*(row["items"] for row in rows), *lists]))
             else:
                 kind = DETAILS.sub("...", problem)
@@ -119,15 +133,17 @@ def count_rows(
                 reasons[kind] = replace(known, num_rows=known.num_rows + 1)
         for number, tally in enumerate(tallies):
             tally.add([(lists[number], row) for row, lists in kept])
-    return tuple(sorted(reasons.values(), key=lambda reason: -reason.num_rows))
+    return tuple(sorted(reasons.values(), key=lambda reason: -reason.num_rows)), num_spared
 
 
-def learn(users: Users, maker: PromptMaker, index: ConstraintIndex, *, window_rows: int) -> Baselines:
+def learn(
+    users: Users, maker: PromptMaker, index: ConstraintIndex, *, window_rows: int, omit_history: bool | None
+) -> Baselines:
     """Count the histories of a table, those of all users that have a prompt; targets are no part of them."""
     histories = Histories()
     for window in users.windows(window_rows):
         histories.add(maker(window).histories.values())
-    return histories.baselines(index)
+    return histories.baselines(index, omit_history=omit_history)
 
 
 def baseline_lists(

@@ -44,11 +44,11 @@ def user_metrics(items: Sequence[Any], targets: Collection[Any], cutoffs: Sequen
 
 @dataclass
 class RankingTotals:
-    """Sums of `user_metrics` over users; `means` divides them.
+    """Sums of `user_metrics` over lists; `means` divides them.
 
     Attributes:
         cutoffs: the K.
-        num_users: users that were added.
+        num_rows: lists that were added.
 
     Example:
         >>> totals = RankingTotals((1, 2))
@@ -59,18 +59,29 @@ class RankingTotals:
     """
 
     cutoffs: tuple[int, ...]
-    num_users: int = 0
+    num_rows: int = 0
     _sums: list[float] = field(default_factory=list)
+    _users: set[int] = field(default_factory=set)
 
-    def add(self, items: Sequence[Any], targets: Collection[Any]) -> tuple[float, ...]:
-        """Add one user's list, best first, and targets (one or more); return the user's metrics."""
+    @property
+    def num_users(self) -> int:
+        """Users whose lists were added; as many as lists if users have no numbers."""
+        return len(self._users) or self.num_rows
+
+    def add(self, items: Sequence[Any], targets: Collection[Any], user: int | None = None) -> tuple[float, ...]:
+        """Add one list, best first, and its targets (one or more); return its metrics.
+
+        A user with several lists has a number; all users have one, or none has.
+        """
         values = user_metrics(items, targets, self.cutoffs)
         self._sums = [total + value for total, value in zip(self._sums or [0.0] * len(values), values, strict=True)]
-        self.num_users += 1
+        self.num_rows += 1
+        if user is not None:
+            self._users.add(user)
         return values
 
     def means(self) -> dict[str, float]:
-        """The metrics; none without users."""
+        """The metrics: means over lists; none without lists."""
         return {
-            name: total / self.num_users for name, total in zip(metric_names(self.cutoffs), self._sums, strict=False)
+            name: total / self.num_rows for name, total in zip(metric_names(self.cutoffs), self._sums, strict=False)
         }

@@ -96,7 +96,8 @@ def _lines(results: Sequence[BeamResult]) -> list[Line]:
 
 def _headline(found: Evaluation, names: Sequence[str]) -> str:
     users = f"{found.results[0].num_users:,} users"
-    intervals = f", {found.confidence:.0%} bootstrap intervals over users" if found.num_resamples else ""
+    has_intervals = found.results[0].intervals
+    intervals = f", {found.confidence:.0%} bootstrap intervals over users" if has_intervals else ""
     return "\n".join(map(_short, [", ".join(names), f"{users}{intervals}", found.hardware]))
 
 

@@ -39,6 +39,8 @@ class Requests:
         cold: what rows in `fallbacks` may be answered with, without tokens.
         num_excluded: ids that the rows exclude.
         num_unknown_excluded: those of them that the catalogue has never had.
+        spared: rows with a target that their exclusions hold, and not only as the last item of the history, which is
+            held out: targets are never excluded.
     """
 
     requests: list[Request]
@@ -51,6 +53,7 @@ class Requests:
     cold: list[Request] = field(default_factory=list)
     num_excluded: int = 0
     num_unknown_excluded: int = 0
+    spared: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -110,10 +113,15 @@ class PromptMaker:
         requests: list[Request] = []
         fallbacks: dict[int, list[Any]] = {}
         cold: list[Request] = []
+        spared: set[int] = set()
         for row in range(len(window)):
             if row in problems:
                 continue
-            exclude = [item for item in excluded.get(row) or () if item not in targets.get(row, ())]
+            wanted = targets.get(row, [])
+            exclude = [item for item in excluded.get(row) or () if item not in wanted]
+            among = set(wanted).intersection(excluded.get(row) or ())
+            if among.intersection(kept_histories.get(row, ())) if self.leave_one_out else among:
+                spared.add(row)
             only = allowed.get(row)
             request = Request(row, prompts.get(row, []), tuple(exclude), None if only is None else tuple(only))
             if row in prompts:
@@ -132,7 +140,17 @@ class PromptMaker:
         known = {item for item, there in zip(distinct, is_known, strict=True) if there}
         num_unknown = sum(item not in known for item in named)
         return Requests(
-            requests, problems, targets, are_new, fallbacks, dropped, kept_histories, cold, len(named), num_unknown
+            requests,
+            problems,
+            targets,
+            are_new,
+            fallbacks,
+            dropped,
+            kept_histories,
+            cold,
+            len(named),
+            num_unknown,
+            spared,
         )
 
     def _from_histories(

@@ -23,10 +23,13 @@ class Result:
 
     Attributes:
         name: of the model or the baseline.
-        num_users: users that were evaluated.
+        num_users: users that were evaluated: rows, or with `user=` users, who may have several rows.
+        num_rows: rows that were evaluated; metrics are means over them.
+        num_unknown_targets: rows with a target that the catalogue does not have, which is a miss.
         num_skipped: rows that could not be answered; they count nowhere, for no model and no baseline.
-        metrics: by name, over all users: see `user_metrics`.
-        intervals: the lower and the upper bound of each metric: see `Evaluation.confidence`.
+        metrics: by name, over all rows: see `user_metrics`.
+        intervals: the lower and the upper bound of each metric: see `Evaluation.confidence`. Empty with fewer than
+            10 users, and without resamples.
         groups: metrics by group, with `num_users`; empty without a column of groups.
         new_items: the same over the users whose target is a new item; empty if no new items were named.
         coverage: the share of the catalogue's items that are recommended to at least one user.
@@ -36,6 +39,8 @@ class Result:
 
     name: str
     num_users: int
+    num_rows: int
+    num_unknown_targets: int
     num_skipped: int
     metrics: dict[str, float]
     intervals: dict[str, tuple[float, float]]
@@ -120,6 +125,8 @@ class Evaluation:
         results: one for each model and number of beams, in the order of the arguments.
         baselines: the same of the baselines, over the same users: popular items, and items that go with those of the
             history. Empty without histories, or if they were not requested.
+        baselines_omit_history: whether lists of the baselines omit what their user has had, beyond what `exclude`
+            says: see `omit_history`.
         differences: paired differences: every model to the first one with as many beams, and with most beams to the
             baselines; `difference` makes others.
         skipped: the reasons why rows were skipped, the most frequent first.
@@ -133,6 +140,7 @@ class Evaluation:
     cutoffs: tuple[int, ...]
     results: tuple[BeamResult, ...]
     baselines: tuple[Result, ...]
+    baselines_omit_history: bool
     differences: tuple[Difference, ...]
     skipped: tuple[Skipped, ...]
     warnings: tuple[str, ...]
@@ -143,7 +151,9 @@ class Evaluation:
     _values: dict[str, UserValues] = field(default_factory=dict, compare=False)  # by label
 
     def difference(self, result: Result, other: Result) -> tuple[Difference, ...]:
-        """Paired differences of two of these results, one for each metric; none without resamples.
+        """Paired differences of two of these results, one for each metric.
+
+        None without resamples, or with fewer than 10 users.
 
         Raises:
             ValueError: one is no result of this evaluation.

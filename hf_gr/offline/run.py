@@ -11,6 +11,7 @@ existing parts. Memory is that of a window, unless the rows are to stay in memor
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from os import PathLike
@@ -194,17 +195,20 @@ def _warn(processes: Processes, noticed: Iterable[Noticed]) -> None:
 def _run_windows(job: Job, users: Users, parts: Parts | Held, processes: Processes) -> int:
     """Write the windows of this process; return the number of all windows."""
     size, num_windows = job.settings.window_rows, 0
+    num_rows = math.inf  # of the table; a shorter window is the last one and tells
     bar = progress_bar(
         "Recommending",
         lambda: users.num_rows,
         unit="users",
         shown=job.settings.progress and processes.is_main,
-        finished=lambda: parts.count() * size,
+        finished=lambda: int(min(parts.count() * size, num_rows)),
     )
     try:
         with bar as advance:
             for window in users.windows(size):
                 num_windows += 1
+                if len(window) < size:
+                    num_rows = window.first_row + len(window)
                 if window.number % processes.count != processes.rank or parts.has(window.number) or parts.is_stopped:
                     continue
                 parts.write(window.number, job.run(window, advance))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from .columns import HISTORY, PROMPTS, UserColumns, is_histories
 from .options import (
+    COLUMNS,
     DEVICE_HELP,
     EVALUATE,
     MEASURES,
@@ -105,10 +106,23 @@ class Settings:
         "column of lists of token ids: the prompt itself.", help="Lists of token ids: the prompts themselves."
     )
     text: str | None = column("column of texts, for the tokenizer.", help="Texts, for the model's tokenizer.")
-    user: str | None = column(
-        "column of user ids, of any type; copied to the output.",
-        help="User ids; copied to the output. Default: row numbers.",
-        of=[RECOMMEND],
+    user: str | None = variants(
+        None,
+        {
+            RECOMMEND: Option(
+                "column of user ids, of any type; copied to the output.",
+                help="User ids; copied to the output. Default: row numbers.",
+                panel=COLUMNS,
+                metavar="COLUMN",
+            ),
+            EVALUATE: Option(
+                "column of user ids, of any type, if users have several rows: intervals then resample users, each "
+                "with all rows. By default every row is a user.",
+                help="User ids, if users have several rows: intervals are then over users. Default: a row each.",
+                panel=COLUMNS,
+                metavar="COLUMN",
+            ),
+        },
     )
     target: str | None = column(
         "column of the item that came next, or of lists of them.",
@@ -224,6 +238,17 @@ class Settings:
         "also evaluate two recommenders without a model, for the same users: the most popular items, and the items "
         "that go with those of the history. They learn from the histories before the targets, and need `history`.",
         help="Also evaluate popular items and items that go with the history's, learned from --history.",
+        of=[EVALUATE],
+        panel=MEASURES,
+        reads="both",
+        decides_rows=False,
+    )
+    omit_history: bool | None = option(
+        None,
+        "whether lists of the baselines omit what the user has had, whatever `exclude` says; by default if histories "
+        "hardly repeat an item (under 5%), which a model learns. The result says whether they did.",
+        help="Whether lists of the baselines omit what the user has had. Default: if under 5% of the items of "
+        "histories repeat an earlier one.",
         of=[EVALUATE],
         panel=MEASURES,
         reads="both",
@@ -496,6 +521,29 @@ class Settings:
 def _plain_ids(items: Iterable[Any]) -> tuple[Any, ...]:
     """Item ids, also of NumPy and PyTorch, as Python's."""
     return tuple(item.item() if hasattr(item, "item") else item for item in items)
+
+
+def cutoffs_and_beams(settings: Settings) -> tuple[tuple[int, ...], list[int | None]]:
+    """The cutoffs of `evaluate`, ascending, and the numbers of beams: None is the checkpoint's own.
+
+    Raises:
+        ValueError: one is no integer, there is none, or there are fewer beams than items to find.
+    """
+    cutoffs: Any = settings.cutoffs
+    cutoffs = tuple(cutoffs) if isinstance(cutoffs, Iterable) else (cutoffs,)
+    if not cutoffs or not all(map(is_count, cutoffs)):
+        raise ValueError(f"cutoffs={settings.cutoffs!r}, expected integers of 1 or more, such as (1, 5, 10)")
+    beams: Any = settings.num_beams
+    beams = list(dict.fromkeys(beams)) if isinstance(beams, Iterable) else [beams]
+    if not beams:
+        raise ValueError("num_beams=[], expected one number or more")
+    most = max(map(int, cutoffs))
+    for width in beams:
+        if width is not None and count("num_beams", width, at_least=2) < most:
+            raise ValueError(
+                f"cutoffs= has {most}, expected at most num_beams={width}, which items come from: use num_beams={most}"
+            )
+    return tuple(sorted(set(map(int, cutoffs)))), beams
 
 
 def count(name: str, value: Any, *, at_least: int = 1) -> int:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from hf_gr.files.text import printable
 
+from .intervals import FEWEST_USERS
+
 if TYPE_CHECKING:
     from .results import Difference, Evaluation, Result
 
@@ -49,9 +51,18 @@ def notes(found: Evaluation) -> list[str]:
     """What a reader of the tables has to know, a line each."""
     lines = [found.hardware]
     if found.num_resamples:
+        num_users = found.results[0].num_users
+        how = f"{found.num_resamples:,} resamples, seed {found.bootstrap_seed}"
         lines.append(
-            f"Intervals: {found.confidence:.0%} bootstrap percentile intervals over users ({found.num_resamples:,} "
-            f"resamples, seed {found.bootstrap_seed}); differences are paired over the same users."
+            f"Too few users for an interval: {num_users}, expected {FEWEST_USERS} or more."
+            if num_users < FEWEST_USERS
+            else f"Intervals: {found.confidence:.0%} bootstrap percentile intervals over users ({how}); differences "
+            "are paired over the same users."
+        )
+    if found.baselines_omit_history:
+        lines.append(
+            "Lists of the baselines omit what their user has had (omit_history=False, --no-omit-history: only what "
+            "exclude= says)."
         )
     lines += [f"Skipped {reason.num_rows:,} rows such as this one: {reason.example}" for reason in found.skipped]
     return [printable(line) for line in lines]
@@ -67,7 +78,10 @@ def _results(found: Evaluation) -> Table:
             rows.append([name, *("-" if value is None else show(value) for value in values)])
 
     add("users", [result.num_users for result in results], "{:,}".format)
+    if any(result.num_rows != result.num_users for result in results):
+        add("rows", [result.num_rows for result in results], "{:,}".format)
     for name, counts in (
+        ("  with an unknown target", [result.num_unknown_targets for result in results]),
         ("  answered by the fallback", [result and result.num_fallback for result in of_models]),
         ("unknown items dropped", [result and result.num_dropped for result in of_models]),
     ):
