@@ -195,7 +195,7 @@ def test_users_that_are_skipped_count_nowhere(tmp_path: Path, case: Case) -> Non
             {"cutofs": (1,)},
             r"cutofs= is given, expected an option or an argument of generate: did you mean cutoffs=\?",
         ),
-        ({"cutoffs": 30, "options": 1}, "options= is given, expected an argument of evaluate"),
+        ({"cutoffs": 30, "options": 1}, "options= is given, expected an option or an argument of generate"),
         ({"num_beams": []}, "expected one number or more"),
         ({"sampled_users": -1}, "sampled_users=-1, expected an integer of 0 or more"),
         ({"history": None, "tokens": "seen"}, "target=None without history="),
