@@ -59,7 +59,7 @@ FAST = {"steps": 150, "base_steps": 150, "users": 100, "max_items": 6}
 def read_items(path: Path) -> SemanticIds:
     """Items and their codes."""
     if path.suffix.lower() == ".json":
-        return SemanticIds.from_json(path)
+        return SemanticIds.from_json(path, offset=0)  # the codes alone; --offset and --tokenizer follow
     from pyarrow import csv, parquet, string
 
     if path.suffix.lower() in (".parquet", ".pq"):

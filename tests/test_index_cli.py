@@ -364,10 +364,14 @@ def test_endings_are_read_in_capitals_and_behind_those_of_compression() -> None:
         ("recipe.json", ["--offset", -1], "--offset -1, expected 0 or more"),
         ("recipe.json", ["--offset", 3, "--level-sizes", "2,x"], "--level-sizes 2,x: expected integers"),
         ("recipe.json", ["--offset", 3, "--level-sizes", "2,2"], "item 23 has code 2 at level 0"),
-        ("recipe.json", ["--offset", 3, "--sequence", "x"], "--sequence is no option for a recipe's codes"),
-        ("recipe.json", ["--offset", 3, "--item-id", "x"], "--item-id is no option for "),
-        ("recipe.json", ["--offset", 3, "--no-item-id"], "--no-item-id is no option for "),
-        ("recipe.json", ["--offset", 3, "--delimiter", ";"], "--delimiter is no option for a recipe's codes, and"),
+        ("recipe.json", ["--offset", 3, "--sequence", "x"], "--sequence is given, and "),
+        ("recipe.json", ["--offset", 3, "--item-id", "x"], "--item-id is given, and "),
+        ("recipe.json", ["--offset", 3, "--no-item-id"], "omit --no-item-id, and give --tokenizer or --offset"),
+        (
+            "recipe.json",
+            ["--offset", 3, "--delimiter", ";"],
+            "is a .json file of a recipe, which has its codes by item",
+        ),
         ("items.csv", ["--offset", 0], "has no column 'codes', expected one of"),
         (
             "items.csv",

@@ -69,6 +69,15 @@ def test_codes_of_a_table_become_the_tokens_of_a_tokenizer(tmp_path: Path) -> No
     assert "model=None" not in said
 
 
+def test_a_recipe_has_no_columns(tmp_path: Path) -> None:
+    (tmp_path / "lc.json").write_text('{"0": ["<a_0>", "<b_1>"], "1": ["<a_2>", "<b_0>"]}')
+    said = fail("build", tmp_path / "lc.json", "--codes", "codes", "-o", tmp_path / "built")
+    assert "lc.json is a .json file of a recipe, which has its codes by item" in said
+    assert "omit --codes, and give --tokenizer or --offset" in said
+    succeed("build", tmp_path / "lc.json", "--offset", 3, "-o", tmp_path / "built")
+    assert ConstraintIndex.from_pretrained(tmp_path / "built").encode([1]) == [5, 6]
+
+
 def test_labels_of_a_file(tmp_path: Path) -> None:
     tokenizer = tokenizer_of("bpe")
     tokenizer.save_pretrained(tmp_path / "tokenizer")

@@ -347,7 +347,7 @@ def test_the_file_of_lc_rec(tmp_path: Path, as_path: Callable[[Path], Any]) -> N
     ids = SemanticIds.from_json(as_path(path), offset=10)
     assert (ids.item_ids, ids.codes.tolist()) == ([0, 1, 2], CODES)
     assert ids.encode([1]) == [12, 13, 15]
-    assert SemanticIds.from_json(as_path(path), level_sizes=[256] * 3).level_sizes == (256, 256, 256)
+    assert SemanticIds.from_json(as_path(path), level_sizes=[256] * 3, offset=0).level_sizes == (256, 256, 256)
 
 
 def test_the_file_of_minionerec_with_numbered_collisions() -> None:
@@ -356,7 +356,7 @@ def test_the_file_of_minionerec_with_numbered_collisions() -> None:
         "1": write_texts([1, 2, 2], "<|{}_{}|>"),
         "2": ["<|a_3|>", "<|b_1|>"],
     }
-    ids = SemanticIds.from_json(source, template="<|{level}_{code}|>")
+    ids = SemanticIds.from_json(source, template="<|{level}_{code}|>", offset=0)
     assert ids.codes.tolist() == [[1, 2, 1], [1, 2, 2], [3, 1, -1]]
     with pytest.raises(ValueError, match=r"item '0' has '<\|a_1\|>' at level 0, .*template='<\|{level}_{code}\|>'\?"):
         SemanticIds.from_json(source)
@@ -371,10 +371,10 @@ def test_the_file_of_minionerec_with_numbered_collisions() -> None:
     ],
 )
 def test_what_the_package_semantic_id_returns(strings: list[Any]) -> None:
-    ids = SemanticIds.from_json(strings)
+    ids = SemanticIds.from_json(strings, offset=0)
     assert ids.item_ids == [0, 1, 2, 3, 4]
     assert ids.codes.tolist() == [[0, 2, -1], [2, 3, -1], [1, 0, -1], [2, 3, 1], [2, 3, 2]]
-    by_item = SemanticIds.from_json(dict(zip("hijkl", strings, strict=True)))
+    by_item = SemanticIds.from_json(dict(zip("hijkl", strings, strict=True)), offset=0)
     assert (by_item.item_ids, by_item.codes_of("k")) == ([*"hijkl"], (2, 3, 1))
 
 
@@ -388,7 +388,7 @@ def test_every_way_to_write_codes_is_read_back(codes: list[list[int]]) -> None:
         ["-".join(map(str, row)) for row in codes],
     ]
     for way in ways:
-        ids = SemanticIds.from_json(json.loads(json.dumps(dict(enumerate(way)))))
+        ids = SemanticIds.from_json(json.loads(json.dumps(dict(enumerate(way)))), offset=0)
         assert [list(ids.codes_of(item)) for item in range(len(codes))] == codes
 
 
@@ -441,7 +441,7 @@ def test_files_that_hold_no_semantic_ids_are_refused(tmp_path: Path, content: by
             ["<a_1>", "<c_2>"],
             "item 'jam' has '<c_2>' at level 1, expected an integer or a text such as '<b_0>': levels",
         ),
-        (["[a1]"], r"item 'jam' has '\[a1\]' at level 0, .*: pass template='\[{level}{code}\]'\?"),
+        (["[a1]"], r"item 'jam' has '\[a1\]' at level 0, .*: what comes before it is written as '<a_0>': write all"),
         (["<a_01>"], "item 'jam' has '<a_01>' at level 0, .*: levels are named a, b, c, ... in turn; pass template="),
         (["<a_1>", 0.5], "item 'jam' has 0.5 at level 1"),
         ([True], "item 'jam' has True at level 0"),
@@ -466,6 +466,44 @@ def test_semantic_ids_that_cannot_be_read_are_refused_and_add_nothing(value: Any
     assert len(tokenizer) == num_embeddings(model) == 5
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (["[a1]", "[b2]"], r"has '\[a1\]' at level 0, .*: pass template='\[{level}{code}\]'\?"),
+        # No template reads these: the bad part is named, which may be a later one.
+        (["<A_1>", "<C_2>"], "has '<C_2>' at level 1, expected .* such as '<B_0>': levels are named a, b, c"),
+        ("<A_1><C_2>", "has '<C_2>' at level 1, expected .* such as '<B_0>': levels are named a, b, c"),
+        (["<A_1>", "<b_2>"], "has '<b_2>' at level 1, .*: what comes before it is written as '<B_0>': write all"),
+        (["<a_1>", "<B_2>"], "has '<B_2>' at level 1, .*: what comes before it is written as '<b_0>': write all"),
+        (["[a1]", "<b_2>"], r"has '\[a1\]' at level 0, .*: levels are named a, b, c"),
+        (["{a1}"], r"has '\{a1\}' at level 0, .*: levels are named a, b, c"),
+    ],
+)
+def test_a_template_is_proposed_if_it_reads_the_whole(value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SemanticIds.from_json({"ham": value}, offset=0)
+
+
+@pytest.mark.parametrize("source", [["<a_1>", "<b_2>"], "<a_1><b_2>", "<A_1>-2", ["<a_1>", 2]])
+def test_texts_of_tokens_need_a_tokenizer_or_an_offset(source: Any) -> None:
+    with pytest.raises(ValueError, match=r"item 'ham' has the token texts .*, expected tokenizer= or offset=: .*Pass"):
+        SemanticIds.from_json({"jam": [0, 1], "ham": source})
+    assert SemanticIds.from_json({"ham": source}, offset=0).encode(["ham"]) == [1, 2 + 2]
+    assert SemanticIds.from_json({"ham": source}, offset=3).encode(["ham"]) == [4, 5 + 2]
+    for integers in ([1, 2], "1-2"):
+        assert SemanticIds.from_json({"ham": integers}).encode(["ham"]) == [1, 2 + 2]
+
+
+def test_a_tokenizer_with_the_other_case() -> None:
+    tokenizer, model = small_tokenizer(), small_model(5)
+    expected = SemanticIds.from_tokenizer(CODES, tokenizer, item_ids=NAMES, model=model).encode(NAMES)
+    capitals = {name: [text.upper() for text in write_texts(row)] for name, row in zip(NAMES, CODES, strict=True)}
+    with pytest.raises(ValueError, match=r"such as '<A_0>'.* or template='<{level}_{code}>', since .* has '<a_0>'"):
+        SemanticIds.from_json(capitals, tokenizer=tokenizer)
+    found = SemanticIds.from_json(capitals, tokenizer=tokenizer, template="<{level}_{code}>")  # what it says
+    assert found.encode(NAMES) == expected
+
+
 def test_a_file_with_a_tokenizer() -> None:
     source = {name: write_texts(row) for name, row in zip(RAGGED_NAMES, RAGGED, strict=True)}
     tokenizer, model = small_tokenizer(), small_model(5)
@@ -481,7 +519,7 @@ def test_a_file_with_a_tokenizer() -> None:
 
 
 def test_a_file_with_a_template() -> None:
-    ids = SemanticIds.from_json([["[a002]", "[b010]"], "[a000][b001]"], template="[{level}{code:03}]")
+    ids = SemanticIds.from_json([["[a002]", "[b010]"], "[a000][b001]"], template="[{level}{code:03}]", offset=0)
     assert ids.codes.tolist() == [[2, 10], [0, 1]]
     with pytest.raises(ValueError, match="template='<{level}>' writes no codes, expected {code} in it"):
         SemanticIds.from_json([["<a>"]], template="<{level}>")

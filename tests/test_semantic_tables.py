@@ -113,15 +113,15 @@ def test_a_tokenizer_gives_the_tokens_and_capitals_are_read(template: str, tmp_p
     path = write(tmp_path / "numbers.parquet", {"codes": CODES, "item_id": NAMES})
     assert read(path, tokenizer=tokenizer, template=template).encode(NAMES) == expected
     if "LEVEL" in template:
-        with pytest.raises(ValueError, match=r"lacks .* '<a_0>'.*template='<\{LEVEL\}_\{code\}>'\?"):
+        with pytest.raises(ValueError, match=r"lacks .* '<a_0>'.*template='<\{LEVEL\}_\{code\}>', since .* '<A_0>'"):
             read(path, tokenizer=tokenizer)
 
 
 def test_capitals_and_others_are_not_mixed() -> None:
-    with pytest.raises(ValueError, match=r"item 'jam' has '<a_1>' at level 0, expected .*'<A_0>': pass template="):
-        SemanticIds.from_json({"ham": ["<A_1>", "<B_2>"], "jam": ["<a_1>", "<b_2>"]})
-    with pytest.raises(ValueError, match=r"item 'jam' has '<A_1>' at level 0, .*template='<\{LEVEL\}_\{code\}>'\?"):
-        SemanticIds.from_json({"ham": ["<a_1>", "<b_2>"], "jam": ["<A_1>", "<B_2>"]})
+    with pytest.raises(ValueError, match=r"item 'jam' has '<a_1>' at level 0, .*'<A_0>': what comes before it is"):
+        SemanticIds.from_json({"ham": ["<A_1>", "<B_2>"], "jam": ["<a_1>", "<b_2>"]}, offset=0)
+    with pytest.raises(ValueError, match=r"item 'jam' has '<A_1>' at level 0, .*'<a_0>': what comes before it is"):
+        SemanticIds.from_json({"ham": ["<a_1>", "<b_2>"], "jam": ["<A_1>", "<B_2>"]}, offset=0)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,16 @@ def test_capitals_and_others_are_not_mixed() -> None:
             {},
             r"row 1 is \[-1\], expected integers from 0 .*are these codes\?",
         ),
-        ({"codes": [["<a_1>"], ["<b_1>"]], "item_id": [1, 2]}, {}, r"row 1 is .*it has '<b_1>' at level 0, expected"),
+        (
+            {"codes": [["<a_1>"], ["<b_1>"]], "item_id": [1, 2]},
+            {"offset": 0},
+            r"row 1 is .*it has '<b_1>' at level 0, expected",
+        ),
+        (
+            {"codes": [["<a_1>"], ["<a_2>"]], "item_id": [1, 2]},
+            {},
+            r"row 0 is .*it has the token texts \['<a_1>'\], expected tokenizer= or offset=",
+        ),
         ({"codes": ["12-5", None], "item_id": [1, 2]}, {}, "row 1 is None, it has None, expected its codes"),
         ({"codes": [[1.5], [2.5]], "item_id": [1, 2]}, {}, r"expected integers.*with codes="),
         ({"codes": [1, 2], "item_id": [1, 2]}, {}, r"lists of integers: .*as in codes=\["),

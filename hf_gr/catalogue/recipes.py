@@ -33,32 +33,48 @@ class CodeReader:
     """Reads semantic IDs, item by item.
 
     Args:
-        template: a token's text. If the first text that is read names its level by a capital instead, as `<A_154>` of
-            MQL4GRec does, `{level}` becomes `{LEVEL}` in it.
+        template: a token's text. If the first text that is read has the names of its levels in the other case, as
+            `<A_154>` of MQL4GRec does, so has `template` afterwards.
+        takes_texts: whether it is known which tokens texts stand for.
     """
 
-    def __init__(self, template: str) -> None:
+    def __init__(self, template: str, *, takes_texts: bool = True) -> None:
         self.template = template
-        self._may_change = "{level}" in template
+        self._takes_texts = takes_texts
+        self._has_read_text = False
 
     def read(self, value: Any, *, of: str = "it") -> list[int]:
         """The codes of one item, which errors call `of`: of token texts, of integers, or of one string.
 
         Raises:
-            ValueError: it cannot be read.
+            ValueError: it cannot be read, or is a text where nothing says which tokens texts stand for.
         """
-        tried = [self.template, self.template.replace("{level}", "{LEVEL}")][: 1 + self._may_change]
-        errors: list[ValueError] = []
-        for template in tried:
+        tried = [self.template] if self._has_read_text else [self.template, in_other_case(self.template)]
+        errors: list[_Unreadable] = []
+        for template in dict.fromkeys(tried):
             try:
-                codes = _read_codes(value, template, of)
-            except ValueError as error:
+                codes = _read_codes(value, template, of, is_decided=self._has_read_text)
+            except _Unreadable as error:
                 errors.append(error)
                 continue
-            self.template = template
-            self._may_change = self._may_change and not _has_text(value)
+            if _has_text(value):
+                if not self._takes_texts:
+                    raise ValueError(
+                        f"{of} has the token texts {value!r}, expected tokenizer= or offset=: texts name tokens of "
+                        "a tokenizer. Pass tokenizer=, the model's own; or offset=, the token of the first code, if "
+                        "the model has none (offset=0, if only the codes matter)"
+                    )
+                self.template, self._has_read_text = template, True
             return codes
-        raise errors[0]
+        raise max(errors, key=lambda error: error.level)  # of what was read the furthest; of equals, the first
+
+
+class _Unreadable(ValueError):
+    """A semantic ID that cannot be read, from a level on."""
+
+    def __init__(self, message: str, level: int = 0) -> None:
+        super().__init__(message)
+        self.level = level
 
 
 def read_recipe(source: Any, reader: CodeReader) -> tuple[list[list[int]], list[ItemId]]:
@@ -112,6 +128,16 @@ def token_texts(template: str, level_sizes: tuple[int, ...]) -> list[list[str]]:
     return texts
 
 
+def in_other_case(template: str) -> str:
+    """The template with its level in capitals, or in small letters if it is in capitals.
+
+    Example:
+        >>> in_other_case("<{level}_{code}>"), in_other_case("<{LEVEL}_{code}>")
+        ('<{LEVEL}_{code}>', '<{level}_{code}>')
+    """
+    return template.replace("{level}", "{LEVEL}") if "{level}" in template else template.replace("{LEVEL}", "{level}")
+
+
 def _load(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
@@ -126,17 +152,29 @@ def _item_ids(keys: list[Any]) -> list[ItemId]:
     return keys
 
 
-def _read_codes(value: Any, template: str, of: str) -> list[int]:
-    parts = _cut(value.strip(), template) if isinstance(value, str) else value
-    if not isinstance(parts, (list, tuple)) or not parts:
-        raise ValueError(f"{of} has {value!r}, expected its codes, such as ['<a_12>', '<b_5>']")
+def _read_codes(value: Any, template: str, of: str, *, is_decided: bool) -> list[int]:
+    """The codes of an item; errors propose another template unless items before decided on this one."""
+    parts, codes = _parts_and_codes(value, template)
+    if not parts:
+        raise _Unreadable(f"{of} has {value!r}, expected its codes, such as ['<a_12>', '<b_5>']")
+    level = len(codes)
+    if level < len(parts):
+        raise _Unreadable(_told(of, value, parts[level], level, template, is_decided=is_decided), level)
+    return codes
+
+
+def _parts_and_codes(value: Any, template: str) -> tuple[list[Any], list[int]]:
+    """The parts of a semantic ID, none if it is nothing that has any; and the codes of those before the first bad."""
+    parts: Any = _cut(value.strip(), template) if isinstance(value, str) else value
     codes: list[int] = []
+    if not isinstance(parts, (list, tuple)):
+        return [], codes
     for level, part in enumerate(cast("list[Any]", parts)):
         code = part if is_integer(part) else _code(template, level, part) if isinstance(part, str) else None
         if code is None:
-            raise _unreadable(of, part, level, template)
+            break
         codes.append(code)
-    return codes
+    return list(cast("list[Any]", parts)), codes
 
 
 def _has_text(value: Any) -> bool:
@@ -182,13 +220,26 @@ def _pattern(template: str, level: int) -> re.Pattern[str]:
     return re.compile(re.escape(text).replace(str(_PROBE), "([0-9]+)"))
 
 
-def _unreadable(of: str, part: Any, level: int, template: str) -> ValueError:
+def _told(of: str, value: Any, part: Any, level: int, template: str, *, is_decided: bool) -> str:
+    """The message for a part that cannot be read."""
     expected = token_text(template, level, 0)
     fix = "levels are named a, b, c, ... in turn; pass template= where texts are written otherwise"
     match = re.fullmatch(f"(.*?)({LEVEL_NAMES[level]})([^0-9]*)[0-9]+([^0-9]*)", str(part), re.IGNORECASE)
     field = "{LEVEL}" if match and match[2].isupper() else "{level}"
-    if match and (written := f"{match[1]}{field}{match[3]}{{code}}{match[4]}") != template:
+    written = f"{match[1]}{field}{match[3]}{{code}}{match[4]}" if match else template
+    if written != template and not is_decided and _reads(value, written):
         fix = f"pass template={written!r}?"
+    elif written != template and (is_decided or level):
+        fix = f"what comes before it is written as {expected!r}: write all texts alike"
     elif isinstance(part, str) and part[:1].isdecimal():
         fix = "numbers are written as '12-5-9', and collisions end with a number, not with an item id"
-    return ValueError(f"{of} has {part!r} at level {level}, expected an integer or a text such as {expected!r}: {fix}")
+    return f"{of} has {part!r} at level {level}, expected an integer or a text such as {expected!r}: {fix}"
+
+
+def _reads(value: Any, template: str) -> bool:
+    """Whether a template reads a whole semantic ID."""
+    try:
+        parts, codes = _parts_and_codes(value, template)
+    except ValueError:  # texts with braces make no template
+        return False
+    return len(parts) == len(codes)

@@ -26,7 +26,7 @@ from . import semantic_storage
 from .fanout import require, smallest_dtype
 from .index import ConstraintIndex
 from .item_ids import ItemId, read_item_ids
-from .recipes import TEMPLATE, CodeReader, read_recipe, token_texts
+from .recipes import TEMPLATE, CodeReader, in_other_case, read_recipe, token_texts
 from .sequences import LARGEST_TOKEN, is_integer, read_rows, to_host
 from .trie import PADDING
 
@@ -120,10 +120,10 @@ class SemanticIds(
         source: str | PathLike[str] | Mapping[Any, Any] | Sequence[Any],
         *,
         level_sizes: Sequence[int] | None = None,
-        offset: int = 0,
+        offset: int | None = None,
         tokenizer: Any = None,
         model: Any = None,
-        template: str = TEMPLATE,
+        template: str | None = None,
     ) -> SemanticIds:
         """Read the semantic IDs that public recipes write.
 
@@ -141,27 +141,29 @@ class SemanticIds(
                 the row numbers. Item ids such as `"17"` become integers, as the recipes' histories have them; where
                 one is not such a number (`"B001"`, `"007"`), all stay strings.
             level_sizes: as in the constructor.
-            offset: as in the constructor; only without a tokenizer.
+            offset: as in the constructor; only without a tokenizer. By default 0 for integers. Token texts need
+                `tokenizer` or an offset that is given: they name a tokenizer's tokens.
             tokenizer: as in `from_tokenizer`; the constructor's tokens by default.
             model: as in `from_tokenizer`.
-            template: a token's text, in `source` as in the tokenizer. Where `source` has levels in capitals, as
-                `<A_154>` of MQL4GRec, so have the tokenizer's tokens.
+            template: a token's text in the tokenizer, and in `source` but for the case of its level. By default
+                `"<{level}_{code}>"`, or `"<{LEVEL}_{code}>"` where `source` has capitals, as `<A_154>` of MQL4GRec.
 
         Raises:
-            ValueError: a file that is not JSON or is cut short, an item whose semantic ID cannot be read, or what the
-                constructor and `from_tokenizer` refuse. Nothing is added to the tokenizer in that case.
+            ValueError: a file that is not JSON or is cut short, an item whose semantic ID cannot be read, token texts
+                with neither `tokenizer` nor `offset`, or what the constructor and `from_tokenizer` refuse. Nothing is
+                added to the tokenizer in that case.
 
         Example:
-            >>> ids = SemanticIds.from_json({"17": ["<a_0>", "<b_1>"], "23": "2-0-1"})
+            >>> ids = SemanticIds.from_json({"17": ["<a_0>", "<b_1>"], "23": "2-0-1"}, offset=3)
             >>> ids.item_ids, ids.codes.tolist()
             ([17, 23], [[0, 1, -1], [2, 0, 1]])
         """
         files = [source] if isinstance(source, (str, PathLike)) else []
         _check_tokens(tokenizer, model, offset)
-        reader = CodeReader(template)
+        reader = CodeReader(template or TEMPLATE, takes_texts=tokenizer is not None or offset is not None)
         with named_in_errors(files):
             codes, ids = read_recipe(source, reader)
-            return cls._with_tokens(codes, ids, level_sizes, offset, tokenizer, model, reader.template)
+            return cls._with_tokens(codes, ids, level_sizes, offset, tokenizer, model, template or reader.template)
 
     @classmethod
     def from_parquet(
@@ -171,10 +173,10 @@ class SemanticIds(
         codes: str | Sequence[str] = "codes",
         item_id: str | None = "item_id",
         level_sizes: Sequence[int] | None = None,
-        offset: int = 0,
+        offset: int | None = None,
         tokenizer: Any = None,
         model: Any = None,
-        template: str = TEMPLATE,
+        template: str | None = None,
         progress: bool = True,
     ) -> SemanticIds:
         """Read the semantic IDs of a table: Parquet files, read in pieces.
@@ -185,10 +187,11 @@ class SemanticIds(
                 or `"12-5-9"`. Or several columns with one integer each, in which shorter semantic IDs end with nulls.
             item_id: the column of item ids, each once; None for the row numbers.
             level_sizes: as in the constructor.
-            offset: as in the constructor: the token of the first level's code 0. Only without a tokenizer.
+            offset: as in the constructor: the token of the first level's code 0. Only without a tokenizer. By default
+                0 for integers; token texts need `tokenizer` or an offset that is given.
             tokenizer: as in `from_tokenizer`; the constructor's tokens by default.
             model: as in `from_tokenizer`.
-            template: a token's text, in the table as in the tokenizer.
+            template: as in `from_json`.
             progress: show a progress bar.
 
         Raises:
@@ -207,10 +210,10 @@ class SemanticIds(
         codes: str | Sequence[str] = "codes",
         item_id: str | None = "item_id",
         level_sizes: Sequence[int] | None = None,
-        offset: int = 0,
+        offset: int | None = None,
         tokenizer: Any = None,
         model: Any = None,
-        template: str = TEMPLATE,
+        template: str | None = None,
         delimiter: str | None = None,
         progress: bool = True,
     ) -> SemanticIds:
@@ -238,10 +241,10 @@ class SemanticIds(
         codes: str | Sequence[str] = "codes",
         item_id: str | None = "item_id",
         level_sizes: Sequence[int] | None = None,
-        offset: int = 0,
+        offset: int | None = None,
         tokenizer: Any = None,
         model: Any = None,
-        template: str = TEMPLATE,
+        template: str | None = None,
         progress: bool = True,
     ) -> SemanticIds:
         """Read the semantic IDs of JSON-lines files, such as `{"item_id": 7, "codes": [12, 5, 9]}`.
@@ -285,9 +288,10 @@ class SemanticIds(
         vocabulary: dict[str, int] = tokenizer.get_vocab()
         missing = [text for text in used if text not in vocabulary]
         if missing and model is None:
-            in_capitals = template.replace("{level}", "{LEVEL}")
-            capital = any(text in vocabulary for text in token_texts(in_capitals, ids.level_sizes)[0])
-            fix = f"template={in_capitals!r}?" if capital else "template=, where the tokenizer writes them otherwise"
+            other = in_other_case(template)
+            has = next((text for text in token_texts(other, ids.level_sizes)[0] if text in vocabulary), None)
+            fix = "template=, where the tokenizer writes them otherwise"
+            fix = fix if has is None else f"template={other!r}, since the tokenizer has {has!r}"
             raise ValueError(
                 f"the tokenizer lacks {len(missing)} of {len(used)} code tokens, such as {missing[0]!r}, and "
                 f"model=None: pass model=, so that they are added and its embeddings resized, or {fix}"
@@ -422,10 +426,10 @@ class SemanticIds(
         codes: str | Sequence[str],
         item_id: str | None,
         level_sizes: Sequence[int] | None,
-        offset: int,
+        offset: int | None,
         tokenizer: Any,
         model: Any,
-        template: str,
+        template: str | None,
         *,
         delimiter: str | None = None,
         progress: bool,
@@ -433,7 +437,7 @@ class SemanticIds(
         from hf_gr.files.tables import read_table
 
         _check_tokens(tokenizer, model, offset)
-        reader = CodeReader(template)
+        reader = CodeReader(template or TEMPLATE, takes_texts=tokenizer is not None or offset is not None)
         table = read_table(
             path,
             format=format,
@@ -446,7 +450,7 @@ class SemanticIds(
         )
         with named_in_errors([path] if isinstance(path, (str, Path)) else path):
             return cls._with_tokens(
-                table.sequences, table.item_ids, level_sizes, offset, tokenizer, model, reader.template
+                table.sequences, table.item_ids, level_sizes, offset, tokenizer, model, template or reader.template
             )
 
     @classmethod
@@ -455,14 +459,14 @@ class SemanticIds(
         codes: Any,
         item_ids: Any,
         level_sizes: Sequence[int] | None,
-        offset: int,
+        offset: int | None,
         tokenizer: Any,
         model: Any,
         template: str,
     ) -> SemanticIds:
         """Codes that were read, with tokens of their own or with a tokenizer's."""
         if tokenizer is None:
-            return cls(codes, item_ids=item_ids, level_sizes=level_sizes, offset=offset)
+            return cls(codes, item_ids=item_ids, level_sizes=level_sizes, offset=0 if offset is None else offset)
         return cls.from_tokenizer(
             codes, tokenizer, item_ids=item_ids, level_sizes=level_sizes, template=template, model=model
         )
@@ -536,7 +540,7 @@ class SemanticIds(
         return items
 
 
-def _check_tokens(tokenizer: Any, model: Any, offset: int) -> None:
+def _check_tokens(tokenizer: Any, model: Any, offset: int | None) -> None:
     """Refuse arguments for tokens that do not go together."""
     if tokenizer is None and model is not None:
         raise ValueError("model is given and tokenizer=None, expected both: pass tokenizer= too")

@@ -144,7 +144,7 @@ class Input:
             raise ValueError("--tokenizer and --offset are given, expected one of them: a tokenizer knows its tokens")
         options: dict[str, Any] = {
             "level_sizes": self._read_level_sizes(),
-            "offset": self.offset or 0,
+            "offset": self.offset,
             "tokenizer": None if self.tokenizer is None else _load_tokenizer(self.tokenizer),
             **({} if self.template is None else {"template": self.template}),
         }
@@ -195,6 +195,11 @@ class Input:
         every = dict.fromkeys(name for names in OPTIONS.values() for name in names)
         for name in every:
             if name not in OPTIONS[kind] and self._is_given(name):
+                if kind == "a recipe's codes" and name in ("codes", "sequence", *OF_TABLES):
+                    raise ValueError(
+                        f"{flag_of(name)} is given, and {self._names()} is a .json file of a recipe, which has its "
+                        f"codes by item, expected no columns: omit {flag_of(name)}, and give --tokenizer or --offset"
+                    )
                 raise ValueError(f"{flag_of(name)} is no option for {kind}, and {self._names()} holds that: omit it")
 
     def _is_given(self, name: str) -> bool:
