@@ -571,7 +571,7 @@ def test_labels_are_ranked_as_by_classify() -> None:
         ({"rules": {"a": ["Z"]}}, "'Z'"),
         ({"timeout": -1}, "timeout=-1, expected a number of seconds"),
         ({"timeout": "x"}, "timeout='x'"),
-        ({"fallback": [5]}, "fallback has 5, expected strings"),
+        ({"fallback": [5]}, "fallback=5 at place 0, expected strings"),
         ({"key_cache_bytes": -1}, "key_cache_bytes=-1"),
     ],
 )

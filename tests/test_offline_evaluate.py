@@ -288,7 +288,7 @@ def test_formats_are_those_of_tables() -> None:
 
 
 def test_options_that_a_function_does_not_have(case: Case, users: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="target= is given, expected an argument of recommend or generate"):
+    with pytest.raises(ValueError, match="target= is given, expected an option or an argument of generate"):
         run(case, users, tmp_path / "recs.parquet", target="seen")
     with pytest.raises(TypeError, match="takes from 2 to 3 positional arguments but 4 were given"):
         recommend(case.model, users, tmp_path / "recs.parquet", case.index)  # pyright: ignore

@@ -256,7 +256,7 @@ def _schema(settings: Settings, users: Users) -> Any:
 def _check_decoding(decoder: Decoder, settings: Settings) -> None:
     """Refuse unknown arguments of `generate`, rows that differ from run to run, and too few beams for the items."""
     taken = [signature(call).parameters for call in (decoder.model.generate, decoder.model.forward)]
-    known = {*vars(GRGenerationConfig()), *taken[0], *taken[1]}
+    known = {*vars(GRGenerationConfig()), *taken[0], *taken[1]} - {"args", "kwargs"}
     unknown = sorted(set(decoder.options) - known)
     if unknown:
         close = get_close_matches(unknown[0], known, n=1)  # options of ours: `Settings.read`
