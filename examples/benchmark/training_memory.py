@@ -34,10 +34,10 @@ def main() -> None:
     parser.add_argument("--hidden-size", type=int, default=768)
     parser.add_argument("--layers", type=int, default=10)
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--run", nargs=3, metavar=("WAY", "TRAINER", "FOLDER"), help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=3, metavar=("WAY", "TRAINER", "FOLDER"), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.run is not None:
-        train(*args.run, hidden_size=args.hidden_size, layers=args.layers, steps=args.steps)
+    if args.one is not None:
+        train(*args.one, hidden_size=args.hidden_size, layers=args.layers, steps=args.steps)
         return
     if args.fast:
         args.hidden_size, args.layers = 32, 1
@@ -60,7 +60,7 @@ def measure(way: str, trainer: str, args: argparse.Namespace) -> list[dict[str, 
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(WAYS[way])] * (WAYS[way] > 1)
     sizes = ["--hidden-size", args.hidden_size, "--layers", args.layers, "--steps", args.steps]
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, *launcher, __file__, *map(str, sizes), "--run", way, trainer, folder]
+        command = [sys.executable, *launcher, __file__, *map(str, sizes), "--one", way, trainer, folder]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     found = [json.loads(line.partition(RESULT)[2]) for line in done.stdout.splitlines() if RESULT in line]
     if done.returncode or len(found) != WAYS[way] or any(one["is_fsdp"] != (way == "fsdp") for one in found):
