@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -167,12 +166,10 @@ def make_job(model: Any, users: Any, settings: Settings, processes: Processes) -
         own_device=processes.device,
         num_processes=processes.count,
     )
-    index = load_index(index, model)
-    if settings.remove_items:
-        index = copy.copy(index)  # the caller's keeps them
+    index = load_index(index, model)  # a copy: the caller's keeps what is removed
     removed, missing = remove_listed(settings.remove_items or (), index)
     table = table or read_users(users, settings, index)
-    if isinstance(table.source, InMemory):
+    if processes.count > 1 and isinstance(table.source, InMemory):
         every = processes.gather(table.source.fingerprint())
         if any(one != every[0] for one in every):
             raise ValueError(

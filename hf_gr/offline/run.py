@@ -150,11 +150,11 @@ class Held:
 def _run_in_memory(job: Job, users: Users, processes: Processes) -> Any:
     """Run a job over a table in memory, with all processes; its rows, as the same kind of table."""
     held = Held(num_processes=processes.count)
-    found = processes.by_all(lambda: (_run_windows(job, users, held, processes), held.rows, job.noticed))
-    windows = {number: rows for _, part, _ in found for number, rows in part.items()}
-    if {num_windows for num_windows, _, _ in found} != {len(windows)}:
-        raise ValueError("users differ between processes, expected the same table in all: pass it whole to each")
-    _warn(processes, [noticed for _, _, noticed in found])
+    _, parts, noticed = zip(
+        *processes.by_all(lambda: (_run_windows(job, users, held, processes), held.rows, job.noticed)), strict=True
+    )
+    windows = {number: rows for part in parts for number, rows in part.items()}
+    _warn(processes, noticed)
     rows = pa.concat_tables([windows[number] for number in sorted(windows)]).combine_chunks()
     source = users.source
     assert isinstance(source, InMemory)
