@@ -87,6 +87,13 @@ def test_selections_equal_the_other_side(seed: int, merged: bool) -> None:
         mine = getattr(beam, name)(ours, legal, jnp.asarray(scores), dead_state=7, **kwargs)
         other = getattr(torch_beam, name)(theirs, their_legal, torch.from_numpy(scores), dead_state=7, **kwargs)
         check_equal(mine, other, FIELDS)
+    picked = np.random.default_rng(seed).integers(0, WIDTH * CHILDREN + 1, (BATCH, 9))
+    picked[0, :2] = WIDTH * CHILDREN, WIDTH * CHILDREN - 1  # none, and the last child
+    mine = beam.select(ours, legal, jnp.asarray(scores), num_kept=9, dead_state=7, picked=jnp.asarray(picked))
+    given = (theirs, their_legal, torch.from_numpy(scores))
+    other = torch_beam.select(*given, num_kept=9, dead_state=7, picked=torch.from_numpy(picked))
+    check_equal(mine, other, FIELDS)
+    assert (np.asarray(mine.states)[np.asarray(mine.scores) == DEAD] == 7).all()
     best, their_best = beam.keep_best(ours, 3), torch_beam.keep_best(theirs, 3)
     check_equal(best, their_best, FIELDS)
 

@@ -25,7 +25,7 @@ NOISE_TOL = 2e-6  # fp32: two logarithms
 SEEDS = np.array([0, 7, -1, 2**63 - 1, -(2**63)])
 
 
-def both(*, length: int, independent: bool) -> list[tuple[np.ndarray, np.ndarray]]:
+def both(*, length: int, independent: bool, stream: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
     """The noise of random candidates in Flax and in PyTorch: uniform and Gumbel."""
     rng = np.random.default_rng(length)
     sequences = rng.integers(0, 2**31 - 1, size=(len(SEEDS), 3, length))
@@ -37,6 +37,7 @@ def both(*, length: int, independent: bool) -> list[tuple[np.ndarray, np.ndarray
     @jax.jit
     def ours(noise: Noise) -> Any:
         paths = noise_module.paths_of(beams) if independent else None
+        noise = noise.stream(stream) if stream else noise
         return [getattr(noise, kind)(beams, children, paths=paths) for kind in ("uniform", "gumbel")]
 
     states = torch.from_numpy(nothing).long()
@@ -45,6 +46,7 @@ def both(*, length: int, independent: bool) -> list[tuple[np.ndarray, np.ndarray
         torch_children.PlainChildren(torch.from_numpy(tokens), torch.ones(tokens.shape, dtype=torch.bool), states),
     )
     noise = torch_noise.Noise(torch.from_numpy(SEEDS))
+    noise = noise.stream(stream) if stream else noise
     paths = torch_noise.paths_of(given[0]) if independent else None
     theirs = [make(*given, paths=paths).numpy() for make in (noise.uniform, noise.gumbel)]
     return list(zip(map(np.asarray, ours(Noise.of(SEEDS))), theirs, strict=True))
@@ -55,6 +57,17 @@ def test_noise_is_that_of_the_other_side(length: int, independent: bool) -> None
     uniform, gumbel = both(length=length, independent=independent)
     assert np.array_equal(*uniform)
     np.testing.assert_allclose(*gumbel, atol=NOISE_TOL, rtol=NOISE_TOL)
+
+
+def test_streams_are_those_of_the_other_side() -> None:
+    assert (noise_module.DRAFTS, noise_module.PASSES) == (torch_noise.DRAFTS, torch_noise.PASSES)
+    found = [both(length=2, independent=False, stream=number)[0] for number in (0, 1, 2)]
+    for uniform, expected in found:
+        assert np.array_equal(uniform, expected)
+    assert len({uniform.tobytes() for uniform, _ in found}) == 3
+    outside = np.asarray(Noise.of(SEEDS).stream(1).seeds)  # not in a program
+    theirs = torch_noise.Noise(torch.from_numpy(SEEDS)).stream(1).seeds.numpy().view(np.uint64)
+    assert np.array_equal(outside, np.stack([theirs >> 32, theirs & (2**32 - 1)], axis=1))
 
 
 @pytest.mark.parametrize("name", ["_times", "_xor_shifted"])

@@ -91,17 +91,16 @@ TORCH_ONLY = {
     "drafters": {
         "Assistant": "models draft in PyTorch alone",
         "DraftSearch": "the same",
-        "DRAFTS": "the same",
         "FixedTree": "a draft in Flax always has fixed sizes",
-        "Guesses": "models draft in PyTorch alone",
+        "Guesses": "the function guess in Flax: a program has no objects",
         "ROOM": "a draft in Flax always has fixed sizes",
-        "Samples": "models draft in PyTorch alone",
+        "Samples": "the function sample in Flax",
         "fixed_widths": "a draft in Flax always has fixed sizes",
         "nodes_of": "the same",
     },
-    "noise": {"DRAFTS": "models draft in PyTorch alone", "PASSES": "relaxed verification is PyTorch's alone"},
+    "noise": {},
     "speculation": {"Level": "of rows that advance on their own"},
-    "verifiers": {"LAST_RESORT": "relaxed verification is PyTorch's alone", "relaxed_places": "the same"},
+    "verifiers": {},
     "transition": {
         "mask_illegal": "logits processors, callables of PyTorch, are given the whole vocabulary",
     },
@@ -142,12 +141,14 @@ FLAX_ONLY = {
         "HEADROOM": "sizes of drafts are fixed in a program",
         "SMALLEST_DRAFT": "the same",
         "STEPS": "the same",
+        "guess": "the class Guesses in PyTorch",
         "plan_first": "the same",
         "plan_sizes": "the same",
+        "sample": "the class Samples in PyTorch",
     },
     "noise": {"HALF": "64 bits are two numbers"},
     "speculation": {},
-    "verifiers": {},
+    "verifiers": {"Drawn": "nodes of one level; Nodes are of all levels"},
 }
 ALIASES = {  # of types, which have no module
     "Any",
@@ -239,7 +240,6 @@ OTHERWISE = {
     "drafters.TreeDrafter.num_forwards": ALONE,
     "drafters.TreeDrafter.draft": {"frontier", "beams", "catalogue", "level"},  # a frontier has the others
     "noise.Noise.of": ALONE,  # in halves
-    "noise.Noise.stream": ALONE,  # of drafts
     "noise.Noise.take": ALONE,  # rows of a program advance together
     "speculation.Speculation": {"chosen"},  # PyTorch alone measures costs
     "speculation.Speculation.none": ALONE,

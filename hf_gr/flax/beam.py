@@ -114,6 +114,7 @@ def select(
     num_kept: int,
     dead_state: int | Int[Array, ""],
     noise: Float[Array, "batch beams children"] | None = None,
+    picked: Int[Array, "batch kept"] | None = None,
 ) -> Beams:
     """Extend every beam by every legal child and keep the M best, or M drawn without replacement, in order of drawing.
 
@@ -125,15 +126,22 @@ def select(
         dead_state: the state of a kept beam that does not exist.
         noise: Gumbel noise of each child: added to the scores, it draws with probability proportional to `exp(score)`
             instead (the Gumbel top-k trick).
+        picked: places among all children of a row, chosen elsewhere: those are kept instead. The place after the last
+            one stands for none.
     """
     num_children = scores.shape[-1]
     flat = scores.reshape(len(scores), -1)
-    keys = flat if noise is None else flat + noise.reshape(flat.shape)
-    # Not in blocks as in PyTorch: XLA's own top-k of 34,000 candidates is faster (0.1 ms on a CPU).
-    chosen = lax.top_k(keys, min(num_kept, flat.shape[-1]))[1]
+    if picked is None:
+        keys = flat if noise is None else flat + noise.reshape(flat.shape)
+        # Not in blocks as in PyTorch: XLA's own top-k of 34,000 candidates is faster (0.1 ms on a CPU).
+        chosen = lax.top_k(keys, min(num_kept, flat.shape[-1]))[1]
+        kept_scores = along(flat, chosen)
+    else:
+        chosen = jnp.minimum(picked, flat.shape[-1] - 1)
+        kept_scores = jnp.where(picked < flat.shape[-1], along(flat, chosen), DEAD)
     parents = chosen // num_children
     tokens, states = candidates.take(parents, chosen - parents * num_children)
-    return _extend(beams, parents, tokens, states, along(flat, chosen), dead_state)
+    return _extend(beams, parents, tokens, states, kept_scores, dead_state)
 
 
 def choose(

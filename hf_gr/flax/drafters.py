@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Drafts nodes to score ahead: all nodes below the live beams, if they are few enough. Decides nothing.
+"""Drafts nodes to score ahead: all below the live beams if they are few enough, and a draft model's. Decides nothing.
 
 Inside a program shapes are fixed, so a draft always has as many nodes as its level's size, padding included.
 
@@ -15,11 +15,15 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
+from . import beam
+from .arrays import along
 from .beam import Beams
 from .buckets import bucket
 from .children import Children
+from .decode import DecodePlan
+from .noise import DRAFTS, Noise
 from .transition import DeviceCatalogue, children, is_leaf
 from .tree import Nodes
 
@@ -177,3 +181,121 @@ def _put(
     """Write new entries from `start`; those without room are dropped."""
     longer = jnp.pad(row, ((0, 0), (0, new.shape[1])))
     return lax.dynamic_update_slice_in_dim(longer, new, start, axis=1)[:, : row.shape[1]]
+
+
+def guess(
+    nodes: Beams,
+    lacks: Float[Array, "batch above"],
+    paths: Int[Array, "batch above"],
+    legal: Children,
+    scores: Float[Array, "batch above children"],
+    is_open: Bool[Array, "batch above children"],
+    *,
+    number: int,
+    plan: DecodePlan,
+    catalogue: DeviceCatalogue,
+    noise: Noise | None = None,
+) -> tuple[Beams, Float[Array, "batch nodes"], Int[Array, "batch nodes"]]:
+    """What the target's beams will be if it scores as the draft does, and the N - K most likely misses: one level.
+
+    Equal to `hf_gr.torch.drafters.Guesses.step`, which says how nodes are chosen; which of several nodes that lack
+    equally much is arbitrary there, and the first of them here.
+
+    Args:
+        nodes: the draft's last level; on its first one the target's beams.
+        lacks: what each of them lacks to be a beam, in log-probability; 0 for the target's beams.
+        paths: numbers of the paths that they belong to, where paths do not compete: `noise.paths_of` the beams.
+        legal: their children.
+        scores: cumulative scores of those, `-inf` where there is none.
+        is_open: which children have children: `open_children`.
+        number: N.
+        plan: the options of the call.
+        catalogue: the catalogue.
+        noise: the target's own, if it samples.
+
+    Returns:
+        N nodes, those that lack least first, then padding; what each lacks, infinity for padding; and their paths.
+
+    Source: AtSpeed, equation 1.
+    """
+    found = jnp.maximum(_lacks(nodes, lacks, paths, legal, scores, is_open, plan, noise), lacks[..., None])
+    found = jnp.where(is_open & (scores > beam.DEAD), found, jnp.inf).reshape(len(scores), -1)
+    least, picked = lax.top_k(-found, min(number, found.shape[1]))
+    picked = jnp.where(least > -jnp.inf, picked, found.shape[1])
+    below = _extended(nodes, legal, scores, picked, number, catalogue)
+    least = jnp.pad(-least, ((0, 0), (0, number - least.shape[1])), constant_values=jnp.inf)
+    return below, least, along(paths, below.parents)
+
+
+def sample(
+    nodes: Beams,
+    legal: Children,
+    scores: Float[Array, "batch above children"],
+    *,
+    number: int,
+    catalogue: DeviceCatalogue,
+    noise: Noise,
+) -> tuple[Beams, Float[Array, "batch above children"]]:
+    """N samples without replacement, in drawing order, and the probabilities that they were drawn with: one level.
+
+    Equal to `hf_gr.torch.drafters.Samples.step`; the arguments are those of `guess`.
+
+    Returns:
+        N nodes, then padding; and the log-probabilities of all children (AtSpeed's q), `-inf` where there is none.
+
+    Source: AtSpeed, section 3.2.
+    """
+    flat = scores.reshape(len(scores), -1)
+    keys = flat + noise.stream(DRAFTS).gumbel(nodes, legal).reshape(flat.shape)
+    picked = lax.top_k(keys, min(number, flat.shape[1]))[1]
+    total = jax.nn.logsumexp(flat, axis=-1)[:, None, None]
+    log_probs = jnp.where(total > beam.DEAD, scores - total, beam.DEAD)
+    return _extended(nodes, legal, scores, picked, number, catalogue), log_probs
+
+
+def _lacks(
+    nodes: Beams,
+    lacks: Float[Array, "batch above"],
+    paths: Int[Array, "batch above"],
+    legal: Children,
+    scores: Float[Array, "batch above children"],
+    is_open: Bool[Array, "batch above children"],
+    plan: DecodePlan,
+    noise: Noise | None,
+) -> Float[Array, "batch above children"]:
+    """What each child lacks to be chosen, if the node above it is a beam."""
+    keys = scores
+    if plan.do_sample:
+        assert noise is not None, "samples are drawn from noise"
+        keys = scores + noise.gumbel(nodes, legal, paths=None if plan.is_beam_search else paths)
+    if not plan.is_beam_search:
+        return keys.max(axis=-1, keepdims=True) - keys
+    is_beam = (lacks <= 0)[..., None]
+    if not plan.do_sample:
+        return _nth(jnp.where(is_open & is_beam, scores, beam.DEAD), plan.num_beams) - scores
+    # More are drawn than there are beams, and the best of those continue.
+    last = _nth(jnp.where(is_beam, keys, beam.DEAD), plan.num_kept)
+    best = _nth(jnp.where(is_open & is_beam & (keys >= last), scores, beam.DEAD), plan.num_beams)
+    return jnp.maximum(last - keys, best - scores)
+
+
+def _nth(values: Float[Array, "batch above children"], number: int) -> Float[Array, "batch 1 1"]:
+    """The n-th largest value of every row, `-inf` if there are fewer."""
+    flat = values.reshape(len(values), -1)
+    if flat.shape[1] < number:
+        return jnp.full((len(flat), 1, 1), beam.DEAD)
+    return lax.top_k(flat, number)[0][:, -1, None, None]
+
+
+def _extended(
+    nodes: Beams,
+    legal: Children,
+    scores: Float[Array, "batch above children"],
+    picked: Int[Array, "batch picked"],
+    number: int,
+    catalogue: DeviceCatalogue,
+) -> Beams:
+    """The nodes below at some places, and after them as many dead ones as are missing."""
+    after_last = scores.shape[1] * scores.shape[2]
+    picked = jnp.pad(picked, ((0, 0), (0, number - picked.shape[1])), constant_values=after_last)
+    return beam.select(nodes, legal, scores, num_kept=number, dead_state=catalogue.dead_state, picked=picked)

@@ -22,6 +22,9 @@ from .arrays import HostOrDevice
 from .beam import Beams
 from .children import Children
 
+# Streams, as in `hf_gr.torch.noise`; the target's own is 0.
+DRAFTS, PASSES = 1, 2
+
 GOLDEN = 0x9E3779B97F4A7C15
 LARGEST = 1 - 2.0**-24  # below 1 in fp32
 HALF = 2**16 - 1
@@ -45,6 +48,11 @@ class Noise:
         """The noise of prompts with seeds `[B]`."""
         bits = seeds.view(np.uint64)
         return cls(np.stack([bits >> np.uint64(32), bits & np.uint64(2**32 - 1)], axis=-1).astype(np.uint32))
+
+    def stream(self, number: int) -> Noise:
+        """Noise for another purpose, independent of this one; `number` is at least 1."""
+        high, low = jnp.asarray(self.seeds).T
+        return Noise(jnp.stack(_fold((high, low), jnp.int32(number)), axis=-1))
 
     def gumbel(
         self, beams: Beams, candidates: Children, *, paths: Int[Array, "batch beams"] | None = None
