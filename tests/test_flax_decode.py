@@ -21,10 +21,10 @@ import jax
 import jax.numpy as jnp
 from flax_catalogues import EOS, LENGTH, VOCABULARY, random_index, random_rows, random_rules
 from flax_table_scorers import TableScorer, prompt_of, tables
+from flax_warpers import processors_of
 from table_scorers import TableModel
 from test_decode import make_plan
 from transformers import LogitsProcessorList
-from transformers.generation import LogitNormalization
 
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue.snapshot import BatchRules, combine_rules
@@ -35,6 +35,7 @@ from hf_gr.flax.noise import Noise
 from hf_gr.flax.transition import device_catalogue
 from hf_gr.reference import reference_beam_search
 from hf_gr.torch import decode as torch_decode
+from hf_gr.torch import noise as torch_noise
 from hf_gr.torch import transition as torch_transition
 
 pytestmark = pytest.mark.shapes
@@ -68,20 +69,26 @@ def run(
     return decode.decode_program(SCORER, params, catalogue, prompt_of(NUM_ROWS), plan, noise)
 
 
-def run_torch(rules: BatchRules, plan: DecodePlan, params: Any = SHARED) -> torch_decode.Decoded:
+def run_torch(
+    rules: BatchRules, plan: DecodePlan, params: Any = SHARED, *, noise: torch_noise.Noise | None = None
+) -> torch_decode.Decoded:
     """The same call on the other side."""
     names = ("num_return_sequences", "num_kept", "do_sample", "early_stopping", "max_new_tokens", "output_scores")
     shared = {name: getattr(plan, name) for name in (*names, "length_penalty", "output_logits", "forces_end")}
-    processors = (LogitsProcessorList(), LogitsProcessorList([LogitNormalization()]))
-    shared["processors"] = processors if plan.renormalize_logits else None
-    theirs = make_plan(NUM_ROWS, plan.num_beams, **shared)
+    if processors := processors_of(plan):  # after the constraint
+        shared["processors"] = (LogitsProcessorList(), LogitsProcessorList(processors))
+    theirs = make_plan(NUM_ROWS, plan.num_beams, noise=noise, **shared)
     model = TableModel([torch.from_numpy(table) for table in params], NUM_ROWS)
     return torch_decode.decode(model(), torch_transition.device_catalogue(rules, CPU), theirs)
 
 
-def check(rules: BatchRules, plan: DecodePlan, params: Any = SHARED, **kwargs: Any) -> None:
+def check(
+    rules: BatchRules, plan: DecodePlan, params: Any = SHARED, *, seeds: np.ndarray | None = None, fresh: bool = False
+) -> None:
     """Both sides: the same sequences in the same order, the same scores."""
-    ours, theirs = run(rules, plan, params, **kwargs), run_torch(rules, plan, params)
+    noises = (None, None) if seeds is None else (Noise.of(seeds), torch_noise.Noise(torch.from_numpy(seeds)))
+    ours = run(rules, plan, params, noise=noises[0], fresh=fresh)
+    theirs = run_torch(rules, plan, params, noise=noises[1])
     num_rows, length = theirs.sequences.shape
     sequences = np.asarray(ours.sequences).reshape(num_rows, -1)
     assert sequences[:, :length].tolist() == theirs.sequences.tolist()
@@ -205,6 +212,32 @@ def test_a_dead_row_stays_dead_and_the_others_do_not_notice(one_shape: None) -> 
 
 
 # Sampling
+
+
+@pytest.mark.parametrize(
+    ("num_beams", "ragged", "options"),
+    [
+        (4, True, {"temperature": np.float32(1.5)}),
+        (1, True, {"num_return_sequences": 5, "temperature": np.float32(0.7), "top_k": 4, "top_p": np.float32(0.8)}),
+        pytest.param(4, False, {"top_p": np.float32(0.9), "min_p": np.float32(0.05)}, marks=SLOW),
+        pytest.param(4, True, {"early_stopping": True, "renormalize_logits": True, "top_k": 3}, marks=SLOW),
+        pytest.param(4, True, {"num_kept": 12, "min_tokens_to_keep": 3, "top_p": np.float32(0.5)}, marks=SLOW),
+        pytest.param(40, False, {}, marks=SLOW),
+        pytest.param(1, False, {"num_return_sequences": 5}, marks=SLOW),
+        pytest.param(1, True, {"min_p": np.float32(0.2), "output_scores": True, "output_logits": True}, marks=SLOW),
+    ],
+    ids=str,
+)
+@FREE
+@given(seed=st.integers(0, 2**62))
+def test_samples_of_catalogues_in_every_state_equal_the_other_side(
+    one_shape: None, num_beams: int, ragged: bool, options: dict[str, Any], seed: int
+) -> None:
+    """With additions, removals, views and exclusions of every row; with 40 beams, fewer candidates than beams."""
+    rng = random.Random(seed)
+    params = tables(seed, NUM_ROWS, vocabulary=VOCABULARY, longest=LENGTH + 1)
+    rules = random_rules(rng, random_index(rng, ragged=ragged))
+    check(rules, plan_of(num_beams, do_sample=True, **options), params, seeds=np.array([seed, -seed]))
 
 
 def legal_distribution(

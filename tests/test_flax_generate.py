@@ -22,14 +22,8 @@ pytest.importorskip("flax")
 import jax
 import jax.numpy as jnp
 import torch
+from flax_warpers import processors_of
 from transformers import MistralConfig
-from transformers.generation import (
-    LogitNormalization,
-    MinPLogitsWarper,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, GRGenerationConfig, enable
 from hf_gr.flax.decode import DecodePlan, decode_program
@@ -55,6 +49,9 @@ INDEX = ConstraintIndex.from_sequences(ROWS)
 RAGGED = ConstraintIndex.from_sequences(
     [row[: 1 + i % LENGTH].tolist() for i, row in enumerate(ROWS)], eos_token_id=EOS
 )
+LIVE = ConstraintIndex.from_sequences(ROWS[:200])
+LIVE.add(ROWS[200:], range(200, 300))
+LIVE.remove(range(0, 300, 7))
 # Deeper models are held to each other in test_flax_model.py: here programs are compiled by the dozen.
 ONE_LAYER = {"t5": {"num_layers": 1}, "llama": {"num_hidden_layers": 1}, "qwen3": {"num_hidden_layers": 1}}
 DETAILS = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
@@ -184,8 +181,13 @@ def test_samples_are_items_and_follow_the_seed(folder: Path) -> None:
         ("t5", {"num_beams": 4, "constraint_index": INDEX}),
         pytest.param("llama", {"num_beams": 4, "drafting": "trie", "top_p": 0.9}, marks=pytest.mark.slow),
         pytest.param("t5", {"num_beams": 1}, marks=pytest.mark.slow),
+        pytest.param(
+            "qwen3",
+            {"num_beams": 1, "min_p": 0.01, "constraint_index": LIVE, "exclude_items": [[1, 250], [], [3]]},
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["t5-beams", "llama-beams-trie", "t5-paths"],
+    ids=["t5-beams", "llama-beams-trie", "t5-paths", "qwen3-paths-live"],
 )
 def test_one_seed_gives_the_samples_of_the_other_side(family: str, how: dict[str, Any], folder: Path) -> None:
     inputs = prompts(3, 9, padded=True)
@@ -230,19 +232,6 @@ def test_a_decoder_prompt_may_lack_its_start_token(folder: Path) -> None:
             model.generate(**to_numpy(inputs), constraint_index=INDEX, decoder_start_token_id=token)
     with pytest.raises(ValueError, match="prompt 1 is all padding"):
         model.generate([[5], [6]], attention_mask=[[1], [0]], constraint_index=INDEX)
-
-
-def processors_of(plan: DecodePlan) -> list[Any]:
-    """transformers' processors of what a plan says."""
-    keep: dict[str, Any] = {"min_tokens_to_keep": plan.min_tokens_to_keep}
-    made = [
-        None if plan.temperature is None else TemperatureLogitsWarper(float(plan.temperature)),
-        None if plan.top_k is None else TopKLogitsWarper(plan.top_k, **keep),
-        None if plan.top_p is None else TopPLogitsWarper(float(plan.top_p), **keep),
-        None if plan.min_p is None else MinPLogitsWarper(float(plan.min_p), **keep),
-        OfLiving(LogitNormalization()) if plan.renormalize_logits else None,
-    ]
-    return [processor for processor in made if processor is not None]
 
 
 @pytest.mark.parametrize(
