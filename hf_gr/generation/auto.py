@@ -4,12 +4,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from hf_gr.files.hub import naming_model
+
+from .messages import say_once
 
 Model = TypeVar("Model")
 
@@ -58,6 +62,7 @@ class AutoModelForGenerativeRetrieval:
                 Qwen2, Qwen3, Mistral, Gemma or T5.
             args: as for transformers' auto classes.
             backend: `"torch"`, `"flax"`, or `"auto"`: Flax if JAX has a TPU or PyTorch is not installed; else PyTorch.
+                What Flax cannot load, `"auto"` loads in PyTorch, and says once why.
             kwargs: as for transformers' auto classes: `dtype`, `device_map`, `attn_implementation`, `revision`, ...;
                 in Flax those of `FlaxModel.from_pretrained`: `dtype`, `revision`, `token`, `cache_dir`,
                 `local_files_only`, `subfolder`.
@@ -68,26 +73,46 @@ class AutoModelForGenerativeRetrieval:
 
         Raises:
             ImportError: a backend that is not installed; the message names what to install.
-            NotImplementedError: an architecture, or a config field, that Flax does not have.
+            NotImplementedError: an architecture, or a config field, that Flax does not have, and nothing but Flax may
+                load it.
             OSError: neither a folder nor reachable on the Hub; else as in transformers, and if the Hub does not say
                 whether there is a draft head.
-            ValueError: an unknown backend; arguments that Flax does not take; one of a draft head's two files without
-                the other, or a head that cannot be read or belongs to another model.
+            ValueError: an unknown backend; arguments that Flax does not take, and nothing but Flax may load it; one of
+                a draft head's two files without the other, or a head that cannot be read or belongs to another model.
         """
-        if backend not in BACKENDS:
-            raise ValueError(f"backend={backend!r}, expected one of {BACKENDS}")
-        backend = choose_backend() if backend == "auto" else backend
-        if backend == "flax":
-            _refuse_for_flax(args, kwargs)
-            kwargs = {name: value for name, value in kwargs.items() if value is not None}
-        loading = _backend(backend)
-        with naming_model(repo_or_dir, "repo_or_dir"):
-            return loading.load(repo_or_dir, *args, **kwargs)
+
+        def load(loading: Any) -> Any:
+            with naming_model(repo_or_dir, "repo_or_dir"):
+                return loading.load(repo_or_dir, *args, **kwargs)
+
+        def load_in_flax(loading: Any) -> Any:
+            with naming_model(repo_or_dir, "repo_or_dir"):
+                return loading.load(repo_or_dir, **_given(kwargs))
+
+        return _dispatch(backend, load, load_in_flax, lacks=_only_torchs(args, kwargs, _OF_LOADING))
 
     @classmethod
-    def from_config(cls, config: Any, **kwargs: Any) -> Any:
-        """A model with random weights in PyTorch, as in transformers' auto classes."""
-        return _backend("torch").from_config(config, **kwargs)
+    def from_config(cls, config: Any, *, backend: Literal["auto", "torch", "flax"] = "auto", **kwargs: Any) -> Any:
+        """A model with random weights.
+
+        Args:
+            config: a config of transformers.
+            backend: as for `from_pretrained`.
+            kwargs: as for transformers' auto classes; in Flax `dtype`, and `rngs`, an `nnx.Rngs` (seed 0 by default).
+
+        Raises:
+            ImportError: as for `from_pretrained`.
+            NotImplementedError: as for `from_pretrained`.
+            ValueError: an unknown backend; arguments that Flax does not take, and nothing but Flax may make it.
+        """
+
+        def make(loading: Any) -> Any:
+            return loading.from_config(config, **kwargs)
+
+        def make_in_flax(loading: Any) -> Any:
+            return loading.from_config(config, **_given(kwargs))
+
+        return _dispatch(backend, make, make_in_flax, lacks=_only_torchs((), kwargs, _OF_CONFIG))
 
 
 def choose_backend() -> Literal["torch", "flax"]:
@@ -97,6 +122,43 @@ def choose_backend() -> Literal["torch", "flax"]:
     if find_spec("jax") is None or find_spec("libtpu") is None:
         return "torch"
     return "flax" if import_module("jax").default_backend() == "tpu" else "torch"
+
+
+def _dispatch(
+    backend: str, in_torch: Callable[[Any], Any], in_flax: Callable[[Any], Any], *, lacks: str | None
+) -> Any:
+    """Load by the module of a backend. If Flax cannot and nobody insists on it, PyTorch does, and a warning says so.
+
+    Args:
+        backend: as the caller gave it.
+        in_torch: loads by `torch.loading`.
+        in_flax: loads by `flax.loading`.
+        lacks: which of the given options Flax does not take; None for none.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"backend={backend!r}, expected one of {BACKENDS}")
+    chosen = choose_backend() if backend == "auto" else backend
+    if chosen == "torch":
+        return in_torch(_backend("torch"))
+    has_torch = find_spec("torch") is not None
+    remedy = "" if has_torch else ", which needs PyTorch: pip install torch"
+    try:
+        if lacks is not None:
+            raise ValueError(f"{lacks}{remedy}")
+        return in_flax(_backend("flax"))
+    except (ImportError, NotImplementedError, ValueError) as error:
+        is_lack = isinstance(error, NotImplementedError) or lacks is not None or _is_uninstalled(error)
+        if is_lack and backend == "auto" and has_torch:
+            message = _REMEDY.sub("", str(error))
+        elif isinstance(error, NotImplementedError) and not has_torch:
+            raise NotImplementedError(f"{error}{remedy}") from error
+        else:
+            raise
+    say_once(
+        f"backend='auto' loads PyTorch, though JAX has a TPU, which PyTorch does not use: {message}. "
+        "Pass backend='torch' to choose this, or backend='flax' to be refused"
+    )
+    return in_torch(_backend("torch"))
 
 
 def _backend(name: Literal["torch", "flax"]) -> Any:
@@ -109,12 +171,44 @@ def _backend(name: Literal["torch", "flax"]) -> Any:
     return import_module(".torch.loading", __package__)
 
 
-def _refuse_for_flax(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _is_uninstalled(error: Exception) -> bool:
+    return isinstance(error, ImportError) and error.name in ("jax", "flax")
+
+
+def _given(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in kwargs.items() if value is not None}
+
+
+def _only_torchs(args: tuple[Any, ...], kwargs: dict[str, Any], taken: tuple[str, ...]) -> str | None:
+    """Which options Flax does not take, with a remedy for each; None if it takes all."""
+    found = [
+        f"{name} is given, expected one of {taken} with backend='flax': {_INSTEAD.get(name, 'omit it')}"
+        for name in _given(kwargs)
+        if name not in taken
+    ]
     if args:
-        raise ValueError(f"{len(args)} positional arguments, expected none besides the checkpoint with backend='flax'")
-    taken = ("dtype", "revision", "token", "cache_dir", "local_files_only", "subfolder")
-    fixes = {"torch_dtype": "pass dtype=", "mesh": "pass mesh= to generate", "device_map": "pass mesh= to generate"}
-    for name, value in kwargs.items():
-        if name not in taken and value is not None:
-            fix = fixes.get(name, "omit it, or use backend='torch'")
-            raise ValueError(f"{name} is given, expected one of {taken} with backend='flax': {fix}")
+        found.append(f"{len(args)} positional arguments, expected none besides the checkpoint with backend='flax'")
+    return None if not found else f"{'; '.join(found)}; or use backend='torch'"
+
+
+_REMEDY = re.compile(r"(; or|[:;]) use backend='torch'$")
+_OF_LOADING = ("dtype", "revision", "token", "cache_dir", "local_files_only", "subfolder")
+_OF_CONFIG = ("dtype", "rngs")
+_SHARDED = "pass mesh= to generate"
+_UNQUANTISED = "load a checkpoint that is not quantised, with dtype='bfloat16'"
+_INSTEAD = {  # of options that only PyTorch's side takes
+    "torch_dtype": "pass dtype=",
+    "mesh": _SHARDED,
+    "device_map": _SHARDED,
+    "device_mesh": _SHARDED,
+    "max_memory": _SHARDED,
+    "tp_plan": _SHARDED,
+    "tp_size": _SHARDED,
+    "attn_implementation": "omit it, as Flax has one attention",
+    "quantization_config": _UNQUANTISED,
+    "load_in_4bit": _UNQUANTISED,
+    "load_in_8bit": _UNQUANTISED,
+    "config": "save it beside the weights",
+    "trust_remote_code": "omit it, as Flax runs no code of checkpoints",
+    "generation_config": "set model.generation_config after loading",
+}
