@@ -20,8 +20,9 @@ from families import PAD, build, prompts
 from test_drafting import DETAILS, assert_same, index_of, inverted
 
 from hf_gr import ConstraintIndex, enable
+from hf_gr.generation import trials
 from hf_gr.generation.torch.drafts import auto
-from hf_gr.torch import costs, trials
+from hf_gr.torch import costs
 
 FREE = 1e-9  # seconds
 CALLS = 150  # more than any trial takes

@@ -36,7 +36,6 @@ PARTS = {"decode": ("plan",)}
 UNPAIRED = {
     "scorers": "nothing but a protocol is on both sides",
     "costs": "PyTorch alone measures costs",
-    "trials": "the same",
     "frontier": "rows of a program advance together",
     "processes": "several devices run one program",
     "log_probs": "XLA keeps no log-softmax of a whole vocabulary",

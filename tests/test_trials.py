@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from hf_gr.torch import trials
-from hf_gr.torch.trials import FEWEST_ROUNDS, MOST_ROUNDS, TIE, Trials, middle
+from hf_gr.generation import trials
+from hf_gr.generation.trials import FEWEST_ROUNDS, MOST_ROUNDS, TIE, Trials, middle
 
 ALLOWED = 0.02  # how much slower than the fastest the chosen way may be
 

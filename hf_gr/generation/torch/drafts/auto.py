@@ -19,12 +19,12 @@ from hf_gr.generation.internals import attention_of
 from hf_gr.generation.messages import logger
 from hf_gr.generation.torch.layouts import may_take_nodes
 from hf_gr.generation.torch.prompts import Prompt
+from hf_gr.generation.trials import Trial, Trials
 from hf_gr.torch.costs import LEAST_GAIN, WIDER_BY, ForwardCosts, Stopwatch, measure_costs, plan_merges
 from hf_gr.torch.decode import Decoded
 from hf_gr.torch.drafters import TreeDrafter
 from hf_gr.torch.scorers import Scorer
 from hf_gr.torch.transition import DeviceCatalogue
-from hf_gr.torch.trials import Trial, Trials
 
 from . import Draft, Prepared, Search
 from .assistant import AssistantDraft
