@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
+import platform
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +33,23 @@ settings.register_profile("hf_gr", deadline=None, max_examples=30)
 settings.load_profile("hf_gr")
 
 collect_ignore_glob = [] if find_spec("pyarrow") else ["test_offline_*"]  # they write tables of users
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Programs of JAX that a run has compiled are loaded by later ones; the environment is for processes of tests.
+
+    The name of the folder tells processors apart: programs are machine code of one. With a size there is a lock, and
+    workers may share a program.
+    """
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ or not hasattr(config, "cache"):
+        return
+    processor = Path("/proc/cpuinfo")
+    flags = [line for line in processor.read_text().splitlines() if "flags" in line] if processor.is_file() else []
+    name = hashlib.sha256("".join([platform.machine(), platform.processor(), *flags[:1]]).encode()).hexdigest()[:16]
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(config.cache.mkdir(f"jax-{name}"))
+    os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2**28)
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+
 
 CAN_TELL = hasattr(os, "sched_getaffinity")
 MOST_WORKERS = 8  # each holds PyTorch and JAX: about a gigabyte
