@@ -23,8 +23,9 @@ import torch
 import hf_gr
 from hf_gr.answering.decoding import Decoder
 from hf_gr.answering.histories import join_tokens, latest_that_fit, tokens_of_items
-from hf_gr.answering.loading import load_index, load_model, prompt_room
+from hf_gr.answering.loading import load_index, prompt_room
 from hf_gr.answering.requests import Request
+from hf_gr.answering.torch_models import load_model
 
 try:
     import ray

@@ -17,7 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from transformers import AutoConfig
 
-from hf_gr import ConstraintIndex, enable
+from hf_gr import ConstraintIndex, enable, recommend
 from hf_gr.files.draft_head_config import DraftHeadConfig
 from hf_gr.flax import devices
 from hf_gr.flax.decode import decode_program
@@ -251,6 +251,17 @@ def test_a_planted_error_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     found = model.generate(**call).sequences.tolist()
     monkeypatch.undo()
     assert found != model.generate(**call).sequences.tolist()  # compiled by another test: the default mesh
+
+
+def test_a_job_runs_on_all_devices_or_on_a_mesh() -> None:
+    """Six users, which four devices do not divide, with one program each."""
+    users = [[number, 2 * number + 1] for number in range(6)]
+    options: dict[str, Any] = {"num_beams": 4, "top_k": 4, "progress": False, "constraint_index": INDEX}
+    found = recommend(model_of("qwen3"), users, **options)
+    before = decode_on_mesh._cache_size()
+    assert recommend(model_of("qwen3"), users[::-1], **options) == found[::-1]
+    assert decode_on_mesh._cache_size() == before
+    assert recommend(model_of("qwen3"), users, mesh=(1, 1), **options) == found
 
 
 @pytest.mark.parametrize("shape", [(4, 1), (2, 2)])

@@ -525,7 +525,7 @@ def test_what_is_pytorchs_alone_loads_pytorch_whatever_auto_means(
 ) -> None:
     """On a TPU, too: tables of users are decoded by the PyTorch side."""
     pytest.importorskip("pyarrow")
-    from hf_gr.answering.loading import load_draft_model, load_model
+    from hf_gr.answering.torch_models import load_draft_model, load_model
 
     torch_model, model = pair("qwen3", folder)
     monkeypatch.setattr(auto, "choose_backend", lambda: "flax")

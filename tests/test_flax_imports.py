@@ -21,6 +21,16 @@ out = model.generate(np.array([[1, 2]]), constraint_index=index, num_beams=3, nu
 assert sorted(index.items(np.asarray(out)[:, 2:])) == [["ham"], ["jam"], ["yam"]]
 assert sys.modules["torch"] is None
 """
+RECOMMEND = """
+import logging
+from hf_gr import recommend, evaluate
+users = [["ham", "jam"], ["jam", "yam", "ham"]]
+options = {{"constraint_index": index, "num_beams": 3, "progress": False}}
+assert sorted(recommend({folder!r}, users, top_k=3, **options)[0]) == ["ham", "jam", "yam"]
+found = evaluate({{"model": model}}, users, cutoffs=(3,), sampled_users=0, num_resamples=0, baselines=False, **options)
+assert found.results[0].metrics["recall@3"] == 1
+assert not any(name.startswith(("hf_gr.torch", "accelerate")) for name in sys.modules)
+"""
 
 
 def run(code: str) -> tuple[str, str]:
@@ -42,7 +52,14 @@ def test_without_jax_the_error_names_the_extra(tmp_path: Path) -> None:
     assert 'pip install "hf-gr[flax]"' in error.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("name", "fix"), [("classify", ""), ("DraftHead", "hf_gr.flax.draft_head.DraftHead")])
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("classify", ""),
+        ("DraftHead", "hf_gr.flax.draft_head.DraftHead"),
+        ("ConstraintLogitsProcessor", "FlaxConstraintLogitsProcessor"),
+    ],
+)
 def test_without_torch_the_error_names_it(name: str, fix: str) -> None:
     _, error = run(BLOCKED.format(name="torch") + f"from hf_gr import {name}")
     assert f"ImportError: hf_gr.{name} needs PyTorch: pip install torch" in error.splitlines()[-1]
@@ -61,7 +78,10 @@ def test_the_flax_path_needs_no_torch(tmp_path: Path) -> None:
     config.eos_token_id = config.bos_token_id = None
     FlaxModel(config).save_pretrained(tmp_path)
     out, error = run(
-        BLOCKED.format(name="torch") + CALL.format(folder=str(tmp_path)) + LOADED.format(names=("hf_gr.torch",))
+        BLOCKED.format(name="torch")
+        + CALL.format(folder=str(tmp_path))
+        + RECOMMEND.format(folder=str(tmp_path))
+        + LOADED.format(names=("hf_gr.torch",))
     )
     assert "Traceback" not in error, error
     assert out == ""

@@ -18,10 +18,10 @@ from families import PAD, VOCABULARY, build, shared
 from peft import LoraConfig, get_peft_model
 
 from hf_gr import ConstraintIndex, enable
-from hf_gr.answering import keeping, kept, kept_keys
+from hf_gr.answering import kept, kept_keys
 from hf_gr.answering.decoding import Answer, Decoder
-from hf_gr.answering.keeping import fits_options, keep_computed
-from hf_gr.answering.kept import Kept
+from hf_gr.answering.keeping import keep_computed
+from hf_gr.answering.kept import Kept, fits_options
 from hf_gr.answering.kept_encodings import KeptEncodings
 from hf_gr.answering.kept_keys import KeptKeys
 from hf_gr.answering.requests import Request
@@ -376,7 +376,7 @@ def test_no_memory_is_no_store() -> None:
         {"output_hidden_states": True},
         {"use_cache": False},
         {"token_type_ids": torch.ones(1, 3)},
-        {"generation_config": keeping.GenerationConfig(output_attentions=True)},
+        {"generation_config": kept.GenerationConfig(output_attentions=True)},
     ],
     ids=str,
 )

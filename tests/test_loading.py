@@ -16,7 +16,7 @@ from offline_case import Case, make_case, write_users
 from typer.testing import CliRunner
 
 from hf_gr import Engine, evaluate, recommend
-from hf_gr.answering.loading import check_device, load_model
+from hf_gr.answering.torch_models import check_device, load_model
 from hf_gr.commands import app as cli
 
 HISTORIES = [[100, 101], [102]]

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -40,4 +40,43 @@ def make_batches(lengths: Sequence[int], *, token_budget: int, tokens_ahead: int
             batches.append([])
             most = max(1, token_budget // num_batch_tokens(1, lengths[row], tokens_ahead))
         batches[-1].append(row)
+    return batches
+
+
+def make_even_batches(
+    lengths: Sequence[int],
+    *,
+    token_budget: int,
+    tokens_ahead: int,
+    padded_length: Callable[[int], int],
+    num_devices: int = 1,
+) -> list[list[int]]:
+    """`make_batches` for compiled programs, each of which serves one shape: few shapes, the longest prompts first.
+
+    The longest prompt of a batch, padded, gives it its number of rows: the largest power of two for each device that
+    the budget allows, and no more than all rows need. The last batch is filled by its own first row.
+
+    Args:
+        lengths: tokens of every prompt.
+        token_budget: the most that a device's rows may cost.
+        tokens_ahead: generated for a prompt.
+        padded_length: what a prompt is padded to.
+        num_devices: that divide a batch between them.
+
+    Returns:
+        Rows of `lengths` by batch. Each is in one of them; the first of the last batch may be there again.
+
+    Example:
+        >>> make_even_batches([3, 9, 3, 8, 2], token_budget=20, tokens_ahead=1, padded_length=lambda length: length)
+        [[1, 3], [0, 2, 4, 0]]
+    """
+    order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable").tolist()
+    needed = 1 << (-(-len(order) // num_devices) - 1).bit_length() if order else 1
+    batches: list[list[int]] = []
+    while order:
+        cost = num_batch_tokens(1, padded_length(lengths[order[0]]), tokens_ahead)
+        each = 1 << (max(token_budget // cost, 1).bit_length() - 1)
+        size = num_devices * min(each, needed)
+        batch, order = order[:size], order[size:]
+        batches.append(batch + batch[:1] * (size - len(batch)))
     return batches

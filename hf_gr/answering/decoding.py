@@ -12,14 +12,12 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 
 from hf_gr.catalogue import ConstraintIndex
+from hf_gr.catalogue.sequences import to_host
 
-from .batching import make_batches
-from .keeping import fits_options
-from .kept import Kept, Reuse
-from .prompts import padded
+from .backends import Backend, backend_of
+from .kept import Kept, Reuse, fits_options
 from .requests import Request
 
 MOST_VIEWS = 64  # filters kept for later rows: most tables have few distinct ones
@@ -75,15 +73,16 @@ class Decoder:
         for batch in self.batches(requests):
             for number, answer in zip(batch, self.answer([requests[number] for number in batch]), strict=True):
                 answers[number] = answer
-            on_progress(len(batch))
+            on_progress(len(set(batch)))
         return [answers[number] for number in range(len(requests))]
 
     def batches(self, requests: Sequence[Request]) -> list[list[int]]:
-        """The numbers of the requests to answer together."""
-        return make_batches(
+        """The numbers of the requests to answer together; one may be there twice, to fill a batch."""
+        return self._backend.make_batches(
             [len(request.tokens) for request in requests],
             token_budget=self.token_budget,
             tokens_ahead=self.num_beams * (self.index.max_length - 1),
+            mesh=self.options.get("mesh"),
         )
 
     def answer(
@@ -93,7 +92,7 @@ class Decoder:
         prompts = self.prompts(batch)
         views = [self._view(request) for request in batch]
         rules: Any = views if any(view is not self.index for view in views) else self.index
-        seed = _seeds(batch)
+        seed = self._seeds(batch)
         keys = self._usable_keys
         given = [request.tokens for request in batch]
         reuse = Reuse() if keys is None else keys.begin(given)
@@ -115,7 +114,7 @@ class Decoder:
         if keys is not None:
             keys.keep(given, reuse, out)
         length = 1 if self.model.config.is_encoder_decoder else prompts["input_ids"].shape[1]
-        found = self.index.items(out.sequences[:, length:].cpu())
+        found = self.index.items(to_host(out.sequences)[:, length:])
         scores = out.sequences_scores.tolist()
         answers = []
         for number, (request, view) in enumerate(zip(batch, views, strict=True)):
@@ -130,13 +129,25 @@ class Decoder:
         own = getattr(self.options.get("generation_config"), name, None)
         return getattr(self.model.generation_config, name, None) if own is None else own
 
-    def prompts(self, batch: Sequence[Request]) -> dict[str, torch.Tensor]:
+    def prompts(self, batch: Sequence[Request]) -> dict[str, Any]:
         """`input_ids` and `attention_mask` `[B, P]`: decoders need padding on the left, encoders on the right."""
-        return padded(self.model, [request.tokens for request in batch])
+        return self._backend.prompts(self.model, [request.tokens for request in batch])
+
+    @cached_property
+    def _backend(self) -> Backend:
+        return backend_of(self.model)
 
     @cached_property
     def _usable_keys(self) -> Kept | None:
         return self.keys if self.keys is not None and fits_options(self.options) else None
+
+    def _seeds(self, batch: Sequence[Request]) -> dict[str, Any]:
+        """The argument of `generate`: requests without a seed draw one where others have theirs."""
+        seeds = [request.seed for request in batch]
+        if all(seed is None for seed in seeds):
+            return {}
+        drawn = self._backend.draw_seeds(len(seeds))
+        return {"seed": [new if seed is None else seed for seed, new in zip(seeds, drawn, strict=True)]}
 
     def _view(self, request: Request) -> ConstraintIndex:
         """What a request may be answered with."""
@@ -174,12 +185,3 @@ class Decoder:
         kept = list(best)[: self.top_k]
         is_broken = not kept and view.num_items > int(np.count_nonzero(view.has_items(exclude)))
         return Answer(kept, [best[item] for item in kept], is_broken=is_broken)
-
-
-def _seeds(batch: Sequence[Request]) -> dict[str, Any]:
-    """The argument of `generate`: requests without a seed draw one where others have theirs."""
-    seeds = [request.seed for request in batch]
-    if all(seed is None for seed in seeds):
-        return {}
-    drawn = torch.randint(2**63 - 1, (len(seeds),)).tolist()
-    return {"seed": [new if seed is None else seed for seed, new in zip(seeds, drawn, strict=True)]}

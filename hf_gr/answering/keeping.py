@@ -1,36 +1,24 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a model, and the options of a call, allow to keep what is computed of prompts. Tries models out."""
+"""Whether a model allows to keep what is computed of prompts. Tries models out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
 
 from hf_gr.catalogue import ConstraintIndex
-from hf_gr.generation.configuration import GR_FIELDS
 from hf_gr.generation.messages import say_once
-from hf_gr.generation.models import first_of
 from hf_gr.generation.torch.layouts import FAILURES, PROBE_TOL, ordinary_tokens
 from hf_gr.generation.torch.models import layer_types
 
 from .kept import LEAST_TOKENS, Kept, Reuse, Tokens
 from .kept_encodings import KeptEncodings
 from .kept_keys import KeptKeys
-from .prompts import padded
-
-# Arguments of `generate` that the keys of a prompt do not depend on, besides the fields of a generation config.
-HARMLESS = frozenset(
-    "assistant_model constraint_index exclude_items generation_config generator logits_processor "
-    "prefix_allowed_tokens_fn seed stopping_criteria synced_gpus".split()
-)
-# Options that need transformers' own loop, in which beams cannot share a given cache.
-OF_OTHER_LOOP = ("output_attentions", "output_hidden_states", "stop_strings")
+from .torch_models import padded
 
 
 def keep_computed(model: Any, *, num_bytes: int = 2**28, least_tokens: int = LEAST_TOKENS) -> Kept | None:
@@ -51,23 +39,6 @@ def keep_computed(model: Any, *, num_bytes: int = 2**28, least_tokens: int = LEA
         say_once(f"{type(model).__name__} {reason}: every prompt is computed from its first token on")
         return None
     return _kind_of(model)(model, num_bytes=num_bytes, least_tokens=least_tokens)
-
-
-def fits_options(options: Mapping[str, Any]) -> bool:
-    """Whether calls with these options of `generate` may use and give what is kept; said once, if not."""
-    config = options.get("generation_config")
-    names = [name for name in options if name not in HARMLESS and name not in _fields()]
-    names += [name for name in OF_OTHER_LOOP if first_of(name, options, config)]
-    names += ["use_cache"] if first_of("use_cache", options, config) is False else []
-    if names:
-        say_once(f"{', '.join(names)}: every prompt is computed from its first token on")
-    return not names
-
-
-@cache
-def _fields() -> frozenset[str]:
-    """The fields of a generation config."""
-    return frozenset({*vars(GenerationConfig()), *GR_FIELDS})
 
 
 def _kind_of(model: Any) -> type[Kept]:

@@ -1,20 +1,34 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a model has computed of prompts, kept for later ones: what its two kinds have in common.
+"""What a model has computed of prompts, kept for later ones: what its two kinds have in common; and when it is used.
 
-Knows neither caches nor requests.
+Knows neither caches nor requests, and no framework.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
+
+from transformers import GenerationConfig
+
+from hf_gr.generation.configuration import GR_FIELDS
+from hf_gr.generation.messages import say_once
+from hf_gr.generation.models import first_of
 
 # Reading fewer known tokens again costs less than joining their keys, or than the drafts that a prefill takes along.
 LEAST_TOKENS = 16
+# Arguments of `generate` that the keys of a prompt do not depend on, besides the fields of a generation config.
+HARMLESS = frozenset(
+    "assistant_model constraint_index exclude_items generation_config generator logits_processor "
+    "prefix_allowed_tokens_fn seed stopping_criteria synced_gpus".split()
+)
+# Options that need transformers' own loop, in which beams cannot share a given cache.
+OF_OTHER_LOOP = ("output_attentions", "output_hidden_states", "stop_strings")
 
 Tokens = Sequence[int]
 
@@ -93,6 +107,23 @@ class Kept:
             self._weights = found
             self._version += 1
             self._forget()
+
+
+def fits_options(options: Mapping[str, Any]) -> bool:
+    """Whether calls with these options of `generate` may use and give what is kept; said once, if not."""
+    config = options.get("generation_config")
+    names = [name for name in options if name not in HARMLESS and name not in _fields()]
+    names += [name for name in OF_OTHER_LOOP if first_of(name, options, config)]
+    names += ["use_cache"] if first_of("use_cache", options, config) is False else []
+    if names:
+        say_once(f"{', '.join(names)}: every prompt is computed from its first token on")
+    return not names
+
+
+@cache
+def _fields() -> frozenset[str]:
+    """The fields of a generation config."""
+    return frozenset({*vars(GenerationConfig()), *GR_FIELDS})
 
 
 def _state_of_weights(model: Any) -> tuple[Any, ...]:

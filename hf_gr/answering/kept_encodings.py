@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
 from .kept import LEAST_TOKENS, Kept, Reuse, Tokens
-from .prompts import padded
+from .torch_models import padded
 
 
 class KeptEncodings(Kept):

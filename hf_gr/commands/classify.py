@@ -199,7 +199,8 @@ def classify(
 
         named = load_named(index)
         quiet_libraries()
-        from hf_gr.answering.loading import load_index, load_model, load_tokenizer
+        from hf_gr.answering.loading import load_index, load_tokenizer
+        from hf_gr.answering.torch_models import load_model
         from hf_gr.classification.classify import DEFAULT_PROMPT
         from hf_gr.classification.classify import classify as run
 

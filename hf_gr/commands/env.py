@@ -122,7 +122,7 @@ def describe_model(name: str, *, device: str | None = None, revision: str | None
         OSError: it cannot be loaded.
         ValueError: `name` is neither, or there is no model for generation in it.
     """
-    from hf_gr.answering.loading import load_model
+    from hf_gr.answering.torch_models import load_model
     from hf_gr.generation.internals import attention_of
     from hf_gr.generation.models import position_limit
     from hf_gr.generation.torch.layouts import attends_in_parts, choose_layout

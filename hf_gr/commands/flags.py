@@ -66,7 +66,7 @@ GENERATE = Annotated[
         rich_help_panel=SEARCH,
     ),
 ]
-# Of every command that loads a model; `hf_gr.answering.loading` reads them.
+# Of every command that loads a model; `hf_gr.answering.backends` reads them.
 REVISION = Annotated[str | None, typer.Option(metavar="REVISION", help=REVISION_HELP, show_default=False)]
 DEVICE = Annotated[str | None, typer.Option(metavar="DEVICE", help=DEVICE_HELP, show_default=False)]
 # Of `generate`; each with the option that follows it.

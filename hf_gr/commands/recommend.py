@@ -123,9 +123,11 @@ def errors_on_one_line(
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether a device has no memory left; never, before PyTorch is imported."""
-    torch: Any = sys.modules.get("torch")
-    return torch is not None and isinstance(error, torch.OutOfMemoryError)
+    """Whether a device has no memory left; never, before PyTorch or JAX is imported."""
+    torch, jax = (sys.modules.get(name) for name in ("torch", "jax"))
+    if torch is not None and isinstance(error, torch.OutOfMemoryError):
+        return True
+    return jax is not None and isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
 
 
 @contextmanager

@@ -305,6 +305,11 @@ class FlaxModel(HubMixin, Parameters, what="model"):
             on_meshes[mesh] = params
         return params
 
+    def named_arrays(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The parameters by name, in the host's memory."""
+        parameters = zip(self._facts.names, self._facts.get(self), strict=True)
+        return {name: np.asarray(parameter.get_raw_value()) for name, parameter in parameters}
+
     def _card(self, name: str) -> str:
         return model_card(
             name,
@@ -315,10 +320,7 @@ class FlaxModel(HubMixin, Parameters, what="model"):
         )
 
     def _save(self, folder: Path, *, name: str | None, max_shard_size: int | str) -> None:
-        arrays = {
-            name: np.asarray(parameter.get_raw_value())
-            for name, parameter in zip(self._facts.names, self._facts.get(self), strict=True)
-        }
+        arrays = self.named_arrays()
 
         def write_configs(work: Path) -> None:
             self.config.dtype = str(next(iter(arrays.values())).dtype)

@@ -41,8 +41,7 @@ def enable(model: Model) -> Model:
         >>> isinstance(enable(model), GRGenerationMixin), type(model).__name__
         (True, 'Qwen3ForCausalLM')
     """
-    is_flax = any(base.__module__.startswith("hf_gr.flax.") for base in type(model).__mro__)
-    return _backend("flax" if is_flax else "torch").enable(model)
+    return _backend(backend_of_model(model)).enable(model)
 
 
 class AutoModelForGenerativeRetrieval:
@@ -113,6 +112,12 @@ class AutoModelForGenerativeRetrieval:
             return loading.from_config(config, **_given(kwargs))
 
         return _dispatch(backend, make, make_in_flax, lacks=_only_torchs((), kwargs, _OF_CONFIG))
+
+
+def backend_of_model(model: Any) -> Literal["torch", "flax"]:
+    """The backend of a loaded model: Flax for our models in Flax, PyTorch for all else."""
+    is_flax = any(base.__module__.startswith("hf_gr.flax.") for base in type(model).__mro__)
+    return "flax" if is_flax else "torch"
 
 
 def choose_backend() -> Literal["torch", "flax"]:

@@ -8,6 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+# Of a model's config: where it came from, and what the weights say themselves.
+UNDECIDING = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures"})
+
 
 def start_token(*configs: Any) -> Any:
     """The token that an encoder-decoder's sequences begin with, by transformers' rule; None if no config names one.

@@ -16,13 +16,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
-
-from hf_gr.answering.decoding import useful_beams
-from hf_gr.answering.loading import check_name, input_device
+from hf_gr.answering.backends import backend_for, backend_of
+from hf_gr.answering.decoding import Decoder, useful_beams
+from hf_gr.answering.loading import check_name
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.doubts import doubts_of
-from hf_gr.torch.processes import Processes
 
 from .baselines import ITEM_TO_ITEM, POPULARITY
 from .job import Job, make_job
@@ -103,7 +101,7 @@ def evaluate(model: Any, users: Any, **options: Any) -> Evaluation:
     given = replace(given, top_k=cutoffs[-1], leave_one_out=given.target is None, overwrite=True)
     every = [replace(given, num_beams=width).checked() for width in beams]
     contenders = _contenders(model, given.constraint_index)
-    processes = Processes()
+    processes = _processes(contenders, given)
     folder = Path(
         processes.by_main(
             lambda: tempfile.mkdtemp(prefix="hf_gr-evaluate-", dir=given.work_dir),
@@ -162,6 +160,13 @@ def _contenders(model: Any, index: Any) -> list[Contender]:
     return found
 
 
+def _processes(contenders: Sequence[Contender], settings: Settings) -> Any:
+    """The processes of a comparison: PyTorch's, if any of its models is there; a model in Flax refuses several."""
+    backends = {backend.name: backend for one in contenders for backend in [backend_for(one.model, settings.backend)]}
+    made = {name: backend.processes() for name, backend in sorted(backends.items())}  # Flax refuses before any begins
+    return made.get("torch") or made["flax"]
+
+
 def _name_of(model: Any) -> str:
     """What a single model is called: its folder's name, its repository, or `model`."""
     if not isinstance(model, (str, Path)):
@@ -170,7 +175,7 @@ def _name_of(model: Any) -> str:
 
 
 def _run_model(
-    contender: Contender, users: Any, every: Sequence[Settings], folder: Path, processes: Processes
+    contender: Contender, users: Any, every: Sequence[Settings], folder: Path, processes: Any
 ) -> tuple[list[Run], tuple[Users, PromptMaker], str]:
     """Answer all users with each number of beams; what is returned does not keep the model."""
     job, table = make_job(contender.model, users, replace(every[0], constraint_index=contender.index), processes)
@@ -178,10 +183,10 @@ def _run_model(
     widths = dict.fromkeys(useful_beams(width, job.decoder.index, every[0].top_k) for width in widths)
     place = processes.by_main(lambda: tempfile.mkdtemp(dir=folder), doing="has no folder for rows on the way")
     runs = [_run_beams(contender.name, job, table, width, Path(place), processes) for width in widths]
-    return runs, (table, job.maker), _hardware(job.decoder.model, processes.count)
+    return runs, (table, job.maker), _hardware(job.decoder, processes.count)
 
 
-def _run_beams(name: str, job: Job, users: Users, num_beams: int, folder: Path, processes: Processes) -> Run:
+def _run_beams(name: str, job: Job, users: Users, num_beams: int, folder: Path, processes: Any) -> Run:
     job = replace(
         job,
         settings=replace(job.settings, num_beams=num_beams),
@@ -299,8 +304,6 @@ def _warnings(runs: Sequence[Run], results: Sequence[BeamResult], cutoff: int, n
     return tuple(found)
 
 
-def _hardware(model: Any, num_processes: int) -> str:
-    device = input_device(model)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
-    dtype = str(model.dtype).removeprefix("torch.")
-    return f"{num_processes} x {name}, {dtype}, torch {torch.__version__}"
+def _hardware(decoder: Decoder, num_processes: int) -> str:
+    model, mesh = decoder.model, decoder.options.get("mesh")
+    return backend_of(model).hardware(model, num_processes=num_processes, mesh=mesh)

@@ -13,24 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from hf_gr import __version__
+from hf_gr.answering.backends import backend_for, backend_of
 from hf_gr.answering.decoding import Decoder, useful_beams
 from hf_gr.answering.fallback import living_fallback, missing_from, remove_listed
-from hf_gr.answering.loading import (
-    fingerprint_tokenizer,
-    load_draft_model,
-    load_index,
-    load_model,
-    load_tokenizer,
-    prompt_room,
-)
+from hf_gr.answering.loading import fingerprint_tokenizer, load_index, load_tokenizer, prompt_room
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.doubts import doubts_of
 from hf_gr.catalogue.fingerprints import fingerprint_index
 from hf_gr.files.tables import pa, shorten
 from hf_gr.generation.configuration import GRGenerationConfig
-from hf_gr.generation.torch.fingerprints import fingerprint_model
-from hf_gr.generation.torch.models import embeddings_of
-from hf_gr.torch.processes import Processes
 
 from .early import read_users
 from .in_memory import InMemory
@@ -122,7 +113,7 @@ class Job:
         described = {
             "hf_gr": __version__,
             "users": users.source.fingerprint(),
-            "model": fingerprint_model(decoder.model),
+            "model": backend_of(decoder.model).fingerprint(decoder.model),
             "generation config": _describe(config),
             "catalogue": fingerprint_index(decoder.index),
             "tokenizer": None if tokenizer is None else fingerprint_tokenizer(tokenizer),
@@ -149,22 +140,24 @@ class Job:
             raise ValueError(problems[min(problems)])
 
 
-def make_job(model: Any, users: Any, settings: Settings, processes: Processes) -> tuple[Job, Users]:
+def make_job(model: Any, users: Any, settings: Settings, processes: Any) -> tuple[Job, Users]:
     """Load what a run needs, and check everything before the first row."""
+    backend = backend_for(model, settings.backend)
+    backend.refuse_foreign({name: getattr(settings, name) for name in backend.foreign})
+    mesh = backend.to_mesh(settings.mesh)
     index, tokenizer = settings.constraint_index, settings.tokenizer
     if isinstance(index, (str, Path)) and str(index) != ".":
         index = ConstraintIndex.from_pretrained(index)  # before the model: errors in the users show at once
     table = read_users(users, settings, index) if isinstance(index, ConstraintIndex) else None
     if settings.columns.text is not None:
         tokenizer = load_tokenizer(tokenizer, model, revision=settings.revision)
-    model = load_model(
+    model = backend.load_model(
         model,
         dtype=settings.dtype,
-        device_map=settings.device_map,
         device=settings.device,
+        device_map=settings.device_map,
         revision=settings.revision,
-        own_device=processes.device,
-        num_processes=processes.count,
+        processes=processes,
     )
     index = load_index(index, model)  # a copy: the caller's keeps what is removed
     removed, missing = remove_listed(settings.remove_items or (), index)
@@ -179,7 +172,7 @@ def make_job(model: Any, users: Any, settings: Settings, processes: Processes) -
     if settings.columns.text is not None:
         index.check_tokenizer(tokenizer)
     if settings.assistant_model is not None:
-        draft_model = load_draft_model(settings.assistant_model, model)
+        draft_model = backend.load_draft_model(settings.assistant_model, model)
         settings = replace(settings, options={**settings.options, "assistant_model": draft_model})
     decoder = Decoder(
         model,
@@ -187,14 +180,14 @@ def make_job(model: Any, users: Any, settings: Settings, processes: Processes) -
         top_k=settings.top_k,
         num_beams=useful_beams(settings.num_beams or _default_beams(model, settings), index, settings.top_k),
         token_budget=settings.token_budget,
-        options=settings.options,
+        options=settings.options if mesh is None else {**settings.options, "mesh": mesh},
     )
     _check_decoding(decoder, settings)
     maker = PromptMaker(
         index.snapshot,
         settings.columns,
         tokenizer=tokenizer,
-        vocab_size=embeddings_of(model),
+        vocab_size=backend.num_embeddings(model),
         longest=prompt_room(model, index, drafting=decoder.option("drafting"), options=settings.options),
         max_prompt_tokens=settings.max_prompt_tokens,
         prefix_tokens=tuple(settings.prefix_tokens),
@@ -252,7 +245,7 @@ def _schema(settings: Settings, users: Users) -> Any:
 
 def _check_decoding(decoder: Decoder, settings: Settings) -> None:
     """Refuse unknown arguments of `generate`, rows that differ from run to run, and too few beams for the items."""
-    taken = [signature(call).parameters for call in (decoder.model.generate, decoder.model.forward)]
+    taken = [signature(call).parameters for call in (decoder.model.generate, _forward_of(decoder.model))]
     known = {*vars(GRGenerationConfig()), *taken[0], *taken[1]} - {"args", "kwargs"}
     unknown = sorted(set(decoder.options) - known)
     if unknown:
@@ -273,6 +266,11 @@ def _check_decoding(decoder: Decoder, settings: Settings) -> None:
         )
 
 
+def _forward_of(model: Any) -> Any:
+    """What names the arguments of a prompt."""
+    return getattr(model, "forward", type(model).__call__)
+
+
 def _default_beams(model: Any, settings: Settings) -> int:
     """The checkpoint's own number of beams, if it searches with beams at all."""
     configs = (settings.options.get("generation_config"), model.generation_config)
@@ -283,8 +281,8 @@ def _default_beams(model: Any, settings: Settings) -> int:
 
 def _describe(value: Any) -> Any:
     """An option of `generate` as JSON: a model by its weights, a config by its fields, the rest by its `repr`."""
-    if hasattr(value, "state_dict"):
-        return fingerprint_model(value)
+    if hasattr(value, "state_dict") or hasattr(value, "generation_config"):  # a model
+        return backend_of(value).fingerprint(value)
     if hasattr(value, "to_diff_dict"):
         fields = sorted(value.to_diff_dict().items())
         return {name: repr(field) for name, field in fields if name not in BOOKKEEPING}

@@ -16,10 +16,10 @@ from statistics import fmean
 from time import perf_counter
 from typing import Any
 
-import torch
-
+from hf_gr.answering.backends import backend_of
 from hf_gr.answering.requests import Request
 from hf_gr.catalogue import ConstraintIndex
+from hf_gr.catalogue.sequences import to_host
 from hf_gr.files.tables import pyarrow
 
 from .baselines import Baselines, Histories
@@ -167,13 +167,16 @@ def time_users(job: Job, users: Users, num_users: int) -> tuple[float | None, fl
     requests = job.maker(next(users.windows(num_users))).requests if num_users else []
     if not requests:
         return None, None
-    decoder = job.decoder
-    decoder.answer(requests[:1])  # warm-up: the first call is slower
+    decoder, backend = job.decoder, backend_of(job.decoder.model)
+    for request in requests if backend.is_compiled else requests[:1]:
+        decoder.answer([request])  # warm-up: the first call (of a shape, if there is a program for each) is slower
     seconds = []
     for request in requests:
         start = perf_counter()
         decoder.answer([request])  # its items are on the host: the device has finished
         seconds.append(perf_counter() - start)
+    if not backend.generates_freely:
+        return fmean(seconds), None
     return fmean(seconds), fmean(_free_invalid(job, request) for request in requests)
 
 
@@ -181,7 +184,7 @@ def _free_invalid(job: Job, request: Request) -> float:
     """The share of beams that are no item when the model generates without its catalogue."""
     decoder = job.decoder
     prompts = decoder.prompts([request])
-    sequences: torch.Tensor = decoder.model.generate(
+    sequences: Any = decoder.model.generate(
         **prompts,
         constraint_index=False,
         num_beams=decoder.num_beams,
@@ -192,7 +195,7 @@ def _free_invalid(job: Job, request: Request) -> float:
     )
     length = 1 if decoder.model.config.is_encoder_decoder else prompts["input_ids"].shape[1]
     # Not `index.items`, which refuses what goes on after an item: a free beam may.
-    found = decoder.index.snapshot.items(sequences[:, length:].cpu().numpy())
+    found = decoder.index.snapshot.items(to_host(sequences)[:, length:])
     return sum(not items for items in found) / len(found)
 
 

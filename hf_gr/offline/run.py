@@ -18,9 +18,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from hf_gr.answering.backends import backend_for
 from hf_gr.files.progress import progress_bar
 from hf_gr.files.tables import pa, shorten
-from hf_gr.torch.processes import Processes
 
 from .in_memory import InMemory
 from .job import Job, make_job
@@ -108,7 +108,7 @@ def recommend(model: Any, users: Any, output: str | PathLike[str] | None = None,
         check_output(Path(output), users)
     elif settings.overwrite:
         raise ValueError("overwrite=True without output=, expected both: nothing is written")
-    processes = Processes()
+    processes = backend_for(model, settings.backend).processes()
     job, table = make_job(model, users, settings, processes)
     if processes.is_main:
         for doubt in job.doubts:
@@ -147,7 +147,7 @@ class Held:
         """Nothing: the other processes finish their windows."""
 
 
-def _run_in_memory(job: Job, users: Users, processes: Processes) -> Any:
+def _run_in_memory(job: Job, users: Users, processes: Any) -> Any:
     """Run a job over a table in memory, with all processes; its rows, as the same kind of table."""
     held = Held(num_processes=processes.count)
     _, parts, noticed = zip(
@@ -161,7 +161,7 @@ def _run_in_memory(job: Job, users: Users, processes: Processes) -> Any:
     return source.like(rows if job.settings.on_error == "skip" else rows.drop_columns(["error"]))
 
 
-def run_job(job: Job, users: Users, output: Path, processes: Processes) -> Recommended:
+def run_job(job: Job, users: Users, output: Path, processes: Any) -> Recommended:
     """Run a job over a table, with all processes, or resume it."""
     parts = Parts(output, with_errors=job.settings.on_error == "skip")
     try:
@@ -185,14 +185,14 @@ def run_job(job: Job, users: Users, output: Path, processes: Processes) -> Recom
         parts.release()
 
 
-def _warn(processes: Processes, noticed: Iterable[Noticed]) -> None:
+def _warn(processes: Any, noticed: Iterable[Noticed]) -> None:
     """Tell once, whatever the number of processes."""
     if processes.is_main:
         for warning in warnings_of(noticed):
             logger.warning(warning)
 
 
-def _run_windows(job: Job, users: Users, parts: Parts | Held, processes: Processes) -> int:
+def _run_windows(job: Job, users: Users, parts: Parts | Held, processes: Any) -> int:
     """Write the windows of this process; return the number of all windows."""
     size, num_windows = job.settings.window_rows, 0
     num_rows = math.inf  # of the table; a shorter window is the last one and tells

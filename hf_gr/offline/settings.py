@@ -318,6 +318,15 @@ class Settings:
         metavar="N,N,...",
         reads="integers",
     )
+    backend: Literal["auto", "torch", "flax"] = option(
+        "auto",
+        'what a model loaded by name runs in: `"torch"`, `"flax"`, or `"auto"`, as for '
+        "`AutoModelForGenerativeRetrieval.from_pretrained`.",
+        help="What runs the model: PyTorch, or JAX (flax). Default: flax where JAX has a TPU, else torch.",
+        panel=SEARCH,
+        reads=("auto", "torch", "flax"),
+        decides_rows=False,  # the model's fingerprint does
+    )
     dtype: Any = option(
         "auto",
         'of a model loaded by name: `"auto"` (the checkpoint\'s), `"float32"`, `"bfloat16"` or `"float16"`.',
@@ -348,6 +357,16 @@ class Settings:
         help="Spread a model over several devices, in one process.",
         panel=SEARCH,
         metavar="auto",
+        decides_rows=False,
+    )
+    mesh: Any = option(
+        None,
+        "of a model in Flax: a `jax.sharding.Mesh`, or the numbers of devices that divide rows and weights, such as "
+        "`(4, 2)`; by default all local devices divide rows.",
+        help="In Flax: the numbers of devices that divide rows, and weights. Default: all local ones divide rows.",
+        panel=SEARCH,
+        metavar="N,N",
+        reads="integers",
         decides_rows=False,
     )
     tokenizer: Any = option(

@@ -17,7 +17,8 @@ from hf_gr.answering.decoding import Decoder, useful_beams
 from hf_gr.answering.fallback import first_allowed, read_fallback
 from hf_gr.answering.keeping import keep_computed
 from hf_gr.answering.kept import Kept, Reuse
-from hf_gr.answering.loading import input_device, load_draft_model, load_index, load_model, load_tokenizer, prompt_room
+from hf_gr.answering.loading import load_index, load_tokenizer, prompt_room
+from hf_gr.answering.torch_models import input_device, load_draft_model, load_model
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.sequences import is_integer
 from hf_gr.classification.classify import DEFAULT_PROMPT, classify

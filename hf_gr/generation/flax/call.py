@@ -120,6 +120,7 @@ class Call:
         )
         config, rest = _prepared(model, generation_config, kwargs)
         set_fields(config, fields)
+        step_scores = rest.pop("_step_scores", True)  # whether `output_scores` asks for more than `sequences_scores`
         refuse_arguments(rest | {"assistant_model": assistant})
         mesh = to_mesh(mesh)
         indexes = resolve_indexes(model, indexes)
@@ -138,7 +139,9 @@ class Call:
         if max_new_tokens is None:
             max_new_tokens = rules.shared.max_length if max_length is None else max_length - prompt.length
         num_rows = num_rows_on(mesh, prompt.num_rows)
-        plan = draft.plan(make_plan(config, rules.shared, max_new_tokens), rules.shared, num_rows=num_rows)
+        plan = make_plan(config, rules.shared, max_new_tokens)
+        plan = replace(plan, output_scores=plan.output_scores and step_scores)
+        plan = draft.plan(plan, rules.shared, num_rows=num_rows)
         return cls(config, prompt, rules, draft, plan, num_rows, seeds, mesh)
 
     def answer(self, decoded: Decoded, *, is_ragged: bool) -> Any:

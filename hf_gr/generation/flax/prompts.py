@@ -23,6 +23,11 @@ from hf_gr.generation.models import inferred_padding, start_token
 SMALLEST_PROMPT, PROMPT_STEPS = 32, 2  # buckets of prompts: two a doubling
 
 
+def prompt_bucket(length: int) -> int:
+    """The tokens that a prompt is padded to: those of its program."""
+    return bucket(length, least=SMALLEST_PROMPT, steps=PROMPT_STEPS)
+
+
 @dataclass(frozen=True)
 class HostPrompt:
     """The prompt of a call, in NumPy.
@@ -100,7 +105,7 @@ class HostPrompt:
         """The prompt in the shape of its bucket's program: padded, and with copies of the first row."""
         order = np.arange(num_rows)
         order[self.num_rows :] = 0
-        size = bucket(self.input_ids.shape[1], least=SMALLEST_PROMPT, steps=PROMPT_STEPS)
+        size = prompt_bucket(self.input_ids.shape[1])
         tokens, mask = (padded(array, size, axis=1, in_front=True)[order] for array in (self.input_ids, self.mask))
         start = self.decoder_input_ids
         return Prompt(tokens, mask, None if start is None else start[order])

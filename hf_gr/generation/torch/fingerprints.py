@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from accelerate.utils import align_module_device
 
+from hf_gr.generation.models import UNDECIDING
+
 from .models import base_model
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
-# Of a model's config: where it came from, and what the weights say themselves.
-UNDECIDING = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures"})
 PROBED_WEIGHTS = 64  # of each parameter
 
 

@@ -1,0 +1,203 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Models in PyTorch that answer: loaded, told apart, and given prompts. Knows no users. `flax_models` is its twin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from hf_gr.files.hub import check_revision, naming_model
+from hf_gr.generation.torch.fingerprints import fingerprint_model
+from hf_gr.generation.torch.loading import enable, load
+from hf_gr.generation.torch.models import embeddings_of, is_sharded
+
+from .backends import Backend
+from .batching import make_batches
+from .loading import check_name
+from .prompts import padded as padded_on_host
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def load_model(
+    model: Any,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device_map: Any = None,
+    device: Any = None,
+    revision: str | None = None,
+    own_device: Any = None,
+    num_processes: int = 1,
+) -> Any:
+    """A model with `GRGenerationMixin`, in evaluation mode; a loaded one stays on its device.
+
+    Args:
+        model: a loaded model, or the folder or repository of one.
+        dtype: of the weights, for a model by name, as all that follows: one of `DTYPES`, or torch's own.
+        device_map: spreads the model over several devices.
+        device: where the model runs, as asked for; None for `own_device`.
+        revision: branch, tag or commit of the repository.
+        own_device: this process's; None for a GPU if there is one.
+        num_processes: how many processes load a model each.
+
+    Raises:
+        OSError: a name that is neither a folder nor reachable on the Hub.
+        ValueError: weights sharded over processes, `device_map` or `device` with several processes, no such device,
+            or no model.
+    """
+    for name, value, why in (
+        ("device_map", device_map, "it spreads one model over all devices, and every process has a model of its own"),
+        ("device", device, "every process has a device of its own"),
+    ):
+        if value is not None and num_processes > 1:
+            raise ValueError(f"{name}={value!r} with {num_processes} processes, expected one of both: {why}")
+    if isinstance(model, (str, Path)):
+        return _load_by_name(model, dtype, device_map, device, revision, own_device)
+    given = {"dtype": None if dtype == "auto" else dtype, "device": device, "device_map": device_map}
+    given = [name for name, value in (given | {"revision": revision}).items() if value is not None]
+    if given:
+        raise ValueError(f"{given[0]}= with a loaded model, expected none: load it with that, or pass its name")
+    if isinstance(model, DistributedDataParallel):
+        model = model.module
+    if is_sharded(model):
+        raise ValueError(
+            "model is in pieces (FSDP or tensor parallelism), expected whole weights in every process: here users are "
+            "divided among processes, not weights, and processes do not take equally many steps. Save it and pass the "
+            "folder's name, with device_map='auto' in one process if it is larger than a device"
+        )
+    model = enable(model)
+    if model.training:
+        raise ValueError("model is in training mode, expected evaluation: model.eval()")
+    return model
+
+
+def _load_by_name(
+    model: str | Path, dtype: Any, device_map: Any, device: Any, revision: str | None, own_device: Any
+) -> Any:
+    check_name(model)
+    check_revision(model, revision)
+    name = dtype if dtype in (None, "auto") else getattr(torch, str(dtype).removeprefix("torch."), None)
+    if name is not None and name != "auto" and not getattr(name, "is_floating_point", False):
+        name = None
+    if name is None:
+        raise ValueError(f"dtype={dtype!r}, expected one of {', '.join(DTYPES)}")
+    place = check_device(device) if device is not None else own_device
+    if place is None:
+        place = "cuda" if torch.cuda.is_available() else "cpu"
+    given = {"device_map": device_map, "revision": revision}
+    given = {name: value for name, value in given.items() if value is not None}
+    with naming_model(model, "model"):
+        loaded = load(model, dtype=name, **given)
+    return (loaded if device_map is not None else loaded.to(place)).eval()
+
+
+def check_device(device: Any) -> torch.device:
+    """A device that is there, before anything is loaded.
+
+    Raises:
+        ValueError: it is none, or not on this machine.
+    """
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        there = ["cpu"]
+        if torch.accelerator.is_available():
+            kind = torch.accelerator.current_accelerator()
+            there += [f"{kind}:{number}" for number in range(torch.accelerator.device_count())]
+        raise ValueError(
+            f"device={str(device)!r}, expected one of this machine's, {', '.join(there)} ({reason[:120]})"
+        ) from error
+    return found
+
+
+def load_draft_model(draft_model: Any, model: Any) -> Any:
+    """A draft model for a model, loaded beside it; a loaded one stays on its device."""
+    if isinstance(draft_model, (str, Path)):
+        check_name(draft_model, argument="assistant_model")
+        loaded = load(draft_model, dtype=model.dtype)
+        return loaded.to(input_device(model)).eval()
+    return draft_model
+
+
+def input_device(model: Any) -> torch.device:
+    """The device of a model's prompts: its weights may be on disk until they are needed."""
+    return model.device if model.device.type != "meta" else torch.device(model._hf_hook.execution_device)
+
+
+def padded(model: Any, batch: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+    """`prompts.padded` as tensors on the model's device."""
+    device = input_device(model)
+    return {name: torch.from_numpy(array).to(device) for name, array in padded_on_host(model, batch).items()}
+
+
+class TorchBackend(Backend):
+    """See `Backend`."""
+
+    name = "torch"
+    foreign = {"mesh": "pass device= or device_map=, start several processes, or load the model with backend='flax'"}
+
+    def processes(self) -> Any:
+        """See `Backend.processes`."""
+        from hf_gr.torch.processes import Processes
+
+        return Processes()
+
+    def load_model(
+        self, model: Any, *, dtype: Any, device: Any, device_map: Any, revision: str | None, processes: Any
+    ) -> Any:
+        """See `Backend.load_model`."""
+        return load_model(
+            model,
+            dtype=dtype,
+            device_map=device_map,
+            device=device,
+            revision=revision,
+            own_device=processes.device,
+            num_processes=processes.count,
+        )
+
+    def load_draft_model(self, draft_model: Any, model: Any) -> Any:
+        """See `Backend.load_draft_model`."""
+        return load_draft_model(draft_model, model)
+
+    def num_embeddings(self, model: Any) -> int | None:
+        """See `Backend.num_embeddings`."""
+        return embeddings_of(model)
+
+    def fingerprint(self, model: Any) -> str:
+        """See `Backend.fingerprint`."""
+        return fingerprint_model(model)
+
+    def hardware(self, model: Any, *, num_processes: int, mesh: Any) -> str:
+        """See `Backend.hardware`."""
+        device = input_device(model)
+        is_gpu = device.type == "cuda"
+        name = torch.cuda.get_device_name(device) if is_gpu else f"CPU, threads: {torch.get_num_threads()}"
+        dtype = str(model.dtype).removeprefix("torch.")
+        return f"{num_processes} x {name}, {dtype}, torch {torch.__version__}"
+
+    def to_mesh(self, mesh: Any) -> Any:
+        """See `Backend.to_mesh`: there is none."""
+        return None
+
+    def prompts(self, model: Any, batch: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+        """See `Backend.prompts`."""
+        return padded(model, batch)
+
+    def draw_seeds(self, number: int) -> list[int]:
+        """See `Backend.draw_seeds`: from PyTorch's generator, which `torch.manual_seed` sets."""
+        return torch.randint(2**63 - 1, (number,)).tolist()
+
+    def make_batches(
+        self, lengths: Sequence[int], *, token_budget: int, tokens_ahead: int, mesh: Any
+    ) -> list[list[int]]:
+        """See `Backend.make_batches`."""
+        return make_batches(lengths, token_budget=token_budget, tokens_ahead=tokens_ahead)

@@ -1,0 +1,219 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`recommend` and `evaluate` with a model in Flax, against the same checkpoint in PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax")
+pytest.importorskip("flax")
+
+import jax
+from offline_case import SCORE_TOL, Case, command, make_case, make_users, options_of, read, run, write_users
+
+from hf_gr import AutoModelForGenerativeRetrieval, evaluate, recommend
+from hf_gr.answering.backends import backend_for, backend_of
+from hf_gr.answering.batching import make_batches, make_even_batches
+from hf_gr.answering.decoding import Decoder
+from hf_gr.flax.decode import decode_program
+from hf_gr.flax.model import FlaxModel
+
+NUM_USERS = 40
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return make_case(tmp_path_factory.mktemp("case"))
+
+
+@pytest.fixture(scope="module")
+def users(case: Case) -> Path:
+    return write_users(case.folder / "users.parquet", make_users(case, NUM_USERS))
+
+
+@pytest.fixture(scope="module")
+def expected(case: Case, users: Path) -> list[dict[str, Any]]:
+    """The rows by PyTorch."""
+    output = case.folder / "torch.parquet"
+    run(case, users, output, backend="torch")
+    return read(output)
+
+
+@pytest.fixture(scope="module")
+def model(case: Case) -> Any:
+    return AutoModelForGenerativeRetrieval.from_pretrained(case.model, backend="flax")
+
+
+@pytest.fixture(autouse=True)
+def _one_device(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
+def num_programs() -> int:
+    """Compiled so far, for one device."""
+    program: Any = decode_program
+    return program._cache_size()
+
+
+def agree(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
+    """The same users and items, and scores within `SCORE_TOL`."""
+    pairs = list(zip(found, expected, strict=True))
+    return all(
+        one["who"] == other["who"]
+        and one["items"] == other["items"]
+        and np.allclose(one["scores"], other["scores"], atol=SCORE_TOL, rtol=0)
+        for one, other in pairs
+    )
+
+
+def test_a_job_gives_the_rows_of_pytorch_with_few_programs(
+    case: Case, users: Path, expected: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """Exclusions and filters, three windows, the last of which is half full, and loading by name."""
+    before = num_programs()
+    made = run(case, users, tmp_path / "recs.parquet", backend="flax")
+    assert made.num_rows == NUM_USERS
+    assert agree(read(tmp_path / "recs.parquet"), expected)
+    assert num_programs() - before <= 3  # prompts of two buckets; a window of other exclusions
+    again = run(case, users, tmp_path / "recs.parquet", backend="flax")
+    assert again.already_finished
+    with pytest.raises(ValueError, match="of another run"):  # rows of two frameworks are never mixed
+        run(case, users, tmp_path / "recs.parquet", backend="torch")
+
+
+def test_both_frameworks_have_the_same_metrics(case: Case, users: Path, model: Any) -> None:
+    """One comparison of a model in PyTorch and one in Flax, which also takes the time of single users."""
+    torch_model, index = case.load()
+    found = evaluate(
+        {"torch": torch_model, "flax": model},
+        users,
+        constraint_index=index,
+        history="seen",
+        exclude="not",
+        on_error="skip",
+        cutoffs=(1, 6),
+        num_beams=8,
+        window_rows=16,
+        sampled_users=2,
+        progress=False,
+    )
+    ours, theirs = (next(one for one in found.results if one.name == name) for name in ("flax", "torch"))
+    assert theirs.metrics["recall@6"] > 0
+    assert ours.metrics == pytest.approx(theirs.metrics, abs=1e-12)
+    assert ours.latency_seconds is not None
+    assert ours.invalid == theirs.invalid == 0
+    assert ours.num_skipped == theirs.num_skipped > 0
+    assert found.hardware.endswith(f"float32, jax {jax.__version__}")
+
+
+def test_the_command_loads_in_flax(case: Case, users: Path, expected: list[dict[str, Any]], tmp_path: Path) -> None:
+    output = tmp_path / "recs.parquet"
+    done = command("recommend", *options_of(case, users, output, backend="flax", mesh="1,1"), "--window-rows", "16")
+    assert done.exit_code == 0, done.output
+    assert agree(read(output), expected)
+    refused = command("recommend", *options_of(case, users, tmp_path / "b.parquet", backend="flax", device="cpu"))
+    assert refused.exit_code == 2
+    assert "--device" in refused.output
+    assert "--mesh" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"backend": "flax", "device": "cpu"}, "device='cpu' with backend='flax', expected none: pass mesh="),
+        (
+            {"backend": "flax", "device_map": "auto"},
+            "device_map='auto' with backend='flax', expected none: pass mesh=",
+        ),
+        ({"backend": "torch", "mesh": (2, 1)}, r"mesh=\(2, 1\) with backend='torch', expected none: pass device="),
+        ({"backend": "flax", "mesh": (64, 64)}, r"mesh=\(64, 64\) has 4096 devices, expected at most"),
+        ({"backend": "flax", "mesh": 4}, "mesh=4, expected a jax.sharding.Mesh, or devices"),
+        ({"backend": "jax"}, "backend='jax', expected one of"),
+        ({"backend": "flax", "dtype": "int8"}, "dtype='int8', expected 'auto' or one of"),
+    ],
+)
+def test_options_of_the_other_framework_are_refused_with_their_remedy(
+    case: Case, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        recommend(case.model, [[100, 101]], constraint_index=case.index, progress=False, **options)
+
+
+@pytest.mark.parametrize("option", [{"dtype": "float32"}, {"revision": "v1"}, {"device": "cpu"}, {"backend": "torch"}])
+def test_a_loaded_model_is_taken_as_it_is(case: Case, model: Any, option: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(option))}=.*expected"):
+        recommend(model, [[100, 101]], constraint_index=case.index, progress=False, **option)
+
+
+def test_a_launcher_of_several_processes_is_refused(case: Case, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="2 processes were started, expected one for a model in Flax"):
+        recommend(model, [[100, 101]], constraint_index=case.index, progress=False)
+
+
+def test_a_fingerprint_is_of_all_bits_and_of_the_framework(case: Case, model: Any) -> None:
+    torch_model, _ = case.load()
+    before = backend_of(model).fingerprint(model)
+    assert before != backend_of(torch_model).fingerprint(torch_model)
+    other: Any = FlaxModel.from_pretrained(case.model)
+    assert backend_of(other).fingerprint(other) == before
+    weight = other.model.layers[0].self_attn.q_proj.weight
+    weight[...] = weight[...].at[0, 0].set(np.nextafter(np.float32(weight[0, 0]), np.float32(9)))
+    assert backend_of(other).fingerprint(other) != before
+
+
+@pytest.mark.parametrize("num_devices", [1, 4])
+@pytest.mark.parametrize("num_rows", [1, 5, 300])
+def test_batches_have_few_shapes_within_the_budget(num_rows: int, num_devices: int) -> None:
+    lengths = np.random.default_rng(0).integers(1, 90, size=num_rows).tolist()
+
+    def shape(length: int) -> int:
+        return -(-length // 32) * 32
+
+    batches = make_even_batches(
+        lengths, token_budget=1000, tokens_ahead=16, padded_length=shape, num_devices=num_devices
+    )
+    assert set().union(*batches) == set(range(num_rows))
+    assert sum(map(len, batches[:-1])) + len(set(batches[-1])) == num_rows  # the last one alone is filled
+    shapes = set()
+    for batch in batches:
+        longest = shape(lengths[batch[0]])
+        assert all(lengths[row] <= longest for row in batch)
+        each, left = divmod(len(batch), num_devices)
+        assert left == 0
+        assert each.bit_count() == 1
+        assert each == 1 or each * (longest + 16) <= 1000
+        shapes.add((len(batch), longest))
+    assert len(shapes) <= len({shape(length) for length in lengths})
+    assert make_batches(lengths, token_budget=1000, tokens_ahead=16)[0][0] == batches[0][0]  # the longest first
+
+
+def test_a_planted_error_is_seen(
+    case: Case, users: Path, expected: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers in the order of batches, as if nobody had sorted prompts by length."""
+    right = Decoder.answer_all
+
+    def wrong(self: Decoder, requests: Any, *args: Any) -> Any:
+        numbers = list(dict.fromkeys(number for batch in self.batches(requests) for number in batch))
+        answers = right(self, requests, *args)
+        return [answers[number] for number in numbers]
+
+    monkeypatch.setattr(Decoder, "answer_all", wrong)
+    run(case, users, tmp_path / "recs.parquet", backend="flax")
+    assert not agree(read(tmp_path / "recs.parquet"), expected)
+
+
+def test_auto_is_what_loading_says(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hf_gr.answering import backends
+
+    for name in ("torch", "flax"):
+        monkeypatch.setattr(backends, "choose_backend", lambda name=name: name)
+        assert backend_for(case.model).name == name
