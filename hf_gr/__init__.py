@@ -75,8 +75,15 @@ _NEEDS = {
     "Engine": ("torch",),
     "GRGenerationMixin": ("torch",),
     "classify": ("torch",),
-    "evaluate": ("torch", "pyarrow"),
-    "recommend": ("torch", "pyarrow"),
+    "evaluate": ("pyarrow",),
+    "recommend": ("pyarrow",),
+}
+
+# What stands for a name of PyTorch's side in Flax.
+_IN_FLAX = {
+    "ConstraintLogitsProcessor": "hf_gr.generation.flax.logits_process.FlaxConstraintLogitsProcessor",
+    "DraftHead": "hf_gr.flax.draft_head.DraftHead",
+    "GRGenerationMixin": "hf_gr.generation.flax.mixin.FlaxGenerationMixin",
 }
 
 
@@ -89,7 +96,7 @@ def __getattr__(name: str) -> object:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        fix = "; in Flax it is hf_gr.flax.draft_head.DraftHead" if name == "DraftHead" else ""
+        fix = f"; in Flax it is {_IN_FLAX[name]}" if name in _IN_FLAX else ""
         raise ImportError(f"hf_gr.{name} needs PyTorch: pip install torch{fix}", name="torch") from error
 
 
