@@ -15,6 +15,7 @@ pytest.importorskip("flax")
 
 import jax
 from offline_case import SCORE_TOL, Case, command, make_case, make_users, options_of, read, run, write_users
+from transformers import FalconConfig
 
 from hf_gr import AutoModelForGenerativeRetrieval, evaluate, recommend
 from hf_gr.answering.backends import backend_for, backend_of
@@ -211,9 +212,12 @@ def test_a_planted_error_is_seen(
     assert not agree(read(tmp_path / "recs.parquet"), expected)
 
 
-def test_auto_is_what_loading_says(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_what_loading_says(case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from hf_gr.answering import backends
 
     for name in ("torch", "flax"):
         monkeypatch.setattr(backends, "choose_backend", lambda name=name: name)
         assert backend_for(case.model).name == name
+    assert backend_for(case.model, given={"device": "cuda"}).name == "torch"  # what Flax lacks
+    FalconConfig().save_pretrained(tmp_path)
+    assert backend_for(tmp_path).name == "torch"

@@ -11,10 +11,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from hf_gr.generation.auto import BACKENDS, backend_of_model, choose_backend
+from hf_gr.generation.messages import say_once
 
 Name = Literal["torch", "flax"]
 
@@ -43,6 +45,10 @@ class Backend(ABC):
         for name, remedy in self.foreign.items():
             if given.get(name) is not None:
                 raise ValueError(f"{name}={given[name]!r} with backend={self.name!r}, expected none: {remedy}")
+
+    def why_not(self, model: str | Path, given: Mapping[str, Any]) -> str | None:
+        """Why this framework cannot run a model by name with these options; None if it can, as far as is known."""
+        return next((f"{name}={given[name]!r}" for name in self.foreign if given.get(name) is not None), None)
 
     @abstractmethod
     def processes(self) -> Any:
@@ -94,12 +100,13 @@ def backend_of(model: Any) -> Backend:
     return named(backend_of_model(model))
 
 
-def backend_for(model: Any, backend: str = "auto") -> Backend:
+def backend_for(model: Any, backend: str = "auto", given: Mapping[str, Any] | None = None) -> Backend:
     """The framework of a model: a loaded one has its own, and one by name the one that is asked for.
 
     Args:
         model: a loaded model, or its name.
         backend: `"torch"`, `"flax"`, or `"auto"`: see `AutoModelForGenerativeRetrieval.from_pretrained`.
+        given: other options of the call: `revision`, and those that one framework alone has.
 
     Raises:
         ValueError: an unknown backend, or a loaded model of the other one.
@@ -108,7 +115,15 @@ def backend_for(model: Any, backend: str = "auto") -> Backend:
     if backend not in BACKENDS:
         raise ValueError(f"backend={backend!r}, expected one of {BACKENDS}")
     if isinstance(model, (str, Path)):
-        return named(choose_backend() if backend == "auto" else backend)
+        chosen = choose_backend() if backend == "auto" else backend
+        if backend == "auto" and chosen == "flax" and find_spec("torch") is not None:
+            flax = named(chosen)
+            lack = flax.why_not(model, given or {})
+            if lack is None:
+                return flax
+            say_once(f"backend='auto' loads PyTorch, though JAX has a TPU, which PyTorch does not use: {lack}")
+            chosen = "torch"
+        return named(chosen)
     own = backend_of_model(model)
     if backend not in ("auto", own):
         raise ValueError(

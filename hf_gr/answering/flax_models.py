@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from hf_gr.catalogue.sequences import is_integer
 from hf_gr.files.hub import check_revision, naming_model
 from hf_gr.flax.devices import DATA, MODEL, to_mesh
-from hf_gr.flax.model import FlaxModel
+from hf_gr.flax.model import FlaxModel, to_spec
 from hf_gr.generation.flax.loading import enable, load
 from hf_gr.generation.flax.prompts import prompt_bucket
 from hf_gr.generation.models import UNDECIDING
@@ -40,6 +40,18 @@ class FlaxBackend(Backend):
 
     is_compiled = True
     generates_freely = False
+
+    def why_not(self, model: str | Path, given: Mapping[str, Any]) -> str | None:
+        """See `Backend.why_not`: also reads the model's config."""
+        from transformers import AutoConfig
+
+        try:
+            to_spec(AutoConfig.from_pretrained(model, revision=given.get("revision") or "main"))
+        except NotImplementedError as error:
+            return str(error)
+        except (OSError, ValueError):
+            pass  # loading says it better
+        return super().why_not(model, given)
 
     def processes(self) -> Any:
         """See `Backend.processes`."""

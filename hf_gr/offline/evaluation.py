@@ -162,7 +162,8 @@ def _contenders(model: Any, index: Any) -> list[Contender]:
 
 def _processes(contenders: Sequence[Contender], settings: Settings) -> Any:
     """The processes of a comparison: PyTorch's, if any of its models is there; a model in Flax refuses several."""
-    backends = {backend.name: backend for one in contenders for backend in [backend_for(one.model, settings.backend)]}
+    found = [backend_for(one.model, settings.backend, settings.of_loading) for one in contenders]
+    backends = {backend.name: backend for backend in found}
     made = {name: backend.processes() for name, backend in sorted(backends.items())}  # Flax refuses before any begins
     return made.get("torch") or made["flax"]
 

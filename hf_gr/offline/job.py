@@ -142,8 +142,8 @@ class Job:
 
 def make_job(model: Any, users: Any, settings: Settings, processes: Any) -> tuple[Job, Users]:
     """Load what a run needs, and check everything before the first row."""
-    backend = backend_for(model, settings.backend)
-    backend.refuse_foreign({name: getattr(settings, name) for name in backend.foreign})
+    backend = backend_for(model, settings.backend, settings.of_loading)
+    backend.refuse_foreign(settings.of_loading)
     mesh = backend.to_mesh(settings.mesh)
     index, tokenizer = settings.constraint_index, settings.tokenizer
     if isinstance(index, (str, Path)) and str(index) != ".":

@@ -108,7 +108,7 @@ def recommend(model: Any, users: Any, output: str | PathLike[str] | None = None,
         check_output(Path(output), users)
     elif settings.overwrite:
         raise ValueError("overwrite=True without output=, expected both: nothing is written")
-    processes = backend_for(model, settings.backend).processes()
+    processes = backend_for(model, settings.backend, settings.of_loading).processes()
     job, table = make_job(model, users, settings, processes)
     if processes.is_main:
         for doubt in job.doubts:

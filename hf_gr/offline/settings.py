@@ -474,6 +474,11 @@ class Settings:
         """Whether rows have targets."""
         return self.leave_one_out or self.target is not None
 
+    @property
+    def of_loading(self) -> dict[str, Any]:
+        """The options that say how a model by name is loaded, and where it runs."""
+        return {name: getattr(self, name) for name in ("revision", "device", "device_map", "mesh")}
+
     def checked(self) -> Settings:
         """The same settings, with Python's integers, and token ids as tuples.
 
