@@ -110,7 +110,7 @@ def test_a_whole_loop_is_one_program_and_finds_items() -> None:
     items = processor.items(found[:, PROMPT:])
     assert items == theirs.items(tokens[:, PROMPT:])
     assert all(items)
-    assert all(item in "ac" for row in items[4:8] for item in row)
+    assert all(item in ("a", "c") for row in items[4:8] for item in row)
 
 
 def test_one_program_serves_views_and_changes() -> None:

@@ -8,6 +8,7 @@ Axes: P prompts; R rows, as many for each prompt; T tokens; V tokens of the voca
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -162,14 +163,16 @@ class FlaxConstraintLogitsProcessor:
             tokens = generated[:, done].astype(jnp.int32).reshape(states.shape)
             moved = advance(states, tokens, catalogue, level=done)
             states = moved if is_known else jnp.where(done < level, moved, states)
-        ways = [lambda states, scores, at=at: self._mask_level(states, scores, at) for at in range(num_levels)]
-        ways.append(lambda states, scores: self._over(scores))
+        ways: list[Any] = [
+            lambda states, scores: scores,  # inside the prompt
+            *(partial(self._mask_level, at) for at in range(num_levels)),
+            lambda states, scores: self._over(scores),
+        ]
         if is_known:
-            return ways[min(level, num_levels)](states, scores)
-        ways.insert(0, lambda states, scores: scores)  # inside the prompt
+            return ways[min(level, num_levels) + 1](states, scores)
         return lax.switch(jnp.clip(level + 1, 0, num_levels + 1), ways, states, scores)
 
-    def _mask_level(self, states: Array, scores: Array, level: int) -> Array:
+    def _mask_level(self, level: int, states: Array, scores: Array) -> Array:
         by_prompt = scores.reshape(*states.shape, -1)
         legal = children(states, self._catalogue, level=level)
         kept = legal.scores(by_prompt)
@@ -206,7 +209,7 @@ def _read_prompt_length(prompt_length: int | None, attention_mask: Any) -> int:
     shape = None if attention_mask is None else tuple(getattr(attention_mask, "shape", ()))
     if shape is not None and len(shape) != 2:
         raise ValueError(f"attention_mask has shape {list(shape)}, expected the prompt's, [prompts, length]")
-    length = prompt_length if shape is None else shape[1]
+    length: Any = prompt_length if shape is None else shape[1]
     if not is_integer(length) or length < 0 or prompt_length not in (None, length):
         raise ValueError(
             f"prompt_length={prompt_length!r}, expected 0 or more tokens, as input_ids.shape[1] of the prompt has "
