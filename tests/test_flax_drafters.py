@@ -258,8 +258,7 @@ def test_models_draft_by_the_trie(family: str) -> None:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"drafting": "auto"}, "drafting='auto', expected None, 'trie' or 'head' in Flax: .*drafting='trie'"),
-        ({"drafting": "assistant"}, "drafting='assistant', expected None, 'trie' or 'head'.*backend='torch'"),
+        ({"drafting": "assistant"}, "drafting='assistant', expected None, 'trie', 'head' or 'auto'.*backend='torch'"),
         ({"drafting": "trie", "verification": "relaxed"}, "verification='relaxed' with drafting='trie'"),
         ({"drafting": "trie", "verification": "catalogue"}, "verification='catalogue' with drafting='trie'"),
         ({"draft_token_budget": 5}, "draft_token_budget=5 without drafting, expected None"),

@@ -240,7 +240,6 @@ OTHERWISE = {
     "drafters.TreeDrafter.draft": {"frontier", "beams", "catalogue", "level"},  # a frontier has the others
     "noise.Noise.of": ALONE,  # in halves
     "noise.Noise.take": ALONE,  # rows of a program advance together
-    "speculation.Speculation": {"chosen"},  # PyTorch alone measures costs
     "speculation.Speculation.none": ALONE,
     "speculation.Speculation.after_forward": ALONE,  # inside a program nothing is counted in place
     "speculation.Speculation.drafting": ALONE,

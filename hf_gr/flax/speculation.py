@@ -34,6 +34,8 @@ class Speculation:
         accepted_nodes: those of them that became beams.
         drafted_steps: levels drafted, by row.
         accepted_steps: levels decided from a draft: at most all but the first, as AtSpeed counts.
+        chosen: the draft that `drafting="auto"` has decided on for calls like this one: "none", "trie", "head" or
+            "assistant"; None while it still compares, and without "auto" (static: no program knows it).
     """
 
     target_forwards: Int[HostOrDevice, " batch"] | int
@@ -42,11 +44,13 @@ class Speculation:
     accepted_nodes: Int[HostOrDevice, " batch"]
     drafted_steps: Int[HostOrDevice, " batch"]
     accepted_steps: Int[HostOrDevice, " batch"]
+    chosen: str | None = static(default=None)
 
     @classmethod
     def none(cls, batch_size: int) -> Speculation:
         """Nothing was scored yet but the prompt."""
-        return cls(*[jnp.zeros(batch_size, dtype=jnp.int32)] * 6)
+        nothing = jnp.zeros(batch_size, dtype=jnp.int32)
+        return cls(nothing, nothing, nothing, nothing, nothing, nothing)
 
     def after_forward(self) -> Speculation:
         """One more forward of the model."""

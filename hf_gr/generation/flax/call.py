@@ -167,7 +167,7 @@ class Call:
             "sequences": rows,
             "scores": per_path(decoded.step_scores),
             "logits": per_path(decoded.step_logits),
-            "speculation": _on_host(decoded.speculation, prompt.num_rows, by_model=self.draft.calls_model),
+            "speculation": _on_host(decoded.speculation, prompt.num_rows, self.draft),
             "seeds": None if self.seeds is None else self.seeds.tolist(),
         }
         if plan.is_beam_search:
@@ -223,13 +223,14 @@ def make_plan(config: Any, catalogue: Snapshot, max_new_tokens: int) -> DecodePl
     )
 
 
-def _on_host(speculation: Speculation, num_rows: int, *, by_model: bool) -> Speculation:
+def _on_host(speculation: Speculation, num_rows: int, draft: Draft) -> Speculation:
     """The speculation, without the rows that only fill the bucket; forwards are those of all rows together."""
     by_row = jax.tree.map(lambda array: array[:num_rows], jax.device_get(speculation))
     return replace(
         by_row,
-        target_forwards=int(by_row.target_forwards.max()) if by_model else 0,
+        target_forwards=int(by_row.target_forwards.max()) if draft.calls_model else 0,
         draft_forwards=int(by_row.draft_forwards.max()),
+        chosen=draft.chosen,
     )
 
 

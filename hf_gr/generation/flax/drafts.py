@@ -16,11 +16,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from hf_gr.catalogue.snapshot import Snapshot
-from hf_gr.flax.decode import DecodePlan
+from hf_gr.flax.decode import Decoded, DecodePlan
 from hf_gr.flax.devices import replicated
 from hf_gr.flax.draft_head import HeadScorer
 from hf_gr.flax.drafters import TreeDrafter, plan_first, plan_sizes
 from hf_gr.flax.scorers import Params
+from hf_gr.flax.transition import DeviceCatalogue
 from hf_gr.generation.checks import check_codes, check_room_for_placeholders, draft_budget
 
 from .prompts import HostPrompt
@@ -87,6 +88,19 @@ class Draft:
         """
         return self.model.scorer, self.model.params_on(mesh)
 
+    def report(self, decoded: Decoded, catalogue: DeviceCatalogue) -> None:
+        """Note what happened in the call.
+
+        Args:
+            decoded: what the program returned.
+            catalogue: what it was given.
+        """
+
+    @property
+    def chosen(self) -> str | None:
+        """The kind that "auto" has decided on; see `Speculation.chosen`."""
+        return None
+
 
 class TrieDraft(Draft):
     """The catalogue: its first levels with the prompt, as many as fit the budget; then all of it below the beams."""
@@ -135,11 +149,14 @@ def draft_of(model: Any, config: Any) -> Draft:
     Raises:
         ValueError: a kind that drafts in PyTorch only.
     """
+    if config.drafting == "auto":
+        from .auto import AutoDraft  # which has these kinds
+
+        return AutoDraft(model, config)
     if config.drafting not in KINDS:
-        is_auto = config.drafting == "auto"
-        fix = "Flax measures no costs; pass drafting='trie'" if is_auto else "Flax has no other drafts"
         raise ValueError(
-            f"drafting={config.drafting!r}, expected None, 'trie' or 'head' in Flax: {fix}, or use backend='torch'"
+            f"drafting={config.drafting!r}, expected None, 'trie', 'head' or 'auto' in Flax: Flax has no other "
+            "drafts, or use backend='torch'"
         )
     return KINDS[config.drafting](model, config)
 

@@ -71,7 +71,8 @@ class FlaxGenerationMixin:
                 refused by name. Drafts are `drafting="trie"`: as many whole levels of the catalogue as fit
                 `draft_token_budget` are scored together with the prompt; below, a draft is all that follows the beams
                 or nothing, with room for four times its average number of nodes, up to that budget. And
-                `drafting="head"` with `verification="catalogue"`.
+                `drafting="head"` with `verification="catalogue"`. With `drafting="auto"` the first calls of a kind
+                compile and time a program for each draft that may be worth it; then the fastest stays.
 
         Returns:
             What `GRGenerationMixin.generate` returns, in JAX: `[B * R, P + T]` tokens, or with
@@ -137,4 +138,5 @@ class FlaxGenerationMixin:
             catalogue = device_catalogue(call.rules, replicated(mesh), num_rows=call.num_rows)
             scorer, params = call.draft.scorer(call.plan, mesh)
             decoded = program(scorer, params, catalogue, call.prompt.to_bucket(call.num_rows), call.plan, call.noise)
+            call.draft.report(decoded, catalogue)
             return call.answer(decoded, is_ragged=catalogue.is_ragged)
