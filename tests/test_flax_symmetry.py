@@ -78,7 +78,7 @@ TORCH_ONLY = {
     "device_trie": {
         "FlatTrie": "several labels are a logits processor's, a callable of PyTorch",
         "MOST_NODES": "the same",
-        "twins_on_device": "Flax moves twins with what was added, in added_on_device",
+        "twins_on_device": "Flax moves twins with what was added, in additions_on_device",
         "TOKEN_BITS": "the same",
         "LARGEST_TABLE": "of wide levels, see children",
         "CHILDREN_AT_ONCE": "the same",
@@ -121,12 +121,18 @@ FLAX_ONLY = {
         "PARENTS": "buckets",
         "SMALLEST": "buckets",
         "STEPS": "buckets",
-        "added_on_device": "additions are in buckets of their own, and every program has some",
+        "DeviceAdditions": "every program has some, in buckets of their own",
+        "added_branching": "the same",
+        "additions_on_device": "the same",
+        "living_tokens_on_device": "the same",
         "nothing_added": "the same",
+        "room_for_additions": "the same",
+        "base_branching": "buckets",
+        "exception_bits": "PyTorch searches among exceptions; a program without loops compiles faster",
     },
     "transition": {
         "HIDDEN_NODES": "buckets",
-        "COMPARED": "how exclusions are looked up",
+        "AddedPart": "what was added has another form than the catalogue",
         "LARGEST_NODE": "32-bit integers",
     },
     "tree": {},
@@ -204,8 +210,8 @@ OTHERWISE = {
     "device_trie.DeviceTrie.edges": ALONE,
     "device_trie.DeviceTrie.flat": ALONE,
     "device_trie.DeviceTrie.follow": ALONE,
-    "device_trie.bits_on_device": {"is_base"},  # its buckets are others
     "transition.DevicePart": {"wide"},
+    "transition.DeviceCatalogue": {"twins"},  # of DeviceAdditions
     "transition.DeviceCatalogue.nodes_per_level": ALONE,  # of plans of drafts
     "transition.device_catalogue": {"num_rows"},  # rows are filled up to a bucket
     "decode.in_columns": {"params"},

@@ -24,7 +24,7 @@ from hf_gr.catalogue.fanout import Fanout
 from hf_gr.catalogue.snapshot import BatchRules, combine_rules
 from hf_gr.flax import device_trie, transition
 from hf_gr.flax.buckets import bucket, padded
-from hf_gr.flax.device_trie import DeviceTrie
+from hf_gr.flax.device_trie import DeviceTrie, exception_bits
 from hf_gr.flax.transition import DeviceCatalogue, device_catalogue
 from hf_gr.reference import ReferenceTrie
 
@@ -112,9 +112,8 @@ def test_one_rule_and_copies_of_rows() -> None:
         assert (level[3] == level[0]).all()
 
 
-def test_listed_exceptions_large_tokens_and_searched_exclusions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listed_exceptions_large_tokens_and_wide_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_trie, "PARENTS", 0)
-    monkeypatch.setattr(transition, "COMPARED", 0)
     sparse = [[1 + n // 6, 1 + n % 6, *[2, 3, 4] * (n % 9 > 0)] for n in range(36)] + [[1, 2, 2, 5]]
     index = ConstraintIndex.from_sequences(sparse, eos_token_id=0)
     rules = combine_rules([index.snapshot], [[0, 7, 9, 36]])
@@ -125,6 +124,23 @@ def test_listed_exceptions_large_tokens_and_searched_exclusions(monkeypatch: pyt
     catalogue = device_catalogue(combine_rules([large.snapshot]), num_rows=1)
     tokens = np.asarray(transition.children(jnp.zeros((1, 1), jnp.int32), catalogue, level=0).tokens)
     assert sorted(tokens[tokens >= 0].tolist()) == large.allowed_next_tokens([])
+
+
+def test_a_node_with_more_children_than_a_word_has_bits() -> None:
+    rng = random.Random(0)
+    index = ConstraintIndex.from_sequences([[3, token] for token in range(100)] + [[5, 1], [5, 99]])
+    index.remove([*range(40, 50), 101])
+    added = [[3, token] for token in (2, 31, 32, 63, 64, 99, 45)]  # the first six are there
+    index.add([*added, [3, 120]], range(1000, 1008))
+    index.remove([1003])  # the item that was there has the same tokens, and stays
+    excluded = [0, 31, 33, 64, 65, 97, 1002, 1006]
+    rules = combine_rules([index.snapshot], [excluded, rng.sample(range(40), 30)])
+    catalogue = device_catalogue(rules)
+    states = transition.advance(jnp.zeros((2, 1), jnp.int32), jnp.full((2, 1), 3), catalogue, level=0)
+    legal = transition.children(states, catalogue, level=1)
+    for row in range(2):
+        tokens = np.asarray(legal.tokens)[row, 0]
+        assert sorted(tokens[tokens >= 0].tolist()) == [u for u in range(128) if rules.items(row, [3, u])]
 
 
 def test_additions_longer_than_the_catalogue() -> None:
@@ -138,15 +154,16 @@ def test_additions_longer_than_the_catalogue() -> None:
 def test_both_forms_of_a_fanout_give_the_same_children(counts: list[int]) -> None:
     dense = Fanout.from_offsets(np.append(0, np.cumsum(counts)))
     listed = np.flatnonzero(np.array(counts) != 1)
+    bits = padded(exception_bits(listed, len(counts)), 64)
     shifts = np.append(0, np.cumsum(np.array(counts)[listed] - 1))
     start, end, behind = 1, 1 + len(counts), 1 + len(counts) + sum(counts)
     nodes = jnp.arange(-2, 250)[None]
     found = []
-    for offsets, exceptions in ((dense.offsets, None), (shifts, padded(listed, 64, len(counts)))):
+    for offsets, exceptions in ((dense.offsets, None), (shifts, bits)):
         trie = DeviceTrie(
             tokens=jnp.zeros(1, jnp.int32),
             offsets=(jnp.zeros(2, jnp.int32), jnp.asarray(padded(offsets.astype(np.int32), 64, offsets[-1]))),
-            exceptions=(None, None if exceptions is None else jnp.asarray(exceptions.astype(np.int32))),
+            exceptions=(None, None if exceptions is None else jnp.asarray(exceptions)),
             token_bases=jnp.zeros(2, jnp.int32),
             level_starts=jnp.asarray([0, start, end, behind], jnp.int32),
             branching=(1, 1),
@@ -167,9 +184,10 @@ child_range = jax.jit(lambda nodes, trie: trie.child_range(nodes, level=1))
     [
         (DeviceTrie, "child_range", lambda bounds: (bounds[0], bounds[1] + 1)),
         (DeviceTrie, "child_range", lambda bounds: (bounds[0] + 1, bounds[1])),
-        (transition, "_are_alive", jnp.ones_like),
-        (transition, "_is_among", jnp.zeros_like),
-        (transition, "_both_nodes", lambda nodes: (nodes[0], nodes[0] * 0)),
+        (transition, "_are_alive", lambda bits: bits | -1),
+        (transition, "_words_at", jnp.zeros_like),
+        (transition, "_both_nodes", lambda found: (found[0] * 0, *found[1:])),
+        (transition, "_both_nodes", lambda found: (found[0], found[1] + 1, found[2])),
         (transition, "is_leaf", lambda leaf: ~leaf),
     ],
 )

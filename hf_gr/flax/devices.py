@@ -27,7 +27,7 @@ from .buckets import bucket
 from .decode import Decoded, DecodePlan, decode
 from .noise import Noise
 from .scorers import Params, Prompt, Scorer
-from .transition import DeviceCatalogue, DevicePart
+from .transition import AddedPart, DeviceCatalogue, DevicePart
 
 DATA, MODEL = "data", "model"
 # The axis of a parameter `[*layers, out, in]` that is sharded over "model": outputs or inputs; a parameter that fits
@@ -128,11 +128,9 @@ def decode_on_mesh(
         plan = replace(plan, rows_axis=DATA)
     given = (params, catalogue, prompt, plan, noise)
     rows = P(DATA)
-    parts = [
-        DevicePart(P(), P(), None if part.hidden is None else rows)  # pyright: ignore
-        for part in (catalogue.base, catalogue.added)
-    ]
-    specs = (P(), DeviceCatalogue(*parts, twins=P(), rule_of_row=rows), rows, P(), None if noise is None else rows)  # pyright: ignore
+    hidden = [None if part.hidden is None else rows for part in (catalogue.base, catalogue.added)]
+    parts = DevicePart(P(), P(), hidden[0]), AddedPart(P(), P(), hidden[1])  # pyright: ignore
+    specs = (P(), DeviceCatalogue(*parts, rule_of_row=rows), rows, P(), None if noise is None else rows)  # pyright: ignore
     run = jax.shard_map(partial(decode, scorer), mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)
     return run(*given)
 

@@ -15,24 +15,35 @@ Axes: B batch, K beams, C children: the largest branching of the level, a static
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from jaxtyping import Array, Bool, Float, Int, UInt8
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, Integer
 
+from hf_gr.catalogue.segment import Liveness
 from hf_gr.catalogue.snapshot import BatchRules
 
-from .arrays import Device, HostOrDevice, at
+from .arrays import Device, HostOrDevice, windows
 from .buckets import bucket, padded
 from .children import Children, MergedChildren, PlainChildren
-from .device_trie import DeviceTrie, added_on_device, bits_on_device, nothing_added, on_device
+from .device_trie import (
+    DeviceAdditions,
+    DeviceTrie,
+    additions_on_device,
+    base_branching,
+    bits_on_device,
+    living_tokens_on_device,
+    nothing_added,
+    on_device,
+    room_for_additions,
+)
 
 HIDDEN_NODES = 16  # of a row: so many, or 4, 16, ... times as many
-COMPARED = 32  # hidden nodes of a row, at most, that are compared one by one; more are searched (measured on a CPU)
 LARGEST_NODE = 2**31 - 2**16  # of both segments; the rest is for padding
 
 
@@ -43,12 +54,28 @@ class DevicePart:
 
     Attributes:
         trie: the trie.
-        alive: by level from 1, by rule: one bit a node.
+        alive: by level from 1, by rule: one bit a node, 32 in each number.
         hidden: by level from 1, nodes hidden from each request, sorted, padded with the root; None without any.
     """
 
     trie: DeviceTrie
-    alive: tuple[tuple[UInt8[Array, " _"], ...], ...]
+    alive: tuple[tuple[Int[Array, " _"], ...], ...]
+    hidden: tuple[Int[HostOrDevice, "batch _"], ...] | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class AddedPart:
+    """What was added, as the requests of a batch see it.
+
+    Attributes:
+        trie: the trie.
+        tokens: by rule, the token of every node; -1 for what is not alive, and after the last node.
+        hidden: as in `DevicePart`.
+    """
+
+    trie: DeviceAdditions
+    tokens: tuple[Int[Array, " nodes_and_padding"], ...]
     hidden: tuple[Int[HostOrDevice, "batch _"], ...] | None = None
 
 
@@ -63,13 +90,11 @@ class DeviceCatalogue:
     Attributes:
         base: what was compiled.
         added: what was added since; only a root if nothing was.
-        twins: for every node of `added` the node of `base` with the same prefix, or -1.
         rule_of_row: which rule each request has.
     """
 
     base: DevicePart
-    added: DevicePart
-    twins: Int[Array, " added_nodes"]
+    added: AddedPart
     rule_of_row: Int[HostOrDevice, " batch"]
 
     @property
@@ -80,7 +105,7 @@ class DeviceCatalogue:
     @property
     def dead_state(self) -> Int[Array, ""]:
         """The state without children that stands for no prefix at all."""
-        return self.base.trie.num_nodes + self.added.trie.num_nodes
+        return self.base.trie.num_nodes + (self.added.trie.room - 1)
 
     @property
     def has_leaves(self) -> tuple[bool, ...]:
@@ -114,24 +139,24 @@ def device_catalogue(rules: BatchRules, device: Device = None, *, num_rows: int 
     order[given:] = 0
     tries = [part.segment.trie for part in rules.shared.parts]
     num_levels = max(trie.max_length for trie in tries)
-    num_nodes = sum(trie.level_starts[-1] + max(trie.branching) for trie in tries)
+    num_nodes = tries[0].level_starts[-1] + max(base_branching(tries[0]))
+    num_nodes += sum(room_for_additions(trie.level_starts[-1]) for trie in tries[1:])
     if num_nodes > LARGEST_NODE:
         raise ValueError(
             f"constraint_index has {num_nodes} nodes, expected at most {LARGEST_NODE}, which is what JAX's 32-bit "
             "integers number: backend='torch' has 64"
         )
     hidden = _hidden_nodes(rules, order, num_levels)
-    base = DevicePart(on_device(tries[0], device), _bits(rules, 0, device), hidden[0])
+    base = DevicePart(on_device(tries[0], device), _bits(rules, device), hidden[0])
     if rules.shared.added is None:
-        trie, twins, dead = nothing_added(base.trie.has_leaves, device)
-        bits = ((dead,) * bucket(len(rules.snapshots)),) * num_levels
+        trie, tokens = nothing_added(base.trie.has_leaves, device)
+        by_rule = (tokens,) * bucket(len(rules.snapshots))
     else:
-        trie, twins = added_on_device(tries[1], rules.shared, device)
-        bits = _bits(rules, 1, device)
-        bits += bits[:1] * (num_levels - len(bits))  # levels without nodes
-    added = DevicePart(trie, bits, hidden[1])
+        trie = additions_on_device(tries[1], rules.shared, device)
+        by_rule = tuple(living_tokens_on_device(alive, device) for alive in _alive(rules, 1))
+    added = AddedPart(trie, by_rule, hidden[1])
     rule_of_row = np.zeros(num_rows, np.int64) if rules.rule_of_row is None else rules.rule_of_row[order]
-    return DeviceCatalogue(base, added, twins, np.asarray(rule_of_row, np.int32))
+    return DeviceCatalogue(base, added, np.asarray(rule_of_row, np.int32))
 
 
 def children(states: Int[Array, "batch beams"], catalogue: DeviceCatalogue, *, level: int) -> Children:
@@ -140,17 +165,20 @@ def children(states: Int[Array, "batch beams"], catalogue: DeviceCatalogue, *, l
     In plain loops: `for b, k, c: child = first[b, k] + c; legal = c < count[b, k] and alive[child]; token =
     tokens[child]`.
     """
-    base, added = catalogue.base, catalogue.added
-    in_added, nodes = _both_nodes(states, catalogue) if level else (states, states)
-    new = _part_children(in_added, added, catalogue.rule_of_row, level)
-    first_added = new.first + base.trie.num_nodes
+    base, added, rules = catalogue.base, catalogue.added, catalogue.rule_of_row
+    nodes, first, count = _both_nodes(states, catalogue, level=level)
+    hidden = None if added.hidden is None else added.hidden[level]
+    size = added.trie.branching[level]
+    seen = _seen(first, count, hidden, size=size)
+    new = _tokens(_windows_by_rule(added.tokens, first, rules, size=size), seen)
+    first_added = first + base.trie.num_nodes
     if level >= len(base.trie.branching):
-        return replace(new, first=first_added)
-    old = _part_children(nodes, base, catalogue.rule_of_row, level)
-    # A child that is in both is reached through `added`, which knows its twin.
-    shadowed = (old.tokens[..., None] == new.tokens[..., None, :]).any(-1)
+        return PlainChildren(new, first_added)
+    # A child that is in both is reached through `added`.
+    in_both = jnp.where(new >= 0, windows(added.trie.twins, first, size=size), -1)
+    old = _base_children(nodes, base, rules, in_both, level=level)
     return MergedChildren(
-        tokens=jnp.concatenate([jnp.where(shadowed, -1, old.tokens), new.tokens], axis=-1),
+        tokens=jnp.concatenate([old.tokens, new], axis=-1),
         first=old.first,
         first_added=first_added,
         num_old=old.tokens.shape[-1],
@@ -163,9 +191,8 @@ def is_leaf(
     """Whether a sequence ends in this state of a level, or of one above it (true for the dead state, too)."""
     if level == catalogue.max_length:
         return jnp.ones_like(states, dtype=bool)
-    in_added, nodes = _both_nodes(states, catalogue)
-    base, added = catalogue.base.trie, catalogue.added.trie
-    return base.is_childless(nodes, level=level) & added.is_childless(in_added, level=level)
+    nodes, _, num_added = _both_nodes(states, catalogue, level=level)
+    return catalogue.base.trie.is_childless(nodes, level=level) & (num_added == 0)
 
 
 def over_vocabulary(
@@ -191,58 +218,99 @@ def advance(
 
 
 def _both_nodes(
-    states: Int[Array, "batch beams"], catalogue: DeviceCatalogue
-) -> tuple[Int[Array, "batch beams"], Int[Array, "batch beams"]]:
-    """The node of `added` and that of `base` for every state; no node where a segment lacks the prefix."""
+    states: Int[Array, "batch beams"], catalogue: DeviceCatalogue, *, level: int
+) -> tuple[Int[Array, "batch beams"], Int[Array, "batch beams"], Int[Array, "batch beams"]]:
+    """The node of `base` for every state, or none (-1); its first child in `added`, and the number of those."""
+    added = catalogue.added.trie
+    if not level:
+        return states, *added.child_range(states)
     in_added = states - catalogue.base.trie.num_nodes
-    is_added = (in_added >= 0) & (in_added < catalogue.added.trie.num_nodes)
-    return in_added, jnp.where(is_added, at(catalogue.twins, in_added), states)
+    twins = windows(added.twins, in_added, size=1)[..., 0]
+    return jnp.where(in_added >= 0, twins, states), *added.child_range(in_added)
 
 
-def _part_children(
-    nodes: Int[Array, "batch beams"], part: DevicePart, rule_of_row: Int[HostOrDevice, " batch"], level: int
+def _base_children(
+    nodes: Int[Array, "batch beams"],
+    part: DevicePart,
+    rule_of_row: Int[HostOrDevice, " batch"],
+    in_both: Int[Array, "batch beams added"],
+    *,
+    level: int,
 ) -> PlainChildren:
-    """The children of one segment's nodes."""
-    trie = part.trie
+    """The children of nodes in what was compiled, without some of them."""
+    trie, size = part.trie, part.trie.branching[level]
     first, count = trie.child_range(nodes, level=level)
-    places = jnp.arange(trie.branching[level], dtype=jnp.int32)
-    below = first[..., None] + places
-    alive = _are_alive(below - trie.level_starts[level + 1], part.alive[level], rule_of_row)
-    legal = (places < count[..., None]) & alive
-    if part.hidden is not None:
-        legal = legal & ~_is_among(below, part.hidden[level])
-    tokens = at(trie.tokens, below) + trie.token_bases[level]
-    return PlainChildren(tokens=jnp.where(legal, tokens, -1), first=first)
+    alive = _are_alive(first - trie.level_starts[level + 1], part.alive[level], rule_of_row, size=size)
+    hidden = None if part.hidden is None else part.hidden[level]
+    seen = alive & _seen(first, count, hidden, size=size) & ~_words_at(in_both - first[..., None], size=size)
+    tokens = windows(trie.tokens, first, size=size).astype(jnp.int32) + trie.token_bases[level]
+    return PlainChildren(_tokens(tokens, seen), first)
+
+
+def _tokens(
+    tokens: Int[Array, "batch beams children"], flags: Int[Array, "batch beams words"]
+) -> Int[Array, "batch beams children"]:
+    """The tokens of flagged children, -1 for the others."""
+    bits = flags[..., None] >> jnp.arange(32, dtype=jnp.int32) & 1
+    return jnp.where(bits.reshape(*flags.shape[:-1], -1)[..., : tokens.shape[-1]] > 0, tokens, -1)
+
+
+def _seen(
+    first: Int[Array, "batch beams"],
+    count: Int[Array, "batch beams"],
+    hidden: Int[HostOrDevice, "batch hidden"] | None,
+    *,
+    size: int,
+) -> Int[Array, "batch beams words"]:
+    """A flag for each of `size` children: whether there is such a child, and it is not hidden."""
+    last = count[..., None] - 32 * jnp.arange(-(-size // 32), dtype=jnp.int32)
+    there = jnp.where(last > 31, -1, (1 << jnp.clip(last, 0, 31)) - 1)
+    return there if hidden is None else there & ~_words_at(jnp.asarray(hidden)[:, None] - first[..., None], size=size)
 
 
 def _are_alive(
-    nodes: Int[Array, "batch beams children"], bits: Sequence[Array], rule_of_row: Int[HostOrDevice, " batch"]
-) -> Bool[Array, "batch beams children"]:
-    """The bits of nodes, numbered within their level."""
-    places = nodes >> 3
-    if len(bits) > 1:  # the rules' bits, concatenated
-        places = jnp.minimum(places, len(bits[0]) - 1) + rule_of_row[:, None, None] * len(bits[0])
-    found = at(jnp.concatenate(bits) if len(bits) > 1 else bits[0], places)
-    return (found >> (nodes & 7) & 1).astype(bool)
+    first: Int[Array, "batch beams"], bits: Sequence[Array], rule_of_row: Int[HostOrDevice, " batch"], *, size: int
+) -> Int[Array, "batch beams words"]:
+    """The flags of `size` nodes from each first one on, which are numbered within their level."""
+    found = _windows_by_rule(bits, first >> 5, rule_of_row, size=-(-size // 32) + 1)
+    behind = (first & 31)[..., None]  # bits of the first word before the first node's
+    low = lax.shift_right_logical(found[..., :-1], jnp.broadcast_to(behind, found[..., :-1].shape))
+    return low | found[..., 1:] << 1 << (31 - behind)
 
 
-def _is_among(
-    nodes: Int[Array, "batch beams children"], hidden: Int[HostOrDevice, "batch hidden"]
-) -> Bool[Array, "batch beams children"]:
-    """Whether each node is one of those of its row, which ascend."""
-    if hidden.shape[1] <= COMPARED:
-        return (nodes[..., None] == hidden[:, None, None]).any(-1)
-    places = jax.vmap(jnp.searchsorted)(hidden, nodes)
-    return jax.vmap(at)(jnp.asarray(hidden), places) == nodes
+def _words_at(places: Int[Array, "batch beams some"], *, size: int) -> Int[Array, "batch beams words"]:
+    """Flags for `size` children, set at places; those out of range do not matter."""
+    words = jnp.arange(-(-size // 32), dtype=jnp.int32)[:, None]
+    places = places[..., None, :]
+    flags = jnp.where(places >> 5 == words, 1 << (places & 31), 0)
+    return lax.reduce(flags, jnp.int32(0), lax.bitwise_or, (flags.ndim - 1,))
 
 
-def _bits(rules: BatchRules, number: int, device: Device) -> tuple[tuple[Array, ...], ...]:
-    """By level and rule, the bits of one segment; as many rules as a bucket has, the first one several times."""
+def _windows_by_rule(
+    by_rule: Sequence[Array],
+    starts: Int[Array, "batch beams"],
+    rule_of_row: Int[HostOrDevice, " batch"],
+    *,
+    size: int,
+) -> Integer[Array, "batch beams size"]:
+    """`windows` of the array of each row's rule."""
+    if len(by_rule) == 1:
+        return windows(by_rule[0], starts, size=size)
+    length = len(by_rule[0])
+    starts = jnp.clip(starts, 0, length - size) + rule_of_row[:, None] * length
+    return windows(jnp.concatenate(by_rule), starts, size=size)
+
+
+def _bits(rules: BatchRules, device: Device) -> tuple[tuple[Array, ...], ...]:
+    """By level and rule, the bits of what was compiled."""
+    return tuple(zip(*(bits_on_device(alive, device) for alive in _alive(rules, 0)), strict=True))
+
+
+def _alive(rules: BatchRules, number: int) -> list[Liveness]:
+    """What is alive in one segment, by rule; as many rules as a bucket has, the first one several times."""
     segment = rules.shared.parts[number].segment
     lives = [snapshot.parts[number].alive or segment.all_alive for snapshot in rules.snapshots]
-    moved = [bits_on_device(live, device, is_base=not number) for live in lives]
-    moved += moved[:1] * (bucket(len(moved)) - len(moved))
-    return tuple(zip(*moved, strict=True))
+    return lives + lives[:1] * (bucket(len(lives)) - len(lives))
 
 
 def _hidden_nodes(
