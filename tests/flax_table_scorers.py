@@ -26,8 +26,21 @@ def tables(seed: int, num_rows: int, *, vocabulary: int, longest: int, scale: fl
 class TableCache:
     """The token and the depth of the node in each slot."""
 
-    tokens: Any
-    depths: Any
+    slots: Any
+
+    def with_room(self, num_slots: int) -> TableCache:
+        return TableCache(jnp.zeros((len(self.slots), num_slots, 2), jnp.int32))
+
+    @property
+    def num_slots(self) -> int:
+        return self.slots.shape[1]
+
+    def keep(self, nodes: Any, depths: Any, places: Any, is_new: Any) -> TableCache:
+        found = jnp.take_along_axis(nodes, places[..., None], axis=1, mode="clip")
+        return TableCache(jnp.where(is_new[..., None], found, self.slots))
+
+    def put(self, nodes: Any, depths: Any, start: Any) -> TableCache:
+        return TableCache(jax.lax.dynamic_update_slice_in_dim(self.slots, nodes, start, axis=1))
 
 
 @dataclass(frozen=True)
@@ -39,28 +52,31 @@ class TableScorer:
     def prefill(self, params: list[Any], prompt: Prompt) -> tuple[Any, TableCache]:
         batch_size = len(prompt.input_ids)
         logits = jnp.broadcast_to(params[0][:, 0], (batch_size, self.vocabulary))
-        return logits, TableCache(jnp.zeros((batch_size, 0), jnp.int32), jnp.zeros(0, jnp.int32))
+        return logits, TableCache(jnp.zeros((batch_size, 0, 2), jnp.int32))
 
-    def prefill_with(
+    def read_with(
         self, params: list[Any], prompt: Prompt, tokens: Any, depths: Any, visible: Any
-    ) -> tuple[Any, TableCache]:
+    ) -> tuple[Any, TableCache, Any]:
         first, cache = self.prefill(params, prompt)
-        scored, cache = self.score(params, cache, tokens, depths, visible)
-        return jnp.concatenate([first[:, None], scored], axis=1), cache
+        scored, made = self.score(params, cache, tokens, depths, visible)
+        return jnp.concatenate([first[:, None], scored], axis=1), cache, made
+
+    def logits(self, params: list[Any], hidden: Any) -> Any:
+        return hidden
 
     def score(
-        self, params: list[Any], cache: TableCache, tokens: Any, depths: Any, visible: Any
-    ) -> tuple[Any, TableCache]:
-        cache = TableCache(
-            jnp.concatenate([cache.tokens, tokens], axis=1), jnp.concatenate([cache.depths, depths.astype(jnp.int32)])
-        )
-        behind = depths[:, None] - cache.depths
+        self, params: list[Any], cache: TableCache, tokens: Any, depths: Any, visible: Any, wanted: Any = None
+    ) -> tuple[Any, Any]:
+        made = jnp.stack([tokens, depths], axis=-1)
+        known_tokens, known_depths = jnp.moveaxis(jnp.concatenate([cache.slots, made], axis=1), -1, 0)
+        behind = depths[..., None] - known_depths[:, None]
         worth = jnp.where(behind >= 0, self.vocabulary ** jnp.maximum(behind, 0), 0)
-        prefixes = (jnp.where(visible, worth, 0) * cache.tokens[:, None]).sum(-1)
+        prefixes = (jnp.where(visible, worth, 0) * known_tokens[:, None]).sum(-1)
         stacked = jnp.concatenate([jnp.broadcast_to(t, (len(tokens), *t.shape[1:])) for t in params], axis=1)
         starts = np.cumsum([0, *(t.shape[1] for t in params)])
         places = jnp.asarray(starts)[depths] + prefixes
-        return jnp.take_along_axis(stacked, places[..., None], axis=1), cache
+        places = places if wanted is None else jnp.take_along_axis(places, wanted, axis=1)
+        return jnp.take_along_axis(stacked, places[..., None], axis=1), made
 
 
 def prompt_of(batch_size: int) -> Prompt:

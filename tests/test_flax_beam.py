@@ -23,7 +23,6 @@ import jax.numpy as jnp
 from hf_gr.flax import beam, warpers
 from hf_gr.flax.beam import DEAD, Beams, Finished
 from hf_gr.flax.children import MergedChildren, PlainChildren
-from hf_gr.flax.tree import Tree
 from hf_gr.torch import beam as torch_beam
 from hf_gr.torch import children as torch_children
 from hf_gr.torch import tree as torch_tree
@@ -140,20 +139,22 @@ def test_paths_finish_in_their_own_places() -> None:
     check_equal(at_once, torch_beam.finish(other, length_penalty=0.7), ("sequences", "beam_indices", "scores"))
 
 
-def test_trees_equal_the_other_side() -> None:
-    rng = np.random.default_rng(0)
-    ours, theirs = Tree.over_prompt(BATCH, 1), torch_tree.Tree.over_prompt(BATCH, torch.device("cpu"))
-    for depth, (above, width) in enumerate(((1, 4), (4, 6), (6, 3)), start=1):
-        parents = rng.integers(0, above, (BATCH, width))
-        ours, theirs = (
-            ours.grow(jnp.asarray(parents, jnp.int32)),
-            theirs.grow(torch.from_numpy(parents), depth=depth),
-        )
-        assert ours.depth == theirs.depth == depth
-        assert ours.num_slots == theirs.num_slots
-        assert ours.ancestry.tolist() == theirs.ancestry.tolist()
-        mask = theirs.attention_mask(torch.zeros((BATCH, 0), dtype=torch.bool))[:, 0]
-        assert ours.attention_mask().tolist() == mask.tolist()
+def test_who_sees_whom_equals_the_other_side() -> None:
+    """Two levels of beams, then nodes of two levels below the second."""
+    rng, none = np.random.default_rng(0), torch.zeros((BATCH, 0), dtype=torch.bool)
+    chosen, below, lowest = (rng.integers(0, width, (BATCH, 4)) for width in (4, 4, 4))
+    theirs = torch_tree.Tree.over_prompt(BATCH, torch.device("cpu"))
+    for depth, parents in enumerate((np.zeros_like(chosen), chosen, below, lowest), start=1):
+        theirs = theirs.grow(torch.from_numpy(parents), depth=depth)
+        if depth == 2:
+            of_beams = theirs.attention_mask(none)[:, 0]
+    expected = theirs.attention_mask(none)[:, 0]  # of the lowest
+    beam_indices = jnp.asarray(np.stack([np.zeros_like(chosen), chosen], axis=-1), jnp.int32)
+    of_slots = tree.slots_seen(beam_indices, jnp.full(BATCH, 2), 4)
+    assert of_slots.tolist() == of_beams[..., :4].tolist()
+    own, of_beam = tree.nodes_seen(jnp.asarray(np.concatenate([below, lowest + 4], axis=1)), 4, num_levels=2)
+    of_nodes = np.take_along_axis(np.asarray(of_slots), np.asarray(of_beam)[..., None], axis=1)
+    assert np.concatenate([of_nodes, own], axis=-1)[:, -4:].tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("keep", [1, 2])

@@ -187,7 +187,7 @@ def test_beams_equal_the_slow_search(one_shape: None, ragged: bool) -> None:
         pytest.param(decode, "child_scores", lambda scores: -scores, marks=SLOW),
         (beam, "_extend", lambda kept: replace(kept, beam_indices=jnp.roll(kept.beam_indices, 1, 1))),
         pytest.param(decode, "is_leaf", lambda leaf: leaf & (np.arange(leaf.shape[1]) > 0), marks=SLOW),
-        (decode, "_any_left", lambda left: left & False),
+        (decode, "_can_change", lambda left: left & False),
     ],
 )
 def test_a_planted_error_is_seen(home: Any, name: str, spoil: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from transformers import Qwen3Config, T5Config
 
 from hf_gr import ConstraintIndex, enable
 from hf_gr.catalogue.snapshot import BatchRules
-from hf_gr.flax import decode, drafters, speculation, tree
+from hf_gr.flax import decode, drafters
 from hf_gr.flax.beam import Beams
 from hf_gr.flax.decode import Decoded, DecodePlan, decode_program
 from hf_gr.flax.drafters import TreeDrafter, plan_first, plan_sizes
@@ -120,18 +120,18 @@ def test_a_draft_with_the_prompt_is_all_that_is_legal_and_has_children(one_shape
     """Against a walk through what every row may be answered with."""
     drafter = WHOLE.drafter
     assert isinstance(drafter, TreeDrafter)
-    draft = jax.jit(lambda catalogue: drafter.draft(Beams.start(NUM_ROWS, 1), catalogue, level=0))
+    root, levels, wanted = Beams.start(NUM_ROWS, 1), np.zeros(NUM_ROWS, np.int32), np.ones(NUM_ROWS, bool)
+    draft = jax.jit(lambda catalogue: drafter.draft(root, levels, wanted, catalogue))
     for seed in range(8):
         rng = random.Random(seed)
         index = random_index(rng, ragged=True)
         rules = random_rules(rng, index)
         catalogue = device_catalogue(rules, num_rows=NUM_ROWS)
-        drafted, num_steps, fits = draft(catalogue)
-        assert fits
+        made = draft(catalogue)
+        drafted, num_steps = made.nodes, made.num_steps
         tokens, parents, states, of_nodes = jax.device_get(
             (drafted.tokens, drafted.parents, drafted.states, drafted.depths)
         )
-        depths = []
         for row in range(NUM_ROWS):
             sequences = [tuple(s) for s in index if rules.items(row, [*s])]
             legal = {s[:depth] for s in sequences for depth in (1, 2) if len(s) > depth}
@@ -141,9 +141,9 @@ def test_a_draft_with_the_prompt_is_all_that_is_legal_and_has_children(one_shape
             is_there = states[row] != int(catalogue.dead_state)
             found = [path for path, real in zip(paths[1:], is_there, strict=True) if real]
             assert sorted(found) == sorted(legal)
-            assert [len(path) for path in found] == of_nodes[is_there].tolist()
-            depths += [len(path) for path in found]
-        assert num_steps == max(depths)
+            depths = [len(path) for path in found]
+            assert depths == of_nodes[row][is_there].tolist()
+            assert num_steps[row] == max(depths, default=0)
 
 
 def test_whole_levels_are_counted_with_additions() -> None:
@@ -178,10 +178,10 @@ def test_whole_levels_are_drafted_with_the_prompt_where_they_fit() -> None:
 @pytest.mark.parametrize(
     ("home", "name", "spoil"),
     [
-        (tree.Tree, "mask_with", lambda mask: mask.at[:, 2:].set(mask[:, 2:] | mask[:, 1:-1])),  # and its neighbour
-        (speculation, "locate", lambda found: (found[0] * 0, found[1])),
-        (tree.Tree, "grow", lambda grown: replace(grown, ancestry=(grown.ancestry + 1) % grown.num_slots)),
-        (TreeDrafter, "draft", lambda made: (replace(made[0], depths=made[0].depths + 1), *made[1:])),
+        (decode, "nodes_seen", lambda seen: (seen[0].at[:, 2:].set(seen[0][:, 2:] | seen[0][:, 1:-1]), seen[1])),
+        (decode, "locate", lambda found: (found[0] * 0, found[1])),
+        (decode, "slots_seen", lambda seen: jax.numpy.roll(seen, 1, axis=-1)),
+        (TreeDrafter, "draft", lambda made: replace(made, nodes=replace(made.nodes, depths=made.nodes.depths + 1))),
         (drafters, "open_children", lambda wanted: wanted & (np.arange(wanted.shape[-1]) > 0)),
     ],
 )

@@ -251,8 +251,14 @@ def prefill(scorer: Scorer, *arguments: Any) -> Any:
 
 
 @partial(jax.jit, static_argnums=0)
-def prefill_with(scorer: JointScorer, *arguments: Any) -> Any:
-    return scorer.prefill_with(*arguments)
+def prefill_with(scorer: JointScorer, params: Any, *arguments: Any) -> Any:
+    hidden, *others = scorer.read_with(params, *arguments)
+    return scorer.logits(params, hidden), *others
+
+
+@jax.jit
+def put(cache: Any, made: Any, depths: Any, start: Any) -> Any:
+    return cache.put(made, depths, start)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -274,19 +280,25 @@ def by_tree(
     Those of the first call are also computed with the prompt if `joint`.
     """
     visible, used, behind = visible_of(levels), 0, []
+    num_slots = visible.shape[-1]  # those that no node is in yet are seen by none
     if not joint:
         first, cache = prefill(scorer, params, prompt)
         assert cache.num_slots == 0
+        cache = cache.with_room(num_slots)
     for call in calls:
         tokens = np.concatenate([levels[level][0] for level in call], axis=1)
-        depths = np.concatenate([np.full(levels[level][0].shape[1], level + 1) for level in call])
+        depths = np.concatenate([np.full_like(levels[level][0], level + 1) for level in call], axis=1)
         end = used + tokens.shape[1]
+        of_slots, own = visible[:, used:end].copy(), visible[:, used:end, used:end]
+        of_slots[..., used:] = False
         if joint and not used:
-            logits, cache = prefill_with(scorer, params, prompt, tokens, depths, visible[:, :end, :end])
-            first, logits = logits[:, 0], logits[:, 1:]
+            logits, cache, made = prefill_with(scorer, params, prompt, tokens, depths, own)
+            cache, first, logits = cache.with_room(num_slots), logits[:, 0], logits[:, 1:]
         else:
-            logits, cache = score(scorer, params, cache, tokens, depths, visible[:, used:end, :end])
-        assert cache.num_slots == end
+            seen = np.concatenate([of_slots, own], axis=-1)
+            logits, made = score(scorer, params, cache, tokens, depths, seen)
+        cache = put(cache, made, depths, used)
+        assert cache.num_slots == num_slots
         behind.append(np.asarray(logits))
         used = end
     return np.asarray(first), np.concatenate(behind, axis=1)
@@ -344,7 +356,7 @@ def test_stacked_layers_compute_what_single_ones_do(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "t5"])
 def test_a_node_that_sees_its_neighbour_shows(name: str) -> None:
     levels, model, prompt = tree(3), loaded(name), prompt_of(name, batch(name))
-    tokens, depths = levels[0][0], np.ones(3, dtype=np.int32)
+    tokens, depths = levels[0][0], np.ones((3, 3), dtype=np.int32)
     everything = np.ones((3, 3, 3), dtype=bool)
     own = everything & np.eye(3, dtype=bool)
     run = partial(prefill_with, model.scorer, model.params, prompt, tokens)

@@ -1,22 +1,23 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The one loop: score, then accept, level by level. Knows no model beyond its scorer.
+"""The one loop: score, then decide, level by level. Knows no model beyond its scorer.
 
-All of it, prefill included, is one pure function of arrays, to be compiled as one program: levels are unrolled, shapes
-follow from the plan and the catalogue, and nothing synchronises. The batch is every array's first axis, so that the
-rows of a batch may be sharded over devices.
+All of it, prefill included, is one pure function of arrays, to be compiled as one program: a loop of one forward each,
+whose shapes follow from the plan and the catalogue; nothing synchronises. The batch is every array's first axis, so
+that the rows of a batch may be sharded over devices.
 
-With a drafter, the first levels of the catalogue are scored together with the prompt, if they fit whatever is hidden.
-From the next level on there are two ways to continue: if all legal continuations fit a draft, one forward scores them
-and lookups decide the rest; else the level is decided as without a draft, and the next level checks again.
+A forward scores the live beams of every row and, with a drafter, nodes below them; the first one scores the prompt,
+too. Then the levels of the catalogue are decided in order, each for the rows whose beams have come to it and are all
+among the nodes that the forward scored: rows wait for no other.
 
-Axes: B batch, K beams, C children, V vocabulary, P prompt, T generated tokens, R returned sequences a row.
+Axes: B batch, K beams, C children, V vocabulary, P prompt, L levels, R returned sequences a row, M nodes scored
+together, S slots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,14 +26,15 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from . import beam
-from .arrays import Number, WholeNumber, static
+from .arrays import Number, WholeNumber, along, static
 from .beam import Beams, Finished
 from .children import Children
 from .noise import Noise, paths_of
 from .scorers import JointScorer, Params, Prompt, Scorer, ScorerCache
-from .speculation import Drafter, Lookahead, Speculation
+from .speculation import Draft, Drafter, Scored, Speculation
 from .transition import DeviceCatalogue, children, is_leaf, over_vocabulary
-from .tree import Nodes, Tree
+from .tree import Nodes, nodes_seen, slots_seen
+from .verifiers import locate
 from .warpers import keep_min_p, keep_top_k, keep_top_p, renormalize
 
 
@@ -96,6 +98,11 @@ class DecodePlan:
         return self.num_beams > 1
 
     @property
+    def keeps_steps(self) -> bool:
+        """Whether outputs of every level are wanted."""
+        return self.output_scores or self.output_logits
+
+    @property
     def width(self) -> int:
         """Paths a row."""
         return max(self.num_beams, self.num_return_sequences)
@@ -125,34 +132,28 @@ class Decoded:
     speculation: Speculation
 
 
-# The requested outputs of one level: scores and logits.
-Step = tuple[Array | None, Array | None]
-
-
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _State:
-    """The state passed from one level to the next. What grows is last, so that the other leaves keep their places.
+    """The state passed from one forward to the next.
 
-    Logits come from `source`: the tree and the model's cache, or what was scored ahead; None once all is decided.
+    Attributes:
+        beams: with room for all tokens.
+        levels: tokens of the beams of each row.
+        finished: the results so far.
+        speculation: the counts.
+        cache: the scorer's, with a slot for each beam of each level.
+        step_scores: by level, if they are kept.
+        step_logits: by level, if they are kept.
     """
 
     beams: Beams
+    levels: Int[Array, " batch"]
     finished: Finished
-    num_levels: Int[Array, ""]
     speculation: Speculation
-    source: tuple[Tree, ScorerCache] | Lookahead | None
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class _Outcome:
-    """The result after the last level."""
-
-    finished: Finished
-    num_levels: Int[Array, ""]
-    speculation: Speculation
-    steps: tuple[Step, ...]
+    cache: ScorerCache
+    step_scores: tuple[Array, ...] | None
+    step_logits: tuple[Array, ...] | None
 
 
 def decode(
@@ -176,19 +177,16 @@ def decode(
     Returns:
         R sequences a row: the best first, then rows of padding if there are fewer.
 
-    Source: STATIC, algorithm 1, with candidates scored before any truncation.
+    Source: STATIC, algorithm 1, with candidates scored before any truncation; AtSpeed, algorithms 1 and 2.
     """
     search = _Search(scorer, params, catalogue, plan, noise)
-    logits, state = search.start(prompt)
-    state, step = search.decide(logits, state, level=0)
-    outcome = search.run_from(state, level=1)
-    step_scores, step_logits = zip(step, *outcome.steps, strict=True)
+    state = lax.while_loop(search.any_open, search.advance, search.start(prompt))
     return Decoded(
-        *_best(outcome.finished, plan),
-        num_levels=jnp.broadcast_to(outcome.num_levels, len(outcome.finished.scores)),
-        step_scores=step_scores if plan.output_scores else None,
-        step_logits=step_logits if plan.output_logits else None,
-        speculation=outcome.speculation,
+        *_best(state.finished, plan),
+        num_levels=jnp.broadcast_to(_most(state.levels, plan), len(state.levels)),
+        step_scores=state.step_scores,
+        step_logits=state.step_logits,
+        speculation=state.speculation,
     )
 
 
@@ -198,7 +196,7 @@ decode_program = jax.jit(decode, static_argnames=("scorer",))
 
 @dataclass(frozen=True)
 class _Search:
-    """What all levels of a call share, and the two ways to continue from one."""
+    """What all forwards of a call share."""
 
     scorer: Scorer
     params: Params
@@ -206,142 +204,226 @@ class _Search:
     plan: DecodePlan
     noise: Noise | None
 
-    def start(self, prompt: Prompt) -> tuple[Float[Array, "batch beams vocab"], _State]:
-        """Compute the prompt, and the catalogue's first levels with it if those are drafted."""
-        plan, drafter, batch_size = self.plan, self.plan.drafter, len(prompt.input_ids)
-        # Equal beams need not be scored K times.
-        width = 1 if plan.is_beam_search else plan.width
-        speculation, tree = Speculation.none(batch_size), Tree.over_prompt(batch_size, width)
-        if drafter is None or not drafter.size(0):
-            prompt_logits, cache = self.scorer.prefill(self.params, prompt)
-            source = (tree, cache)
-        else:  # equal beams are one root
-            nodes, num_steps, _ = drafter.draft(Beams.start(batch_size, 1), self.catalogue, level=0)
-            visible = Tree.over_prompt(batch_size, 1).mask_with(nodes, num_levels=drafter.num_first)[:, 1:]
+    @property
+    def num_levels(self) -> int:
+        """L."""
+        return self.catalogue.max_length
+
+    def start(self, prompt: Prompt) -> _State:
+        """Compute the prompt, and what is drafted below it; decide the first level, and the drafted ones."""
+        plan, drafter, (batch_size, _) = self.plan, self.plan.drafter, prompt.input_ids.shape
+        levels = jnp.zeros(batch_size, dtype=jnp.int32)
+        speculation = Speculation.none(batch_size)
+        root = Beams.start(batch_size, 1)  # equal beams are one root
+        num_below, made = 0, None
+        states, depths = root.states, root.states
+        if drafter is None or not drafter.size(at_root=True):
+            logits, cache = self.scorer.prefill(self.params, prompt)
+            logits = logits[:, None]
+        else:
             assert isinstance(self.scorer, JointScorer)
-            logits, cache = self.scorer.prefill_with(self.params, prompt, nodes.tokens, nodes.depths, visible)
-            prompt_logits, tree = logits[:, 0], replace(tree, num_slots=nodes.tokens.shape[1])
-            source = Lookahead((tree, cache), nodes, logits[:, 1:], drafter.num_first)
-            speculation = speculation.drafting(nodes, num_steps, dead_state=self.catalogue.dead_state)
+            draft = drafter.draft(root, levels, jnp.ones(batch_size, dtype=bool), self.catalogue)
+            nodes, num_below = draft.nodes, drafter.num_levels(at_root=True)
+            visible = nodes_seen(nodes.parents, 1, num_levels=num_below)[0][:, 1:, 1:]
+            hidden, cache, made = self.scorer.read_with(self.params, prompt, nodes.tokens, nodes.depths, visible)
+            logits = self.scorer.logits(self.params, hidden)
+            states, depths = _behind(states, nodes.states), _behind(depths, nodes.depths)
+            made = jax.tree.map(partial(_with_more, front=1), made)  # the prompt's end has no slot
+            speculation = speculation.drafting(draft, self.catalogue.dead_state)
+        scored = Scored.of(logits, states, depths=depths, made=made, levels=levels, num_live=1)
         state = _State(
-            beams=Beams.start(batch_size, width, independent=not plan.is_beam_search),
-            finished=Finished.none_yet(batch_size, plan.width, self.catalogue.max_length),
-            num_levels=jnp.int32(0),
+            beams=_to_room(Beams.start(batch_size, plan.width, independent=not plan.is_beam_search), self.num_levels),
+            levels=levels,
+            finished=Finished.none_yet(batch_size, plan.width, self.num_levels),
             speculation=speculation,
-            source=source,
+            cache=cache.with_room(max(self.num_levels - 2, 0) * plan.width),
+            step_scores=self._no_steps(logits) if plan.output_scores else None,
+            step_logits=self._no_steps(logits) if plan.output_logits else None,
         )
-        return jnp.broadcast_to(prompt_logits[:, None], (batch_size, width, prompt_logits.shape[-1])), state
+        return self._decide_all(state, scored, range(1 + num_below))
 
-    def run_from(self, state: _State, *, level: int) -> _Outcome:
-        """Decode from a level to the end."""
-        if level == self.catalogue.max_length:
-            return _Outcome(state.finished, state.num_levels, state.speculation, ())
+    def any_open(self, state: _State) -> Bool[Array, ""]:
+        """Whether some row needs a forward."""
+        return _in_any_row(self._open_rows(state), self.plan)
+
+    def advance(self, state: _State) -> _State:
+        """One forward, and all decisions that it allows."""
         drafter = self.plan.drafter
-        if isinstance(state.source, Lookahead) or drafter is None or not drafter.size(level):
-            return self._plainly(state, level=level)
-        nodes, num_steps, fits = drafter.draft(state.beams, self.catalogue, level=level)
-        fits = _in_all_rows(fits, self.plan) & _any_left(state.beams, state.finished, self.plan)
-        return lax.cond(
-            fits,
-            lambda state: self._ahead(state, nodes, num_steps, level=level),
-            lambda state: self._plainly(state, level=level),
-            state,
+        if drafter is None or not drafter.size(at_root=False):
+            return self._score_and_decide(state, None)
+        draft = drafter.draft(state.beams, state.levels, self._open_rows(state), self.catalogue)
+        speculation = state.speculation.drafting(draft, self.catalogue.dead_state)
+        return self._score_and_decide(replace(state, speculation=speculation), draft)
+
+    def _score_and_decide(self, state: _State, draft: Draft | None) -> _State:
+        """One forward over the live beams, and over what is drafted below them, and all decisions that it allows."""
+        beams, levels = state.beams, state.levels
+        tokens = along(beams.sequences, jnp.maximum(levels - 1, 0)[:, None, None], axis=2)[..., 0]
+        live = Nodes(tokens, tokens, beams.states, jnp.broadcast_to(levels[:, None], tokens.shape))
+        nodes = live if draft is None else jax.tree.map(_behind, live, draft.nodes)
+        if draft is None:
+            logits, made = self._forward(state, live, None)
+        else:
+            logits, made = lax.cond(
+                _in_any_row(draft.num_steps > 0, self.plan),
+                lambda: self._forward(state, live, draft.nodes),
+                lambda: jax.tree.map(
+                    partial(_with_more, behind=draft.nodes.tokens.shape[1]), self._forward(state, live, None)
+                ),
+            )
+        scored = Scored.of(
+            logits, nodes.states, depths=nodes.depths, made=made, levels=levels, num_live=live.tokens.shape[1]
         )
+        state = replace(state, speculation=state.speculation.after_forward())
+        return self._decide_all(state, scored, range(1, self.num_levels))
 
-    def decide(self, logits: Float[Array, "batch beams vocab"], state: _State, *, level: int) -> tuple[_State, Step]:
-        """Decide one level from the logits after the beams; also returns the requested outputs."""
-        beams, catalogue, plan = state.beams, self.catalogue, self.plan
+    def _forward(
+        self, state: _State, live: Nodes, drafted: Nodes | None
+    ) -> tuple[Float[Array, "batch nodes vocab"], Any]:
+        """One forward over the live beams, and the nodes drafted below them."""
+        width = live.tokens.shape[1]
+        of_slots = slots_seen(state.beams.beam_indices, state.levels, state.cache.num_slots)
+        if drafted is None:
+            nodes, own = live, jnp.broadcast_to(jnp.eye(width, dtype=bool), (len(live.tokens), width, width))
+        else:
+            assert self.plan.drafter is not None
+            nodes = jax.tree.map(_behind, live, drafted)
+            num_below = self.plan.drafter.num_levels(at_root=False)
+            own, of_beam = nodes_seen(drafted.parents, width, num_levels=num_below)
+            of_slots = along(of_slots, of_beam[..., None])
+        visible = jnp.concatenate([of_slots, own], axis=-1)
+        return self.scorer.score(self.params, state.cache, nodes.tokens, nodes.depths, visible)
+
+    def _decide_all(self, state: _State, scored: Scored, levels: range) -> _State:
+        """Decide levels in order, each for the rows that are there; then store what later nodes see."""
+        places = jnp.zeros((self.num_levels, *state.beams.states.shape), dtype=jnp.int32)
+        for level in levels:
+            decided = (state, places)
+
+            def decide(decided: tuple[_State, Array], is_here: Array, level: int = level) -> tuple[_State, Array]:
+                return self._decide(*decided, scored, is_here, level=level)
+
+            is_here = self._open_rows(state) & (state.levels == level)
+            state, places = lax.cond(is_here.any(), decide, lambda decided, _: decided, decided, is_here)
+        if scored.made is None or not state.cache.num_slots:
+            return state
+        depths = jnp.arange(1, 1 + state.cache.num_slots // self.plan.width)
+        is_new = (scored.levels[:, None] <= depths) & (depths < state.levels[:, None])
+        slots = jnp.moveaxis(places[1 : 1 + len(depths)], 0, 1).reshape(len(state.levels), -1)
+        is_new = jnp.repeat(is_new, self.plan.width, axis=1)
+        return replace(state, cache=state.cache.keep(scored.made, scored.depths, slots, is_new))
+
+    def _decide(
+        self, state: _State, places: Int[Array, "levels batch beams"], scored: Scored, is_here: Array, *, level: int
+    ) -> tuple[_State, Int[Array, "levels batch beams"]]:
+        """Decide one level for the rows that are there and whose beams have all been scored.
+
+        Args:
+            state: the state.
+            places: by level, where each beam was among the scored nodes.
+            scored: what the forward has scored.
+            is_here: rows with open beams of the level.
+            level: tokens of the beams.
+        """
+        catalogue, plan = self.catalogue, self.plan
+        beams = _of_level(state.beams, level, width=1 if not level and plan.is_beam_search else plan.width)
+        own, found = locate(beams, scored.states)
+        # A row without living beams is found anywhere.
+        is_here = is_here & found & ((level == scored.levels) | (beams.scores > beam.DEAD).any(-1))
         legal = children(beams.states, catalogue, level=level)
-        scores = child_scores(logits, in_columns(legal, self.scorer, self.params, level=level), plan)
-        if plan.forces_end and level + 1 == catalogue.max_length:
+        scores = child_scores(scored, own, in_columns(legal, self.scorer, self.params, level=level), plan)
+        if plan.forces_end and level + 1 == self.num_levels:
             scores = jnp.where(scores > beam.DEAD, 0.0, scores)
-        step_scores = _per_path(over_vocabulary(scores, legal, logits.shape[-1]), plan) if plan.output_scores else None
-        step_logits = _per_path(logits.astype(jnp.float32), plan) if plan.output_logits else None
+        vocab_size, steps = scored.logits.shape[-1], {}
+        if state.step_scores is not None:
+            step = _per_path(over_vocabulary(scores, legal, vocab_size), plan)
+            steps["step_scores"] = _with_step(state.step_scores, step, is_here, level=level)
+        if state.step_logits is not None:
+            step = _per_path(along(scored.logits, own[..., None]).astype(jnp.float32), plan)
+            steps["step_logits"] = _with_step(state.step_logits, step, is_here, level=level)
         scores = jnp.where(legal.legal, beams.scores[..., None] + scores, beam.DEAD)
-        beams, finished = accept(beams, state.finished, legal, scores, catalogue, plan, level=level, noise=self.noise)
-        num_levels = state.num_levels + 1
-        return replace(state, beams=beams, finished=finished, num_levels=num_levels), (step_scores, step_logits)
+        kept, finished = accept(beams, state.finished, legal, scores, catalogue, plan, level=level, noise=self.noise)
+        num_accepted = jnp.where(is_here & (level > scored.levels), scored.num_accepted(beams, own), 0)
+        new = (_to_room(_widened(kept, plan.width), self.num_levels), finished)
+        kept, finished = _where_rows(is_here, new, (state.beams, state.finished))
+        levels = jnp.where(is_here, level + 1, state.levels)
+        speculation = state.speculation.accepting(num_accepted)
+        state = replace(state, beams=kept, levels=levels, finished=finished, speculation=speculation, **steps)
+        return state, places.at[level, :, : own.shape[1]].set(own)
 
-    def _plainly(self, state: _State, *, level: int) -> _Outcome:
-        """Score the live beams, or look up their logits, decide their level, and continue."""
-        state, step = self._one_level(state, level=level)
-        rest = self.run_from(state, level=level + 1)
-        return replace(rest, steps=(step, *rest.steps))
+    def _open_rows(self, state: _State) -> Bool[Array, " batch"]:
+        """The rows that have levels left, and may still change."""
+        is_open = state.levels < self.num_levels
+        if self.plan.exit_early and self.catalogue.is_ragged:
+            is_open = is_open & _can_change(state.beams, state.finished, self.plan)
+        if self.plan.keeps_steps:  # of every level that any row needs
+            any_open = _in_any_row(is_open, self.plan)
+            behind = (state.levels < _most(state.levels, self.plan)) & (state.levels < self.num_levels)
+            is_open = jnp.where(any_open, state.levels < self.num_levels, behind)
+        return is_open
 
-    def _ahead(self, state: _State, nodes: Nodes, num_steps: Int[Array, ""], *, level: int) -> _Outcome:
-        """Score the live beams and all legal continuations, and decide all levels."""
-        logits, state = self._score_ahead(state, nodes, num_steps, level=level)
-        state, step = self.decide(logits, state, level=level)
-        rest = self.run_from(state, level=level + 1)
-        return replace(rest, steps=(step, *rest.steps))
-
-    def _one_level(self, state: _State, *, level: int) -> tuple[_State, Step]:
-        """Score the live beams, or look up their logits, and decide; change nothing if no row can change."""
-
-        def run(state: _State) -> tuple[_State, Step]:
-            if isinstance(state.source, Lookahead):
-                logits, accepted, source = state.source.logits(state.beams)
-                speculation = state.speculation.accepting(accepted)
-            else:
-                assert state.source is not None
-                logits, source = self._score(state.beams, *state.source)
-                speculation = state.speculation.after_forward()
-            return self.decide(logits, replace(state, source=source, speculation=speculation), level=level)
-
-        may_be_done = self.plan.exit_early and any(self.catalogue.has_leaves[:level])
-        return _unless_done(run, state, self.plan) if may_be_done else run(state)
-
-    def _score(
-        self, beams: Beams, tree: Tree, cache: ScorerCache
-    ) -> tuple[Float[Array, "batch beams vocab"], tuple[Tree, ScorerCache]]:
-        """One forward over the live beams."""
-        tree = tree.grow(beams.parents)
-        depths = jnp.full(beams.scores.shape[1], tree.depth, dtype=jnp.int32)
-        logits, cache = self.scorer.score(self.params, cache, beams.tokens, depths, tree.attention_mask())
-        return logits, (tree, cache)
-
-    def _score_ahead(
-        self, state: _State, nodes: Nodes, num_steps: Int[Array, ""], *, level: int
-    ) -> tuple[Float[Array, "batch beams vocab"], _State]:
-        """One forward over the live beams and the nodes drafted below them: the last one of the call."""
-        assert isinstance(state.source, tuple)
-        beams, (tree, cache) = state.beams, state.source
-        tree, num_beams = tree.grow(beams.parents), beams.scores.shape[1]
-        tokens = jnp.concatenate([beams.tokens, nodes.tokens], axis=1)
-        depths = jnp.concatenate([jnp.full(num_beams, tree.depth, dtype=jnp.int32), nodes.depths])
-        num_levels = self.catalogue.max_length - 1 - level
-        visible = tree.mask_with(nodes, num_levels=num_levels)
-        logits, _ = self.scorer.score(self.params, cache, tokens, depths, visible)
-        ahead = Lookahead(None, nodes, logits[:, num_beams:], num_levels)
-        speculation = state.speculation.after_forward()
-        speculation = speculation.drafting(nodes, num_steps, dead_state=self.catalogue.dead_state)
-        return logits[:, :num_beams], replace(state, source=ahead, speculation=speculation)
+    def _no_steps(self, logits: Float[Array, "batch nodes vocab"]) -> tuple[Array, ...]:
+        shape = (len(logits), self.plan.width, logits.shape[-1])
+        return (jnp.zeros(shape, dtype=jnp.float32),) * self.num_levels
 
 
-def _unless_done(run: Callable[[_State], Any], state: _State, plan: DecodePlan) -> Any:
-    """Decide a level if any row can still change; else return the state unchanged, in the shapes of the next level."""
-    after: list[Any] = []
+def _behind(first: Array, second: Array) -> Array:
+    """Arrays of some nodes, and behind them those of others."""
+    return jnp.concatenate([first, second], axis=1)
 
-    def leaves_of(state: _State) -> list[Array]:
-        leaves, structure = jax.tree.flatten(run(state))
-        after.append(structure)
-        return leaves
 
-    shapes = jax.eval_shape(leaves_of, state)  # flat: classes hold arrays, not shapes
-    # Leaves returned unchanged are not copied, above all the prompt's keys.
-    of_state = len(jax.tree.leaves(state))
+def _with_more(array: Array, *, front: int = 0, behind: int = 0) -> Array:
+    """Nodes `[..., nodes, width]`, and padding in front or behind."""
+    return jnp.pad(array, (*[(0, 0)] * (array.ndim - 2), (front, behind), (0, 0)))
 
-    def skip(state: _State) -> Any:
-        leaves = [*jax.tree.leaves(state), *[None] * (len(shapes) - of_state)]
-        same = [
-            leaf
-            if leaf is not None and (leaf.shape, leaf.dtype) == (then.shape, then.dtype)
-            else jnp.zeros(then.shape, then.dtype)
-            for leaf, then in zip(leaves, shapes, strict=False)  # the last level needs no logits any more
-        ]
-        return jax.tree.unflatten(after[0], same)
 
-    return lax.cond(_any_left(state.beams, state.finished, plan), run, skip, state)
+def _of_level(beams: Beams, level: int, *, width: int) -> Beams:
+    """Beams of a level, without the room for later tokens."""
+    return Beams(
+        sequences=beams.sequences[:, :width, :level],
+        beam_indices=beams.beam_indices[:, :width, :level],
+        scores=beams.scores[:, :width],
+        states=beams.states[:, :width],
+    )
+
+
+def _to_room(beams: Beams, num_levels: int) -> Beams:
+    """Beams with room for all tokens."""
+    after = ((0, 0), (0, 0), (0, num_levels - beams.sequences.shape[-1]))
+    return replace(beams, sequences=jnp.pad(beams.sequences, after), beam_indices=jnp.pad(beams.beam_indices, after))
+
+
+def _where_rows(rows: Bool[Array, " batch"], new: Any, old: Any) -> Any:
+    """New values for some rows."""
+    return jax.tree.map(
+        lambda new, old: jnp.where(rows.reshape(-1, *[1] * (new.ndim - 1)), new, old.astype(new.dtype)), new, old
+    )
+
+
+def _with_step(steps: tuple[Array, ...], step: Array, rows: Bool[Array, " batch"], *, level: int) -> tuple[Array, ...]:
+    """The steps, with one level's of some rows."""
+    return (*steps[:level], _where_rows(rows, step, steps[level]), *steps[level + 1 :])
+
+
+def _can_change(beams: Beams, finished: Finished, plan: DecodePlan) -> Bool[Array, " batch"]:
+    """The rows that may still change."""
+    open_rows = (beams.scores > beam.DEAD).any(axis=-1, keepdims=True)
+    if plan.is_beam_search:
+        open_rows = open_rows & finished.may_improve
+        if plan.early_stopping is True:
+            open_rows = open_rows & ~finished.is_full
+    return open_rows[:, 0]
+
+
+def _in_any_row(flags: Bool[Array, " batch"], plan: DecodePlan) -> Bool[Array, ""]:
+    """Whether a flag holds in some row, on any device whose rows advance together."""
+    return flags.any() if plan.rows_axis is None else _most(flags.astype(jnp.int32), plan) > 0
+
+
+def _most(numbers: Int[Array, "*shape"], plan: DecodePlan) -> Int[Array, ""]:
+    """The largest number, on all devices whose rows advance together."""
+    most = numbers.max()
+    return most if plan.rows_axis is None else lax.pmax(most, plan.rows_axis)
 
 
 def in_columns(legal: Children, scorer: Scorer, params: Params, *, level: int) -> Children:
@@ -353,18 +435,21 @@ def in_columns(legal: Children, scorer: Scorer, params: Params, *, level: int) -
 
 
 def child_scores(
-    logits: Float[Array, "batch beams vocab"], legal: Children, plan: DecodePlan
+    scored: Scored, places: Int[Array, "batch beams"], legal: Children, plan: DecodePlan
 ) -> Float[Array, "batch beams children"]:
-    """The scores of one step for the children of every beam; the entries at illegal ones mean nothing.
+    """The scores of one step for the children of every beam, which stands on a scored node.
 
     Beam methods sum log-softmax values over the *full* vocabulary and then drop invalid tokens; independent paths
     compare logits. As in transformers, warpers, which compare only legal tokens, and the normalisation over those come
     after the constraint.
+
+    Returns:
+        The scores; `-inf` for what is not legal.
     """
-    logits = logits.astype(jnp.float32)
-    scores = legal.scores(logits)
+    scores = scored.logits[jnp.arange(len(places))[:, None, None], places[..., None], jnp.maximum(legal.tokens, 0)]
+    scores = scores.astype(jnp.float32)
     if plan.is_beam_search:
-        scores = scores - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        scores = scores - along(scored.totals, places)[..., None]
     scores = jnp.where(legal.legal, scores, beam.DEAD)
     if plan.do_sample:
         keep = {"min_tokens_to_keep": plan.min_tokens_to_keep}
@@ -421,22 +506,6 @@ def accept(
             max_new_tokens=plan.max_new_tokens,
         )
     return beams, finished
-
-
-def _any_left(beams: Beams, finished: Finished, plan: DecodePlan) -> Bool[Array, ""]:
-    """Whether some row can still change."""
-    open_rows = (beams.scores > beam.DEAD).any(axis=-1, keepdims=True)
-    if plan.is_beam_search:
-        open_rows = open_rows & finished.may_improve
-        if plan.early_stopping is True:
-            open_rows = open_rows & ~finished.is_full
-    left = open_rows.any()
-    return left if plan.rows_axis is None else lax.psum(left.astype(jnp.int32), plan.rows_axis) > 0
-
-
-def _in_all_rows(flag: Bool[Array, ""], plan: DecodePlan) -> Bool[Array, ""]:
-    """Whether a flag holds on all devices whose rows advance together."""
-    return flag if plan.rows_axis is None else lax.pmin(flag.astype(jnp.int32), plan.rows_axis) > 0
 
 
 def _best(

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from .arrays import along
 from .layers import (
     ACTIVATIONS,
     Block,
@@ -33,10 +34,11 @@ from .layers import (
     to_heads,
     to_logits,
 )
-from .scorers import Cache, KeysValues, Params, Prompt
+from .scorers import Cache, KeysValues, Layered, Params, Prompt
 
 FAMILIES = ("gemma", "llama", "mistral", "qwen2", "qwen3")
 EMBEDDING, HEAD, LAYERS = "model.embed_tokens.weight", "lm_head.weight", "model.layers"
+FINAL_NORM = "model.norm"
 Rotation = tuple[Array, Array]
 
 
@@ -204,9 +206,9 @@ class DecoderScorer:
         >>> prompt = Prompt(jnp.array([[3, 4, 5]]), jnp.ones((1, 3), dtype=bool))
         >>> logits, cache = jax.jit(model.scorer.prefill)(model.params, prompt)
         >>> nodes, see = jnp.array([[6, 7]]), jnp.eye(2, dtype=bool)[None]
-        >>> after, cache = jax.jit(model.scorer.score)(model.params, cache, nodes, jnp.array([1, 1]), see)
-        >>> logits.shape, after.shape, cache.num_slots
-        ((1, 8), (1, 2, 8), 2)
+        >>> after, _ = jax.jit(model.scorer.score)(model.params, cache, nodes, jnp.array([[1, 1]]), see)
+        >>> logits.shape, after.shape
+        ((1, 8), (1, 2, 8))
     """
 
     spec: DecoderSpec
@@ -221,35 +223,39 @@ class DecoderScorer:
             return self._layer(hidden, layer, turn, mask)[0], None
 
         hidden, _ = over_layers(step, self._embed(params, input_ids), params[LAYERS])
-        return self._logits(params, hidden)
+        return self.logits(params, self._norm(hidden, params, FINAL_NORM))
 
     def prefill(self, params: Params, prompt: Prompt) -> tuple[Float[Array, "batch vocab"], Cache]:
         """See `Scorer.prefill`."""
         hidden, cache = self._read(params, prompt, num_last=1)
-        return self._logits(params, hidden)[:, 0], cache
+        return self.logits(params, hidden)[:, 0], cache
 
-    def prefill_with(
+    def read_with(
         self,
         params: Params,
         prompt: Prompt,
         tokens: Int[Array, "batch nodes"],
-        depths: Int[Array, " nodes"],
+        depths: Int[Array, "batch nodes"],
         visible: Bool[Array, "batch nodes nodes"],
-    ) -> tuple[Float[Array, "batch one_and_nodes vocab"], Cache]:
-        """See `JointScorer.prefill_with`."""
-        depths = jnp.asarray(depths, dtype=jnp.int32)
+    ) -> tuple[Float[Array, "batch one_and_nodes hidden"], Cache, Layered]:
+        """See `JointScorer.read_with`."""
         hidden, cache = self._read(params, prompt, num_last=1, below=(tokens, depths, visible))
-        return self._logits(params, hidden), cache.split(depths)
+        return hidden, *cache.split()
 
     def hidden_states(self, params: Params, prompt: Prompt, *, num_last: int) -> Float[Array, "batch last hidden"]:
         """What the head reads of the prompt's last tokens: the last layer's output after the final norm."""
-        hidden, _ = self._read(params, prompt, num_last=num_last)
-        return self._norm(hidden, params, "model.norm")
+        return self._read(params, prompt, num_last=num_last)[0]
+
+    def logits(
+        self, params: Params, hidden: Float[Array, "batch tokens hidden"]
+    ) -> Float[Array, "batch tokens vocab"]:
+        """See `JointScorer.logits`."""
+        return to_logits(hidden, params[EMBEDDING if self.spec.is_tied else HEAD])
 
     def _read(
         self, params: Params, prompt: Prompt, *, num_last: int, below: tuple[Array, Array, Array] | None = None
     ) -> tuple[Float[Array, "batch last hidden"], Cache]:
-        """The prompt's keys and values, and the last layer's output at its last tokens, all of them real.
+        """The prompt's keys and values, and the last layer's normed output at its last tokens, all of them real.
 
         Nodes `below`, by tokens, depths and who sees whom, are as many more tokens.
         """
@@ -287,35 +293,36 @@ class DecoderScorer:
         else:  # one of many: not worth a program of its own
             hidden, made = over_layers(step, hidden, layers)
             hidden = hidden[:, -num_read:]
-        return hidden, Cache(made, mask, next_position)
+        return self._norm(hidden, params, FINAL_NORM), Cache(made, mask, next_position)
 
     def score(
         self,
         params: Params,
         cache: Cache,
         tokens: Int[Array, "batch nodes"],
-        depths: Int[Array, " nodes"],
-        visible: Bool[Array, "batch nodes slots"],
-    ) -> tuple[Float[Array, "batch nodes vocab"], Cache]:
+        depths: Int[Array, "batch nodes"],
+        visible: Bool[Array, "batch nodes slots_and_nodes"],
+        wanted: Int[Array, "batch wanted"] | None = None,
+    ) -> tuple[Float[Array, "batch wanted vocab"], Layered]:
         """See `Scorer.score`."""
-        depths = jnp.asarray(depths, dtype=jnp.int32)
         turn = self._rotation(cache.next_position[:, None] + depths - 1, params)
+        of_slots, of_nodes = visible[..., : cache.num_slots], visible[..., cache.num_slots :]
 
         def step(
             hidden: Array, layer: Layer, given: tuple[KeysValues, None, KeysValues | None]
         ) -> tuple[Array, KeysValues]:
-            prompt, _, suffix = given
+            prompt, _, room = given
             normed = self._norm(hidden, layer, "input_layernorm")
-            suffix = self._keys_values(normed, layer, turn).behind(suffix)
-            blocks = [
-                Block(prompt.keys, prompt.values, cache.prompt_mask[:, None]),
-                Block(suffix.keys, suffix.values, visible),
-            ]
+            own = self._keys_values(normed, layer, turn)
+            blocks = [Block(prompt.keys, prompt.values, cache.prompt_mask[:, None])]
+            blocks += [] if room is None else [Block(room.keys, room.values, of_slots)]
+            blocks += [Block(own.keys, own.values, of_nodes)]
             mixed = attention(self._queries(normed, layer, turn), blocks, scale=self._scale)
-            return self._rest(hidden, mixed, layer), suffix
+            return self._rest(hidden, mixed, layer), own
 
-        hidden, suffix = over_layers(step, self._embed(params, tokens), params[LAYERS], cache.by_layer())
-        return self._logits(params, hidden), cache.grow(suffix, depths)
+        hidden, made = over_layers(step, self._embed(params, tokens), params[LAYERS], cache.by_layer())
+        hidden = hidden if wanted is None else along(hidden, wanted[..., None])
+        return self.logits(params, self._norm(hidden, params, FINAL_NORM)), made
 
     @property
     def _scale(self) -> float:
@@ -382,12 +389,6 @@ class DecoderScorer:
         normed = self._norm(hidden, layer, "post_attention_layernorm")
         gate = ACTIVATIONS[self.spec.activation](linear(normed, layer, "mlp.gate_proj"))
         return hidden + linear(gate * linear(normed, layer, "mlp.up_proj"), layer, "mlp.down_proj")
-
-    def _logits(
-        self, params: Params, hidden: Float[Array, "batch tokens hidden"]
-    ) -> Float[Array, "batch tokens vocab"]:
-        head = params[EMBEDDING if self.spec.is_tied else HEAD]
-        return to_logits(self._norm(hidden, params, "model.norm"), head)
 
 
 def inverse_frequencies(config: Any, *, head_dim: int) -> tuple[float, ...]:

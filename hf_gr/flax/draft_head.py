@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 import safetensors.numpy
+from jax import lax
 from jax.sharding import Sharding
 from jaxtyping import Array, Bool, Float, Int
 
@@ -37,7 +39,7 @@ from hf_gr.files.facts import HeadFacts
 from hf_gr.files.hub import Source
 from hf_gr.files.hub_mixin import HubMixin
 
-from .arrays import along, static
+from .arrays import along
 from .head_cells import CELLS
 from .layers import to_logits
 from .parameters import Parameters
@@ -231,17 +233,52 @@ def shapes_of(config: DraftHeadConfig) -> dict[str, tuple[int, ...]]:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class HeadCache:
-    """What a head goes on from.
+    """What a head goes on from; its methods are those of `scorers.Cache`.
 
     Attributes:
         hidden: hidden states of the prompt's last token and of the placeholders.
-        states: recurrent states of the nodes scored last.
-        level: tokens of those (static).
+        room: recurrent states of nodes, by slot; None before `with_room`.
+        slot_depths: the depth of the node in each slot.
     """
 
     hidden: Float[Array, "batch positions hidden"]
-    states: Float[Array, "batch nodes hidden"]
-    level: int = static(default=0)
+    room: Float[Array, "batch slots hidden"] | None = None
+    slot_depths: Int[Array, "batch slots"] | None = None
+
+    @property
+    def num_slots(self) -> int:
+        """See `Cache.num_slots`."""
+        return 0 if self.slot_depths is None else self.slot_depths.shape[1]
+
+    def with_room(self, num_slots: int) -> HeadCache:
+        """See `Cache.with_room`."""
+        if not num_slots:
+            return self
+        batch_size, _, width = self.hidden.shape
+        room = jnp.zeros((batch_size, num_slots, width), dtype=self.hidden.dtype)
+        return replace(self, room=room, slot_depths=jnp.zeros((batch_size, num_slots), dtype=jnp.int32))
+
+    def put(self, nodes: Any, depths: Int[Array, "batch nodes"], start: int | Int[Array, ""]) -> HeadCache:
+        """See `Cache.put`."""
+        room, depths = (
+            lax.dynamic_update_slice_in_dim(old, new, start, axis=1)
+            for old, new in ((self.room, nodes), (self.slot_depths, depths))
+        )
+        return replace(self, room=room, slot_depths=depths)
+
+    def keep(
+        self,
+        nodes: Any,
+        depths: Int[Array, "batch nodes"],
+        places: Int[Array, "batch slots"],
+        is_new: Bool[Array, "batch slots"],
+    ) -> HeadCache:
+        """See `Cache.keep`."""
+        if self.room is None:
+            return self
+        found = jnp.take_along_axis(nodes, places[..., None], axis=1, mode="clip")
+        depths = jnp.where(is_new, jnp.take_along_axis(depths, places, axis=1, mode="clip"), self.slot_depths)
+        return replace(self, room=jnp.where(is_new[..., None], found, self.room), slot_depths=depths)
 
 
 @dataclass(frozen=True)
@@ -264,31 +301,56 @@ class HeadScorer:
     def prefill(self, params: Params, prompt: Prompt) -> tuple[Float[Array, "batch codes"], HeadCache]:
         """See `Scorer.prefill`: the prompt and the placeholders, once."""
         num_last = self.config.num_placeholders + 1
-        hidden = self.model.hidden_states(params["model"], self._with_placeholders(prompt), num_last=num_last)
+        return self.begin(
+            params, self.model.hidden_states(params["model"], self._with_placeholders(prompt), num_last=num_last)
+        )
+
+    def begin(
+        self, params: Params, hidden: Float[Array, "batch positions hidden"]
+    ) -> tuple[Float[Array, "batch codes"], HeadCache]:
+        """The same from hidden states of the prompt's last token and of the placeholders, which somebody else read."""
         hidden = hidden.astype(params["head"]["logit_heads.0.weight"].dtype)
-        cache = HeadCache(hidden, hidden[:, :1])
-        return self._logits(params, cache)[:, 0], cache
+        return self._logits(params, hidden, hidden[:, :1], level=0)[:, 0], HeadCache(hidden)
 
     def score(
         self,
         params: Params,
         cache: HeadCache,
         tokens: Int[Array, "batch nodes"],
-        depths: Int[Array, " nodes"],
-        visible: Bool[Array, "batch nodes slots"],
-    ) -> tuple[Float[Array, "batch nodes codes"], HeadCache]:
-        """See `Scorer.score`; all nodes are of the level behind those scored last."""
-        del depths  # known: the levels come one by one
-        level, num_above = cache.level + 1, cache.states.shape[1]
-        if level == 1:  # below the prompt
-            above = jnp.broadcast_to(cache.states[:, :1], (*tokens.shape, cache.states.shape[-1]))
-        else:  # a node sees one node of the level above: its parent
-            first = visible.shape[-1] - tokens.shape[1] - num_above
-            parents = visible[..., first : first + num_above].argmax(-1)
-            above = along(cache.states, parents[..., None])
-        states = self.advance(params, above, tokens, level=level - 1)
-        cache = replace(cache, states=states, level=level)
-        return self._logits(params, cache), cache
+        depths: Int[Array, "batch nodes"],
+        visible: Bool[Array, "batch nodes slots_and_nodes"],
+        wanted: Int[Array, "batch wanted"] | None = None,
+    ) -> tuple[Float[Array, "batch wanted codes"], Float[Array, "batch nodes hidden"]]:
+        """See `Scorer.score`: level by level, as far as there are nodes of it."""
+        slot_depths = depths if cache.slot_depths is None else jnp.concatenate([cache.slot_depths, depths], axis=1)
+        # Of what a node sees, its parent is one token shorter.
+        parents = (visible & (slot_depths[:, None] == depths[..., None] - 1)).argmax(-1)
+        states = jnp.zeros((*tokens.shape, cache.hidden.shape[-1]), dtype=cache.hidden.dtype)
+
+        def advanced(states: Array, is_here: Array, depth: int) -> Array:
+            if depth == 1:  # below the prompt
+                above = jnp.broadcast_to(cache.hidden[:, :1], states.shape)
+            else:
+                known = states if cache.room is None else jnp.concatenate([cache.room, states], axis=1)
+                above = along(known, parents[..., None])
+            return jnp.where(is_here, self.advance(params, above, tokens, level=depth - 1), states)
+
+        def scored(logits: Array, is_here: Array, depth: int) -> Array:
+            return jnp.where(is_here, self._logits(params, cache.hidden, of_wanted, level=depth), logits)
+
+        states = self._by_depth(advanced, states, depths)
+        of_wanted, depths = states, depths
+        if wanted is not None:
+            of_wanted, depths = along(states, wanted[..., None]), along(depths, wanted)
+        nothing = jnp.zeros((*depths.shape, self._width), dtype=jnp.float32)
+        return self._by_depth(scored, nothing, depths), states
+
+    def _by_depth(self, step: Any, values: Array, depths: Int[Array, "batch nodes"]) -> Array:
+        """Change values of nodes by `step(values, is_here, depth)`, one depth after the other."""
+        for depth in range(1, self.config.num_levels):
+            is_here = (depths == depth)[..., None]
+            values = lax.cond(is_here.any(), partial(step, depth=depth), lambda values, _: values, values, is_here)
+        return values
 
     @property
     def columns(self) -> Any:
@@ -326,16 +388,28 @@ class HeadScorer:
         columns = params["head"][f"columns_{level}"]
         return columns[jnp.clip(tokens, 0, len(columns) - 1)]
 
-    def _logits(self, params: Params, cache: HeadCache) -> Float[Array, "batch nodes _"]:
-        """What may follow upon states: equation 2."""
-        head, level, state = params["head"], cache.level, cache.states
+    @property
+    def _width(self) -> int:
+        """Columns of the logits."""
+        return max(self.config.codebook_sizes) if self.vocab_size is None else self.vocab_size
+
+    def _logits(
+        self,
+        params: Params,
+        hidden: Float[Array, "batch positions hidden"],
+        state: Float[Array, "batch nodes hidden"],
+        *,
+        level: int,
+    ) -> Float[Array, "batch nodes codes"]:
+        """What may follow upon states of a level: equation 2; `-inf` where a level has fewer codes than another."""
+        head = params["head"]
         if self.config.use_placeholders:
-            placeholder = cache.hidden[:, level + 1, None]
+            placeholder = hidden[:, level + 1, None]
             state = state + placeholder if self.config.use_state else jnp.broadcast_to(placeholder, state.shape)
         logits = to_logits(state, head[f"logit_heads.{level}.weight"])
+        over = jnp.full((*logits.shape[:-1], self._width), -jnp.inf, dtype=logits.dtype)
         if self.vocab_size is None:
-            return logits
-        over = jnp.full((*logits.shape[:-1], self.vocab_size), -jnp.inf, dtype=logits.dtype)
+            return lax.dynamic_update_slice_in_dim(over, logits, 0, axis=-1)
         return over.at[..., head[f"codebook_{level}"]].set(logits)
 
 

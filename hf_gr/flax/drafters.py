@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drafts nodes to score ahead: all below the live beams if they are few enough, and a draft model's. Decides nothing.
 
-Inside a program shapes are fixed, so a draft always has as many nodes as its level's size, padding included.
+Inside a program shapes are fixed, so a draft always has as many nodes, padding included.
 
 Axes: B batch, K beams, N nodes of a draft, C children, W nodes of one of its levels.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ from .buckets import bucket
 from .children import Children
 from .decode import DecodePlan
 from .noise import DRAFTS, Noise
+from .speculation import Draft
 from .transition import DeviceCatalogue, children, is_leaf
 from .tree import Nodes
 
@@ -110,9 +112,9 @@ def open_children(legal: Children, catalogue: DeviceCatalogue, *, depth: int) ->
 
 @dataclass(frozen=True)
 class TreeDrafter:
-    """Drafts the whole legal subtree below the beams if it fits.
+    """Drafts the legal subtree below the beams, level by level, as long as it fits.
 
-    The draft holds all legal continuations, so it is never rejected, and all levels are decided together.
+    A level is drafted whole or not at all, so beams are always found on it.
 
     Attributes:
         sizes: by level of the beams, nodes of a draft: see `plan_sizes`, for the root `plan_first`.
@@ -122,41 +124,78 @@ class TreeDrafter:
     sizes: tuple[int, ...]
     num_first: int = 0
 
-    def size(self, level: int) -> int:
+    def size(self, *, at_root: bool) -> int:
         """See `Drafter.size`."""
-        return self.sizes[level] if level < len(self.sizes) else 0
+        return self.sizes[0] if at_root else max(self.sizes[1:], default=0)
+
+    def num_levels(self, *, at_root: bool) -> int:
+        """See `Drafter.num_levels`."""
+        return self.num_first if at_root else len(self.sizes) - 2
 
     def draft(
-        self, beams: Beams, catalogue: DeviceCatalogue, *, level: int
-    ) -> tuple[Nodes, Int[Array, ""], Bool[Array, ""]]:
+        self, beams: Beams, levels: Int[Array, " batch"], wanted: Bool[Array, " batch"], catalogue: DeviceCatalogue
+    ) -> Draft:
         """See `Drafter.draft`."""
-        size, num_beams = self.size(level), beams.scores.shape[1]
-        rows = (len(beams.scores), size)
-        nothing = jnp.zeros(rows, dtype=jnp.int32)
-        filled = [nothing, nothing, jnp.full(rows, catalogue.dead_state)]
-        states = beams.states
-        places = jnp.arange(num_beams, dtype=jnp.int32)
-        used, num_steps = jnp.int32(0), jnp.int32(0)
-        depths = jnp.full(size, level + 1, dtype=jnp.int32)
-        # Nothing follows the last level's tokens: they need no logits.
-        end = level + 1 + self.num_first if not level else catalogue.max_length
-        for depth in range(level + 1, end):
-            legal = children(states, catalogue, level=depth - 1)
-            tokens, parents, states, width = _all_children(legal, places, catalogue, depth=depth, room=size)
-            # After the levels above; each level's padding is overwritten by the next.
-            made = (tokens, parents, states)
-            filled = [_put(before, new, used) for before, new in zip(filled, made, strict=True)]
-            places = num_beams + used + jnp.arange(tokens.shape[1], dtype=jnp.int32)
-            used, num_steps = used + width, num_steps + (width > 0)
-            if depth + 1 < end:
-                depths = depths + (jnp.arange(size) >= used)
-        return Nodes(*filled, depths=depths), num_steps, (used > 0) & (used <= size)
+        at_root = beams.sequences.shape[-1] == 0
+        draft = Draft.none(len(levels), self.size(at_root=at_root), catalogue.dead_state)
+        for level in (0,) if at_root else range(1, len(self.sizes)):
+            size, end = self.sizes[level], 1 + self.num_first if at_root else len(self.sizes)
+            if not size:
+                continue
+
+            def below(draft: Draft, is_here: Array, level: int = level, size: int = size, end: int = end) -> Draft:
+                nodes, num_steps, _ = subtree(beams.states, is_here, catalogue, level=level, end=end, size=size)
+                return draft.with_rows(is_here, nodes, num_steps)
+
+            is_here = wanted & (levels == level)
+            draft = lax.cond(is_here.any(), below, lambda draft, _: draft, draft, is_here)
+        return draft
+
+
+def subtree(
+    states: Int[Array, "batch above"],
+    wanted: Bool[Array, " batch"],
+    catalogue: DeviceCatalogue,
+    *,
+    level: int,
+    end: int,
+    size: int,
+) -> tuple[Nodes, Int[Array, " batch"], Bool[Array, " batch"]]:
+    """The legal nodes below some others, level by level while they fit.
+
+    Args:
+        states: of the nodes above, which have `level` tokens.
+        wanted: rows that want them.
+        catalogue: the catalogue.
+        level: tokens of the nodes above.
+        end: tokens that no node has any more; after the last level's tokens nothing follows, so none needs logits.
+        size: room for the nodes of all levels.
+
+    Returns:
+        The nodes, after those above, by which their parents are numbered; how many levels have some, by row; and the
+        rows where all of them fit.
+    """
+    batch_size, num_above = states.shape
+    nodes = Nodes.none(batch_size, size, catalogue.dead_state)
+    used, num_steps, fits = jnp.zeros(batch_size, dtype=jnp.int32), jnp.zeros(batch_size, dtype=jnp.int32), wanted
+    places = jnp.broadcast_to(jnp.arange(num_above, dtype=jnp.int32), states.shape)
+    for depth in range(level + 1, end):
+        legal = children(states, catalogue, level=depth - 1)
+        new, counts = _all_children(legal, places, catalogue, depth=depth, room=size)
+        fits = fits & (used + counts <= size)
+        # After the levels above; each level's padding is overwritten by the next.
+        put = partial(_put, starts=jnp.where(fits, used, size))
+        nodes = jax.tree.map(put, nodes, new)
+        states = jnp.where(fits[:, None], new.states, catalogue.dead_state)
+        places = num_above + used[:, None] + jnp.arange(states.shape[1], dtype=jnp.int32)
+        used, num_steps = used + jnp.where(fits, counts, 0), num_steps + (fits & (counts > 0))
+    return nodes, num_steps, fits
 
 
 def _all_children(
-    legal: Children, places: Int[Array, " above"], catalogue: DeviceCatalogue, *, depth: int, room: int
-) -> tuple[Int[Array, "batch width"], Int[Array, "batch width"], Int[Array, "batch width"], Int[Array, ""]]:
-    """All children with children of their own: tokens, parents by place, states; and the largest count of a row."""
+    legal: Children, places: Int[Array, "batch above"], catalogue: DeviceCatalogue, *, depth: int, room: int
+) -> tuple[Nodes, Int[Array, " batch"]]:
+    """All children with children of their own, as far as there is room, with parents by place; and their number."""
     batch_size, num_above, num_children = legal.tokens.shape
     wanted = open_children(legal, catalogue, depth=depth).reshape(batch_size, -1)
     so_far = jnp.cumsum(wanted, axis=-1, dtype=jnp.int32)
@@ -167,20 +206,22 @@ def _all_children(
     parents = chosen // num_children
     tokens, states = legal.take(parents, chosen - parents * num_children)
     is_there = own < counts
-    return (
+    nodes = Nodes(
         jnp.where(is_there, tokens, 0),
-        jnp.where(is_there, places[parents], 0),
+        jnp.where(is_there, along(places, parents), 0),
         jnp.where(is_there, states, catalogue.dead_state),
-        counts.max(),
+        jnp.full(tokens.shape, depth, dtype=jnp.int32),
     )
+    return nodes, counts[:, 0]
 
 
 def _put(
-    row: Int[Array, "batch nodes"], new: Int[Array, "batch width"], start: Int[Array, ""]
+    rows: Int[Array, "batch nodes"], new: Int[Array, "batch some"], *, starts: Int[Array, " batch"]
 ) -> Int[Array, "batch nodes"]:
-    """Write new entries from `start`; those without room are dropped."""
-    longer = jnp.pad(row, ((0, 0), (0, new.shape[1])))
-    return lax.dynamic_update_slice_in_dim(longer, new, start, axis=1)[:, : row.shape[1]]
+    """Write new entries of every row from its start; those without room are dropped."""
+    longer = jnp.pad(rows, ((0, 0), (0, new.shape[1])))
+    put = jax.vmap(partial(lax.dynamic_update_slice_in_dim, axis=0))
+    return put(longer, new, starts)[:, : rows.shape[1]]
 
 
 def guess(

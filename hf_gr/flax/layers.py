@@ -103,7 +103,7 @@ class Block:
     keys: Float[Array, "batch heads keys head_dim"]
     values: Float[Array, "batch heads keys head_dim"]
     mask: Bool[Array, "batch _ keys"]
-    bias: Float[Array, "heads groups #queries keys"] | None = None
+    bias: Float[Array, "*rows heads groups #queries keys"] | None = None
 
 
 def attention(
@@ -148,7 +148,7 @@ def causal_attention(
     *,
     mask: Bool[Array, "batch prompt"],
     scale: float,
-    bias: Float[Array, "heads groups tokens tokens"] | None = None,
+    bias: Float[Array, "*rows heads groups tokens tokens"] | None = None,
     of_nodes: Bool[Array, "batch nodes tokens"] | None = None,
 ) -> Float[Array, "batch tokens width"]:
     """Attention of a prompt to itself: a token sees the real tokens up to itself; then of nodes, if there are some.
@@ -252,12 +252,15 @@ class RelativeBuckets:
         object.__setattr__(self, "buckets", tuple(buckets.tolist()))
 
     def bias(
-        self, weight: Float[Array, "buckets heads"], queries: Int[Array, " queries"], keys: Int[Array, " keys"]
-    ) -> Float[Array, "heads 1 queries keys"]:
-        """The bias of every query for every key, by their positions."""
-        distances = jnp.clip(keys[None, :] - queries[:, None], -self.max_distance, self.max_distance)
-        by_distance = weight[np.asarray(self.buckets, dtype=np.int32)].T
-        return by_distance[:, distances + self.max_distance][:, None]
+        self,
+        weight: Float[Array, "buckets heads"],
+        queries: Int[Array, "*rows queries"],
+        keys: Int[Array, "*rows keys"],
+    ) -> Float[Array, "*rows heads 1 queries keys"]:
+        """The bias of every query for every key, by their positions, which may differ from row to row."""
+        distances = jnp.clip(keys[..., None, :] - queries[..., None], -self.max_distance, self.max_distance)
+        by_distance = weight[np.asarray(self.buckets, dtype=np.int32)]
+        return jnp.moveaxis(by_distance[distances + self.max_distance], -1, -3)[..., None, :, :]
 
 
 def _times_transposed(x: Array, weight: Array, dtype: Any = None) -> Array:

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from .arrays import HostOrDevice
@@ -46,10 +47,6 @@ class KeysValues:
     keys: Float[Array, "*layers batch heads tokens head_dim"]
     values: Float[Array, "*layers batch heads tokens head_dim"]
 
-    def behind(self, others: KeysValues | None) -> KeysValues:
-        """Those of other tokens, then these."""
-        return self if others is None else jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=-2), others, self)
-
 
 Layered: TypeAlias = KeysValues | tuple[KeysValues, ...]  # of all layers: stacked, or one by one
 
@@ -57,14 +54,14 @@ Layered: TypeAlias = KeysValues | tuple[KeysValues, ...]  # of all layers: stack
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Cache:
-    """Keys and values of a prompt, stored once a request, and of the nodes after it.
+    """Keys and values of a prompt, stored once a request, and of nodes after it, for which there is a fixed room.
 
     Attributes:
         prompt: of the tokens that nodes follow: the prompt of a decoder, the start of an encoder-decoder's sequences.
         prompt_mask: real tokens among those.
         next_position: the position after them.
-        suffix: of nodes, in scoring order: a new node gets the next slot, and keeps it. None before the first.
-        slot_depths: the depth of the node in each slot; None before the first.
+        room: of nodes, by slot; what is in a slot that no node sees means nothing. None before `with_room`.
+        slot_depths: the depth of the node in each slot; 1 before there is one.
         cross: of the encoder's tokens; None for a decoder.
         cross_mask: real tokens among those.
     """
@@ -72,36 +69,83 @@ class Cache:
     prompt: Layered
     prompt_mask: Bool[Array, "batch prompt"]
     next_position: Int[Array, " batch"]
-    suffix: Layered | None = None
-    slot_depths: Int[Array, " slots"] | None = None
+    room: Layered | None = None
+    slot_depths: Int[Array, "batch slots"] | None = None
     cross: Layered | None = None
     cross_mask: Bool[Array, "batch source"] | None = None
 
     @property
     def num_slots(self) -> int:
-        """Slots in use."""
-        return 0 if self.slot_depths is None else len(self.slot_depths)
+        """Slots for nodes."""
+        return 0 if self.slot_depths is None else self.slot_depths.shape[1]
 
     def by_layer(self) -> Any:
         """What each layer needs of prompt, encoder and nodes, as `layers.over_layers` takes it."""
-        parts = (self.prompt, self.cross, self.suffix)
+        parts = (self.prompt, self.cross, self.room)
         if not isinstance(self.prompt, tuple):
             return parts
         return tuple(zip(*((None,) * len(self.prompt) if part is None else part for part in parts), strict=True))
 
-    def depths_with(self, depths: Int[Array, " nodes"]) -> Int[Array, " slots"]:
-        """The depths of all slots once nodes of these depths follow those in use."""
-        return depths if self.slot_depths is None else jnp.concatenate([self.slot_depths, depths])
+    def depths_with(self, depths: Int[Array, "batch nodes"]) -> Int[Array, "batch slots_and_nodes"]:
+        """The depths of all slots, then those of new nodes."""
+        return depths if self.slot_depths is None else jnp.concatenate([self.slot_depths, depths], axis=1)
 
-    def split(self, depths: Int[Array, " nodes"]) -> Cache:
-        """The same, where nodes of these depths have been computed as the prompt's last tokens."""
+    def split(self) -> tuple[Cache, Layered]:
+        """The same of the prompt alone, where nodes have been computed as its last tokens; and those of the nodes."""
         end = self.prompt_mask.shape[-1]
-        prompt = jax.tree.map(lambda array: array[..., :end, :], self.prompt)
-        return replace(self, prompt=prompt).grow(jax.tree.map(lambda array: array[..., end:, :], self.prompt), depths)
+        prompt, nodes = (
+            jax.tree.map(lambda array, part=part: array[..., part, :], self.prompt)
+            for part in (slice(end), slice(end, None))
+        )
+        return replace(self, prompt=prompt), nodes
 
-    def grow(self, suffix: Layered, depths: Int[Array, " nodes"]) -> Cache:
-        """The cache with new nodes of these depths; `suffix` also has those in use."""
-        return replace(self, suffix=suffix, slot_depths=self.depths_with(depths))
+    def with_room(self, num_slots: int) -> Cache:
+        """The same with room for nodes."""
+        if not num_slots:
+            return self
+
+        def empty(array: Array) -> Array:
+            return jnp.zeros((*array.shape[:-2], num_slots, array.shape[-1]), dtype=array.dtype)
+
+        depths = jnp.ones((len(self.next_position), num_slots), dtype=jnp.int32)
+        return replace(self, room=jax.tree.map(empty, self.prompt), slot_depths=depths)
+
+    def put(self, nodes: Layered, depths: Int[Array, "batch nodes"], start: int | Int[Array, ""]) -> Cache:
+        """The same with new nodes in the slots from `start` on."""
+        assert self.slot_depths is not None
+
+        def put(room: Array, new: Array) -> Array:
+            return lax.dynamic_update_slice_in_dim(room, new, start, axis=-2)
+
+        depths = lax.dynamic_update_slice_in_dim(self.slot_depths, depths, start, axis=1)
+        return replace(self, room=jax.tree.map(put, self.room, nodes), slot_depths=depths)
+
+    def keep(
+        self,
+        nodes: Layered,
+        depths: Int[Array, "batch nodes"],
+        places: Int[Array, "batch slots"],
+        is_new: Bool[Array, "batch slots"],
+    ) -> Cache:
+        """The same with those of new nodes in some slots.
+
+        Args:
+            nodes: the new nodes.
+            depths: of those.
+            places: for every slot a place among the new nodes.
+            is_new: which slots are given that node; the others stay as they are.
+        """
+        if self.slot_depths is None:
+            return self
+
+        def kept(room: Array, new: Array) -> Array:
+            batch = room.ndim - 4
+            where = places.reshape((1,) * batch + (len(places), 1, -1, 1))
+            found = jnp.take_along_axis(new, where, axis=-2, mode="clip")
+            return jnp.where(is_new.reshape(where.shape), found, room)
+
+        depths = jnp.where(is_new, jnp.take_along_axis(depths, places, axis=1, mode="clip"), self.slot_depths)
+        return replace(self, room=jax.tree.map(kept, self.room, nodes), slot_depths=depths)
 
 
 ScorerCache: TypeAlias = Any  # a pytree of the scorer's own: `Cache` for the models here, `HeadCache` for a draft head
@@ -115,7 +159,7 @@ class Scorer(Protocol):
         """Compute the prompt, once a request.
 
         Returns:
-            The logits after the prompt (fp32), and a cache without nodes.
+            The logits after the prompt (fp32), and a cache without room for nodes: `with_room` makes some.
         """
         ...
 
@@ -124,21 +168,24 @@ class Scorer(Protocol):
         params: Params,
         cache: ScorerCache,
         tokens: Int[Array, "batch nodes"],
-        depths: Int[Array, " nodes"],
-        visible: Bool[Array, "batch nodes slots"],
-    ) -> tuple[Float[Array, "batch nodes vocab"], ScorerCache]:
+        depths: Int[Array, "batch nodes"],
+        visible: Bool[Array, "batch nodes slots_and_nodes"],
+        wanted: Int[Array, "batch wanted"] | None = None,
+    ) -> tuple[Float[Array, "batch wanted vocab"], Any]:
         """Compute new nodes in one forward, of one or of several levels.
 
         Args:
             params: the parameters that the prompt was computed with.
-            cache: as returned by the last call.
+            cache: of the prompt and of earlier nodes.
             tokens: the token that each node ends with.
             depths: tokens from the prompt to each node, itself included: 1 for a node right after the prompt.
-            visible: whether a node sees each slot: true for its ancestors and for itself. The slots of this call come
-                after those of `cache`.
+            visible: whether a node sees what is in each slot of the cache, then each of these nodes: true for its
+                ancestors and for itself.
+            wanted: places of the nodes after which logits are wanted; None for all.
 
         Returns:
-            The logits after each node (fp32), and the cache with the nodes.
+            The logits after each wanted node (fp32), and what the nodes are to later ones, which `cache.put` and
+            `cache.keep` store.
         """
         ...
 
@@ -147,17 +194,24 @@ class Scorer(Protocol):
 class JointScorer(Scorer, Protocol):
     """A scorer whose prefill may include nodes."""
 
-    def prefill_with(
+    def read_with(
         self,
         params: Params,
         prompt: Prompt,
         tokens: Int[Array, "batch nodes"],
-        depths: Int[Array, " nodes"],
+        depths: Int[Array, "batch nodes"],
         visible: Bool[Array, "batch nodes nodes"],
-    ) -> tuple[Float[Array, "batch one_and_nodes vocab"], ScorerCache]:
+    ) -> tuple[Float[Array, "batch one_and_nodes hidden"], ScorerCache, Any]:
         """`prefill`, then `score` of nodes below the prompt, in one forward; arguments are theirs.
 
         Returns:
-            The logits after the prompt, then those after each node (fp32), and the cache with the nodes.
+            The last layer's normed output at the prompt's end, then at each node; the cache of the prompt; and what
+            the nodes are to later ones.
         """
+        ...
+
+    def logits(
+        self, params: Params, hidden: Float[Array, "batch tokens hidden"]
+    ) -> Float[Array, "batch tokens vocab"]:
+        """The logits (fp32) that follow from the last layer's normed output."""
         ...

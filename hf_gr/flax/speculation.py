@@ -1,24 +1,23 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What was scored ahead, and logits for the live beams from that. Knows no trie and no model.
+"""What is scored together with the live beams, and what was scored. Knows no trie and no model.
 
-Axes: B batch, K beams, N drafted nodes, V vocabulary.
+Axes: B batch, K beams, N drafted nodes, M beams and drafted nodes, V vocabulary.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from .arrays import HostOrDevice, along, static
+from .arrays import HostOrDevice
 from .beam import DEAD, Beams
 from .transition import DeviceCatalogue
-from .tree import Nodes, Tree
-from .verifiers import locate
+from .tree import Nodes
 
 
 @jax.tree_util.register_dataclass
@@ -29,10 +28,10 @@ class Speculation:
     Attributes:
         target_forwards: forwards of the model after the prefill, 0 if that scored all; the same for all rows that are
             decided together.
-        draft_forwards: forwards of a draft model: none.
+        draft_forwards: forwards of a draft model after its prefill.
         drafted_nodes: nodes scored ahead, by row.
         accepted_nodes: those of them that became beams.
-        drafted_steps: levels drafted, by row.
+        drafted_steps: levels drafted, by row; a level may be drafted several times.
         accepted_steps: levels decided from a draft: at most all but the first, as AtSpeed counts.
         chosen: the draft that `drafting="auto"` has decided on for calls like this one: "none", "trie", "head" or
             "assistant"; None while it still compares, and without "auto" (static: no program knows it).
@@ -56,80 +55,112 @@ class Speculation:
         """One more forward of the model."""
         return replace(self, target_forwards=self.target_forwards + 1)
 
-    def drafting(self, nodes: Nodes, num_steps: Int[Array, ""], *, dead_state: Int[Array, ""]) -> Speculation:
-        """Nodes of `num_steps` levels were scored ahead."""
-        drafted = (nodes.states != dead_state).sum(-1, dtype=jnp.int32)
-        return replace(self, drafted_nodes=self.drafted_nodes + drafted, drafted_steps=self.drafted_steps + num_steps)
+    def drafting(self, draft: Draft, dead_state: Int[Array, ""]) -> Speculation:
+        """A draft is scored ahead."""
+        drafted = (draft.nodes.states != dead_state).sum(-1, dtype=jnp.int32)
+        return replace(
+            self,
+            draft_forwards=self.draft_forwards + draft.num_forwards,
+            drafted_nodes=self.drafted_nodes + drafted,
+            drafted_steps=self.drafted_steps + draft.num_steps,
+        )
 
     def accepting(self, num_nodes: Int[Array, " batch"]) -> Speculation:
         """Beams stand on so many of the drafted nodes of a level: of one without any, nothing was drafted."""
         return replace(
             self,
             accepted_nodes=self.accepted_nodes + num_nodes,
-            accepted_steps=self.accepted_steps + (num_nodes > 0).any(),
+            accepted_steps=self.accepted_steps + (num_nodes > 0),
         )
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Draft:
+    """Nodes to score ahead.
+
+    Attributes:
+        nodes: the nodes, below the live beams of each row.
+        num_steps: their levels, by row.
+        num_forwards: forwards of a draft model that they took.
+    """
+
+    nodes: Nodes
+    num_steps: Int[Array, " batch"]
+    num_forwards: Int[Array, ""]
+
+    @classmethod
+    def none(cls, batch_size: int, size: int, dead_state: Int[Array, ""]) -> Draft:
+        """Padding alone."""
+        return cls(Nodes.none(batch_size, size, dead_state), jnp.zeros(batch_size, dtype=jnp.int32), jnp.int32(0))
+
+    def with_rows(self, rows: Bool[Array, " batch"], nodes: Nodes, num_steps: Int[Array, " batch"]) -> Draft:
+        """The same with the first nodes of some rows."""
+
+        def put(new: Array, old: Array) -> Array:
+            new = jnp.where(rows[:, None], new, old[:, : new.shape[1]])
+            return jnp.concatenate([new, old[:, new.shape[1] :]], axis=1)
+
+        nodes = jax.tree.map(put, nodes, self.nodes)
+        return replace(self, nodes=nodes, num_steps=jnp.where(rows, num_steps, self.num_steps))
 
 
 @runtime_checkable
 class Drafter(Protocol):
     """Proposes nodes below the live beams. Static: hashable, without arrays."""
 
-    def size(self, level: int) -> int:
-        """How many nodes a draft below beams of a level has, padding included; 0 if nothing is ever drafted."""
+    def size(self, *, at_root: bool) -> int:
+        """How many nodes a draft has, padding included: below the prompt, or below later beams; 0 for no draft."""
         ...
 
-    @property
-    def num_first(self) -> int:
-        """How many levels a draft from the root has; others reach the catalogue's last level but one."""
+    def num_levels(self, *, at_root: bool) -> int:
+        """How many levels below the beams the lowest of those can be."""
         ...
 
     def draft(
-        self, beams: Beams, catalogue: DeviceCatalogue, *, level: int
-    ) -> tuple[Nodes, Int[Array, ""], Bool[Array, ""]]:
-        """All legal continuations of the beams, or from the root all of the first levels, which always fit.
+        self, beams: Beams, levels: Int[Array, " batch"], wanted: Bool[Array, " batch"], catalogue: DeviceCatalogue
+    ) -> Draft:
+        """Nodes below the beams of some rows.
 
         Args:
-            beams: the live beams.
+            beams: the live beams, with room for all tokens.
+            levels: tokens of the beams of each row; 0 for all rows below the prompt.
+            wanted: rows that are still to be decided.
             catalogue: the catalogue.
-            level: tokens of each beam.
-
-        Returns:
-            The nodes; their number of levels; and whether they are complete and not empty: else they must not be used.
         """
         ...
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Lookahead:
-    """What was scored ahead: the logits after all legal continuations.
+class Scored:
+    """What one forward has scored: the prompt's end or the live beams, then what was drafted below.
 
     Attributes:
-        rest: what the next forward continues from: the tree of the beams, whose slots are places among these nodes,
-            and the scorer's cache. None if there is none. It is first, as all that is left in the end.
-        nodes: the drafted nodes.
-        scored: the logits after each.
-        num_levels: how many levels are still to be decided from these (static).
+        logits: after each.
+        totals: the log of the summed exponentials of each.
+        states: trie nodes.
+        depths: tokens from the prompt to each.
+        made: what each is to later nodes: see `Scorer.score`; None for the prompt's end.
+        levels: tokens of the live beams, by row.
+        num_live: how many are no draft (static).
     """
 
-    rest: tuple[Tree, Any] | None
-    nodes: Nodes
-    scored: Float[Array, "batch nodes vocab"]
-    num_levels: int = static()
+    logits: Float[Array, "batch nodes vocab"]
+    totals: Float[Array, "batch nodes"]
+    states: Int[Array, "batch nodes"]
+    depths: Int[Array, "batch nodes"]
+    made: Any
+    levels: Int[Array, " batch"]
+    num_live: int = field(metadata={"static": True})
 
-    def logits(
-        self, beams: Beams
-    ) -> tuple[Float[Array, "batch beams vocab"], Int[Array, " batch"], Lookahead | tuple[Tree, Any] | None]:
-        """Look up the beams.
+    @classmethod
+    def of(cls, logits: Float[Array, "batch nodes vocab"], states: Int[Array, "batch nodes"], **others: Any) -> Scored:
+        """The same; computes `totals`."""
+        return cls(logits, jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1), states, **others)
 
-        Returns:
-            The logits after every beam, arbitrary ones after beams that have ended; the number of nodes they stand on;
-            and where the next level's logits come from.
-        """
-        places, _ = locate(beams, self.nodes)  # every live beam has a place: the draft is complete
+    def num_accepted(self, beams: Beams, places: Int[Array, "batch beams"]) -> Int[Array, " batch"]:
+        """How many drafted nodes the living beams stand on: several paths may share one."""
         alive = beams.scores > DEAD
-        own = jnp.arange(self.nodes.states.shape[1], dtype=jnp.int32)
-        stood_on = ((places[..., None] == own) & alive[..., None]).any(1)  # several paths may share a node
-        rest = None if self.rest is None else (self.rest[0].grow(beams.parents, places), self.rest[1])
-        after = replace(self, rest=rest, num_levels=self.num_levels - 1) if self.num_levels > 1 else rest
-        return along(self.scored, places[..., None]), stood_on.sum(-1, dtype=jnp.int32), after
+        own = jnp.arange(self.num_live, self.states.shape[1], dtype=jnp.int32)
+        return ((places[..., None] == own) & alive[..., None]).any(1).sum(-1, dtype=jnp.int32)

@@ -17,6 +17,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from .arrays import along
 from .layers import (
     ACTIVATIONS,
     Block,
@@ -31,11 +32,12 @@ from .layers import (
     to_heads,
     to_logits,
 )
-from .scorers import Cache, KeysValues, Params, Prompt
+from .scorers import Cache, KeysValues, Layered, Params, Prompt
 
 EMBEDDING, HEAD = "shared.weight", "lm_head.weight"
 ENCODER, DECODER = "encoder.block", "decoder.block"
 SELF, CROSS = "layer.0.SelfAttention", "layer.1.EncDecAttention"
+FINAL_NORM = "decoder.final_layer_norm"
 
 
 @dataclass(frozen=True)
@@ -177,9 +179,9 @@ class T5Scorer:
         >>> prompt = Prompt(jnp.array([[3, 4, 5]]), jnp.ones((1, 3), dtype=bool), decoder_input_ids=jnp.array([[0]]))
         >>> logits, cache = jax.jit(model.scorer.prefill)(model.params, prompt)
         >>> nodes, see = jnp.array([[6, 7]]), jnp.eye(2, dtype=bool)[None]
-        >>> after, cache = jax.jit(model.scorer.score)(model.params, cache, nodes, jnp.array([1, 1]), see)
-        >>> logits.shape, after.shape, cache.num_slots
-        ((1, 8), (1, 2, 8), 2)
+        >>> after, _ = jax.jit(model.scorer.score)(model.params, cache, nodes, jnp.array([[1, 1]]), see)
+        >>> logits.shape, after.shape
+        ((1, 8), (1, 2, 8))
     """
 
     spec: T5Spec
@@ -193,69 +195,77 @@ class T5Scorer:
     ) -> Float[Array, "batch start vocab"]:
         """Logits after every token of the decoder: the plain forward. Padding of the encoder may be anywhere."""
         hidden, _ = self._start(params, Prompt(input_ids, mask, decoder_input_ids))
-        return self._logits(params, hidden)
+        return self.logits(params, hidden)
 
     def prefill(self, params: Params, prompt: Prompt) -> tuple[Float[Array, "batch vocab"], Cache]:
         """See `Scorer.prefill`; the decoder's first tokens are part of it."""
         hidden, cache = self._start(params, prompt)
-        return self._logits(params, hidden[:, -1:])[:, 0], cache
+        return self.logits(params, hidden[:, -1:])[:, 0], cache
 
-    def prefill_with(
+    def read_with(
         self,
         params: Params,
         prompt: Prompt,
         tokens: Int[Array, "batch nodes"],
-        depths: Int[Array, " nodes"],
+        depths: Int[Array, "batch nodes"],
         visible: Bool[Array, "batch nodes nodes"],
-    ) -> tuple[Float[Array, "batch one_and_nodes vocab"], Cache]:
-        """See `JointScorer.prefill_with`: the nodes follow the decoder's first tokens."""
-        depths = jnp.asarray(depths, dtype=jnp.int32)
+    ) -> tuple[Float[Array, "batch one_and_nodes hidden"], Cache, Layered]:
+        """See `JointScorer.read_with`: the nodes follow the decoder's first tokens."""
         hidden, cache = self._start(params, prompt, below=(tokens, depths, visible))
-        return self._logits(params, hidden[:, cache.prompt_mask.shape[-1] - 1 :]), cache.split(depths)
+        return hidden[:, cache.prompt_mask.shape[-1] - 1 :], *cache.split()
 
     def hidden_states(self, params: Params, prompt: Prompt, *, num_last: int) -> Float[Array, "batch last hidden"]:
         """What the head reads of the decoder's last tokens, before scaling: the states after the final norm."""
-        hidden, _ = self._start(params, prompt)
-        return self._norm(hidden[:, -num_last:], params, "decoder.final_layer_norm")
+        return self._start(params, prompt)[0][:, -num_last:]
+
+    def logits(
+        self, params: Params, hidden: Float[Array, "batch tokens hidden"]
+    ) -> Float[Array, "batch tokens vocab"]:
+        """See `JointScorer.logits`."""
+        if self.spec.scales_outputs:
+            hidden = hidden * self.spec.hidden_size**-0.5
+        return to_logits(hidden, params[EMBEDDING if self.spec.is_tied else HEAD])
 
     def score(
         self,
         params: Params,
         cache: Cache,
         tokens: Int[Array, "batch nodes"],
-        depths: Int[Array, " nodes"],
-        visible: Bool[Array, "batch nodes slots"],
-    ) -> tuple[Float[Array, "batch nodes vocab"], Cache]:
+        depths: Int[Array, "batch nodes"],
+        visible: Bool[Array, "batch nodes slots_and_nodes"],
+        wanted: Int[Array, "batch wanted"] | None = None,
+    ) -> tuple[Float[Array, "batch wanted vocab"], Layered]:
         """See `Scorer.score`."""
-        depths = jnp.asarray(depths, dtype=jnp.int32)
         start = cache.prompt_mask.shape[-1]
         positions = start + depths - 1
         to_start = self._bias(params, DECODER, positions, jnp.arange(start))
         to_nodes = self._bias(params, DECODER, positions, start + cache.depths_with(depths) - 1)
+        slots = cache.num_slots
 
         def step(
             hidden: Array, layer: Layer, given: tuple[KeysValues, KeysValues, KeysValues | None]
         ) -> tuple[Array, KeysValues]:
-            prompt, cross, suffix = given
+            prompt, cross, room = given
             normed = self._norm(hidden, layer, "layer.0.layer_norm")
-            suffix = self._keys_values(normed, layer, SELF).behind(suffix)
-            blocks = [
-                Block(prompt.keys, prompt.values, cache.prompt_mask[:, None], to_start),
-                Block(suffix.keys, suffix.values, visible, to_nodes),
-            ]
+            own = self._keys_values(normed, layer, SELF)
+            blocks = [Block(prompt.keys, prompt.values, cache.prompt_mask[:, None], to_start)]
+            if room is not None:
+                blocks.append(Block(room.keys, room.values, visible[..., :slots], to_nodes[..., :slots]))
+            blocks.append(Block(own.keys, own.values, visible[..., slots:], to_nodes[..., slots:]))
             hidden = hidden + linear(
                 attention(self._queries(normed, layer, SELF), blocks, scale=1.0), layer, f"{SELF}.o"
             )
             hidden = self._cross(hidden, layer, cross, cache.cross_mask)
-            return self._feed_forward(hidden, layer, "layer.2"), suffix
+            return self._feed_forward(hidden, layer, "layer.2"), own
 
-        hidden, suffix = over_layers(step, params[EMBEDDING][tokens], params[DECODER], cache.by_layer())
-        return self._logits(params, hidden), cache.grow(suffix, depths)
+        hidden, made = over_layers(step, params[EMBEDDING][tokens], params[DECODER], cache.by_layer())
+        hidden = hidden if wanted is None else along(hidden, wanted[..., None])
+        return self.logits(params, self._norm(hidden, params, FINAL_NORM)), made
 
     def _start(
         self, params: Params, prompt: Prompt, below: tuple[Array, Array, Array] | None = None
     ) -> tuple[Float[Array, "batch start hidden"], Cache]:
-        """The decoder's first tokens, after an encoded prompt; nodes `below` by tokens, depths and who sees whom."""
+        """The decoder's normed output at its first tokens, and at nodes `below`: tokens, depths, and who sees whom."""
         tokens = prompt.decoder_input_ids
         if tokens is None:
             raise ValueError("decoder_input_ids=None, expected what sequences of an encoder-decoder begin with")
@@ -264,7 +274,9 @@ class T5Scorer:
         next_position = jnp.full(tokens.shape[:1], tokens.shape[-1], dtype=jnp.int32)
         if below is not None:
             nodes, depths, visible = below
-            positions = jnp.append(positions, tokens.shape[-1] + depths - 1)
+            positions = jnp.concatenate(
+                [jnp.broadcast_to(positions, tokens.shape), tokens.shape[-1] + depths - 1], axis=1
+            )
             tokens, of_nodes = jnp.concatenate([tokens, nodes], axis=1), seen_by_nodes(mask, visible)
         bias = self._bias(params, DECODER, positions, positions)
 
@@ -280,7 +292,8 @@ class T5Scorer:
 
         hidden, made = over_layers(step, params[EMBEDDING][tokens], params[DECODER])
         own, cross = zip(*made, strict=True) if isinstance(params[DECODER], tuple) else made
-        return hidden, Cache(own, mask, next_position, cross=cross, cross_mask=prompt_mask)
+        cache = Cache(own, mask, next_position, cross=cross, cross_mask=prompt_mask)
+        return self._norm(hidden, params, FINAL_NORM), cache
 
     def _encode(self, params: Params, prompt: Prompt) -> Float[Array, "batch tokens hidden"]:
         mask, places = jnp.asarray(prompt.mask)[:, None], jnp.arange(prompt.input_ids.shape[-1])
@@ -297,8 +310,8 @@ class T5Scorer:
         return self._norm(hidden, params, "encoder.final_layer_norm")
 
     def _bias(
-        self, params: Params, stack: str, queries: Int[Array, " queries"], keys: Int[Array, " keys"]
-    ) -> Float[Array, "heads 1 queries keys"]:
+        self, params: Params, stack: str, queries: Int[Array, "*rows queries"], keys: Int[Array, "*rows keys"]
+    ) -> Float[Array, "*rows heads 1 queries keys"]:
         buckets = RelativeBuckets(self.spec.num_buckets, self.spec.max_distance, is_causal=stack == DECODER)
         name = f"{SELF}.relative_attention_bias.weight"
         own = params.get(f"{stack}.0.{name}")
@@ -337,11 +350,3 @@ class T5Scorer:
         else:
             inner = activate(linear(normed, layer, f"{name}.wi"))
         return hidden + linear(inner, layer, f"{name}.wo")
-
-    def _logits(
-        self, params: Params, hidden: Float[Array, "batch tokens hidden"]
-    ) -> Float[Array, "batch tokens vocab"]:
-        hidden = self._norm(hidden, params, "decoder.final_layer_norm")
-        if self.spec.scales_outputs:
-            hidden = hidden * self.spec.hidden_size**-0.5
-        return to_logits(hidden, params[EMBEDDING if self.spec.is_tied else HEAD])

@@ -17,7 +17,6 @@ from jaxtyping import Array, Bool, Float, Int
 from .arrays import along
 from .beam import DEAD, Beams
 from .children import Children
-from .tree import Nodes
 
 LAST_RESORT = 1e3  # what a candidate outside the residual loses, in log-probability: more than any residual has
 
@@ -40,8 +39,8 @@ class Drawn:
     log_probs: Float[Array, "batch above children"]
 
 
-def locate(beams: Beams, nodes: Nodes) -> tuple[Int[Array, "batch beams"], Bool[Array, " batch"]]:
-    """Where each beam is among the nodes already scored.
+def locate(beams: Beams, states: Int[Array, "batch nodes"]) -> tuple[Int[Array, "batch beams"], Bool[Array, " batch"]]:
+    """Where each beam is among the nodes already scored, which have these states.
 
     This is all of strict verification: a step is accepted if all its beams have been drafted. The target's scores
     alone decide the beams, so results are the same as without a draft.
@@ -51,7 +50,7 @@ def locate(beams: Beams, nodes: Nodes) -> tuple[Int[Array, "batch beams"], Bool[
 
     Source: AtSpeed, section 2 and algorithm 1.
     """
-    same = beams.states[..., None] == nodes.states[:, None]
+    same = beams.states[..., None] == states[:, None]
     found = same.any(-1) | (beams.scores == DEAD)
     return same.argmax(-1).astype(jnp.int32), found.all(-1)
 
