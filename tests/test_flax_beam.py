@@ -20,7 +20,7 @@ pytest.importorskip("jax")
 
 import jax.numpy as jnp
 
-from hf_gr.flax import beam, warpers
+from hf_gr.flax import beam, tree, warpers
 from hf_gr.flax.beam import DEAD, Beams, Finished
 from hf_gr.flax.children import MergedChildren, PlainChildren
 from hf_gr.torch import beam as torch_beam

@@ -77,7 +77,9 @@ def check(seed: int, plan: DecodePlan, *, ragged: bool, noise: Any = None, fresh
     assert before.target_forwards.tolist() == (plain.num_levels - 1).tolist()
     assert not np.asarray(before.drafted_nodes).any()
     forwards = int(happened.target_forwards[0]), int(before.target_forwards[0])
-    assert forwards[0] + int(happened.accepted_steps[0]) == forwards[1]
+    # The row that needs most decides; of sequences of several lengths it may be done before its last level.
+    needed = int((forwards[1] - happened.accepted_steps).max())
+    assert forwards[0] <= needed if ragged else forwards[0] == needed
     assert (happened.accepted_nodes <= happened.drafted_nodes).all()
     assert (happened.accepted_nodes <= NUM_BEAMS * happened.accepted_steps).all()
     assert (happened.drafted_steps >= happened.accepted_steps).all()

@@ -98,13 +98,14 @@ TORCH_ONLY = {
         "nodes_of": "the same",
     },
     "noise": {},
-    "speculation": {"Level": "of rows that advance on their own"},
+    "speculation": {"Level": "Scored in Flax, where rows do not leave", "Lookahead": "the loop itself in Flax"},
     "verifiers": {},
     "transition": {
         "mask_illegal": "logits processors, callables of PyTorch, are given the whole vocabulary",
     },
     "head_cells": {},
     "tree": {
+        "Tree": "two functions in Flax, where beams know their slots",
         "NO_SLOT": "nodes of one forward have several depths where rows advance on their own",
         "prompt_attention": "models in Flax make the mask of their prompt",
         "to_additive": "attention masks in Flax are boolean",
@@ -135,7 +136,7 @@ FLAX_ONLY = {
         "AddedPart": "what was added has another form than the catalogue",
         "LARGEST_NODE": "32-bit integers",
     },
-    "tree": {},
+    "tree": {"nodes_seen": "of Tree in torch", "slots_seen": "the same"},
     "draft_head": {
         "HeadCache": "caches are arguments",
         "load_draft_head": "hf_gr.generation.torch.heads in PyTorch",
@@ -149,10 +150,11 @@ FLAX_ONLY = {
         "guess": "the class Guesses in PyTorch",
         "plan_first": "the same",
         "plan_sizes": "the same",
+        "subtree": "a method in torch",
         "sample": "the class Samples in PyTorch",
     },
     "noise": {"HALF": "64 bits are two numbers"},
-    "speculation": {},
+    "speculation": {"Draft": "a list of levels in torch", "Scored": "Level in torch"},
     "verifiers": {"Drawn": "nodes of one level; Nodes are of all levels"},
 }
 ALIASES = {  # of types, which have no module
@@ -181,7 +183,7 @@ ALONE = {"(alone)"}
 OTHERWISE = {
     "decode.decode": {"params", "noise"},  # arrays are arguments of a program
     "decode.accept": {"noise"},
-    "decode.child_scores": {"beams"},  # what processors read
+    "decode.child_scores": {"beams", "logits", "places", "scored"},  # read where they are; processors read beams
     "decode.DecodePlan": {
         "noise",
         "temperature",
@@ -196,7 +198,6 @@ OTHERWISE = {
     "transition.DeviceCatalogue.children": ALONE,  # answers of several labels have no states
     "transition.DeviceCatalogue.is_leaf": ALONE,  # the same
     "decode.DecodePlan.apply": ALONE,  # callables of PyTorch
-    "decode.DecodePlan.keeps_steps": ALONE,  # where rows cannot leave
     "decode.DecodePlan.of_rows": ALONE,  # rows of a program advance together
     "decode.Decoded": {"num_levels", "may_be_shorter"},  # a program's outputs have fixed shapes
     "decode.Decoded.cropped": ALONE,  # the call crops them, on the host
@@ -235,15 +236,15 @@ OTHERWISE = {
     "head_cells.Residual.shapes": ALONE,
     "draft_head.HeadScorer": {"head", "hidden", "config", "model"},  # arrays are arguments
     "draft_head.HeadScorer.prefill": ALONE,
-    "draft_head.HeadScorer.begin": ALONE,
+    "draft_head.HeadScorer.begin": {"levels", "hidden", "params"},  # arrays are arguments
     "draft_head.HeadScorer.keep": ALONE,  # rows of a program advance together
     "draft_head.HeadScorer.advance": ALONE,
     "draft_head.HeadScorer.columns": ALONE,
-    "draft_head.HeadScorer.score": {"params", "cache", "tokens", "visible", "depths", "levels", "depth"},
+    "draft_head.HeadScorer.score": {"params", "cache", "tokens", "visible", "depths", "levels", "depth", "wanted"},
     "drafters.TreeDrafter": {"budget", "merges", "worth", "assistant", "sizes", "num_first"},
     "drafters.TreeDrafter.size": ALONE,
     "drafters.TreeDrafter.num_forwards": ALONE,
-    "drafters.TreeDrafter.draft": {"frontier", "beams", "catalogue", "level"},  # a frontier has the others
+    "drafters.TreeDrafter.draft": {"frontier", "beams", "catalogue", "levels", "wanted"},  # a frontier has the others
     "noise.Noise.of": ALONE,  # in halves
     "noise.Noise.take": ALONE,  # rows of a program advance together
     "speculation.Speculation.none": ALONE,
@@ -253,24 +254,13 @@ OTHERWISE = {
     "speculation.Drafter.size": ALONE,
     "speculation.Drafter.num_first": ALONE,
     "speculation.Drafter.num_forwards": ALONE,
-    "speculation.Drafter.draft": {"frontier", "beams", "catalogue", "level"},
-    # Mutable in torch, where a scorer has the cache.
-    "speculation.Lookahead": {"scorer", "batch", "nodes", "scored", "rest", "num_levels"},
-    "speculation.Lookahead.score": ALONE,
-    "speculation.Lookahead.accept": ALONE,
-    "speculation.Lookahead.speculation": ALONE,
-    "speculation.Lookahead.logits": ALONE,
+    "speculation.Drafter.draft": {"frontier", "beams", "catalogue", "levels", "wanted"},
     "transition.DeviceCatalogue.of_rows": ALONE,  # rows of a program advance together
     "transition.DevicePart.of_rows": ALONE,
     "tree.Nodes": {"is_complete", "log_probs", "depths"},  # of all levels, and never samples
-    "tree.Nodes.of_rows": ALONE,  # rows of a program advance together, like the next two
-    "tree.Tree.of_rows": ALONE,
-    "tree.Tree.joined": ALONE,
-    "tree.Tree": {"is_level"},  # nodes of a level have one depth, like those of a tree
-    "tree.Tree.mask_with": ALONE,
-    "tree.Tree.over_prompt": {"num_nodes"},  # paths that do not compete; torch has them stand on one root
-    "tree.Tree.grow": {"slots", "depth", "is_level"},  # of nodes that the scorer keeps
-    "tree.Tree.attention_mask": {"prompt_mask", "window", "depths"},  # scorers join the prompt's own
+    "tree.Nodes.of_rows": ALONE,  # rows of a program advance together
+    "tree.Nodes.none": ALONE,  # a draft always has its size
+    "verifiers.locate": {"nodes", "states"},  # those of one level in torch
 }
 
 

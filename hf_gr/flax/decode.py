@@ -223,7 +223,7 @@ class _Search:
         else:
             assert isinstance(self.scorer, JointScorer)
             draft = drafter.draft(root, levels, jnp.ones(batch_size, dtype=bool), self.catalogue)
-            nodes, num_below = draft.nodes, drafter.num_levels(at_root=True)
+            nodes, num_below = draft.nodes, drafter.num_first
             visible = nodes_seen(nodes.parents, 1, num_levels=num_below)[0][:, 1:, 1:]
             hidden, cache, made = self.scorer.read_with(self.params, prompt, nodes.tokens, nodes.depths, visible)
             logits = self.scorer.logits(self.params, hidden)
@@ -286,10 +286,8 @@ class _Search:
         if drafted is None:
             nodes, own = live, jnp.broadcast_to(jnp.eye(width, dtype=bool), (len(live.tokens), width, width))
         else:
-            assert self.plan.drafter is not None
             nodes = jax.tree.map(_behind, live, drafted)
-            num_below = self.plan.drafter.num_levels(at_root=False)
-            own, of_beam = nodes_seen(drafted.parents, width, num_levels=num_below)
+            own, of_beam = nodes_seen(drafted.parents, width, num_levels=self.num_levels - 2)
             of_slots = along(of_slots, of_beam[..., None])
         visible = jnp.concatenate([of_slots, own], axis=-1)
         return self.scorer.score(self.params, state.cache, nodes.tokens, nodes.depths, visible)

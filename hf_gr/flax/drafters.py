@@ -128,10 +128,6 @@ class TreeDrafter:
         """See `Drafter.size`."""
         return self.sizes[0] if at_root else max(self.sizes[1:], default=0)
 
-    def num_levels(self, *, at_root: bool) -> int:
-        """See `Drafter.num_levels`."""
-        return self.num_first if at_root else len(self.sizes) - 2
-
     def draft(
         self, beams: Beams, levels: Int[Array, " batch"], wanted: Bool[Array, " batch"], catalogue: DeviceCatalogue
     ) -> Draft:
@@ -139,7 +135,7 @@ class TreeDrafter:
         at_root = beams.sequences.shape[-1] == 0
         draft = Draft.none(len(levels), self.size(at_root=at_root), catalogue.dead_state)
         for level in (0,) if at_root else range(1, len(self.sizes)):
-            size, end = self.sizes[level], 1 + self.num_first if at_root else len(self.sizes)
+            size, end = self.sizes[level], 1 + self.num_first if at_root else catalogue.max_length
             if not size:
                 continue
 

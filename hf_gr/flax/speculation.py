@@ -113,8 +113,9 @@ class Drafter(Protocol):
         """How many nodes a draft has, padding included: below the prompt, or below later beams; 0 for no draft."""
         ...
 
-    def num_levels(self, *, at_root: bool) -> int:
-        """How many levels below the beams the lowest of those can be."""
+    @property
+    def num_first(self) -> int:
+        """How many levels a draft below the prompt can have."""
         ...
 
     def draft(
