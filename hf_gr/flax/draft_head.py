@@ -260,11 +260,13 @@ class HeadCache:
 
     def put(self, nodes: Any, depths: Int[Array, "batch nodes"], start: int | Int[Array, ""]) -> HeadCache:
         """See `Cache.put`."""
-        room, depths = (
-            lax.dynamic_update_slice_in_dim(old, new, start, axis=1)
-            for old, new in ((self.room, nodes), (self.slot_depths, depths))
+        assert self.room is not None, "no room: call with_room first"
+        assert self.slot_depths is not None
+        return replace(
+            self,
+            room=lax.dynamic_update_slice_in_dim(self.room, nodes, start, axis=1),
+            slot_depths=lax.dynamic_update_slice_in_dim(self.slot_depths, depths, start, axis=1),
         )
-        return replace(self, room=room, slot_depths=depths)
 
     def keep(
         self,
@@ -274,7 +276,7 @@ class HeadCache:
         is_new: Bool[Array, "batch slots"],
     ) -> HeadCache:
         """See `Cache.keep`."""
-        if self.room is None:
+        if self.room is None or self.slot_depths is None:
             return self
         found = jnp.take_along_axis(nodes, places[..., None], axis=1, mode="clip")
         depths = jnp.where(is_new, jnp.take_along_axis(depths, places, axis=1, mode="clip"), self.slot_depths)

@@ -7,14 +7,14 @@ Axes: B batch, K beams, N drafted nodes, M beams and drafted nodes, V vocabulary
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from .arrays import HostOrDevice
+from .arrays import HostOrDevice, static
 from .beam import DEAD, Beams
 from .transition import DeviceCatalogue
 from .tree import Nodes
@@ -153,7 +153,7 @@ class Scored:
     depths: Int[Array, "batch nodes"]
     made: Any
     levels: Int[Array, " batch"]
-    num_live: int = field(metadata={"static": True})
+    num_live: int = static()
 
     @classmethod
     def of(cls, logits: Float[Array, "batch nodes vocab"], states: Int[Array, "batch nodes"], **others: Any) -> Scored:
