@@ -28,6 +28,7 @@ from hf_gr.flax.beam import Beams
 from hf_gr.flax.children import PlainChildren
 from hf_gr.flax.decode import DecodePlan
 from hf_gr.flax.noise import PASSES, Noise
+from hf_gr.flax.speculation import Scored
 from hf_gr.flax.verifiers import Drawn, relaxed_places
 from hf_gr.torch import beam as torch_beam
 from hf_gr.torch import decode as torch_decode
@@ -113,13 +114,20 @@ def in_jax(beams: torch_beam.Beams, catalogue: Any, *, dead_state: int) -> Beams
     return Beams(*[jnp.asarray(field.numpy()) for field in fields])
 
 
+def cumulative_scores(nodes: Beams, logits: Any, legal: Any, plan: Any) -> Any:
+    """The children's scores from the logits after each node."""
+    states = nodes.states
+    own = jnp.broadcast_to(jnp.arange(states.shape[1], dtype=jnp.int32), states.shape)
+    scored = Scored.of(logits, states, depths=own, made=None, levels=states[:, 0], num_live=states.shape[1])
+    return jnp.where(legal.legal, nodes.scores[..., None] + decode.child_scores(scored, own, legal, plan), beam.DEAD)
+
+
 def _step(
     nodes: Beams, lacks: Any, paths: Any, logits: Any, catalogue: Any, plan: Any, noise: Any, *, level: int, kind: str
 ) -> Any:
     """One level of either search in JAX."""
     legal = transition.children(nodes.states, catalogue, level=level)
-    scores = decode.child_scores(logits, legal, plan)
-    scores = jnp.where(legal.legal, nodes.scores[..., None] + scores, beam.DEAD)
+    scores = cumulative_scores(nodes, logits, legal, plan)
     if kind == "sample":
         below, log_probs = drafters.sample(nodes, legal, scores, number=NUMBER, catalogue=catalogue, noise=noise)
         return below, log_probs
@@ -191,8 +199,7 @@ def _verified(
 ) -> Beams:
     """Relaxed verification in JAX: the beams that it keeps."""
     legal = transition.children(beams.states, catalogue, level=level)
-    scores = decode.child_scores(logits, legal, plan)
-    scores = jnp.where(legal.legal, beams.scores[..., None] + scores, beam.DEAD)
+    scores = cumulative_scores(beams, logits, legal, plan)
     uniform, gumbel = noise.stream(PASSES).uniform(beams, legal), noise.gumbel(beams, legal)
     picked = relaxed_places(legal, scores, drawn, own, num_kept=plan.num_kept, uniform=uniform, gumbel=gumbel)
     how = {"num_kept": plan.num_kept, "dead_state": catalogue.dead_state, "picked": picked}
