@@ -4,10 +4,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
-import platform
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +14,8 @@ from typing import Any
 import pytest
 from hub_server import HubServer
 from hypothesis import settings
+
+from hf_gr.commands.programs import folder_name
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach a hub
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models run faster on one thread
@@ -38,15 +38,11 @@ collect_ignore_glob = [] if find_spec("pyarrow") else ["test_offline_*"]  # they
 def pytest_configure(config: pytest.Config) -> None:
     """Programs of JAX that a run has compiled are loaded by later ones; the environment is for processes of tests.
 
-    The name of the folder tells processors apart: programs are machine code of one. With a size there is a lock, and
-    workers may share a program.
+    With a size there is a lock, and workers may share a program.
     """
     if "JAX_COMPILATION_CACHE_DIR" in os.environ or not hasattr(config, "cache"):
         return
-    processor = Path("/proc/cpuinfo")
-    flags = [line for line in processor.read_text().splitlines() if "flags" in line] if processor.is_file() else []
-    name = hashlib.sha256("".join([platform.machine(), platform.processor(), *flags[:1]]).encode()).hexdigest()[:16]
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(config.cache.mkdir(f"jax-{name}"))
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(config.cache.mkdir(folder_name()))
     os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2**28)
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 

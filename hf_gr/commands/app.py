@@ -16,6 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from .programs import keep_programs
+
 if TYPE_CHECKING or find_spec("typer") is not None:
     import typer
 
@@ -43,6 +45,7 @@ ENV_EXAMPLE = "Example: `hf-gr env --model me/recommender`, for a bug report"
 def main() -> None:
     """The entry point of `hf-gr`: run the sub-command that the arguments name."""
     require("hf-gr", "cli", {"typer": "typer", "rich": "rich"})
+    keep_programs()
     build_app()()
 
 

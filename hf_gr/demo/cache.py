@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
+
+from hf_gr.files.cache import cache_folder
 
 
 def default_folder() -> Path:
     """`$HF_GR_CACHE/demo` if that variable is set, else `~/.cache/hf_gr/demo`."""
-    return Path(os.environ.get("HF_GR_CACHE") or Path.home() / ".cache" / "hf_gr") / "demo"
+    return cache_folder("demo")
 
 
 def cache_key(**what: Any) -> str:

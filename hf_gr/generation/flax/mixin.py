@@ -94,7 +94,8 @@ class FlaxGenerationMixin:
         one node.
 
         To compile before the first request, call `generate` once for every bucket; with
-        `jax.config.update("jax_compilation_cache_dir", folder)` later processes load what earlier ones compiled.
+        `jax.config.update("jax_compilation_cache_dir", folder)` later processes load what earlier ones compiled, as
+        those of the command line do.
 
         Example:
             >>> from transformers import Qwen3Config
