@@ -119,7 +119,8 @@ def cumulative_scores(nodes: Beams, logits: Any, legal: Any, plan: Any) -> Any:
     states = nodes.states
     own = jnp.broadcast_to(jnp.arange(states.shape[1], dtype=jnp.int32), states.shape)
     scored = Scored.of(logits, states, depths=own, made=None, levels=states[:, 0], num_live=states.shape[1])
-    return jnp.where(legal.legal, nodes.scores[..., None] + decode.child_scores(scored, own, legal, plan), beam.DEAD)
+    own_scores = decode.child_scores(scored, own, legal, nodes, plan, max_length=LEVELS)
+    return jnp.where(legal.legal, nodes.scores[..., None] + own_scores, beam.DEAD)
 
 
 def _step(

@@ -267,7 +267,9 @@ def test_both_sides_plan_the_same(kwargs: dict[str, Any], folder: Path, monkeypa
         with pytest.raises(InterruptedError):
             model.generate(tokens, **{"constraint_index": INDEX, **kwargs})
     theirs, ours = plans
-    names = {field.name for field in fields(ours)} & {field.name for field in fields(theirs)} - {"exit_early"}
+    names = {field.name for field in fields(ours)} & {field.name for field in fields(theirs)}
+    names -= {"exit_early", "processors"}  # the warpers of one side are among the processors of the other
+    assert ours.processors is None
     assert len(names) >= 11
     for name in names:
         expected = getattr(theirs, name)
@@ -340,12 +342,8 @@ def test_a_checkpoint_names_its_catalogue_and_its_defaults(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"constraint_index": None}, "constraint_index=None, expected a ConstraintIndex.*backend='torch'"),
-        ({"constraint_index": False}, "constraint_index=False"),
         ({"generation_config": INDEX}, "generation_config is a ConstraintIndex.*constraint_index="),
         ({"generation_config": {"num_beams": 2}}, "generation_config is a dict, expected a GenerationConfig"),
-        ({"logits_processor": [len]}, "logits_processor is given, expected None.*backend='torch'"),
-        ({"stopping_criteria": [len]}, "stopping_criteria is given"),
         ({"streamer": len}, "streamer is given"),
         ({"inputs_embeds": np.zeros((1, 3, 4))}, "inputs_embeds is given"),
         ({"past_key_values": object()}, "past_key_values is given"),
@@ -356,8 +354,7 @@ def test_a_checkpoint_names_its_catalogue_and_its_defaults(tmp_path: Path) -> No
         ({"seed": 7, "key": 7, "do_sample": True}, "seed and key are given, expected one of them"),
         ({"key": "seed", "do_sample": True}, "key='seed', expected a seed"),
         ({"key": 2**70, "do_sample": True}, "expected a seed"),
-        ({"repetition_penalty": 1.2}, "repetition_penalty=1.2, expected 1.0.*backend='torch'"),
-        ({"bad_words_ids": [[3]]}, "bad_words_ids"),
+        ({"encoder_repetition_penalty": 1.2}, "encoder_repetition_penalty=1.2, expected 1.0.*backend='torch'"),
         ({"drafting": "assistant"}, "drafting='assistant', expected None, 'trie', 'head' or 'auto'.*backend='torch'"),
         ({"drafting": "trie", "verification": "relaxed"}, "verification='relaxed' with drafting='trie'"),
         ({"drafting": "head", "verification": "strict"}, "verification='strict' with drafting='head'"),
@@ -376,7 +373,6 @@ def test_a_checkpoint_names_its_catalogue_and_its_defaults(tmp_path: Path) -> No
         ({"length_penalty": None, "num_beams": 2}, "length_penalty=None, expected a finite number"),
         ({"pad_token_id": 1.5}, "pad_token_id=1.5, expected a token id"),
         ({"token_healing": True}, "token_healing=True, expected False"),
-        ({"min_length": 9, "eos_token_id": EOS}, "min_length=9, expected 0"),
         ({"pad_token_id": 2**31}, f"pad_token_id={2**31}, expected at most {2**31 - 1}"),
         ({"pad_token_id": None, "eos_token_id": [2**31]}, f"eos_token_id={2**31}, expected at most"),
         ({"num_beams": 0}, "num_beams=0, expected an int, 1 or more"),

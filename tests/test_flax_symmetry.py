@@ -57,6 +57,8 @@ UNPAIRED = {
     "t5": "the same",
     "devices": "the same",
     "warpers": "the same",
+    "processors": "the same",
+    "plain": "the same",
 }
 # By module: names of one side alone, and why.
 TORCH_ONLY = {
@@ -73,7 +75,6 @@ TORCH_ONLY = {
     },
     "decode": {
         "PASSES": "relaxed verification is PyTorch's alone",
-        "process_scores": "logits processors are callables of PyTorch",
     },
     "device_trie": {
         "FlatTrie": "several labels are a logits processor's, a callable of PyTorch",
@@ -101,7 +102,7 @@ TORCH_ONLY = {
     "speculation": {"Level": "Scored in Flax, where rows do not leave", "Lookahead": "the loop itself in Flax"},
     "verifiers": {},
     "transition": {
-        "mask_illegal": "logits processors, callables of PyTorch, are given the whole vocabulary",
+        "mask_illegal": "scores in Flax are put in their tokens' places: over_vocabulary",
     },
     "head_cells": {},
     "tree": {
@@ -113,7 +114,12 @@ TORCH_ONLY = {
 }
 FLAX_ONLY = {
     "beam": {},
-    "decode": {"decode_program": "the compiled form of decode"},
+    "decode": {
+        "decode_program": "the compiled form of decode",
+        "in_any_row": "rows of all devices advance together",
+        "warped": "warpers are processors in torch",
+        "with_prompt": "prompts are arguments of a program",
+    },
     "children": {},
     "device_trie": {
         "ADDED_CHILDREN": "buckets",
@@ -153,7 +159,11 @@ FLAX_ONLY = {
         "subtree": "a method in torch",
         "sample": "the class Samples in PyTorch",
     },
-    "noise": {"HALF": "64 bits are two numbers"},
+    "noise": {
+        "HALF": "64 bits are two numbers",
+        "follow": "of generation without a catalogue, whose prefixes have room for more tokens",
+        "gumbel_after": "the same",
+    },
     "speculation": {"Draft": "a list of levels in torch", "Scored": "Level in torch"},
     "verifiers": {"Drawn": "nodes of one level; Nodes are of all levels"},
 }
@@ -183,7 +193,13 @@ ALONE = {"(alone)"}
 OTHERWISE = {
     "decode.decode": {"params", "noise"},  # arrays are arguments of a program
     "decode.accept": {"noise"},
-    "decode.child_scores": {"beams", "logits", "places", "scored"},  # read where they are; processors read beams
+    # Read where they are; the longest sequence's length is static, apart from `max_new_tokens`, like the next one's.
+    "decode.child_scores": {"logits", "places", "scored", "max_length"},
+    "decode.process_scores": {"max_length"},
+    "decode.DecodePlan.has_criteria": ALONE,  # functions in JAX are among the processors
+    "beam.retire": {"length"},  # without a catalogue the number of tokens is traced, like the next one's
+    "beam.update_may_improve": {"length"},
+    "noise.Noise.prefixes": ALONE,  # of generation without a catalogue
     "decode.DecodePlan": {
         "noise",
         "temperature",
@@ -351,7 +367,7 @@ def test_generate_takes_the_same_arguments() -> None:
     ours, theirs = (
         list(inspect.signature(mixin.generate).parameters) for mixin in (FlaxGenerationMixin, GRGenerationMixin)
     )
-    refused = {"logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "synced_gpus", "args"}
+    refused = {"prefix_allowed_tokens_fn", "synced_gpus", "args"}
     refused |= {"separator", "max_labels"}  # answers of several labels
     assert [name for name in ours if name not in ("key", "mesh")] == [
         name for name in theirs if name not in refused | {"generator"}

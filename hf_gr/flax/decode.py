@@ -30,6 +30,7 @@ from .arrays import Number, WholeNumber, along, static
 from .beam import Beams, Finished
 from .children import Children
 from .noise import Noise, paths_of
+from .processors import Processors, apply, real_tokens
 from .scorers import JointScorer, Params, Prompt, Scorer, ScorerCache
 from .speculation import Draft, Drafter, Scored, Speculation
 from .transition import DeviceCatalogue, children, is_leaf, over_vocabulary
@@ -68,6 +69,7 @@ class DecodePlan:
         temperature: divisor of scores; None for none.
         top_p: total probability of the children to sample from; None for all.
         min_p: the least probability of those, relative to the largest; None for any.
+        processors: what else changes scores or ends sequences; None for nothing, which is faster.
     """
 
     num_beams: int = static()
@@ -91,6 +93,7 @@ class DecodePlan:
     temperature: Number | None = None
     top_p: Number | None = None
     min_p: Number | None = None
+    processors: Processors | None = None
 
     @property
     def is_beam_search(self) -> bool:
@@ -101,6 +104,11 @@ class DecodePlan:
     def keeps_steps(self) -> bool:
         """Whether outputs of every level are wanted."""
         return self.output_scores or self.output_logits
+
+    @property
+    def has_criteria(self) -> bool:
+        """Whether sequences may end before the catalogue's."""
+        return self.processors is not None and bool(self.processors.criteria)
 
     @property
     def width(self) -> int:
@@ -179,6 +187,7 @@ def decode(
 
     Source: STATIC, algorithm 1, with candidates scored before any truncation; AtSpeed, algorithms 1 and 2.
     """
+    plan = with_prompt(plan, prompt)
     search = _Search(scorer, params, catalogue, plan, noise)
     state = lax.while_loop(search.any_open, search.advance, search.start(prompt))
     return Decoded(
@@ -244,7 +253,7 @@ class _Search:
 
     def any_open(self, state: _State) -> Bool[Array, ""]:
         """Whether some row needs a forward."""
-        return _in_any_row(self._open_rows(state), self.plan)
+        return in_any_row(self._open_rows(state), self.plan)
 
     def advance(self, state: _State) -> _State:
         """One forward, and all decisions that it allows."""
@@ -265,7 +274,7 @@ class _Search:
             logits, made = self._forward(state, live, None)
         else:
             logits, made = lax.cond(
-                _in_any_row(draft.num_steps > 0, self.plan),
+                in_any_row(draft.num_steps > 0, self.plan),
                 lambda: self._forward(state, live, draft.nodes),
                 lambda: jax.tree.map(
                     partial(_with_more, behind=draft.nodes.tokens.shape[1]), self._forward(state, live, None)
@@ -329,9 +338,8 @@ class _Search:
         # A row without living beams is found anywhere.
         is_here = is_here & found & ((level == scored.levels) | (beams.scores > beam.DEAD).any(-1))
         legal = children(beams.states, catalogue, level=level)
-        scores = child_scores(scored, own, in_columns(legal, self.scorer, self.params, level=level), plan)
-        if plan.forces_end and level + 1 == self.num_levels:
-            scores = jnp.where(scores > beam.DEAD, 0.0, scores)
+        in_logits = in_columns(legal, self.scorer, self.params, level=level)
+        scores = child_scores(scored, own, in_logits, beams, plan, max_length=self.num_levels)
         vocab_size, steps = scored.logits.shape[-1], {}
         if state.step_scores is not None:
             step = _per_path(over_vocabulary(scores, legal, vocab_size), plan)
@@ -352,10 +360,10 @@ class _Search:
     def _open_rows(self, state: _State) -> Bool[Array, " batch"]:
         """The rows that have levels left, and may still change."""
         is_open = state.levels < self.num_levels
-        if self.plan.exit_early and self.catalogue.is_ragged:
+        if self.plan.exit_early and (self.catalogue.is_ragged or self.plan.has_criteria):
             is_open = is_open & _can_change(state.beams, state.finished, self.plan)
         if self.plan.keeps_steps:  # of every level that any row needs
-            any_open = _in_any_row(is_open, self.plan)
+            any_open = in_any_row(is_open, self.plan)
             behind = (state.levels < _most(state.levels, self.plan)) & (state.levels < self.num_levels)
             is_open = jnp.where(any_open, state.levels < self.num_levels, behind)
         return is_open
@@ -413,7 +421,7 @@ def _can_change(beams: Beams, finished: Finished, plan: DecodePlan) -> Bool[Arra
     return open_rows[:, 0]
 
 
-def _in_any_row(flags: Bool[Array, " batch"], plan: DecodePlan) -> Bool[Array, ""]:
+def in_any_row(flags: Bool[Array, " batch"], plan: DecodePlan) -> Bool[Array, ""]:
     """Whether a flag holds in some row, on any device whose rows advance together."""
     return flags.any() if plan.rows_axis is None else _most(flags.astype(jnp.int32), plan) > 0
 
@@ -433,22 +441,66 @@ def in_columns(legal: Children, scorer: Scorer, params: Params, *, level: int) -
 
 
 def child_scores(
-    scored: Scored, places: Int[Array, "batch beams"], legal: Children, plan: DecodePlan
+    scored: Scored,
+    places: Int[Array, "batch beams"],
+    legal: Children,
+    beams: Beams,
+    plan: DecodePlan,
+    *,
+    max_length: int,
 ) -> Float[Array, "batch beams children"]:
-    """The scores of one step for the children of every beam, which stands on a scored node.
+    """The scores of one step for the children of every beam, which stands on a scored node; `-inf` at illegal ones.
 
     Beam methods sum log-softmax values over the *full* vocabulary and then drop invalid tokens; independent paths
     compare logits. As in transformers, warpers, which compare only legal tokens, and the normalisation over those come
-    after the constraint.
-
-    Returns:
-        The scores; `-inf` for what is not legal.
+    after the constraint; processors see what they would see there.
     """
-    scores = scored.logits[jnp.arange(len(places))[:, None, None], places[..., None], jnp.maximum(legal.tokens, 0)]
-    scores = scores.astype(jnp.float32)
-    if plan.is_beam_search:
-        scores = scores - along(scored.totals, places)[..., None]
-    scores = jnp.where(legal.legal, scores, beam.DEAD)
+    if plan.processors is not None and (plan.processors.before or plan.processors.after):
+        logits = along(scored.logits, places[..., None]).astype(jnp.float32)
+        scores = legal.scores(process_scores(logits, legal, beams, plan, max_length=max_length))
+    elif _is_forced(beams, plan, max_length=max_length):
+        scores = jnp.zeros(legal.tokens.shape, jnp.float32)
+    else:
+        rows = jnp.arange(len(places))[:, None, None]
+        scores = scored.logits[rows, places[..., None], jnp.maximum(legal.tokens, 0)].astype(jnp.float32)
+        if plan.is_beam_search:
+            scores = scores - along(scored.totals, places)[..., None]
+    return warped(jnp.where(legal.legal, scores, beam.DEAD), plan)
+
+
+def process_scores(
+    logits: Float[Array, "batch beams vocab"],
+    legal: Children,
+    beams: Beams,
+    plan: DecodePlan,
+    *,
+    max_length: int,
+) -> Float[Array, "batch beams vocab"]:
+    """Scores over the vocabulary: processors before the constraint, the constraint, processors after it."""
+    assert plan.processors is not None
+    paths = plan.processors.paths(beams.sequences, room=max_length)
+    scores = jax.nn.log_softmax(logits, axis=-1) if plan.is_beam_search else logits
+    level = beams.sequences.shape[-1]
+    scores = apply(plan.processors.before, paths, scores, step=level)
+    scores = jnp.zeros_like(scores) if _is_forced(beams, plan, max_length=max_length) else scores
+    scores = over_vocabulary(legal.scores(scores), legal, logits.shape[-1])
+    return apply(plan.processors.after, paths, scores, step=level)
+
+
+def _is_forced(beams: Beams, plan: DecodePlan, *, max_length: int) -> bool:
+    """Whether the next token is the end token that is certain; the catalogue allows no other there."""
+    return plan.forces_end and beams.sequences.shape[-1] + 1 == max_length
+
+
+def with_prompt(plan: DecodePlan, prompt: Prompt) -> DecodePlan:
+    """The plan whose processors know the prompt of these rows."""
+    if plan.processors is None:
+        return plan
+    return replace(plan, processors=replace(plan.processors, prompt=real_tokens(prompt)))
+
+
+def warped(scores: Float[Array, "batch beams children"], plan: DecodePlan) -> Float[Array, "batch beams children"]:
+    """The scores of all that may follow, after the warpers of sampling and the normalisation."""
     if plan.do_sample:
         keep = {"min_tokens_to_keep": plan.min_tokens_to_keep}
         scores = scores if plan.temperature is None else scores / plan.temperature
@@ -470,32 +522,32 @@ def accept(
     noise: Noise | None = None,
 ) -> tuple[Beams, Finished]:
     """Decide one level: extend the beams, and move complete ones to the finished."""
-    may_end = catalogue.has_leaves[level]
+    may_end = catalogue.has_leaves[level] or plan.has_criteria
     how: dict[str, Any] = {"dead_state": catalogue.dead_state}
     if plan.do_sample:
         assert noise is not None, "samples are drawn from noise"
         how["noise"] = noise.gumbel(beams, legal, paths=None if plan.is_beam_search else paths_of(beams))
     if not plan.is_beam_search:
         kept = beam.choose(beams, legal, scores, **how)
-        ends = is_leaf(kept.states, catalogue, level=level + 1)
-        return beam.retire_in_place(kept, finished, ends) if may_end else (kept, finished)
+        if not may_end:
+            return kept, finished
+        kept, ends = _ended(kept, catalogue, plan, level=level)
+        return beam.retire_in_place(kept, finished, ends)
 
-    all_end = level + 1 == catalogue.max_length and not catalogue.is_ragged and not plan.do_sample
+    is_ragged = catalogue.is_ragged or plan.has_criteria
+    all_end = level + 1 == catalogue.max_length and not is_ragged and not plan.do_sample
     num_kept = plan.num_kept if (may_end and not all_end) or plan.do_sample else plan.num_beams
     kept = beam.select(beams, legal, scores, num_kept=num_kept, **how)
     if all_end:
         return kept, beam.finish(_widened(kept, plan.width), length_penalty=plan.length_penalty)
     if may_end:
+        kept, ends = _ended(kept, catalogue, plan, level=level)
         beams, finished = beam.retire(
-            kept,
-            finished,
-            is_leaf(kept.states, catalogue, level=level + 1),
-            length_penalty=plan.length_penalty,
-            early_stopping=plan.early_stopping,
+            kept, finished, ends, length_penalty=plan.length_penalty, early_stopping=plan.early_stopping
         )
     else:
         beams = beam.keep_best(kept, plan.num_beams) if plan.do_sample else kept
-    if any(catalogue.has_leaves[: level + 1]):
+    if plan.has_criteria or any(catalogue.has_leaves[: level + 1]):
         finished = beam.update_may_improve(
             beams,
             finished,
@@ -504,6 +556,18 @@ def accept(
             max_new_tokens=plan.max_new_tokens,
         )
     return beams, finished
+
+
+def _ended(
+    kept: Beams, catalogue: DeviceCatalogue, plan: DecodePlan, *, level: int
+) -> tuple[Beams, Bool[Array, "batch kept"]]:
+    """The candidates, and which of them are complete: nothing follows those."""
+    ends = is_leaf(kept.states, catalogue, level=level + 1)
+    if plan.processors is None or not plan.processors.criteria:
+        return kept, ends
+    ends = ends | plan.processors.ended(plan.processors.paths(kept.sequences, room=catalogue.max_length))
+    # What a criterion ends may have children in the catalogue: they would have scores at later steps.
+    return replace(kept, states=jnp.where(ends, catalogue.dead_state, kept.states)), ends
 
 
 def _best(

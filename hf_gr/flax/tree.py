@@ -57,9 +57,10 @@ def slots_seen(
     """
     num_beams = beam_indices.shape[1]
     own = jnp.arange(num_beams, dtype=jnp.int32)
-    depths = range(1, 1 + num_slots // num_beams)
-    seen = [(beam_indices[..., depth, None] == own) & (depth < levels)[:, None, None] for depth in depths]
-    return jnp.concatenate(seen, axis=-1) if seen else jnp.zeros((*beam_indices.shape[:2], 0), dtype=bool)
+    depths = jnp.arange(1, 1 + num_slots // num_beams)
+    is_in_slot = (depths < levels[:, None])[:, None, :, None]
+    seen = (beam_indices[..., 1 : 1 + len(depths), None] == own) & is_in_slot
+    return seen.reshape(*beam_indices.shape[:2], num_slots)
 
 
 def nodes_seen(

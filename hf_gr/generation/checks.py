@@ -62,6 +62,14 @@ def _ours_like(name: str) -> str | None:
     return CALLED_ELSEWHERE.get(name) or next(iter(get_close_matches(name, OURS, n=1, cutoff=0.8)), None)
 
 
+def refuse_without_catalogue(given: Mapping[str, Any]) -> None:
+    """Refuse our options in a call without a catalogue: they mean nothing there."""
+    check_fields(dict(given))
+    names = [name for name, value in given.items() if value is not None]
+    if names:
+        raise ValueError(f"{', '.join(names)} given without constraint_index, expected both: pass constraint_index=")
+
+
 def check_config(config: Any) -> None:
     """Refuse a prepared config with invalid values, or with a mode that takes no catalogue.
 
@@ -85,7 +93,7 @@ def check_config(config: Any) -> None:
     mode = config.get_generation_mode(None)
     if mode not in MODES:
         expected = [str(supported.value) for supported in MODES]
-        raise ValueError(f"generation mode {mode.value!r}, expected one of {expected} with a catalogue")
+        raise ValueError(f"generation mode {mode.value!r}, expected one of {expected}")
 
 
 def check_tokens_of_catalogue(catalogue: Any, vocabulary: int, *, name: str) -> None:

@@ -44,10 +44,17 @@ def position_limit(config: Any, *, of_encoder: bool = False) -> int | None:
     return getattr(config.get_text_config(decoder=not of_encoder), "max_position_embeddings", None)
 
 
+def end_tokens(config: Any) -> list[int]:
+    """The end tokens that a generation config names."""
+    eos = config.eos_token_id
+    if eos is None:
+        return []
+    return [int(token) for token in eos] if hasattr(eos, "__len__") and getattr(eos, "ndim", 1) else [int(eos)]
+
+
 def num_end_tokens(config: Any) -> int:
     """How many end tokens a generation config names."""
-    eos = config.eos_token_id
-    return len(eos) if hasattr(eos, "__len__") and getattr(eos, "ndim", 1) else int(eos is not None)
+    return len(end_tokens(config))
 
 
 def inferred_padding(config: Any) -> int | None:

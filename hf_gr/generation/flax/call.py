@@ -27,6 +27,7 @@ from hf_gr.catalogue.snapshot import BatchRules, Snapshot
 from hf_gr.flax.decode import Decoded, DecodePlan
 from hf_gr.flax.devices import num_rows_on, settings_of_ours, to_mesh
 from hf_gr.flax.noise import Noise
+from hf_gr.flax.processors import Processors
 from hf_gr.flax.speculation import Speculation
 from hf_gr.generation.answers import with_items
 from hf_gr.generation.checks import forced_end, missing_token
@@ -39,6 +40,7 @@ from hf_gr.generation.seeds import row_seeds
 from .checks import LARGEST, check_call, refuse_arguments
 from .drafts import Draft, draft_of
 from .outputs import FlaxGenerateOutput
+from .processors import processors_of
 from .prompts import HostPrompt
 
 OF_PROMPT = ("input_ids", "attention_mask", "decoder_input_ids")
@@ -71,9 +73,7 @@ class Call:
     @property
     def noise(self) -> Noise | None:
         """What the program's rows draw from: those that only fill the bucket, too."""
-        if self.seeds is None:
-            return None
-        return Noise.of(np.pad(self.seeds, (0, self.num_rows - len(self.seeds))))
+        return noise_of(self.seeds, num_rows=self.num_rows)
 
     @classmethod
     def read(
@@ -90,6 +90,8 @@ class Call:
         seed: Any,
         key: Any,
         mesh: Mesh | None,
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
     ) -> Call:
         """Read the arguments of a call.
 
@@ -105,20 +107,18 @@ class Call:
             seed: as in `generate`.
             key: as in `generate`.
             mesh: where the program runs.
+            logits_processor: functions of the user's.
+            stopping_criteria: likewise.
 
         Raises:
             ValueError: names the argument, its value, what is expected, and the fix.
             NotImplementedError: sequences longer than a sliding window.
         """
-        arguments = {name: kwargs.pop(name) for name in OF_PROMPT if name in kwargs}
-        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((inputs, arguments))):
-            raise ValueError(
-                "the prompt is traced, expected arrays: generate is one program already, call it outside of jit"
-            )
+        arguments = arguments_of_prompt(inputs, kwargs)
         max_new_tokens, max_length = (
             kwargs.get(name, getattr(generation_config, name, None)) for name in ("max_new_tokens", "max_length")
         )
-        config, rest = _prepared(model, generation_config, kwargs)
+        config, rest = prepared(model, generation_config, kwargs)
         set_fields(config, fields)
         step_scores = rest.pop("_step_scores", True)  # whether `output_scores` asks for more than `sequences_scores`
         refuse_arguments(rest | {"assistant_model": assistant})
@@ -129,17 +129,20 @@ class Call:
         check_call(model, rules.shared, config, prompt, max_new_tokens=max_new_tokens, max_length=max_length)
         draft = draft_of(model, config)
         draft.check(prompt, rules.shared, given=fields)
-        if seed is not None and key is not None:
-            raise ValueError("seed and key are given, expected one of them: a key draws the seed")
-        seeds = None if seed is None else row_seeds(seed, prompt.num_rows)
-        if not config.do_sample:
-            seeds = None
-        elif seeds is None:
-            seeds = row_seeds(_drawn_seed(key), prompt.num_rows)
+        seeds = read_seeds(config, seed, key, num_prompts=prompt.num_rows)
         if max_new_tokens is None:
             max_new_tokens = rules.shared.max_length if max_length is None else max_length - prompt.length
         num_rows = num_rows_on(mesh, prompt.num_rows)
-        plan = make_plan(config, rules.shared, max_new_tokens)
+        processors = processors_of(
+            config,
+            vocab_size=model.config.vocab_size,
+            prompt_length=prompt.length,
+            max_new_tokens=max_new_tokens,
+            is_constrained=True,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+        )
+        plan = make_plan(config, rules.shared, max_new_tokens, processors)
         plan = replace(plan, output_scores=plan.output_scores and step_scores)
         plan = draft.plan(plan, rules.shared, num_rows=num_rows)
         return cls(config, prompt, rules, draft, plan, num_rows, seeds, mesh)
@@ -178,7 +181,17 @@ class Call:
         return with_items(FlaxGenerateOutput(**fields), self.rules, begun.shape[1])
 
 
-def _prepared(model: Any, config: GenerationConfig | None, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def arguments_of_prompt(inputs: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Those arguments of a call that are its prompt, taken out of `kwargs`; refuses arrays that are traced."""
+    arguments = {name: kwargs.pop(name) for name in OF_PROMPT if name in kwargs}
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((inputs, arguments))):
+        raise ValueError(
+            "the prompt is traced, expected arrays: generate is one program already, call it outside of jit"
+        )
+    return arguments
+
+
+def prepared(model: Any, config: GenerationConfig | None, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The config of a call, and arguments that are not fields, by transformers' own rules.
 
     In order of precedence: the call's fields, the call's config, the model's config, the defaults.
@@ -189,7 +202,24 @@ def _prepared(model: Any, config: GenerationConfig | None, kwargs: dict[str, Any
     return prepared, prepared.update(**kwargs)
 
 
-def make_plan(config: Any, catalogue: Snapshot, max_new_tokens: int) -> DecodePlan:
+def read_seeds(config: Any, seed: Any, key: Any, *, num_prompts: int) -> npt.NDArray[np.int64] | None:
+    """The seeds of the prompts' samples, drawn if none are given; None if the config draws no samples."""
+    if seed is not None and key is not None:
+        raise ValueError("seed and key are given, expected one of them: a key draws the seed")
+    seeds = None if seed is None else row_seeds(seed, num_prompts)
+    if not config.do_sample:
+        return None
+    return row_seeds(_drawn_seed(key), num_prompts) if seeds is None else seeds
+
+
+def noise_of(seeds: npt.NDArray[np.int64] | None, *, num_rows: int) -> Noise | None:
+    """What the program's rows draw from: those that only fill the bucket, too."""
+    return None if seeds is None else Noise.of(np.pad(seeds, (0, num_rows - len(seeds))))
+
+
+def make_plan(
+    config: Any, catalogue: Snapshot | None, max_new_tokens: int, processors: Processors | None = None
+) -> DecodePlan:
     """The options of a call; those that may change without a new program have one type for all calls."""
     fill = fill_token(config)
     num_ends, is_beam_search = num_end_tokens(config), config.num_beams > 1
@@ -210,16 +240,17 @@ def make_plan(config: Any, catalogue: Snapshot, max_new_tokens: int) -> DecodePl
         top_k=(config.top_k or None) if config.do_sample else None,
         min_tokens_to_keep=(num_ends + 1 if num_ends else 2) if is_beam_search else 1,
         renormalize_logits=config.renormalize_logits is True,
-        forces_end=forced_end(config, catalogue, max_new_tokens) is not None,
+        forces_end=catalogue is not None and forced_end(config, catalogue, max_new_tokens) is not None,
         output_scores=bool(config.return_dict_in_generate and config.output_scores),
         output_logits=bool(config.return_dict_in_generate and config.output_logits),
         length_penalty=number(min(max(config.length_penalty or 0.0, -LARGEST), LARGEST)),
         max_new_tokens=np.int32(min(max_new_tokens, LARGEST)),
         fill_token_id=np.int32(fill),
-        missing_token_id=np.int32(missing_token(catalogue, fill)),
+        missing_token_id=np.int32(fill if catalogue is None else missing_token(catalogue, fill)),
         temperature=warper("temperature", neutral=1.0),
         top_p=warper("top_p", neutral=1.0),
         min_p=warper("min_p"),
+        processors=processors,
     )
 
 

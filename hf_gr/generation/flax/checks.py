@@ -11,24 +11,17 @@ from typing import TYPE_CHECKING, Any
 from hf_gr.catalogue.sequences import is_integer
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.generation.checks import check_config, check_penalty, check_room, check_tokens_of_catalogue, rooms_of
-from hf_gr.generation.models import fill_token, num_end_tokens
+from hf_gr.generation.models import fill_token
 
 if TYPE_CHECKING:
     from .prompts import HostPrompt
 
 # By field of a generation config: the values that have no effect.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "repetition_penalty": (None, 1.0),
     "encoder_repetition_penalty": (None, 1.0),
-    "no_repeat_ngram_size": (None, 0),
     "encoder_no_repeat_ngram_size": (None, 0),
-    "bad_words_ids": (None,),
-    "sequence_bias": (None,),
     "guidance_scale": (None, 1.0),
     "remove_invalid_values": (None, False),
-    "exponential_decay_length_penalty": (None,),
-    "suppress_tokens": (None,),
-    "begin_suppress_tokens": (None,),
     "watermarking_config": (None,),
     "stop_strings": (None,),
     "max_time": (None,),
@@ -37,7 +30,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prompt_lookup_num_tokens": (None,),
     "token_healing": (None, False),
 }
-NEUTRAL_ENDS = {"min_length": (None, 0), "min_new_tokens": (None, 0)}  # if there is an end token
 NEUTRAL_WARPERS = {  # if samples are drawn
     "top_h": (None,),
     "typical_p": (None, 1.0),
@@ -52,6 +44,27 @@ WARPERS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "min_p": (lambda value: 0 <= value <= 1, "0 to 1"),
 }
 LARGEST = 2**31 - 1  # of JAX's 32-bit integers
+
+
+def check_options(config: Any) -> None:
+    """Refuse options with invalid values, or that Flax does not support.
+
+    Raises:
+        ValueError: names the argument, its value, what is expected, and the fix.
+    """
+    check_config(config)
+    for name, values in (NEUTRAL | (NEUTRAL_WARPERS if config.do_sample else {})).items():
+        if (value := getattr(config, name, None)) not in values:
+            raise ValueError(f"{name}={value!r}, expected {values[-1]!r}: not supported in Flax; use backend='torch'")
+    for name, (is_valid, expected) in WARPERS.items() if config.do_sample else ():
+        value = getattr(config, name)
+        if value is not None and not (isinstance(value, Real) and is_valid(value)):
+            raise ValueError(f"{name}={value!r}, expected {expected}")
+    if abs(fill := fill_token(config)) > LARGEST:
+        name = "eos_token_id" if config.pad_token_id is None else "pad_token_id"
+        raise ValueError(
+            f"{name}={fill}, expected at most {LARGEST}, which is what JAX's 32-bit integers hold: set pad_token_id"
+        )
 
 
 def check_call(
@@ -77,22 +90,7 @@ def check_call(
         ValueError: names the argument, its value, what is expected, and the fix.
         NotImplementedError: sequences longer than a sliding window.
     """
-    check_config(config)
-    neutral = (
-        NEUTRAL | (NEUTRAL_ENDS if num_end_tokens(config) else {}) | (NEUTRAL_WARPERS if config.do_sample else {})
-    )
-    for name, values in neutral.items():
-        if (value := getattr(config, name, None)) not in values:
-            raise ValueError(f"{name}={value!r}, expected {values[-1]!r}: not supported in Flax; use backend='torch'")
-    for name, (is_valid, expected) in WARPERS.items() if config.do_sample else ():
-        value = getattr(config, name)
-        if value is not None and not (isinstance(value, Real) and is_valid(value)):
-            raise ValueError(f"{name}={value!r}, expected {expected}")
-    if abs(fill := fill_token(config)) > LARGEST:
-        name = "eos_token_id" if config.pad_token_id is None else "pad_token_id"
-        raise ValueError(
-            f"{name}={fill}, expected at most {LARGEST}, which is what JAX's 32-bit integers hold: set pad_token_id"
-        )
+    check_options(config)
     check_tokens_of_catalogue(catalogue, model.config.vocab_size, name="constraint_index")
     check_penalty(config, catalogue)
     check_room(catalogue, rooms_of(max_new_tokens, max_length, prompt_length=prompt.length))

@@ -135,7 +135,7 @@ class HeadDraft(Draft):
     def scorer(self, plan: DecodePlan, mesh: Mesh | None) -> tuple[Any, Params]:
         """The head; outputs need scores over the whole vocabulary."""
         model, params = super().scorer(plan, mesh)
-        head, is_wide = self.model.draft_head, plan.output_scores or plan.output_logits
+        head, is_wide = self.model.draft_head, plan.output_scores or plan.output_logits or plan.processors is not None
         scorer = HeadScorer(head.config, model, vocab_size=self.model.spec.vocab_size if is_wide else None)
         return scorer, {"model": params, "head": head.params_on(replicated(mesh))}
 

@@ -1,9 +1,9 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`FlaxGenerationMixin`: `generate` with a catalogue, for models in Flax. Knows no PyTorch.
+"""`FlaxGenerationMixin`: `generate`, with a catalogue and without, for models in Flax. Knows no PyTorch.
 
 The path of a call: `Call.read` (arguments, checks), `hf_gr.flax.decode.decode_program`, one compiled program, and
-`Call.answer`, back on the host once.
+`Call.answer`, back on the host once; without a catalogue it is `PlainCall` and `hf_gr.flax.plain.plain_program`.
 
 A program serves all prompts of one bucket: prompts are padded to 32, 48, 64, 96, 128, ... tokens, and batches to
 powers of two (on several devices: the rows of each) by copies of their first row. The catalogue's arrays are padded,
@@ -14,7 +14,7 @@ Axes: B batch, P prompt, R returned sequences a row, T generated tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -32,6 +32,7 @@ from hf_gr.generation.configuration import GR_FIELDS
 from hf_gr.generation.models import first_of
 
 from .call import Call
+from .plain import PlainCall
 
 
 class FlaxGenerationMixin:
@@ -43,6 +44,8 @@ class FlaxGenerationMixin:
         self: Any,
         inputs: npt.ArrayLike | None = None,
         generation_config: GenerationConfig | None = None,
+        logits_processor: Sequence[Callable[[Array, Array], Array]] | None = None,
+        stopping_criteria: Sequence[Callable[[Array, None], Array]] | None = None,
         *,
         constraint_index: ConstraintIndex | str | Sequence[ConstraintIndex | str] | Literal[False] | None = None,
         exclude_items: Sequence[Iterable[ItemId]] | None = None,
@@ -52,13 +55,24 @@ class FlaxGenerationMixin:
         mesh: Mesh | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Generate sequences of a catalogue: `GRGenerationMixin.generate`, in one compiled program.
+        """Generate sequences of a catalogue, or without one any: `GRGenerationMixin.generate`, in one program.
 
         Args:
             inputs: `[B, P]` tokens, in NumPy, JAX or nested lists (also as `input_ids`); a decoder's are padded on
                 the left.
             generation_config: as in transformers.
-            constraint_index: the catalogue, as for `GRGenerationMixin.generate`; Flax generates nothing without one.
+            logits_processor: functions `(tokens, scores) -> scores` in JAX, called where transformers calls a user's
+                own: after the catalogue's constraint and its own processors, before the warpers. `tokens` are
+                `[paths, length]` integers: the last column is the last token, the prompt (an encoder-decoder's first
+                tokens) comes before the generated ones, and -1, in front, is no token (padding, too). The length is
+                the same at every step: that of the prompt's bucket and the most new tokens' together. `scores` are
+                `[paths, vocab]` in fp32: log-probabilities of beams, else logits; `-inf` for what must not come.
+                Functions are traced into the program: no prints, no side effects, arrays of fixed shapes; a new
+                function object, such as a lambda written in the call, is a new program.
+            stopping_criteria: functions `(tokens, None) -> booleans [paths]`, likewise: which paths are complete.
+                Those of beams see all candidates.
+            constraint_index: the catalogue, as for `GRGenerationMixin.generate`: without one, or with False, any
+                tokens are generated, greedily, by sampling, or by beams, as in transformers.
             exclude_items: for every prompt, the ids of items to exclude.
             assistant_model: None: models draft in PyTorch only.
             seed: of the samples, as for `GRGenerationMixin.generate`, which draws the same for the same seed.
@@ -68,15 +82,17 @@ class FlaxGenerationMixin:
                 `jax.make_mesh((2, 4), ("data", "model"))`; by default all local devices along "data". A batch that
                 the devices do not divide is filled up with copies of its first row, which are dropped afterwards.
             kwargs: `attention_mask`, `decoder_input_ids`, and all fields of a generation config. Unsupported ones are
-                refused by name. Drafts are `drafting="trie"`: as many whole levels of the catalogue as fit
-                `draft_token_budget` are scored together with the prompt; below, a draft is all that follows the beams
-                or nothing, with room for four times its average number of nodes, up to that budget. And
-                `drafting="head"` with `verification="catalogue"`. With `drafting="auto"` the first calls of a kind
-                compile and time a program for each draft that may be worth it; then the fastest stays.
+                refused by name. Drafts, for which there must be a catalogue, are `drafting="trie"`: as many whole
+                levels of the catalogue as fit `draft_token_budget` are scored together with the prompt; below, a
+                draft is all that follows the beams or nothing, with room for four times its average number of nodes,
+                up to that budget. And `drafting="head"` with `verification="catalogue"`. With
+                `drafting="auto"` the first calls of a kind compile and time a program for each draft that may be worth
+                it; then the fastest stays.
 
         Returns:
             What `GRGenerationMixin.generate` returns, in JAX: `[B * R, P + T]` tokens, or with
-            `return_dict_in_generate` a `FlaxGenerateOutput`.
+            `return_dict_in_generate` a `FlaxGenerateOutput`. Without a catalogue greedy tokens and beams are those of
+            transformers; samples are drawn by `seed` as those with a catalogue are, not by a generator of PyTorch's.
 
         Raises:
             ValueError: before any work, for arguments that cannot lead to the catalogue's sequences, or that Flax does
@@ -86,12 +102,13 @@ class FlaxGenerationMixin:
         The first call of a bucket compiles; later ones do not, whatever the prompts, filters, exclusions, penalties
         and temperatures, and even after small changes of the catalogue. A program is specific to: the model's shape;
         the buckets of prompt and batch; `num_beams`, `num_return_sequences`, `do_sample`, `early_stopping`, `top_k`,
-        `renormalize_logits`, `drafting`, the outputs; which warpers are used; the length of `decoder_input_ids`; the
-        number of different catalogues in a batch, up to a power of two; and the most prefixes that exclusions hide
-        from one row: none, up to 16, up to 64, ... Buckets of prompts are 32, 48, 64, 96, 128, ... tokens, those of
-        batches powers of two (for each device along "data"). A new program is also compiled once the catalogue has
-        grown by a ninth, was compacted, or has additions of more than 1,024 nodes or with more than 16 children at
-        one node.
+        `renormalize_logits`, `drafting`, the outputs; which warpers and processors are used, and the functions among
+        them; without a catalogue, the bucket of `max_new_tokens` (16, 24, 32, 48, ...); the length of
+        `decoder_input_ids`; the number of different catalogues in a batch, up to a power of two; and the most prefixes
+        that exclusions hide from one row: none, up to 16, up to 64, ... Buckets of prompts are 32, 48, 64, 96, 128,
+        ... tokens, those of batches powers of two (for each device along "data"). A new program is also compiled once
+        the catalogue has grown by a ninth, was compacted, or has additions of more than 1,024 nodes or with more than
+        16 children at one node.
 
         To compile before the first request, call `generate` once for every bucket; with
         `jax.config.update("jax_compilation_cache_dir", folder)` later processes load what earlier ones compiled, as
@@ -115,23 +132,22 @@ class FlaxGenerationMixin:
             fix = "pass it as constraint_index=" if what == "ConstraintIndex" else "pass its fields as arguments"
             raise ValueError(f"generation_config is a {what}, expected a GenerationConfig: {fix}")
         named = first_of("constraint_index", {}, generation_config, self.generation_config)
+        fields = {name: kwargs.pop(name) for name in GR_FIELDS if name in kwargs}
+        own = {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria, "seed": seed, "key": key}
         if constraint_index is False or (constraint_index is None and named is None):
-            raise ValueError(
-                f"constraint_index={constraint_index!r}, expected a ConstraintIndex: Flax models generate sequences "
-                "of a catalogue; plain generation is transformers', with backend='torch'"
-            )
+            ours = fields | {"exclude_items": exclude_items, "assistant_model": assistant_model}
+            return PlainCall.read(self, inputs, generation_config, kwargs, ours=ours, mesh=mesh, **own).run()
         call = Call.read(
             self,
             inputs,
             generation_config,
             kwargs,
-            fields={name: kwargs.pop(name) for name in GR_FIELDS if name in kwargs},
+            fields=fields,
             indexes=named if constraint_index is None else constraint_index,
             exclude_items=exclude_items,
             assistant=assistant_model,
-            seed=seed,
-            key=key,
             mesh=mesh,
+            **own,
         )
         mesh = call.mesh
         program = decode_program if mesh is None else partial(decode_on_mesh, mesh)
@@ -140,4 +156,4 @@ class FlaxGenerationMixin:
             scorer, params = call.draft.scorer(call.plan, mesh)
             decoded = program(scorer, params, catalogue, call.prompt.to_bucket(call.num_rows), call.plan, call.noise)
             call.draft.report(decoded, catalogue)
-            return call.answer(decoded, is_ragged=catalogue.is_ragged)
+            return call.answer(decoded, is_ragged=catalogue.is_ragged or call.plan.has_criteria)

@@ -28,7 +28,7 @@ from hf_gr.catalogue.snapshot import BatchRules
 from hf_gr.generation import internals
 from hf_gr.generation.answers import with_items
 from hf_gr.generation.checks import check_tokens_of_catalogue, forced_end, missing_token
-from hf_gr.generation.configuration import check_fields, set_fields
+from hf_gr.generation.configuration import set_fields
 from hf_gr.generation.messages import say_once
 from hf_gr.generation.models import fill_token, first_of, num_end_tokens
 from hf_gr.generation.named_catalogues import batch_rules, resolve_indexes
@@ -345,14 +345,6 @@ def _read_answers(
     several = read_several(rules, separator, max_labels, tokenizer)
     check_tokens_of_catalogue(several, output_size_of(model), name="separator")
     return several
-
-
-def refuse_without_catalogue(given: dict[str, Any]) -> None:
-    """Refuse our options in a call without a catalogue: they mean nothing there."""
-    check_fields(given)
-    names = [name for name, value in given.items() if value is not None]
-    if names:
-        raise ValueError(f"{', '.join(names)} given without constraint_index, expected both: pass constraint_index=")
 
 
 def _layout_of(model: Any, config: GenerationConfig, model_kwargs: Mapping[str, Any]) -> Layout | None:

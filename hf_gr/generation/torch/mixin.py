@@ -22,14 +22,14 @@ from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList,
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.item_ids import ItemId
-from hf_gr.generation.checks import check_names
+from hf_gr.generation.checks import check_names, refuse_without_catalogue
 from hf_gr.generation.configuration import GR_FIELDS
 from hf_gr.generation.internals import Overrides
 from hf_gr.generation.models import first_of
 from hf_gr.torch.decode import decode
 from hf_gr.torch.draft_head import DraftHead
 
-from .call import Call, refuse_without_catalogue
+from .call import Call
 from .captured import decode_captured
 from .checkpoints import prepare_upload, save_beside
 from .heads import add_draft_head
