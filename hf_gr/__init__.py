@@ -74,7 +74,6 @@ _NEEDS = {
     "DraftHead": ("torch",),
     "Engine": ("torch",),
     "GRGenerationMixin": ("torch",),
-    "classify": ("torch",),
     "evaluate": ("pyarrow",),
     "recommend": ("pyarrow",),
 }

@@ -15,9 +15,12 @@ import pytest
 from families import EOS, LLAMA, SPECIAL, VOCABULARY
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from transformers import AutoConfig
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import AutoConfig, PreTrainedTokenizerFast
 
-from hf_gr import ConstraintIndex, enable, recommend
+from hf_gr import ConstraintIndex, classify, enable, recommend
 from hf_gr.files.draft_head_config import DraftHeadConfig
 from hf_gr.flax import devices
 from hf_gr.flax.decode import decode_program
@@ -262,6 +265,26 @@ def test_a_job_runs_on_all_devices_or_on_a_mesh() -> None:
     assert recommend(model_of("qwen3"), users[::-1], **options) == found[::-1]
     assert decode_on_mesh._cache_size() == before
     assert recommend(model_of("qwen3"), users, mesh=(1, 1), **options) == found
+
+
+@pytest.mark.parametrize("mesh", [None, (2, 2)])
+def test_labels_are_scored_on_all_devices(mesh: Any) -> None:
+    tokenizer = tokenizer_of_words(["</s>", "pad", "end", *"abcdefgh"])
+    index = ConstraintIndex.from_labels(["a b", "a c d", "e", "f g h"], tokenizer, prefix="")
+    options: dict[str, Any] = {"prompt": "h {text}", "progress": False, "batch_size": 3}
+    found, expected = (
+        classify(model_of("llama"), tokenizer, ["a", "b c", "d e f"], index, mesh=on, **options)
+        for on in (mesh, (1, 1))
+    )
+    for one, other in zip(found, expected, strict=True):
+        assert [label for label, _ in one] == [label for label, _ in other]
+        np.testing.assert_allclose([p for _, p in one], [p for _, p in other], atol=SCORE_TOL, rtol=0)
+
+
+def tokenizer_of_words(words: list[str]) -> Any:
+    made = Tokenizer(WordLevel({word: number for number, word in enumerate([*words, "[UNK]"])}, unk_token="[UNK]"))
+    made.pre_tokenizer = Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=words[0])
 
 
 @pytest.mark.parametrize("shape", [(4, 1), (2, 2)])

@@ -17,7 +17,7 @@ from families import build
 from label_tokenizers import tokenizer_of
 
 from hf_gr import ConstraintIndex, classify, enable
-from hf_gr.classification import bounded, exhaustive, finders, prompts
+from hf_gr.classification import bounded, exhaustive, label_trees, prompts, torch_scoring
 from hf_gr.classification.result import RankedLabels
 from hf_gr.generation.torch import layouts
 from hf_gr.reference import reference_label_log_probs
@@ -110,7 +110,7 @@ def test_a_model_that_takes_neither_layout_is_read_plainly(
     family: str, nodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if family != "mamba":
-        for module in (finders, layouts):
+        for module in (torch_scoring, layouts):
             monkeypatch.setattr(module, "choose_layout", lambda model: None)
     model = build("mamba", config={"vocab_size": 512, **MAMBA}) if family == "mamba" else model_of(family)
     assert layouts.choose_layout(model) is None
@@ -134,10 +134,10 @@ def test_a_wrong_parent_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted error: every node hangs below the first of its level."""
     levels = exhaustive.Sequences.levels
 
-    def wrong(self: Any, piece: slice, device: torch.device) -> Any:
-        made = levels(self, piece, device)
+    def wrong(self: Any, piece: slice) -> Any:
+        made = levels(self, piece)
         for level in made:
-            level.parents.zero_()
+            level.parents[:] = 0
         return made
 
     model, index = model_of("llama"), index_of()
@@ -463,7 +463,7 @@ def test_pieces_score_every_sequence_once(seed: int) -> None:
     rows, trie = list(index), index.snapshot.base.segment.trie
     sequences = exhaustive.Sequences.of(trie)
     assert [row[row >= 0].tolist() for row in trie.sequences(sequences.leaves())] == rows
-    assert exhaustive.num_inner_nodes(trie) == len(prefixes_of(rows))
+    assert label_trees.num_inner_nodes(trie) == len(prefixes_of(rows))
     for size in (1, 3, 1000):
         pieces = sequences.pieces(size)
         assert [number for piece in pieces for number in range(len(rows))[piece]] == list(range(len(rows)))
@@ -471,7 +471,7 @@ def test_pieces_score_every_sequence_once(seed: int) -> None:
             assert len(prefixes_of(rows[piece])) <= size or len(rows[piece]) == 1
             nodes: list[tuple[int, ...]] = [()]
             written: list[tuple[int, ...] | None] = [None] * len(rows[piece])
-            for level in sequences.levels(piece, torch.device("cpu")):
+            for level in sequences.levels(piece):
                 children = zip(level.parents.tolist(), level.tokens.tolist(), strict=True)
                 paths = [(*nodes[parent], token) for parent, token in children]
                 assert sorted([*level.inner.tolist(), *level.ends.tolist()]) == list(range(len(paths)))

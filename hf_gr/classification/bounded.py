@@ -28,7 +28,8 @@ from hf_gr.torch.scorers import TreeScorer
 from hf_gr.torch.transfers import to_device
 from hf_gr.torch.tree import Tree
 
-from .exhaustive import LOGITS_AT_ONCE, NODES_AT_ONCE, Sequences, normalizers
+from .exhaustive import normalizers
+from .label_trees import LOGITS_AT_ONCE, NODES_AT_ONCE, Sequences
 
 FIRST_NODES = 64  # of a forward; later ones take a quarter of what is scored, so that few are taken too early
 KEYS_AT_ONCE = 2**30  # bytes of the nodes' keys and values

@@ -13,33 +13,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-from transformers import GenerationMixin
+import numpy as np
 
+from hf_gr.answering.backends import backend_of
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.labels import check_is_tokenizer, check_is_unicode
 from hf_gr.catalogue.sequences import is_integer
-from hf_gr.catalogue.snapshot import Snapshot, combine_rules
+from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.files.progress import progress_bar
 from hf_gr.generation.checks import check_tokens_of_catalogue
 from hf_gr.generation.messages import say_once
 from hf_gr.generation.prompts import padding_side
-from hf_gr.generation.torch.checks import check_vocabulary
-from hf_gr.generation.torch.constraints import SeveralLabels
-from hf_gr.generation.torch.logits_process import read_several
-from hf_gr.generation.torch.models import base_model, evaluation, output_size_of
 
-from .exhaustive import LOGITS_AT_ONCE
-from .finders import BeamFinder, BoundedFinder, ExactFinder, Finder, all_sequences, takes_trees
+from .finders import BeamFinder, BoundedFinder, ExactFinder, Finder, Floats, Scoring
+from .label_trees import LOGITS_AT_ONCE, all_sequences
 from .prompts import PromptEncoder, prompt_room
 from .result import Ranked, RankedLabels, parents_of, read_hierarchy
 
 DEFAULT_PROMPT = "Classify the text into one category.\nText: {text}\nCategory:"
 
 
-@torch.no_grad()
 def classify(
     model: Any,
     tokenizer: Any,
@@ -58,6 +51,7 @@ def classify(
     tolerance: float = 0.001,
     num_beams: int = 32,
     max_length: int | None = None,
+    mesh: Any = None,
     progress: bool = True,
 ) -> RankedLabels:
     """Rank the labels of an index for every text.
@@ -80,8 +74,10 @@ def classify(
       was *found*, and are upper bounds of the exact ones. Answers of several labels are always found so.
 
     Args:
-        model: a language model of transformers, decoder-only or encoder-decoder; it need not be enabled. It is used
-            in evaluation mode. One that takes neither layout (Mamba, RWKV) rereads every path: exact, but slow.
+        model: a language model of transformers, decoder-only or encoder-decoder, or a `hf_gr.flax.model.FlaxModel`; it
+            need not be enabled. It is used in evaluation mode. One that takes neither layout (Mamba, RWKV) rereads
+            every path: exact, but slow. In Flax all labels are scored where PyTorch bounds the error, and an answer is
+            one label.
         tokenizer: the model's, with which the index was built.
         texts: what to classify.
         index: of `ConstraintIndex.from_labels`, or any index whose item ids are strings.
@@ -104,6 +100,8 @@ def classify(
         num_beams: of the search in larger sets, which finds as many labels; `top_k` of them, if that is more.
         max_length: the longest prompt in tokens, by default what model and tokenizer allow. A longer one loses the end
             of its text, never of the template.
+        mesh: of a model in Flax: a `jax.sharding.Mesh`, or the numbers of devices that divide texts and weights, such
+            as `(4, 2)`; by default all local devices divide texts.
         progress: show a bar on a terminal or in a notebook; elsewhere the logger `hf_gr.progress` has a line a minute.
 
     Returns:
@@ -140,21 +138,27 @@ def classify(
     """
     read_texts = _check_texts(texts)
     snapshot = _check_index(index, tokenizer)
-    inner = _check_model(model)
-    check_vocabulary(inner, snapshot, name="index")
+    scoring = _scoring_of(model, mesh)
+    config, vocab_size = scoring.config, scoring.vocab_size
+    check_tokens_of_catalogue(snapshot, vocab_size, name="index")
     counts = {"top_k": 1 if top_k is None else top_k, "batch_size": batch_size, "num_beams": num_beams}
     _check_numbers(counts, max_tree_nodes, threshold, tolerance)
     if neutral_text is not None and not isinstance(neutral_text, str):
         raise ValueError(f"neutral_text={neutral_text!r}, expected None or a string")
-    answers = _read_answers(snapshot, separator, max_labels, tokenizer)
+    if (separator is None) != (max_labels is None):
+        raise ValueError(
+            f"separator={separator!r} and max_labels={max_labels!r}, expected both, for answers of several labels, or "
+            "neither"
+        )
+    answers = None if separator is None else scoring.read_answers(snapshot, separator, max_labels, tokenizer)
     if answers is not None:
         if hierarchy is not None:
             raise ValueError("hierarchy and separator are given, expected one of them: an answer has several parents")
-        check_tokens_of_catalogue(answers, output_size_of(inner), name="separator")
+        check_tokens_of_catalogue(answers, vocab_size, name="separator")
     path_of = read_hierarchy(hierarchy, index.item_ids if isinstance(hierarchy, Mapping) else ())
     answer_length = None if answers is None else answers.longest_answer
-    room = prompt_room(inner, tokenizer, answer_length or snapshot.max_length, max_length)
-    side = padding_side(is_encoder_decoder=inner.config.is_encoder_decoder)
+    room = prompt_room(config, tokenizer, answer_length or snapshot.max_length, max_length)
+    side = padding_side(is_encoder_decoder=config.is_encoder_decoder)
     encoder = PromptEncoder.of(prompt, tokenizer, snapshot, room, side)
     sequences = all_sequences(snapshot)
     num_nodes, num_beams = sequences.num_inner_nodes, max(num_beams, top_k or 1)
@@ -164,13 +168,13 @@ def classify(
     order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
     batch_size = min(batch_size, len(prompts))
     # What one forward scores is not worth a search; calibration may favour the least probable label.
-    is_large = num_nodes > 2 * LOGITS_AT_ONCE // (batch_size * output_size_of(inner))
-    is_bounded = is_large and top_k is not None and tolerance and neutral_text is None and takes_trees(inner)
+    is_large = num_nodes > 2 * LOGITS_AT_ONCE // (batch_size * vocab_size)
+    is_bounded = is_large and top_k is not None and tolerance and neutral_text is None and scoring.takes_trees
     ranked: list[Any] = [[] for _ in prompts]
     num_scored = [0] * len(prompts)
     parents: list[list[Any]] = [[] for _ in prompts]
     with (
-        evaluation(inner),
+        scoring.evaluation(),
         progress_bar("Classifying", lambda: len(prompts), unit="texts", shown=progress) as advance,
     ):
         finder: Finder
@@ -180,21 +184,28 @@ def classify(
                     f"{len(index):,} labels have {num_nodes:,} nodes, more than max_tree_nodes={max_tree_nodes:,}: "
                     f"searching them by {num_beams} beams, which may miss labels"
                 )
-            finder = BeamFinder(inner, snapshot, num_beams=num_beams, answers=answers, max_new_tokens=answer_length)
+            finder = BeamFinder(
+                scoring,
+                snapshot,
+                num_beams=num_beams,
+                answers=answers,
+                max_new_tokens=answer_length,
+                batch_size=batch_size,
+            )
         elif is_bounded:
-            finder = BoundedFinder(inner, snapshot, sequences, tolerance=tolerance, at_least=top_k or 1)
+            finder = BoundedFinder(scoring, snapshot, sequences, tolerance=tolerance, at_least=top_k or 1)
         else:
-            finder = ExactFinder(inner, snapshot, sequences, batch_size=batch_size)
+            finder = ExactFinder(scoring, snapshot, sequences, batch_size=batch_size)
         if neutral_text is not None:
-            finder.calibrate(*encoder.pad(encoder.encode([neutral_text]), inner.device))
+            finder.calibrate(*encoder.pad(encoder.encode([neutral_text])))
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
-            batch = finder.find(*encoder.pad([prompts[row] for row in rows], inner.device))
+            batch = finder.find(*encoder.pad([prompts[row] for row in rows]))
             for row, found in zip(rows, batch, strict=True):
-                log_probs = found.log_probs.double()
+                log_probs = found.log_probs.astype(np.float64)
                 if neutral_text is not None:
                     log_probs = log_probs - finder.prior(found)
-                every = _rank(log_probs, found.labels, inner.dtype)
+                every = _rank(log_probs, found.labels, scoring.dtype)
                 ranked[row] = [one for one in every if one[1] >= (threshold or 0.0)][:top_k]
                 num_scored[row] = found.num_scored
                 if path_of is not None:
@@ -211,18 +222,19 @@ def classify(
     )
 
 
-def _rank(log_probs: Float[Tensor, " sequences"], labels: Sequence[Sequence[Any]], dtype: Any) -> Ranked:
+def _rank(log_probs: Floats, labels: Sequence[Sequence[Any]], dtype: Any) -> Ranked:
     """All labels, the most probable first, each with its share of its sequence's probability."""
-    shares = torch.tensor([max(len(alike), 1) for alike in labels], dtype=torch.float64)
-    probabilities = log_probs.double().softmax(dim=0) / shares
-    if not len(labels) or bool(probabilities.isnan().any()):
+    shares = np.array([max(len(alike), 1) for alike in labels], dtype=np.float64)
+    if not len(labels) or np.isnan(log_probs).any() or not np.isfinite(log_probs.max()):
         raise ValueError(
             f"model gives logits that are no numbers, in {dtype}, expected finite ones: try bfloat16 or float32"
         )
-    best = probabilities.sort(descending=True, stable=True)
+    weights = np.exp(log_probs - log_probs.max())
+    probabilities = weights / weights.sum() / shares
+    best = np.argsort(-probabilities, kind="stable")
     return [
         (label, probability)
-        for probability, number in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        for probability, number in zip(probabilities[best].tolist(), best.tolist(), strict=True)
         for label in labels[number]
     ]
 
@@ -255,28 +267,17 @@ def _check_index(index: Any, tokenizer: Any) -> Snapshot:
     return snapshot
 
 
-def _check_model(model: Any) -> Any:
-    """The transformers model inside; refuse one that cannot generate."""
-    adapter: Any = getattr(model, "active_peft_config", None)
-    inner = base_model(model) if isinstance(model, torch.nn.Module) else None
-    if not isinstance(inner, GenerationMixin):
-        raise ValueError(f"model is a {type(model).__name__}, expected a language model of transformers")
-    if getattr(adapter, "is_prompt_learning", False):
-        raise ValueError(
-            f"model has a {adapter.peft_type.value} adapter, expected one of weights such as LoRA: a learned prefix "
-            "is not supported"
-        )
-    return inner
+def _scoring_of(model: Any, mesh: Any) -> Scoring:
+    """What says how probable labels are; refuse a model that cannot."""
+    backend = backend_of(model)
+    backend.refuse_foreign({"mesh": mesh})
+    if backend.name == "flax":
+        from .flax_scoring import FlaxScoring
 
+        return FlaxScoring(model, backend.to_mesh(mesh))
+    from .torch_scoring import TorchScoring
 
-def _read_answers(snapshot: Snapshot, separator: Any, max_labels: Any, tokenizer: Any) -> SeveralLabels | None:
-    """The constraint of answers of several labels; None for one label each."""
-    if (separator is None) != (max_labels is None):
-        raise ValueError(
-            f"separator={separator!r} and max_labels={max_labels!r}, expected both, for answers of several labels, or "
-            "neither"
-        )
-    return None if separator is None else read_several(combine_rules([snapshot]), separator, max_labels, tokenizer)
+    return TorchScoring(model)
 
 
 def _check_numbers(counts: dict[str, Any], max_tree_nodes: Any, threshold: Any, tolerance: Any) -> None:

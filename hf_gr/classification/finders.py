@@ -3,37 +3,30 @@
 """Log-probabilities of label sequences after a batch of prompts: one finder for each way. Knows no text.
 
 `exact` scores all of them, `bounded` those that can matter, `beams` what a beam search finds; that one also finds
-answers of several labels. All have the same methods.
+answers of several labels. All have the same methods. A `Scoring`, one for each framework, asks the model.
 
-Axes: B batch, P prompt, S sequences, K beams.
+Axes: B batch, P prompt, S sequences, K beams, T tokens of a sequence.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
+from numpy.typing import NDArray
 
 from hf_gr.catalogue.fanout import Longs
-from hf_gr.catalogue.snapshot import Snapshot, combine_rules
-from hf_gr.catalogue.trie import PADDING, build_trie
-from hf_gr.generation.models import start_token
-from hf_gr.generation.torch.constraints import SeveralLabels
-from hf_gr.generation.torch.layouts import choose_layout, prefilled
-from hf_gr.generation.torch.models import output_size_of, output_weight_of
-from hf_gr.torch.decode import DecodePlan, decode
-from hf_gr.torch.transition import device_catalogue
+from hf_gr.catalogue.snapshot import Snapshot
+from hf_gr.catalogue.trie import build_trie
 
-from .bounded import BoundedScorer
-from .exhaustive import ExhaustiveScorer, Sequences
+from .label_trees import Sequences, labels_of, token_rows
 
 Method = Literal["exact", "bounded", "beams"]
+Floats = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
@@ -41,70 +34,96 @@ class Found:
     """What was found for one text.
 
     Attributes:
-        log_probs: of label sequences.
+        log_probs: `[S]` of label sequences.
         labels: what each stands for: labels that tokenize alike; for answers, one tuple of labels.
         num_scored: nodes that were scored.
         rows: the tokens of each, where they differ from text to text.
     """
 
-    log_probs: Float[Tensor, " sequences"]
+    log_probs: Floats
     labels: Sequence[Sequence[Any]]
     num_scored: int
     rows: Longs | None = None
 
 
+class Scoring(ABC):
+    """A model that says how probable labels are after prompts, in one framework.
+
+    Prompts are `[B, P]` tokens and their mask, in NumPy, and so is what is found.
+
+    Attributes:
+        config: the model's.
+        dtype: of the weights.
+        vocab_size: V, the tokens that the model can write.
+        takes_trees: whether `probable` is there.
+    """
+
+    config: Any
+    dtype: Any
+    vocab_size: int
+    takes_trees: bool
+
+    @abstractmethod
+    def evaluation(self) -> AbstractContextManager[Any]:
+        """Within this context the model can be asked."""
+
+    @abstractmethod
+    def read_answers(self, snapshot: Snapshot, separator: Any, max_labels: Any, tokenizer: Any) -> Any:
+        """The constraint of answers of several labels.
+
+        Raises:
+            ValueError: names the argument, its value, what is expected, and the fix.
+        """
+
+    @abstractmethod
+    def every(self, sequences: Sequences, *, batch_size: int) -> Callable[[Longs, Longs], Floats]:
+        """What gives, after the prompts of a batch, the log-probabilities `[B, S]` of all sequences."""
+
+    @abstractmethod
+    def probable(
+        self, sequences: Sequences, *, tolerance: float, at_least: int
+    ) -> Callable[[Longs, Longs], list[tuple[Longs, Floats, int]]]:
+        """What gives, for each prompt, numbers and log-probabilities of those that matter, and the nodes scored."""
+
+    @abstractmethod
+    def search(
+        self, snapshot: Snapshot, answers: Any, *, num_beams: int, max_new_tokens: int, batch_size: int
+    ) -> Callable[[Longs, Longs], tuple[Longs, Floats]]:
+        """What gives, after the prompts of a batch, the best sequences `[B, K, T]`, padded, and theirs `[B, K]`."""
+
+
 class Finder(ABC):
-    """Scores label sequences after a batch of prompts.
+    """Finds label sequences after a batch of prompts.
 
     Args:
-        model: the model.
+        scoring: the model.
         snapshot: the labels.
     """
 
     method: Method = "beams"
 
-    def __init__(self, model: Any, snapshot: Snapshot) -> None:
-        self.model = model
+    def __init__(self, scoring: Scoring, snapshot: Snapshot) -> None:
+        self.scoring = scoring
         self.snapshot = snapshot
 
     @abstractmethod
-    def find(self, input_ids: Int[Tensor, "batch prompt"], mask: Int[Tensor, "batch prompt"]) -> list[Found]:
+    def find(self, input_ids: Longs, mask: Longs) -> list[Found]:
         """What the model may write after each prompt."""
 
     @abstractmethod
-    def calibrate(self, input_ids: Int[Tensor, "1 prompt"], mask: Int[Tensor, "1 prompt"]) -> None:
+    def calibrate(self, input_ids: Longs, mask: Longs) -> None:
         """Take a prompt that says nothing; `prior` then knows what is probable after it."""
 
     @abstractmethod
-    def prior(self, found: Found) -> Float[Tensor, " sequences"]:
+    def prior(self, found: Found) -> Floats:
         """The log-probabilities of the same sequences after the prompt that says nothing."""
-
-    def _scorers(self, input_ids: Tensor, mask: Tensor, *, width: int) -> Callable[[], Any]:
-        """Scorers over a batch of prompts, which share one prefill."""
-        model = self.model
-        if not model.config.is_encoder_decoder:
-            return prefilled(model, input_ids, None, mask, width=width)
-        start = start_token(model.generation_config, model.config)
-        if start is None:
-            raise ValueError("model has no decoder_start_token_id, expected one: set it in model.generation_config")
-        return prefilled(model, torch.full_like(input_ids[:, :1], start), input_ids, mask, width=width)
-
-    def _all_of(self, sequences: Sequences, *, batch_size: int) -> ExhaustiveScorer:
-        weight = output_weight_of(self.model)
-        return ExhaustiveScorer(
-            sequences,
-            batch_size=batch_size,
-            vocab_size=output_size_of(self.model),
-            as_tree=takes_trees(self.model),
-            device=self.model.device if weight is None else weight.device,
-        )
 
 
 class ExactFinder(Finder):
     """All sequences.
 
     Args:
-        model: the model.
+        scoring: the model.
         snapshot: the labels.
         sequences: all of them.
         batch_size: the most prompts of a batch.
@@ -112,23 +131,23 @@ class ExactFinder(Finder):
 
     method: Method = "exact"
 
-    def __init__(self, model: Any, snapshot: Snapshot, sequences: Sequences, *, batch_size: int) -> None:
-        super().__init__(model, snapshot)
+    def __init__(self, scoring: Scoring, snapshot: Snapshot, sequences: Sequences, *, batch_size: int) -> None:
+        super().__init__(scoring, snapshot)
         self.sequences = sequences
         self.labels = labels_of(snapshot, sequences)
-        self.exhaustive = self._all_of(sequences, batch_size=batch_size)
+        self.score = scoring.every(sequences, batch_size=batch_size)
         self._prior: Any = None
 
-    def find(self, input_ids: Int[Tensor, "batch prompt"], mask: Int[Tensor, "batch prompt"]) -> list[Found]:
+    def find(self, input_ids: Longs, mask: Longs) -> list[Found]:
         """See `Finder.find`."""
-        scores = self.exhaustive.score(self._scorers(input_ids, mask, width=2))
-        return [Found(row, self.labels, self.sequences.num_inner_nodes) for row in scores.cpu()]
+        scores = self.score(input_ids, mask)
+        return [Found(row, self.labels, self.sequences.num_inner_nodes) for row in scores]
 
-    def calibrate(self, input_ids: Int[Tensor, "1 prompt"], mask: Int[Tensor, "1 prompt"]) -> None:
+    def calibrate(self, input_ids: Longs, mask: Longs) -> None:
         """See `Finder.calibrate`."""
         self._prior = self.find(input_ids, mask)[0].log_probs
 
-    def prior(self, found: Found) -> Float[Tensor, " sequences"]:
+    def prior(self, found: Found) -> Floats:
         """See `Finder.prior`."""
         return self._prior
 
@@ -137,7 +156,7 @@ class BoundedFinder(Finder):
     """The sequences that can matter; see `bounded`.
 
     Args:
-        model: the model, a decoder in the tree layout.
+        scoring: the model, which takes trees.
         snapshot: the labels.
         sequences: all of them.
         tolerance: see `BoundedScorer`.
@@ -147,23 +166,24 @@ class BoundedFinder(Finder):
     method: Method = "bounded"
 
     def __init__(
-        self, model: Any, snapshot: Snapshot, sequences: Sequences, *, tolerance: float, at_least: int
+        self, scoring: Scoring, snapshot: Snapshot, sequences: Sequences, *, tolerance: float, at_least: int
     ) -> None:
-        super().__init__(model, snapshot)
+        super().__init__(scoring, snapshot)
         self.labels = labels_of(snapshot, sequences)
-        vocab_size = output_size_of(model)
-        self.scorer = BoundedScorer(sequences, vocab_size=vocab_size, tolerance=tolerance, at_least=at_least)
+        self.score = scoring.probable(sequences, tolerance=tolerance, at_least=at_least)
 
-    def find(self, input_ids: Int[Tensor, "batch prompt"], mask: Int[Tensor, "batch prompt"]) -> list[Found]:
+    def find(self, input_ids: Longs, mask: Longs) -> list[Found]:
         """See `Finder.find`."""
-        rows = self.scorer.score(self._scorers(input_ids, mask, width=1024))
-        return [Found(row.log_probs, [self.labels[n] for n in row.numbers.tolist()], row.num_scored) for row in rows]
+        return [
+            Found(log_probs, [self.labels[number] for number in numbers.tolist()], num_scored)
+            for numbers, log_probs, num_scored in self.score(input_ids, mask)
+        ]
 
-    def calibrate(self, input_ids: Int[Tensor, "1 prompt"], mask: Int[Tensor, "1 prompt"]) -> None:
+    def calibrate(self, input_ids: Longs, mask: Longs) -> None:
         """See `Finder.calibrate`."""
         raise NotImplementedError("a calibrated label may be improbable: all of them are scored instead")
 
-    def prior(self, found: Found) -> Float[Tensor, " sequences"]:
+    def prior(self, found: Found) -> Floats:
         """See `Finder.prior`."""
         raise NotImplementedError("see calibrate")
 
@@ -172,75 +192,62 @@ class BeamFinder(Finder):
     """What a beam search finds.
 
     Args:
-        model: the model.
+        scoring: the model.
         snapshot: the labels.
         num_beams: K.
         answers: the constraint of answers of several labels; None for one label.
         max_new_tokens: of an answer.
+        batch_size: the most prompts of a batch.
     """
 
     def __init__(
         self,
-        model: Any,
+        scoring: Scoring,
         snapshot: Snapshot,
         *,
         num_beams: int,
-        answers: SeveralLabels | None = None,
+        answers: Any = None,
         max_new_tokens: int | None = None,
+        batch_size: int,
     ) -> None:
-        super().__init__(model, snapshot)
+        super().__init__(scoring, snapshot)
         self.num_beams = num_beams
-        self.rules = combine_rules([snapshot])
         self.answers = answers
-        self.max_new_tokens = max_new_tokens or snapshot.max_length
-        self.neutral: tuple[Tensor, Tensor] | None = None
+        self.search = scoring.search(
+            snapshot,
+            answers,
+            num_beams=num_beams,
+            max_new_tokens=max_new_tokens or snapshot.max_length,
+            batch_size=batch_size,
+        )
+        self.neutral: tuple[Longs, Longs] | None = None
         self.known: dict[bytes, float] = {}  # log-probabilities after the neutral prompt, by tokens
 
-    def find(self, input_ids: Int[Tensor, "batch prompt"], mask: Int[Tensor, "batch prompt"]) -> list[Found]:
+    def find(self, input_ids: Longs, mask: Longs) -> list[Found]:
         """See `Finder.find`."""
-        num_beams, device = self.num_beams, input_ids.device
-        if self.answers is None:
-            catalogue: Any = device_catalogue(self.rules, device)
-        else:
-            catalogue = self.answers.catalogue(len(input_ids), device, max_length=self.max_new_tokens)
-        plan = DecodePlan(  # by the probability of whole labels, however long: no length penalty, no early end
-            prompt=input_ids,
-            num_beams=num_beams,
-            num_return_sequences=num_beams,
-            num_kept=2 * num_beams,
-            do_sample=False,
-            length_penalty=0.0,
-            early_stopping=False,
-            max_new_tokens=self.max_new_tokens,
-            fill_token_id=PADDING,
-            missing_token_id=PADDING,
-        )
-        scorer = self._scorers(input_ids, mask, width=num_beams)()
-        decoded = decode(scorer, catalogue, plan).cropped()
-        sequences = decoded.sequences.cpu().numpy()
         found: list[Found] = []
-        for row, scores in enumerate(decoded.scores.view(-1, num_beams).cpu()):
-            mine = sequences[row * num_beams : row * num_beams + int(scores.isfinite().sum())]
+        for rows, scores in zip(*self.search(input_ids, mask), strict=True):
+            mine = rows[: int(np.isfinite(scores).sum())]
             labels, is_whole = self._labels(mine)
-            num_nodes = num_beams * (sequences.shape[1] - 1)
+            num_nodes = self.num_beams * (rows.shape[1] - 1)
             found.append(Found(scores[: len(mine)][is_whole], labels, num_nodes, mine[is_whole]))
         return found
 
-    def calibrate(self, input_ids: Int[Tensor, "1 prompt"], mask: Int[Tensor, "1 prompt"]) -> None:
+    def calibrate(self, input_ids: Longs, mask: Longs) -> None:
         """See `Finder.calibrate`."""
         self.neutral = input_ids, mask
 
-    def prior(self, found: Found) -> Float[Tensor, " sequences"]:
+    def prior(self, found: Found) -> Floats:
         """See `Finder.prior`; what other texts have found is scored once."""
         assert found.rows is not None
         assert self.neutral is not None
         rows = {row[row >= 0].tobytes(): row for row in found.rows}
         if new := [row for key, row in rows.items() if key not in self.known]:
             sequences = Sequences.of(build_trie(np.stack(new))[0])
-            scores = self._all_of(sequences, batch_size=1).score(self._scorers(*self.neutral, width=2))
+            scores = self.scoring.every(sequences, batch_size=1)(*self.neutral)
             for row, score in zip(token_rows(sequences), scores[0].tolist(), strict=True):
                 self.known[row[row >= 0].tobytes()] = score
-        return torch.tensor([self.known[key] for key in rows])
+        return np.array([self.known[key] for key in rows])
 
     def _labels(self, rows: Longs) -> tuple[list[Sequence[Any]], list[int]]:
         """What each row stands for, and the rows that stand for something: a limit may cut an answer off."""
@@ -254,23 +261,3 @@ class BeamFinder(Finder):
                 found.append([tuple(label for alike in parts for label in alike)])
                 is_whole.append(number)
         return found, is_whole
-
-
-def takes_trees(model: Any) -> bool:
-    """Whether a model scores nodes as a tree over one prompt."""
-    return choose_layout(model) == "tree" and not model.config.is_encoder_decoder
-
-
-def all_sequences(snapshot: Snapshot) -> Sequences:
-    """All sequences of a label set."""
-    return Sequences.of(snapshot.base.segment.trie if snapshot.is_compact else build_trie(snapshot.rows())[0])
-
-
-def token_rows(sequences: Sequences) -> Longs:
-    """The tokens of all sequences."""
-    return sequences.trie.sequences(sequences.leaves()).astype(np.int64)
-
-
-def labels_of(snapshot: Snapshot, sequences: Sequences) -> Any:
-    """The labels of all sequences."""
-    return snapshot.items(token_rows(sequences))

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from hf_gr.catalogue.fanout import Longs
 from hf_gr.catalogue.labels import SPACES, encode
 from hf_gr.catalogue.sequences import is_integer
 from hf_gr.catalogue.snapshot import Snapshot
@@ -82,12 +80,11 @@ class PromptEncoder:
         """The tokens of one prompt, however many."""
         return self._rows([self._filled(text)])[0]
 
-    def pad(self, rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-        """Prompts of one batch with padding, and their mask."""
+    def pad(self, rows: Sequence[Sequence[int]]) -> tuple[Longs, Longs]:
+        """Prompts `[B, P]` of one batch with padding, and their mask."""
         fill = getattr(self.tokenizer, "pad_token_id", None)
         fill = self.tokenizer.eos_token_id or 0 if fill is None else fill
-        input_ids, mask = map(torch.from_numpy, pad(rows, fill, side=self.side))
-        return input_ids.to(device), mask.to(device)
+        return pad(rows, fill, side=self.side)
 
     def _filled(self, text: str) -> str:
         return self.template.replace(PLACE, text)
@@ -109,20 +106,20 @@ class PromptEncoder:
         return best
 
 
-def prompt_room(model: Any, tokenizer: Any, longest: int, max_length: int | None) -> int:
+def prompt_room(config: Any, tokenizer: Any, longest: int, max_length: int | None) -> int:
     """The most tokens of a prompt that is followed by at most `longest` others."""
     if max_length is not None and (not is_integer(max_length) or max_length < 1):
         raise ValueError(f"max_length={max_length!r}, expected 1 or more tokens of a prompt")
     largest = min(
         size
         for size in (
-            position_limit(model.config, of_encoder=model.config.is_encoder_decoder),
+            position_limit(config, of_encoder=config.is_encoder_decoder),
             getattr(tokenizer, "model_max_length", None),
             NO_LIMIT,
         )
         if size is not None and size > 0
     )
-    room = largest if model.config.is_encoder_decoder else largest - longest
+    room = largest if config.is_encoder_decoder else largest - longest
     if max_length is not None and max_length > room:
         raise ValueError(
             f"max_length={max_length}, expected at most {room}: the model's largest length less the longest label's"

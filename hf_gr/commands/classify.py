@@ -20,7 +20,7 @@ import typer
 
 from hf_gr.files.text import printable
 
-from .flags import DEVICE, REVISION
+from .flags import BACKEND, DEVICE, MESH, REVISION, Backend, read_integers
 from .recommend import errors_on_one_line, quiet_libraries
 from .text import flag_of
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 FLAGS = (
     *("top_k", "threshold", "neutral_text", "hierarchy", "separator", "max_labels", "max_tree_nodes", "tolerance"),
     *("id", "target", "output", "num_beams", "batch_size", "max_length", "prompt", "device", "revision", "dtype"),
+    *("backend", "mesh"),
     *("delimiter", "tokenizer"),
 )
 SEARCH, COLUMNS = "Search", "Columns and files"
@@ -173,6 +174,8 @@ def classify(
         typer.Option(metavar="NAME", help="Default: the model's own.", show_default=False, rich_help_panel=SEARCH),
     ] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=SEARCH)] = "auto",
+    backend: BACKEND = Backend.AUTO,
+    mesh: MESH = None,
     device: DEVICE = None,
     revision: REVISION = None,
 ) -> None:
@@ -199,12 +202,16 @@ def classify(
 
         named = load_named(index)
         quiet_libraries()
+        from hf_gr.answering.backends import Alone, backend_for
         from hf_gr.answering.loading import load_index, load_tokenizer
-        from hf_gr.answering.torch_models import load_model
         from hf_gr.classification.classify import DEFAULT_PROMPT
         from hf_gr.classification.classify import classify as run
 
-        loaded = load_model(model, dtype=dtype, device=device, revision=revision)
+        of_loading = {"revision": revision, "device": device}
+        devices = None if mesh is None else read_integers("--mesh", mesh)
+        on = backend_for(model, backend.value, {**of_loading, "mesh": devices})
+        on.refuse_foreign({"device": device, "mesh": devices})
+        loaded = on.load_model(model, dtype=dtype, device_map=None, processes=Alone(), **of_loading)
         labels = load_index(named, loaded)
         if target is not None:
             warn_of_unknown(target, table.column(target).to_pylist(), labels.item_ids, hierarchy)
@@ -225,6 +232,7 @@ def classify(
             num_beams=num_beams,
             batch_size=batch_size,
             max_length=max_length,
+            mesh=devices,
             progress=progress,
         )
         metrics = [] if target is None else [asdict(one) for one in ranked.metrics(table.column(target).to_pylist())]

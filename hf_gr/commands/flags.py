@@ -17,13 +17,31 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from hf_gr.offline.options import DEVICE_HELP, REVISION_HELP, SEARCH, Option, Stated, options_for
+from hf_gr.offline.options import (
+    BACKEND_HELP,
+    DEVICE_HELP,
+    MESH_HELP,
+    REVISION_HELP,
+    SEARCH,
+    Option,
+    Stated,
+    options_for,
+)
 from hf_gr.offline.settings import Settings
 
 from .items import read_items
 from .text import flag_of
 
 Command = TypeVar("Command", bound=Callable[..., None])
+
+
+class Backend(StrEnum):
+    """What runs a model."""
+
+    AUTO = "auto"
+    TORCH = "torch"
+    FLAX = "flax"
+
 
 MODEL = Annotated[
     str, typer.Option("--model", "-m", metavar="MODEL", help="A model's folder or repository.", show_default=False)
@@ -69,6 +87,8 @@ GENERATE = Annotated[
 # Of every command that loads a model; `hf_gr.answering.backends` reads them.
 REVISION = Annotated[str | None, typer.Option(metavar="REVISION", help=REVISION_HELP, show_default=False)]
 DEVICE = Annotated[str | None, typer.Option(metavar="DEVICE", help=DEVICE_HELP, show_default=False)]
+BACKEND = Annotated[Backend, typer.Option(help=BACKEND_HELP, show_default=False)]
+MESH = Annotated[str | None, typer.Option(metavar="N,N", help=MESH_HELP, show_default=False)]
 # Of `generate`; each with the option that follows it.
 BESIDE = {"assistant_model": ("drafting", DRAFTING), "token_budget": ("option", GENERATE)}
 

@@ -20,6 +20,8 @@ DOC_WIDTH = 119
 # Of every command that loads a model.
 REVISION_HELP = "Branch, tag or commit of the model's repository. Default: its main branch."
 DEVICE_HELP = "Where the model runs: cpu, cuda, cuda:1, mps. Default: a GPU if there is one."
+BACKEND_HELP = "What runs the model: PyTorch, or JAX (flax). Default: flax where JAX has a TPU, else torch."
+MESH_HELP = "In Flax: the numbers of devices that divide rows, and weights. Default: all local ones divide rows."
 
 Reads = Literal["text", "integer", "integers", "file", "folder", "items", "switch", "both"]
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from .columns import HISTORY, PROMPTS, UserColumns, is_histories
 from .options import (
+    BACKEND_HELP,
     COLUMNS,
     DEVICE_HELP,
     EVALUATE,
     MEASURES,
+    MESH_HELP,
     RECOMMEND,
     REVISION_HELP,
     RUN,
@@ -322,7 +324,7 @@ class Settings:
         "auto",
         'what a model loaded by name runs in: `"torch"`, `"flax"`, or `"auto"`, as for '
         "`AutoModelForGenerativeRetrieval.from_pretrained`.",
-        help="What runs the model: PyTorch, or JAX (flax). Default: flax where JAX has a TPU, else torch.",
+        help=BACKEND_HELP,
         panel=SEARCH,
         reads=("auto", "torch", "flax"),
         decides_rows=False,  # the model's fingerprint does
@@ -363,7 +365,7 @@ class Settings:
         None,
         "of a model in Flax: a `jax.sharding.Mesh`, or the numbers of devices that divide rows and weights, such as "
         "`(4, 2)`; by default all local devices divide rows.",
-        help="In Flax: the numbers of devices that divide rows, and weights. Default: all local ones divide rows.",
+        help=MESH_HELP,
         panel=SEARCH,
         metavar="N,N",
         reads="integers",
