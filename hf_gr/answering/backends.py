@@ -28,13 +28,11 @@ class Backend(ABC):
         name: as `backend=` has it.
         foreign: options that only the other framework has, each with its remedy.
         is_compiled: whether every shape has a program, so that its first call is slower.
-        generates_freely: whether `generate` works without a catalogue.
     """
 
     name: ClassVar[Name]
     foreign: ClassVar[Mapping[str, str]]
     is_compiled: ClassVar[bool] = False
-    generates_freely: ClassVar[bool] = True
 
     def refuse_foreign(self, given: Mapping[str, Any]) -> None:
         """Refuse options that only the other framework has, unless None.

@@ -39,7 +39,6 @@ class FlaxBackend(Backend):
     }
 
     is_compiled = True
-    generates_freely = False
 
     def why_not(self, model: str | Path, given: Mapping[str, Any]) -> str | None:
         """See `Backend.why_not`: also reads the model's config."""

@@ -175,8 +175,6 @@ def time_users(job: Job, users: Users, num_users: int) -> tuple[float | None, fl
         start = perf_counter()
         decoder.answer([request])  # its items are on the host: the device has finished
         seconds.append(perf_counter() - start)
-    if not backend.generates_freely:
-        return fmean(seconds), None
     return fmean(seconds), fmean(_free_invalid(job, request) for request in requests)
 
 
