@@ -291,7 +291,7 @@ class FlaxModel(HubMixin, Parameters, what="model"):
     def params_on(self, mesh: Mesh | None) -> Params:
         """`params` on the devices of a mesh from `devices.to_mesh`, by its rules; kept for every mesh in use."""
         facts = self._facts
-        arrays = [parameter.get_raw_value() for parameter in facts.get(self)]
+        arrays = [*map(nnx.Variable.get_raw_value, facts.get(self))]
         made_of, on_meshes = facts.made
         if len(arrays) != len(made_of) or not all(map(is_, arrays, made_of)):
             on_meshes = {}

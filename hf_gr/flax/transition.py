@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import jax
@@ -110,8 +111,8 @@ class DeviceCatalogue:
     @property
     def has_leaves(self) -> tuple[bool, ...]:
         """By level: whether a sequence can end with its token number `level + 1`."""
-        flags = [part.trie.has_leaves for part in (self.base, self.added)]
-        return tuple(any(of[level] for of in flags if level < len(of)) for level in range(self.max_length))
+        flags = zip_longest(self.base.trie.has_leaves, self.added.trie.has_leaves, fillvalue=False)
+        return tuple(any(of) for of in flags)
 
     @property
     def is_ragged(self) -> bool:
