@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from families import EOS, LLAMA, SPECIAL, VOCABULARY
+from families import EOS, FAMILIES, LLAMA, SPECIAL, VOCABULARY
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from tokenizers import Tokenizer
@@ -33,6 +33,7 @@ from hf_gr.flax.decode import decode_program
 from hf_gr.flax.devices import decode_on_mesh
 from hf_gr.flax.draft_head import DraftHead, shapes_of
 from hf_gr.flax.model import FlaxModel, random_arrays
+from hf_gr.flax.scorers import Prompt
 from hf_gr.generation.flax import mixin as flax
 
 SCORE_TOL = 1e-4  # the issue's: sums over devices are in another order
@@ -225,6 +226,30 @@ def test_where_parameters_are() -> None:
     assert spec("shared.weight", 63, 6) == ()  # four devices do not divide 63
     assert spec("encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight", 32, 4) == ()
     assert spec("self_attn.q_norm.weight", 8) == ()
+    assert spec("mlp.experts.up_proj.weight", 5, 8, 6) == (None, "model", None)
+    assert spec("mlp.experts.down_proj.weight", 5, 6, 8) == (None, None, "model")
+    assert spec("mlp.gate.weight", 8, 6) == ()  # which experts a token uses, all devices know
+    assert spec("encoder_attn.out_proj.weight", 6, 8) == (None, "model")
+    assert spec("fc1.bias", 8) == ("model",)
+    assert spec("fc2.weight", 6, 8) == (None, "model")
+    assert spec("fc2.bias", 8) == ()
+
+
+@pytest.mark.parametrize("family", ["phi3", "qwen3_moe", "gpt2", "bart"])
+def test_weights_of_every_layout_are_spread_and_nothing_changes(family: str) -> None:
+    config = AutoConfig.for_model(family, **SPECIAL | FAMILIES[family])
+    mesh, model = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2), FlaxModel(config)
+    inputs = prompts(4)
+    start = jnp.full((4, 2), 3) if family == "bart" else None
+    prompt = Prompt(jnp.asarray(inputs["input_ids"]), jnp.asarray(inputs["attention_mask"]) == 1, start)
+    prefill = jax.jit(lambda params, prompt: model.scorer.prefill(params, prompt)[0])
+    expected, params = prefill(model.params, prompt), model.params_on(devices.to_mesh(mesh))
+    with devices.settings_of_ours(mesh):
+        found = prefill(params, jax.device_put(prompt, NamedSharding(mesh, P("data"))))
+    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), atol=SCORE_TOL, rtol=0)
+    assert np.ptp(expected) > 1
+    spread = {array.ndim for array in jax.tree.leaves(params) if not array.sharding.is_fully_replicated}
+    assert spread == {"phi3": {2}, "qwen3_moe": {2, 3}}.get(family, {1, 2})  # gpt2 and bart have biases
 
 
 def test_other_meshes_are_refused() -> None:

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import torch
 from flax_warpers import processors_of
-from transformers import MistralConfig
+from transformers import GPT2Config
 
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, GRGenerationConfig, enable
 from hf_gr.flax.decode import DecodePlan, decode_program
@@ -448,16 +448,16 @@ def test_what_a_caller_has_set_in_jax_changes_nothing(folder: Path) -> None:
     assert decode_program._cache_size() == before
 
 
-def test_generated_tokens_count_towards_a_sliding_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {"vocab_size": 24, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "head_dim": 4}
-    config = MistralConfig(**sizes, num_attention_heads=2, num_key_value_heads=1, sliding_window=8)
+def test_generated_tokens_count_towards_learned_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the last, which is not computed."""
+    config = GPT2Config(vocab_size=24, n_embd=8, n_layer=1, n_head=2, n_positions=8)
     model = enable(FlaxModel(config))
     monkeypatch.setattr(flax, "decode_program", lambda *args: pytest.fail("work was done"))
-    with pytest.raises(NotImplementedError, match="sliding_window"):
-        model.generate([[5] * 6], constraint_index=INDEX)
+    with pytest.raises(ValueError, match="sequences have 9 tokens, expected at most 8"):
+        model.generate([[5] * 7], constraint_index=INDEX)
     monkeypatch.setattr(flax, "decode_program", lambda *args: (_ for _ in ()).throw(InterruptedError))
-    with pytest.raises(InterruptedError):  # 8 tokens in all
-        model.generate([[5] * 5], constraint_index=INDEX)
+    with pytest.raises(InterruptedError):
+        model.generate([[5] * 6], constraint_index=INDEX)
 
 
 def test_a_checkpoint_may_say_what_flax_does_not_need() -> None:

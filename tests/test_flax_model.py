@@ -34,9 +34,10 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from hf_gr.flax import layers
 from hf_gr.flax import model as model_module
-from hf_gr.flax.decoder import DecoderSpec
-from hf_gr.flax.model import FlaxModel, random_arrays, to_params, to_spec
+from hf_gr.flax.families import to_spec
+from hf_gr.flax.model import FlaxModel, random_arrays, to_params
 from hf_gr.flax.scorers import JointScorer, Prompt, Scorer
+from hf_gr.flax.spec import DecoderSpec, Experts
 
 LOGIT_TOL = 1e-4  # the issue's; fp32 with sums in another order, logits up to 10
 SAME_TOL = 2e-5  # the same numbers by another program of XLA
@@ -49,6 +50,11 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,  # so that some wavelengths are long, some short and some between
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
+# A window of 3 tokens on one of two layers, or on some of many; prompts have more.
+WINDOWS = {"use_sliding_window": True} | families.MIXED
+MANY_WINDOWS = {"num_hidden_layers": 10, "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 2}
+PARTIAL = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}
+CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0}
 V11 = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 3}
 # From a name to a family of tests/families.py and fields of its config.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -62,13 +68,31 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {"attention_bias": True, "head_dim": 16}),
     "mistral": ("mistral", {"sliding_window": None}),
     "gemma": ("gemma", families.LLAMA | {"num_key_value_heads": 1, "head_dim": 16}),
+    "mistral with windows": ("mistral", {}),
+    "qwen2 with windows": ("qwen2", WINDOWS),
+    "qwen3 with windows": ("qwen3", WINDOWS),
+    "gemma2": ("gemma2", {"attention_bias": True, "query_pre_attn_scalar": 5, **CAPS}),
+    "gemma3": ("gemma3_text", {"attention_bias": True, "query_pre_attn_scalar": 5, "final_logit_softcapping": 5.0}),
+    "gemma3 of many layers": ("gemma3_text", MANY_WINDOWS),
+    "phi3": ("phi3", {"sliding_window": 2, "rope_parameters": PARTIAL}),
+    "olmo2": ("olmo2", {"attention_bias": True}),
+    "qwen3_moe": ("qwen3_moe", {"attention_bias": True, "norm_topk_prob": True}),
+    "qwen3_moe with windows": ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 3}),
+    "gpt2": ("gpt2", {}),
+    "bart": ("bart", {"scale_embedding": True, "decoder_layers": 3}),
     "t5": ("t5", {"relative_attention_max_distance": 20}),
     "t5 v1.1": ("t5", V11),
     "t5 with a head of its own": ("t5", V11),
     "t5 of many layers": ("t5", {"num_layers": 9, "num_decoder_layers": 10}),
 }
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "t5 of many layers")]
-TREE_MODELS = ["llama of many layers", "qwen3", "gemma", "t5", *SLOW]
+SLOW = [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ("llama", "t5 of many layers", "qwen2 with windows", "gemma2", "gemma3", "olmo2")
+]
+TREE_MODELS = ["llama of many layers", "qwen3", "gemma", "t5", "gemma3 of many layers", "phi3", "qwen3_moe", "gpt2"]
+TREE_MODELS += ["bart", *SLOW]
+RARE = ("qwen3_moe with windows", "qwen3 with windows", "gemma3")  # others show the same
+ENCODER_DECODERS = ("bart", "t5")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -85,6 +109,8 @@ def built(name: str) -> tuple[Any, Path]:
     for parameter in model.parameters():
         if parameter.ndim == 1:  # norms and biases: as they begin, most mistakes with them do not show
             torch.nn.init.normal_(parameter, mean=0.5, std=0.5)
+    if family == "bart":
+        model.final_logits_bias.normal_()
     if name == "t5 with a head of its own":
         model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight) * 0.25)
         model.all_tied_weights_keys = {}
@@ -100,13 +126,15 @@ def loaded(name: str) -> FlaxModel:
 
 def batch(name: str, *, rows: int = 3, length: int = 12) -> dict[str, torch.Tensor]:
     inputs = families.prompts(rows, length, padded=True)
-    if MODELS[name][0] == "t5":  # encoders may have padding anywhere
+    if MODELS[name][0] in ENCODER_DECODERS:  # encoders may have padding anywhere
         inputs["attention_mask"][-1, 4:6] = 0
         inputs["decoder_input_ids"] = families.prompts(rows, 5, seed=1)["input_ids"]
     return inputs
 
 
 def reference(model: Any, inputs: dict[str, torch.Tensor]) -> np.ndarray:
+    if model.config.model_type == "gpt2":  # by itself, it would count padding, too
+        inputs = inputs | {"position_ids": (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)}
     with torch.no_grad():
         return model(**inputs).logits.numpy()
 
@@ -124,6 +152,10 @@ def arrays_of(model: FlaxModel) -> dict[str, np.ndarray]:
     }
 
 
+def auto_class(name: str) -> Any:
+    return AutoModelForSeq2SeqLM if MODELS[name][0] in ENCODER_DECODERS else AutoModelForCausalLM
+
+
 def as_numpy(inputs: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
     return {name: tensor.numpy() for name, tensor in inputs.items()}
 
@@ -131,7 +163,9 @@ def as_numpy(inputs: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
 # Logits
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in RARE else name for name in MODELS]
+)
 def test_logits_are_those_of_transformers(name: str) -> None:
     inputs = batch(name)
     expected, found = reference(built(name)[0], inputs), loaded(name)(**as_numpy(inputs))
@@ -145,9 +179,21 @@ def test_logits_are_those_of_transformers(name: str) -> None:
     [
         ("llama with llama3 scaling", {"inverse_frequencies": (1.0, 0.1, 0.01, 0.001)}),
         ("llama with biases", {"activation": "silu"}),
-        ("gemma", {"norms_plus_one": False}),
+        ("gemma", {"norm": "rms_rounded_last"}),
         ("gemma", {"embedding_scale": None}),
-        ("qwen3", {"head_norms": False}),
+        ("qwen3", {"head_norms": "none"}),
+        ("gemma2", {"score_cap": None}),
+        pytest.param(*("gemma2", {"logit_cap": None}), marks=pytest.mark.slow),
+        pytest.param(*("gemma2", {"scale": 8**-0.5}), marks=pytest.mark.slow),
+        pytest.param(*("gemma2", {"sliding_window": 4}), marks=pytest.mark.slow),
+        ("gemma3", {"sliding_frequencies": None}),
+        pytest.param(*("gemma3", {"is_sliding": (False, True)}), marks=pytest.mark.slow),
+        ("gemma3 of many layers", {"is_sliding": (True,) * 10}),
+        pytest.param(*("phi3", {"sliding_window": 3}), marks=pytest.mark.slow),
+        ("qwen3_moe", {"experts": Experts(4, 2, 16, is_normalised=False)}),
+        pytest.param(*("qwen3_moe", {"experts": Experts(4, 1, 16, is_normalised=True)}), marks=pytest.mark.slow),
+        pytest.param(*("gpt2", {"scale": 1.0}), marks=pytest.mark.slow),
+        ("bart", {"embedding_scale": 1.0}),
         ("t5", {"scales_outputs": False}),
         ("t5", {"max_distance": 128}),
     ],
@@ -158,6 +204,17 @@ def test_a_wrong_fact_shows_in_the_logits(name: str, fields: dict[str, Any]) -> 
     given = [jnp.asarray(tensor.numpy()) for tensor in inputs.values()]
     found = np.asarray(jax.jit(scorer)(model.params, given[0], given[1] != 0, *given[2:]))
     assert np.abs(found - reference(built(name)[0], inputs))[real(inputs)].max() > 10 * LOGIT_TOL
+
+
+@pytest.mark.parametrize("name", ["mistral with windows", "gemma3 of many layers"])
+def test_windows_end_where_those_of_transformers_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where prompts are attended to in blocks, whose keys before the window are skipped."""
+    monkeypatch.setattr(layers, "QUERIES_AT_ONCE", 5)
+    inputs, model = batch(name, length=23), loaded(name)
+    forward = jax.jit(lambda *given: model.scorer(*given))  # compiled for itself
+    found = np.asarray(forward(model.params, *(jnp.asarray(inputs[key].numpy()) for key in inputs)))
+    expected = reference(built(name)[0], inputs)
+    np.testing.assert_allclose(found[real(inputs)], expected[real(inputs)], atol=LOGIT_TOL)
 
 
 @pytest.mark.parametrize("length", [layers.QUERIES_AT_ONCE + 40, 2 * layers.QUERIES_AT_ONCE])
@@ -345,7 +402,7 @@ def test_levels_may_be_scored_together(name: str) -> None:
 def test_stacked_layers_compute_what_single_ones_do(name: str) -> None:
     levels, model, prompt = tree(3), loaded(name), prompt_of(name, batch(name))
     arrays = {name: jnp.asarray(array) for name, array in arrays_of(model).items()}
-    stacked, single = (to_params(arrays, model.spec.stacks, scanned=scanned) for scanned in (True, False))
+    stacked, single = (to_params(arrays, model.spec, scanned=scanned) for scanned in (True, False))
     assert len(jax.tree.leaves(stacked)) < len(jax.tree.leaves(single)) == len(arrays)
     expected = by_tree(model.scorer, single, prompt, levels, [[0], [1, 2]], joint=True)
     found = by_tree(model.scorer, stacked, prompt, levels, [[0], [1, 2]], joint=True)
@@ -510,8 +567,7 @@ def test_arrays_that_are_not_the_models_are_refused() -> None:
 def test_a_checkpoint_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
     original, folder = built(name)
     loaded(name).save_pretrained(tmp_path)
-    auto = AutoModelForSeq2SeqLM if MODELS[name][0] == "t5" else AutoModelForCausalLM
-    again = auto.from_pretrained(tmp_path)
+    again = auto_class(name).from_pretrained(tmp_path)
     assert type(again) is type(original)
     expected = original.state_dict()
     found = again.state_dict()
@@ -725,20 +781,25 @@ def test_checkpoints_are_downloaded_with_every_argument(
 
 
 def config(family: str, **fields: Any) -> Any:
-    return AutoConfig.for_model(family, **families.FAMILIES.get(family, families.LLAMA), **fields)
+    return AutoConfig.for_model(family, **(families.FAMILIES.get(family, families.LLAMA) | fields))
 
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
-PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 
 
 @pytest.mark.parametrize(
     ("family", "fields", "message"),
     [
-        ("gemma2", {}, "config.model_type='gemma2', expected one of gemma, llama, mistral, qwen2, qwen3, t5"),
-        ("gemma3_text", {}, "config.model_type='gemma3_text'"),
-        ("qwen3_moe", {}, "config.model_type='qwen3_moe'"),
-        ("bart", {}, "config.model_type='bart'"),
+        ("mamba", {}, "config.model_type='mamba', expected one of bart, gemma, gemma2, gemma3_text, gpt2, llama, "),
+        ("phi3", {"rope_parameters": LONGROPE}, "config.rope_parameters has rope_type='longrope', expected 'default'"),
+        ("qwen3_moe", {"mlp_only_layers": [1]}, "config.mlp_only_layers=[1] and decoder_sparse_step=1, expected []"),
+        ("gpt2", {"add_cross_attention": True}, "config.add_cross_attention=True, expected False"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "config.scale_attn_by_inverse_layer_idx=True"),
+        ("gpt2", {"activation_function": "relu6"}, "config.activation_function='relu6'"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "config.use_bidirectional_attention=True"),
+        ("bart", {"is_encoder_decoder": False}, "config.is_encoder_decoder=False"),
+        ("bart", {"decoder_attention_heads": 2}, "config.decoder_attention_heads=2, expected encoder_attention_heads"),
         ("llama", {"rope_parameters": YARN}, "rope_parameters has rope_type='yarn', expected 'default'"),
         ("llama", {"rope_parameters": PARTIAL}, "has partial_rotary_factor=0.5, expected 1.0"),
         ("llama", {"hidden_act": "relu6"}, "config.hidden_act='relu6', expected one of gelu"),
@@ -770,22 +831,39 @@ def _with(made: Any, **fields: Any) -> Any:
     return made
 
 
-def test_sequences_longer_than_a_sliding_window_are_refused(tmp_path: Path) -> None:
-    original = families.build("mistral", config={"sliding_window": 8})
-    original.save_pretrained(tmp_path)
-    model = FlaxModel.from_pretrained(tmp_path)
-    inputs = families.prompts(2, 8)
-    found = np.asarray(model(**as_numpy(inputs)))
-    np.testing.assert_allclose(found, reference(original, inputs), atol=LOGIT_TOL)
-    with pytest.raises(NotImplementedError, match=r"config.sliding_window=8, and sequences have 9 tokens"):
-        model(np.ones((1, 9), dtype=np.int32))
-    sliding = config("qwen3", use_sliding_window=True, sliding_window=16, max_window_layers=1)
-    assert DecoderSpec.from_config(sliding).sliding_window == 16
-    assert DecoderSpec.from_config(config("qwen3", use_sliding_window=False)).sliding_window is None
+def test_sequences_longer_than_learned_positions_are_refused() -> None:
+    gpt2, bart = FlaxModel(config("gpt2", n_positions=8)), loaded("bart")
+    gpt2(np.ones((1, 8), dtype=np.int32))
+    with pytest.raises(ValueError, match="sequences have 9 tokens, expected at most 8, for which the model has"):
+        gpt2(np.ones((1, 9), dtype=np.int32))
+    one = np.ones((1, 1), dtype=np.int32)
+    with pytest.raises(ValueError, match="prompts have 65 tokens, expected at most 64"):
+        bart(np.ones((1, 65), dtype=np.int32), None, one)
+    with pytest.raises(ValueError, match="sequences have 65 tokens, expected at most 64"):
+        bart(one, None, np.ones((1, 65), dtype=np.int32))
+
+
+def test_checkpoints_of_models_without_a_head_are_read(tmp_path: Path) -> None:
+    """The first checkpoints of GPT-2 and BART: names without a prefix, buffers, and no bias of the head."""
+    for name, prefix, extra in (
+        ("gpt2", "transformer.", {"h.0.attn.bias": torch.ones(1, 1, 4, 4), "h.1.attn.masked_bias": torch.ones(1)}),
+        ("bart", "model.", {"encoder.embed_tokens.weight": built("bart")[0].model.shared.weight.detach().clone()}),
+    ):
+        tensors = safetensors.torch.load_file(built(name)[1] / "model.safetensors")
+        bare = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key != "final_logits_bias"}
+        shutil.copytree(built(name)[1], tmp_path / name)
+        safetensors.torch.save_file(bare | extra, tmp_path / name / "model.safetensors", metadata={"format": "pt"})
+        inputs = batch(name)
+        theirs = auto_class(name).from_pretrained(tmp_path / name)
+        found = np.asarray(FlaxModel.from_pretrained(tmp_path / name)(**as_numpy(inputs)))
+        np.testing.assert_allclose(found[real(inputs)], reference(theirs, inputs)[real(inputs)], atol=LOGIT_TOL)
 
 
 def test_fields_count_only_where_transformers_reads_them() -> None:
     window = {"sliding_window": 16, "layer_types": ["full_attention"] * 2}
+    sliding = config("qwen3", use_sliding_window=True, sliding_window=16, max_window_layers=1)
+    assert DecoderSpec.from_config(sliding).is_sliding == (False, True)
+    assert DecoderSpec.from_config(config("qwen3", use_sliding_window=False)).sliding_window is None
     for family, size in {"mistral": 16, "qwen3": None, "llama": None, "gemma": None}.items():
         assert DecoderSpec.from_config(_with(config(family), **window)).sliding_window == size, family
     biased = {"llama": "qkvogud", "gemma": "qkvo", "qwen3": "qkvo", "qwen2": "qkv", "mistral": ""}

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import field
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Integer
 
 # Where arrays live: a device, a sharding over several, or None for JAX's own choice.
@@ -25,6 +27,25 @@ WholeNumber = int | np.integer | Int[Array, ""]
 def static(**kwargs: Any) -> Any:
     """A dataclass field that is part of a program, not of its arguments."""
     return field(metadata={"static": True}, **kwargs)
+
+
+def is_on_host(array: Any) -> bool:
+    """Whether an array's numbers are in the host's memory."""
+    if isinstance(array, np.ndarray):
+        return True
+    return not isinstance(array, Tracer) and {device.platform for device in array.devices()} == {"cpu"}
+
+
+def stacked(arrays: Sequence[Any]) -> Any:
+    """Arrays of one shape along a new first axis; in NumPy if they are in the host's memory."""
+    if all(is_on_host(array) for array in arrays):  # compiles no program for every shape
+        return np.stack([np.asarray(array) for array in arrays])
+    return jnp.stack(arrays)
+
+
+def view(array: Any) -> Any:
+    """NumPy's view of an array in the host's memory, of which parts are taken without a program; else the array."""
+    return np.asarray(array) if is_on_host(array) else array
 
 
 def along(values: Array, places: Array, *, axis: int = 1) -> Array:

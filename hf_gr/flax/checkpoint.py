@@ -26,8 +26,8 @@ from hf_gr.files.atomic import make_folder, os_errors, replaced_files
 from hf_gr.files.hub import Source, commit_of
 from hf_gr.files.pairs import CARD_FILE
 
-from .decoder import FAMILIES, HEAD, DecoderSpec
-from .t5 import T5Spec
+from .families import Spec, check_family
+from .spec import HEAD
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -37,30 +37,9 @@ _FLOATS = {"F64", "F32", "F16", "BF16"}
 # Tensors of older checkpoints that transformers omits, too: buffers, and a bias that T5 never used.
 _LEFT_OUT = re.compile(
     r"\.rotary_emb\.inv_freq$|^decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\."
+    r"|h\.\d+\.attn\.(masked_)?bias$|^(model\.)?(en|de)coder\.version$"
 )
 _SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
-
-Spec = DecoderSpec | T5Spec
-
-
-def to_spec(config: Any) -> Spec:
-    """The static facts of the model that a transformers config describes.
-
-    Raises:
-        NotImplementedError: an architecture or a field that the Flax side does not have; it names the field.
-    """
-    _check_family(getattr(config, "model_type", None))
-    if getattr(config, "quantization_config", None) is not None:
-        raise NotImplementedError(
-            "config.quantization_config is there, expected none: quantised checkpoints are not implemented in Flax; "
-            "use backend='torch'"
-        )
-    if not getattr(config, "is_causal", True):  # makes any decoder of transformers see later tokens
-        raise NotImplementedError(
-            f"config.is_causal={config.is_causal!r}, expected True: only causal decoders are implemented in Flax; "
-            "use backend='torch'"
-        )
-    return (T5Spec if config.model_type == "t5" else DecoderSpec).from_config(config)
 
 
 def find(source: Source) -> Path:
@@ -73,7 +52,7 @@ def find(source: Source) -> Path:
     folder = source.resolve_folder([CONFIG])
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder} has no {CONFIG}, expected a checkpoint of transformers: check the path")
-    _check_family(_read_json(folder / CONFIG).get("model_type"))  # before gigabytes are downloaded
+    check_family(_read_json(folder / CONFIG).get("model_type"))  # before gigabytes are downloaded
     if source.is_folder:
         return folder
     source = source.at(commit_of(folder / CONFIG))
@@ -112,14 +91,14 @@ def load(folder: Path, spec: Spec, *, dtype: str | None) -> dict[str, Array]:
     shapes = {name: _header(file, name) for name, file in files.items() if not _LEFT_OUT.search(name)}
     spec, sources = _resolve_aliases(spec, shapes, files)
     expected = spec.shapes()
-    found: dict[str, str] = {}
+    found: dict[str, str | None] = {}
     for name, source in sources.items():
-        if source is None:
+        if source is None and name not in spec.optional:
             raise ValueError(
                 f"{folder} has no tensor {name}, expected one of shape {list(expected[name])}: the checkpoint and its "
                 f"{CONFIG} do not belong together, or it is one without a language-modelling head"
             )
-        if shapes[source] != expected[name]:
+        if source is not None and shapes[source] != expected[name]:
             raise ValueError(
                 f"tensor {source} of {folder} has shape {list(shapes[source])}, expected {list(expected[name])}: the "
                 f"checkpoint and its {CONFIG} do not belong together"
@@ -135,7 +114,8 @@ def load(folder: Path, spec: Spec, *, dtype: str | None) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
     with jax.default_device(_host()):
         for name, source in found.items():
-            array = _read(files[source], source)
+            # An optional one that is missing is zero.
+            array = np.zeros(expected[name], np.float32) if source is None else _read(files[source], source)
             dtype = dtype or str(array.dtype if array.dtype != np.float64 else np.dtype(np.float32))
             arrays[name] = jnp.asarray(array.astype(jnp.dtype(dtype), copy=False))
     return arrays
@@ -204,14 +184,6 @@ def check_dtype(dtype: Any) -> str | None:
             f"dtype={dtype!r}, expected 'auto' or one of {', '.join(DTYPES)}, as a name or as jax.numpy's"
         )
     return name
-
-
-def _check_family(family: str | None) -> None:
-    if family not in (*FAMILIES, "t5"):
-        raise NotImplementedError(
-            f"config.model_type={family!r}, expected one of {', '.join((*FAMILIES, 't5'))}: other architectures are "
-            "not implemented in Flax; use backend='torch'"
-        )
 
 
 def _resolve_aliases(

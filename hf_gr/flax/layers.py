@@ -54,14 +54,42 @@ def to_logits(x: Float[Array, "*rows width"], weight: Float[Array, "vocab width"
 
 
 def rms_norm(
-    x: Float[Array, "*rows width"], weight: Float[Array, " width"], *, eps: float, plus_one: bool = False
+    x: Float[Array, "*rows width"],
+    weight: Float[Array, " width"],
+    *,
+    eps: float,
+    plus: float = 0.0,
+    rounds_last: bool = False,
 ) -> Float[Array, "*rows width"]:
-    """Root-mean-square norm. With `plus_one` (Gemma) weights are differences from 1, and multiply before rounding."""
+    """Root-mean-square norm.
+
+    Args:
+        x: what to norm.
+        weight: factors of channels.
+        eps: added to the mean square.
+        plus: added to weights: 1 for Gemma, whose weights are differences from that.
+        rounds_last: whether weights multiply before results are rounded to the dtype of `x`, or after.
+    """
     wide = x.astype(jnp.float32)
     normed = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    if plus_one:
-        return (normed * (1.0 + weight.astype(jnp.float32))).astype(x.dtype)
+    if rounds_last:
+        return (normed * (plus + weight.astype(jnp.float32))).astype(x.dtype)
     return weight * normed.astype(x.dtype)
+
+
+def layer_norm(
+    x: Float[Array, "*rows width"], weight: Float[Array, " width"], bias: Float[Array, " width"], *, eps: float
+) -> Float[Array, "*rows width"]:
+    """`torch.nn.LayerNorm`."""
+    wide = x.astype(jnp.float32)
+    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    normed = centred * lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + eps)
+    return (normed * weight.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)
+
+
+def soft_cap(x: Float[Array, "*shape"], cap: float | None) -> Float[Array, "*shape"]:
+    """Values squashed to less than `cap` (Gemma 2); the same if it is None."""
+    return x if cap is None else jnp.tanh(x / cap) * cap
 
 
 def rotation(
@@ -76,10 +104,11 @@ def rotate(
     x: Float[Array, "batch *heads tokens width"],
     cos_sin: tuple[Float[Array, "batch tokens half"], Float[Array, "batch tokens half"]],
 ) -> Float[Array, "batch *heads tokens width"]:
-    """Rotate every pair of channels `(i, i + width / 2)` by the angle of its position."""
+    """Rotate every pair of channels `(i, i + half)` by the angle of its position; channels after those stay."""
     cos, sin = (jnp.expand_dims(part, tuple(range(1, x.ndim - 2))) for part in cos_sin)
-    first, second = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    half = cos.shape[-1]
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
 
 
 def to_heads(x: Float[Array, "batch tokens width"], *heads: int) -> Float[Array, "batch *heads tokens head_dim"]:
@@ -107,7 +136,11 @@ class Block:
 
 
 def attention(
-    queries: Float[Array, "batch heads groups queries head_dim"], blocks: Sequence[Block], *, scale: float
+    queries: Float[Array, "batch heads groups queries head_dim"],
+    blocks: Sequence[Block],
+    *,
+    scale: float,
+    cap: float | None = None,
 ) -> Float[Array, "batch queries width"]:
     """Attention over several blocks of keys at once: one softmax over all, and no block is moved or repeated.
 
@@ -117,6 +150,7 @@ def attention(
         queries: of all query heads, grouped by the key-value head that they share.
         blocks: the keys and values.
         scale: of scores, before their bias.
+        cap: see `soft_cap`, of scores.
 
     Source: xGR, section 5, over a shared and an unshared cache.
     """
@@ -124,7 +158,7 @@ def attention(
     rows = queries.reshape(batch, heads, groups * num_queries, head_dim)
     scores = []
     for block in blocks:
-        found = _batched(rows, block.keys, axis=3, dtype=jnp.float32) * scale
+        found = soft_cap(_batched(rows, block.keys, axis=3, dtype=jnp.float32) * scale, cap)
         found = found.reshape(batch, heads, groups, num_queries, -1)
         if block.bias is not None:
             found = found + block.bias
@@ -150,6 +184,8 @@ def causal_attention(
     scale: float,
     bias: Float[Array, "*rows heads groups tokens tokens"] | None = None,
     of_nodes: Bool[Array, "batch nodes tokens"] | None = None,
+    window: int | Int[Array, ""] | None = None,
+    cap: float | None = None,
 ) -> Float[Array, "batch tokens width"]:
     """Attention of a prompt to itself: a token sees the real tokens up to itself; then of nodes, if there are some.
 
@@ -161,23 +197,30 @@ def causal_attention(
         scale: of scores, before their bias.
         bias: added to scores; None for nothing.
         of_nodes: what the nodes see: see `seen_by_nodes`.
+        window: how many tokens one sees, itself included; None for all. It is not applied to nodes.
+        cap: see `attention`.
     """
     length = mask.shape[-1]
     step = max(QUERIES_AT_ONCE, -(-length // MAX_BLOCKS))
     parts = []
     for start in range(0, length, step):
         end = min(start + step, length)
-        is_past = np.arange(end) <= np.arange(start, end)[:, None]
+        # Keys before every query's window are skipped, if its size is known here.
+        first = max(0, start - window + 1) if isinstance(window, int) else 0
+        distances = np.arange(start, end)[:, None] - np.arange(first, end)
+        is_seen = distances >= 0
+        if window is not None:
+            is_seen = is_seen & (distances < window)
         block = Block(
-            keys[:, :, :end],
-            values[:, :, :end],
-            mask[:, None, :end] & is_past,
-            None if bias is None else bias[..., start:end, :end],
+            keys[:, :, first:end],
+            values[:, :, first:end],
+            mask[:, None, first:end] & is_seen,
+            None if bias is None else bias[..., start:end, first:end],
         )
-        parts.append(attention(queries[..., start:end, :], [block], scale=scale))
+        parts.append(attention(queries[..., start:end, :], [block], scale=scale, cap=cap))
     if of_nodes is not None:
         block = Block(keys, values, of_nodes, None if bias is None else bias[..., length:, :])
-        parts.append(attention(queries[..., length:, :], [block], scale=scale))
+        parts.append(attention(queries[..., length:, :], [block], scale=scale, cap=cap))
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
 
 

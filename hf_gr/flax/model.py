@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The nnx model: parameters under their Hugging Face names, from and to transformers' checkpoints.
 
-The forwards are in `decoder.py` and `t5.py`, as pure functions of `FlaxModel.params`: the same arrays in a few large
-pieces, because the cost of a call grows with the number of its arguments.
+The forwards are in `decoder.py` and `encoder_decoder.py`, as pure functions of `FlaxModel.params`: the same arrays in
+a few large pieces, because the cost of a call grows with the number of its arguments.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from hf_gr.files.cards import model_card
 from hf_gr.files.hub import Source, commit_of
 from hf_gr.files.hub_mixin import HubMixin, Upload, Where
 
-from . import checkpoint, decoder, t5
-from .checkpoint import Spec, to_spec
+from . import checkpoint
+from .arrays import is_on_host, stacked
 from .decoder import DecoderScorer
 from .devices import parameter_sharding
 from .draft_head import DraftHead, load_draft_head
+from .encoder_decoder import EncoderDecoderScorer
+from .families import FAMILIES, Spec, to_spec
 from .layers import MIN_SCANNED_LAYERS
 from .parameters import Parameters
 from .scorers import Params
-from .t5 import T5Scorer
 
 _LAYER = re.compile(r"(.+?)\.(\d+)\.(.+)")
 
 
 class FlaxModel(HubMixin, Parameters, what="model"):
-    """A Llama, Qwen2, Qwen3, Mistral, Gemma or T5 in JAX, on the checkpoints that transformers loads in PyTorch.
+    """A model in JAX, of one of `hf_gr.flax.families.FAMILIES`, on the checkpoints that transformers loads in PyTorch.
 
     Its attributes are the checkpoint's tensors: `model.model.layers[0].self_attn.q_proj.weight` is an `nnx.Param` in
     torch's `[out, in]` layout, to be read, replaced or trained. `params` holds the same numbers for `scorer`.
@@ -161,8 +162,7 @@ class FlaxModel(HubMixin, Parameters, what="model"):
             )
         rows = head.placeholder_embeddings
         if rows is not None and len(rows):
-            name = t5.EMBEDDING if self.is_encoder_decoder else decoder.EMBEDDING
-            parameter = attrgetter(name)(self)
+            parameter = attrgetter(self.spec.embedding)(self)
             known = np.array(parameter.get_raw_value())
             if rows.shape[1] != known.shape[1]:
                 raise ValueError(
@@ -223,22 +223,22 @@ class FlaxModel(HubMixin, Parameters, what="model"):
         Raises:
             ValueError: a wrong number of axes or rows, or no rows; tokens, in NumPy or a list, outside the vocabulary
                 (those in JAX are not checked); decoder tokens for a model without an encoder, or none for one with an
-                encoder.
-            NotImplementedError: more tokens than a sliding window.
+                encoder; more tokens than learned positions.
         """
         tokens = _to_tokens(input_ids, "input_ids", self.spec.vocab_size)
         mask = jnp.ones(tokens.shape, dtype=bool) if attention_mask is None else jnp.asarray(attention_mask) != 0
         if mask.shape != tokens.shape:
             raise ValueError(f"attention_mask has shape {mask.shape}, expected {tokens.shape}, that of input_ids")
-        self.spec.check_length(tokens.shape[1])
         if (decoder_input_ids is not None) != self.is_encoder_decoder:
             what = "some: an encoder-decoder's sequences begin with them" if self.is_encoder_decoder else "none"
             raise ValueError(f"decoder_input_ids={decoder_input_ids!r}, expected {what}")
         if decoder_input_ids is None:
+            self.spec.check_length(tokens.shape[1])
             return _forward(self.scorer, self.params, tokens, mask)
         start = _to_tokens(decoder_input_ids, "decoder_input_ids", self.spec.vocab_size)
         if len(start) != len(tokens):
             raise ValueError(f"decoder_input_ids has {len(start)} rows, expected {len(tokens)}, those of input_ids")
+        self.spec.check_length(start.shape[1], of_encoder=tokens.shape[1])
         return _forward(self.scorer, self.params, tokens, mask, start)
 
     @property
@@ -265,14 +265,14 @@ class FlaxModel(HubMixin, Parameters, what="model"):
         return self._facts.spec
 
     @property
-    def scorer(self) -> DecoderScorer | T5Scorer:
+    def scorer(self) -> DecoderScorer | EncoderDecoderScorer:
         """The forward, over `params`; equal for models of equal `spec`."""
         return self.spec.scorer
 
     @property
     def is_encoder_decoder(self) -> bool:
         """Whether an encoder reads the prompts."""
-        return isinstance(self.scorer, T5Scorer)
+        return isinstance(self.scorer, EncoderDecoderScorer)
 
     @property
     def dtype(self) -> Any:
@@ -298,7 +298,7 @@ class FlaxModel(HubMixin, Parameters, what="model"):
             facts.made = (arrays, on_meshes)  # at once: other threads may be here
         if mesh in on_meshes:
             return on_meshes[mesh]
-        params = to_params(dict(zip(facts.names, arrays, strict=True)), self.spec.stacks, mesh=mesh)
+        params = to_params(dict(zip(facts.names, arrays, strict=True)), self.spec, mesh=mesh)
         if any(isinstance(array, Tracer) for array in jax.tree.leaves(params)):
             facts.made = ((), {})
         else:
@@ -336,8 +336,7 @@ class FlaxModel(HubMixin, Parameters, what="model"):
             card=None if name is None else self._card(name),
         )
         if self.draft_head is not None:
-            embeddings = arrays[t5.EMBEDDING if self.is_encoder_decoder else decoder.EMBEDDING]
-            self.draft_head.save_beside(folder, embeddings)
+            self.draft_head.save_beside(folder, arrays[self.spec.embedding])
 
 
 class _Facts:
@@ -357,24 +356,25 @@ class _Facts:
 def random_arrays(spec: Spec, rngs: nnx.Rngs, *, dtype: Any = "float32") -> dict[str, Array]:
     """Parameters by name, for tests and training: norms that change nothing, zero biases, and weights of unit gain."""
     name = checkpoint.check_dtype(dtype) or "float32"
-    norm = 0.0 if getattr(spec, "norms_plus_one", False) else 1.0
+    norm = 0.0 if getattr(spec, "norm", None) == "rms_plus_one" else 1.0
     arrays: dict[str, Array] = {}
     for parameter, shape in spec.shapes().items():
-        if len(shape) == 1:
-            arrays[parameter] = jnp.full(shape, norm if "norm" in parameter else 0.0, dtype=name)
+        if len(shape) == 1 or parameter.endswith("bias"):
+            is_norm = parameter.endswith("weight")  # the others are biases
+            arrays[parameter] = jnp.full(shape, norm if is_norm else 0.0, dtype=name)
         else:
             arrays[parameter] = jax.random.normal(rngs.params(), shape, dtype=name) * shape[-1] ** -0.5
     return arrays
 
 
 def to_params(
-    arrays: Mapping[str, Array], stacks: Mapping[str, int], *, scanned: bool | None = None, mesh: Mesh | None = None
+    arrays: Mapping[str, Array], spec: Spec, *, scanned: bool | None = None, mesh: Mesh | None = None
 ) -> Params:
     """Parameters by name, in the form that scorers take.
 
     Args:
         arrays: by their Hugging Face names.
-        stacks: where equal layers are, and how many: `{"model.layers": 28}`.
+        spec: what the model is.
         scanned: whether layers are stacked, for `lax.scan`; None to decide by their number.
         mesh: where to place them, by `devices.parameter_sharding`; None for JAX's default device.
 
@@ -388,9 +388,9 @@ def to_params(
             return _on_device(array)
         return jax.device_put(array, parameter_sharding(name, array.shape, mesh))
 
-    layers: dict[str, list[dict[str, Array]]] = {stack: [{} for _ in range(num)] for stack, num in stacks.items()}
+    layers: dict[str, list[dict[str, Array]]] = {stack: [{} for _ in range(n)] for stack, n in spec.stacks.items()}
     params: dict[str, Any] = {}
-    for name, array in arrays.items():
+    for name, array in spec.arrange(arrays).items():
         found = _LAYER.fullmatch(name)
         if found is not None and found[1] in layers:
             layers[found[1]][int(found[2])][found[3]] = array
@@ -403,32 +403,22 @@ def to_params(
             params |= {name: placed(name, array) for name, array in own.items()}
         names = [name for name in of_stack[0] if name in common]
         if len(of_stack) >= MIN_SCANNED_LAYERS if scanned is None else scanned:
-            params[stack] = {name: placed(name, _stack([layer[name] for layer in of_stack])) for name in names}
+            params[stack] = {name: placed(name, stacked([layer[name] for layer in of_stack])) for name in names}
         else:
             params[stack] = tuple({name: placed(name, layer[name]) for name in names} for layer in of_stack)
     return params
 
 
 @partial(jax.jit, static_argnums=0)
-def _forward(scorer: DecoderScorer | T5Scorer, params: Params, *arrays: Array) -> Array:
+def _forward(scorer: DecoderScorer | EncoderDecoderScorer, params: Params, *arrays: Array) -> Array:
     return scorer(params, *arrays)
-
-
-def _stack(arrays: Sequence[Array]) -> Any:
-    if all(_is_on_host(array) for array in arrays):  # compiles no program for every shape
-        return np.stack([np.asarray(array) for array in arrays])
-    return jnp.stack(arrays)
 
 
 def _on_device(array: Any) -> Array:
     """An array on JAX's device: arrays in the host's memory are moved there."""
     if isinstance(array, np.ndarray):
         return jnp.asarray(array)
-    return jnp.asarray(np.asarray(array)) if jax.default_backend() != "cpu" and _is_on_host(array) else array
-
-
-def _is_on_host(array: Array) -> bool:
-    return not isinstance(array, Tracer) and {device.platform for device in array.devices()} == {"cpu"}
+    return jnp.asarray(np.asarray(array)) if jax.default_backend() != "cpu" and is_on_host(array) else array
 
 
 def _check_shapes(arrays: Mapping[str, Array], expected: Mapping[str, tuple[int, ...]]) -> None:
@@ -458,5 +448,4 @@ def _to_tokens(tokens: ArrayLike, name: str, vocab_size: int) -> Array:
 
 def _architecture(family: str) -> str:
     """The transformers class of a checkpoint of ours."""
-    names = {"gemma": "Gemma", "llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-    return "T5ForConditionalGeneration" if family == "t5" else f"{names[family]}ForCausalLM"
+    return FAMILIES[family][0]

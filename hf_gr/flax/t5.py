@@ -1,43 +1,25 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""T5 and T5 v1.1: an encoder, and a decoder in the tree layout. Knows no files.
+"""T5 and T5 v1.1: encoder-decoders with relative positions. Knows no files.
 
-Transformers derives T5's positions from lengths, so its decoder needs a row a beam. Here relative positions come from
-the depths of nodes, and T5 is called like any decoder: nodes on the sequence axis, the encoder's keys and values
-stored once a request.
-
-Axes: B batch, P prompt (of the encoder), Q start (of the decoder), N nodes, S slots, V vocabulary, H heads.
+Axes: B batch, N nodes, V vocabulary, H heads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from .arrays import along
-from .layers import (
-    ACTIVATIONS,
-    Block,
-    Layer,
-    RelativeBuckets,
-    attention,
-    causal_attention,
-    linear,
-    over_layers,
-    rms_norm,
-    seen_by_nodes,
-    to_heads,
-    to_logits,
-)
-from .scorers import Cache, KeysValues, Layered, Params, Prompt
+from .encoder_decoder import EncoderDecoderScorer
+from .layers import ACTIVATIONS, Layer, RelativeBuckets, linear, rms_norm, to_logits
+from .scorers import Params
 
 EMBEDDING, HEAD = "shared.weight", "lm_head.weight"
 ENCODER, DECODER = "encoder.block", "decoder.block"
 SELF, CROSS = "layer.0.SelfAttention", "layer.1.EncDecAttention"
-FINAL_NORM = "decoder.final_layer_norm"
 
 
 @dataclass(frozen=True)
@@ -122,6 +104,16 @@ class T5Spec:
         return T5Scorer(self)
 
     @property
+    def embedding(self) -> str:
+        """The name of the embeddings in checkpoints."""
+        return EMBEDDING
+
+    @property
+    def optional(self) -> frozenset[str]:
+        """Parameters that are zero if a checkpoint has none."""
+        return frozenset()
+
+    @property
     def stacks(self) -> dict[str, int]:
         """Where the parameters of equal layers are, and how many layers there are."""
         return {ENCODER: self.num_layers, DECODER: self.num_decoder_layers}
@@ -131,6 +123,10 @@ class T5Spec:
         """A checkpoint's other names for a tensor, as in transformers' tied weights."""
         inputs = {"encoder.embed_tokens.weight": EMBEDDING, "decoder.embed_tokens.weight": EMBEDDING}
         return {**inputs, HEAD: EMBEDDING} if self.is_tied else inputs
+
+    def arrange(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        """A checkpoint's parameters as the scorer takes them: as they are."""
+        return arrays
 
     def untie(self) -> T5Spec:
         """The same T5 with a head of its own."""
@@ -145,7 +141,7 @@ class T5Spec:
             shapes[f"{stack.partition('.')[0]}.final_layer_norm.weight"] = (self.hidden_size,)
         return shapes if self.is_tied else {**shapes, HEAD: (self.vocab_size, self.hidden_size)}
 
-    def check_length(self, num_tokens: int) -> None:
+    def check_length(self, num_tokens: int, *, of_encoder: int = 0) -> None:
         """Nothing is refused: relative positions have no end."""
 
     def _layer(self, stack: str, place: int) -> dict[str, tuple[int, ...]]:
@@ -167,7 +163,7 @@ class T5Spec:
 
 
 @dataclass(frozen=True)
-class T5Scorer:
+class T5Scorer(EncoderDecoderScorer):
     """The forward of a T5: see `Scorer`.
 
     Example:
@@ -185,38 +181,7 @@ class T5Scorer:
     """
 
     spec: T5Spec
-
-    def __call__(
-        self,
-        params: Params,
-        input_ids: Int[Array, "batch tokens"],
-        mask: Bool[Array, "batch tokens"],
-        decoder_input_ids: Int[Array, "batch start"],
-    ) -> Float[Array, "batch start vocab"]:
-        """Logits after every token of the decoder: the plain forward. Padding of the encoder may be anywhere."""
-        hidden, _ = self._start(params, Prompt(input_ids, mask, decoder_input_ids))
-        return self.logits(params, hidden)
-
-    def prefill(self, params: Params, prompt: Prompt) -> tuple[Float[Array, "batch vocab"], Cache]:
-        """See `Scorer.prefill`; the decoder's first tokens are part of it."""
-        hidden, cache = self._start(params, prompt)
-        return self.logits(params, hidden[:, -1:])[:, 0], cache
-
-    def read_with(
-        self,
-        params: Params,
-        prompt: Prompt,
-        tokens: Int[Array, "batch nodes"],
-        depths: Int[Array, "batch nodes"],
-        visible: Bool[Array, "batch nodes nodes"],
-    ) -> tuple[Float[Array, "batch one_and_nodes hidden"], Cache, Layered]:
-        """See `JointScorer.read_with`: the nodes follow the decoder's first tokens."""
-        hidden, cache = self._start(params, prompt, below=(tokens, depths, visible))
-        return hidden[:, cache.prompt_mask.shape[-1] - 1 :], *cache.split()
-
-    def hidden_states(self, params: Params, prompt: Prompt, *, num_last: int) -> Float[Array, "batch last hidden"]:
-        """What the head reads of the decoder's last tokens, before scaling: the states after the final norm."""
-        return self._start(params, prompt)[0][:, -num_last:]
+    encoder, decoder, self_attention, cross_attention = ENCODER, DECODER, SELF, CROSS
 
     def logits(
         self, params: Params, hidden: Float[Array, "batch tokens hidden"]
@@ -226,88 +191,17 @@ class T5Scorer:
             hidden = hidden * self.spec.hidden_size**-0.5
         return to_logits(hidden, params[EMBEDDING if self.spec.is_tied else HEAD])
 
-    def score(
-        self,
-        params: Params,
-        cache: Cache,
-        tokens: Int[Array, "batch nodes"],
-        depths: Int[Array, "batch nodes"],
-        visible: Bool[Array, "batch nodes slots_and_nodes"],
-        wanted: Int[Array, "batch wanted"] | None = None,
-    ) -> tuple[Float[Array, "batch wanted vocab"], Layered]:
-        """See `Scorer.score`."""
-        start = cache.prompt_mask.shape[-1]
-        positions = start + depths - 1
-        to_start = self._bias(params, DECODER, positions, jnp.arange(start))
-        to_nodes = self._bias(params, DECODER, positions, start + cache.depths_with(depths) - 1)
-        slots = cache.num_slots
+    @property
+    def _scale(self) -> float:
+        return 1.0
 
-        def step(
-            hidden: Array, layer: Layer, given: tuple[KeysValues, KeysValues, KeysValues | None]
-        ) -> tuple[Array, KeysValues]:
-            prompt, cross, room = given
-            normed = self._norm(hidden, layer, "layer.0.layer_norm")
-            own = self._keys_values(normed, layer, SELF)
-            blocks = [Block(prompt.keys, prompt.values, cache.prompt_mask[:, None], to_start)]
-            if room is not None:
-                blocks.append(Block(room.keys, room.values, visible[..., :slots], to_nodes[..., :slots]))
-            blocks.append(Block(own.keys, own.values, visible[..., slots:], to_nodes[..., slots:]))
-            hidden = hidden + linear(
-                attention(self._queries(normed, layer, SELF), blocks, scale=1.0), layer, f"{SELF}.o"
-            )
-            hidden = self._cross(hidden, layer, cross, cache.cross_mask)
-            return self._feed_forward(hidden, layer, "layer.2"), own
+    def _embed(
+        self, params: Params, stack: str, tokens: Int[Array, "batch tokens"], positions: Any
+    ) -> Float[Array, "batch tokens hidden"]:
+        return params[EMBEDDING][tokens]
 
-        hidden, made = over_layers(step, params[EMBEDDING][tokens], params[DECODER], cache.by_layer())
-        hidden = hidden if wanted is None else along(hidden, wanted[..., None])
-        return self.logits(params, self._norm(hidden, params, FINAL_NORM)), made
-
-    def _start(
-        self, params: Params, prompt: Prompt, below: tuple[Array, Array, Array] | None = None
-    ) -> tuple[Float[Array, "batch start hidden"], Cache]:
-        """The decoder's normed output at its first tokens, and at nodes `below`: tokens, depths, and who sees whom."""
-        tokens = prompt.decoder_input_ids
-        if tokens is None:
-            raise ValueError("decoder_input_ids=None, expected what sequences of an encoder-decoder begin with")
-        encoded, prompt_mask = self._encode(params, prompt), jnp.asarray(prompt.mask)
-        mask, positions, of_nodes = jnp.ones(tokens.shape, dtype=bool), jnp.arange(tokens.shape[-1]), None
-        next_position = jnp.full(tokens.shape[:1], tokens.shape[-1], dtype=jnp.int32)
-        if below is not None:
-            nodes, depths, visible = below
-            positions = jnp.concatenate(
-                [jnp.broadcast_to(positions, tokens.shape), tokens.shape[-1] + depths - 1], axis=1
-            )
-            tokens, of_nodes = jnp.concatenate([tokens, nodes], axis=1), seen_by_nodes(mask, visible)
-        bias = self._bias(params, DECODER, positions, positions)
-
-        def step(hidden: Array, layer: Layer, _: None) -> tuple[Array, tuple[KeysValues, KeysValues]]:
-            normed = self._norm(hidden, layer, "layer.0.layer_norm")
-            own = self._keys_values(normed, layer, SELF)
-            queries = self._queries(normed, layer, SELF)
-            mixed = causal_attention(queries, own.keys, own.values, mask=mask, scale=1.0, bias=bias, of_nodes=of_nodes)
-            hidden = hidden + linear(mixed, layer, f"{SELF}.o")
-            cross = self._keys_values(encoded, layer, CROSS)
-            hidden = self._cross(hidden, layer, cross, prompt_mask)
-            return self._feed_forward(hidden, layer, "layer.2"), (own, cross)
-
-        hidden, made = over_layers(step, params[EMBEDDING][tokens], params[DECODER])
-        own, cross = zip(*made, strict=True) if isinstance(params[DECODER], tuple) else made
-        cache = Cache(own, mask, next_position, cross=cross, cross_mask=prompt_mask)
-        return self._norm(hidden, params, FINAL_NORM), cache
-
-    def _encode(self, params: Params, prompt: Prompt) -> Float[Array, "batch tokens hidden"]:
-        mask, places = jnp.asarray(prompt.mask)[:, None], jnp.arange(prompt.input_ids.shape[-1])
-        bias = self._bias(params, ENCODER, places, places)
-
-        def step(hidden: Array, layer: Layer, _: None) -> tuple[Array, None]:
-            normed = self._norm(hidden, layer, "layer.0.layer_norm")
-            own = self._keys_values(normed, layer, SELF)
-            block = Block(own.keys, own.values, mask, bias)
-            mixed = attention(self._queries(normed, layer, SELF), [block], scale=1.0)
-            return self._feed_forward(hidden + linear(mixed, layer, f"{SELF}.o"), layer, "layer.1"), None
-
-        hidden, _ = over_layers(step, params[EMBEDDING][prompt.input_ids], params[ENCODER])
-        return self._norm(hidden, params, "encoder.final_layer_norm")
+    def _finish(self, params: Params, stack: str, hidden: Array) -> Float[Array, "batch tokens hidden"]:
+        return self._norm(hidden, params, f"{stack.partition('.')[0]}.final_layer_norm")
 
     def _bias(
         self, params: Params, stack: str, queries: Int[Array, "*rows queries"], keys: Int[Array, "*rows keys"]
@@ -321,30 +215,18 @@ class T5Scorer:
     def _norm(self, x: Array, params: Params, name: str) -> Array:
         return rms_norm(x, params[f"{name}.weight"], eps=self.spec.norm_eps)
 
-    def _queries(
-        self, normed: Float[Array, "batch tokens hidden"], layer: Layer, name: str
-    ) -> Float[Array, "batch heads 1 tokens head_dim"]:
-        return to_heads(linear(normed, layer, f"{name}.q"), self.spec.num_heads, 1)
+    def _before(self, hidden: Array, layer: Layer, part: str) -> Float[Array, "batch tokens hidden"]:
+        return self._norm(hidden, layer, f"{part.rpartition('.')[0]}.layer_norm")
 
-    def _keys_values(self, states: Float[Array, "batch tokens hidden"], layer: Layer, name: str) -> KeysValues:
-        heads = self.spec.num_heads
-        return KeysValues(
-            to_heads(linear(states, layer, f"{name}.k"), heads), to_heads(linear(states, layer, f"{name}.v"), heads)
-        )
+    def _after(self, hidden: Array, mixed: Array, layer: Layer, part: str) -> Float[Array, "batch tokens hidden"]:
+        return hidden + linear(mixed, layer, f"{part}.o")
 
-    def _cross(
-        self, hidden: Float[Array, "batch tokens hidden"], layer: Layer, encoded: KeysValues, mask: Any
-    ) -> Float[Array, "batch tokens hidden"]:
-        normed = self._norm(hidden, layer, "layer.1.layer_norm")
-        block = Block(encoded.keys, encoded.values, mask[:, None])
-        mixed = attention(self._queries(normed, layer, CROSS), [block], scale=1.0)
-        return hidden + linear(mixed, layer, f"{CROSS}.o")
+    def _project(self, states: Array, layer: Layer, part: str, which: str) -> Float[Array, "batch tokens width"]:
+        return linear(states, layer, f"{part}.{which}")
 
-    def _feed_forward(
-        self, hidden: Float[Array, "batch tokens hidden"], layer: Layer, place: str
-    ) -> Float[Array, "batch tokens hidden"]:
-        name, activate = f"{place}.DenseReluDense", ACTIVATIONS[self.spec.activation]
-        normed = self._norm(hidden, layer, f"{place}.layer_norm")
+    def _feed_forward(self, hidden: Array, layer: Layer, stack: str) -> Float[Array, "batch tokens hidden"]:
+        name, activate = f"layer.{2 if stack == DECODER else 1}.DenseReluDense", ACTIVATIONS[self.spec.activation]
+        normed = self._before(hidden, layer, name)
         if self.spec.is_gated:
             inner = activate(linear(normed, layer, f"{name}.wi_0")) * linear(normed, layer, f"{name}.wi_1")
         else:

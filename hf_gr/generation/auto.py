@@ -57,8 +57,8 @@ class AutoModelForGenerativeRetrieval:
         """Load a checkpoint from a folder or the Hub.
 
         Args:
-            repo_or_dir: folder or repository id of any decoder or encoder-decoder checkpoint; in Flax one of Llama,
-                Qwen2, Qwen3, Mistral, Gemma or T5.
+            repo_or_dir: folder or repository id of any decoder or encoder-decoder checkpoint; in Flax one of
+                `hf_gr.flax.families.FAMILIES`.
             args: as for transformers' auto classes.
             backend: `"torch"`, `"flax"`, or `"auto"`: Flax if JAX has a TPU or PyTorch is not installed; else PyTorch.
                 What Flax cannot load, `"auto"` loads in PyTorch, and says once why.

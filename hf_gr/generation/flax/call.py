@@ -112,7 +112,6 @@ class Call:
 
         Raises:
             ValueError: names the argument, its value, what is expected, and the fix.
-            NotImplementedError: sequences longer than a sliding window.
         """
         arguments = arguments_of_prompt(inputs, kwargs)
         max_new_tokens, max_length = (

@@ -88,13 +88,13 @@ def check_call(
 
     Raises:
         ValueError: names the argument, its value, what is expected, and the fix.
-        NotImplementedError: sequences longer than a sliding window.
     """
     check_options(config)
     check_tokens_of_catalogue(catalogue, model.config.vocab_size, name="constraint_index")
     check_penalty(config, catalogue)
     check_room(catalogue, rooms_of(max_new_tokens, max_length, prompt_length=prompt.length))
-    model.spec.check_length(prompt.length + catalogue.max_length)
+    # The last token of a sequence is not computed.
+    model.spec.check_length(prompt.length + catalogue.max_length - 1, of_encoder=prompt.input_ids.shape[1])
 
 
 def refuse_arguments(arguments: Mapping[str, Any]) -> None:

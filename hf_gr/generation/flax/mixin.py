@@ -97,7 +97,6 @@ class FlaxGenerationMixin:
         Raises:
             ValueError: before any work, for arguments that cannot lead to the catalogue's sequences, or that Flax does
                 not support.
-            NotImplementedError: prompts longer than a sliding window.
 
         The first call of a bucket compiles; later ones do not, whatever the prompts, filters, exclusions, penalties
         and temperatures, and even after small changes of the catalogue. A program is specific to: the model's shape;

@@ -89,7 +89,6 @@ class PlainCall:
 
         Raises:
             ValueError: names the argument, its value, what is expected, and the fix.
-            NotImplementedError: sequences longer than a sliding window.
         """
         refuse_without_catalogue(ours)
         arguments = arguments_of_prompt(inputs, kwargs)
@@ -109,7 +108,8 @@ class PlainCall:
             logits_processor=logits_processor,
             stopping_criteria=stopping_criteria,
         )
-        model.spec.check_length(prompt.length + max_new_tokens)
+        # The last token is not computed.
+        model.spec.check_length(prompt.length + max_new_tokens - 1, of_encoder=prompt.input_ids.shape[1])
         seeds = read_seeds(config, seed, key, num_prompts=prompt.num_rows)
         if config.max_new_tokens is None and not has_max_length:
             warnings.warn(

@@ -102,12 +102,17 @@ class HostPrompt:
         return cls(tokens, mask, _read_start(model, config, decoder_input_ids, len(tokens)))
 
     def to_bucket(self, num_rows: int) -> Prompt:
-        """The prompt in the shape of its bucket's program: padded, and with copies of the first row."""
+        """The prompt in the shape of its bucket's program: padded, and with copies of the first row.
+
+        A decoder's prompt is padded in front; an encoder's at its end, so that learned positions stay (BART).
+        """
         order = np.arange(num_rows)
         order[self.num_rows :] = 0
         size = prompt_bucket(self.input_ids.shape[1])
-        tokens, mask = (padded(array, size, axis=1, in_front=True)[order] for array in (self.input_ids, self.mask))
         start = self.decoder_input_ids
+        tokens, mask = (
+            padded(array, size, axis=1, in_front=start is None)[order] for array in (self.input_ids, self.mask)
+        )
         return Prompt(tokens, mask, None if start is None else start[order])
 
 
