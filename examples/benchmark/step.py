@@ -17,6 +17,7 @@ the scheduler: use one thread, or its CPU time.
     python examples/benchmark/step.py --items 1e5 1e6 --vocab --skewed-items 0    # two catalogues
     python examples/benchmark/step.py --cpu-time         # on a shared machine
     python examples/benchmark/step.py --fast             # small catalogues, a few seconds
+    python examples/benchmark/step.py --flax --items 1e5 1e6 --vocab 256 --vocab-items 1e6 --beams 128
 
 Axes: B batch, K beams, V vocabulary, N items, L their tokens.
 """
@@ -479,6 +480,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="time for a slow contender's repetitions (20)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fast", action="store_true", help="small catalogues, for CI")
+    parser.add_argument("--flax", action="store_true", help="only ours in Flax against ours in PyTorch")
     options = parser.parse_args(arguments)
     for name, value in (FAST if options.fast else DEFAULTS).items():
         if getattr(options, name) is None:
@@ -514,6 +516,15 @@ def main(arguments: list[str] | None = None) -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     results = []
+    if options.flax:  # ours in Flax against ours in PyTorch
+        import step_flax
+
+        torch.set_num_threads(1)
+        results = [step_flax.run_setting(setting, options) for setting in make_settings(options)]
+        step_flax.print_times(results)
+        shape = {"batch": options.batch, "beams": options.beams, "length": LENGTH, "cpu_time": True}
+        print_json_line("step_flax", torch.device("cpu"), {**shape, "results": results})
+        return
     for setting in make_settings(options):
         results.append(run_setting(setting, options))
         gc.collect()
