@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`drafting="auto"` in Flax: of no draft, the catalogue and models that draft, what real calls show to be the fastest.
+"""`drafting="auto"` in Flax: of no draft and the catalogue's, what real calls show to be the fastest.
 
 Each serves some calls in turn and is timed: strict answers are the same whichever serves a call. A call that runs a
 program for the first time may have compiled it, and does not count. All calls of a kind run the same program, so their
@@ -56,7 +56,7 @@ class AutoDraft(Draft):
     before: frozenset[tuple[Any, ...]]  # programs that had served a call
 
     def check(self, prompt: HostPrompt, catalogue: Snapshot, *, given: Mapping[str, Any]) -> None:
-        """See `Draft.check`; a draft head that does not fit the call does not serve it."""
+        """See `Draft.check`."""
         model, config = self.model, self.config
         self.prompt_shape = prompt_bucket(prompt.input_ids.shape[1]), prompt.length if model.is_encoder_decoder else 0
         self.candidates = {"none": Draft(model, config), "trie": TrieDraft(model, config)}
