@@ -20,7 +20,7 @@ pytest.importorskip("flax")
 import jax
 import jax.numpy as jnp
 import torch
-from transformers import GenerationConfig, MistralConfig
+from transformers import GenerationConfig, GPT2Config
 
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, enable
 from hf_gr.flax import plain
@@ -233,12 +233,14 @@ def test_bad_arguments_are_refused_before_any_work(
         model.generate(**{"inputs": [[5, 6, 7]], **kwargs})
 
 
-def test_a_sliding_window_bounds_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {"vocab_size": 24, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "head_dim": 4}
-    config = MistralConfig(**sizes, num_attention_heads=2, num_key_value_heads=1, sliding_window=8)
-    model = enable(FlaxModel(config))
-    monkeypatch.setattr(calls, "plain_program", lambda *args: pytest.fail("work was done"))
-    with pytest.raises(NotImplementedError, match="sliding_window"):
+def test_positions_bound_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last token is not read."""
+    sizes = {"vocab_size": 24, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 8}
+    model = enable(FlaxModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)))
+    monkeypatch.setattr(calls, "plain_program", lambda *args: (_ for _ in ()).throw(InterruptedError))
+    with pytest.raises((ValueError, NotImplementedError), match="n_positions|max_position_embeddings|positions"):
+        model.generate([[5] * 6], max_new_tokens=4)
+    with pytest.raises(InterruptedError):
         model.generate([[5] * 6], max_new_tokens=3)
 
 
