@@ -34,9 +34,9 @@ from transformers import Qwen3Config, T5Config
 
 from hf_gr import ConstraintIndex, enable
 from hf_gr.files.draft_head_config import DraftHeadConfig
-from hf_gr.flax.checkpoint import to_spec
 from hf_gr.flax.devices import settings_of_ours
 from hf_gr.flax.draft_head import DraftHead, shapes_of
+from hf_gr.flax.families import to_spec
 from hf_gr.flax.model import FlaxModel, random_arrays
 from hf_gr.generation.flax import mixin
 
