@@ -63,7 +63,7 @@ def test_all_is_of_one_commit_whatever_is_pushed_meanwhile(hub: HubServer, monke
     from hf_gr.flax import checkpoint
 
     first = push(0, INDEX, 3)
-    right = checkpoint._check_family
+    right = checkpoint.check_family
     done: list[bool] = []
 
     def push_between(family: str | None) -> None:
@@ -73,7 +73,7 @@ def test_all_is_of_one_commit_whatever_is_pushed_meanwhile(hub: HubServer, monke
             done.append(True)
             push(1, OTHER, 1)
 
-    monkeypatch.setattr(checkpoint, "_check_family", push_between)
+    monkeypatch.setattr(checkpoint, "check_family", push_between)
     model = load()
     assert done
     assert np.array_equal(weight(model), weight(first))

@@ -18,7 +18,8 @@ from jax.sharding import Mesh
 from hf_gr.catalogue.sequences import is_integer
 from hf_gr.files.hub import check_revision, naming_model
 from hf_gr.flax.devices import DATA, MODEL, to_mesh
-from hf_gr.flax.model import FlaxModel, to_spec
+from hf_gr.flax.families import to_spec
+from hf_gr.flax.model import FlaxModel
 from hf_gr.generation.flax.loading import enable, load
 from hf_gr.generation.flax.prompts import prompt_bucket
 from hf_gr.generation.models import UNDECIDING
