@@ -366,6 +366,36 @@ def test_every_module_is_compared_or_listed() -> None:
     assert not compared & set(UNPAIRED)
 
 
+# What `generate` of one side alone takes, and why.
+TORCH_ARGUMENTS = {
+    "prefix_allowed_tokens_fn": "Python code at every step; in Flax a function of arrays is a logits processor",
+    "synced_gpus": "of processes that share a model by torch.distributed",
+    "args": "transformers' own arguments by place",
+    "separator": "answers of several labels are PyTorch's alone",
+    "max_labels": "the same",
+    "generator": "of torch; in Flax a key of jax.random",
+}
+FLAX_ARGUMENTS = {"key": "of jax.random", "mesh": "where the program runs"}
+# Fields of a generation config that Flax refuses, unless they have no effect, and why.
+REFUSED_FIELDS = {
+    "encoder_repetition_penalty": "processors that read the encoder's prompt",
+    "encoder_no_repeat_ngram_size": "the same",
+    "guidance_scale": "a second forward without the prompt",
+    "remove_invalid_values": "hides what is wrong with a model",
+    "watermarking_config": "hashes by torch's own random numbers",
+    "stop_strings": "needs a tokenizer at every step: the host's work",
+    "max_time": "a program cannot look at the clock",
+    "output_attentions": "programs keep no layer's outputs",
+    "output_hidden_states": "the same",
+    "prompt_lookup_num_tokens": "transformers' own drafts",
+    "token_healing": "needs a tokenizer",
+    "top_h": "rarely used warpers of samples, like the next three",
+    "typical_p": "the same",
+    "epsilon_cutoff": "the same",
+    "eta_cutoff": "the same",
+}
+
+
 def test_generate_takes_the_same_arguments() -> None:
     from hf_gr.generation.flax.mixin import FlaxGenerationMixin
     from hf_gr.generation.torch.mixin import GRGenerationMixin
@@ -373,11 +403,16 @@ def test_generate_takes_the_same_arguments() -> None:
     ours, theirs = (
         list(inspect.signature(mixin.generate).parameters) for mixin in (FlaxGenerationMixin, GRGenerationMixin)
     )
-    refused = {"prefix_allowed_tokens_fn", "synced_gpus", "args"}
-    refused |= {"separator", "max_labels"}  # answers of several labels
-    assert [name for name in ours if name not in ("key", "mesh")] == [
-        name for name in theirs if name not in refused | {"generator"}
-    ]
+    assert set(ours) - set(theirs) == set(FLAX_ARGUMENTS)
+    assert set(theirs) - set(ours) == set(TORCH_ARGUMENTS)
+    in_both = [[name for name in own if name in ours and name in theirs] for own in (ours, theirs)]
+    assert in_both[0] == in_both[1]
+
+
+def test_fields_of_a_config_are_refused_for_a_reason() -> None:
+    from hf_gr.generation.flax.checks import NEUTRAL, NEUTRAL_WARPERS
+
+    assert {**NEUTRAL, **NEUTRAL_WARPERS}.keys() == REFUSED_FIELDS.keys()
 
 
 def test_a_planted_difference_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,17 +76,24 @@ def answers(options: argparse.Namespace) -> Iterator[Work]:
     bench = Bench(seed=options.seed)
     others: dict[Any, Any] = {}
 
+    def in_torch(model: Any) -> Any:
+        """The same weights."""
+        if id(model) not in others:
+            with tempfile.TemporaryDirectory() as folder:
+                model.save_pretrained(folder)
+                others[id(model)] = AutoModelForGenerativeRetrieval.from_pretrained(folder, backend="torch")
+        return others[id(model)]
+
     def run(program: Program) -> Row:
-        kind = (program.family, program.has_head)
-        with jax.default_matmul_precision("highest"), tempfile.TemporaryDirectory() as folder:
-            if kind not in others:
-                bench.model(*kind).save_pretrained(folder)
-                others[kind] = AutoModelForGenerativeRetrieval.from_pretrained(folder, backend="torch")
-            details = {"return_dict_in_generate": True, "output_scores": True}
+        details = {"return_dict_in_generate": True, "output_scores": True}
+        with jax.default_matmul_precision("highest"):
             began = time.perf_counter()
             ours = bench.call(program, **details)
-            first = time.perf_counter() - began
-            error = difference(ours, bench.call(program, model=others[kind], **details))
+            first, error = time.perf_counter() - began, None
+            if program.catalogue != "none" or not program.options.get("do_sample"):  # else PyTorch draws by itself
+                model = in_torch(bench.model(program.family, program.has_head))
+                assistant = in_torch(bench.assistant) if program.has_assistant else None
+                error = difference(ours, bench.call(program, model=model, assistant=assistant, **details))
             before = num_programs()
             again = bench.call(program, seed=1, **details)
             compiled = num_programs() - before
@@ -202,6 +209,8 @@ def costs(options: argparse.Namespace) -> Iterator[Work]:
             "forward_gflop": counted.forward.flops / 1e9,
             "call_gflop": call.flops / 1e9,
             "needed_gflop": least.flops / 1e9,
+            "prefill_gb": counted.prefill.num_bytes / 1e9,
+            "forward_gb": counted.forward.num_bytes / 1e9,
             "call_gb": call.num_bytes / 1e9,
             "needed_gb": least.num_bytes / 1e9,
             "counted_ms": 1e3 * options.device.seconds(call.flops, call.num_bytes),

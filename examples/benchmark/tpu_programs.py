@@ -38,8 +38,15 @@ from hf_gr.flax.devices import settings_of_ours
 from hf_gr.flax.draft_head import DraftHead, shapes_of
 from hf_gr.flax.families import to_spec
 from hf_gr.flax.model import FlaxModel, random_arrays
-from hf_gr.generation.flax import mixin
+from hf_gr.generation.flax import mixin, plain
 
+# Where `generate` finds what `jax.jit` has compiled: with a catalogue, and without one.
+COMPILED: tuple[tuple[Any, str], ...] = (
+    (mixin, "decode_program"),
+    (mixin, "decode_on_mesh"),
+    (plain, "plain_program"),
+    (plain, "plain_on_mesh"),
+)
 PAD, EOS, FIRST_CODE = 0, 1, 2
 TINY = roofline.Shape(layers=1, hidden=32, intermediate=48, heads=4, kv_heads=2, head_dim=8, vocab=64, itemsize=4)
 # Random weights of unit gain make logits that hardly differ.
@@ -75,6 +82,7 @@ class Program:
         family: of the model.
         catalogue: which one, of `Bench.catalogues`.
         has_head: whether the model has a draft head.
+        has_assistant: whether another model drafts, of the same shape and with other weights.
         mesh: D and M; None for one device.
     """
 
@@ -82,11 +90,13 @@ class Program:
     family: str = "qwen3"
     catalogue: str = "fixed"
     has_head: bool = False
+    has_assistant: bool = False
     mesh: tuple[int, int] | None = None
 
 
 PATHS = {"num_beams": 1, "num_return_sequences": 1}
 SAMPLES = {"do_sample": True, "temperature": 2.0, "top_k": 10, "top_p": 0.95, "min_p": 0.01}
+PLAIN = {"max_new_tokens": 4}
 DETAILS = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
 PROGRAMS: dict[str, Program] = {
     "beams": Program(),
@@ -105,6 +115,9 @@ PROGRAMS: dict[str, Program] = {
     "head": Program({"drafting": "head"}, has_head=True),
     "t5": Program(family="t5", catalogue="ragged"),
     "t5, trie": Program({"drafting": "trie"}, family="t5"),
+    "no catalogue": Program(PLAIN | PATHS, catalogue="none"),
+    "no catalogue, beams": Program(PLAIN | {"repetition_penalty": 1.3, "bad_words_ids": [[5]]}, catalogue="none"),
+    "no catalogue, samples": Program(PLAIN | PATHS | SAMPLES, catalogue="none"),
 }
 ON_MESHES: dict[str, Program] = {
     "data": Program(mesh=(4, 1)),
@@ -150,6 +163,11 @@ class Bench:
         return DraftHead(config, codebooks, arrays={name: jnp.asarray(of, self.dtype) for name, of in arrays.items()})
 
     @cached_property
+    def assistant(self) -> Any:
+        """A draft model."""
+        return Bench(self.size, dtype=self.dtype, seed=self.seed + 1).model()
+
+    @cached_property
     def index(self) -> ConstraintIndex:
         """Items of L codes."""
         return ConstraintIndex.from_sequences(self._codes(self.size.items))
@@ -163,10 +181,12 @@ class Bench:
 
         Args:
             name: "fixed", "ragged" (items of 1 to L codes), "views" (another one for each row), "excluded" (items of
-                each row) or "added" (after additions and removals).
+                each row), "added" (after additions and removals) or "none".
             batch: number of rows.
         """
         items, index = self.size.items, self.index
+        if name == "none":
+            return {}
         if name == "ragged":
             rows = [row[: 1 + number % len(row)].tolist() for number, row in enumerate(self._codes(items))]
             index = ConstraintIndex.from_sequences(rows, eos_token_id=EOS)
@@ -179,13 +199,16 @@ class Bench:
         excluded = {"exclude_items": [range(row, items, 7) for row in range(batch)]} if name == "excluded" else {}
         return {"constraint_index": index, **excluded}
 
-    def call(self, program: Program, *, seed: int = 0, model: Any = None, **changes: Any) -> Any:
+    def call(
+        self, program: Program, *, seed: int = 0, model: Any = None, assistant: Any = None, **changes: Any
+    ) -> Any:
         """The answers of a call that this program serves.
 
         Args:
             program: which.
             seed: of the prompts and of the samples.
             model: another one's answers, also PyTorch's.
+            assistant: what drafts for that one, if something does.
             changes: of the call's options.
         """
         size = self.size
@@ -196,6 +219,7 @@ class Bench:
         options = {"num_beams": size.beams, "num_return_sequences": size.beams, **program.options, **changes}
         options |= {"seed": seed} if options.get("do_sample") else {}
         options |= {} if program.mesh is None else {"mesh": jax.make_mesh(program.mesh, ("data", "model"))}
+        options |= {"assistant_model": self.assistant if model is None else assistant} if program.has_assistant else {}
         if model is None:
             model = self.model(program.family, program.has_head)
         elif isinstance(model, torch.nn.Module):
@@ -212,9 +236,9 @@ class Bench:
             raise InterruptedError
 
         with ExitStack() as patches:
-            for name in ("decode_program", "decode_on_mesh"):
-                function = partial(instead, getattr(mixin, name))
-                patches.enter_context(mock.patch.object(mixin, name, function))
+            for home, name in COMPILED:
+                function = partial(instead, getattr(home, name))
+                patches.enter_context(mock.patch.object(home, name, function))
             try:
                 self.call(program, **changes)
             except InterruptedError:
@@ -224,8 +248,7 @@ class Bench:
 
 def num_programs() -> int:
     """Programs of `generate` that this process has compiled."""
-    functions: tuple[Any, ...] = (mixin.decode_program, mixin.decode_on_mesh)
-    return sum(function._cache_size() for function in functions)
+    return sum(getattr(home, name)._cache_size() for home, name in COMPILED)
 
 
 def config_of(shape: roofline.Shape, family: str) -> Any:
