@@ -14,7 +14,7 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
-from hf_gr.flax.decode import DecodePlan
+from hf_gr.flax.plan import DecodePlan
 from hf_gr.generation.torch.logits_process import OfLiving
 
 

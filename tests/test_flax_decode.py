@@ -30,8 +30,9 @@ from hf_gr import ConstraintIndex
 from hf_gr.catalogue.snapshot import BatchRules, combine_rules
 from hf_gr.flax import beam, decode
 from hf_gr.flax.beam import Beams
-from hf_gr.flax.decode import Decoded, DecodePlan
+from hf_gr.flax.decode import Decoded
 from hf_gr.flax.noise import Noise
+from hf_gr.flax.plan import DecodePlan
 from hf_gr.flax.transition import device_catalogue
 from hf_gr.reference import reference_beam_search
 from hf_gr.torch import decode as torch_decode

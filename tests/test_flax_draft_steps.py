@@ -26,8 +26,8 @@ from hf_gr.catalogue.snapshot import BatchRules
 from hf_gr.flax import beam, decode, drafters, transition, verifiers
 from hf_gr.flax.beam import Beams
 from hf_gr.flax.children import PlainChildren
-from hf_gr.flax.decode import DecodePlan
 from hf_gr.flax.noise import PASSES, Noise
+from hf_gr.flax.plan import DecodePlan
 from hf_gr.flax.speculation import Scored
 from hf_gr.flax.verifiers import Drawn, relaxed_places
 from hf_gr.torch import beam as torch_beam

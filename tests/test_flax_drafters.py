@@ -27,10 +27,12 @@ from hf_gr import ConstraintIndex, enable
 from hf_gr.catalogue.snapshot import BatchRules
 from hf_gr.flax import decode, drafters
 from hf_gr.flax.beam import Beams
-from hf_gr.flax.decode import Decoded, DecodePlan, decode_program
+from hf_gr.flax.decode import Decoded, decode_program
 from hf_gr.flax.drafters import TreeDrafter, plan_first, plan_sizes
 from hf_gr.flax.model import FlaxModel
 from hf_gr.flax.noise import Noise
+from hf_gr.flax.plan import DecodePlan
+from hf_gr.flax.speculation import Context
 from hf_gr.flax.transition import device_catalogue
 from hf_gr.generation.flax.drafts import _open_nodes
 
@@ -123,7 +125,7 @@ def test_a_draft_with_the_prompt_is_all_that_is_legal_and_has_children(one_shape
     drafter = WHOLE.drafter
     assert isinstance(drafter, TreeDrafter)
     root, levels, wanted = Beams.start(NUM_ROWS, 1), np.zeros(NUM_ROWS, np.int32), np.ones(NUM_ROWS, bool)
-    draft = jax.jit(lambda catalogue: drafter.draft(root, levels, wanted, catalogue))
+    draft = jax.jit(lambda catalogue: drafter.draft(root, levels, wanted, Context(catalogue, WHOLE)))
     for seed in range(8):
         rng = random.Random(seed)
         index = random_index(rng, ragged=True)
@@ -260,8 +262,7 @@ def test_models_draft_by_the_trie(family: str) -> None:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"drafting": "assistant"}, "drafting='assistant', expected None, 'trie', 'head' or 'auto'.*backend='torch'"),
-        ({"drafting": "trie", "verification": "relaxed"}, "verification='relaxed' with drafting='trie'"),
+        ({"drafting": "head", "verification": "none"}, "verification='none' with drafting='head'.*backend='torch'"),
         ({"drafting": "trie", "verification": "catalogue"}, "verification='catalogue' with drafting='trie'"),
         ({"draft_token_budget": 5}, "draft_token_budget=5 without drafting, expected None"),
         ({"num_draft_beams": 5}, "num_draft_beams=5"),

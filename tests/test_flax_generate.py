@@ -26,8 +26,9 @@ from flax_warpers import processors_of
 from transformers import GPT2Config
 
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, GRGenerationConfig, enable
-from hf_gr.flax.decode import DecodePlan, decode_program
+from hf_gr.flax.decode import decode_program
 from hf_gr.flax.model import FlaxModel
+from hf_gr.flax.plan import DecodePlan
 from hf_gr.flax.transition import DeviceCatalogue
 from hf_gr.generation import auto
 from hf_gr.generation.flax import mixin as flax

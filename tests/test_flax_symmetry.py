@@ -30,10 +30,11 @@ PAIRS = (
     "tree",
     "verifiers",
 )
-# Modules of PyTorch whose names are in another one in Flax.
+# Modules that are compared as parts of another one.
 PARTS = {"decode": ("plan",)}
 # Modules that are not compared, and why.
 UNPAIRED = {
+    "assistants": "classes of drafters in torch",
     "scorers": "nothing but a protocol is on both sides",
     "costs": "PyTorch alone measures costs",
     "frontier": "rows of a program advance together",
@@ -79,9 +80,7 @@ TORCH_ONLY = {
         "UncheckedChildren": "every level is checked in Flax",
         "WideChildren": "wide levels are dense in torch alone",
     },
-    "decode": {
-        "PASSES": "relaxed verification is PyTorch's alone",
-    },
+    "decode": {},
     "device_trie": {
         "FlatTrie": "several labels are a logits processor's, a callable of PyTorch",
         "MOST_NODES": "the same",
@@ -95,14 +94,14 @@ TORCH_ONLY = {
     },
     "draft_head": {"IGNORED": "heads are trained in PyTorch"},
     "drafters": {
-        "Assistant": "models draft in PyTorch alone",
+        "Assistant": "flax.assistants.ModelDrafter",
         "DraftSearch": "the same",
         "FixedTree": "a draft in Flax always has fixed sizes",
         "Guesses": "the function guess in Flax: a program has no objects",
         "ROOM": "a draft in Flax always has fixed sizes",
         "Samples": "the function sample in Flax",
         "fixed_widths": "a draft in Flax always has fixed sizes",
-        "nodes_of": "the same",
+        "nodes_of": "of a search: flax.assistants",
     },
     "noise": {},
     "speculation": {"Level": "Scored in Flax, where rows do not leave", "Lookahead": "the loop itself in Flax"},
@@ -119,7 +118,7 @@ TORCH_ONLY = {
     },
 }
 FLAX_ONLY = {
-    "beam": {},
+    "beam": {"of_level": "beams have room for all tokens", "to_room": "the same", "widened": "widths are fixed"},
     "decode": {
         "decode_program": "the compiled form of decode",
         "in_any_row": "rows of all devices advance together",
@@ -170,7 +169,11 @@ FLAX_ONLY = {
         "follow": "of generation without a catalogue, whose prefixes have room for more tokens",
         "gumbel_after": "the same",
     },
-    "speculation": {"Draft": "a list of levels in torch", "Scored": "Level in torch"},
+    "speculation": {
+        "Context": "a frontier in torch",
+        "Draft": "a list of levels in torch",
+        "Scored": "Level in torch",
+    },
     "verifiers": {"Drawn": "nodes of one level; Nodes are of all levels"},
 }
 ALIASES = {  # of types, which have no module
@@ -197,7 +200,7 @@ EVERYWHERE = DEVICES | DRAFTS | PROCESSORS
 ALONE = {"(alone)"}
 # By name: what else differs, all of it.
 OTHERWISE = {
-    "decode.decode": {"params", "noise"},  # arrays are arguments of a program
+    "decode.decode": {"params", "draft_params", "noise"},  # arrays are arguments of a program
     "decode.accept": {"noise"},
     # Read where they are; the longest sequence's length is static, apart from `max_new_tokens`, like the next one's.
     "decode.child_scores": {"logits", "places", "scored", "max_length"},
@@ -263,10 +266,12 @@ OTHERWISE = {
     "draft_head.HeadScorer.advance": ALONE,
     "draft_head.HeadScorer.columns": ALONE,
     "draft_head.HeadScorer.score": {"params", "cache", "tokens", "visible", "depths", "levels", "depth", "wanted"},
-    "drafters.TreeDrafter": {"budget", "merges", "worth", "assistant", "sizes", "num_first"},
+    "drafters.TreeDrafter": {"merges", "worth", "assistant", "sizes", "num_first", "least"},
     "drafters.TreeDrafter.size": ALONE,
+    "drafters.TreeDrafter.start": ALONE,  # a model's drafter reads the prompts
+    "drafters.TreeDrafter.tail": ALONE,
     "drafters.TreeDrafter.num_forwards": ALONE,
-    "drafters.TreeDrafter.draft": {"frontier", "beams", "catalogue", "levels", "wanted"},  # a frontier has the others
+    "drafters.TreeDrafter.draft": {"frontier", "beams", "context", "levels", "wanted"},  # a frontier has the others
     "noise.Noise.of": ALONE,  # in halves
     "noise.Noise.take": ALONE,  # rows of a program advance together
     "speculation.Speculation.none": ALONE,
@@ -274,9 +279,11 @@ OTHERWISE = {
     "speculation.Speculation.drafting": ALONE,
     "speculation.Speculation.accepting": ALONE,
     "speculation.Drafter.size": ALONE,
+    "speculation.Drafter.start": ALONE,
+    "speculation.Drafter.tail": ALONE,
     "speculation.Drafter.num_first": ALONE,
     "speculation.Drafter.num_forwards": ALONE,
-    "speculation.Drafter.draft": {"frontier", "beams", "catalogue", "levels", "wanted"},
+    "speculation.Drafter.draft": {"frontier", "beams", "context", "levels", "wanted"},
     "transition.DeviceCatalogue.of_rows": ALONE,  # rows of a program advance together
     "transition.DevicePart.of_rows": ALONE,
     "tree.Nodes": {"is_complete", "log_probs", "depths"},  # of all levels, and never samples
@@ -314,7 +321,8 @@ def members(thing: Any) -> dict[str, Any]:
 def sides(module: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """What both sides of a pair define."""
     theirs = [public(import_module(f"hf_gr.torch.{name}")) for name in (module, *PARTS.get(module, ()))]
-    return public(import_module(f"hf_gr.flax.{module}")), {name: value for of in theirs for name, value in of.items()}
+    ours = [public(import_module(f"hf_gr.flax.{name}")) for name in (module, *PARTS.get(module, ()))]
+    return (*({name: value for of in side for name, value in of.items()} for side in (ours, theirs)),)
 
 
 def difference(ours: Any, theirs: Any) -> set[str]:

@@ -29,9 +29,10 @@ from hf_gr.catalogue.snapshot import Snapshot, combine_rules
 from hf_gr.catalogue.trie import PADDING
 from hf_gr.flax.arrays import HostOrDevice
 from hf_gr.flax.buckets import bucket, padded
-from hf_gr.flax.decode import DecodePlan, decode_program
+from hf_gr.flax.decode import decode_program
 from hf_gr.flax.devices import DATA, decode_on_mesh, num_rows_on, replicated, settings_of_ours, to_mesh
 from hf_gr.flax.model import FlaxModel
+from hf_gr.flax.plan import DecodePlan
 from hf_gr.flax.scorers import Params, Prompt, Scorer
 from hf_gr.flax.transition import device_catalogue
 from hf_gr.generation.flax.prompts import HostPrompt

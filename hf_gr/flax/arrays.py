@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import Tracer
-from jaxtyping import Array, Float, Int, Integer
+from jaxtyping import Array, Bool, Float, Int, Integer
 
 # Where arrays live: a device, a sharding over several, or None for JAX's own choice.
 Device = Any
@@ -65,3 +65,10 @@ def windows(values: Integer[Array, " _"], starts: Int[Array, "*shape"], *, size:
     """
     how = lax.GatherDimensionNumbers(offset_dims=(starts.ndim,), collapsed_slice_dims=(), start_index_map=(0,))
     return lax.gather(values, starts[..., None], how, (size,), mode="clip")
+
+
+def where_rows(rows: Bool[Array, " batch"], new: Any, old: Any) -> Any:
+    """New values for some rows."""
+    return jax.tree.map(
+        lambda new, old: jnp.where(rows.reshape(-1, *[1] * (new.ndim - 1)), new, old.astype(new.dtype)), new, old
+    )

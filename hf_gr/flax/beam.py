@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -312,3 +313,34 @@ def _to_length(
 ) -> tuple[Int[Array, "batch beams max_length"], Int[Array, "batch beams max_length"]]:
     after = ((0, 0), (0, 0), (0, max_length - beams.sequences.shape[-1]))
     return jnp.pad(beams.sequences, after), jnp.pad(beams.beam_indices, after, constant_values=-1)
+
+
+def of_level(beams: Beams, level: int, *, width: int) -> Beams:
+    """Beams of a level, without the room for later tokens."""
+    return Beams(
+        sequences=beams.sequences[:, :width, :level],
+        beam_indices=beams.beam_indices[:, :width, :level],
+        scores=beams.scores[:, :width],
+        states=beams.states[:, :width],
+    )
+
+
+def to_room(beams: Beams, num_levels: int) -> Beams:
+    """Beams with room for all tokens."""
+    after = ((0, 0), (0, 0), (0, num_levels - beams.sequences.shape[-1]))
+    return replace(beams, sequences=jnp.pad(beams.sequences, after), beam_indices=jnp.pad(beams.beam_indices, after))
+
+
+def widened(beams: Beams, width: int) -> Beams:
+    """The same beams, and dead ones after them."""
+    missing = width - beams.scores.shape[1]
+
+    def filled(array: Array, value: Any) -> Array:
+        return jnp.pad(array, ((0, 0), (0, missing), *[(0, 0)] * (array.ndim - 2)), constant_values=value)
+
+    return Beams(
+        sequences=filled(beams.sequences, 0),
+        beam_indices=filled(beams.beam_indices, -1),
+        scores=filled(beams.scores, DEAD),
+        states=filled(beams.states, 0),
+    )

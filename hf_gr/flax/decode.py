@@ -26,94 +26,18 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from . import beam
-from .arrays import Number, WholeNumber, along, static
-from .beam import Beams, Finished
+from .arrays import along, where_rows
+from .beam import Beams, Finished, of_level, to_room, widened
 from .children import Children
-from .noise import Noise, paths_of
-from .processors import Processors, apply, real_tokens
+from .noise import PASSES, Noise, paths_of
+from .plan import DecodePlan
+from .processors import apply, real_tokens
 from .scorers import JointScorer, Params, Prompt, Scorer, ScorerCache
-from .speculation import Draft, Drafter, Scored, Speculation
+from .speculation import Context, Draft, Scored, Speculation
 from .transition import DeviceCatalogue, children, is_leaf, over_vocabulary
 from .tree import Nodes, nodes_seen, slots_seen
-from .verifiers import locate
+from .verifiers import locate, relaxed_places
 from .warpers import keep_min_p, keep_top_k, keep_top_p, renormalize
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class DecodePlan:
-    """The options of one call; names and meanings are transformers'.
-
-    Attributes:
-        num_beams: K; 1 decodes every path on its own (greedy, or sampling). Static, as are all up to `rows_axis`.
-        num_return_sequences: R.
-        num_kept: candidates kept a level: K, plus spares to replace beams that end here.
-        do_sample: sample instead of taking the best.
-        early_stopping: when a row with K complete sequences is done.
-        top_k: number of children to sample from; None for all.
-        min_tokens_to_keep: children that every warper keeps.
-        renormalize_logits: normalise scores over the legal tokens of each step.
-        forces_end: whether the longest sequences' last token, the end token, is certain: transformers'
-            `forced_eos_token_id`.
-        output_scores: keep the processed scores of every level.
-        output_logits: keep the logits of every level.
-        exit_early: skip levels once nothing can change.
-        drafter: proposes nodes to score ahead; None for no draft.
-        rows_axis: the mesh axis over which rows that advance together are sharded; None if these advance alone.
-        length_penalty: exponent of the length that scores are divided by. This and the following may change from call
-            to call without a new program.
-        max_new_tokens: the longest sequence that the heuristic of `early_stopping="never"` assumes.
-        fill_token_id: what follows the end of a sequence.
-        missing_token_id: fills a row that has no sequence left; not `fill_token_id` if such a row would be a sequence
-            of the catalogue.
-        temperature: divisor of scores; None for none.
-        top_p: total probability of the children to sample from; None for all.
-        min_p: the least probability of those, relative to the largest; None for any.
-        processors: what else changes scores or ends sequences; None for nothing, which is faster.
-    """
-
-    num_beams: int = static()
-    num_return_sequences: int = static()
-    num_kept: int = static()
-    do_sample: bool = static()
-    early_stopping: bool | str = static()
-    top_k: int | None = static(default=None)
-    min_tokens_to_keep: int = static(default=1)
-    renormalize_logits: bool = static(default=False)
-    forces_end: bool = static(default=False)
-    output_scores: bool = static(default=False)
-    output_logits: bool = static(default=False)
-    exit_early: bool = static(default=True)
-    drafter: Drafter | None = static(default=None)
-    rows_axis: str | None = static(default=None)
-    length_penalty: Number = 1.0
-    max_new_tokens: WholeNumber = 0
-    fill_token_id: WholeNumber = -1
-    missing_token_id: WholeNumber = -1
-    temperature: Number | None = None
-    top_p: Number | None = None
-    min_p: Number | None = None
-    processors: Processors | None = None
-
-    @property
-    def is_beam_search(self) -> bool:
-        """Whether the paths of a row compete."""
-        return self.num_beams > 1
-
-    @property
-    def keeps_steps(self) -> bool:
-        """Whether outputs of every level are wanted."""
-        return self.output_scores or self.output_logits
-
-    @property
-    def has_criteria(self) -> bool:
-        """Whether sequences may end before the catalogue's."""
-        return self.processors is not None and bool(self.processors.criteria)
-
-    @property
-    def width(self) -> int:
-        """Paths a row."""
-        return max(self.num_beams, self.num_return_sequences)
 
 
 @jax.tree_util.register_dataclass
@@ -151,6 +75,7 @@ class _State:
         finished: the results so far.
         speculation: the counts.
         cache: the scorer's, with a slot for each beam of each level.
+        memory: what the drafter's model knows of the prompts; None without one.
         step_scores: by level, if they are kept.
         step_logits: by level, if they are kept.
     """
@@ -160,6 +85,7 @@ class _State:
     finished: Finished
     speculation: Speculation
     cache: ScorerCache
+    memory: Any
     step_scores: tuple[Array, ...] | None
     step_logits: tuple[Array, ...] | None
 
@@ -171,6 +97,7 @@ def decode(
     prompt: Prompt,
     plan: DecodePlan,
     noise: Noise | None = None,
+    draft_params: Params | None = None,
 ) -> Decoded:
     """Decode the best legal sequences of a batch.
 
@@ -181,6 +108,7 @@ def decode(
         prompt: the start of each row.
         plan: the options.
         noise: what is drawn comes from; nothing is without `do_sample`.
+        draft_params: of the drafter's model, if it has one.
 
     Returns:
         R sequences a row: the best first, then rows of padding if there are fewer.
@@ -188,7 +116,7 @@ def decode(
     Source: STATIC, algorithm 1, with candidates scored before any truncation; AtSpeed, algorithms 1 and 2.
     """
     plan = with_prompt(plan, prompt)
-    search = _Search(scorer, params, catalogue, plan, noise)
+    search = _Search(scorer, params, catalogue, plan, noise, draft_params)
     state = lax.while_loop(search.any_open, search.advance, search.start(prompt))
     return Decoded(
         *_best(state.finished, plan),
@@ -212,6 +140,7 @@ class _Search:
     catalogue: DeviceCatalogue
     plan: DecodePlan
     noise: Noise | None
+    draft_params: Params | None
 
     @property
     def num_levels(self) -> int:
@@ -222,34 +151,68 @@ class _Search:
         """Compute the prompt, and what is drafted below it; decide the first level, and the drafted ones."""
         plan, drafter, (batch_size, _) = self.plan, self.plan.drafter, prompt.input_ids.shape
         levels = jnp.zeros(batch_size, dtype=jnp.int32)
-        speculation = Speculation.none(batch_size)
-        root = Beams.start(batch_size, 1)  # equal beams are one root
-        num_below, made = 0, None
-        states, depths = root.states, root.states
-        if drafter is None or not drafter.size(at_root=True):
-            logits, cache = self.scorer.prefill(self.params, prompt)
-            logits = logits[:, None]
-        else:
-            assert isinstance(self.scorer, JointScorer)
-            draft = drafter.draft(root, levels, jnp.ones(batch_size, dtype=bool), self.catalogue)
-            nodes, num_below = draft.nodes, drafter.num_first
-            visible = nodes_seen(nodes.parents, 1, num_levels=num_below)[0][:, 1:, 1:]
-            hidden, cache, made = self.scorer.read_with(self.params, prompt, nodes.tokens, nodes.depths, visible)
-            logits = self.scorer.logits(self.params, hidden)
-            states, depths = _behind(states, nodes.states), _behind(depths, nodes.depths)
-            made = jax.tree.map(partial(_with_more, front=1), made)  # the prompt's end has no slot
-            speculation = speculation.drafting(draft, self.catalogue.dead_state)
-        scored = Scored.of(logits, states, depths=depths, made=made, levels=levels, num_live=1)
+        beams = Beams.start(batch_size, plan.width, independent=not plan.is_beam_search)
+        nodes, draft, memory = Nodes.none(batch_size, 0, self.catalogue.dead_state), None, None
+        if drafter is not None and not drafter.tail:
+            memory = drafter.start(self.draft_params, prompt, None)
+        if drafter is not None and drafter.size(at_root=True):
+            draft = drafter.draft(beams, levels, jnp.ones(batch_size, dtype=bool), self._context(memory))
+            nodes = draft.nodes
+        logits, hidden, cache, made = self._read(prompt, nodes, () if drafter is None else drafter.tail)
+        if drafter is not None and drafter.tail:
+            memory = drafter.start(self.draft_params, prompt, hidden)
+        root = jnp.zeros((batch_size, 1), dtype=jnp.int32)
+        scored = Scored.of(
+            logits,
+            _behind(root, nodes.states),
+            depths=_behind(root, nodes.depths),
+            made=made,
+            levels=levels,
+            draft=draft,
+            num_live=1,
+        )
         state = _State(
-            beams=_to_room(Beams.start(batch_size, plan.width, independent=not plan.is_beam_search), self.num_levels),
+            beams=to_room(beams, self.num_levels),
             levels=levels,
             finished=Finished.none_yet(batch_size, plan.width, self.num_levels),
-            speculation=speculation,
+            speculation=_drafted(Speculation.none(batch_size), draft, self.catalogue),
             cache=cache.with_room(max(self.num_levels - 2, 0) * plan.width),
+            memory=memory,
             step_scores=self._no_steps(logits) if plan.output_scores else None,
             step_logits=self._no_steps(logits) if plan.output_logits else None,
         )
-        return self._decide_all(state, scored, range(1 + num_below))
+        return self._decide_all(state, scored, range(1 if draft is None or drafter is None else 1 + drafter.num_first))
+
+    def _read(
+        self, prompt: Prompt, nodes: Nodes, tail: tuple[int, ...]
+    ) -> tuple[Float[Array, "batch nodes vocab"], Array | None, ScorerCache, Any]:
+        """Compute the prompt, drafted nodes below it, and a tail behind it, which no other token sees.
+
+        Returns:
+            The logits after the prompt and the nodes; the output at the prompt's end and at the tail, if there is one;
+            the cache of the prompt; and what the nodes are to later ones, with a place for the prompt's end.
+        """
+        batch_size, num_nodes = nodes.tokens.shape
+        if not num_nodes and not tail:
+            logits, cache = self.scorer.prefill(self.params, prompt)
+            return logits[:, None], None, cache, None
+        assert isinstance(self.scorer, JointScorer)
+        visible = nodes_seen(nodes.parents, 1, num_levels=self.num_levels - 1)[0][:, 1:, 1:]
+        tokens, depths = nodes.tokens, nodes.depths
+        if tail:
+            own = jnp.arange(len(tail), dtype=jnp.int32)
+            tokens = _behind(tokens, jnp.broadcast_to(jnp.array(tail, dtype=jnp.int32), (batch_size, len(tail))))
+            depths = _behind(depths, jnp.broadcast_to(1 + own, (batch_size, len(tail))))
+            visible = jnp.pad(visible, ((0, 0), (0, len(tail)), (0, len(tail))))
+            visible = visible.at[:, num_nodes:, num_nodes:].set(own[:, None] >= own)
+        hidden, cache, made = self.scorer.read_with(self.params, prompt, tokens, depths, visible)
+        logits = self.scorer.logits(self.params, hidden[:, : 1 + num_nodes])
+        made = jax.tree.map(lambda array: _with_more(array[..., :num_nodes, :], front=1), made)
+        of_tail = _behind(hidden[:, :1], hidden[:, 1 + num_nodes :]) if tail else None
+        return logits, of_tail, cache, made if num_nodes else None
+
+    def _context(self, memory: Any) -> Context:
+        return Context(self.catalogue, self.plan, self.noise, self.draft_params, memory)
 
     def any_open(self, state: _State) -> Bool[Array, ""]:
         """Whether some row needs a forward."""
@@ -260,9 +223,9 @@ class _Search:
         drafter = self.plan.drafter
         if drafter is None or not drafter.size(at_root=False):
             return self._score_and_decide(state, None)
-        draft = drafter.draft(state.beams, state.levels, self._open_rows(state), self.catalogue)
-        speculation = state.speculation.drafting(draft, self.catalogue.dead_state)
-        return self._score_and_decide(replace(state, speculation=speculation), draft)
+        draft = drafter.draft(state.beams, state.levels, self._open_rows(state), self._context(state.memory))
+        state = replace(state, speculation=_drafted(state.speculation, draft, self.catalogue))
+        return self._score_and_decide(state, draft)
 
     def _score_and_decide(self, state: _State, draft: Draft | None) -> _State:
         """One forward over the live beams, and over what is drafted below them, and all decisions that it allows."""
@@ -281,7 +244,13 @@ class _Search:
                 ),
             )
         scored = Scored.of(
-            logits, nodes.states, depths=nodes.depths, made=made, levels=levels, num_live=live.tokens.shape[1]
+            logits,
+            nodes.states,
+            depths=nodes.depths,
+            made=made,
+            levels=levels,
+            draft=draft,
+            num_live=live.tokens.shape[1],
         )
         state = replace(state, speculation=state.speculation.after_forward())
         return self._decide_all(state, scored, range(1, self.num_levels))
@@ -333,7 +302,7 @@ class _Search:
             level: tokens of the beams.
         """
         catalogue, plan = self.catalogue, self.plan
-        beams = _of_level(state.beams, level, width=1 if not level and plan.is_beam_search else plan.width)
+        beams = of_level(state.beams, level, width=1 if not level and plan.is_beam_search else plan.width)
         own, found = locate(beams, scored.states)
         # A row without living beams is found anywhere.
         is_here = is_here & found & ((level == scored.levels) | (beams.scores > beam.DEAD).any(-1))
@@ -348,14 +317,50 @@ class _Search:
             step = _per_path(along(scored.logits, own[..., None]).astype(jnp.float32), plan)
             steps["step_logits"] = _with_step(state.step_logits, step, is_here, level=level)
         scores = jnp.where(legal.legal, beams.scores[..., None] + scores, beam.DEAD)
-        kept, finished = accept(beams, state.finished, legal, scores, catalogue, plan, level=level, noise=self.noise)
+        picked = None
+        if scored.draft is not None and scored.draft.log_probs is not None and level + 1 < self.num_levels:
+            picked = self._picked(scored, beams, own, legal, scores, level=level)
+        kept, finished = accept(
+            beams, state.finished, legal, scores, catalogue, plan, level=level, noise=self.noise, picked=picked
+        )
         num_accepted = jnp.where(is_here & (level > scored.levels), scored.num_accepted(beams, own), 0)
-        new = (_to_room(_widened(kept, plan.width), self.num_levels), finished)
-        kept, finished = _where_rows(is_here, new, (state.beams, state.finished))
+        new = (to_room(widened(kept, plan.width), self.num_levels), finished)
+        kept, finished = where_rows(is_here, new, (state.beams, state.finished))
         levels = jnp.where(is_here, level + 1, state.levels)
         speculation = state.speculation.accepting(num_accepted)
         state = replace(state, beams=kept, levels=levels, finished=finished, speculation=speculation, **steps)
         return state, places.at[level, :, : own.shape[1]].set(own)
+
+    def _picked(
+        self,
+        scored: Scored,
+        beams: Beams,
+        own: Int[Array, "batch beams"],
+        legal: Children,
+        scores: Float[Array, "batch beams children"],
+        *,
+        level: int,
+    ) -> Int[Array, "batch kept"]:
+        """Places of the children that relaxed verification picks; of rows without a draft those that are drawn."""
+        assert self.noise is not None
+        gumbel, number = self.noise.gumbel(beams, legal), self.plan.num_kept
+        drawn, places, has_some = scored.drawn(own, level=level)
+        picked = relaxed_places(
+            legal,
+            scores,
+            drawn,
+            places,
+            num_kept=number,
+            uniform=self.noise.stream(PASSES).uniform(beams, legal),
+            gumbel=gumbel,
+        )
+        keys = (scores + gumbel).reshape(len(scores), -1)
+        others = lax.top_k(keys, min(number, keys.shape[1]))[1]
+        picked, others = (
+            jnp.pad(one, ((0, 0), (0, number - one.shape[1])), constant_values=keys.shape[1])
+            for one in (picked, others)
+        )
+        return jnp.where(has_some[:, None], picked, others)
 
     def _open_rows(self, state: _State) -> Bool[Array, " batch"]:
         """The rows that have levels left, and may still change."""
@@ -373,6 +378,11 @@ class _Search:
         return (jnp.zeros(shape, dtype=jnp.float32),) * self.num_levels
 
 
+def _drafted(speculation: Speculation, draft: Draft | None, catalogue: DeviceCatalogue) -> Speculation:
+    """The counts with those of a draft."""
+    return speculation if draft is None else speculation.drafting(draft, catalogue.dead_state)
+
+
 def _behind(first: Array, second: Array) -> Array:
     """Arrays of some nodes, and behind them those of others."""
     return jnp.concatenate([first, second], axis=1)
@@ -383,32 +393,9 @@ def _with_more(array: Array, *, front: int = 0, behind: int = 0) -> Array:
     return jnp.pad(array, (*[(0, 0)] * (array.ndim - 2), (front, behind), (0, 0)))
 
 
-def _of_level(beams: Beams, level: int, *, width: int) -> Beams:
-    """Beams of a level, without the room for later tokens."""
-    return Beams(
-        sequences=beams.sequences[:, :width, :level],
-        beam_indices=beams.beam_indices[:, :width, :level],
-        scores=beams.scores[:, :width],
-        states=beams.states[:, :width],
-    )
-
-
-def _to_room(beams: Beams, num_levels: int) -> Beams:
-    """Beams with room for all tokens."""
-    after = ((0, 0), (0, 0), (0, num_levels - beams.sequences.shape[-1]))
-    return replace(beams, sequences=jnp.pad(beams.sequences, after), beam_indices=jnp.pad(beams.beam_indices, after))
-
-
-def _where_rows(rows: Bool[Array, " batch"], new: Any, old: Any) -> Any:
-    """New values for some rows."""
-    return jax.tree.map(
-        lambda new, old: jnp.where(rows.reshape(-1, *[1] * (new.ndim - 1)), new, old.astype(new.dtype)), new, old
-    )
-
-
 def _with_step(steps: tuple[Array, ...], step: Array, rows: Bool[Array, " batch"], *, level: int) -> tuple[Array, ...]:
     """The steps, with one level's of some rows."""
-    return (*steps[:level], _where_rows(rows, step, steps[level]), *steps[level + 1 :])
+    return (*steps[:level], where_rows(rows, step, steps[level]), *steps[level + 1 :])
 
 
 def _can_change(beams: Beams, finished: Finished, plan: DecodePlan) -> Bool[Array, " batch"]:
@@ -520,8 +507,12 @@ def accept(
     *,
     level: int,
     noise: Noise | None = None,
+    picked: Int[Array, "batch kept"] | None = None,
 ) -> tuple[Beams, Finished]:
-    """Decide one level: extend the beams, and move complete ones to the finished."""
+    """Decide one level: extend the beams, and move complete ones to the finished.
+
+    With `picked` those children are kept: see `beam.select`.
+    """
     may_end = catalogue.has_leaves[level] or plan.has_criteria
     how: dict[str, Any] = {"dead_state": catalogue.dead_state}
     if plan.do_sample:
@@ -537,9 +528,9 @@ def accept(
     is_ragged = catalogue.is_ragged or plan.has_criteria
     all_end = level + 1 == catalogue.max_length and not is_ragged and not plan.do_sample
     num_kept = plan.num_kept if (may_end and not all_end) or plan.do_sample else plan.num_beams
-    kept = beam.select(beams, legal, scores, num_kept=num_kept, **how)
+    kept = beam.select(beams, legal, scores, num_kept=num_kept, picked=picked, **how)
     if all_end:
-        return kept, beam.finish(_widened(kept, plan.width), length_penalty=plan.length_penalty)
+        return kept, beam.finish(widened(kept, plan.width), length_penalty=plan.length_penalty)
     if may_end:
         kept, ends = _ended(kept, catalogue, plan, level=level)
         beams, finished = beam.retire(
@@ -584,21 +575,6 @@ def _best(
         longest = finished.sequences.shape[-1]
         scores = beam.true_scores(scores, length_penalty=plan.length_penalty, longest=longest)
     return sequences, scores, beam_indices
-
-
-def _widened(beams: Beams, width: int) -> Beams:
-    """The same beams, and dead ones after them."""
-    missing = width - beams.scores.shape[1]
-
-    def filled(array: Array, value: Any) -> Array:
-        return jnp.pad(array, ((0, 0), (0, missing), *[(0, 0)] * (array.ndim - 2)), constant_values=value)
-
-    return Beams(
-        sequences=filled(beams.sequences, 0),
-        beam_indices=filled(beams.beam_indices, -1),
-        scores=filled(beams.scores, beam.DEAD),
-        states=filled(beams.states, 0),
-    )
 
 
 def _per_path(step: Float[Array, "batch beams vocab"], plan: DecodePlan) -> Float[Array, "batch paths vocab"]:

@@ -24,8 +24,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from .buckets import bucket
-from .decode import Decoded, DecodePlan, decode
+from .decode import Decoded, decode
 from .noise import Noise
+from .plan import DecodePlan
 from .scorers import Params, Prompt, Scorer
 from .transition import AddedPart, DeviceCatalogue, DevicePart
 
@@ -109,6 +110,7 @@ def decode_on_mesh(
     prompt: Prompt,
     plan: DecodePlan,
     noise: Noise | None = None,
+    draft_params: Params | None = None,
 ) -> Decoded:
     """`decode` on several devices.
 
@@ -120,17 +122,18 @@ def decode_on_mesh(
         prompt: what each row begins with; D divides the number of rows: `num_rows_on`.
         plan: the options.
         noise: what is drawn comes from.
+        draft_params: of the drafter's model, if it has one, on the mesh.
     """
     if mesh.shape[MODEL] > 1:
         prompt, noise = lax.with_sharding_constraint((prompt, noise), NamedSharding(mesh, P(DATA)))
-        return decode(scorer, params, catalogue, prompt, plan, noise)
+        return decode(scorer, params, catalogue, prompt, plan, noise, draft_params)
     if plan.output_scores or plan.output_logits:  # of every level that any row needs
         plan = replace(plan, rows_axis=DATA)
-    given = (params, catalogue, prompt, plan, noise)
+    given = (params, catalogue, prompt, plan, noise, draft_params)
     rows = P(DATA)
     hidden = [None if part.hidden is None else rows for part in (catalogue.base, catalogue.added)]
     parts = DevicePart(P(), P(), hidden[0]), AddedPart(P(), P(), hidden[1])  # pyright: ignore
-    specs = (P(), DeviceCatalogue(*parts, rule_of_row=rows), rows, P(), None if noise is None else rows)  # pyright: ignore
+    specs = (P(), DeviceCatalogue(*parts, rule_of_row=rows), rows, P(), None if noise is None else rows, P())  # pyright: ignore
     run = jax.shard_map(partial(decode, scorer), mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)
     return run(*given)
 

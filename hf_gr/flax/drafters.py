@@ -10,8 +10,9 @@ Axes: B batch, K beams, N nodes of a draft, C children, W nodes of one of its le
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +24,9 @@ from .arrays import along
 from .beam import Beams
 from .buckets import bucket
 from .children import Children
-from .decode import DecodePlan
 from .noise import DRAFTS, Noise
-from .speculation import Draft
+from .plan import DecodePlan
+from .speculation import Context, Draft
 from .transition import DeviceCatalogue, children, is_leaf
 from .tree import Nodes
 
@@ -119,29 +120,47 @@ class TreeDrafter:
     Attributes:
         sizes: by level of the beams, nodes of a draft: see `plan_sizes`, for the root `plan_first`.
         num_first: levels of a draft from the root: see `plan_first`.
+        budget: nodes of a draft.
+        least: nodes of a level that are always allowed.
     """
 
     sizes: tuple[int, ...]
     num_first: int = 0
+    budget: int = 2**30
+    least: int = 0
+
+    @property
+    def tail(self) -> tuple[int, ...]:
+        """See `Drafter.tail`."""
+        return ()
 
     def size(self, *, at_root: bool) -> int:
         """See `Drafter.size`."""
         return self.sizes[0] if at_root else max(self.sizes[1:], default=0)
 
+    def start(self, params: Any, prompt: Any, hidden: Any) -> None:
+        """See `Drafter.start`."""
+
     def draft(
-        self, beams: Beams, levels: Int[Array, " batch"], wanted: Bool[Array, " batch"], catalogue: DeviceCatalogue
+        self, beams: Beams, levels: Int[Array, " batch"], wanted: Bool[Array, " batch"], context: Context
     ) -> Draft:
         """See `Drafter.draft`."""
-        at_root = beams.sequences.shape[-1] == 0
-        draft = Draft.none(len(levels), self.size(at_root=at_root), catalogue.dead_state)
+        catalogue, at_root = context.catalogue, beams.sequences.shape[-1] == 0
+        states = beams.states[:, :1] if at_root else beams.states  # equal beams are one root
+        none = Draft.none(len(levels), self.size(at_root=at_root), catalogue.dead_state, num_live=states.shape[1])
+        draft = none
         for level in (0,) if at_root else range(1, len(self.sizes)):
             size, end = self.sizes[level], 1 + self.num_first if at_root else catalogue.max_length
             if not size:
                 continue
 
             def below(draft: Draft, is_here: Array, level: int = level, size: int = size, end: int = end) -> Draft:
-                nodes, num_steps, _ = subtree(beams.states, is_here, catalogue, level=level, end=end, size=size)
-                return draft.with_rows(is_here, nodes, num_steps)
+                nodes, num_steps, fits = subtree(
+                    states, is_here, catalogue, level=level, end=end, size=size, budget=self.budget, least=self.least
+                )
+                is_whole = fits & (end == catalogue.max_length)
+                new = replace(none.with_nodes(is_here, nodes, 0), num_steps=num_steps, is_whole=is_whole)
+                return draft.with_rows(is_here, new)
 
             is_here = wanted & (levels == level)
             draft = lax.cond(is_here.any(), below, lambda draft, _: draft, draft, is_here)
@@ -156,6 +175,9 @@ def subtree(
     level: int,
     end: int,
     size: int,
+    budget: int,
+    least: int,
+    used: int | Int[Array, ""] = 0,
 ) -> tuple[Nodes, Int[Array, " batch"], Bool[Array, " batch"]]:
     """The legal nodes below some others, level by level while they fit.
 
@@ -166,6 +188,9 @@ def subtree(
         level: tokens of the nodes above.
         end: tokens that no node has any more; after the last level's tokens nothing follows, so none needs logits.
         size: room for the nodes of all levels.
+        budget: how many nodes there may be, those already used included.
+        least: how many a level may have in any case.
+        used: nodes drafted above.
 
     Returns:
         The nodes, after those above, by which their parents are numbered; how many levels have some, by row; and the
@@ -173,18 +198,18 @@ def subtree(
     """
     batch_size, num_above = states.shape
     nodes = Nodes.none(batch_size, size, catalogue.dead_state)
-    used, num_steps, fits = jnp.zeros(batch_size, dtype=jnp.int32), jnp.zeros(batch_size, dtype=jnp.int32), wanted
+    start, num_steps, fits = jnp.zeros(batch_size, dtype=jnp.int32), jnp.zeros(batch_size, dtype=jnp.int32), wanted
     places = jnp.broadcast_to(jnp.arange(num_above, dtype=jnp.int32), states.shape)
     for depth in range(level + 1, end):
         legal = children(states, catalogue, level=depth - 1)
         new, counts = _all_children(legal, places, catalogue, depth=depth, room=size)
-        fits = fits & (used + counts <= size)
+        fits = fits & (start + counts <= size) & (counts <= jnp.maximum(budget - used - start, least))
         # After the levels above; each level's padding is overwritten by the next.
-        put = partial(_put, starts=jnp.where(fits, used, size))
+        put = partial(_put, starts=jnp.where(fits, start, size))
         nodes = jax.tree.map(put, nodes, new)
         states = jnp.where(fits[:, None], new.states, catalogue.dead_state)
-        places = num_above + used[:, None] + jnp.arange(states.shape[1], dtype=jnp.int32)
-        used, num_steps = used + jnp.where(fits, counts, 0), num_steps + (fits & (counts > 0))
+        places = num_above + start[:, None] + jnp.arange(states.shape[1], dtype=jnp.int32)
+        start, num_steps = start + jnp.where(fits, counts, 0), num_steps + (fits & (counts > 0))
     return nodes, num_steps, fits
 
 

@@ -24,9 +24,10 @@ from jaxtyping import Array, Bool, Float, Int
 from . import beam
 from .arrays import HostOrDevice, WholeNumber, along, static
 from .beam import Beams, Finished
-from .decode import DecodePlan, in_any_row, warped, with_prompt
+from .decode import in_any_row, warped, with_prompt
 from .devices import DATA, MODEL
 from .noise import Bits, Noise, follow, gumbel_after, paths_of
+from .plan import DecodePlan
 from .processors import apply
 from .scorers import Params, Prompt, Scorer, ScorerCache
 from .tree import slots_seen

@@ -12,12 +12,14 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from .arrays import HostOrDevice, static
+from .arrays import HostOrDevice, along, static
 from .beam import DEAD, Beams
 from .transition import DeviceCatalogue
 from .tree import Nodes
+from .verifiers import Drawn
 
 
 @jax.tree_util.register_dataclass
@@ -83,26 +85,65 @@ class Draft:
         nodes: the nodes, below the live beams of each row.
         num_steps: their levels, by row.
         num_forwards: forwards of a draft model that they took.
+        is_whole: the rows of which all that follows is drafted.
+        num_guessed: the first levels of them that a draft model has found, by row; each has `width` places.
+        log_probs: by level of the nodes above, what a relaxed draft drew its nodes with; None for others.
+        num_live: places before the nodes in the numbers of their parents (static).
+        width: nodes of a level of a draft model's search, padding included (static).
     """
 
     nodes: Nodes
     num_steps: Int[Array, " batch"]
     num_forwards: Int[Array, ""]
+    is_whole: Bool[Array, " batch"]
+    num_guessed: Int[Array, " batch"]
+    log_probs: tuple[Float[Array, "batch above children"], ...] | None = None
+    num_live: int = static(default=1)
+    width: int = static(default=0)
 
     @classmethod
-    def none(cls, batch_size: int, size: int, dead_state: Int[Array, ""]) -> Draft:
+    def none(
+        cls, batch_size: int, size: int, dead_state: Int[Array, ""], *, num_live: int = 1, width: int = 0
+    ) -> Draft:
         """Padding alone."""
-        return cls(Nodes.none(batch_size, size, dead_state), jnp.zeros(batch_size, dtype=jnp.int32), jnp.int32(0))
+        nothing = jnp.zeros(batch_size, dtype=jnp.int32)
+        nodes, is_whole = Nodes.none(batch_size, size, dead_state), jnp.zeros(batch_size, dtype=bool)
+        return cls(nodes, nothing, jnp.int32(0), is_whole, nothing, num_live=num_live, width=width)
 
-    def with_rows(self, rows: Bool[Array, " batch"], nodes: Nodes, num_steps: Int[Array, " batch"]) -> Draft:
-        """The same with the first nodes of some rows."""
+    def with_rows(self, rows: Bool[Array, " batch"], other: Draft) -> Draft:
+        """The same with another draft, which is not larger, of some rows."""
+        mine, theirs = ((draft.num_steps, draft.is_whole, draft.num_guessed) for draft in (self, other))
+        num_steps, is_whole, num_guessed = (jnp.where(rows, new, old) for new, old in zip(theirs, mine, strict=True))
+        whole = replace(self, num_steps=num_steps, is_whole=is_whole, num_guessed=num_guessed)
+        return whole.with_nodes(rows, other.nodes, 0)
+
+    def with_nodes(self, rows: Bool[Array, " batch"], nodes: Nodes, start: int | Int[Array, ""]) -> Draft:
+        """The same with nodes of some rows in the places from `start` on."""
 
         def put(new: Array, old: Array) -> Array:
-            new = jnp.where(rows[:, None], new, old[:, : new.shape[1]])
-            return jnp.concatenate([new, old[:, new.shape[1] :]], axis=1)
+            before = lax.dynamic_slice_in_dim(old, start, new.shape[1], axis=1)
+            return lax.dynamic_update_slice_in_dim(old, jnp.where(rows[:, None], new, before), start, axis=1)
 
-        nodes = jax.tree.map(put, nodes, self.nodes)
-        return replace(self, nodes=nodes, num_steps=jnp.where(rows, num_steps, self.num_steps))
+        return replace(self, nodes=jax.tree.map(put, nodes, self.nodes))
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a drafter may read.
+
+    Attributes:
+        catalogue: the catalogue.
+        plan: the options of the call.
+        noise: what is drawn comes from, if it samples.
+        params: the draft model's parameters; None without one.
+        memory: what it knows of the prompts; None without one.
+    """
+
+    catalogue: DeviceCatalogue
+    plan: Any
+    noise: Any = None
+    params: Any = None
+    memory: Any = None
 
 
 @runtime_checkable
@@ -118,16 +159,25 @@ class Drafter(Protocol):
         """How many levels a draft below the prompt can have."""
         ...
 
+    @property
+    def tail(self) -> tuple[int, ...]:
+        """Tokens that the model reads behind the prompt for the draft alone."""
+        ...
+
+    def start(self, params: Any, prompt: Any, hidden: Float[Array, "batch positions hidden"] | None) -> Any:
+        """Read the prompts; `hidden` is the model's normed output at their ends and at the tail, if there is one."""
+        ...
+
     def draft(
-        self, beams: Beams, levels: Int[Array, " batch"], wanted: Bool[Array, " batch"], catalogue: DeviceCatalogue
+        self, beams: Beams, levels: Int[Array, " batch"], wanted: Bool[Array, " batch"], context: Context
     ) -> Draft:
         """Nodes below the beams of some rows.
 
         Args:
-            beams: the live beams, with room for all tokens.
+            beams: the live beams, with room for all tokens; below the prompt without any.
             levels: tokens of the beams of each row; 0 for all rows below the prompt.
             wanted: rows that are still to be decided.
-            catalogue: the catalogue.
+            context: the call.
         """
         ...
 
@@ -144,6 +194,7 @@ class Scored:
         depths: tokens from the prompt to each.
         made: what each is to later nodes: see `Scorer.score`; None for the prompt's end.
         levels: tokens of the live beams, by row.
+        draft: where the nodes come from; None without any.
         num_live: how many are no draft (static).
     """
 
@@ -153,7 +204,8 @@ class Scored:
     depths: Int[Array, "batch nodes"]
     made: Any
     levels: Int[Array, " batch"]
-    num_live: int = static()
+    draft: Draft | None = None
+    num_live: int = static(default=1)
 
     @classmethod
     def of(cls, logits: Float[Array, "batch nodes vocab"], states: Int[Array, "batch nodes"], **others: Any) -> Scored:
@@ -165,3 +217,29 @@ class Scored:
         alive = beams.scores > DEAD
         own = jnp.arange(self.num_live, self.states.shape[1], dtype=jnp.int32)
         return ((places[..., None] == own) & alive[..., None]).any(1).sum(-1, dtype=jnp.int32)
+
+    def drawn(
+        self, own: Int[Array, "batch beams"], *, level: int
+    ) -> tuple[Drawn, Int[Array, "batch beams"], Bool[Array, " batch"]]:
+        """What a relaxed draft drew below the beams of a level.
+
+        Args:
+            own: where the beams are among the nodes.
+            level: tokens of the beams.
+
+        Returns:
+            The nodes, where the beams are among those one level above, and the rows that have such nodes.
+        """
+        draft = self.draft
+        assert draft is not None
+        assert draft.log_probs is not None
+        step = level - self.levels
+        has_some = (step >= 0) & (step < draft.num_guessed)
+        step = jnp.where(has_some, step, 0)[:, None]
+        places = step * draft.width + jnp.arange(draft.width, dtype=jnp.int32)
+        tokens, parents, states = (
+            along(of_all, places) for of_all in (draft.nodes.tokens, draft.nodes.parents, draft.nodes.states)
+        )
+        first = jnp.where(step > 0, draft.num_live + (step - 1) * draft.width, 0)  # of the level above
+        drawn = Drawn(tokens, parents - first, states, draft.log_probs[level])
+        return drawn, jnp.clip(own - first, 0, draft.width - 1), has_some

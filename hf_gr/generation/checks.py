@@ -248,3 +248,33 @@ def missing_token(catalogue: Snapshot, fill: int) -> int:
 def draft_budget(config: Any, *, batch_size: int, vocab_size: int) -> int:
     """Nodes besides its live beams that may be scored ahead, per row."""
     return config.draft_token_budget or max(min(DEFAULT_BUDGET, LOGITS_AT_ONCE // (batch_size * vocab_size)), 1)
+
+
+def check_assistant(model: Any, assistant: Any) -> None:
+    """Refuse a draft model that cannot read the prompts that the model reads."""
+    name = type(assistant).__name__
+    if assistant.config.is_encoder_decoder != model.config.is_encoder_decoder:
+        kinds = ["encoder-decoder" if one.config.is_encoder_decoder else "decoder" for one in (assistant, model)]
+        raise ValueError(
+            f"assistant_model is a {name}, {kinds[0]}, expected {kinds[1]} like the model: both must read the same "
+            "prompt"
+        )
+    ours, theirs = (one.config.get_text_config(decoder=True).vocab_size for one in (model, assistant))
+    if ours != theirs:
+        raise ValueError(
+            f"assistant_model has a vocabulary of {theirs} tokens, expected the model's, {ours}: "
+            "both must be trained with one tokenizer, and resized alike"
+        )
+
+
+def check_draft_width(config: Any) -> None:
+    """Refuse searches of a draft model or head that could never be accepted, or that draft no level."""
+    num_draft_beams, num_steps = config.num_draft_beams, config.num_assistant_tokens
+    name = "num_beams" if config.num_beams >= config.num_return_sequences else "num_return_sequences"
+    if num_draft_beams is not None and num_draft_beams < getattr(config, name):
+        raise ValueError(
+            f"num_draft_beams={num_draft_beams}, expected at least {name}={getattr(config, name)}: "
+            "a step is accepted only if all beams are among those of the draft"
+        )
+    if not is_integer(num_steps) or num_steps < 1:
+        raise ValueError(f"num_assistant_tokens={num_steps!r}, expected 1 or more levels a draft")

@@ -79,9 +79,8 @@ class GRGenerationConfig(GenerationConfig):
               kind if model, draft model, head, layout, and options are the same, and numbers and lengths of prompts,
               beams and the catalogue's levels are within a factor of two. To have it decided ahead of traffic, call
               `generate` on typical prompts until `chosen` is not None. With `verification="relaxed"`, where answers
-              depend on the draft, a given `assistant_model` always drafts, and a head never. In Flax it chooses
-              between no draft and the catalogue; no forward is measured, the first call of each compiles its program
-              and does not count, and calls of one kind have one bucket of prompts.
+              depend on the draft, a given `assistant_model` always drafts, and a head never. In Flax no forward is
+              measured, each draft's first call compiles its program, and calls of one kind have one bucket of prompts.
             - `"assistant"`: the draft model `assistant_model`, which guesses the beams over the same catalogue and
               spends its other nodes on likely misses; once the remaining levels fit the budget, the catalogue takes
               over. Its first nodes are scored in the prompt's own forward: if all are right, there is no other one.

@@ -13,19 +13,20 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import jax
 from jax.sharding import Mesh
 
 from hf_gr.catalogue.snapshot import Snapshot
-from hf_gr.flax.decode import Decoded, DecodePlan
+from hf_gr.flax.decode import Decoded
+from hf_gr.flax.plan import DecodePlan
 from hf_gr.flax.scorers import Params
 from hf_gr.flax.transition import DeviceCatalogue
 from hf_gr.generation.messages import logger
 from hf_gr.generation.trials import Trial, Trials
 
-from .drafts import Draft, TrieDraft
+from .drafts import AssistantDraft, Draft, SearchingHeadDraft, TrieDraft
 from .prompts import HostPrompt, prompt_bucket
 
 
@@ -48,6 +49,7 @@ _KNOWN: WeakKeyDictionary[Any, dict[tuple[Any, ...], Known]] = WeakKeyDictionary
 class AutoDraft(Draft):
     """A call served by another draft: the first calls of a kind try them, then one is kept."""
 
+    scores_ahead = True
     candidates: dict[str, Draft]  # after `check`, the simplest first
     prompt_shape: tuple[int, int]  # in its bucket
     known: Known  # after `plan`, like the next three
@@ -59,8 +61,23 @@ class AutoDraft(Draft):
         """See `Draft.check`."""
         model, config = self.model, self.config
         self.prompt_shape = prompt_bucket(prompt.input_ids.shape[1]), prompt.length if model.is_encoder_decoder else 0
+        is_relaxed = config.verification == "relaxed"
         self.candidates = {"none": Draft(model, config), "trie": TrieDraft(model, config)}
-        self.candidates["trie"].check(prompt, catalogue, given=given)
+        if model.draft_head is not None and not is_relaxed:
+            head = SearchingHeadDraft(model, config)
+            try:
+                head.check(prompt, catalogue, given=given)
+                self.candidates["head"] = head
+            except ValueError:
+                if self.assistant is None and given.get("num_draft_beams") is not None:
+                    raise  # only the head could have used them
+        if self.assistant is not None:
+            assistant = AssistantDraft(model, config, self.assistant)
+            assistant.check(prompt, catalogue, given=given)
+            # Relaxed answers depend on the draft: there is nothing to choose.
+            self.candidates = {**({} if is_relaxed else self.candidates), "assistant": assistant}
+        elif "head" not in self.candidates:
+            self.candidates["trie"].check(prompt, catalogue, given=given)
 
     def plan(self, plan: DecodePlan, catalogue: Snapshot, *, num_rows: int) -> DecodePlan:
         """See `Draft.plan`."""
@@ -80,6 +97,10 @@ class AutoDraft(Draft):
     def scorer(self, plan: DecodePlan, mesh: Mesh | None) -> tuple[Any, Params]:
         """See `Draft.scorer`."""
         return self.served_by.scorer(plan, mesh)
+
+    def draft_params(self, mesh: Mesh | None) -> Params | None:
+        """See `Draft.draft_params`."""
+        return self.served_by.draft_params(mesh)
 
     def report(self, decoded: Decoded, catalogue: DeviceCatalogue) -> None:
         """See `Draft.report`; waits for the answer of a call that is timed, and logs what was chosen."""
@@ -109,11 +130,12 @@ class AutoDraft(Draft):
 
     def _kind_of_call(self, plan: DecodePlan, catalogue: Snapshot, num_rows: int) -> tuple[Any, ...]:
         """What decides which draft is the fastest: the program but for its draft, and the catalogue's size."""
-        config = self.config
+        model, config = self.model, self.config
         sizes = [catalogue.num_items, *catalogue.base.segment.trie.level_starts]
         return (
             *(self.prompt_shape, num_rows, jax.tree.structure(plan)),
             *(config.num_draft_beams, config.num_assistant_tokens, config.draft_token_budget),
-            tuple(self.candidates),
+            *(tuple(self.candidates), None if self.assistant is None else ref(self.assistant)),
+            None if model.draft_head is None else ref(model.draft_head),
             tuple(int(size).bit_length() for size in sizes),  # up to a factor of two
         )

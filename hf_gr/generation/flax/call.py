@@ -24,16 +24,17 @@ from transformers import GenerationConfig
 
 from hf_gr.catalogue.sequences import is_integer
 from hf_gr.catalogue.snapshot import BatchRules, Snapshot
-from hf_gr.flax.decode import Decoded, DecodePlan
+from hf_gr.flax.decode import Decoded
 from hf_gr.flax.devices import num_rows_on, settings_of_ours, to_mesh
 from hf_gr.flax.noise import Noise
+from hf_gr.flax.plan import DecodePlan
 from hf_gr.flax.processors import Processors
 from hf_gr.flax.speculation import Speculation
 from hf_gr.generation.answers import with_items
 from hf_gr.generation.checks import forced_end, missing_token
 from hf_gr.generation.configuration import set_fields
 from hf_gr.generation.internals import default_generation_fields
-from hf_gr.generation.models import fill_token, num_end_tokens
+from hf_gr.generation.models import fill_token, first_of, num_end_tokens
 from hf_gr.generation.named_catalogues import batch_rules, resolve_indexes
 from hf_gr.generation.seeds import row_seeds
 
@@ -103,7 +104,7 @@ class Call:
             fields: our fields, as given in the call.
             indexes: the catalogue or catalogues, or their names.
             exclude_items: as in `generate`.
-            assistant: None.
+            assistant: the draft model, or None.
             seed: as in `generate`.
             key: as in `generate`.
             mesh: where the program runs.
@@ -117,16 +118,22 @@ class Call:
         max_new_tokens, max_length = (
             kwargs.get(name, getattr(generation_config, name, None)) for name in ("max_new_tokens", "max_length")
         )
+        configs = (generation_config, model.generation_config)
+        if first_of("verification", fields, *configs) == "relaxed":
+            if kwargs.setdefault("do_sample", True) is False:
+                raise ValueError("do_sample=False with verification='relaxed', expected True: it samples beams")
+            if first_of("top_k", kwargs, *configs) is None:
+                kwargs["top_k"] = 0  # transformers' default, 50, could leave fewer candidates than beams
         config, rest = prepared(model, generation_config, kwargs)
         set_fields(config, fields)
         step_scores = rest.pop("_step_scores", True)  # whether `output_scores` asks for more than `sequences_scores`
-        refuse_arguments(rest | {"assistant_model": assistant})
+        refuse_arguments(rest)
         mesh = to_mesh(mesh)
         indexes = resolve_indexes(model, indexes)
         prompt = HostPrompt.read(model, config, inputs=inputs, **arguments)
         rules = batch_rules(indexes, exclude_items, num_prompts=prompt.num_rows)
         check_call(model, rules.shared, config, prompt, max_new_tokens=max_new_tokens, max_length=max_length)
-        draft = draft_of(model, config)
+        draft = draft_of(model, config, assistant)
         draft.check(prompt, rules.shared, given=fields)
         seeds = read_seeds(config, seed, key, num_prompts=prompt.num_rows)
         if max_new_tokens is None:
@@ -229,7 +236,8 @@ def make_plan(
 ) -> DecodePlan:
     """The options of a call; those that may change without a new program have one type for all calls."""
     fill = fill_token(config)
-    num_ends, is_beam_search = num_end_tokens(config), config.num_beams > 1
+    num_ends, is_relaxed = num_end_tokens(config), getattr(config, "verification", None) == "relaxed"
+    is_beam_search = config.num_beams > 1 or is_relaxed
 
     def number(value: float) -> Any:
         return np.float32(value)
@@ -241,7 +249,7 @@ def make_plan(
     return DecodePlan(
         num_beams=config.num_beams,
         num_return_sequences=config.num_return_sequences,
-        num_kept=max(2, 1 + num_ends) * config.num_beams,
+        num_kept=(1 if is_relaxed else max(2, 1 + num_ends)) * config.num_beams,
         do_sample=config.do_sample,
         early_stopping=config.early_stopping,
         top_k=(config.top_k or None) if config.do_sample else None,
@@ -258,6 +266,7 @@ def make_plan(
         top_p=warper("top_p", neutral=1.0),
         min_p=warper("min_p"),
         processors=processors,
+        is_relaxed=is_relaxed,
     )
 
 

@@ -2,29 +2,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kinds of drafts in Flax: one class each, with the same few methods. Drafts nothing itself.
 
-Knows no PyTorch. Other kinds draft in PyTorch only.
+Knows no PyTorch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
 
 from hf_gr.catalogue.snapshot import Snapshot
-from hf_gr.flax.decode import Decoded, DecodePlan
+from hf_gr.flax.assistants import ModelDrafter, plan_rest
+from hf_gr.flax.buckets import bucket
+from hf_gr.flax.decode import Decoded
 from hf_gr.flax.devices import replicated
 from hf_gr.flax.draft_head import HeadScorer
-from hf_gr.flax.drafters import TreeDrafter, plan_first, plan_sizes
+from hf_gr.flax.drafters import STEPS, TreeDrafter, plan_first, plan_sizes
+from hf_gr.flax.model import FlaxModel
+from hf_gr.flax.plan import DecodePlan
 from hf_gr.flax.scorers import Params
 from hf_gr.flax.transition import DeviceCatalogue
-from hf_gr.generation.checks import check_codes, check_room_for_placeholders, draft_budget
+from hf_gr.generation.checks import (
+    check_assistant,
+    check_codes,
+    check_draft_width,
+    check_room_for_placeholders,
+    draft_budget,
+)
 
 from .prompts import HostPrompt
+
+DRAFT_BEAMS_PER_BEAM = 2
 
 
 class Draft:
@@ -33,14 +45,18 @@ class Draft:
     Args:
         model: the model.
         config: the prepared config, with our fields.
+        assistant: the draft model of the call, or None.
     """
 
-    verification = "strict"
+    verifications: tuple[str, ...] = ("strict", "relaxed")  # that it has; the first one by default
+    scores_ahead = False  # whether nodes of several levels are scored together
+    searches = False  # whether a model or a head searches ahead
     calls_model = True  # whether the model decides levels after the prefill
 
-    def __init__(self, model: Any, config: Any) -> None:
+    def __init__(self, model: Any, config: Any, assistant: Any = None) -> None:
         self.model = model
         self.config = config
+        self.assistant = assistant
 
     def check(self, prompt: HostPrompt, catalogue: Snapshot, *, given: Mapping[str, Any]) -> None:
         """Refuse drafts and verifications that Flax does not have.
@@ -54,16 +70,22 @@ class Draft:
             ValueError: names the field, its value, what is expected, and the fix.
         """
         drafting, verification = self.config.drafting, self.config.verification
-        if verification not in (None, self.verification):
+        if verification not in (None, *self.verifications):
             raise ValueError(
-                f"verification={verification!r} with drafting={drafting!r}, expected {self.verification!r}: Flax has "
-                "no other; omit it, or use backend='torch'"
+                f"verification={verification!r} with drafting={drafting!r}, expected one of {self.verifications}: "
+                "Flax has no other; omit it, or use backend='torch'"
             )
-        if given.get("num_draft_beams") is not None:
+        if self.config.verification == "relaxed" and self.config.num_return_sequences > self.config.num_beams:
             raise ValueError(
-                f"num_draft_beams={given['num_draft_beams']}, expected None in Flax, which has no draft beams: omit it"
+                f"num_return_sequences={self.config.num_return_sequences}, expected at most "
+                f"num_beams={self.config.num_beams}: relaxed verification samples beams"
             )
-        if given.get("draft_token_budget") is not None and drafting is None:
+        if given.get("num_draft_beams") is not None and not self.searches:
+            raise ValueError(
+                f"num_draft_beams={given['num_draft_beams']} without a draft model, expected both: "
+                "pass assistant_model="
+            )
+        if given.get("draft_token_budget") is not None and not self.scores_ahead:
             raise ValueError(
                 f"draft_token_budget={given['draft_token_budget']} without drafting, expected None: pass "
                 "drafting='trie'"
@@ -88,6 +110,10 @@ class Draft:
         """
         return self.model.scorer, self.model.params_on(mesh)
 
+    def draft_params(self, mesh: Mesh | None) -> Params | None:
+        """The parameters of what searches ahead, if something does."""
+        return None
+
     def report(self, decoded: Decoded, catalogue: DeviceCatalogue) -> None:
         """Note what happened in the call.
 
@@ -105,60 +131,168 @@ class Draft:
 class TrieDraft(Draft):
     """The catalogue: its first levels with the prompt, as many as fit the budget; then all of it below the beams."""
 
+    scores_ahead = True
+
     def plan(self, plan: DecodePlan, catalogue: Snapshot, *, num_rows: int) -> DecodePlan:
         """See `Draft.plan`."""
+        drafter = self.tree(plan, catalogue, num_rows=num_rows)
+        return replace(plan, drafter=drafter) if any(drafter.sizes) else plan
+
+    def tree(self, plan: DecodePlan, catalogue: Snapshot, *, num_rows: int) -> TreeDrafter:
+        """What the catalogue drafts."""
         budget = draft_budget(self.config, batch_size=num_rows, vocab_size=self.model.config.vocab_size)
         num_first, size = plan_first(_open_nodes(catalogue), plan.width, budget=budget)
         sizes = plan_sizes(_nodes_per_level(catalogue), plan.width, budget=budget, first=1 + num_first)
-        drafter = TreeDrafter((size, *sizes[1:]), num_first)
-        return replace(plan, drafter=drafter) if any(drafter.sizes) else plan
+        return TreeDrafter((size, *sizes[1:]), num_first, budget=budget, least=plan.width)
+
+
+class AssistantDraft(TrieDraft):
+    """A draft model's beams, and the catalogue below them once that fits the budget."""
+
+    searches = True
+    first_level = 0  # where a search begins
+
+    def check(self, prompt: HostPrompt, catalogue: Snapshot, *, given: Mapping[str, Any]) -> None:
+        """See `Draft.check`; also refuses models that cannot draft for this one."""
+        super().check(prompt, catalogue, given=given)
+        assistant = self.assistant
+        if assistant is None:
+            raise ValueError("drafting='assistant' without assistant_model, expected both: pass assistant_model=")
+        if given.get("drafting") == "trie":
+            raise ValueError(
+                "drafting='trie' with assistant_model, expected one of them: drafting='assistant' uses both"
+            )
+        if not isinstance(assistant, FlaxModel):
+            raise ValueError(
+                f"assistant_model is a {type(assistant).__name__}, expected a FlaxModel like the model: load it with "
+                "backend='flax'"
+            )
+        check_assistant(self.model, assistant)
+        check_draft_width(self.config)
+        assistant.spec.check_length(prompt.length + catalogue.max_length)
+
+    def plan(self, plan: DecodePlan, catalogue: Snapshot, *, num_rows: int) -> DecodePlan:
+        """See `Draft.plan`."""
+        num_levels = catalogue.max_length
+        if num_levels == 1:  # nothing to draft
+            return plan
+        tree = self.tree(plan, catalogue, num_rows=num_rows)
+        num_beams = self.config.num_draft_beams or plan.width * (1 if plan.is_relaxed else DRAFT_BEAMS_PER_BEAM)
+        # Relaxed answers would be further from the model's own with every level that is drafted: the first is exact.
+        first_level = max(self.first_level, int(plan.is_relaxed))
+        # In buckets, so that one program serves while a catalogue changes.
+        whole = [bucket(number, steps=STEPS) for number in islice(_open_nodes(catalogue), tree.num_first)]
+        drafter = ModelDrafter(
+            self.draft_scorer(plan),
+            num_beams,
+            min(self.config.num_assistant_tokens, num_levels),
+            num_levels,
+            tree,
+            plan_rest(_nodes_per_level(catalogue), num_beams, budget=tree.budget, least=plan.width),
+            whole=() if first_level else tuple(whole),
+            first_level=first_level,
+            tail=self.tail,
+        )
+        return replace(plan, drafter=drafter)
+
+    @property
+    def tail(self) -> tuple[int, ...]:
+        """What the model reads behind the prompt for the draft."""
+        return ()
+
+    def draft_scorer(self, plan: DecodePlan) -> Any:
+        """The scorer that searches."""
+        return self.assistant.scorer
+
+    def draft_params(self, mesh: Mesh | None) -> Params | None:
+        """See `Draft.draft_params`."""
+        return self.assistant.params_on(mesh)
 
 
 class HeadDraft(Draft):
     """The checkpoint's draft head, which decides alone after one prefill of the model."""
 
-    verification = "catalogue"
+    verifications = ("catalogue",)
     calls_model = False
 
     def check(self, prompt: HostPrompt, catalogue: Snapshot, *, given: Mapping[str, Any]) -> None:
         """See `Draft.check`; also refuses a head that does not fit the catalogue or the prompt."""
         super().check(prompt, catalogue, given=given)
-        head = self.model.draft_head
-        if head is None:
-            raise ValueError(
-                "drafting='head' and the model has no draft head, expected one: load a checkpoint that has one; heads "
-                "are made and trained in PyTorch"
-            )
-        check_codes(head, catalogue)
-        check_room_for_placeholders(head, self.model.config, prompt.length)
+        _check_head(self.model, prompt, catalogue, self.assistant)
 
     def scorer(self, plan: DecodePlan, mesh: Mesh | None) -> tuple[Any, Params]:
-        """The head; outputs need scores over the whole vocabulary."""
-        model, params = super().scorer(plan, mesh)
-        head, is_wide = self.model.draft_head, plan.output_scores or plan.output_logits or plan.processors is not None
-        scorer = HeadScorer(head.config, model, vocab_size=self.model.spec.vocab_size if is_wide else None)
-        return scorer, {"model": params, "head": head.params_on(replicated(mesh))}
+        """The head."""
+        model, _ = super().scorer(plan, mesh)
+        return _head_scorer(self.model, plan, model), _head_params(self.model, mesh)
 
 
-KINDS = {None: Draft, "trie": TrieDraft, "head": HeadDraft}
+class SearchingHeadDraft(AssistantDraft):
+    """The checkpoint's draft head, which searches ahead; the model verifies, and reads the head's placeholders."""
+
+    first_level = 1  # it continues from the model's own forward over the prompt
+
+    def check(self, prompt: HostPrompt, catalogue: Snapshot, *, given: Mapping[str, Any]) -> None:
+        """See `Draft.check`; also refuses a head that does not fit the catalogue or the prompt."""
+        Draft.check(self, prompt, catalogue, given=given)
+        _check_head(self.model, prompt, catalogue, self.assistant)
+        check_draft_width(self.config)
+
+    @property
+    def tail(self) -> tuple[int, ...]:
+        """See `AssistantDraft.tail`: the placeholders."""
+        return tuple(self.model.draft_head.config.placeholder_token_ids)
+
+    def draft_scorer(self, plan: DecodePlan) -> Any:
+        """See `AssistantDraft.draft_scorer`."""
+        return _head_scorer(self.model, plan, self.model.scorer)
+
+    def draft_params(self, mesh: Mesh | None) -> Params | None:
+        """See `Draft.draft_params`."""
+        return _head_params(self.model, mesh)
 
 
-def draft_of(model: Any, config: Any) -> Draft:
-    """The draft of a call.
+def _check_head(model: Any, prompt: HostPrompt, catalogue: Snapshot, assistant: Any) -> None:
+    if assistant is not None:
+        raise ValueError("assistant_model is given with drafting='head', expected None: the head drafts; omit one")
+    if model.draft_head is None:
+        raise ValueError(
+            "drafting='head' and the model has no draft head, expected one: load a checkpoint that has one; heads "
+            "are made and trained in PyTorch"
+        )
+    check_codes(model.draft_head, catalogue)
+    check_room_for_placeholders(model.draft_head, model.config, prompt.length)
 
-    Raises:
-        ValueError: a kind that drafts in PyTorch only.
-    """
+
+def _head_scorer(model: Any, plan: DecodePlan, reader: Any) -> HeadScorer:
+    """The head's scorer; outputs and processors need scores over the whole vocabulary."""
+    is_wide = plan.output_scores or plan.output_logits or plan.processors is not None
+    return HeadScorer(model.draft_head.config, reader, vocab_size=model.spec.vocab_size if is_wide else None)
+
+
+def _head_params(model: Any, mesh: Mesh | None) -> Params:
+    return {"model": model.params_on(mesh), "head": model.draft_head.params_on(replicated(mesh))}
+
+
+KINDS: dict[str | None, type[Draft]] = {
+    None: Draft,
+    "trie": TrieDraft,
+    "assistant": AssistantDraft,
+    "head": HeadDraft,
+}
+
+
+def draft_of(model: Any, config: Any, assistant: Any = None) -> Draft:
+    """The draft of a call: a draft model is used whenever there is one."""
     if config.drafting == "auto":
         from .auto import AutoDraft  # which has these kinds
 
-        return AutoDraft(model, config)
-    if config.drafting not in KINDS:
-        raise ValueError(
-            f"drafting={config.drafting!r}, expected None, 'trie', 'head' or 'auto' in Flax: Flax has no other "
-            "drafts, or use backend='torch'"
-        )
-    return KINDS[config.drafting](model, config)
+        return AutoDraft(model, config, assistant)
+    kind = KINDS[config.drafting]
+    if config.drafting == "head" and config.verification in SearchingHeadDraft.verifications:
+        kind = SearchingHeadDraft
+    elif assistant is not None and config.drafting in (None, "trie"):
+        kind = AssistantDraft
+    return kind(model, config, assistant)
 
 
 def _nodes_per_level(catalogue: Snapshot) -> tuple[int, ...]:

@@ -74,7 +74,7 @@ class FlaxGenerationMixin:
             constraint_index: the catalogue, as for `GRGenerationMixin.generate`: without one, or with False, any
                 tokens are generated, greedily, by sampling, or by beams, as in transformers.
             exclude_items: for every prompt, the ids of items to exclude.
-            assistant_model: None: models draft in PyTorch only.
+            assistant_model: a draft model, as for `GRGenerationMixin.generate`: another `FlaxModel`.
             seed: of the samples, as for `GRGenerationMixin.generate`, which draws the same for the same seed.
             key: a key of `jax.random`, or a seed of one: draws one integer as the `seed`. By default every call draws
                 a new one.
@@ -82,12 +82,10 @@ class FlaxGenerationMixin:
                 `jax.make_mesh((2, 4), ("data", "model"))`; by default all local devices along "data". A batch that
                 the devices do not divide is filled up with copies of its first row, which are dropped afterwards.
             kwargs: `attention_mask`, `decoder_input_ids`, and all fields of a generation config. Unsupported ones are
-                refused by name. Drafts, for which there must be a catalogue, are `drafting="trie"`: as many whole
-                levels of the catalogue as fit `draft_token_budget` are scored together with the prompt; below, a
-                draft is all that follows the beams or nothing, with room for four times its average number of nodes,
-                up to that budget. And `drafting="head"` with `verification="catalogue"`. With
-                `drafting="auto"` the first calls of a kind compile and time a program for each draft that may be worth
-                it; then the fastest stays.
+                refused by name. Drafts, for which there must be a catalogue, are those of `GRGenerationConfig`, in
+                shapes that are fixed when a program is compiled: a forward scores room for four times the average
+                number of nodes below the beams, up to `draft_token_budget`, and all nodes of a draft model's search.
+                Of the verifications `"last_level"` and `"none"` are PyTorch's alone.
 
         Returns:
             What `GRGenerationMixin.generate` returns, in JAX: `[B * R, P + T]` tokens, or with
@@ -101,13 +99,13 @@ class FlaxGenerationMixin:
         The first call of a bucket compiles; later ones do not, whatever the prompts, filters, exclusions, penalties
         and temperatures, and even after small changes of the catalogue. A program is specific to: the model's shape;
         the buckets of prompt and batch; `num_beams`, `num_return_sequences`, `do_sample`, `early_stopping`, `top_k`,
-        `renormalize_logits`, `drafting`, the outputs; which warpers and processors are used, and the functions among
-        them; without a catalogue, the bucket of `max_new_tokens` (16, 24, 32, 48, ...); the length of
-        `decoder_input_ids`; the number of different catalogues in a batch, up to a power of two; and the most prefixes
-        that exclusions hide from one row: none, up to 16, up to 64, ... Buckets of prompts are 32, 48, 64, 96, 128,
-        ... tokens, those of batches powers of two (for each device along "data"). A new program is also compiled once
-        the catalogue has grown by a ninth, was compacted, or has additions of more than 1,024 nodes or with more than
-        16 children at one node.
+        `renormalize_logits`, `drafting` and its numbers, the draft model, the outputs; which warpers and processors
+        are used, and the functions among them; without a catalogue, the bucket of `max_new_tokens` (16, 24, 32, 48,
+        ...); the length of `decoder_input_ids`; the number of different catalogues in a batch, up to a power of two;
+        and the most prefixes that exclusions hide from one row: none, up to 16, up to 64, ... Buckets of prompts are
+        32, 48, 64, 96, 128, ... tokens, those of batches powers of two (for each device along "data"). A new program
+        is also compiled once the catalogue has grown by a ninth, was compacted, or has additions of more than 1,024
+        nodes or with more than 16 children at one node.
 
         To compile before the first request, call `generate` once for every bucket; with
         `jax.config.update("jax_compilation_cache_dir", folder)` later processes load what earlier ones compiled, as
@@ -153,6 +151,7 @@ class FlaxGenerationMixin:
         with settings_of_ours(mesh):
             catalogue = device_catalogue(call.rules, replicated(mesh), num_rows=call.num_rows)
             scorer, params = call.draft.scorer(call.plan, mesh)
-            decoded = program(scorer, params, catalogue, call.prompt.to_bucket(call.num_rows), call.plan, call.noise)
+            prompt, draft_params = call.prompt.to_bucket(call.num_rows), call.draft.draft_params(mesh)
+            decoded = program(scorer, params, catalogue, prompt, call.plan, call.noise, draft_params)
             call.draft.report(decoded, catalogue)
             return call.answer(decoded, is_ragged=catalogue.is_ragged or call.plan.has_criteria)

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hf_gr.catalogue.sequences import is_integer
 from hf_gr.catalogue.snapshot import Snapshot
+from hf_gr.generation.checks import check_assistant, check_draft_width
 from hf_gr.generation.models import position_limit
 from hf_gr.generation.torch.layouts import choose_layout, prefilled
 from hf_gr.generation.torch.models import base_model
@@ -44,18 +44,7 @@ class AssistantDraft(TrieDraft):
             raise ValueError(
                 f"assistant_model is a {type(assistant).__name__}, expected a language model of transformers"
             )
-        if assistant.config.is_encoder_decoder != model.config.is_encoder_decoder:
-            kinds = ["encoder-decoder" if one.config.is_encoder_decoder else "decoder" for one in (assistant, model)]
-            raise ValueError(
-                f"assistant_model is a {type(assistant).__name__}, {kinds[0]}, expected {kinds[1]} like the model: "
-                "both must read the same prompt"
-            )
-        ours, theirs = (one.config.get_text_config(decoder=True).vocab_size for one in (model, assistant))
-        if ours != theirs:
-            raise ValueError(
-                f"assistant_model has a vocabulary of {theirs} tokens, expected the model's, {ours}: "
-                "both must be trained with one tokenizer, and resized alike"
-            )
+        check_assistant(model, assistant)
         if assistant.training:
             raise ValueError("assistant_model is in training mode, expected evaluation: assistant_model.eval()")
         if assistant.device != model.device:
@@ -113,16 +102,3 @@ def make_searcher(
     first_level = max(first_level, int(plan.is_relaxed))
     num_steps = config.num_assistant_tokens
     return Assistant(scorers(num_beams), num_beams=num_beams, num_steps=num_steps, first_level=first_level)
-
-
-def check_draft_width(config: Any) -> None:
-    """Refuse searches of a draft model or head that could never be accepted, or that draft no level."""
-    num_draft_beams, num_steps = config.num_draft_beams, config.num_assistant_tokens
-    name = "num_beams" if config.num_beams >= config.num_return_sequences else "num_return_sequences"
-    if num_draft_beams is not None and num_draft_beams < getattr(config, name):
-        raise ValueError(
-            f"num_draft_beams={num_draft_beams}, expected at least {name}={getattr(config, name)}: "
-            "a step is accepted only if all beams are among those of the draft"
-        )
-    if not is_integer(num_steps) or num_steps < 1:
-        raise ValueError(f"num_assistant_tokens={num_steps!r}, expected 1 or more levels a draft")

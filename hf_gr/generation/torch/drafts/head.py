@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from hf_gr.catalogue.snapshot import Snapshot
-from hf_gr.generation.checks import check_codes, check_room_for_placeholders
+from hf_gr.generation.checks import check_codes, check_draft_width, check_room_for_placeholders
 from hf_gr.generation.torch.caches import keeps_all_keys
 from hf_gr.generation.torch.models import hidden_size_of
 from hf_gr.generation.torch.prompts import Prompt, prefill_with_placeholders
@@ -22,7 +22,7 @@ from hf_gr.torch.scorers import Scorer
 from hf_gr.torch.transition import device_catalogue
 
 from . import Prepared, Search
-from .assistant import check_draft_width, make_searcher
+from .assistant import make_searcher
 from .trie import TrieDraft
 
 

@@ -1,0 +1,128 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Draft models and verified draft heads of real models: answers and counts are those of PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("jax")
+pytest.importorskip("flax")
+
+from families import build
+from test_draft_head import new_head
+from transformers import Qwen3Config
+
+from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, enable
+
+SCORE_TOL = 1e-4
+ROWS = np.unique(np.random.default_rng(0).integers(3, 35, size=(600, 4)), axis=0)
+INDEX = ConstraintIndex.from_sequences(ROWS)
+RAGGED = ConstraintIndex.from_sequences([row[: 2 + number % 3] for number, row in enumerate(ROWS)], eos_token_id=2)
+BEAMS = {"num_beams": 4, "num_return_sequences": 4, "return_dict_in_generate": True, "output_scores": True}
+COUNTS = ("drafted_nodes", "accepted_nodes", "drafted_steps", "accepted_steps")
+
+
+def on_both_sides(family: str, layers: int, seed: int, folder: Path, *, head: bool = False) -> tuple[Any, Any]:
+    model = enable(build(family, seed=seed, config={"num_layers" if family == "t5" else "num_hidden_layers": layers}))
+    if head:
+        model.add_draft_head(new_head(4))
+    model.save_pretrained(folder / f"{family}-{layers}-{seed}")
+    return model, AutoModelForGenerativeRetrieval.from_pretrained(folder / f"{family}-{layers}-{seed}", backend="flax")
+
+
+def check(
+    models: tuple[Any, Any], drafts: tuple[Any, Any] = (None, None), *, is_lossless: bool = True, **kw: Any
+) -> Any:
+    prompts = np.random.default_rng(1).integers(3, 35, size=(3, 7))
+    mask = np.ones_like(prompts)
+    mask[0, :3] = 0
+    given: dict[str, Any] = {"constraint_index": INDEX, "seed": 5, **BEAMS, **kw}
+    theirs = models[0].generate(
+        torch.from_numpy(prompts), attention_mask=torch.from_numpy(mask), assistant_model=drafts[0], **given
+    )
+    ours = models[1].generate(prompts, attention_mask=mask, assistant_model=drafts[1], **given)
+    assert ours.sequences.tolist() == theirs.sequences.tolist()
+    np.testing.assert_allclose(ours.sequences_scores, theirs.sequences_scores.numpy(), atol=SCORE_TOL)
+    if is_lossless:
+        plain = models[1].generate(prompts, attention_mask=mask, **{**given, **dict.fromkeys(DRAFTS)})
+        assert ours.sequences.tolist() == plain.sequences.tolist()
+    return ours.speculation, theirs.speculation
+
+
+DRAFTS = ("drafting", "verification", "num_draft_beams", "draft_token_budget")
+
+
+def same_counts(ours: Any, theirs: Any) -> None:
+    assert (ours.target_forwards, ours.draft_forwards) == (theirs.target_forwards, theirs.draft_forwards)
+    for name in COUNTS:
+        assert getattr(ours, name).tolist() == getattr(theirs, name).tolist(), name
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("qwen3", {"draft_token_budget": 1, "num_draft_beams": 32}),
+        pytest.param("qwen3", {"do_sample": True, "top_k": 5, "draft_token_budget": 1}, marks=pytest.mark.slow),
+        pytest.param("qwen3", {"constraint_index": RAGGED, "num_draft_beams": 16}, marks=pytest.mark.slow),
+        ("t5", {"draft_token_budget": 1, "num_draft_beams": 32}),
+    ],
+)
+def test_a_draft_model_changes_nothing_but_forwards(family: str, options: dict[str, Any], tmp_path: Path) -> None:
+    models, drafts = on_both_sides(family, 2, 0, tmp_path), on_both_sides(family, 1, 1, tmp_path)
+    happened = check(models, drafts, **options)
+    if "constraint_index" not in options:
+        same_counts(*happened)
+    assert happened[0].drafted_nodes.any()
+
+
+def test_relaxed_samples_are_those_of_the_other_side(tmp_path: Path) -> None:
+    models, drafts = on_both_sides("qwen3", 2, 0, tmp_path), on_both_sides("qwen3", 1, 1, tmp_path)
+    options = {"verification": "relaxed", "draft_token_budget": 1, "num_draft_beams": 12}
+    same_counts(*check(models, drafts, is_lossless=False, **options))
+
+
+@pytest.mark.parametrize(
+    ("family", "verification"),
+    [("qwen3", "strict"), pytest.param("qwen3", "relaxed", marks=pytest.mark.slow), ("t5", "strict")],
+)
+def test_a_draft_head_is_verified(family: str, verification: str, tmp_path: Path) -> None:
+    models = on_both_sides(family, 1, 0, tmp_path, head=True)
+    options = {"drafting": "head", "verification": verification, "num_draft_beams": 24, "draft_token_budget": 1}
+    same_counts(*check(models, is_lossless=verification == "strict", **options))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"num_draft_beams": 2}, "num_draft_beams=2, expected at least num_beams=4"),
+        ({"drafting": "trie"}, "drafting='trie' with assistant_model"),
+        ({"drafting": "head"}, "assistant_model is given with drafting='head'"),
+        ({"verification": "catalogue"}, "verification='catalogue' with drafting=None"),
+        ({"num_assistant_tokens": 0}, "num_assistant_tokens=0"),
+        (
+            {"verification": "relaxed", "num_return_sequences": 8},
+            "smaller or equal to `num_beams`",
+        ),
+        ({"assistant_model": 5}, "assistant_model is a int, expected a FlaxModel"),
+        ({"assistant_model": None, "drafting": "assistant"}, "drafting='assistant' without assistant_model"),
+    ],
+    ids=str,
+)
+def test_drafts_that_cannot_be_are_refused(kwargs: dict[str, Any], message: str, small: Any) -> None:
+    given = {"constraint_index": INDEX, "assistant_model": small, "num_beams": 4, **kwargs}
+    with pytest.raises(ValueError, match=message):
+        small.generate([[5, 6, 7]], **given)
+
+
+@pytest.fixture(scope="module")
+def small() -> Any:
+    from hf_gr.flax.model import FlaxModel
+
+    sizes = dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 1)
+    return enable(FlaxModel(Qwen3Config(vocab_size=40, hidden_size=8, head_dim=8, eos_token_id=None, **sizes)))
