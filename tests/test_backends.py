@@ -3,7 +3,9 @@
 """One table of calls, each on both backends, against one oracle that is neither: a new call is a line here.
 
 What is decided is held to transformers' own search with `prefix_allowed_tokens_fn`, what is drawn to the samples that
-plain decoding draws in PyTorch, which `test_samples.py` holds to transformers' frequencies. Drafts change neither.
+plain decoding draws in PyTorch, which `test_samples.py` holds to transformers' frequencies. Drafts change neither, but
+for relaxed verification: what that draws in Flax is held to what it draws in PyTorch, and that to `hf_gr.reference` in
+`test_verifiers.py`.
 Other tests go further on one side; a call that one side refuses says so here, with its reason.
 """
 
@@ -70,7 +72,10 @@ CASES: dict[str, Case] = {
     "sampled beams": Case("qwen3", True, DRAWN | {"top_p": 0.9}, slow=("flax",)),
     "sampled beams, trie": Case("qwen3", False, DRAWN, TRIE, slow=("flax",)),
     "sampled paths of t5, trie": Case("t5", False, DRAWN | PATHS | {"num_return_sequences": 4}, TRIE),
-    "a draft model": Case("qwen3", False, has_assistant=True, lacks={"flax": "assistant_model is given"}),
+    "draft model": Case("qwen3", False, has_assistant=True),
+    "draft model of t5": Case("t5", True, {"length_penalty": 0.5}, has_assistant=True, slow=("flax",)),
+    "draft model, sampled": Case("qwen3", True, DRAWN, has_assistant=True, slow=("flax",)),
+    "draft model, relaxed": Case("qwen3", False, DRAWN, {"verification": "relaxed"}, True, slow=("flax",)),
 }
 # Deeper models are held to each other in test_flax_model.py.
 ONE_LAYER = {"t5": {"num_layers": 1}, "llama": {"num_hidden_layers": 1}, "qwen3": {"num_hidden_layers": 1}}
@@ -86,11 +91,11 @@ def catalogue(*, ragged: bool) -> ConstraintIndex:
 
 
 @cache
-def model_of(family: str, backend: str, folder: Path) -> Any:
-    """The same checkpoint on either side."""
-    path = folder / family
+def model_of(family: str, backend: str, folder: Path, *, seed: int = 0) -> Any:
+    """The same checkpoint on either side; another seed has other weights."""
+    path = folder / f"{family}-{seed}"
     if not path.is_dir():
-        build(family, config=ONE_LAYER[family]).save_pretrained(path)
+        build(family, config=ONE_LAYER[family], seed=seed).save_pretrained(path)
     return AutoModelForGenerativeRetrieval.from_pretrained(path, backend=backend)
 
 
@@ -121,7 +126,7 @@ def answer(case: Case, backend: str, folder: Path, *, drafts: bool = True) -> An
     options = options_of(case) | {"constraint_index": catalogue(ragged=case.ragged)}
     options |= (case.drafting if drafts else {}) | ({"seed": SEEDS} if case.options.get("do_sample") else {})
     if case.has_assistant and drafts:
-        options["assistant_model"] = model
+        options["assistant_model"] = model_of(case.family, backend, folder, seed=1)
     if backend == "torch":
         return model.generate(**inputs, **options)
     found = model.generate(**{name: values.numpy() for name, values in inputs.items()}, **options)
@@ -135,7 +140,7 @@ def answer(case: Case, backend: str, folder: Path, *, drafts: bool = True) -> An
 def expected(case: Case, folder: Path) -> Any:
     """The oracle's."""
     if case.options.get("do_sample"):
-        return answer(case, "torch", folder, drafts=False)
+        return answer(case, "torch", folder, drafts="verification" in case.drafting)
     model, index = model_of(case.family, "torch", folder), catalogue(ragged=case.ragged)
     allowed = allowed_by(index, 1 if model.config.is_encoder_decoder else LENGTH)
     options = options_of(case) | {"eos_token_id": index.eos_token_id, "max_new_tokens": index.max_length}
@@ -157,7 +162,7 @@ def check(name: str, backend: str, folder: Path) -> None:
     if case.options.get("do_sample"):
         assert ours.seeds == SEEDS
     if case.drafting or case.has_assistant:
-        assert (ours.speculation.accepted_steps > 0).any()  # else the case would be another one's
+        assert (ours.speculation.accepted_nodes > 0).any()  # else the case would be another one's
 
 
 CALLS = [

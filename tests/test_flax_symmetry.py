@@ -404,6 +404,13 @@ REFUSED_FIELDS = {
 }
 
 
+# Verifications that Flax has not, and why.
+TORCH_VERIFICATIONS = {
+    "last_level": "answers that need not be of the catalogue are for comparisons with NEZHA's",
+    "none": "the same",
+}
+
+
 def test_generate_takes_the_same_arguments() -> None:
     from hf_gr.generation.flax.mixin import FlaxGenerationMixin
     from hf_gr.generation.torch.mixin import GRGenerationMixin
@@ -421,6 +428,16 @@ def test_fields_of_a_config_are_refused_for_a_reason() -> None:
     from hf_gr.generation.flax.checks import NEUTRAL, NEUTRAL_WARPERS
 
     assert {**NEUTRAL, **NEUTRAL_WARPERS}.keys() == REFUSED_FIELDS.keys()
+
+
+def test_drafts_and_verifications_are_the_same_but_for_those_that_are_listed() -> None:
+    from hf_gr.generation.configuration import DRAFTING, VERIFICATION
+    from hf_gr.generation.flax.drafts import KINDS
+
+    assert {*KINDS, "auto"} == set(DRAFTING)
+    ours = {name for kind in KINDS.values() for name in kind.verifications}
+    assert set(VERIFICATION) - ours == set(TORCH_VERIFICATIONS)
+    assert ours <= set(VERIFICATION)
 
 
 def test_a_planted_difference_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
