@@ -16,9 +16,12 @@ pytest.importorskip("flax")
 
 from families import build
 from test_draft_head import new_head
-from transformers import Qwen3Config
+from transformers import BartConfig, GPT2Config, Qwen3Config
 
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, enable
+from hf_gr.generation.flax.call import prepared
+from hf_gr.generation.flax.drafts import AssistantDraft
+from hf_gr.generation.flax.prompts import HostPrompt
 
 SCORE_TOL = 1e-4
 ROWS = np.unique(np.random.default_rng(0).integers(3, 35, size=(600, 4)), axis=0)
@@ -118,6 +121,27 @@ def test_drafts_that_cannot_be_are_refused(kwargs: dict[str, Any], message: str,
     given = {"constraint_index": INDEX, "assistant_model": small, "num_beams": 4, **kwargs}
     with pytest.raises(ValueError, match=message):
         small.generate([[5, 6, 7]], **given)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bart"])
+def test_prompts_longer_than_the_positions_of_a_draft_model_are_refused(family: str) -> None:
+    from hf_gr.flax.model import FlaxModel
+
+    def made(limit: int) -> Any:
+        if family == "gpt2":
+            return FlaxModel(GPT2Config(vocab_size=40, n_embd=8, n_layer=1, n_head=1, n_positions=limit))
+        whats, parts = ("layers", "ffn_dim", "attention_heads"), ("encoder", "decoder")
+        sizes: dict[str, Any] = {f"{part}_{what}": 1 for part in parts for what in whats}
+        return FlaxModel(BartConfig(vocab_size=40, d_model=8, max_position_embeddings=limit, **sizes))
+
+    # A decoder has 7 tokens behind 2 of padding, and reads all of a sequence but its last two; an encoder has 9.
+    model, tokens = enable(made(32)), np.full((1, 9), 5, np.int32)
+    mask = np.arange(9)[None] >= (2 if family == "gpt2" else 0)
+    prompt = HostPrompt(tokens, mask, None if family == "gpt2" else tokens[:, :1])
+    config, _ = prepared(model, None, {"num_beams": 4})
+    AssistantDraft(model, config, made(9)).check(prompt, INDEX.snapshot, given={})
+    with pytest.raises(ValueError, match="assistant_model has 8 positions, expected 9 for this prompt"):
+        AssistantDraft(model, config, made(8)).check(prompt, INDEX.snapshot, given={})
 
 
 @pytest.fixture(scope="module")

@@ -267,6 +267,29 @@ def check_assistant(model: Any, assistant: Any) -> None:
         )
 
 
+def check_room_for_drafts(assistant: Any, catalogue: Snapshot, prompt_length: int, mask: Any) -> None:
+    """Refuse prompts for which a draft model has no positions; rotary ones can be computed for any.
+
+    Args:
+        assistant: the draft model.
+        catalogue: the catalogue of any row.
+        prompt_length: tokens of the prompts that it reads, padding included.
+        mask: of those (array or tensor); None for no padding.
+    """
+    if getattr(assistant.config.get_text_config(decoder=True), "rope_parameters", None) is not None:
+        return
+    is_encoder_decoder = assistant.config.is_encoder_decoder
+    num_read = max(catalogue.max_length - 2, 0)  # the target alone reads tokens of the last level drafted
+    num_tokens, limit = prompt_length, position_limit(assistant.config, of_encoder=is_encoder_decoder)
+    if not is_encoder_decoder:  # where padding has no position
+        num_tokens = num_read + (num_tokens if mask is None else int(mask.sum(-1).max()))
+    if limit is not None and num_tokens > limit:
+        raise ValueError(
+            f"assistant_model has {limit} positions, expected {num_tokens} for this prompt and its drafts: shorten "
+            "the prompt, or omit assistant_model"
+        )
+
+
 def check_draft_width(config: Any) -> None:
     """Refuse searches of a draft model or head that could never be accepted, or that draft no level."""
     num_draft_beams, num_steps = config.num_draft_beams, config.num_assistant_tokens

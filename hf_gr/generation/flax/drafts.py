@@ -30,6 +30,7 @@ from hf_gr.generation.checks import (
     check_assistant,
     check_codes,
     check_draft_width,
+    check_room_for_drafts,
     check_room_for_placeholders,
     draft_budget,
 )
@@ -169,7 +170,7 @@ class AssistantDraft(TrieDraft):
             )
         check_assistant(self.model, assistant)
         check_draft_width(self.config)
-        assistant.spec.check_length(prompt.length + catalogue.max_length)
+        check_room_for_drafts(assistant, catalogue, prompt.input_ids.shape[1], prompt.mask)
 
     def plan(self, plan: DecodePlan, catalogue: Snapshot, *, num_rows: int) -> DecodePlan:
         """See `Draft.plan`."""

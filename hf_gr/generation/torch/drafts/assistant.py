@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hf_gr.catalogue.snapshot import Snapshot
-from hf_gr.generation.checks import check_assistant, check_draft_width
-from hf_gr.generation.models import position_limit
+from hf_gr.generation.checks import check_assistant, check_draft_width, check_room_for_drafts
 from hf_gr.generation.torch.layouts import choose_layout, prefilled
 from hf_gr.generation.torch.models import base_model
 from hf_gr.generation.torch.prompts import Prompt
@@ -64,7 +63,8 @@ class AssistantDraft(TrieDraft):
                 "state of the model's rows, and the draft model has others"
             )
         check_draft_width(config)
-        _check_positions(assistant, prompt, catalogue)
+        assert prompt.inputs is not None
+        check_room_for_drafts(assistant, catalogue, prompt.inputs.shape[1], prompt.mask)
 
     def searcher(self, prepared: Prepared, vocab_size: int) -> Assistant | None:
         """The draft model, over a prefill of its own."""
@@ -73,23 +73,6 @@ class AssistantDraft(TrieDraft):
             self.config,
             prepared.plan,
             lambda width: prefilled(inner, prepared.plan.prompt, prepared.inputs, mask, width=width),
-        )
-
-
-def _check_positions(assistant: Any, prompt: Prompt, catalogue: Snapshot) -> None:
-    """Refuse prompts for which a draft model has no positions; rotary ones can be computed for any."""
-    if getattr(assistant.config.get_text_config(decoder=True), "rope_parameters", None) is not None:
-        return
-    assert prompt.inputs is not None
-    is_encoder_decoder = assistant.config.is_encoder_decoder
-    num_read = max(catalogue.max_length - 2, 0)  # the target alone reads tokens of the last level drafted
-    num_tokens, limit = prompt.inputs.shape[1], position_limit(assistant.config, of_encoder=is_encoder_decoder)
-    if not is_encoder_decoder:  # where padding has no position
-        num_tokens = num_read + (num_tokens if prompt.mask is None else int(prompt.mask.sum(dim=-1).max()))
-    if limit is not None and num_tokens > limit:
-        raise ValueError(
-            f"assistant_model has {limit} positions, expected {num_tokens} for this prompt and its drafts: shorten "
-            "the prompt, or omit assistant_model"
         )
 
 
