@@ -27,6 +27,7 @@ from hf_gr.flax import plain
 from hf_gr.flax.model import FlaxModel
 from hf_gr.flax.plain import plain_program
 from hf_gr.generation.flax import plain as calls
+from hf_gr.generation.flax.call import make_plan
 
 SCORE_TOL = 1e-4  # fp32 sums of at most 16 log-probabilities
 DETAILS = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
@@ -182,6 +183,15 @@ def test_samples_follow_softmax(folder: Path) -> None:
 def test_the_only_sample_left_is_the_greedy_one(folder: Path) -> None:
     models, inputs = pair("qwen3", folder), prompts(3, 9, padded=True)
     check(models, inputs, **GREEDY, do_sample=True, top_k=1)
+
+
+def test_a_checkpoints_verification_changes_nothing() -> None:
+    config = GenerationConfig(num_beams=2, num_return_sequences=1)
+    config.verification = "relaxed"  # pyright: ignore[reportAttributeAccessIssue]
+    plan = make_plan(config, None, 4)
+    assert (plan.is_relaxed, plan.num_kept) == (False, 4)
+    config.num_beams = 1
+    assert not make_plan(config, None, 4).is_beam_search
 
 
 def test_a_checkpoints_config_is_followed_and_false_switches_its_catalogue_off(folder: Path) -> None:

@@ -236,7 +236,9 @@ def make_plan(
 ) -> DecodePlan:
     """The options of a call; those that may change without a new program have one type for all calls."""
     fill = fill_token(config)
-    num_ends, is_relaxed = num_end_tokens(config), getattr(config, "verification", None) == "relaxed"
+    num_ends = num_end_tokens(config)
+    # Of the model's config, say: without a catalogue nothing is drafted.
+    is_relaxed = catalogue is not None and getattr(config, "verification", None) == "relaxed"
     is_beam_search = config.num_beams > 1 or is_relaxed
 
     def number(value: float) -> Any:
