@@ -83,7 +83,9 @@ def check(family: str, rows: int, mesh: Mesh | None, index: Any, **kwargs: Any) 
     assert len(found.sequences) == rows * kwargs["num_return_sequences"]
     assert found.sequences.tolist() == expected.sequences.tolist()
     assert found.beam_indices.tolist() == expected.beam_indices.tolist()
-    both = ((out.sequences_scores, *(out.scores or ())) for out in (found, expected))
+    both = (
+        (out.sequences_scores, *(out.scores or ())) if kwargs["output_scores"] else () for out in (found, expected)
+    )
     for one, other in zip(*both, strict=True):
         np.testing.assert_allclose(np.asarray(one), np.asarray(other), atol=SCORE_TOL, rtol=0)
     return found
@@ -182,6 +184,29 @@ def head_for(model: FlaxModel, **options: Any) -> DraftHead:
     rng = np.random.default_rng(0)
     arrays = {name: jnp.asarray(rng.normal(size=of), jnp.float32) for name, of in shapes_of(config).items()}
     return DraftHead(config, [np.arange(3, 24)] * 3, arrays=arrays, **options)
+
+
+@pytest.mark.parametrize(
+    ("shape", "how"),
+    [
+        ((4, 1), {"output_scores": False}),
+        pytest.param((4, 1), {}, marks=pytest.mark.slow),  # scores of every level keep the devices together
+        pytest.param((2, 2), {}, marks=pytest.mark.slow),
+        pytest.param((4, 1), {"verification": "relaxed", "seed": 3, "output_scores": False}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_a_draft_model_drafts_on_all_devices(shape: tuple[int, int], how: dict[str, Any]) -> None:
+    """Rows of one device may need more forwards than those of another."""
+    draft = enable(FlaxModel(model_of("qwen3").config))
+    draft = enable(FlaxModel(draft.config, arrays={name: 0.5 * array for name, array in _random(draft).items()}))
+    rows = np.random.default_rng(0).integers(3, 24, size=(900, 4))
+    index = ConstraintIndex.from_sequences(np.unique(rows, axis=0))
+    mesh = jax.make_mesh(shape, ("data", "model"))
+    options: dict[str, Any] = {"assistant_model": draft, "draft_token_budget": 1, "num_draft_beams": 12, **how}
+    happened = check("qwen3", 7, mesh, index, **options).speculation
+    assert happened.drafted_nodes.all()
+    assert happened.draft_forwards
 
 
 def test_placeholders_are_written_where_the_embeddings_are() -> None:
