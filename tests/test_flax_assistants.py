@@ -135,7 +135,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = ("with the trie",)  # every case compiles a large program, and test_flax_drafting.py has models
+
+
+@pytest.mark.parametrize(
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+)
 def test_a_draft_model_does_what_it_does_in_pytorch(case: str) -> None:
     used = set()
     for seed in range(6):

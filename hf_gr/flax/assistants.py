@@ -319,11 +319,13 @@ class ModelDrafter:
             used = (number + 1) * self.num_beams
             rest, num_rest, fits = subtree(
                 below.states,
+                search.depths + 1,
                 is_here,
                 catalogue,
-                level=level + 1,
+                first=level + 1,
                 end=end,
                 size=size,
+                room=size,
                 budget=self.tree.budget,
                 least=self.tree.least,
                 used=used,

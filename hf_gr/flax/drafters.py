@@ -148,33 +148,36 @@ class TreeDrafter:
         catalogue, at_root = context.catalogue, beams.sequences.shape[-1] == 0
         states = beams.states[:, :1] if at_root else beams.states  # equal beams are one root
         none = Draft.none(len(levels), self.size(at_root=at_root), catalogue.dead_state, num_live=states.shape[1])
-        draft = none
-        for level in (0,) if at_root else range(1, len(self.sizes)):
-            size, end = self.sizes[level], 1 + self.num_first if at_root else catalogue.max_length
-            if not size:
-                continue
-
-            def below(draft: Draft, is_here: Array, level: int = level, size: int = size, end: int = end) -> Draft:
-                nodes, num_steps, fits = subtree(
-                    states, is_here, catalogue, level=level, end=end, size=size, budget=self.budget, least=self.least
-                )
-                is_whole = fits & (end == catalogue.max_length)
-                new = replace(none.with_nodes(is_here, nodes, 0), num_steps=num_steps, is_whole=is_whole)
-                return draft.with_rows(is_here, new)
-
-            is_here = wanted & (levels == level)
-            draft = lax.cond(is_here.any(), below, lambda draft, _: draft, draft, is_here)
-        return draft
+        first = 0 if at_root else next((level for level in range(1, len(self.sizes)) if self.sizes[level]), None)
+        if first is None or not self.sizes[first]:
+            return none
+        sizes = jnp.array((*self.sizes, 0), dtype=jnp.int32)[jnp.minimum(levels, len(self.sizes))]
+        nodes, num_steps, fits = subtree(
+            states,
+            levels,
+            wanted & (sizes > 0),
+            catalogue,
+            first=first,
+            end=1 + self.num_first if at_root else catalogue.max_length,
+            size=none.nodes.tokens.shape[1],
+            room=sizes,
+            budget=self.budget,
+            least=self.least,
+        )
+        is_whole = fits if not at_root or 1 + self.num_first == catalogue.max_length else jnp.zeros_like(fits)
+        return replace(none, nodes=nodes, num_steps=num_steps, is_whole=is_whole)
 
 
 def subtree(
     states: Int[Array, "batch above"],
+    levels: Int[Array, " batch"],
     wanted: Bool[Array, " batch"],
     catalogue: DeviceCatalogue,
     *,
-    level: int,
+    first: int,
     end: int,
     size: int,
+    room: int | Int[Array, " batch"],
     budget: int,
     least: int,
     used: int | Int[Array, ""] = 0,
@@ -182,12 +185,14 @@ def subtree(
     """The legal nodes below some others, level by level while they fit.
 
     Args:
-        states: of the nodes above, which have `level` tokens.
+        states: of the nodes above.
+        levels: tokens of the nodes above, by row.
         wanted: rows that want them.
         catalogue: the catalogue.
-        level: tokens of the nodes above.
+        first: the fewest tokens that nodes above have.
         end: tokens that no node has any more; after the last level's tokens nothing follows, so none needs logits.
-        size: room for the nodes of all levels.
+        size: nodes of the result.
+        room: how many of those a row may use.
         budget: how many nodes there may be, those already used included.
         least: how many a level may have in any case.
         used: nodes drafted above.
@@ -197,20 +202,68 @@ def subtree(
         rows where all of them fit.
     """
     batch_size, num_above = states.shape
-    nodes = Nodes.none(batch_size, size, catalogue.dead_state)
-    start, num_steps, fits = jnp.zeros(batch_size, dtype=jnp.int32), jnp.zeros(batch_size, dtype=jnp.int32), wanted
-    places = jnp.broadcast_to(jnp.arange(num_above, dtype=jnp.int32), states.shape)
-    for depth in range(level + 1, end):
-        legal = children(states, catalogue, level=depth - 1)
+    width = max(num_above, size)  # one code for rows that begin on this level, and for those that go on from it
+    nothing = jnp.zeros(batch_size, dtype=jnp.int32)
+    above = jnp.pad(states, ((0, 0), (0, width - num_above)), constant_values=-1)
+    above = jnp.where(above < 0, catalogue.dead_state, above)
+    own = jnp.arange(width, dtype=jnp.int32)
+
+    def expanded(grown: _Grown, is_here: Array, depth: int) -> _Grown:
+        begins = (levels == depth - 1)[:, None]
+        places = jnp.where(begins, own, grown.places)
+        legal = children(jnp.where(begins, above, grown.states), catalogue, level=depth - 1)
         new, counts = _all_children(legal, places, catalogue, depth=depth, room=size)
-        fits = fits & (start + counts <= size) & (counts <= jnp.maximum(budget - used - start, least))
+        start, fits = grown.start, is_here & grown.fits
+        fits = fits & (start + counts <= room) & (counts <= jnp.maximum(budget - used - start, least))
         # After the levels above; each level's padding is overwritten by the next.
         put = partial(_put, starts=jnp.where(fits, start, size))
-        nodes = jax.tree.map(put, nodes, new)
-        states = jnp.where(fits[:, None], new.states, catalogue.dead_state)
-        places = num_above + start[:, None] + jnp.arange(states.shape[1], dtype=jnp.int32)
-        start, num_steps = start + jnp.where(fits, counts, 0), num_steps + (fits & (counts > 0))
-    return nodes, num_steps, fits
+        missing = ((0, 0), (0, width - new.states.shape[1]))
+        below = jnp.pad(new.states, missing, constant_values=-1)
+        below = jnp.where(fits[:, None] & (below >= 0), below, catalogue.dead_state)
+        return _Grown(
+            nodes=jax.tree.map(put, grown.nodes, new),
+            states=below,
+            places=num_above + start[:, None] + own,
+            start=start + jnp.where(fits, counts, 0),
+            num_steps=grown.num_steps + (fits & (counts > 0)),
+            fits=jnp.where(is_here, fits, grown.fits),
+        )
+
+    grown = _Grown(
+        nodes=Nodes.none(batch_size, size, catalogue.dead_state),
+        states=jnp.full((batch_size, width), catalogue.dead_state, dtype=jnp.int32),
+        places=jnp.broadcast_to(own, (batch_size, width)),
+        start=nothing,
+        num_steps=nothing,
+        fits=wanted,
+    )
+    for depth in range(first + 1, end):
+        is_here = wanted & (levels < depth)
+        step = partial(expanded, depth=depth)
+        grown = lax.cond(is_here.any(), step, lambda grown, _: grown, grown, is_here)
+    return grown.nodes, grown.num_steps, grown.fits
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Grown:
+    """A subtree so far.
+
+    Attributes:
+        nodes: the nodes.
+        states: trie nodes of the last level.
+        places: of those among the nodes above and the nodes.
+        start: the number of nodes.
+        num_steps: levels with some.
+        fits: the rows where all fitted.
+    """
+
+    nodes: Nodes
+    states: Int[Array, "batch width"]
+    places: Int[Array, "batch width"]
+    start: Int[Array, " batch"]
+    num_steps: Int[Array, " batch"]
+    fits: Bool[Array, " batch"]
 
 
 def _all_children(
