@@ -72,7 +72,7 @@ CASES: dict[str, Case] = {
     "sampled beams": Case("qwen3", True, DRAWN | {"top_p": 0.9}, slow=("flax",)),
     "sampled beams, trie": Case("qwen3", False, DRAWN, TRIE, slow=("flax",)),
     "sampled paths of t5, trie": Case("t5", False, DRAWN | PATHS | {"num_return_sequences": 4}, TRIE),
-    "draft model": Case("qwen3", False, has_assistant=True),
+    "draft model": Case("qwen3", False, has_assistant=True, slow=("flax",)),
     "draft model of t5": Case("t5", True, {"length_penalty": 0.5}, has_assistant=True, slow=("flax",)),
     "draft model, sampled": Case("qwen3", True, DRAWN, has_assistant=True, slow=("flax",)),
     "draft model, relaxed": Case("qwen3", False, DRAWN, {"verification": "relaxed"}, True, slow=("flax",)),
