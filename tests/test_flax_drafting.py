@@ -18,7 +18,8 @@ from families import build
 from test_draft_head import new_head
 from transformers import BartConfig, GPT2Config, Qwen3Config
 
-from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, enable
+from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, ConstraintLogitsProcessor, enable
+from hf_gr.generation.flax.logits_process import FlaxConstraintLogitsProcessor
 from hf_gr.generation.flax.call import prepared
 from hf_gr.generation.flax.drafts import AssistantDraft
 from hf_gr.generation.flax.prompts import HostPrompt
@@ -142,6 +143,26 @@ def test_prompts_longer_than_the_positions_of_a_draft_model_are_refused(family: 
     AssistantDraft(model, config, made(9)).check(prompt, INDEX.snapshot, given={})
     with pytest.raises(ValueError, match="assistant_model has 8 positions, expected 9 for this prompt"):
         AssistantDraft(model, config, made(8)).check(prompt, INDEX.snapshot, given={})
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"constraint_indx": INDEX}, "constraint_indx= is no argument.*expected constraint_index=: rename it"),
+        ({"draft_model": None}, "draft_model= is no argument.*expected assistant_model=: rename it"),
+        ({"max_new_tokens": "3"}, "max_new_tokens='3', expected a number"),
+        ({"separator": ";", "constraint_index": INDEX}, "separator is given, expected None in Flax: an answer is one"),
+        (
+            {"logits_processor": [ConstraintLogitsProcessor(INDEX)]},
+            "ConstraintLogitsProcessor.*pass constraint_index=",
+        ),
+        ({"logits_processor": [FlaxConstraintLogitsProcessor(INDEX, 3)]}, "pass constraint_index= instead"),
+    ],
+    ids=range(6),
+)
+def test_slips_of_the_pen_are_named(kwargs: dict[str, Any], message: str, small: Any) -> None:
+    with pytest.raises(ValueError, match=message):
+        small.generate([[5, 6, 7]], **kwargs)
 
 
 @pytest.fixture(scope="module")

@@ -111,13 +111,14 @@ def evaluate(model: Any, users: Any, **options: Any) -> Evaluation:
     try:
         runs: list[Run] = []
         readers: list[tuple[Users, PromptMaker]] = []
-        hardware = ""
+        hardware: list[str] = []
         for contender in contenders:
-            more, reader, hardware = _run_model(contender, users, every, folder, processes)
+            more, reader, used = _run_model(contender, users, every, folder, processes)
             runs += more
             readers.append(reader)
+            hardware += [used] if used not in hardware else []
         found = processes.by_main(
-            lambda: _count(runs, *readers[0], every[0], cutoffs, hardware), doing="could not count"
+            lambda: _count(runs, *readers[0], every[0], cutoffs, "; ".join(hardware)), doing="could not count"
         )
     finally:
         if processes.is_main:

@@ -97,12 +97,17 @@ def check_call(
     model.spec.check_length(prompt.length + catalogue.max_length - 1, of_encoder=prompt.input_ids.shape[1])
 
 
+ONE_LABEL = "an answer is one label in Flax; use backend='torch'"
+FIXES = {
+    "generator": "pass seed=, or key=, a key of jax.random",
+    "separator": ONE_LABEL,
+    "max_labels": ONE_LABEL,
+}
+
+
 def refuse_arguments(arguments: Mapping[str, Any]) -> None:
     """Refuse arguments that are neither Flax's nor fields of a generation config, unless None."""
     for name, value in arguments.items():
-        if name == "generator" and value is not None:
-            raise ValueError("generator is given, expected None in Flax: pass seed=, or key=, a key of jax.random")
         if value is not None:
-            raise ValueError(
-                f"{name} is given, expected None: Flax has no such argument; omit it, or use backend='torch'"
-            )
+            fix = FIXES.get(name, "Flax has no such argument; omit it, or use backend='torch'")
+            raise ValueError(f"{name} is given, expected None in Flax: {fix}")

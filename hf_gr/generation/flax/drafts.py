@@ -34,6 +34,7 @@ from hf_gr.generation.checks import (
     check_room_for_placeholders,
     draft_budget,
 )
+from hf_gr.generation.configuration import VERIFICATION
 
 from .prompts import HostPrompt
 
@@ -72,9 +73,11 @@ class Draft:
         """
         drafting, verification = self.config.drafting, self.config.verification
         if verification not in (None, *self.verifications):
+            what = "assistant_model" if drafting is None and self.assistant is not None else f"drafting={drafting!r}"
+            by_head = VERIFICATION[verification].by_head_alone and not isinstance(self, HeadDraft)
+            fix = "only a draft head decodes without the model" if by_head else "use backend='torch' for others"
             raise ValueError(
-                f"verification={verification!r} with drafting={drafting!r}, expected one of {self.verifications}: "
-                "Flax has no other; omit it, or use backend='torch'"
+                f"verification={verification!r} with {what}, expected one of {self.verifications}: {fix}; omit it"
             )
         if self.config.verification == "relaxed" and self.config.num_return_sequences > self.config.num_beams:
             raise ValueError(
@@ -143,7 +146,9 @@ class TrieDraft(Draft):
         """What the catalogue drafts."""
         budget = draft_budget(self.config, batch_size=num_rows, vocab_size=self.model.config.vocab_size)
         num_first, size = plan_first(_open_nodes(catalogue), plan.width, budget=budget)
-        sizes = plan_sizes(_nodes_per_level(catalogue), plan.width, budget=budget, first=1 + num_first)
+        # A search below the prompt may miss a beam on any level, above all where processors rule tokens out.
+        first = 1 if self.searches else 1 + num_first
+        sizes = plan_sizes(_nodes_per_level(catalogue), plan.width, budget=budget, first=first)
         return TreeDrafter((size, *sizes[1:]), num_first, budget=budget, least=plan.width)
 
 

@@ -109,6 +109,10 @@ def _read_functions(given: Any, name: str, returned: str) -> tuple[Any, ...]:
     if not isinstance(given, list | tuple):
         raise ValueError(f"{name} is a {type(given).__name__}, expected a list of functions: pass {name}=[...]")
     for one in given:
+        if type(one).__name__.endswith("ConstraintLogitsProcessor"):
+            raise ValueError(
+                f"{name} has a {type(one).__name__}, expected the catalogue itself: pass constraint_index= instead"
+            )
         if type(one).__module__.partition(".")[0] == "transformers":
             raise ValueError(
                 f"{name} has a {type(one).__name__}, which is PyTorch's, expected functions of JAX (tokens, scores) "
