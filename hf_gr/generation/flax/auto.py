@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`drafting="auto"` in Flax: of no draft and the catalogue's, what real calls show to be the fastest.
+"""`drafting="auto"` in Flax: of all drafts that a call may have, and none, what real calls show to be the fastest.
 
 Each serves some calls in turn and is timed: strict answers are the same whichever serves a call. A call that runs a
 program for the first time may have compiled it, and does not count. All calls of a kind run the same program, so their
