@@ -1,6 +1,9 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Draft models and verified draft heads of real models: answers and counts are those of PyTorch."""
+"""Draft models and verified draft heads of real models: answers are those of PyTorch, and so are the counts of a row.
+
+Rows of a batch that come to different levels share a forward of the draft model here, and have one each in PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ from test_draft_head import new_head
 from transformers import BartConfig, GPT2Config, Qwen3Config
 
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, ConstraintLogitsProcessor, enable
-from hf_gr.generation.flax.logits_process import FlaxConstraintLogitsProcessor
 from hf_gr.generation.flax.call import prepared
 from hf_gr.generation.flax.drafts import AssistantDraft
+from hf_gr.generation.flax.logits_process import FlaxConstraintLogitsProcessor
 from hf_gr.generation.flax.prompts import HostPrompt
 
 SCORE_TOL = 1e-4
@@ -107,7 +110,7 @@ def test_a_draft_head_is_verified(family: str, verification: str, tmp_path: Path
         ({"num_draft_beams": 2}, "num_draft_beams=2, expected at least num_beams=4"),
         ({"drafting": "trie"}, "drafting='trie' with assistant_model"),
         ({"drafting": "head"}, "assistant_model is given with drafting='head'"),
-        ({"verification": "catalogue"}, "verification='catalogue' with drafting=None"),
+        ({"verification": "catalogue"}, "verification='catalogue' with assistant_model"),
         ({"num_assistant_tokens": 0}, "num_assistant_tokens=0"),
         (
             {"verification": "relaxed", "num_return_sequences": 8},

@@ -384,7 +384,7 @@ def plan_rest(nodes_per_level: Sequence[int], num_nodes: int, *, budget: int, le
     """How many nodes there is room for below those that a search has found, by the level of these.
 
     Args:
-        nodes_per_level: nodes of the catalogue with 0 to L tokens.
+        nodes_per_level: nodes of the catalogue with 0 to L tokens, as far as they have children.
         num_nodes: N.
         budget: the largest draft, those found included.
         least: nodes of a level that are always allowed.

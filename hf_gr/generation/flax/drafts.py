@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import islice, zip_longest
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -218,7 +218,7 @@ class AssistantDraft(TrieDraft):
 class HeadDraft(Draft):
     """The checkpoint's draft head, which decides alone after one prefill of the model."""
 
-    verifications = ("catalogue",)
+    verifications = ("catalogue", "strict", "relaxed")  # the last two by `SearchingHeadDraft`
     calls_model = False
 
     def check(self, prompt: HostPrompt, catalogue: Snapshot, *, given: Mapping[str, Any]) -> None:
@@ -302,14 +302,15 @@ def draft_of(model: Any, config: Any, assistant: Any = None) -> Draft:
 
 
 def _nodes_per_level(catalogue: Snapshot) -> tuple[int, ...]:
-    """Nodes with 0 to L tokens in the compiled part; additions are few, and would change a program's shapes."""
-    starts = catalogue.base.segment.trie.level_starts
-    counts = [end - start for start, end in zip(starts, starts[1:], strict=False)]
+    """Nodes with 0 to L - 1 tokens that have children, and those with L, in the compiled part.
+
+    Additions are few, and would change a program's shapes.
+    """
+    base = catalogue.base.segment.trie
+    counts = [int(fanout.num_parents - fanout.num_childless) for fanout in base.fanouts]
     # Levels that only additions have repeat the last one.
-    return tuple(
-        counts[-1] if count is None else int(count)
-        for count, _ in zip_longest(counts, range(catalogue.max_length + 1))
-    )
+    missing = catalogue.max_length - len(counts)
+    return (*counts, *[counts[-1]] * missing, int(base.level_starts[-1] - base.level_starts[-2]))
 
 
 def _open_nodes(catalogue: Snapshot) -> Iterator[int]:
