@@ -342,7 +342,7 @@ def test_a_checkpoint_names_its_catalogue_and_its_defaults(tmp_path: Path) -> No
         ({"drafting": "magic"}, "drafting='magic', expected one of"),
         ({"typical_p": 0.5, "do_sample": True}, "typical_p=0.5"),
         ({"temperature": 0.0, "do_sample": True}, "temperature=0.0, expected more than 0"),
-        ({"temperature": "hot", "do_sample": True}, "temperature='hot', expected more than 0"),
+        ({"temperature": "hot", "do_sample": True}, "temperature='hot', expected a number and not a text"),
         ({"top_k": -1, "do_sample": True}, "top_k=-1, expected an integer"),
         ({"top_k": 2.5, "do_sample": True}, "top_k=2.5, expected an integer"),
         ({"top_p": -0.1, "do_sample": True}, "top_p=-0.1, expected 0 to 1"),

@@ -18,6 +18,7 @@ from typing import Any, Unpack
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from flax import nnx
 from jax.core import Tracer
 from jax.sharding import Mesh
@@ -305,7 +306,7 @@ class FlaxModel(HubMixin, Parameters, what="model"):
             on_meshes[mesh] = params
         return params
 
-    def named_arrays(self) -> dict[str, np.ndarray[Any, Any]]:
+    def named_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The parameters by name, in the host's memory."""
         parameters = zip(self._facts.names, self._facts.get(self), strict=True)
         return {name: np.asarray(parameter.get_raw_value()) for name, parameter in parameters}

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The logits processors and stopping criteria of a call in Flax, from its config and arguments. Processes nothing.
 
-Which there are, and in which order, is as in transformers' `_get_logits_processor`; warpers are part of the plan.
+Which there are, and in which order, is as in transformers' `GenerationMixin`; warpers are part of the plan.
 """
 
 from __future__ import annotations
