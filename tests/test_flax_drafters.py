@@ -124,8 +124,8 @@ def test_a_draft_with_the_prompt_is_all_that_is_legal_and_has_children(one_shape
     """Against a walk through what every row may be answered with."""
     drafter = WHOLE.drafter
     assert isinstance(drafter, TreeDrafter)
-    root, levels, wanted = Beams.start(NUM_ROWS, 1), np.zeros(NUM_ROWS, np.int32), np.ones(NUM_ROWS, bool)
-    draft = jax.jit(lambda catalogue: drafter.draft(root, levels, wanted, Context(catalogue, WHOLE)))
+    root, levels = Beams.start(NUM_ROWS, 1), jax.numpy.zeros(NUM_ROWS, np.int32)
+    draft = jax.jit(lambda catalogue: drafter.draft(root, levels, levels == 0, Context(catalogue, WHOLE)))
     for seed in range(8):
         rng = random.Random(seed)
         index = random_index(rng, ragged=True)
