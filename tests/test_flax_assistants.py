@@ -20,9 +20,9 @@ from test_decode import make_plan
 
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue.snapshot import BatchRules, combine_rules
-from hf_gr.flax.assistants import ModelDrafter, plan_rest
+from hf_gr.flax.assistants import ModelDrafter
 from hf_gr.flax.decode import Decoded, decode_program
-from hf_gr.flax.drafters import TreeDrafter, plan_first, plan_sizes
+from hf_gr.flax.drafters import TreeDrafter, plan_first, plan_rest, plan_sizes
 from hf_gr.flax.noise import Noise
 from hf_gr.flax.plan import DecodePlan
 from hf_gr.flax.transition import device_catalogue

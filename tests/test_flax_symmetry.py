@@ -118,7 +118,12 @@ TORCH_ONLY = {
     },
 }
 FLAX_ONLY = {
-    "beam": {"of_level": "beams have room for all tokens", "to_room": "the same", "widened": "widths are fixed"},
+    "beam": {
+        "last_tokens": "rows have their own levels",
+        "of_level": "beams have room for all tokens",
+        "to_room": "the same",
+        "widened": "widths are fixed",
+    },
     "decode": {
         "decode_program": "the compiled form of decode",
         "in_any_row": "rows of all devices advance together",
@@ -160,6 +165,7 @@ FLAX_ONLY = {
         "STEPS": "the same",
         "guess": "the class Guesses in PyTorch",
         "plan_first": "the same",
+        "plan_rest": "the same",
         "plan_sizes": "the same",
         "subtree": "a method in torch",
         "sample": "the class Samples in PyTorch",

@@ -7,7 +7,6 @@ Axes: B batch, K beams, N nodes of a level of the search, D nodes of a draft, S 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,10 +16,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from .arrays import along, where_rows
-from .beam import DEAD, Beams, of_level, to_room, widened
-from .buckets import bucket
+from .beam import DEAD, Beams, last_tokens, of_level, to_room, widened
 from .decode import child_scores, in_columns
-from .drafters import HEADROOM, SMALLEST_DRAFT, TreeDrafter, guess, open_children, sample, subtree
+from .drafters import TreeDrafter, guess, open_children, sample, subtree
 from .noise import paths_of
 from .scorers import Params, Prompt, ScorerCache
 from .speculation import Context, Draft, Scored
@@ -224,7 +222,7 @@ class ModelDrafter:
         num_read = 0 if at_root else (self.num_levels - 2) * num_live
         cache = memory.cache.with_room(num_read + (num_steps - 1) * width)
         seen = jnp.zeros((batch_size, num_live, cache.num_slots), dtype=bool)
-        if not num_read:
+        if at_root:
             logits = jnp.broadcast_to(memory.logits[:, None], (batch_size, num_live, memory.logits.shape[-1]))
             places = jnp.zeros((batch_size, num_live), dtype=jnp.int32)  # all beams are the prompt's end
         else:
@@ -364,8 +362,8 @@ class ModelDrafter:
 
     def _forward(self, search: _Search, slot: Int[Array, ""], context: Context) -> _Search:
         """One forward of the draft model over the nodes of the last level, which get the slots from `slot` on."""
-        nodes, (batch_size, width) = search.nodes, search.lacks.shape
-        tokens = along(nodes.sequences, jnp.maximum(search.depths - 1, 0)[:, None, None], axis=2)[..., 0]
+        batch_size, width = search.lacks.shape
+        tokens = last_tokens(search.nodes, search.depths)
         depths = jnp.broadcast_to(search.depths[:, None], tokens.shape)
         own = jnp.broadcast_to(jnp.eye(width, dtype=bool), (batch_size, width, width))
         visible = jnp.concatenate([search.seen, own], axis=-1)
@@ -378,32 +376,3 @@ class ModelDrafter:
             seen=seen,
             draft=replace(search.draft, num_forwards=search.draft.num_forwards + self._counted),
         )
-
-
-def plan_rest(nodes_per_level: Sequence[int], num_nodes: int, *, budget: int, least: int) -> tuple[int, ...]:
-    """How many nodes there is room for below those that a search has found, by the level of these.
-
-    Args:
-        nodes_per_level: nodes of the catalogue with 0 to L tokens, as far as they have children.
-        num_nodes: N.
-        budget: the largest draft, those found included.
-        least: nodes of a level that are always allowed.
-
-    Returns:
-        For each level 0 to L - 1 the room; 0 where all that follows is too much on average, or nothing needs logits.
-
-    Example:
-        >>> plan_rest([1, 91, 6539, 11172, 12023], 40, budget=512, least=20)
-        (0, 0, 256, 0)
-    """
-    last = len(nodes_per_level) - 1
-    sizes = [0] * last
-    for level in range(1, last - 1):
-        width, expected = float(min(num_nodes, nodes_per_level[level])), 0.0
-        for depth in range(level + 1, last):
-            width *= nodes_per_level[depth] / nodes_per_level[depth - 1]
-            expected += width
-        largest = max(budget - num_nodes, least * (last - 1 - level))
-        if expected <= largest:
-            sizes[level] = min(bucket(int(HEADROOM * expected), least=SMALLEST_DRAFT), largest)
-    return tuple(sizes)

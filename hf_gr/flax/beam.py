@@ -315,6 +315,11 @@ def _to_length(
     return jnp.pad(beams.sequences, after), jnp.pad(beams.beam_indices, after, constant_values=-1)
 
 
+def last_tokens(beams: Beams, levels: Int[Array, " batch"]) -> Int[Array, "batch beams"]:
+    """The last token of each beam, where beams have room for all and rows have their own number of tokens."""
+    return along(beams.sequences, jnp.maximum(levels - 1, 0)[:, None, None], axis=2)[..., 0]
+
+
 def of_level(beams: Beams, level: int, *, width: int) -> Beams:
     """Beams of a level, without the room for later tokens."""
     return Beams(

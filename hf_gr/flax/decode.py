@@ -27,7 +27,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from . import beam
 from .arrays import along, where_rows
-from .beam import Beams, Finished, of_level, to_room, widened
+from .beam import Beams, Finished, last_tokens, of_level, to_room, widened
 from .children import Children
 from .noise import PASSES, Noise, paths_of
 from .plan import DecodePlan
@@ -230,7 +230,7 @@ class _Search:
     def _score_and_decide(self, state: _State, draft: Draft | None) -> _State:
         """One forward over the live beams, and over what is drafted below them, and all decisions that it allows."""
         beams, levels = state.beams, state.levels
-        tokens = along(beams.sequences, jnp.maximum(levels - 1, 0)[:, None, None], axis=2)[..., 0]
+        tokens = last_tokens(beams, levels)
         live = Nodes(tokens, tokens, beams.states, jnp.broadcast_to(levels[:, None], tokens.shape))
         nodes = live if draft is None else jax.tree.map(_behind, live, draft.nodes)
         if draft is None:

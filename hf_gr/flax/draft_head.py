@@ -43,7 +43,7 @@ from .arrays import along
 from .head_cells import CELLS
 from .layers import to_logits
 from .parameters import Parameters
-from .scorers import Params, Prompt
+from .scorers import NodeRoom, Params, Prompt
 
 NUMPY = head_files.Framework(
     "numpy",
@@ -232,55 +232,24 @@ def shapes_of(config: DraftHeadConfig) -> dict[str, tuple[int, ...]]:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class HeadCache:
-    """What a head goes on from; its methods are those of `scorers.Cache`.
+class HeadCache(NodeRoom):
+    """What a head goes on from: hidden states, and the recurrent states of nodes.
 
     Attributes:
         hidden: hidden states of the prompt's last token and of the placeholders.
-        room: recurrent states of nodes, by slot; None before `with_room`.
-        slot_depths: the depth of the node in each slot.
     """
 
     hidden: Float[Array, "batch positions hidden"]
-    room: Float[Array, "batch slots hidden"] | None = None
-    slot_depths: Int[Array, "batch slots"] | None = None
 
     @property
-    def num_slots(self) -> int:
-        """See `Cache.num_slots`."""
-        return 0 if self.slot_depths is None else self.slot_depths.shape[1]
+    def like(self) -> Float[Array, "batch positions hidden"]:
+        """See `NodeRoom.like`."""
+        return self.hidden
 
-    def with_room(self, num_slots: int) -> HeadCache:
-        """See `Cache.with_room`."""
-        if not num_slots:
-            return self
-        batch_size, _, width = self.hidden.shape
-        room = jnp.zeros((batch_size, num_slots, width), dtype=self.hidden.dtype)
-        return replace(self, room=room, slot_depths=jnp.zeros((batch_size, num_slots), dtype=jnp.int32))
-
-    def put(self, nodes: Any, depths: Int[Array, "batch nodes"], start: int | Int[Array, ""]) -> HeadCache:
-        """See `Cache.put`."""
-        assert self.room is not None, "no room: call with_room first"
-        assert self.slot_depths is not None
-        return replace(
-            self,
-            room=lax.dynamic_update_slice_in_dim(self.room, nodes, start, axis=1),
-            slot_depths=lax.dynamic_update_slice_in_dim(self.slot_depths, depths, start, axis=1),
-        )
-
-    def keep(
-        self,
-        nodes: Any,
-        depths: Int[Array, "batch nodes"],
-        places: Int[Array, "batch slots"],
-        is_new: Bool[Array, "batch slots"],
-    ) -> HeadCache:
-        """See `Cache.keep`."""
-        if self.room is None or self.slot_depths is None:
-            return self
-        found = jnp.take_along_axis(nodes, places[..., None], axis=1, mode="clip")
-        depths = jnp.where(is_new, jnp.take_along_axis(depths, places, axis=1, mode="clip"), self.slot_depths)
-        return replace(self, room=jnp.where(is_new[..., None], found, self.room), slot_depths=depths)
+    @property
+    def batch_size(self) -> int:
+        """See `NodeRoom.batch_size`."""
+        return len(self.hidden)
 
 
 @dataclass(frozen=True)
@@ -324,7 +293,7 @@ class HeadScorer:
         wanted: Int[Array, "batch wanted"] | None = None,
     ) -> tuple[Float[Array, "batch wanted codes"], Float[Array, "batch nodes hidden"]]:
         """See `Scorer.score`: level by level, as far as there are nodes of it."""
-        slot_depths = depths if cache.slot_depths is None else jnp.concatenate([cache.slot_depths, depths], axis=1)
+        slot_depths = cache.depths_with(depths)
         # Of what a node sees, its parent is one token shorter.
         parents = (visible & (slot_depths[:, None] == depths[..., None] - 1)).argmax(-1)
         states = jnp.zeros((*tokens.shape, cache.hidden.shape[-1]), dtype=cache.hidden.dtype)

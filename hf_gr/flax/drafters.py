@@ -86,10 +86,7 @@ def plan_sizes(nodes_per_level: Sequence[int], num_beams: int, *, budget: int, f
     last = len(nodes_per_level) - 1
     expected, largest = [0.0] * last, [0] * last
     for level in range(first, last - 1):
-        width = min(num_beams, nodes_per_level[level])
-        for depth in range(level + 1, last):
-            width *= nodes_per_level[depth] / nodes_per_level[depth - 1]
-            expected[level] += width
+        expected[level] = _nodes_below(nodes_per_level, num_beams, level)
         largest[level] = max(budget, num_beams * (last - 1 - level))
     fitting = next((level for level in range(first, last - 1) if expected[level] <= largest[level]), last - 2)
     sizes = [0] * last
@@ -98,6 +95,41 @@ def plan_sizes(nodes_per_level: Sequence[int], num_beams: int, *, budget: int, f
         wanted = max(int(HEADROOM * expected[level]), num_beams * (last - 1 - level))
         sizes[level] = min(bucket(wanted, least=SMALLEST_DRAFT), largest[level])
     return tuple(sizes)
+
+
+def plan_rest(nodes_per_level: Sequence[int], num_nodes: int, *, budget: int, least: int) -> tuple[int, ...]:
+    """How many nodes there is room for below those that a search has found, by the level of these.
+
+    Args:
+        nodes_per_level: nodes of the catalogue with 0 to L tokens, as far as they have children.
+        num_nodes: N.
+        budget: the largest draft, those found included.
+        least: nodes of a level that are always allowed.
+
+    Returns:
+        For each level 0 to L - 1 the room; 0 where all that follows is too much on average, or nothing needs logits.
+
+    Example:
+        >>> plan_rest([1, 91, 6539, 11172, 12023], 40, budget=512, least=20)
+        (0, 0, 472, 0)
+    """
+    last = len(nodes_per_level) - 1
+    sizes = [0] * last
+    for level in range(1, last - 1):
+        expected = _nodes_below(nodes_per_level, num_nodes, level)
+        largest = max(budget - num_nodes, least * (last - 1 - level))
+        if expected <= largest:
+            sizes[level] = min(bucket(int(HEADROOM * expected), least=SMALLEST_DRAFT), largest)
+    return tuple(sizes)
+
+
+def _nodes_below(nodes_per_level: Sequence[int], number: int, level: int) -> float:
+    """How many nodes with children there are on average below as many nodes of a level."""
+    width, total = float(min(number, nodes_per_level[level])), 0.0
+    for depth in range(level + 1, len(nodes_per_level) - 1):
+        width *= nodes_per_level[depth] / nodes_per_level[depth - 1]
+        total += width
+    return total
 
 
 def open_children(legal: Children, catalogue: DeviceCatalogue, *, depth: int) -> Bool[Array, "batch above children"]:

@@ -10,8 +10,9 @@ Axes: B batch, P prompt, N nodes of one call, S slots (nodes scored so far), V v
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -51,55 +52,38 @@ class KeysValues:
 Layered: TypeAlias = KeysValues | tuple[KeysValues, ...]  # of all layers: stacked, or one by one
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Cache:
-    """Keys and values of a prompt, stored once a request, and of nodes after it, for which there is a fixed room.
+@dataclass(frozen=True, kw_only=True)
+class NodeRoom(ABC):
+    """A fixed room for what nodes are to later ones.
 
     Attributes:
-        prompt: of the tokens that nodes follow: the prompt of a decoder, the start of an encoder-decoder's sequences.
-        prompt_mask: real tokens among those.
-        next_position: the position after them.
-        room: of nodes, by slot; what is in a slot that no node sees means nothing. None before `with_room`.
+        room: by slot; what is in a slot that no node sees means nothing. None before `with_room`.
         slot_depths: the depth of the node in each slot; 1 before there is one.
-        cross: of the encoder's tokens; None for a decoder.
-        cross_mask: real tokens among those.
     """
 
-    prompt: Layered
-    prompt_mask: Bool[Array, "batch prompt"]
-    next_position: Int[Array, " batch"]
-    room: Layered | None = None
+    room: Any = None
     slot_depths: Int[Array, "batch slots"] | None = None
-    cross: Layered | None = None
-    cross_mask: Bool[Array, "batch source"] | None = None
+
+    @property
+    @abstractmethod
+    def like(self) -> Any:
+        """The same of the prompt: arrays `[..., tokens, width]`."""
+
+    @property
+    @abstractmethod
+    def batch_size(self) -> int:
+        """B."""
 
     @property
     def num_slots(self) -> int:
         """Slots for nodes."""
         return 0 if self.slot_depths is None else self.slot_depths.shape[1]
 
-    def by_layer(self) -> Any:
-        """What each layer needs of prompt, encoder and nodes, as `layers.over_layers` takes it."""
-        parts = (self.prompt, self.cross, self.room)
-        if not isinstance(self.prompt, tuple):
-            return parts
-        return tuple(zip(*((None,) * len(self.prompt) if part is None else part for part in parts), strict=True))
-
     def depths_with(self, depths: Int[Array, "batch nodes"]) -> Int[Array, "batch slots_and_nodes"]:
         """The depths of all slots, then those of new nodes."""
         return depths if self.slot_depths is None else jnp.concatenate([self.slot_depths, depths], axis=1)
 
-    def split(self) -> tuple[Cache, Layered]:
-        """The same of the prompt alone, where nodes have been computed as its last tokens; and those of the nodes."""
-        end = self.prompt_mask.shape[-1]
-        prompt, nodes = (
-            jax.tree.map(lambda array, part=part: array[..., part, :], self.prompt)
-            for part in (slice(end), slice(end, None))
-        )
-        return replace(self, prompt=prompt), nodes
-
-    def with_room(self, num_slots: int) -> Cache:
+    def with_room(self, num_slots: int) -> Self:
         """The same with room for nodes."""
         if not num_slots:
             return self
@@ -107,12 +91,12 @@ class Cache:
         def empty(array: Array) -> Array:
             return jnp.zeros((*array.shape[:-2], num_slots, array.shape[-1]), dtype=array.dtype)
 
-        depths = jnp.ones((len(self.next_position), num_slots), dtype=jnp.int32)
-        return replace(self, room=jax.tree.map(empty, self.prompt), slot_depths=depths)
+        depths = jnp.ones((self.batch_size, num_slots), dtype=jnp.int32)
+        return replace(self, room=jax.tree.map(empty, self.like), slot_depths=depths)
 
-    def put(self, nodes: Layered, depths: Int[Array, "batch nodes"], start: int | Int[Array, ""]) -> Cache:
+    def put(self, nodes: Any, depths: Int[Array, "batch nodes"], start: int | Int[Array, ""]) -> Self:
         """The same with new nodes in the slots from `start` on."""
-        assert self.slot_depths is not None
+        assert self.slot_depths is not None, "no room: call with_room first"
 
         def put(room: Array, new: Array) -> Array:
             return lax.dynamic_update_slice_in_dim(room, new, start, axis=-2)
@@ -122,11 +106,11 @@ class Cache:
 
     def keep(
         self,
-        nodes: Layered,
+        nodes: Any,
         depths: Int[Array, "batch nodes"],
         places: Int[Array, "batch slots"],
         is_new: Bool[Array, "batch slots"],
-    ) -> Cache:
+    ) -> Self:
         """The same with those of new nodes in some slots.
 
         Args:
@@ -139,13 +123,60 @@ class Cache:
             return self
 
         def kept(room: Array, new: Array) -> Array:
-            batch = room.ndim - 4
-            where = places.reshape((1,) * batch + (len(places), 1, -1, 1))
-            found = jnp.take_along_axis(new, where, axis=-2, mode="clip")
-            return jnp.where(is_new.reshape(where.shape), found, room)
+            # `[*layers, batch, heads, slots, width]`, or `[batch, slots, width]`.
+            batch = max(room.ndim - 4, 0)
+            shape = (*[1] * batch, len(places), *[1] * (room.ndim - batch - 3), -1, 1)
+            found = jnp.take_along_axis(new, places.reshape(shape), axis=-2, mode="clip")
+            return jnp.where(is_new.reshape(shape), found, room)
 
         depths = jnp.where(is_new, jnp.take_along_axis(depths, places, axis=1, mode="clip"), self.slot_depths)
         return replace(self, room=jax.tree.map(kept, self.room, nodes), slot_depths=depths)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Cache(NodeRoom):
+    """Keys and values of a prompt, stored once a request, and of nodes after it, for which there is a fixed room.
+
+    Attributes:
+        prompt: of the tokens that nodes follow: the prompt of a decoder, the start of an encoder-decoder's sequences.
+        prompt_mask: real tokens among those.
+        next_position: the position after them.
+        cross: of the encoder's tokens; None for a decoder.
+        cross_mask: real tokens among those.
+    """
+
+    prompt: Layered
+    prompt_mask: Bool[Array, "batch prompt"]
+    next_position: Int[Array, " batch"]
+    cross: Layered | None = None
+    cross_mask: Bool[Array, "batch source"] | None = None
+
+    @property
+    def like(self) -> Layered:
+        """See `NodeRoom.like`."""
+        return self.prompt
+
+    @property
+    def batch_size(self) -> int:
+        """See `NodeRoom.batch_size`."""
+        return len(self.next_position)
+
+    def by_layer(self) -> Any:
+        """What each layer needs of prompt, encoder and nodes, as `layers.over_layers` takes it."""
+        parts = (self.prompt, self.cross, self.room)
+        if not isinstance(self.prompt, tuple):
+            return parts
+        return tuple(zip(*((None,) * len(self.prompt) if part is None else part for part in parts), strict=True))
+
+    def split(self) -> tuple[Cache, Layered]:
+        """The same of the prompt alone, where nodes have been computed as its last tokens; and those of the nodes."""
+        end = self.prompt_mask.shape[-1]
+        prompt, nodes = (
+            jax.tree.map(lambda array, part=part: array[..., part, :], self.prompt)
+            for part in (slice(end), slice(end, None))
+        )
+        return replace(self, prompt=prompt), nodes
 
 
 ScorerCache: TypeAlias = Any  # a pytree of the scorer's own: `Cache` for the models here, `HeadCache` for a draft head

@@ -16,12 +16,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from hf_gr.catalogue.snapshot import Snapshot
-from hf_gr.flax.assistants import ModelDrafter, plan_rest
+from hf_gr.flax.assistants import ModelDrafter
 from hf_gr.flax.buckets import bucket
 from hf_gr.flax.decode import Decoded
 from hf_gr.flax.devices import replicated
 from hf_gr.flax.draft_head import HeadScorer
-from hf_gr.flax.drafters import STEPS, TreeDrafter, plan_first, plan_sizes
+from hf_gr.flax.drafters import STEPS, TreeDrafter, plan_first, plan_rest, plan_sizes
 from hf_gr.flax.model import FlaxModel
 from hf_gr.flax.plan import DecodePlan
 from hf_gr.flax.scorers import Params
