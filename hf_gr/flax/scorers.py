@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +52,9 @@ class KeysValues:
 Layered: TypeAlias = KeysValues | tuple[KeysValues, ...]  # of all layers: stacked, or one by one
 
 
+Room = TypeVar("Room", bound="NodeRoom")  # not `Self`, which beartype accepts only on whole classes
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodeRoom(ABC):
     """A fixed room for what nodes are to later ones.
@@ -83,7 +86,7 @@ class NodeRoom(ABC):
         """The depths of all slots, then those of new nodes."""
         return depths if self.slot_depths is None else jnp.concatenate([self.slot_depths, depths], axis=1)
 
-    def with_room(self, num_slots: int) -> Self:
+    def with_room(self: Room, num_slots: int) -> Room:
         """The same with room for nodes."""
         if not num_slots:
             return self
@@ -94,7 +97,7 @@ class NodeRoom(ABC):
         depths = jnp.ones((self.batch_size, num_slots), dtype=jnp.int32)
         return replace(self, room=jax.tree.map(empty, self.like), slot_depths=depths)
 
-    def put(self, nodes: Any, depths: Int[Array, "batch nodes"], start: int | Int[Array, ""]) -> Self:
+    def put(self: Room, nodes: Any, depths: Int[Array, "batch nodes"], start: int | Int[Array, ""]) -> Room:
         """The same with new nodes in the slots from `start` on."""
         assert self.slot_depths is not None, "no room: call with_room first"
 
@@ -105,12 +108,12 @@ class NodeRoom(ABC):
         return replace(self, room=jax.tree.map(put, self.room, nodes), slot_depths=depths)
 
     def keep(
-        self,
+        self: Room,
         nodes: Any,
         depths: Int[Array, "batch nodes"],
         places: Int[Array, "batch slots"],
         is_new: Bool[Array, "batch slots"],
-    ) -> Self:
+    ) -> Room:
         """The same with those of new nodes in some slots.
 
         Args:
