@@ -1,9 +1,13 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What every benchmark prints: a plain table, and one JSON line of results, versions, commit and hardware."""
+"""What every benchmark prints: a plain table, and one JSON line of results, versions, commit and hardware; and plots.
+
+`record.py` runs a script and writes what it prints into RESULTS.md.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -15,6 +19,7 @@ from typing import Any
 
 import torch
 
+PLOTS = Path(__file__).resolve().parent / "plots"  # those that RESULTS.md shows
 PACKAGES = ("torch", "transformers", "numpy")
 
 
@@ -31,6 +36,21 @@ def print_json_line(
 ) -> None:
     """Results with versions (of further packages, too), commit and hardware, as the last line of the output."""
     print(json.dumps({"benchmark": benchmark, **results, **environment(device, packages)}), flush=True)
+
+
+def add_plots_option(parser: argparse.ArgumentParser) -> None:
+    """`--plots`: draw as well."""
+    parser.add_argument("--plots", action="store_true", help=f"also draw, into {PLOTS.name}/ beside the script")
+
+
+def save_plot(name: str, figure: Any) -> Path:
+    """Write a figure of matplotlib as `plots/NAME.svg`; the same figure gives the same bytes."""
+    import matplotlib as mpl
+
+    PLOTS.mkdir(exist_ok=True)
+    with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+        figure.savefig(PLOTS / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight")
+    return PLOTS / f"{name}.svg"
 
 
 def environment(device: torch.device, packages: Sequence[str] = ()) -> dict[str, Any]:

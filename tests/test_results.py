@@ -1,0 +1,195 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""RESULTS.md: its commands print it, and the README quotes no figure that it does not have."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+BENCHMARKS = ROOT / "examples" / "benchmark"
+RESULT = {
+    "benchmark": "one",
+    "versions": {"python": "3.11.7", "torch": "2.13.0"},
+    "commit": "0123456789ab",
+    "hardware": {"device": "cpu", "cpu": "AMD EPYC", "cpus": 2, "threads": 1, "load": [1.0, 1.5, 2.0]},
+}
+BEFORE = """# Results
+
+## First
+
+Prose with `$ no command`.
+
+```
+$ {one}
+old
+$ echo second
+older
+```
+
+Prose after it.
+
+## Second
+
+```
+$ echo third
+```
+"""
+
+
+@pytest.fixture
+def record(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return import_module("record")
+
+
+@pytest.fixture
+def results(record: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small RESULTS.md whose first command prints a table and a line of JSON."""
+    script = tmp_path / "one.py"
+    script.write_text(f"print('a  b')\nprint({json.dumps(RESULT)!r})\n", encoding="utf-8")
+    file = tmp_path / "RESULTS.md"
+    file.write_text(BEFORE.format(one=f"{sys.executable} {script}"), encoding="utf-8")
+    monkeypatch.setattr(record, "RESULTS", file)
+    monkeypatch.setattr(record, "LINES", tmp_path / "results.jsonl")
+    return file
+
+
+def test_record_replaces_the_output_of_a_section_and_nothing_else(record: Any, results: Path) -> None:
+    before = results.read_text(encoding="utf-8")
+    record.main(["First"])
+    origin = "commit 0123456789ab, python 3.11.7, torch 2.13.0, AMD EPYC, 1 of 2 CPUs, load 1.0 1.5 2.0"
+    assert results.read_text(encoding="utf-8") == before.replace("old\n", f"a  b\n{origin}\n").replace(
+        "older\n", "second\n"
+    )
+    (line,) = (results.parent / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(line).items() >= (RESULT | {"section": "First"}).items()
+    again = results.read_text(encoding="utf-8")
+    record.main(["--all"])  # the same lines of JSON are replaced, not repeated
+    assert results.read_text(encoding="utf-8") == again.replace("$ echo third\n", "$ echo third\nthird\n")
+    assert len((results.parent / "results.jsonl").read_text(encoding="utf-8").splitlines()) == 1
+
+
+def test_record_drops_the_json_of_commands_that_are_gone(record: Any, results: Path) -> None:
+    lines = results.parent / "results.jsonl"
+    lines.write_text(json.dumps({"command": "gone"}) + "\n" + json.dumps({"command": "echo third"}) + "\n")
+    record.main(["First"])
+    commands = [json.loads(line)["command"] for line in lines.read_text(encoding="utf-8").splitlines()]
+    assert commands == ["echo third", f"{sys.executable} {results.parent / 'one.py'}"]
+
+
+def test_record_keeps_what_is_there_if_a_command_fails(record: Any, results: Path) -> None:
+    results.write_text(results.read_text(encoding="utf-8").replace("echo third", "echo third; exit 3"))
+    before = results.read_text(encoding="utf-8")
+    with pytest.raises(SystemExit, match="'echo third; exit 3' ended with 3"):
+        record.main(["Second"])
+    assert results.read_text(encoding="utf-8") == before
+
+
+def test_record_names_a_section_that_is_not_there(
+    record: Any, results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        record.main(["Secnd"])
+    assert "did you mean 'Second'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        record.main([])
+    assert "--list" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------- what is committed
+
+
+@pytest.mark.script("benchmark/record.py")
+def test_the_commands_of_results_are_listed() -> None:
+    listed = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "record.py"), "--list"], capture_output=True, text=True, check=True
+    )
+    assert "Time: python examples/benchmark/generate.py" in listed.stdout
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_results_is_read_and_written_as_it_is(record: Any) -> None:
+    text = text_of("examples/benchmark/RESULTS.md")
+    assert record.write(record.read(text)) == text
+
+
+def test_every_command_of_results_runs_a_script_that_is_there(record: Any) -> None:
+    runs = record.runs_of(record.read(text_of("examples/benchmark/RESULTS.md")))
+    assert runs
+    for run in runs:
+        (script,) = re.findall(r"\S+\.py\b", run.command)
+        assert (ROOT / script).is_file(), run.command
+        assert run.output, f"{run.command!r} printed nothing: record.py {run.section!r}"
+
+
+def rows_of(text: str, header: str) -> list[list[str]]:
+    """The cells of a table of Markdown."""
+    lines = text[text.index(header) :].splitlines()[2:]
+    found = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        found.append([cell.strip() for cell in line.strip("|").split("|")])
+    return found
+
+
+def figures(text: str) -> Iterator[float]:
+    """Every number of a text."""
+    for found in re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?", text):
+        yield float(found.replace(",", ""))
+
+
+def is_quoted_from(figure: str, printed: list[float]) -> bool:
+    """Whether a printed number, rounded as the figure is, gives the figure.
+
+    Example:
+        >>> is_quoted_from("41.6", [41.5636]), is_quoted_from("41.7", [41.5636])
+        (True, False)
+    """
+    decimals = len(figure.partition(".")[2])
+    return any(f"{number:.{decimals}f}" == figure.replace(",", "") for number in printed)
+
+
+def section_of(results: str, heading: str) -> str:
+    start = results.index(f"\n## {heading}\n")
+    end = results.find("\n## ", start + 1)
+    return results[start : end if end > 0 else None]
+
+
+def test_the_timing_table_of_the_readme_is_in_results() -> None:
+    readme, results = text_of("README.md"), text_of("examples/benchmark/RESULTS.md")
+    time = section_of(results, "Time")
+    rows = rows_of(readme, "| batch, prompt, beams | transformers, constrained |")
+    assert rows
+    for name, *cells in rows:
+        printed = [
+            number
+            for line in time.splitlines()
+            if line.startswith(f"{name} ")
+            for number in figures(line[len(name) :])
+        ]
+        for cell in cells:
+            figure = cell.removesuffix(" s")
+            assert is_quoted_from(figure, printed), f"README quotes {figure} for {name}, RESULTS.md has {printed}"
+    (command,) = re.findall(r"answers were compared \(`([^`]+)`\)", readme)
+    assert f"$ {command}\n" in time, f"README names {command!r}, section Time of RESULTS.md has another"
+
+
+def test_a_wrong_figure_would_be_seen() -> None:
+    assert is_quoted_from("0.131", [0.1314])
+    assert not is_quoted_from("0.132", [0.1314])
+    assert is_quoted_from("1,144", [1144.2])
+    assert list(figures("1,144.5 of V2 at 3e7")) == [1144.5, 3e7]
