@@ -1,18 +1,27 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""All kinds of drafts against plain constrained beam search, by the same model over the same catalogue; and `auto`.
+"""Which method when: every way to draft and verify, by the same model over the same catalogues, beside plain search.
 
-Plain search takes one forward per level after the prefill. `drafting="trie"` also scores the whole legal subtree below
-the beams, wherever it fits the budget; a draft model or a draft head guesses what the beams will be. `drafting="auto"`
-tries what is there in its first calls and keeps the fastest: "/ fastest" is its time by that of the fastest of the
-fixed choices, after it has decided. Answers are compared before any time is printed, and times are paired: the
+Plain constrained beam search takes one forward per level after the prefill. `drafting="trie"` also scores the whole
+legal subtree below the beams, wherever it fits the budget; a draft model or a draft head guesses what the beams will
+be, alone or with the trie; `drafting="auto"` tries what is there in its first calls and keeps the fastest. The model
+verifies all of these: results stay. Two ways change results: the head alone decides without the model, and relaxed
+verification samples. Answers of the others are compared before any time is printed, and times are paired: the
 contenders take turns.
+
+- forwards: of the target and of the draft model after the prefill of the target;
+- "weights": what a call reads of both models' weights, prefill included, by what plain search reads: forwards times
+  parameters. Where a forward takes the time of reading its weights, whatever its tokens (few rows on an accelerator),
+  this is the ratio of times to expect; it is counted, not measured;
+- "/ plain": seconds by plain search's, measured: where the cost of a forward grows with its tokens (a CPU);
+- "memory": the most that one call allocates, by what plain search allocates;
+- "/ fastest": `auto`, once it has decided, by the fastest of the fixed choices that leave results as they are.
 
 Weights are random, so beams fit no user; the number of plain and trie forwards depends on the catalogue, their time on
 the machine. The draft model is made of the target's first layers, and the target's later ones change little, so that
-it is often right, as a trained one would be; the head is random, so that it is mostly wrong.
+it is often right, as a trained one would be; the head is random, so that the model rejects most of what it drafts.
 
-    python examples/benchmark/drafting.py         # Beauty (skipped without the data), and 1 M items of 8 tokens
+    python examples/benchmark/drafting.py         # three catalogues; Beauty is skipped without the data
     python examples/benchmark/drafting.py --device cuda --dtype bfloat16 --layers 28 --hidden 1024
     python examples/benchmark/drafting.py --fast  # a tiny model, a few seconds
 """
@@ -22,6 +31,7 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,19 +40,23 @@ import torch
 from beauty_data import DEFAULT_DATA, FILES, is_there
 from generate import METAVAR, SCORE_TOL, Answer, Bench, Setting, difference, make_catalogue, make_model, make_prompt
 from generate import measure as timed
+from memory import measure_on_cuda, peak_allocated
 from report import print_json_line, print_table
 from transformers import Qwen3ForCausalLM
 
 from hf_gr import ConstraintIndex, enable
 
-SETTINGS = ("1,64,5", "1,256,5", "1,256,20", "1,256,128", "8,256,20")
+SETTINGS = ("1,256,5", "1,256,20", "1,256,128", "8,256,20")
 FAST_SETTINGS = ("1,16,8", "2,16,20")
 CATALOGUES = {  # name: --catalogue, items, tokens of an item
     "Beauty": ("beauty", 0, 4),
     "1 M items of 8 tokens": ("random", 1_000_000, 8),
+    "1 M items of 6 tokens, skewed": ("skewed", 1_000_000, 6),
 }
 FAST_CATALOGUES = {"3,000 items of 6 tokens": ("random", 3000, 6)}
 PLAIN, MODEL, AUTO, AUTO_WITH_MODEL = "plain", "draft model", "auto", "auto, draft model"
+HEAD, RELAXED = "head alone", "draft model, relaxed"
+CHANGED = (HEAD, RELAXED)  # results differ from plain search's
 LATER = 0.1  # what the target's later layers add, by what they would
 MOST_CALLS = 300  # until `auto` has decided
 GOAL = 1.02  # of the fastest fixed choice
@@ -51,11 +65,16 @@ GOAL = 1.02  # of the fastest fixed choice
 def contenders(draft: Any, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """What is passed to `generate` besides the rest."""
     budgets = {f"trie, {budget}": {"drafting": "trie", "draft_token_budget": budget} for budget in options.budgets}
+    model = {"drafting": "assistant", "assistant_model": draft}
+    alone = model | {"draft_token_budget": 1}  # room for no subtree: the trie drafts nothing
     return {
         PLAIN: {},
         **budgets,
-        "head": {"drafting": "head", "verification": "strict"},
-        MODEL: {"drafting": "assistant", "assistant_model": draft},
+        "head, strict": {"drafting": "head", "verification": "strict"},
+        MODEL: alone,
+        "draft model and trie": model,
+        HEAD: {"drafting": "head"},
+        RELAXED: alone | {"verification": "relaxed", "temperature": 1.0, "seed": options.seed},
         AUTO: {"drafting": "auto"},
         AUTO_WITH_MODEL: {"drafting": "auto", "assistant_model": draft},
     }
@@ -109,12 +128,14 @@ def run_setting(bench: Bench, setting: Setting, draft: Any, options: argparse.Na
     answers: dict[str, Answer] = {}
     happened = {}
     for name, extra in asked.items():
-        out = ask(extra, scores=True)
+        out = ask(extra, scores=name not in CHANGED)
+        happened[name] = out.speculation
+        if name in CHANGED:
+            continue
         shape = (setting.batch, setting.beams)
         answers[name] = Answer(
             out.sequences[:, prompt_length:].view(*shape, bench.length), out.sequences_scores.view(shape)
         )
-        happened[name] = out.speculation
         exact = bench.plain.dtype is torch.float32
         wrong = difference(answers[name], answers[PLAIN], SCORE_TOL[bench.plain.dtype], exact=exact)
         if wrong is not None:
@@ -131,11 +152,14 @@ def run_setting(bench: Bench, setting: Setting, draft: Any, options: argparse.Na
             taken = timed(lambda extra=asked[name]: ask(extra), bench.device)[1]
             if repeat:  # the first round warms up
                 seconds[name].append(taken)
+    memory = {name: peak(lambda extra=extra: ask(extra), bench.device) for name, extra in asked.items()}
+    share = draft.num_parameters() / bench.enabled.num_parameters()
+    reads = {name: 1 + now.target_forwards + share * now.draft_forwards for name, now in happened.items()}
     rows = []
     for name in asked:
-        fixed = [other for other in asked if asked[other].get("drafting") != "auto"]
+        fixed = [other for other in asked if asked[other].get("drafting") != "auto" and other not in CHANGED]
         if name != AUTO_WITH_MODEL:
-            fixed.remove(MODEL)
+            fixed = [other for other in fixed if "assistant_model" not in asked[other]]
         fastest = min(fixed, key=lambda other: statistics.median(seconds[other]))
         rows.append(
             {
@@ -146,12 +170,19 @@ def run_setting(bench: Bench, setting: Setting, draft: Any, options: argparse.Na
                 "draft_forwards": happened[name].draft_forwards,
                 "drafted_nodes": float(happened[name].drafted_nodes.float().mean()),
                 "accepted_steps": float(happened[name].accepted_steps.float().mean()),
+                "weights": reads[name] / reads[PLAIN],
+                "memory": memory[name] / memory[PLAIN],
                 "seconds": statistics.median(seconds[name]),
                 "of_plain": paired(seconds[name], seconds[PLAIN]),
                 "of_fastest": paired(seconds[name], seconds[fastest]) if name in (AUTO, AUTO_WITH_MODEL) else None,
             }
         )
     return rows
+
+
+def peak(call: Callable[[], Any], device: torch.device) -> int:
+    """The most bytes that one call allocates."""
+    return int((measure_on_cuda(call, device)["allocated"]) if device.type == "cuda" else peak_allocated(call))
 
 
 def paired(ours: list[float], theirs: list[float]) -> float:
@@ -196,7 +227,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{name}; {million:.1f} M parameters, {options.dtype}, {bench.length - 1} forwards after the prefill")
         print_table(
             [METAVAR.lower(), "drafting", "forwards", "draft's", "nodes ahead", "steps"]
-            + ["seconds", "/ plain", "/ fastest"],
+            + ["weights", "memory", "seconds", "/ plain", "/ fastest"],
             [
                 [
                     f"{row['batch']}, {row['prompt']}, {row['beams']}",
@@ -205,6 +236,8 @@ def main(arguments: list[str] | None = None) -> None:
                     str(row["draft_forwards"]),
                     f"{row['drafted_nodes']:.0f}",
                     f"{row['accepted_steps']:.1f}",
+                    f"{row['weights']:.2f}",
+                    f"{row['memory']:.2f}",
                     f"{row['seconds']:.4f}",
                     f"{row['of_plain']:.2f}",
                     f"{row['of_fastest']:.2f}" if row["of_fastest"] else "",

@@ -144,9 +144,17 @@ def make_catalogue(options: argparse.Namespace) -> np.ndarray:
         random = np.random.default_rng(options.seed)
         codes = np.empty((0, options.length), dtype=np.int64)
         while len(codes) < options.items:
-            codes = np.unique(np.vstack([codes, random.integers(CODES, size=(options.items, options.length))]), axis=0)
+            codes = np.unique(np.vstack([codes, draw_codes(options, random)]), axis=0)
         codes = random.permutation(codes)[: options.items]
     return codes + 1 + CODES * np.arange(codes.shape[1])
+
+
+def draw_codes(options: argparse.Namespace, random: np.random.Generator) -> np.ndarray:
+    """As many items as asked for, some of them equal: "random", or "skewed" by Zipf's law (exponent 1.3)."""
+    shape = (options.items, options.length)
+    if options.catalogue == "skewed":
+        return np.minimum(random.zipf(1.3, shape), CODES) - 1
+    return random.integers(CODES, size=shape)
 
 
 def dict_trie(rows: np.ndarray) -> dict[tuple[int, ...], list[int]]:
@@ -389,10 +397,10 @@ def log(message: str) -> None:
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--settings", nargs="+", type=Setting.parse, metavar=METAVAR, help=" ".join(SETTINGS))
-    parser.add_argument("--catalogue", choices=("random", "beauty"), default="random")
+    parser.add_argument("--catalogue", choices=("random", "skewed", "beauty"), default="random")
     parser.add_argument("--data", type=Path, default=DEFAULT_DATA, help="folder of the Beauty catalogue")
-    parser.add_argument("--items", type=int, help="items of a random catalogue (12000)")
-    parser.add_argument("--length", type=int, default=4, help="tokens of an item of a random catalogue")
+    parser.add_argument("--items", type=int, help="items of a made-up catalogue (12000)")
+    parser.add_argument("--length", type=int, default=4, help="tokens of an item of a made-up catalogue")
     parser.add_argument("--layers", type=int, help="layers of the model (6)")
     parser.add_argument("--hidden", type=int, help="width of the model (512)")
     parser.add_argument("--vocab", type=int, help="vocabulary of the model (13312)")
