@@ -350,8 +350,9 @@ def reference_align_s(
     *,
     num_tokens: int | None,
     density_weight: float = 1.0,
+    reduction: str = "mean",
 ) -> float:
-    """Equation 4 of AtSpeed, with the mean over the sequences of all rows instead of their sum.
+    """Equation 4 of AtSpeed with `reduction="sum"`, else with the mean over the sequences of all rows.
 
     For each position: sum over V_c of q log(q / p), minus `density_weight` times sum over V_c of q log(q / p(y_K)).
     V_c are the `num_tokens` legal tokens of largest q; y_K is the last sequence of the row that has a token at this
@@ -369,7 +370,7 @@ def reference_align_s(
                     total += q * float(log_q[k][t][v] - log_p[k][t][v])
                     total -= density_weight * q * (float(log_q[k][t][v]) - log_p_of_last)
             losses.append(total / len(sequence))
-    return sum(losses) / len(losses)
+    return sum(losses) / _number(sequences, reduction)
 
 
 def reference_align_r(
@@ -380,6 +381,7 @@ def reference_align_r(
     *,
     num_tokens: int | None,
     top_of: str = "draft",
+    reduction: str = "mean",
 ) -> float:
     """Equation 8 of AtSpeed: the mean over sequences of 1/|y| sum_t 1/2 sum over V_c of |p' - q'|.
 
@@ -399,7 +401,27 @@ def reference_align_r(
                     q, p = float(np.exp(log_q[k][t][v])) / sum_q, float(np.exp(log_p[k][t][v])) / sum_p
                     total += 0.5 * abs(p - q)
             losses.append(total / len(sequence))
-    return sum(losses) / len(losses)
+    return sum(losses) / _number(sequences, reduction)
+
+
+def reference_align_f(
+    draft: Distributions, target: Distributions, legal: LegalTokens, sequences: Sequences, *, reduction: str = "mean"
+) -> float:
+    """The mean over sequences of 1/|y| sum_t sum over legal tokens of p log(p / q)."""
+    losses = []
+    for log_q, log_p, allowed, row in zip(draft, target, legal, sequences, strict=True):
+        for k, sequence in enumerate(row):
+            total = 0.0
+            for t in range(len(sequence)):
+                for v in allowed[k][t]:
+                    total += float(np.exp(log_p[k][t][v]) * (log_p[k][t][v] - log_q[k][t][v]))
+            losses.append(total / len(sequence))
+    return sum(losses) / _number(sequences, reduction)
+
+
+def _number(sequences: Sequences, reduction: str) -> int:
+    """Of what a mean is taken: of all sequences, or of the rows that have any."""
+    return sum(map(len, sequences)) if reduction == "mean" else sum(1 for row in sequences if row)
 
 
 def _likeliest(log_probs: Array, tokens: Sequence[int], number: int | None) -> list[int]:

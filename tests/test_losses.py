@@ -98,11 +98,12 @@ def make_case(seed: int, *, num_beams: int = 4, batch_size: int = 3) -> Case:
     target = PathScores(target_first.log_softmax(-1), target_rest.log_softmax(-1))
 
     walked = walk(paths[:, :-1], training_catalogue(index, CPU))
-    stored = [
-        level.gather(target.at(at)[:, : level.below.legal.shape[1]])[level.stored] for at, level in enumerate(walked)
-    ]
+    dense = [level.gather(target.at(at)[:, : level.below.legal.shape[1]]) for at, level in enumerate(walked)]
+    dense = [level.restore(values[level.stored]) for level, values in zip(walked, dense, strict=True)]
     mask = paths[:, :-1] >= 0
-    levels, threshold = compare_levels(walked, scores, stored, mask)
+    levels = compare_levels(walked, scores, dense)
+    chosen = [level.of_chosen(values) for level, values in zip(walked, dense, strict=True)]
+    threshold = losses.kth_log_probs(torch.stack(chosen, dim=-1), mask)
 
     def along(of: Callable[..., Any]) -> list[list[list[Any]]]:
         return [
@@ -141,7 +142,7 @@ def ours(name: str, case: Case, **options: Any) -> torch.Tensor:
         return getattr(losses, name)(case.scores.of_path(-1), case.full_target, label_mask)
     if name == "align_s":
         return losses.align_s(case.levels, case.threshold, case.mask, **options)
-    return losses.align_r(case.levels, case.mask, **options)
+    return getattr(losses, name)(case.levels, case.mask, **options)
 
 
 def twin(name: str, case: Case, **options: Any) -> float:
@@ -168,6 +169,10 @@ ALL = [
     ("align_r", {"num_tokens": 2}),
     ("align_r", {"num_tokens": 3, "top_of": "target"}),
     ("align_r", {"num_tokens": None}),
+    ("align_s", {"num_tokens": 2, "reduction": "sum"}),
+    ("align_r", {"num_tokens": 2, "reduction": "sum"}),
+    ("align_f", {}),
+    ("align_f", {"reduction": "sum"}),
 ]
 
 
@@ -232,10 +237,11 @@ def test_overall_losses_weigh_alignment_and_recommendation() -> None:
     for alpha in (0.0, 0.3, 1.0):
         s = losses.atspeed_s(case.levels, case.threshold, case.mask, rec, num_tokens=2, alpha=alpha)
         r = losses.atspeed_r(case.levels, case.mask, rec, num_tokens=2, alpha=alpha)
-        expected = [
-            alpha * twin(name, case, num_tokens=2) + (1 - alpha) * rec.item() for name in ("align_s", "align_r")
-        ]
-        assert [s.item(), r.item()] == pytest.approx(expected, abs=LOSS_TOL)
+        f = losses.beamkd(case.levels, case.mask, rec, alpha=alpha, reduction="sum")
+        alignments = [twin(name, case, num_tokens=2) for name in ("align_s", "align_r")]
+        alignments.append(twin("align_f", case, reduction="sum"))
+        expected = [alpha * alignment + (1 - alpha) * rec.item() for alignment in alignments]
+        assert [s.item(), r.item(), f.item()] == pytest.approx(expected, abs=LOSS_TOL)
 
 
 def test_nothing_there_is_nothing_lost() -> None:
@@ -304,10 +310,24 @@ def take_the_other_models_top(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forget_the_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def wrong(values: torch.Tensor, mask: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
         return (values * mask).sum() / mask.sum()
 
     monkeypatch.setattr(losses, "_mean", wrong)
+
+
+def take_the_mean_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = losses._mean
+    monkeypatch.setattr(losses, "_mean", lambda values, mask, reduction="mean": right(values, mask))
+
+
+def swap_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = losses._top
+
+    def wrong(pair: LevelLogProbs, *args: Any, **kwargs: Any) -> Any:
+        return right(replace(pair, draft=pair.target, target=pair.draft), *args, **kwargs)
+
+    monkeypatch.setattr(losses, "_top", wrong)
 
 
 def swap_the_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,6 +347,10 @@ def swap_the_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
         (forget_the_lengths, "seqkd"),
         (forget_the_lengths, "align_r"),
         (swap_the_divergence, "wordkd"),
+        (swap_the_models, "align_f"),
+        (forget_the_legal_tokens, "align_f"),
+        (take_the_mean_of_all, "align_s"),
+        (take_the_mean_of_all, "align_f"),
     ],
 )
 def test_a_planted_error_is_seen(plant: Callable[..., None], name: str, monkeypatch: pytest.MonkeyPatch) -> None:

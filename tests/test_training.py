@@ -38,7 +38,8 @@ CPU = torch.device("cpu")
 LOGIT_TOL = 2e-4  # fp32; logits of these models reach 50
 HALF_TOL = 2e-2  # fp16 holds log-probabilities of up to 32 to within 1/64
 LOSS_TOL = 2e-2  # of means of such log-probabilities
-LOSSES = ["atspeed-s", "atspeed-r", "sft", "wordkd", "tvdkd", "seqkd"]
+LOSSES = ["atspeed-s", "atspeed-r", "beamkd", "sft", "wordkd", "tvdkd", "seqkd"]
+VARIANT_OPTIONS = ("density_weight", "reduction", "num_sequences", "constrained")
 K = 4
 
 # Some sequences end early, prefixes are shared, and one root child has a single sequence.
@@ -93,7 +94,7 @@ def trainer(
 ) -> AtSpeedTrainer:
     ours = {
         name: options.pop(name)
-        for name in ("loss", "alpha", "num_tokens", "top_of", "eval_dataset")
+        for name in ("loss", "alpha", "num_tokens", "top_of", "eval_dataset", *VARIANT_OPTIONS)
         if name in options
     }
     return AtSpeedTrainer(
@@ -392,13 +393,25 @@ def test_batches_hold_what_was_asked_for(tmp_path: Path) -> None:
 # The trainer
 
 
-def twin_loss(loss: str, target: Any, draft: Any, index: ConstraintIndex, data: TeacherDataset, rows: int) -> float:
+def twin_loss(
+    loss: str,
+    target: Any,
+    draft: Any,
+    index: ConstraintIndex,
+    data: TeacherDataset,
+    rows: int,
+    *,
+    num_sequences: int | None = None,
+    constrained: bool = True,
+    num_tokens: int | None = K,
+    **options: Any,
+) -> float:
     """The loss of the first rows, from plain forwards of both models and the literal twins."""
     entries = [data[at] for at in range(rows)]
     prompts = [entry["input_ids"] for entry in entries]
     labels = [entry["label"].tolist() for entry in entries]
     sequences = [[[t for t in row if t >= 0] for row in entry["sequences"].tolist()] for entry in entries]
-    sequences = [[row for row in of_prompt if row] for of_prompt in sequences]
+    sequences = [[row for row in of_prompt if row][:num_sequences] for of_prompt in sequences]
 
     def of_labels(model: Any) -> Any:
         return [plain_log_probs(model, prompt, label) for prompt, label in zip(prompts, labels, strict=True)]
@@ -424,8 +437,12 @@ def twin_loss(loss: str, target: Any, draft: Any, index: ConstraintIndex, data: 
         [[index.allowed_next_tokens(row[:t]) if t else root_tokens(index) for t in range(len(row))] for row in rows]
         for rows in sequences
     ]
-    align = getattr(reference, f"reference_align_{loss[-1]}")
-    return 0.5 * align(of_sequences(draft), of_sequences(target), legal, sequences, num_tokens=K) + 0.5 * rec
+    if not constrained:
+        legal = [[[range(families.VOCABULARY)] * len(row) for row in rows] for rows in sequences]
+    name = "f" if loss == "beamkd" else loss[-1]
+    options |= {} if name == "f" else {"num_tokens": num_tokens}
+    align = getattr(reference, f"reference_align_{name}")
+    return 0.5 * align(of_sequences(draft), of_sequences(target), legal, sequences, **options) + 0.5 * rec
 
 
 @pytest.mark.parametrize("family", ["qwen3", "bloom"])
@@ -437,6 +454,80 @@ def test_the_trainers_loss_is_the_twins(loss: str, family: str, tmp_path: Path) 
     batch = made.data_collator([data[at] for at in range(6)])
     expected = twin_loss(loss, target, draft, index, data, 6)
     assert abs(made.compute_loss(draft, batch).item() - expected) < LOSS_TOL * max(1, abs(expected))
+
+
+VARIANTS = [
+    ("atspeed-s", {"density_weight": 0.0}),
+    ("atspeed-s", {"reduction": "sum"}),
+    ("atspeed-s", {"num_sequences": 2}),
+    ("atspeed-s", {"constrained": False}),
+    ("atspeed-r", {"num_sequences": 1}),
+    ("atspeed-r", {"constrained": False, "num_tokens": "all"}),
+    ("atspeed-r", {"num_tokens": "all"}),
+    ("beamkd", {"constrained": False, "num_sequences": 3, "reduction": "sum"}),
+]
+
+
+@pytest.mark.parametrize("full_vocabulary", [True, "sequences"])
+@pytest.mark.parametrize(("loss", "options"), VARIANTS)
+def test_the_trainers_variants_are_the_twins(
+    loss: str, options: dict[str, Any], full_vocabulary: Any, tmp_path: Path
+) -> None:
+    index, target, draft = ragged_catalogue(), target_model(), draft_model()
+    data = write(tmp_path, index, model=target, number=6, full_vocabulary=full_vocabulary)
+    if full_vocabulary is True and not options.get("constrained", True):
+        with pytest.raises(ValueError, match='write_teacher_data\\(full_vocabulary="sequences"\\)'):
+            trainer(tmp_path, data, index, model=draft, loss=loss, **options)
+        return
+    made = trainer(tmp_path, data, index, model=draft, loss=loss, **options)
+    batch = made.data_collator([data[at] for at in range(6)])
+    theirs: dict[str, Any] = options | ({"num_tokens": None} if options.get("num_tokens") == "all" else {})
+    expected = twin_loss(loss, target, draft, index, data, 6, **theirs)
+    assert abs(made.compute_loss(draft, batch).item() - expected) < LOSS_TOL * max(1, abs(expected))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4])
+def test_sequences_of_a_mixture_are_those_of_a_slow_search_by_it(share: float, tmp_path: Path) -> None:
+    index, target, draft = fixed_catalogue(), soft_model(0), soft_model(1)
+    data = write(tmp_path, index, model=target, number=6, draft_model=draft, target_share=share)
+    alone = write(tmp_path / "alone", index, model=target, number=6)
+    known = [list(sequence) for sequence in index]
+    for at, prompt in enumerate(make_prompts(6)):
+
+        def mixed(sequence: list[int], prompt: list[int] = prompt) -> float:
+            p, q = (np.exp(plain_log_probs(model, prompt, sequence)) for model in (target, draft))
+            steps = np.arange(len(sequence))
+            return float(np.log((share * p + (1 - share) * q)[steps, sequence]).sum())
+
+        beams: list[list[int]] = [[]]
+        for level in range(3):
+            grown = {tuple(row[: level + 1]) for row in known if row[:level] in beams}
+            beams = sorted((list(row) for row in grown), key=mixed, reverse=True)[:K]
+        entry = data[at]
+        assert sorted(entry["sequences"].tolist()) == sorted(beams)
+        own = [plain_log_probs(target, prompt, row)[range(3), row].sum() for row in entry["sequences"].tolist()]
+        assert np.allclose(entry["scores"], own, atol=HALF_TOL)
+        assert own == sorted(own, reverse=True)
+    assert any((data[at]["sequences"] != alone[at]["sequences"]).any() for at in range(6))
+    trainer(tmp_path, data, index, model=draft_model(), max_steps=1).train()
+
+
+def test_a_mixture_is_checked_at_the_door(tmp_path: Path) -> None:
+    index, draft = fixed_catalogue(), draft_model()
+    narrow = families.build("qwen3", config={"vocab_size": 25})
+    for options, message in [
+        ({"target_share": 0.5}, "target_share=0.5 with no draft_model, expected both"),
+        ({"draft_model": draft}, "target_share=1.0 with a draft_model, expected both"),
+        ({"draft_model": draft, "target_share": 1.5}, "target_share=1.5, expected 0 to 1"),
+        ({"draft_model": draft, "target_share": 0.5, "num_beams": 1}, "num_beams=1 with draft_model"),
+        ({"draft_model": narrow, "target_share": 0.5}, "draft_model has a vocabulary of 25 tokens"),
+        ({"draft_model": families.shared("t5"), "target_share": 0.5}, "expected a decoder"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            write(tmp_path, index, **options)
+    write(tmp_path, index, draft_model=draft, target_share=0.5)
+    with pytest.raises(ValueError, match="was written with draft_model"):
+        write(tmp_path, index)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -484,7 +575,7 @@ def soft_model(seed: int) -> Any:
     return hf_gr.enable(model)
 
 
-@pytest.mark.parametrize("loss", ["atspeed-s", "atspeed-r"])
+@pytest.mark.parametrize("loss", ["atspeed-s", "atspeed-r", "beamkd"])
 def test_a_trained_draft_finds_more_of_the_targets_sequences(loss: str, tmp_path: Path) -> None:
     index, target, draft = fixed_catalogue(), soft_model(0), soft_model(1)
     best = [
@@ -519,10 +610,15 @@ def test_the_trainer_checks_at_the_door(tmp_path: Path) -> None:
     narrow = families.build("qwen3", config={"vocab_size": 25})
     short = families.build("qwen3", config={"vocab_size": 40})
     full = write(tmp_path / "full", index)
+    whole = write(tmp_path / "whole", index, full_vocabulary="sequences")
     for options, message in [
         ({"loss": "kl"}, "loss='kl', expected one of 'atspeed-r'"),
         ({"alpha": 1.5}, "alpha=1.5"),
         ({"num_tokens": 0}, "num_tokens=0"),
+        ({"num_tokens": "some"}, "num_tokens='some'"),
+        ({"reduction": "none"}, "reduction='none'"),
+        ({"num_sequences": 0}, "num_sequences=0"),
+        ({"eval_dataset": whole}, "hold probabilities over different tokens"),
         ({"top_of": "both"}, "top_of='both'"),
         ({"loss": "wordkd"}, "full_vocabulary=True"),
         ({"index": fixed_catalogue(1)}, "constraint_index is not the catalogue of train_dataset"),

@@ -26,7 +26,8 @@ from .packing import PathScores, pad_token, score_paths
 from .paths import PathLevel, training_catalogue, training_snapshot, walk
 from .teacher_dataset import TeacherCollator, TeacherDataset
 
-Loss = Literal["atspeed-s", "atspeed-r", "sft", "wordkd", "tvdkd", "seqkd"]
+Loss = Literal["atspeed-s", "atspeed-r", "beamkd", "sft", "wordkd", "tvdkd", "seqkd"]
+ALIGNMENTS = ("atspeed-s", "atspeed-r", "beamkd")  # with a weight alpha
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class _Needs:
 NEEDS: dict[str, _Needs] = {
     "atspeed-s": _Needs(sequences=True, log_probs=True),
     "atspeed-r": _Needs(sequences=True, log_probs=True),
+    "beamkd": _Needs(sequences=True, log_probs=True),
     "seqkd": _Needs(sequences=True),
     "sft": _Needs(),
     "tvdkd": _Needs(label_log_probs=True),
@@ -68,12 +70,19 @@ class AtSpeedTrainer(LossTrainer):
         train_dataset: a `TeacherDataset`, or a `torch.utils.data.Subset` of one.
         eval_dataset: likewise; `eval_loss` is the same loss.
         constraint_index: the catalogue that the data was written with.
-        loss: `"atspeed-s"` for strict and `"atspeed-r"` for relaxed verification, or one of the paper's baselines
-            `"sft"`, `"wordkd"`, `"tvdkd"`, `"seqkd"` (`hf_gr.training.losses`).
-        alpha: the weight of the alignment in the first two; the rest weighs the cross entropy on the label.
-        num_tokens: how many legal tokens of each distribution they compare; by default the data's `num_beams`.
+        loss: `"atspeed-s"` for strict and `"atspeed-r"` for relaxed verification, `"beamkd"` (`losses.align_f`), or
+            one of the paper's baselines `"sft"`, `"wordkd"`, `"tvdkd"`, `"seqkd"` (`hf_gr.training.losses`).
+        alpha: the weight of the alignment in the first three; the rest weighs the cross entropy on the label.
+        num_tokens: how many legal tokens of each distribution the first two compare; by default the data's
+            `num_beams`, and all of them with `"all"`.
         top_of: whose best legal tokens `"atspeed-r"` compares, `"draft"` or `"target"`.
         density_weight: the weight of the density term of `"atspeed-s"`; 0 is the paper's ablation without it.
+        reduction: `"sum"` adds the alignment up over a prompt's sequences, as the paper writes AtSpeed-S;
+            `"mean"` takes their mean, as it writes AtSpeed-R, so that one alpha means the same for both.
+        num_sequences: how many of the target's sequences the first three learn from, the best first; 1 is the
+            paper's ablation without top-K.
+        constrained: False compares tokens of the whole vocabulary, the paper's ablation without constrained
+            alignment. Data must hold their probabilities: `write_teacher_data(full_vocabulary="sequences")`.
         kwargs: transformers' own: `callbacks`, `optimizers`, ...
 
     Raises:
@@ -114,34 +123,43 @@ class AtSpeedTrainer(LossTrainer):
         constraint_index: ConstraintIndex,
         loss: Loss = "atspeed-s",
         alpha: float = 0.5,
-        num_tokens: int | None = None,
+        num_tokens: int | Literal["all"] | None = None,
         top_of: Literal["draft", "target"] = "draft",
         density_weight: float = 1.0,
+        reduction: losses.Reduction = "mean",
+        num_sequences: int | None = None,
+        constrained: bool = True,
         **kwargs: Any,
     ) -> None:
-        needs = _check_loss(loss, alpha, num_tokens, top_of)
+        needs = _check_loss(loss, alpha)
+        _check_options(num_tokens, top_of, reduction, num_sequences)
         snapshot = training_snapshot(constraint_index)
         given = named_datasets(kwargs.get("train_dataset"), kwargs.get("eval_dataset"))
         datasets = {name: _teacher_data(name, dataset) for name, dataset in given.items()}
         digest = fingerprint_sequences(snapshot)
         for name, dataset in datasets.items():
-            _check_data(name, dataset, digest, loss, needs, alpha)
+            _check_data(name, dataset, digest, loss, needs, alpha, constrained)
         if model is not None:  # with model_init= transformers creates it later
-            _check_model(model, datasets, constraint_index, needs)
+            is_whole = needs.label_log_probs or (needs.log_probs and not constrained)
+            _check_model(model, datasets, constraint_index, is_whole)
         self.loss = loss
         self.alpha = alpha
         self.top_of: Literal["draft", "target"] = top_of
         self.density_weight = density_weight
-        self.num_tokens = num_tokens
+        self.reduction: losses.Reduction = reduction
+        self.num_sequences = num_sequences
+        self.constrained = constrained
+        self.num_tokens = None if num_tokens == "all" else num_tokens
         if num_tokens is None and datasets:
             self.num_tokens = next(iter(datasets.values())).settings["num_beams"]
+        self._vocab_size = _whole_vocabulary(datasets)
         self._snapshot = snapshot
         kwargs.setdefault("data_collator", TeacherCollator(0 if model is None else pad_token(model), **vars(needs)))
         super().__init__(model=model, args=own_arguments(args), **kwargs)
 
     def _loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         needs = NEEDS[self.loss]
-        groups = [inputs["sequences"]] if needs.sequences else []
+        groups = [inputs["sequences"][:, : self.num_sequences]] if needs.sequences else []
         if "labels" in inputs:
             groups.append(inputs["labels"].clamp(min=-1)[:, None])
         paths = _stack(groups)
@@ -159,36 +177,58 @@ class AtSpeedTrainer(LossTrainer):
         return self._alignment(scores, inputs, recommendation)
 
     def _alignment(self, scores: PathScores, inputs: dict[str, Any], recommendation: Tensor) -> Tensor:
-        """AtSpeed's losses on the target's sequences, which come before the label."""
+        """The losses along the target's sequences, which come before the label."""
         sequences = inputs["sequences"]
+        target, chosen = self._target(sequences, inputs["log_probs"])
+        sequences, chosen = sequences[:, : self.num_sequences], chosen[:, : self.num_sequences]
         mask = sequences >= 0
-        walked = walk(sequences, training_catalogue(self._snapshot, sequences.device))
-        pairs, threshold = compare_levels(walked, scores, inputs["log_probs"], mask)
-        options: dict[str, Any] = {"num_tokens": self.num_tokens, "alpha": self.alpha}
-        if self.loss == "atspeed-s":
-            options["density_weight"] = self.density_weight
-            return losses.atspeed_s(pairs, threshold, mask, recommendation, **options)
-        return losses.atspeed_r(pairs, mask, recommendation, top_of=self.top_of, **options)
+        pairs = compare_levels(self._walk(sequences), scores, target, constrained=self.constrained)
+        options: dict[str, Any] = {"alpha": self.alpha, "reduction": self.reduction}
+        if self.loss == "beamkd":
+            return losses.beamkd(pairs, mask, recommendation, **options)
+        options["num_tokens"] = self.num_tokens
+        if self.loss == "atspeed-r":
+            return losses.atspeed_r(pairs, mask, recommendation, top_of=self.top_of, **options)
+        threshold = losses.kth_log_probs(chosen, mask)
+        return losses.atspeed_s(pairs, threshold, mask, recommendation, density_weight=self.density_weight, **options)
+
+    def _walk(self, sequences: Tensor) -> list[PathLevel]:
+        return walk(sequences, training_catalogue(self._snapshot, sequences.device))
+
+    def _target(self, sequences: Tensor, log_probs: list[Tensor]) -> tuple[list[Tensor], Tensor]:
+        """By level log p over what is compared after every prefix; and `[B, K, L]` of the sequences' own tokens."""
+        compared, chosen = [], []
+        for level, values in zip(self._walk(sequences), log_probs, strict=True):
+            if self._vocab_size is None:
+                legal = everything = level.restore(values.float())
+            else:
+                everything = level.restore_whole(values.float(), self._vocab_size)
+                legal = level.gather(everything)
+            chosen.append(level.of_chosen(legal))
+            compared.append(legal if self.constrained else everything)
+        return compared, torch.stack(chosen, dim=-1)
 
 
 def compare_levels(
-    walked: list[PathLevel], scores: PathScores, target: list[Tensor], mask: Tensor
-) -> tuple[list[LevelLogProbs], Tensor]:
-    """Both models over the legal tokens at every position, and log p of the K-th sequence's tokens.
+    walked: list[PathLevel], scores: PathScores, target: list[Tensor], *, constrained: bool = True
+) -> list[LevelLogProbs]:
+    """Both models at every position of some sequences, over the legal tokens, or all of them.
 
     Args:
-        walked: the target's K sequences in the trie.
+        walked: the sequences in the trie.
         scores: the draft's log-probabilities after their prefixes; further sequences may follow.
-        target: the stored log-probabilities, by level.
-        mask: `[B, K, L]` which tokens the sequences have.
+        target: the target's, by level; further sequences may follow there, too.
+        constrained: whether they are of the legal tokens.
     """
-    pairs, chosen = [], []
-    for number, (level, values) in enumerate(zip(walked, target, strict=True)):
-        draft = level.gather(scores.at(number)[:, : level.below.legal.shape[1]])
-        dense = level.restore(values.to(draft.dtype))
-        pairs.append(LevelLogProbs(draft, dense, level.below.legal))
-        chosen.append(level.of_chosen(dense))
-    return pairs, losses.kth_log_probs(torch.stack(chosen, dim=-1), mask)
+    pairs = []
+    for level, draft, dense in zip(walked, scores.levels()[: len(walked)], target, strict=True):
+        num_prefixes = level.below.legal.shape[1]
+        draft, dense = draft[:, :num_prefixes], dense[:, :num_prefixes]
+        if constrained:
+            pairs.append(LevelLogProbs(level.gather(draft), dense, level.below.legal))
+        else:
+            pairs.append(LevelLogProbs(draft, dense, torch.ones_like(dense, dtype=torch.bool)))
+    return pairs
 
 
 def _stack(groups: list[Tensor]) -> Tensor:
@@ -197,18 +237,27 @@ def _stack(groups: list[Tensor]) -> Tensor:
     return torch.cat([torch.nn.functional.pad(group, (0, length - group.shape[-1]), value=-1) for group in groups], 1)
 
 
-def _check_loss(loss: str, alpha: float, num_tokens: int | None, top_of: str) -> _Needs:
+def _check_loss(loss: str, alpha: float) -> _Needs:
     if loss not in NEEDS:
         raise ValueError(f"loss={loss!r}, expected one of {', '.join(map(repr, sorted(NEEDS)))}")
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha={alpha!r}, expected 0 to 1: the weight of the alignment")
-    if num_tokens is not None and num_tokens < 1:
-        raise ValueError(f"num_tokens={num_tokens!r}, expected a positive integer, or None for the data's num_beams")
+    needs = NEEDS[loss]
+    is_aligned_alone = loss in ALIGNMENTS and alpha == 1
+    return _Needs(**{**vars(needs), "labels": needs.labels and not is_aligned_alone})
+
+
+def _check_options(num_tokens: int | str | None, top_of: str, reduction: str, num_sequences: int | None) -> None:
+    if num_tokens != "all" and num_tokens is not None and (isinstance(num_tokens, str) or num_tokens < 1):
+        raise ValueError(
+            f"num_tokens={num_tokens!r}, expected a positive integer, 'all', or None for the data's num_beams"
+        )
     if top_of not in ("draft", "target"):
         raise ValueError(f"top_of={top_of!r}, expected 'draft' or 'target'")
-    needs = NEEDS[loss]
-    is_aligned_alone = loss.startswith("atspeed") and alpha == 1
-    return _Needs(**{**vars(needs), "labels": needs.labels and not is_aligned_alone})
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction={reduction!r}, expected 'mean' or 'sum'")
+    if num_sequences is not None and num_sequences < 1:
+        raise ValueError(f"num_sequences={num_sequences!r}, expected a positive integer, or None for all of them")
 
 
 def _teacher_data(name: str, dataset: Any) -> TeacherDataset:
@@ -220,14 +269,27 @@ def _teacher_data(name: str, dataset: Any) -> TeacherDataset:
     return data
 
 
-def _check_data(name: str, data: TeacherDataset, digest: str, loss: str, needs: _Needs, alpha: float) -> None:
+def _whole_vocabulary(datasets: dict[str, TeacherDataset]) -> int | None:
+    """The target's vocabulary if the data hold its probabilities over all of it; None if over legal tokens."""
+    is_whole = {data.settings["full_vocabulary"] == "sequences" for data in datasets.values()}
+    if len(is_whole) > 1:
+        raise ValueError(
+            "train_dataset and eval_dataset hold probabilities over different tokens, expected the same: write both "
+            "with one full_vocabulary"
+        )
+    return next(iter(datasets.values())).settings["vocab_size"] if True in is_whole else None
+
+
+def _check_data(
+    name: str, data: TeacherDataset, digest: str, loss: str, needs: _Needs, alpha: float, constrained: bool
+) -> None:
     if data.settings["index"] != digest:
         raise ValueError(
             f"constraint_index is not the catalogue of {name} ({data.directory}), expected the one that it was "
             "written with: load that one, or write the data again"
         )
     if needs.labels and not data.settings["has_labels"]:
-        fix = ", or train with alpha=1" if loss.startswith("atspeed") else ""
+        fix = ", or train with alpha=1" if loss in ALIGNMENTS else ""
         raise ValueError(
             f"{name} has no labels, expected them for loss={loss!r} with alpha={alpha}: write_teacher_data(labels=...)"
             + fix
@@ -237,9 +299,14 @@ def _check_data(name: str, data: TeacherDataset, digest: str, loss: str, needs: 
             f"{name} has no distributions over the vocabulary, expected them for loss={loss!r}: "
             "write_teacher_data(full_vocabulary=True)"
         )
+    if needs.log_probs and not constrained and data.settings["full_vocabulary"] != "sequences":
+        raise ValueError(
+            f"{name} has the probabilities of legal tokens, expected those of all for constrained=False: "
+            'write_teacher_data(full_vocabulary="sequences")'
+        )
 
 
-def _check_model(model: Any, datasets: dict[str, TeacherDataset], index: ConstraintIndex, needs: _Needs) -> None:
+def _check_model(model: Any, datasets: dict[str, TeacherDataset], index: ConstraintIndex, is_whole: bool) -> None:
     inner = base_model(model)
     if inner.config.is_encoder_decoder:
         raise ValueError(f"model is a {type(inner).__name__}, expected a decoder: a draft model continues prompts")
@@ -255,7 +322,7 @@ def _check_model(model: Any, datasets: dict[str, TeacherDataset], index: Constra
                 f"model has a vocabulary of {vocab_size} tokens, expected more than the largest of {name}, "
                 f"{data.max_token_id}: build it with the target's tokenizer"
             )
-        if needs.label_log_probs and vocab_size != data.settings["vocab_size"]:
+        if is_whole and vocab_size != data.settings["vocab_size"]:
             raise ValueError(
                 f"model has a vocabulary of {vocab_size} tokens, expected the target's {data.settings['vocab_size']}: "
                 "whole distributions are compared; take an AtSpeed loss, which compares legal tokens alone"

@@ -16,11 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+Reduction = Literal["mean", "sum"]
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,7 @@ def align_s(
     *,
     num_tokens: int | None,
     density_weight: float = 1.0,
+    reduction: Reduction = "mean",
 ) -> Float[Tensor, ""]:
     """The alignment for strict verification: reverse KL over the draft's best legal tokens, and density.
 
@@ -129,10 +132,12 @@ def align_s(
                                               - sum_(v in V_c) q(v | c_<t) log(q(v | c_<t) / p(y_K))      ]
 
     V_c are the `num_tokens` legal tokens that q finds likeliest, p(y_K) = p(y_K,t | y_K,<t). Together the two terms
-    are sum q log(p(y_K) / p(v)), so the value may be negative: q is rewarded for tokens above the threshold.
+    are sum q log(p(y_K) / p(v)), so the value may be negative: q is rewarded for tokens above the threshold. This is
+    linear in q: it is least where all of q is on p's best token.
 
-    Eq. 4 sums over the K sequences, eq. 8 takes their mean. Here both are means, so that `alpha` weighs the same; the
-    sum with alpha is the mean with K alpha / (K alpha + 1 - alpha), times a constant.
+    Eq. 4 sums over the K sequences, eq. 8 takes their mean. By default both are means, so that `alpha` weighs the
+    same; `reduction="sum"` is eq. 4 to the letter. The sum with alpha is the mean with
+    K alpha / (K alpha + 1 - alpha), times a constant.
 
     Args:
         levels: one entry per position.
@@ -140,6 +145,7 @@ def align_s(
         mask: which tokens the target's sequences have.
         num_tokens: size of V_c; None for all legal tokens.
         density_weight: the weight of the second term; 0 is the paper's ablation without it.
+        reduction: over a prompt's sequences; the mean over prompts is taken of sums, or of all sequences.
 
     Source: AtSpeed, equation 4.
     """
@@ -150,7 +156,7 @@ def align_s(
         divergence = (probs * (draft - target)).sum(-1)
         density = (probs * (draft - threshold[:, level, None, None])).sum(-1)
         terms.append((divergence - density_weight * density).expand(-1, mask.shape[1]))
-    return _mean(torch.stack(terms, dim=-1), mask)
+    return _mean(torch.stack(terms, dim=-1), mask, reduction)
 
 
 def align_r(
@@ -159,6 +165,7 @@ def align_r(
     *,
     num_tokens: int | None,
     top_of: Literal["draft", "target"] = "draft",
+    reduction: Reduction = "mean",
 ) -> Float[Tensor, ""]:
     """The alignment for relaxed verification: total variation over the best legal tokens.
 
@@ -173,6 +180,7 @@ def align_r(
         mask: which tokens the target's sequences have.
         num_tokens: size of V_c; None for all legal tokens.
         top_of: whose best legal tokens V_c are.
+        reduction: as of `align_s`; here the paper takes the mean.
 
     Source: AtSpeed, equation 8.
     """
@@ -182,7 +190,36 @@ def align_r(
         # Where nothing is legal, both are uniform over missing children, and masked out again.
         truncated = [values.masked_fill(~is_token, LOWEST).softmax(-1) * is_token for values in (draft, target)]
         terms.append(0.5 * (truncated[0] - truncated[1]).abs().sum(-1).expand(-1, mask.shape[1]))
-    return _mean(torch.stack(terms, dim=-1), mask)
+    return _mean(torch.stack(terms, dim=-1), mask, reduction)
+
+
+def align_f(
+    levels: Sequence[LevelLogProbs],
+    mask: Bool[Tensor, "batch sequences length"],
+    *,
+    reduction: Reduction = "mean",
+) -> Float[Tensor, ""]:
+    """Forward divergence over all legal tokens, along the target's sequences: an alignment that the paper lacks.
+
+        1/(B K) sum_(x, y) 1/|y| sum_t sum_(v legal) p(v | x, y_<t) log(p(v | x, y_<t) / q(v | x, y_<t))
+
+    A draft is right if the target's K sequences are among its N: it must know all that the target finds likely, and
+    may be wrong about the rest. This divergence asks for that; those of `align_s` and `align_r` let a draft forget
+    what it finds unlikely. Nothing is renormalised, so that probability on illegal tokens costs, too.
+
+    Args:
+        levels: one entry per position.
+        mask: which tokens the target's sequences have.
+        reduction: as of `align_s`.
+
+    Source: ours; DistillSpec (Zhou et al., 2024) compares divergences for a single sequence.
+    """
+    terms = []
+    for pair in levels:
+        draft, target, is_token = _top(pair, None, of="target")
+        probs = target.exp() * is_token
+        terms.append((probs * (target - draft)).sum(-1).expand(-1, mask.shape[1]))
+    return _mean(torch.stack(terms, dim=-1), mask, reduction)
 
 
 def atspeed_s(
@@ -194,12 +231,14 @@ def atspeed_s(
     num_tokens: int | None,
     alpha: float = 0.5,
     density_weight: float = 1.0,
+    reduction: Reduction = "mean",
 ) -> Float[Tensor, ""]:
     """`alpha * align_s + (1 - alpha) * L_Rec`, where `recommendation` is L_Rec, that is `sft`.
 
     Source: AtSpeed, equation 5.
     """
-    alignment = align_s(levels, threshold, mask, num_tokens=num_tokens, density_weight=density_weight)
+    options: dict[str, Any] = {"density_weight": density_weight, "reduction": reduction}
+    alignment = align_s(levels, threshold, mask, num_tokens=num_tokens, **options)
     return alpha * alignment + (1 - alpha) * recommendation
 
 
@@ -211,12 +250,26 @@ def atspeed_r(
     num_tokens: int | None,
     alpha: float = 0.5,
     top_of: Literal["draft", "target"] = "draft",
+    reduction: Reduction = "mean",
 ) -> Float[Tensor, ""]:
     """`alpha * align_r + (1 - alpha) * L_Rec`, where `recommendation` is L_Rec, that is `sft`.
 
     Source: AtSpeed, equation 9.
     """
-    return alpha * align_r(levels, mask, num_tokens=num_tokens, top_of=top_of) + (1 - alpha) * recommendation
+    alignment = align_r(levels, mask, num_tokens=num_tokens, top_of=top_of, reduction=reduction)
+    return alpha * alignment + (1 - alpha) * recommendation
+
+
+def beamkd(
+    levels: Sequence[LevelLogProbs],
+    mask: Bool[Tensor, "batch sequences length"],
+    recommendation: Float[Tensor, ""],
+    *,
+    alpha: float = 0.5,
+    reduction: Reduction = "mean",
+) -> Float[Tensor, ""]:
+    """`alpha * align_f + (1 - alpha) * L_Rec`, where `recommendation` is L_Rec, that is `sft`."""
+    return alpha * align_f(levels, mask, reduction=reduction) + (1 - alpha) * recommendation
 
 
 def kth_log_probs(
@@ -256,9 +309,13 @@ def _top(pair: LevelLogProbs, num_tokens: int | None, *, of: str) -> tuple[Tenso
 
 
 def _mean(
-    values: Float[Tensor, "batch sequences length"], mask: Bool[Tensor, "batch sequences length"]
+    values: Float[Tensor, "batch sequences length"],
+    mask: Bool[Tensor, "batch sequences length"],
+    reduction: Reduction = "mean",
 ) -> Float[Tensor, ""]:
-    """The mean over positions, then over all sequences that have any."""
+    """The mean over positions, then over all sequences that have any; or of each row's sum over its sequences."""
     lengths = mask.sum(-1)
     means = torch.where(mask, values, 0.0).sum(-1) / lengths.clamp(min=1)
-    return means.sum() / (lengths > 0).sum().clamp(min=1)
+    is_there = lengths > 0
+    count = is_there.sum() if reduction == "mean" else is_there.any(-1).sum()
+    return means.sum() / count.clamp(min=1)

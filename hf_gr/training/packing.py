@@ -50,6 +50,10 @@ class PathScores:
         """The scores of the tokens at `level`."""
         return self.first if level == 0 else self.rest[:, :, level - 1]
 
+    def levels(self) -> list[Float[Tensor, "batch prefixes vocab"]]:
+        """All of `at`, whose gradients take one pass over the scores together, not one each."""
+        return [self.first, *self.rest.unbind(2)]
+
     def log_softmax(self) -> PathScores:
         """Log-probabilities over the whole vocabulary, in single precision."""
         return PathScores(self.first.float().log_softmax(-1), self.rest.float().log_softmax(-1))

@@ -3,8 +3,8 @@
 """A target model's answers, written to disk for training draft models. Knows no draft model and no loss.
 
 For each prompt: the K sequences of the target's *constrained* beam search, and its log-probabilities over the legal
-tokens at each of their positions, taken from the search's own logits. They are kept in Parquet shards: each is written
-whole or not at all, so that a stopped run continues after the last one.
+tokens (or all) at each of their positions, taken from the search's own logits. They are kept in Parquet shards: each
+is written whole or not at all, so that a stopped run continues after the last one.
 
 Source: AtSpeed, section 3.1 (D') and appendix A.3 (the sequences of the search's last step).
 Axes: B batch, K sequences, L positions of the longest sequence, V vocabulary.
@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from transformers import LogitsProcessorList
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.fingerprints import fingerprint_sequences
@@ -38,6 +39,7 @@ from hf_gr.generation.torch.models import base_model, evaluation, is_sharded, ta
 from hf_gr.torch.processes import Processes
 from hf_gr.torch.transition import DeviceCatalogue
 
+from .mixture import Mixture
 from .packing import pad_prompts, pad_rows, score_paths
 from .paths import PathLevel, training_catalogue, training_snapshot, walk
 
@@ -59,7 +61,9 @@ def write_teacher_data(
     num_beams: int,
     labels: Iterable[Prompt] | None = None,
     batch_size: int = 32,
-    full_vocabulary: bool = False,
+    full_vocabulary: bool | Literal["sequences"] = False,
+    draft_model: Any = None,
+    target_share: float = 1.0,
     shard_size: int = 1024,
     progress: bool = False,
 ) -> Path:
@@ -81,7 +85,14 @@ def write_teacher_data(
             pure alignment). The end token of a ragged catalogue is added if it is missing.
         batch_size: prompts searched together.
         full_vocabulary: keep the target's log-probabilities over the whole vocabulary at the label's positions, as
-            WordKD and TVDKD need them: `2 * L * V` bytes per prompt.
+            WordKD and TVDKD need them: `2 * L * V` bytes per prompt. With `"sequences"`, also at the positions of the
+            sequences, for an alignment without the catalogue (`AtSpeedTrainer(constrained=False)`): up to K times as
+            much.
+        draft_model: the draft model before its alignment, a decoder of the target's tokens on its device; only with
+            a `target_share` below 1.
+        target_share: the paper's lambda. Below 1, beams are those of `lambda * p + (1 - lambda) * q`, where q is the
+            draft model: sequences that the draft would choose, too. Log-probabilities are the target's all the same,
+            and sequences are kept in the order of its scores. Takes two beams or more.
         shard_size: prompts per file. A shard searches prompts of similar lengths together, which saves padding.
         progress: show a bar on a terminal or in a notebook, and log a line a minute elsewhere.
 
@@ -112,6 +123,7 @@ def write_teacher_data(
     import_pyarrow()
     index, directory = copy.copy(index), Path(directory)
     _check_arguments(model, prompts, labels, num_beams=num_beams, batch_size=batch_size, shard_size=shard_size)
+    _check_mixture(draft_model, target_share, num_beams, index)
     snapshot = training_snapshot(index)
     config = base_model(model).config.get_text_config(decoder=True)
     if index.max_token_id >= config.vocab_size:
@@ -130,8 +142,10 @@ def write_teacher_data(
         "eos_token_id": snapshot.eos_token_id,
         "index": fingerprint_sequences(snapshot),
         "model": probe_model(model),
+        "draft_model": None if draft_model is None else probe_model(draft_model),
+        "target_share": None if draft_model is None else target_share,
     }
-    if full_vocabulary and labels is None:
+    if full_vocabulary is True and labels is None:
         raise ValueError("full_vocabulary=True without labels, expected labels: it is kept at the label's positions")
     processes = Processes()
     if processes.count > 1 and is_sharded(model):
@@ -142,7 +156,10 @@ def write_teacher_data(
     num_there = processes.by_main(lambda: _prepare(directory, settings), doing="has refused the directory")
     device = next(base_model(model).parameters()).device
     catalogue = training_catalogue(snapshot, device)
-    plan = _Plan(model, index, catalogue, device, num_beams, batch_size, snapshot.max_length, full_vocabulary)
+    plan = _Plan(
+        model, index, catalogue, device, num_beams, batch_size, snapshot.max_length, full_vocabulary, draft_model,
+        target_share,
+    )  # fmt: skip
     pairs = _shards(prompts, labels, shard_size)
     bar = progress_bar(
         "Asking the target model",
@@ -186,7 +203,9 @@ class _Plan:
     num_beams: int
     batch_size: int
     max_length: int
-    full_vocabulary: bool
+    full_vocabulary: bool | Literal["sequences"]
+    draft_model: Any
+    target_share: float
 
 
 @dataclass(frozen=True)
@@ -268,12 +287,16 @@ def _search(plan: _Plan, rows: Sequence[_Row]) -> list[_Answer]:
     input_ids, mask = pad_prompts([row.prompt for row in rows], pad_token_id=pad_token_id)
     input_ids, mask = input_ids.to(plan.device), mask.to(plan.device)
     num_beams, batch_size = plan.num_beams, len(rows)
+    mixture = None
+    if plan.draft_model is not None:
+        mixture = LogitsProcessorList([Mixture(plan.draft_model, mask, num_beams, plan.target_share)])
     out = plan.model.generate(
         input_ids=input_ids,
         attention_mask=mask,
         constraint_index=plan.index,
         num_beams=num_beams,
         num_return_sequences=num_beams,
+        logits_processor=mixture,
         do_sample=False,
         drafting=None,  # the logits of every level are needed
         verification="strict",
@@ -293,14 +316,22 @@ def _search(plan: _Plan, rows: Sequence[_Row]) -> list[_Answer]:
     # A greedy path has padding after its end: tokens that lead nowhere are not its own.
     is_there = torch.stack([level.is_there for level in levels], dim=-1)
     paths = paths.masked_fill(~is_there.cumprod(-1).bool(), -1)
-    values, sizes, chosen = _legal_log_probs(out.logits, sources, levels, num_beams)
-    if getattr(out, "sequences_scores", None) is not None:
+    whole = plan.full_vocabulary == "sequences"
+    if mixture is not None:
+        _, _, chosen = _legal_log_probs(out.logits, sources, levels, num_beams, whole=False)
+        order = chosen.sum(-1).masked_fill(~is_there[..., 0], -torch.inf).argsort(dim=-1, descending=True, stable=True)
+        paths, sources = (one.gather(1, order[..., None].expand_as(one)) for one in (paths, sources))
+        levels = walk(paths, plan.catalogue)
+        is_there = torch.stack([level.is_there for level in levels], dim=-1)
+    values, sizes, chosen = _legal_log_probs(out.logits, sources, levels, num_beams, whole=whole)
+    if mixture is None and getattr(out, "sequences_scores", None) is not None:
         scores = out.sequences_scores.view(batch_size, num_beams)
     else:
         scores = chosen.sum(-1)
     scores = scores.masked_fill(~is_there[..., 0], -torch.inf)
     answers = _split(values, sizes)
-    labels = [None] * batch_size if not plan.full_vocabulary else _label_log_probs(plan, out, input_ids, mask, rows)
+    is_labelled = plan.full_vocabulary and rows[0].label is not None
+    labels = _label_log_probs(plan, out, input_ids, mask, rows) if is_labelled else [None] * batch_size
     columns = (paths.int().cpu().numpy(), scores.float().cpu().numpy(), sizes, answers, labels)
     return [_Answer(*row) for row in zip(*columns, strict=True)]
 
@@ -310,8 +341,10 @@ def _legal_log_probs(
     sources: Int[Tensor, "batch sequences length"],
     levels: Sequence[PathLevel],
     num_beams: int,
+    *,
+    whole: bool,
 ) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray, Float[Tensor, "batch sequences length"]]:
-    """Log-probabilities over the legal children of distinct prefixes, from the logits of the search's steps.
+    """Log-probabilities after distinct prefixes, over the legal children or `whole`, from the search's own logits.
 
     Returns:
         For every level the rows and the values, flat; `[B, L]` their number; and the values of the sequences' tokens.
@@ -319,22 +352,26 @@ def _legal_log_probs(
     flat: list[tuple[np.ndarray, np.ndarray]] = []
     sizes, tokens = [], []
     for number, level in enumerate(levels):
-        stored = level.stored
-        sizes.append(stored.sum((1, 2)))
+        width = logits[0].shape[-1]
+        sizes.append(level.is_first.sum(1) * width if whole else level.stored.sum((1, 2)))
         if number >= len(logits):
             tokens.append(torch.zeros_like(tokens[0]))
             continue
         if number:
             beams = sources[..., number] if number < sources.shape[-1] else torch.full_like(sources[..., 0], -1)
         else:
-            beams = torch.arange(len(stored), device=stored.device)[:, None] * num_beams
+            beams = torch.arange(len(sources), device=sources.device)[:, None] * num_beams
         rows, prefixes = level.is_first.nonzero(as_tuple=True)
         log_probs = logits[number][beams[rows, prefixes].clamp(min=0)].float().log_softmax(-1)
         children = log_probs.gather(-1, level.below.tokens[rows, prefixes])
         children = children.clamp(min=LOWEST_LOG_PROB).half()
         legal = level.below.legal[rows, prefixes]
         values = children[legal]
-        flat.append((np.repeat(rows.cpu().numpy(), legal.sum(-1).cpu().numpy()), values.cpu().numpy()))
+        if whole:
+            kept = log_probs.clamp(min=LOWEST_LOG_PROB).half().flatten()
+            flat.append((rows.repeat_interleave(width).cpu().numpy(), kept.cpu().numpy()))
+        else:
+            flat.append((np.repeat(rows.cpu().numpy(), legal.sum(-1).cpu().numpy()), values.cpu().numpy()))
         tokens.append(level.of_chosen(level.restore(values)).float().masked_fill(~level.is_there, 0.0))
     return flat, torch.stack(sizes, dim=-1).int().cpu().numpy(), torch.stack(tokens, dim=-1)
 
@@ -462,6 +499,29 @@ def _check_arguments(
             raise ValueError(f"{name}={value!r}, expected a positive integer")
     if hasattr(prompts, "__len__") and hasattr(labels, "__len__") and len(prompts) != len(labels):
         raise ValueError(f"labels has {len(labels)} entries, expected {len(prompts)}: one for each prompt")
+
+
+def _check_mixture(draft_model: Any, target_share: float, num_beams: int, index: ConstraintIndex) -> None:
+    if not 0 <= target_share <= 1:
+        raise ValueError(f"target_share={target_share!r}, expected 0 to 1: lambda of the paper")
+    if (draft_model is None) != (target_share == 1):
+        found = "no draft_model" if draft_model is None else "a draft_model"
+        raise ValueError(
+            f"target_share={target_share!r} with {found}, expected both a draft_model and a share below 1, or neither"
+        )
+    if draft_model is None:
+        return
+    if num_beams < 2:
+        raise ValueError(f"num_beams={num_beams} with draft_model, expected 2 or more: beams are chosen by a mixture")
+    inner = base_model(draft_model)
+    if inner.config.is_encoder_decoder:
+        raise ValueError(f"draft_model is a {type(inner).__name__}, expected a decoder")
+    vocab_size = inner.config.get_text_config(decoder=True).vocab_size
+    if vocab_size <= index.max_token_id:
+        raise ValueError(
+            f"draft_model has a vocabulary of {vocab_size} tokens, expected more than the catalogue's largest, "
+            f"{index.max_token_id}: build it with the target's tokenizer"
+        )
 
 
 def _shards(prompts: Iterable[Prompt], labels: Iterable[Prompt] | None, size: int) -> Iterator[list[tuple[Any, Any]]]:

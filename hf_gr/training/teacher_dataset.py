@@ -39,7 +39,8 @@ class TeacherDataset(Dataset):
     - `sequences` `[K, L]`: the target's sequences, best first; -1 after the end, and in missing ones.
     - `scores` `[K]`: their scores, `-inf` where there is none.
     - `log_probs`: log p over the legal children of each distinct prefix, level by level, in the order of
-      `hf_gr.torch.transition.children`; `level_sizes` `[L]` is the number of values per level.
+      `hf_gr.torch.transition.children`; `level_sizes` `[L]` is the number of values per level. With
+      `full_vocabulary="sequences"`, over the whole vocabulary.
     - `label` `[T]`, if there are labels, and `label_log_probs` `[T, V]`, with `full_vocabulary`.
 
     Args:
@@ -167,7 +168,7 @@ class TeacherCollator:
     Args:
         pad_token_id: fills short prompts, on the left.
         sequences: add the target's sequences (`sequences`, `[B, K, L]`, -1 where there is no token).
-        log_probs: add its log-probabilities over legal children, by level (`log_probs`, a list of L flat tensors).
+        log_probs: add its log-probabilities after their prefixes, by level (`log_probs`, a list of L flat tensors).
         labels: add the labels (`labels`, `[B, T]`, -100 after the end).
         label_log_probs: add the distributions at their positions (`label_log_probs`, `[B, T, V]`).
     """
