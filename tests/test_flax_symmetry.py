@@ -83,9 +83,8 @@ TORCH_ONLY = {
     "decode": {},
     "device_trie": {
         "FlatTrie": "several labels are a logits processor's, a callable of PyTorch",
-        "MOST_NODES": "the same",
         "twins_on_device": "Flax moves twins with what was added, in additions_on_device",
-        "TOKEN_BITS": "the same",
+        "TOKEN_BITS": "of edges, for the same",
         "LARGEST_TABLE": "of wide levels, see children",
         "CHILDREN_AT_ONCE": "the same",
         "WIDE_FROM": "the same",

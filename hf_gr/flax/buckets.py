@@ -9,25 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hf_gr.catalogue.buckets import bucket
 
-def bucket(number: int, *, least: int = 1, steps: int = 1) -> int:
-    """The smallest size, from `least` on, that is not below `number`; every doubling has `steps` sizes.
-
-    Args:
-        number: what must fit.
-        least: the first size.
-        steps: sizes from one power of two (included) to the next (excluded); a power of two itself. At most one part
-            in `steps + 1` of a size above `steps` is left empty.
-
-    Example:
-        >>> [bucket(number) for number in (0, 1, 3, 5)]
-        [1, 1, 4, 8]
-        >>> [bucket(number, least=16, steps=2) for number in (5, 17, 24, 25, 40)]
-        [16, 24, 24, 32, 48]
-    """
-    number = max(number, least)
-    step = 1 << max((number - 1).bit_length() - steps.bit_length(), 0)
-    return -(-number // step) * step
+__all__ = ["bucket", "padded"]
 
 
 def padded(array: npt.NDArray[Any], size: int, fill: Any = 0, *, axis: int = 0, in_front: bool = False) -> Any:

@@ -22,16 +22,13 @@ from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
 from hf_gr.catalogue.fanout import Fanout, Longs
+from hf_gr.catalogue.memory_plan import LARGEST_TABLE, WIDE_FROM, WIDE_SHARE
 from hf_gr.catalogue.segment import Liveness
 from hf_gr.catalogue.trie import Trie
 
 from .transfers import to_device
 
-WIDE_FROM = 32  # children of one node; below, a step costs no more than its calls
-WIDE_SHARE = 4  # a level is wide if a node may have every fourth token of its span
 CHILDREN_AT_ONCE = 2**20  # of a table that is being made
-LARGEST_TABLE = 2**24  # nodes times tokens: 16 MB of flags, 32 MB of numbers
-MOST_NODES = 2**22  # of tries that are walked by their edges, eight bytes each: 32 MB
 TOKEN_BITS = 32
 
 
@@ -208,8 +205,9 @@ def _move_trie(trie: Trie, device: torch.device) -> DeviceTrie:
 
 
 def _move_bits(alive: Liveness, device: torch.device) -> tuple[Tensor, ...]:
-    by_id: dict[int, Tensor] = {}  # levels without branches share one array
-    return tuple(by_id.setdefault(id(bits), to_device(bits, device)) for bits in alive.nodes)
+    distinct = {id(bits): bits for bits in alive.nodes}  # levels without branches share one array
+    by_id = {key: to_device(bits, device) for key, bits in distinct.items()}
+    return tuple(by_id[id(bits)] for bits in alive.nodes)
 
 
 def _wide_level(trie: DeviceTrie, level: int) -> WideLevel | None:

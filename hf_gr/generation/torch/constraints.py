@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from hf_gr.catalogue.item_ids import ItemId
+from hf_gr.catalogue.memory_plan import MOST_NODES
 from hf_gr.catalogue.separators import check_separator, split
 from hf_gr.catalogue.sequences import read_rows
 from hf_gr.catalogue.snapshot import BatchRules, Snapshot, combine_rules
 from hf_gr.catalogue.trie import PADDING
-from hf_gr.torch.device_trie import MOST_NODES
 from hf_gr.torch.several_labels import AnswerCatalogue, LivingLabels, allowed_tokens, living_labels, read_answers
 from hf_gr.torch.transfers import to_device
 from hf_gr.torch.transition import DeviceCatalogue, advance, children, device_catalogue
