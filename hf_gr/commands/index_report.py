@@ -82,8 +82,8 @@ def print_estimates(estimates: Sequence[SizeEstimate], static_model: int, num_it
     console = _console()
     console.print(table)
     console.print(
-        "[dim]Codes of real items cluster, share prefixes and take less than random ones. Items are known by their row "
-        "numbers here; ids take their own bytes. `hf-gr index show` counts a built index exactly.[/]"
+        "[dim]Codes of real items cluster, share prefixes and take less than random ones. Items are known by their "
+        "row numbers here; ids take their own bytes. `hf-gr index show` counts a built index exactly.[/]"
     )
 
 
