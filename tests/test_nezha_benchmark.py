@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The NEZHA benchmark: what is trained on, how lists are judged, and that a short run goes through all its stages."""
+"""The NEZHA benchmark: what is trained on, how lists are judged, the paper's search, and what a short run has."""
 
 from __future__ import annotations
 
@@ -16,51 +16,45 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from data_sets import BEAUTY, needs_beauty
+from data_sets import needs_beauty
+
+from hf_gr import SemanticIds
+from hf_gr.training import small_recommender
 
 ROOT = Path(__file__).resolve().parents[1]
 
-USERS = [
-    {"train": [0, 1, 2], "valid": [3], "test": [4]},
-    {"train": [1, 0], "valid": [], "test": []},
-    {"train": [], "valid": [2], "test": [3, 0]},
-    {"train": [], "valid": [], "test": [1]},
-    {"train": [4], "valid": [1], "test": []},
-]
-ITEMS = [[0, 1], [0, 2], [1, 0], [1, 1], [2, 2]]  # codes; 512 is padding
-PAD = 512
+ITEMS = [[0, 1], [0, 2], [1, 0], [1, 1], [2, 2]]  # codes
+HISTORIES = [[0, 1, 2, 3, 4], [1, 0, 2], [4, 1, 3]]  # the last two of each are to be found
+PAD = 6
 
 
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The script as a module; what it imports is importable, as it is when it is run."""
+    """Names of the scripts; what they import is importable, as it is when they are run."""
     monkeypatch.syspath_prepend(str(ROOT / "examples" / "benchmark"))
-    return import_module("nezha")
+    names: dict[str, Any] = {}
+    for script in ("backbone_data", "nezha_heads", "nezha_lists", "nezha_paper", "nezha"):
+        names |= vars(import_module(script))
+    return SimpleNamespace(**names)
 
 
 @pytest.fixture
-def data(benchmark: Any, tmp_path: Path) -> Any:
-    rows = ["item_id\tlevel_1\tlevel_2", *(f"{n}\t{a}\t{b}" for n, (a, b) in enumerate(ITEMS))]
-    (tmp_path / "items.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
-    (tmp_path / "users.jsonl").write_text("".join(json.dumps(user) + "\n" for user in USERS), encoding="utf-8")
-    return benchmark.read_data(tmp_path)
+def study(benchmark: Any) -> Any:
+    histories = [np.array(history) for history in HISTORIES]
+    rows = [benchmark.Row(history[:-1], int(history[-1]), user) for user, history in enumerate(histories)]
+    train = [history[:-2] for history in histories]
+    return benchmark.Study("beauty", SemanticIds(ITEMS), train=train, align=[], valid=[], test=rows)
 
 
 def rows_of(benchmark: Any, *items: int) -> list[Any]:
-    return [benchmark.Row(np.array([0]), item) for item in items]
+    return [benchmark.Row(np.array([0]), item, user) for user, item in enumerate(items)]
 
 
-def test_every_item_of_a_period_is_a_row_with_what_its_user_bought_before_it(data: Any) -> None:
-    rows = {period: sorted((row.history.tolist(), row.item) for row in rows) for period, rows in data.rows.items()}
-    assert rows["valid"] == [([0, 1, 2], 3), ([4], 1)]
-    assert rows["test"] == [([0, 1, 2, 3], 4), ([2], 3), ([2, 3], 0)]
-
-
-def test_heads_learn_from_pairs_of_the_period_train_alone(benchmark: Any, data: Any) -> None:
-    pairs = benchmark.pairs_of(data)
+def test_heads_learn_from_pairs_of_training_histories_alone(benchmark: Any, study: Any) -> None:
+    pairs = benchmark.pairs_of(study, 20)
     found = [(pair["input_ids"].tolist(), pair["labels"].tolist()) for pair in (pairs[n] for n in range(len(pairs)))]
-    tokens = data.tokens.tolist()
-    assert found == [(tokens[0], tokens[1]), (tokens[0] + tokens[1], tokens[2]), (tokens[1], tokens[0])]
+    tokens = study.tokens.tolist()
+    assert found == [(tokens[0], tokens[1]), (tokens[0] + tokens[1], tokens[2])]
 
 
 def test_labels_of_further_training_are_the_item_that_followed(benchmark: Any) -> None:
@@ -72,111 +66,197 @@ def test_labels_of_further_training_are_the_item_that_followed(benchmark: Any) -
     assert batch["position_ids"].tolist() == [[0, 0, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5]]
 
 
-def test_rows_of_random_items_teach_codes_and_not_which_item_follows(benchmark: Any, data: Any) -> None:
-    settings = benchmark.replace(benchmark.TINY, mixed_rows=2, hidden_tokens=0.0)
-    batch = next(benchmark.history_batches(data, settings))
-    assert len(batch.labels) == 4 + 2 - 1  # one user bought nothing in train
-    assert (batch.labels[-2:, ::2] == -100).all()
-    assert (batch.labels[-2:, 1::2] == batch.input_ids[-2:, 1::2]).all()
-
-
 def test_hits_and_gains_are_of_the_place(benchmark: Any) -> None:
-    rows = rows_of(benchmark, 3, 4, 5, 9)
-    found = benchmark.evaluate([[3, 0], [0, 4], [0, 1, 2, 3, 4, 5], [0]], rows)
-    assert (found["H@5"], found["H@10"]) == (0.5, 0.75)
-    assert found["N@5"] == pytest.approx((1 + 1 / math.log2(3)) / 4)
-    assert found["N@10"] == pytest.approx((1 + 1 / math.log2(3) + 1 / math.log2(7)) / 4)
+    lists = [[3, 0], [0, 4], [0, 1, 2, 3, 4, 5], [0]]
+    found = benchmark.values_of(lists, rows_of(benchmark, 3, 4, 5, 9))
+    assert found["H@5"].tolist() == [1, 1, 0, 0]
+    assert found["H@10"].tolist() == [1, 1, 1, 0]
+    assert found["N@5"] == pytest.approx(np.array([1, 1 / math.log2(3), 0, 0]))
+    assert found["N@10"] == pytest.approx(np.array([1, 1 / math.log2(3), 1 / math.log2(7), 0]))
 
 
-def test_what_is_no_item_keeps_its_place(benchmark: Any, data: Any) -> None:
+def test_seeds_are_averaged_row_by_row(benchmark: Any) -> None:
+    lists = [benchmark.Lists([[3], [0]], valid=1.0), benchmark.Lists([[3], [4]], valid=0.5)]
+    found, hits = benchmark.summary(lists, rows_of(benchmark, 3, 4))
+    assert hits.tolist() == [1.0, 0.5]
+    assert (found["H@10"], found["seeds"], found["valid"], found["rows"]) == (0.75, [0.5, 1.0], 0.75, 2)
+
+
+def test_what_is_no_item_keeps_its_place(benchmark: Any, study: Any) -> None:
     class Canned:
+        config = SimpleNamespace(pad_token_id=PAD)
+
         def generate(self, *, input_ids: torch.Tensor, **settings: Any) -> torch.Tensor:
-            assert settings == {"attention_mask": settings["attention_mask"], "constraint_index": data.index} | {
+            assert settings == {"attention_mask": settings["attention_mask"], "constraint_index": study.index} | {
                 "num_beams": 3,
                 "num_return_sequences": 3,
                 "do_sample": False,
             }
-            no_item = [data.tokens[0][0], data.tokens[2][1]]
-            answers = torch.tensor(np.array([data.tokens[4], no_item, data.tokens[3]]))
+            no_item = [study.tokens[0][0], study.tokens[2][1]]
+            answers = torch.tensor(np.array([study.tokens[4], no_item, study.tokens[3]]))
             return torch.cat([input_ids.repeat_interleave(3, 0), answers.repeat(len(input_ids), 1)], dim=1)
 
-    found = benchmark.recommend(Canned(), data.rows["test"], data, num_beams=3)
-    assert found == [[4, benchmark.NO_ITEM, 3]] * 3
+    found = benchmark.recommend(Canned(), study.test, study, window=20, num_beams=3)
+    assert found.ranked == [[4, benchmark.NO_ITEM, 3]] * 3
+    assert found.valid == pytest.approx(2 / 3)
 
 
 def test_a_ratio_is_of_the_same_rows(benchmark: Any) -> None:
     rng = np.random.default_rng(0)
     theirs = (rng.random(2000) < 0.1).astype(float)
-    assert benchmark.bootstrap_ratio(theirs, theirs) == {"ratio": 1.0, "low": 1.0, "high": 1.0}
+    assert benchmark.interval(theirs, theirs) == (1.0, 1.0)
     ours = theirs * (rng.random(2000) < 0.8)
-    found = benchmark.bootstrap_ratio(ours, theirs)
-    assert found["ratio"] == ours.sum() / theirs.sum()
     # Of those hit by beam search 80% are hit: a binomial share.
-    width = 1.96 * math.sqrt(found["ratio"] * (1 - found["ratio"]) / theirs.sum())
-    assert found["low"] == pytest.approx(found["ratio"] - width, abs=0.03)
-    assert found["high"] == pytest.approx(found["ratio"] + width, abs=0.03)
+    share = ours.sum() / theirs.sum()
+    width = 1.96 * math.sqrt(share * (1 - share) / theirs.sum())
+    assert benchmark.interval(ours, theirs) == pytest.approx((share - width, share + width), abs=0.03)
+    width = 1.96 * math.sqrt(ours.mean() * (1 - ours.mean()) / len(ours))
+    assert benchmark.interval(ours) == pytest.approx((ours.mean() - width, ours.mean() + width), abs=0.003)
 
 
-def strict_against(benchmark: Any, data: Any, scores: list[float], others: list[float], swapped: bool) -> Any:
+def strict_against(benchmark: Any, study: Any, scores: list[float], others: list[float], swapped: bool) -> Any:
     def output(order: list[int], scores: list[float], rows: int, width: int) -> Any:
-        sequences = torch.cat([torch.zeros(2, width, dtype=torch.long), torch.from_numpy(data.tokens[order])], dim=1)
+        sequences = torch.cat([torch.zeros(2, width, dtype=torch.long), torch.from_numpy(study.tokens[order])], dim=1)
         happened = SimpleNamespace(accepted_steps=torch.ones(rows), target_forwards=1)
         return SimpleNamespace(
             sequences=sequences.repeat(rows, 1), sequences_scores=torch.tensor(scores * rows), speculation=happened
         )
 
     class Canned:
+        config = SimpleNamespace(pad_token_id=PAD)
+
         def generate(self, *, input_ids: torch.Tensor, **settings: Any) -> Any:
             is_strict = settings.get("verification") == "strict"
             order = [1, 0] if is_strict and swapped else [0, 1]
             return output(order, others if is_strict else scores, *input_ids.shape)
 
-    return benchmark.compare_strict(Canned(), data.rows["test"], data, 2)
+    return benchmark.compare_strict(Canned(), study.test, study, window=20, num_beams=2)
 
 
-def test_strict_answers_that_differ_are_counted_and_forgiven_only_for_rounding(benchmark: Any, data: Any) -> None:
-    same = strict_against(benchmark, data, [-1.0, -2.0], [-1.0, -2.0], swapped=False)
-    assert same["ranked"] == dict.fromkeys(same["ranked"], [[0, 1]] * 3)
-    assert (same["rows"], same["not_equal"], same["wrong"], same["accepted_steps"]) == (3, 0, 0, 1)
-    tied = strict_against(benchmark, data, [-1.0, -1.00001], [-1.0, -1.00001], swapped=True)
-    assert (tied["not_equal"], tied["wrong"]) == (3, 0)
-    lost = strict_against(benchmark, data, [-1.0, -2.0], [-1.0, -2.0], swapped=True)
-    assert (lost["not_equal"], lost["wrong"]) == (3, 3)
+def test_strict_answers_that_differ_are_counted_and_forgiven_only_for_rounding(benchmark: Any, study: Any) -> None:
+    lists, same = strict_against(benchmark, study, [-1.0, -2.0], [-1.0, -2.0], swapped=False)
+    assert lists.ranked == [[0, 1]] * 3
+    assert (same.rows, same.not_equal, same.wrong, same.means()["accepted_steps"]) == (3, 0, 0, 1)
+    _, tied = strict_against(benchmark, study, [-1.0, -1.00001], [-1.0, -1.00001], swapped=True)
+    assert (tied.not_equal, tied.wrong) == (3, 0)
+    _, lost = strict_against(benchmark, study, [-1.0, -2.0], [-1.0, -2.0], swapped=True)
+    assert (lost.not_equal, lost.wrong) == (3, 3)
+
+
+def test_other_weights_or_settings_are_another_experiment(benchmark: Any, tmp_path: Path) -> None:
+    def name(weights: bytes, steps: int) -> str:
+        (tmp_path / "model.safetensors").write_bytes(weights)
+        return benchmark.fingerprint(tmp_path, benchmark.HeadSettings(window=20, num_steps=steps))
+
+    assert name(b"a", 1) == name(b"a", 1)
+    assert len({name(b"a", 1), name(b"b", 1), name(b"a", 2)}) == 3
+
+
+# The paper's search
+
+
+def head_of(sizes: tuple[int, ...], *, num_items: int) -> tuple[Any, SemanticIds]:
+    """A tiny model with a head that has learned nothing, and as many distinct items."""
+    rng = np.random.default_rng(0)
+    rows = np.unique(np.stack([rng.integers(size, size=4 * num_items) for size in sizes], axis=1), axis=0)
+    ids = SemanticIds(rows[rng.permutation(len(rows))[:num_items]], level_sizes=list(sizes))
+    model = small_recommender(ids, max_items=4, hidden_size=32, num_hidden_layers=1).eval()
+    head = model.add_draft_head(ids)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.normal_(std=0.5)
+    return model, ids
+
+
+def test_the_papers_example_is_packed_as_in_the_paper(benchmark: Any) -> None:
+    head = SimpleNamespace(config=SimpleNamespace(codebook_sizes=(512, 512, 512)))
+    packing = benchmark.Packing.of(head)
+    codes = torch.tensor([[243, 129, 3], [0, 346, 122]])
+    assert packing.pack(codes).tolist() == [852723, 346 * 512 + 122 * 512**2]  # the first as in section 3.3
+    assert packing.unpack(packing.pack(codes)).tolist() == codes.tolist()
+    head.config.codebook_sizes = (2**16,) * 4
+    with pytest.raises(ValueError, match=r"2\^63 combinations or more"):
+        benchmark.Packing.of(head)
+
+
+def test_valid_ids_are_those_of_items(benchmark: Any) -> None:
+    model, ids = head_of((5, 4, 3), num_items=20)
+    valid = benchmark.ValidIds.of(ids.token_sequences(), model.draft_head)
+    all_codes = torch.cartesian_prod(torch.arange(5), torch.arange(4), torch.arange(3))
+    found = valid.contain(benchmark.Packing.of(model.draft_head).pack(all_codes))
+    assert [codes for codes, is_item in zip(all_codes.tolist(), found.tolist(), strict=True) if is_item] == sorted(
+        ids.codes.tolist()
+    )
+
+
+@pytest.mark.parametrize("num_beams", [3, 12])
+@pytest.mark.parametrize(("verification", "is_valid"), [("last_level", True), ("none", False)])
+def test_the_papers_search_finds_what_generate_finds_in_its_form(
+    benchmark: Any, num_beams: int, verification: str, is_valid: bool
+) -> None:
+    """With three beams, valid codes are not among a beam's three best: both lose the same."""
+    model, ids = head_of((8, 12, 16), num_items=400)
+    valid = benchmark.ValidIds.of(ids.token_sequences(), model.draft_head) if is_valid else None
+    tokens = torch.from_numpy(ids.token_sequences()[:16].reshape(8, -1))
+    prompt = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    hidden = benchmark.read_prompt(model, prompt)
+    found = benchmark.search(model.draft_head, hidden, num_beams=num_beams, valid=valid)
+    out = model.generate(
+        **prompt,
+        constraint_index=ids.constraint_index(),
+        drafting="head",
+        verification=verification,
+        num_beams=num_beams,
+        num_return_sequences=num_beams,
+        do_sample=False,
+        length_penalty=0.0,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    scores = out.sequences_scores.view(8, num_beams)
+    assert torch.allclose(found.scores, scores, atol=1e-4, rtol=0)
+    assert bool(found.scores.isinf().any()) == (is_valid and num_beams == 3)
+    is_there = scores.isfinite()
+    theirs = out.sequences[:, tokens.shape[1] :].view(8, num_beams, 3)
+    assert found.tokens[is_there].tolist() == theirs[is_there].tolist()
 
 
 def test_without_data_it_is_skipped_in_fast_mode_and_an_error_otherwise(
-    benchmark: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    benchmark: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    benchmark.main(["--data", str(tmp_path), "--fast"])
-    assert "skipped: no items.tsv and users.jsonl" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="pass the folder of the Beauty data"):
-        benchmark.main(["--data", str(tmp_path)])
+    monkeypatch.setattr(sys.modules["nezha"], "has_study", lambda name: False)
+    benchmark.main(["--fast", "--studies", "beauty", "--work", str(tmp_path)])
+    assert "skipped: no data for 'beauty'" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="no data for 'beauty': set HF_GR_DATA"):
+        benchmark.main(["--studies", "beauty", "--work", str(tmp_path)])
 
 
-@pytest.mark.slow  # trains nine tiny models
+@pytest.mark.slow  # trains some thirty tiny models
 @needs_beauty
 def test_fast_run_compares_all_and_stages_are_not_run_again(tmp_path: Path) -> None:
-    script = ROOT / "examples" / "benchmark" / "nezha.py"
-    command = [sys.executable, str(script), "--fast", "--data", str(BEAUTY), "--work", str(tmp_path / "work")]
-    first, second = (subprocess.run(command, capture_output=True, text=True, check=False) for _ in range(2))
-    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
-    assert first.stdout == second.stdout
-    report = json.loads(first.stdout.splitlines()[-1])
+    def run(script: str) -> str:
+        command = [sys.executable, str(ROOT / "examples" / "benchmark" / script), "--fast", "--work", str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    first, second = run("nezha.py"), run("nezha.py")
+    assert first.splitlines()[:-1] == second.splitlines()[:-1]  # the load of the machine may differ
+    report = json.loads(first.splitlines()[-1])
     assert report["versions"]
-    assert report["hardware"]
-    for num_beams in (10, 12):
-        rows = {row["method"]: row for row in report["rows"] if row["num_beams"] == num_beams}
-        assert len(rows) == 14  # with NEZHA by a second seed
-        unchecked = {"unconstrained beam search", "NEZHA-4 (no verification)", "NEZHA, last level (paper)"}
-        assert all(row["valid"] == 1.0 for name, row in rows.items() if name not in unchecked)
-        assert {name for name, row in rows.items() if row["rows"] != 32} == {
-            "unconstrained beam search",
-            "constrained, on as few rows",
-        }
-    assert [(row["rows"], row["wrong"]) for row in report["strict"]] == [(32, 0)] * 2
-    assert [(times["batch_size"], times["num_beams"]) for times in report["times"]] == [
-        (size, num_beams) for size in (1, 4) for num_beams in (10, 12)
+    assert [(result["study"], result["early"]) for result in report["results"]] == [
+        (study, early) for early in (False, True) for study in ("beauty", "movielens")
     ]
-    for times in report["times"]:
-        assert len(times["methods"]) == 13
-        assert all(row["call"] > 0 for row in times["methods"].values())
+    unchecked = {"unconstrained beam search", "NEZHA-4 (no verification)", "NEZHA, last level (paper)"}
+    for result in report["results"]:
+        for table in result["tables"]:
+            rows = {row["method"]: row for row in table["methods"]}
+            assert len(rows) == (6 if result["early"] else 13)
+            assert all((row["valid"] < 1.0) == (name in unchecked) for name, row in rows.items())
+            assert all(len(row["seeds"]) == 2 for name, row in rows.items() if "NEZHA" in name)
+            assert all(one["wrong"] == 0 for one in table["strict"])
+    times = json.loads(run("nezha_times.py").splitlines()[-1])["results"]
+    assert [len(one["methods"]) for one in times] == [14, 14, 7, 7]
+    for one in times:
+        assert all(row["total"] > 0 for row in one["methods"].values())
+        assert one["methods"]["paper's code, equations 4 and 5"]["verify"] > 0

@@ -56,6 +56,7 @@ from typing import Any
 import speculation_counts as counts
 import torch
 from beauty_data import DEFAULT_DATA, FILES, is_there
+from experiments import make_once, show_progress
 from report import environment, print_table
 from speculation_counts import ASSISTANT, GAMMA, NUM_DRAFT_BEAMS, Counting, ask, seeded, some_users
 from speculation_models import (
@@ -71,12 +72,10 @@ from speculation_models import (
     Training,
     align,
     load,
-    make_once,
     make_random,
     prompts_of,
     read_beauty,
     read_movielens,
-    show_progress,
     train_on_histories,
     write_teacher,
 )

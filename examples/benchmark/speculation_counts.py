@@ -23,8 +23,9 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from experiments import show_progress
 from report import print_table
-from speculation_models import Data, prompts_of, show_progress
+from speculation_models import Data, prompts_of
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast

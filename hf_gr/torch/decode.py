@@ -252,6 +252,10 @@ def child_scores(
         return process_scores(logits, legal, beams, plan).gather(-1, legal.tokens)
     if _is_forced(beams, plan):
         return torch.zeros(legal.tokens.shape, device=logits.device)
+    if plan.tokens_per_beam is not None and plan.tokens_per_beam < logits.shape[-1]:
+        least = logits.topk(plan.tokens_per_beam).values[..., -1:]
+        scores = child_scores(logits, legal, beams, replace(plan, tokens_per_beam=None))
+        return scores.masked_fill(logits.gather(-1, legal.tokens) < least, beam.DEAD)
     if not plan.is_beam_search:
         return legal.scores(logits.flatten(0, 1)).float().view(legal.tokens.shape)
     rows = logits.flatten(0, 1)

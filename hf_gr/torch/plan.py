@@ -41,6 +41,8 @@ class DecodePlan:
         processors: logits processors before the constraint and after it; None if there are none, which saves all work
             as wide as the vocabulary except the normalisation.
         processor_width: paths a row that processors expect; None for as many as there are.
+        tokens_per_beam: only so many of each beam's best tokens compete, legal or not (NEZHA, algorithm 3, line 19);
+            None for all. Of calls without processors, among which it would be one.
         stopping_criteria: the user's own; sequences that meet them are complete.
         output_scores: keep the processed scores of every level.
         output_logits: keep the logits of every level.
@@ -64,6 +66,7 @@ class DecodePlan:
     forces_end: bool = False
     processors: tuple[Processor, Processor] | None = None
     processor_width: int | None = None
+    tokens_per_beam: int | None = None
     stopping_criteria: Callable[[Tensor], Tensor] | None = None
     output_scores: bool = False
     output_logits: bool = False

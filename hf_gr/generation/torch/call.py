@@ -296,8 +296,10 @@ class Call:
         """The options of the call, in the loop's terms."""
         config, verification = self.config, self.draft.verification
         before, after = _around_constraint(processors)
-        if verification.is_narrow:
-            before.append(TopKLogitsWarper(config.num_beams))
+        tokens_per_beam = config.num_beams if verification.is_narrow else None
+        if tokens_per_beam is not None and (len(before) or len(after)):
+            before.append(TopKLogitsWarper(tokens_per_beam))
+            tokens_per_beam = None
         stop: Any = _own_criteria(criteria, self.passed_on["stopping_criteria"] or ())
         fill = fill_token(config)
         wants_details = bool(config.return_dict_in_generate)
@@ -315,6 +317,7 @@ class Call:
             fill_token_id=fill,
             missing_token_id=missing_token(self.rules.shared, fill),
             processors=(before, after) if len(before) or len(after) else None,
+            tokens_per_beam=tokens_per_beam,
             stopping_criteria=(lambda sequences: stop(sequences, None)) if len(stop) else None,
             output_scores=bool(wants_details and config.output_scores and self.keeps_step_scores),
             output_logits=bool(wants_details and config.output_logits),

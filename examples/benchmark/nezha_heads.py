@@ -1,0 +1,179 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The models that `nezha.py` compares: what is trained, on what, and for how long. Evaluates nothing.
+
+All begin from one backbone and have one budget: as many steps of as many pairs of a history and the item that
+followed, with the same learning rates. The control is the backbone without a head, trained further on the same pairs
+by its own loss. A seed decides a head's first weights and the order of the pairs.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from backbone import load
+from backbone_data import Study
+from experiments import make_once, run_trainer, training_arguments
+from torch import Tensor
+from transformers import Trainer, set_seed
+
+from hf_gr.training import DraftHeadTrainer, InteractionDataset
+from hf_gr.training.packing import pad_prompts
+
+# Arguments of `add_draft_head`: NEZHA, the independent heads of MTP, and the ablations of the paper's section 4.3.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "nezha": {},
+    "mtp": {"use_placeholders": False, "transition": "none"},
+    "nezha-1": {"use_state": False, "transition": "none"},
+    "nezha-2": {"use_placeholders": False},
+    "nezha-3": {"transition": "add"},
+}
+ALONE = "nezha-alone"  # its backbone is frozen, so that the model may verify what the head drafts
+FURTHER = "backbone-further"  # the control
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """How every model is trained.
+
+    Attributes:
+        window: Items of a prompt at most.
+        num_steps: Steps on pairs of a history and the item that followed.
+        batch_size: Pairs of a step.
+        learning_rate: The largest, of the backbone.
+        embedding_lr: Of the head's embeddings, as a multiple.
+        transition_lr: Of its transitions.
+        logit_lr: Of its logit heads.
+        warm_start: Logit heads and embeddings start as the backbone's rows of the same codes, which the paper does
+            not do: it trains heads together with a language model that knows no item yet.
+    """
+
+    window: int
+    num_steps: int
+    batch_size: int = 64
+    learning_rate: float = 3e-4
+    embedding_lr: float = 10.0
+    transition_lr: float = 10.0
+    logit_lr: float = 10.0
+    warm_start: bool = True
+
+
+def train_all(
+    work: Path, backbone: Path, study: Study, settings: HeadSettings, *, seeds: Sequence[int], names: Sequence[str]
+) -> dict[tuple[str, int], Path]:
+    """Folders of models by name and seed; what is in `work` already is not trained again."""
+    folders = {}
+    for seed in seeds:
+        for name in names:
+            folder = work / f"{name}-{seed}"
+            folders[name, seed] = make_once(folder, _job(name, backbone, study, settings, seed))
+    return folders
+
+
+def _job(name: str, backbone: Path, study: Study, settings: HeadSettings, seed: int) -> Callable[[Path], None]:
+    if name == FURTHER:
+        return lambda folder: train_further(folder, backbone, study, settings, seed=seed)
+    return lambda folder: train_head(
+        folder,
+        backbone,
+        study,
+        settings,
+        options=VARIANTS.get(name, {}),
+        train_backbone=name != ALONE,
+        seed=seed,
+    )
+
+
+def train_head(
+    folder: Path,
+    backbone: Path,
+    study: Study,
+    settings: HeadSettings,
+    *,
+    options: dict[str, Any],
+    train_backbone: bool = True,
+    seed: int = 0,
+) -> None:
+    """A head for the backbone, trained with it or alone; both go to `folder`. Source: NEZHA, algorithm 3."""
+    model = load(backbone)
+    set_seed(seed)
+    model.add_draft_head(study.ids, **options)
+    if settings.warm_start:
+        start_from_backbone(model)
+    trainer = DraftHeadTrainer(
+        model=model,
+        args=arguments_of(folder, settings, seed=seed),
+        train_dataset=pairs_of(study, settings.window),
+        train_backbone=train_backbone,
+        embedding_lr=settings.embedding_lr,
+        transition_lr=settings.transition_lr,
+        logit_lr=settings.logit_lr,
+    )
+    run_timed(trainer, folder, settings)
+
+
+def start_from_backbone(model: Any) -> None:
+    """The best first guess any head can get: what the backbone itself predicts at the prompt's last token."""
+    head = model.draft_head
+    with torch.no_grad():
+        for level in range(head.config.num_levels):
+            codes = head.codebook(level)
+            head.logit_heads[level].weight.copy_(model.get_output_embeddings().weight[codes])
+            if level < len(head.embeddings):
+                head.embeddings[level].weight.copy_(model.get_input_embeddings().weight[codes])
+
+
+def train_further(folder: Path, backbone: Path, study: Study, settings: HeadSettings, *, seed: int) -> None:
+    """The backbone on the same pairs for as many steps, with its own loss on the tokens of the item that followed."""
+    model = load(backbone)
+    trainer = Trainer(
+        model=model,
+        args=arguments_of(folder, settings, seed=seed),
+        train_dataset=pairs_of(study, settings.window),
+        data_collator=lambda pairs: label_batch(pairs, pad_token_id=model.config.pad_token_id),
+    )
+    run_timed(trainer, folder, settings)
+
+
+def pairs_of(study: Study, window: int) -> InteractionDataset:
+    """Every item of a history to train on, with what came before it."""
+    return InteractionDataset.from_histories(study.train, study.tokens, max_items=window)
+
+
+def label_batch(pairs: Sequence[dict[str, np.ndarray]], *, pad_token_id: int) -> dict[str, Tensor]:
+    """Left-padded rows of a prompt and the item after it; only the item's tokens are labels."""
+    rows = [np.concatenate([pair["input_ids"], pair["labels"]]) for pair in pairs]
+    input_ids, attention_mask = pad_prompts(rows, pad_token_id=pad_token_id)
+    labels = torch.full_like(input_ids, -100)
+    num_levels = len(pairs[0]["labels"])
+    labels[:, -num_levels:] = input_ids[:, -num_levels:]
+    position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)
+    return {
+        "input_ids": input_ids,
+        "attention_mask": attention_mask,
+        "position_ids": position_ids,
+        "labels": labels,
+    }
+
+
+def arguments_of(folder: Path, settings: HeadSettings, *, seed: int) -> Any:
+    args = training_arguments(folder, num_steps=settings.num_steps, learning_rate=settings.learning_rate)
+    args.per_device_train_batch_size = settings.batch_size
+    args.remove_unused_columns = False
+    args.seed = seed
+    return args
+
+
+def run_timed(trainer: Trainer, folder: Path, settings: HeadSettings) -> None:
+    """Train and save, with the time that it took (of the process: others may have the processor, too)."""
+    start = time.process_time()
+    run_trainer(trainer, folder.name.removesuffix(".part"))
+    log = {"seconds": time.process_time() - start, "settings": asdict(settings)}
+    (folder / "training.json").write_text(json.dumps(log), encoding="utf-8")
