@@ -33,7 +33,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Names of the scripts; what they import is importable, as it is when they are run."""
     monkeypatch.syspath_prepend(str(ROOT / "examples" / "benchmark"))
     names: dict[str, Any] = {}
-    for script in ("backbone_data", "nezha_heads", "nezha_lists", "nezha_paper", "nezha"):
+    for script in ("backbone_data", "nezha_packing", "nezha_heads", "nezha_lists", "nezha_paper", "nezha"):
         names |= vars(import_module(script))
     return SimpleNamespace(**names)
 
@@ -50,20 +50,32 @@ def rows_of(benchmark: Any, *items: int) -> list[Any]:
     return [benchmark.Row(np.array([0]), item, user) for user, item in enumerate(items)]
 
 
-def test_heads_learn_from_pairs_of_training_histories_alone(benchmark: Any, study: Any) -> None:
-    pairs = benchmark.pairs_of(study, 20)
-    found = [(pair["input_ids"].tolist(), pair["labels"].tolist()) for pair in (pairs[n] for n in range(len(pairs)))]
+@pytest.mark.parametrize("options", [{}, {"use_placeholders": False}])
+def test_pairs_of_a_window_have_the_states_that_they_have_alone(benchmark: Any, options: dict[str, Any]) -> None:
+    model, ids = head_of((5, 4, 3), num_items=20, **options)
+    head, tokens = model.draft_head, ids.token_sequences()
+    histories = [[0, 1, 2, 3], [4, 5], [6, 7, 8]]
+    collate = benchmark.WindowCollator(3, head.config.placeholder_token_ids, pad_token_id=model.config.pad_token_id)
+    batch = collate([{"input_ids": tokens[history].ravel()} for history in histories])
+    given = {name: batch[name] for name in ("input_ids", "position_ids", "attention_mask")}
+    with torch.no_grad():
+        states = model.model(**given, use_cache=False).last_hidden_state
+    found = states[batch["rows"][:, None], batch["places"]]
+    pairs = [(history[:end], history[end]) for history in histories for end in range(1, len(history))]
+    assert batch["labels"].tolist() == [tokens[item].tolist() for _, item in pairs]
+    for (known, _), state in zip(pairs, found, strict=True):
+        prompt = torch.from_numpy(tokens[known].reshape(1, -1))
+        alone = benchmark.read_prompt(model, {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)})
+        assert torch.allclose(state, alone[0], atol=1e-5)
+
+
+def test_heads_and_the_control_learn_from_the_same_training_items(benchmark: Any, study: Any) -> None:
+    windows = benchmark.windows_of(study, benchmark.HeadSettings(window=20, num_steps=1), seed=0)
+    assert [windows.items_of(number).tolist() for number in range(len(windows))] == [[0, 1, 2]]  # others are too short
+    batch = benchmark.next_items([windows[0], {"input_ids": study.tokens[[4, 3]].ravel()}], 2, pad_token_id=PAD)
     tokens = study.tokens.tolist()
-    assert found == [(tokens[0], tokens[1]), (tokens[0] + tokens[1], tokens[2])]
-
-
-def test_labels_of_further_training_are_the_item_that_followed(benchmark: Any) -> None:
-    pairs = [{"input_ids": np.array([7, 8]), "labels": np.array([3, 4])}]
-    pairs.append({"input_ids": np.array([5, 6, 7, 8]), "labels": np.array([1, 2])})
-    batch = benchmark.label_batch(pairs, pad_token_id=PAD)
-    assert batch["input_ids"].tolist() == [[PAD, PAD, 7, 8, 3, 4], [5, 6, 7, 8, 1, 2]]
-    assert batch["labels"].tolist() == [[-100] * 4 + [3, 4], [-100] * 4 + [1, 2]]
-    assert batch["position_ids"].tolist() == [[0, 0, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5]]
+    assert batch["input_ids"].tolist() == [[*tokens[0], *tokens[1], *tokens[2]], [*tokens[4], *tokens[3], PAD, PAD]]
+    assert batch["labels"].tolist() == [[-100, -100, *tokens[1], *tokens[2]], [-100, -100, *tokens[3], -100, -100]]
 
 
 def test_hits_and_gains_are_of_the_place(benchmark: Any) -> None:
@@ -155,13 +167,13 @@ def test_other_weights_or_settings_are_another_experiment(benchmark: Any, tmp_pa
 # The paper's search
 
 
-def head_of(sizes: tuple[int, ...], *, num_items: int) -> tuple[Any, SemanticIds]:
+def head_of(sizes: tuple[int, ...], *, num_items: int, **options: Any) -> tuple[Any, SemanticIds]:
     """A tiny model with a head that has learned nothing, and as many distinct items."""
     rng = np.random.default_rng(0)
     rows = np.unique(np.stack([rng.integers(size, size=4 * num_items) for size in sizes], axis=1), axis=0)
     ids = SemanticIds(rows[rng.permutation(len(rows))[:num_items]], level_sizes=list(sizes))
     model = small_recommender(ids, max_items=4, hidden_size=32, num_hidden_layers=1).eval()
-    head = model.add_draft_head(ids)
+    head = model.add_draft_head(ids, **options)
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.normal_(std=0.5)

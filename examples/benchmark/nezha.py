@@ -97,16 +97,18 @@ class Scale:
     """How much of everything."""
 
     steps: dict[str, int]  # of training, by study
-    batch_size: int = 64
+    windows: dict[str, int]  # of a step, by study: up to 20 pairs each, about 5 in Beauty
     seeds: tuple[int, ...] = (0, 1, 2)
     widths: tuple[Width, ...] = (Width(10, 4000, 300, 200), Width(50, 2000, 300, 100), Width(512, 500, 30, 10))
     early_rows: int = 1000
 
 
-FULL = Scale(steps={"beauty": 300, "movielens": 200})
+FULL = Scale(  # half of all windows once
+    steps={"beauty": 245, "movielens": 142}, windows={"beauty": 32, "movielens": 16}
+)
 FAST = Scale(
     steps=dict.fromkeys(STUDIES, 4),
-    batch_size=8,
+    windows=dict.fromkeys(STUDIES, 8),
     seeds=(0, 1),
     widths=(Width(10, 32, 8, 16), Width(12, 16, 4, 8)),
     early_rows=16,
@@ -136,14 +138,17 @@ class Comparison:
         trained = train_all(self.folder, self.backbone, self.study, self.settings, seeds=self.seeds, names=names)
         self.models = {(BACKBONE, 0): self.backbone} | trained
 
-    def training(self) -> dict[str, float]:
-        """Mean seconds of the processor by name."""
-        logs: dict[str, list[float]] = {}
+    def training(self) -> dict[str, Any]:
+        """Mean seconds of the processor by name, and the pairs that each model learned from."""
+        logs: dict[str, list[dict[str, Any]]] = {}
         for (name, _), folder in self.models.items():
             if name != BACKBONE:
                 log = json.loads((folder / "training.json").read_text(encoding="utf-8"))
-                logs.setdefault(name, []).append(log["seconds"])
-        return {name: float(np.mean(seconds)) for name, seconds in logs.items()}
+                logs.setdefault(name, []).append(log)
+        return {
+            "seconds": {name: float(np.mean([log["seconds"] for log in some])) for name, some in logs.items()},
+            "pairs": float(np.mean([log["pairs"] for log in logs[NEZHA]])),
+        }
 
     def lists(self, method: Method, rows: Sequence[Row], num_beams: int) -> list[Lists]:
         """What a method recommends, by seed."""
@@ -213,7 +218,7 @@ class Comparison:
 def comparison_of(work: Path, name: str, scale: Scale, *, fast: bool, early: bool) -> Comparison:
     """The backbone of a data set, and the folder of what is trained from it later."""
     study = read_study(name, fast=fast)
-    settings = HeadSettings(max_items(study, fast), scale.steps[name], scale.batch_size)
+    settings = HeadSettings(max_items(study, fast), scale.steps[name], scale.windows[name])
     backbone = backbone_folder(study, work=work, fast=fast, early=early)
     folder = work / f"nezha-{name}{'-early' if early else ''}-{fingerprint(backbone, settings)}"
     return Comparison(study, backbone, folder, settings, scale.seeds)
@@ -229,7 +234,8 @@ def run_study(work: Path, name: str, scale: Scale, *, fast: bool, early: bool) -
         "early": early,
         "parameters": load(ours.backbone).num_parameters(),
         "settings": asdict(ours.settings),
-        "seconds": ours.training(),
+        "all_pairs": sum(len(history) - 1 for history in ours.study.train),
+        **ours.training(),
         "tables": [ours.table(width, EARLY_HEADS if early else HEADS, has_strict=not early) for width in widths],
     }
 
@@ -246,7 +252,8 @@ def show(result: dict[str, Any]) -> None:
     spent = ", ".join(f"{name} {value:.0f}" for name, value in seconds.items())
     print(
         f"\n{result['study']}: backbone of {result['parameters'] / 1e6:.2f} M parameters{early}; each model "
-        f"{settings['num_steps']:,} steps of {settings['batch_size']} pairs; seconds of a core: {spent}"
+        f"learned from {result['pairs']:,.0f} of {result['all_pairs']:,} pairs, in {settings['num_steps']:,} steps; "
+        f"seconds of a core: {spent}"
     )
     print_table(
         [
@@ -277,10 +284,7 @@ def show(result: dict[str, Any]) -> None:
                 f"{row['N@10']:.2%}",
                 seeds_of(row["seeds"]),
                 f"{row['valid']:.2%}",
-                *(
-                    "" if math.isnan(row["share"]) else f"{value:.0%}"
-                    for value in (row["share"], *row["share_interval"])
-                ),
+                *("" if math.isnan(value) else f"{value:.0%}" for value in (row["share"], *row["share_interval"])),
             ]
             for table in result["tables"]
             for row in table["methods"]

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The models that `nezha.py` compares: what is trained, on what, and for how long. Evaluates nothing.
 
-All begin from one backbone and have one budget: as many steps of as many pairs of a history and the item that
+All begin from one backbone and have one budget: as many steps on the same pairs of a history and the item that
 followed, with the same learning rates. The control is the backbone without a head, trained further on the same pairs
 by its own loss. A seed decides a head's first weights and the order of the pairs.
 """
@@ -12,20 +12,19 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from backbone import load
 from backbone_data import Study
 from experiments import make_once, run_trainer, training_arguments
-from torch import Tensor
+from nezha_packing import WindowTrainer, next_items
 from transformers import Trainer, set_seed
 
-from hf_gr.training import DraftHeadTrainer, InteractionDataset
-from hf_gr.training.packing import pad_prompts
+from hf_gr.training import InteractionDataset
+from hf_gr.training.recommender import HistoryWindows
 
 # Arguments of `add_draft_head`: NEZHA, the independent heads of MTP, and the ablations of the paper's section 4.3.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -45,8 +44,8 @@ class HeadSettings:
 
     Attributes:
         window: Items of a prompt at most.
-        num_steps: Steps on pairs of a history and the item that followed.
-        batch_size: Pairs of a step.
+        num_steps: Steps of training.
+        batch_size: Windows of a step, each of up to `window` pairs of a history and the item that followed.
         learning_rate: The largest, of the backbone.
         embedding_lr: Of the head's embeddings, as a multiple.
         transition_lr: Of its transitions.
@@ -57,7 +56,7 @@ class HeadSettings:
 
     window: int
     num_steps: int
-    batch_size: int = 64
+    batch_size: int = 32
     learning_rate: float = 3e-4
     embedding_lr: float = 10.0
     transition_lr: float = 10.0
@@ -107,16 +106,17 @@ def train_head(
     model.add_draft_head(study.ids, **options)
     if settings.warm_start:
         start_from_backbone(model)
-    trainer = DraftHeadTrainer(
+    trainer = WindowTrainer(
+        windows_of(study, settings, seed=seed),
         model=model,
         args=arguments_of(folder, settings, seed=seed),
-        train_dataset=pairs_of(study, settings.window),
+        train_dataset=InteractionDataset.from_histories(study.train, study.tokens, max_items=settings.window),
         train_backbone=train_backbone,
         embedding_lr=settings.embedding_lr,
         transition_lr=settings.transition_lr,
         logit_lr=settings.logit_lr,
     )
-    run_timed(trainer, folder, settings)
+    run_timed(trainer, folder)
 
 
 def start_from_backbone(model: Any) -> None:
@@ -133,34 +133,20 @@ def start_from_backbone(model: Any) -> None:
 def train_further(folder: Path, backbone: Path, study: Study, settings: HeadSettings, *, seed: int) -> None:
     """The backbone on the same pairs for as many steps, with its own loss on the tokens of the item that followed."""
     model = load(backbone)
+    num_levels, pad_token_id = study.tokens.shape[1], model.config.pad_token_id
     trainer = Trainer(
         model=model,
         args=arguments_of(folder, settings, seed=seed),
-        train_dataset=pairs_of(study, settings.window),
-        data_collator=lambda pairs: label_batch(pairs, pad_token_id=model.config.pad_token_id),
+        train_dataset=windows_of(study, settings, seed=seed),
+        data_collator=lambda windows: next_items(windows, num_levels, pad_token_id=pad_token_id),
     )
-    run_timed(trainer, folder, settings)
+    run_timed(trainer, folder)
 
 
-def pairs_of(study: Study, window: int) -> InteractionDataset:
-    """Every item of a history to train on, with what came before it."""
-    return InteractionDataset.from_histories(study.train, study.tokens, max_items=window)
-
-
-def label_batch(pairs: Sequence[dict[str, np.ndarray]], *, pad_token_id: int) -> dict[str, Tensor]:
-    """Left-padded rows of a prompt and the item after it; only the item's tokens are labels."""
-    rows = [np.concatenate([pair["input_ids"], pair["labels"]]) for pair in pairs]
-    input_ids, attention_mask = pad_prompts(rows, pad_token_id=pad_token_id)
-    labels = torch.full_like(input_ids, -100)
-    num_levels = len(pairs[0]["labels"])
-    labels[:, -num_levels:] = input_ids[:, -num_levels:]
-    position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)
-    return {
-        "input_ids": input_ids,
-        "attention_mask": attention_mask,
-        "position_ids": position_ids,
-        "labels": labels,
-    }
+def windows_of(study: Study, settings: HeadSettings, *, seed: int) -> HistoryWindows:
+    """Histories to train on, in windows of a prompt and the item after it."""
+    long = [history for history in study.train if len(history) > 1]
+    return HistoryWindows(long, study.tokens, window=settings.window + 1, seed=seed)
 
 
 def arguments_of(folder: Path, settings: HeadSettings, *, seed: int) -> Any:
@@ -171,9 +157,9 @@ def arguments_of(folder: Path, settings: HeadSettings, *, seed: int) -> Any:
     return args
 
 
-def run_timed(trainer: Trainer, folder: Path, settings: HeadSettings) -> None:
+def run_timed(trainer: Trainer, folder: Path) -> None:
     """Train and save, with the time that it took (of the process: others may have the processor, too)."""
     start = time.process_time()
     run_trainer(trainer, folder.name.removesuffix(".part"))
-    log = {"seconds": time.process_time() - start, "settings": asdict(settings)}
+    log = {"seconds": time.process_time() - start, "pairs": getattr(trainer, "num_pairs", None)}
     (folder / "training.json").write_text(json.dumps(log), encoding="utf-8")

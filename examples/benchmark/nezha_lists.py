@@ -138,6 +138,9 @@ def interval(ours: np.ndarray, theirs: np.ndarray | None = None) -> tuple[float,
     if theirs is not None:
         with np.errstate(divide="ignore", invalid="ignore"):
             found = found / theirs[drawn].mean(axis=1)
+        found = found[np.isfinite(found)]
+        if not len(found):
+            return math.nan, math.nan
     low, high = np.percentile(found, [2.5, 97.5])
     return float(low), float(high)
 
