@@ -104,7 +104,7 @@ class Scale:
 
 
 FULL = Scale(  # half of all windows once
-    steps={"beauty": 245, "movielens": 142}, windows={"beauty": 32, "movielens": 16}
+    steps={"beauty": 490, "movielens": 142}, windows={"beauty": 16, "movielens": 16}
 )
 FAST = Scale(
     steps=dict.fromkeys(STUDIES, 4),

@@ -56,8 +56,8 @@ class HeadSettings:
 
     window: int
     num_steps: int
-    batch_size: int = 32
-    learning_rate: float = 3e-4
+    batch_size: int = 16
+    learning_rate: float = 1e-3
     embedding_lr: float = 10.0
     transition_lr: float = 10.0
     logit_lr: float = 10.0
