@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -18,18 +19,11 @@ import pytest
 import torch
 from data_sets import BEAUTY, needs_beauty
 
-from hf_gr import ConstraintIndex
+from hf_gr import ConstraintIndex, SemanticIds
+from hf_gr.training import small_recommender
 
 ROOT = Path(__file__).resolve().parents[1]
 
-USERS = [
-    {"train": [0, 1, 2], "valid": [3], "test": [4]},
-    {"train": [1, 0], "valid": [], "test": []},
-    {"train": [], "valid": [2], "test": [3, 0]},
-    {"train": [], "valid": [], "test": [1]},
-    {"train": [4], "valid": [1], "test": []},
-]
-ITEMS = [[0, 1], [0, 2], [1, 0], [1, 1], [2, 2]]  # codes
 PAD = 7
 
 
@@ -46,16 +40,13 @@ def counts(benchmark: Any) -> Any:
 
 
 @pytest.fixture
-def models(benchmark: Any) -> Any:
-    return import_module("speculation_models")
+def samples(benchmark: Any) -> Any:
+    return import_module("speculation_samples")
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    rows = ["item_id\tlevel_1\tlevel_2", *(f"{n}\t{a}\t{b}" for n, (a, b) in enumerate(ITEMS))]
-    (tmp_path / "items.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
-    (tmp_path / "users.jsonl").write_text("".join(json.dumps(user) + "\n" for user in USERS), encoding="utf-8")
-    return tmp_path
+def models(benchmark: Any) -> Any:
+    return import_module("speculation_models")
 
 
 def answer(sequences: list[list[int]], scores: list[float], accepted: int | None = None) -> SimpleNamespace:
@@ -97,41 +88,32 @@ def measured(benchmark: Any, answers: dict[Any, SimpleNamespace], *, users: int 
     return rows
 
 
-def test_nothing_of_valid_and_test_is_trained_on(benchmark: Any, folder: Path) -> None:
-    data = benchmark.read_beauty(folder, window=3)
-    assert [row.tolist() for row in data.histories] == [[0, 1, 2], [1, 0], [4]]
-    # Asked with: what came before the test items, as much of it as leaves room for the answer in a window.
-    assert [row.tolist() for row in data.prompts] == [[2, 3], [2]]
-    assert data.answers == [{4}, {3, 0}]
+def study_of(histories: list[list[int]], align: list[list[int]]) -> Any:
+    """A study of eight items."""
+    data = import_module("backbone_data")
+    ids = SemanticIds([[a, b] for a in range(4) for b in range(2)])
+    rows = [data.Row(np.array(row[:-1]), row[-1], user) for user, row in enumerate(histories)]
+    return data.Study("beauty", ids, [np.array(row[:-2]) for row in histories], list(map(np.array, align)), [], rows)
 
 
-def test_the_last_film_of_every_user_is_not_trained_on(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    histories = [np.array(row) for row in ([0, 1, 2, 3], [3, 1], [2, 0, 1])]
-    films = SimpleNamespace(histories=histories)
-    monkeypatch.setattr(models, "load_movielens", lambda: films)
-    monkeypatch.setattr(models, "film_features", lambda films, train: np.zeros((sum(map(len, train)), 1)))
-    monkeypatch.setattr(models, "residual_kmeans", lambda features, **sizes: np.arange(len(features))[:, None])
-    data = models.read_movielens(window=3)
-    assert [row.tolist() for row in data.histories] == [[0, 1, 2], [3], [2, 0]]
-    assert [row.tolist() for row in data.prompts] == [[1, 2], [3], [2, 0]]
-    assert data.answers == [{3}, {1}, {1}]
-    assert len(data.tokens) == 6  # the features see no more than the training does
+def test_users_of_teacher_prompts_are_not_counted(models: Any) -> None:
+    study = study_of([[0, 1, 2, 3], [4, 5, 6], [7, 1, 5, 2]], align=[[7, 1]])
+    data = models.data_of(study, fast=True)
+    assert [row.tolist() for row in data.prompts] == [[0, 1, 2], [4, 5]]
+    assert data.answers == [{3}, {6}]
 
 
-def test_the_label_of_a_teacher_prompt_is_the_last_item_and_not_in_it(
-    models: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-    monkeypatch.setattr(models, "write_teacher_data", lambda *args, **kwargs: calls.append((args, kwargs)))
-    data = models.read_beauty(folder, window=3)
-    training = models.replace(models.TINY_BEAUTY, target=models.replace(models.TINY, window=2))
-    models.write_teacher(folder / "teacher", data, "target", training)
-    ((args, kwargs),) = calls
-    assert [*args[1]] == [data.tokens[1].tolist(), data.tokens[1].tolist()]
-    assert [*kwargs["labels"]] == [data.tokens[2].tolist(), data.tokens[0].tolist()]
+def test_the_label_of_a_teacher_prompt_follows_it(models: Any) -> None:
+    study = study_of([[0, 1, 2]], align=[[3, 4, 5, 6], [1], [2, 7], [0, 6, 2]])
+    prompts, labels = models.teacher_pairs(study, 10, max_length=2)
+    found = {(tuple(prompt), tuple(label)) for prompt, label in zip(prompts, labels, strict=True)}
+    tokens = study.tokens
+    expected = [([3, 4], 5), ([4, 5], 6), ([0, 6], 2)]  # the last two of two items or more, and what came next
+    assert found == {(tuple(tokens[before].ravel()), tuple(tokens[after])) for before, after in expected}
+    assert len(models.teacher_pairs(study, 2, max_length=2)[0]) == 2
 
 
-def test_a_folder_is_made_once_and_not_taken_half_made(benchmark: Any, tmp_path: Path) -> None:
+def test_a_folder_is_made_once_and_not_taken_half_made(models: Any, tmp_path: Path) -> None:
     def fail(folder: Path) -> None:
         folder.mkdir()
         (folder / "half").touch()
@@ -142,10 +124,10 @@ def test_a_folder_is_made_once_and_not_taken_half_made(benchmark: Any, tmp_path:
         (folder / "whole").touch()
 
     with pytest.raises(RuntimeError, match="stopped"):
-        benchmark.make_once(tmp_path / "work" / "target", fail)
-    made = benchmark.make_once(tmp_path / "work" / "target", make)
+        models.make_once(tmp_path / "work" / "target", fail)
+    made = models.make_once(tmp_path / "work" / "target", make)
     assert [path.name for path in made.iterdir()] == ["whole"]
-    assert benchmark.make_once(made, fail) == made
+    assert models.make_once(made, fail) == made
 
 
 def test_counts_are_of_every_user_and_none_of_the_warm_up(benchmark: Any) -> None:
@@ -177,7 +159,6 @@ def test_another_order_of_equal_scores_is_counted_and_forgiven_and_anything_else
 
 
 def result_of(benchmark: Any, rows: list[Any]) -> dict[str, Any]:
-    recall = {"num_beams": 2, "method": "plain", "recall": 0.5, "standard_error": 0.1, "users": 3}
     return {
         "users": 3,
         "prompt_tokens": 4,
@@ -187,7 +168,6 @@ def result_of(benchmark: Any, rows: list[Any]) -> dict[str, Any]:
         "gamma": 4,
         "prefill_seconds": 0.001,
         "rows": [*benchmark.summarize(rows, 2, [0.001] * 3)],
-        "recall": [recall],
     }
 
 
@@ -216,9 +196,9 @@ def test_speed_ups_are_paired_and_relative_to_the_like(benchmark: Any) -> None:
 
 
 def test_relaxed_rows_draw_each_from_the_same_seed_and_strict_ones_do_not(benchmark: Any) -> None:
-    drafts = dict.fromkeys([*benchmark.METHODS.values(), "random weights"], "draft")
+    drafts = dict.fromkeys([*benchmark.TIMED, "random weights"], "draft")
     rows = benchmark.make_rows(drafts)
-    assert [row.name for row in rows if row.verification == "relaxed"][1:] == [*drafts, "AtSpeed-R, N = K"]
+    assert [row.name for row in rows if row.verification == "relaxed"][1:] == [*drafts, f"{benchmark.BEST}, N = K"]
     target = Canned({None: answer([[1]], [0.0]), "draft": answer([[1]], [0.0])})
     for row in rows:
         benchmark.ask_for(target, {}, None, row, num_beams=1, seed=3)
@@ -227,7 +207,7 @@ def test_relaxed_rows_draw_each_from_the_same_seed_and_strict_ones_do_not(benchm
         if "generator" in call:
             assert call["generator"].initial_seed() == 3
     budgets = {call.get("draft_token_budget") for call in target.calls if call.get("assistant_model")}
-    assert budgets == {1, benchmark.TRIE_BUDGET, None}  # None for auto, which plans by itself
+    assert budgets == {1, benchmark.TRIE_BUDGET}
 
 
 @pytest.fixture
@@ -235,15 +215,15 @@ def world(models: Any) -> tuple[Any, dict[str, Any], Any]:
     """A target, its like, another draft and data, of weights so large that scores differ."""
     rng = np.random.default_rng(0)
     codes = np.unique(rng.integers(0, 12, (600, 4)), axis=0)
-    ids = models.SemanticIds(codes)
+    ids = SemanticIds(codes)
     histories = [rng.integers(0, len(codes), 1 + number % 3) for number in range(10)]
-    data = models.Data(ids.token_sequences(), ids.constraint_index(), histories, histories, [{0}] * 10)
+    data = models.Data(ids.token_sequences(), ids.constraint_index(), histories, [{0}] * 10)
 
     def model(seed: int) -> Any:
-        made = models.build_model(data.tokens, models.TINY, seed=seed).eval()
+        made = small_recommender(ids, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, seed=seed).eval()
         for weights in made.parameters():
             weights.data *= 2 if weights.ndim > 1 else 1
-        return models.enable(made)
+        return made
 
     target = model(0)
     return target, {"other": model(1), "same": copy.deepcopy(target)}, data
@@ -258,17 +238,23 @@ def by_name(rows: list[dict[str, Any]], what: str) -> dict[tuple[str, str], Any]
     return {(row["draft"], row.get("rule", "")): row[what] for row in rows}
 
 
-def test_counts_by_memory_are_those_of_the_targets_own_forwards(counts: Any, world: Any) -> None:
+def test_counts_by_memory_are_those_of_users_alone(counts: Any, world: Any) -> None:
     target, drafts, data = world
     forward = target.forward
-    result = counts.count(target, drafts["other"], data, counting(counts, checked=3))
-    assert (result["users"], result["checked"], result["unlike"]) == (3, 3, 0)
+    batches = counts.in_batches(data, range(10), 4)
+    searches = counts.search_all(target, data, batches, (3,))
     assert target.forward == forward
-    steps = by_name(result["rows"], "accepted_steps")
-    assert 0 < steps["N = 4 K", "new"][0] < 3  # some drafts fail, others do not
-    for row in result["rows"]:
-        accepted, forwards = row["accepted_steps"][0], row["target_forwards"][0]
-        assert accepted + forwards == pytest.approx(4, abs=1e-3)
+    settings = counts.ASSISTANT | {"assistant_model": drafts["other"], "num_draft_beams": 12}
+    steps = counts.accepted_steps(target, data, searches, settings, num_beams=3, checked=3)
+    alone = [
+        counts.ask(target, counts.prompts_of(target, data, [user]), data.index, settings, num_beams=3)
+        for batch in batches
+        for user in batch
+    ]
+    assert steps.tolist() == [int(output.speculation.accepted_steps) for output in alone]
+    assert 0 < steps.mean() < 3  # some drafts fail, others do not
+    some = counts.accepted_steps(target, data, searches, settings, num_beams=3, batches=slice(1, None, 2))
+    assert some.tolist() == steps[4:8].tolist()
 
 
 def test_an_answer_that_is_not_plain_searchs_ends_the_count(
@@ -281,14 +267,31 @@ def test_an_answer_that_is_not_plain_searchs_ends_the_count(
         counts.count(target, drafts["other"], data, counting(counts, checked=0))
 
 
-def test_a_draft_like_the_target_is_right_by_the_new_rule_alone(counts: Any, world: Any) -> None:
+def test_counts_that_own_forwards_do_not_give_end_the_count(
+    counts: Any, world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target, drafts, data = world
-    result = counts.count(target, drafts["same"], data, counting(counts, checked=0))
-    forwards = by_name(result["rows"], "target_forwards")
+    ask = counts.ask
+
+    def wrong(target: Any, *args: Any, **kwargs: Any) -> Any:
+        output = ask(target, *args, **kwargs)
+        if "forward" in vars(target) and hasattr(output, "speculation"):  # by memory
+            output.speculation.accepted_steps.add_(1)
+        return output
+
+    monkeypatch.setattr(counts, "ask", wrong)
+    with pytest.raises(SystemExit, match="other counts by own forwards"):
+        counts.count(target, drafts["other"], data, counting(counts, checked=1))
+
+
+def test_a_draft_like_the_target_is_right_by_our_rule_alone(counts: Any, world: Any) -> None:
+    target, drafts, data = world
+    result = counts.count(target, drafts["same"], data, counting(counts, users=10))
+    steps = by_name(result["rows"], "accepted_steps")
     for width in ("N = K", "N = 2 K", "N = 4 K"):
-        assert forwards[width, "new"] == (1, 1, 1)
-    assert forwards["N = K", "old"] == (2, 2, 2)  # nothing is drafted in the prefill
-    assert forwards["N = 2 K", "old"][0] > 2  # and the children of misses displace beams
+        assert steps[width, "ours"] == (3, 3, 3)
+    assert steps["N = K", "paper"] == (3, 3, 3)  # there are no others to compete
+    assert steps["N = 2 K", "paper"][0] < 3  # children of misses displace beams
 
 
 def test_intervals_are_of_the_mean_over_users(counts: Any) -> None:
@@ -300,9 +303,9 @@ def test_intervals_are_of_the_mean_over_users(counts: Any) -> None:
     assert constant == (5, 5, 5)
 
 
-def test_work_of_a_batch_is_that_of_its_rows(counts: Any, world: Any) -> None:
+def test_work_of_a_batch_is_that_of_its_rows(counts: Any, samples: Any, world: Any) -> None:
     target, drafts, data = world
-    result = counts.batch(target, drafts["other"], data, counting(counts))
+    result = samples.batch(target, drafts["other"], data, counting(counts))
     nodes, alone, ratio = (by_name(result["rows"], what) for what in ("nodes", "nodes_alone", "ratio"))
     assert nodes["none", ""] == alone["none", ""] == 8 * 3 * 3  # rows, beams, levels after the first
     assert ratio["N = 2 K", ""] <= 1.1
@@ -312,9 +315,9 @@ def test_work_of_a_batch_is_that_of_its_rows(counts: Any, world: Any) -> None:
     assert forwards["N = 2 K", ""] == by_name(result["rows"], "most_forwards_alone")["N = 2 K", ""]
 
 
-def test_strict_samples_are_the_targets_own_and_relaxed_ones_are_not(counts: Any, world: Any) -> None:
+def test_strict_samples_are_the_targets_own_and_relaxed_ones_are_not(counts: Any, samples: Any, world: Any) -> None:
     target, drafts, data = world
-    result = counts.sample(target, drafts["other"], data, counting(counts, tv_draws=64))
+    result = samples.sample(target, drafts["other"], data, counting(counts, tv_draws=64))
     for row in result["rows"]:
         if row["draft"] == counts.TWICE:
             assert row["variation"]  # chance
@@ -326,48 +329,99 @@ def test_strict_samples_are_the_targets_own_and_relaxed_ones_are_not(counts: Any
     assert len(result["rows"]) == 2 + 3 * 3
 
 
-def test_recall_is_the_mean_share_of_a_users_test_items(benchmark: Any, folder: Path) -> None:
-    data = benchmark.read_beauty(folder, window=3)
-
-    class Lists(Canned):
-        def generate(self, *, input_ids: torch.Tensor, **settings: Any) -> SimpleNamespace:
-            # Shorter histories come first: user 2 gets items 0 and 1, of 3 and 0; user 0 gets 2 and 3, not 4.
-            rows = torch.from_numpy(data.tokens[[0, 1, 2, 3]])
-            assert (input_ids[0, :2] == PAD).all()  # padded on the left
-            return SimpleNamespace(sequences=torch.cat([input_ids.repeat_interleave(2, 0), rows], dim=1))
-
-    row = benchmark.Row("strict", "plain", {})
-    found = benchmark.recall(Lists({}), data, row, num_beams=2, num_users=None)
-    assert (found["recall"], found["users"]) == (0.25, 2)
-    assert found["standard_error"] == pytest.approx(np.std([0.5, 0.0], ddof=1) / np.sqrt(2))
+@pytest.fixture
+def atspeed(benchmark: Any) -> Any:
+    return import_module("atspeed")
 
 
-def test_without_data_it_is_skipped_in_fast_mode_and_an_error_otherwise(
-    benchmark: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_recall_is_the_share_of_test_items_among_those_recommended(
+    atspeed: Any, world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    benchmark.main(["--data", str(tmp_path), "--fast"])
-    assert "skipped: no items.tsv and users.jsonl" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="pass the folder of the Beauty data"):
-        benchmark.main(["--data", str(tmp_path)])
+    _, _, data = world
+    items = {0: [5, 6], 1: [7, 3], 2: [0, 1], 3: [4, 2]}
+    data = atspeed.replace(data, prompts=data.prompts[:4], answers=[{6}, {2}, {0}, {9}])
+    counter = atspeed.Counter(SimpleNamespace(target=Canned({})), data, atspeed.FAST_SCALE, None)
+
+    def ask(target: Any, prompt: Any, *args: Any, **kwargs: Any) -> Any:
+        users = prompt["users"]
+        rows = torch.from_numpy(data.tokens[[item for user in users for item in items[user]]])
+        start = prompt["input_ids"].repeat_interleave(2, 0)
+        return SimpleNamespace(sequences=torch.cat([start, rows], dim=1))
+
+    def prompts_of(model: Any, data: Any, users: list[int]) -> dict[str, Any]:
+        return {"users": users, "input_ids": torch.full((len(users), 3), PAD)}
+
+    monkeypatch.setattr(atspeed.counts, "ask", ask)
+    monkeypatch.setattr(atspeed, "prompts_of", prompts_of)
+    users = [user for batch in counter.batches(6) for user in batch]
+    hits = dict(zip(users, counter.recall({}, 2), strict=True))
+    assert hits == {0: 1, 1: 0, 2: 1, 3: 0}
 
 
-@pytest.mark.slow  # trains ten small models
+def test_seeds_count_different_users_and_differences_are_of_the_same(atspeed: Any) -> None:
+    one = atspeed.Steps.joined([([5, 1], [2, 0]), ([3, 2], [1, 3])])
+    assert one.users.tolist() == [1, 2, 3, 5]
+    assert (one.values.tolist(), one.seeds.tolist()) == ([0, 3, 1, 2], [0, 1, 1, 0])
+    other = atspeed.Steps.joined([([1, 2, 3, 5], [1, 1, 1, 1])])
+    assert one.less(other).values.tolist() == [-1, 2, 0, 1]
+    row = one.row(method="m")
+    assert row["by_seed"] == [1, 2]
+    assert row["accepted_steps"][0] == 1.5
+    with pytest.raises(AssertionError):
+        one.less(atspeed.Steps.joined([([1, 2, 3, 4], [1, 1, 1, 1])]))
+
+
+def test_intervals_of_seeds_are_wider_where_seeds_differ(atspeed: Any) -> None:
+    rng = np.random.default_rng(0)
+    users = np.arange(900)
+    alike = atspeed.Steps(users, rng.normal(size=900), users % 3)
+    _, low, high = alike.interval
+    assert (high - low) / 2 == pytest.approx(1.96 / 30, rel=0.35)
+    apart = atspeed.Steps(users, alike.values + users % 3, users % 3)
+    assert apart.interval[2] - apart.interval[1] > 5 * (high - low)
+
+
+def test_ablations_change_one_thing(atspeed: Any) -> None:
+    for name, variant in atspeed.TERMS.items():
+        method = atspeed.METHODS[name.split(",")[0]]
+        assert variant.loss == method.loss
+        changes = [key for key in ("data", "epochs") if getattr(variant, key) != getattr(method, key)]
+        changes += [key for key, value in variant.options.items() if method.options.get(key) != value]
+        assert len(changes) == name.count(",") + ("w/o CA" in name), name
+
+
+def test_without_data_fast_mode_is_skipped(benchmark: Any, atspeed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for script in (benchmark, atspeed):
+        monkeypatch.setattr(script, "has_study", lambda name: False)
+        script.main(["--fast", "--studies", "beauty"])
+
+
+@pytest.mark.slow  # trains some small models
 @needs_beauty
 def test_fast_run_compares_all_and_stages_are_not_run_again(tmp_path: Path) -> None:
-    script = ROOT / "examples" / "benchmark" / "speculation.py"
-    command = [sys.executable, str(script), "--fast", "--data", str(BEAUTY), "--work", str(tmp_path / "work")]
-    first, second = (subprocess.run(command, capture_output=True, text=True, check=False) for _ in range(2))
-    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
-    assert first.stdout == second.stdout
-    lines = [line for line in first.stdout.splitlines() if line.startswith("{")]
-    reports = {(report["catalogue"], report["stage"]): report for report in map(json.loads, lines)}
-    stages = ["count", "batch", "sample"]
-    assert [*reports] == [("beauty", stage) for stage in [*stages, "measure"]] + [("movielens", s) for s in stages]
-    assert all(report["versions"] and report["hardware"] for report in reports.values())
-    times = reports["beauty", "measure"]["rows"]
-    rows = [row for row in times if row["num_beams"] == 5]
-    assert sum(row["verification"] == "strict" for row in rows) == 11
-    assert sum(row["verification"] == "relaxed" for row in rows) == 7
-    assert not any(row["wrong"] for row in times)
-    assert all(0 <= row["accepted_steps"] <= 3 for row in times)
-    assert not any(reports[catalogue, "count"]["unlike"] for catalogue in ("beauty", "movielens"))
+    folder = ROOT / "examples" / "benchmark"
+    environment = os.environ | {"HF_GR_DATA": str(BEAUTY.parent)}
+
+    def run(script: str, *options: str) -> tuple[str, list[dict[str, Any]]]:
+        command = [sys.executable, str(folder / script), "--fast", "--studies", "beauty", "--work", str(tmp_path)]
+        done = subprocess.run([*command, *options], capture_output=True, text=True, check=False, env=environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout, [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+    stages = ["--stages", "table 1", "table 2", "terms"]
+    first, (result,) = run("atspeed.py", *stages)
+    tables = result["beauty"]
+    methods = {row["method"] for row in tables["table 1"] if row["verification"] == "strict"}
+    assert {"SFT", "AtSpeed-S", "BeamKD", "trie", "random weights"} <= methods
+    assert all(0 <= row["accepted_steps"][0] <= 3 for row in tables["table 1"] if "less" not in row["verification"])
+    models = sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors"))
+    again, _ = run("atspeed.py", *stages)
+    assert [line for line in first.splitlines() if line[:1] != "{"] == [
+        line for line in again.splitlines() if line[:1] != "{"
+    ]
+    first, reports = run("speculation.py")
+    assert [report["stage"] for report in reports] == ["count", "batch", "sample", "measure"]
+    assert all(report["versions"] and report["hardware"] for report in reports)
+    assert first == run("speculation.py")[0]
+    assert not any(row["wrong"] for row in reports[-1]["rows"])
+    assert models == sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors"))

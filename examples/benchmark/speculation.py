@@ -1,26 +1,18 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Speculative beam search on Amazon Beauty and MovieLens: what drafts save, and tables 1 and 2 of AtSpeed.
+"""Speculative beam search on Amazon Beauty and MovieLens: accepted steps by width, work of batches, samples, and time.
 
-A target and a draft of the same vocabulary are trained on the users' histories; on Beauty each of the paper's methods
-then aligns the draft with the target, for equally many steps from the same weights. The stages after that:
+Target and drafts are those of `atspeed.py`, which compares the drafts; here it is the search that is measured. Stages:
 
-- `count`: forwards of target and draft, prefills included, and accepted steps for 1,000 users (MovieLens has 671), one
-  at a time, K items, N draft beams, old drafts beside new ones. Old: nothing is drafted in the prefill, and all N
-  beams of a draft compete at every level. New: the draft keeps the K beams that the target would keep by its scores,
-  and N - K likely misses. The target's logits are remembered, not computed again for every draft; the counts of some
-  users are compared with those of its own forwards.
+- `count`: accepted steps of 1,000 users for every width of SeqKD's draft and for the trie. By the paper's drafts all N
+  beams compete at every level; by ours the draft keeps the K beams that the target would keep by its scores, and N - K
+  likely misses.
 - `batch`: the target's work for eight users in one batch, over that for the eight alone.
 - `sample`: sampling beams with strict and with relaxed verification, beside the target's own from the same seeds.
-  The draft of these three is SeqKD's where it was trained, else the draft before alignment.
 - `measure`: time, on Beauty. Users are served one at a time, with N = 40 and gamma = 4, by strict verification, whose
   answers must equal plain beam search's before any time is printed; by relaxed verification; by the catalogue as
-  drafter, which is not in the paper; and by whichever `drafting="auto"` chooses.
-
-AS@K is the mean number of accepted steps per user, on the paper's scale: of 4 levels the last needs no logits, so at
-most 3 steps are accepted, and then a single forward of the target reads the prompt and all drafted nodes. Plain search
-takes 4 forwards in all, and every accepted step saves one. Levels without alternatives are accepted under any draft:
-the row of the untrained draft shows how much of AS@K that is, and what 40 beams cover by chance.
+  drafter, which is not in the paper; by whichever `drafting="auto"` chooses; and plain search without tree attention
+  ("w/o TA"): one row of the batch for every beam, with the prompt's keys repeated. Nothing is drafted in that layout.
 
 WS@K is the median over users of baseline time / time, paired: every user goes through all rows, in an order that
 rotates from user to user. The baseline is plain beam search for strict rows, the target's own sampling beams for
@@ -31,11 +23,10 @@ to save two forwards of K costs time, however good the draft. Where a forward co
 as on a GPU with a larger target, the number of forwards is what counts.
 
 Stages keep their results in the folder `--work` and resume from there. To redo something, remove it there, together
-with what follows from it. Nothing from the test items is trained on (on Beauty nothing of the period valid, either).
+with what follows from it.
 
-    python examples/benchmark/speculation.py                  # hours on two cores
-    python examples/benchmark/speculation.py --stage sample   # stop after a stage
-    python examples/benchmark/speculation.py --small --methods seqkd --stage sample    # a few hours
+    python examples/benchmark/speculation.py                  # a quarter of an hour, after atspeed.py
+    python examples/benchmark/speculation.py --stages measure
     python examples/benchmark/speculation.py --fast           # seconds: the method, not the numbers
 """
 
@@ -43,83 +34,49 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import speculation_counts as counts
+import speculation_samples as samples
 import torch
-from beauty_data import DEFAULT_DATA, FILES, is_there
-from experiments import make_once, show_progress
+from backbone import load
+from backbone_data import STUDIES, has_study, read_study
+from experiments import show_progress
 from report import environment, print_table
 from speculation_counts import ASSISTANT, GAMMA, NUM_DRAFT_BEAMS, Counting, ask, seeded, some_users
-from speculation_models import (
-    BASE,
-    BEAUTY,
-    METHODS,
-    MOVIELENS,
-    SMALL_BEAUTY,
-    TINY_BEAUTY,
-    TINY_MOVIELENS,
-    WINDOW,
-    Data,
-    Training,
-    align,
-    load,
-    make_random,
-    prompts_of,
-    read_beauty,
-    read_movielens,
-    train_on_histories,
-    write_teacher,
-)
+from speculation_models import BASE, FAST, METHODS, PLANS, RANDOM, Data, Workshop, data_of, prompts_of
 from transformers.utils.logging import disable_progress_bar
 
 from hf_gr import ConstraintIndex
 from hf_gr.demo.evaluate import same_answers
+from hf_gr.files.cache import cache_folder
+from hf_gr.generation.torch import call
 
-WORK = Path("~/.cache/hf_gr/speculation")
-CATALOGUES = ("beauty", "movielens")
-STAGES = ("target", "teacher", "drafts", "count", "batch", "sample", "measure")
-PREFERRED = {"strict": ("atspeed-s", "seqkd"), "relaxed": ("atspeed-r", "seqkd")}  # the paper's, if trained
+STAGES = ("count", "batch", "sample", "measure")
+TIMED = ("SFT", "SeqKD", "AtSpeed-S", "AtSpeed-R", "BeamKD")
+BEST = "BeamKD"  # of rows with one draft alone
 TRIE_BUDGET = 256
-RANDOM = "random weights"
 BASELINES = {"strict": "plain beam search", "relaxed": "the target's own sampling beams"}
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How much `measure` measures; None for all users."""
+    """How much `measure` measures."""
 
-    users: int = 120
+    users: int = 60
     num_beams: tuple[int, ...] = (1, 3, 5, 10, 20)
-    recall_users: int | None = None
-    recall_beams: tuple[int, ...] = (5, 10)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How much of everything, for one catalogue; without timing there is no stage `measure`."""
-
-    training: Training
-    counting: Counting
-    timing: Timing | None = None
-
-
-FULL = {
-    "beauty": Plan(BEAUTY, Counting(), Timing()),
-    "movielens": Plan(MOVIELENS, Counting()),
-}
-FAST = {
-    "beauty": Plan(TINY_BEAUTY, counts.FAST, Timing(users=3, num_beams=(1, 5), recall_users=16, recall_beams=(5,))),
-    "movielens": Plan(TINY_MOVIELENS, counts.FAST),
-}
+FAST_TIMING = Timing(users=3, num_beams=(1, 5))
 
 
 # --------------------------------------------------------------------------------------------------------- measuring
@@ -136,35 +93,30 @@ class Row:
     accepted_steps: list[int] = field(default_factory=list)
     not_equal: int = 0  # users whose sequences differ from plain beam search's, order included
     wrong: int = 0  # those that rounding does not explain
+    in_rows: bool = False  # without tree attention
 
 
 def make_rows(drafts: dict[str, Any]) -> list[Row]:
     """All ways to compare: the baseline of a verification is the first of its rows."""
     trie = {"drafting": "trie", "draft_token_budget": TRIE_BUDGET}
-    both = ASSISTANT | {"draft_token_budget": TRIE_BUDGET}
-    narrow = ASSISTANT | {"num_draft_beams": None}  # the default: twice the beams, or as many if relaxed
-    best, best_relaxed = (preferred(drafts, verification) for verification in BASELINES)
-    rows = [Row("strict", BASELINES["strict"], {})]
+    best = {"assistant_model": drafts[BEST]}
+    narrow = ASSISTANT | best | {"num_draft_beams": None}  # the default: twice the beams, or as many if relaxed
+    both = ASSISTANT | best | {"draft_token_budget": TRIE_BUDGET}
+    rows = [Row("strict", BASELINES["strict"], {}), Row("strict", "plain beam search, w/o TA", {}, in_rows=True)]
     rows += [Row("strict", name, ASSISTANT | {"assistant_model": draft}) for name, draft in drafts.items()]
     rows += [
-        Row("strict", f"{best}, N = 2 K", narrow | {"assistant_model": drafts[best]}),
+        Row("strict", f"{BEST}, N = 2 K", narrow),
         Row("strict", "trie alone", trie),
         Row("strict", "trie where it pays (auto)", {"drafting": "auto"}),
-        Row("strict", f"{best} and trie", both | {"assistant_model": drafts[best]}),
-        Row("strict", f"{best} or trie where it pays (auto)", {"drafting": "auto", "assistant_model": drafts[best]}),
+        Row("strict", f"{BEST} and trie", both),
         Row("relaxed", BASELINES["relaxed"], {}),
     ]
     rows += [Row("relaxed", name, ASSISTANT | {"assistant_model": draft}) for name, draft in drafts.items()]
-    rows += [Row("relaxed", f"{best_relaxed}, N = K", narrow | {"assistant_model": drafts[best_relaxed]})]
+    rows += [Row("relaxed", f"{BEST}, N = K", narrow)]
     for row in rows:
         if row.verification == "relaxed":
             row.settings = row.settings | {"verification": "relaxed", "temperature": 1.0}
     return rows
-
-
-def preferred(drafts: dict[str, Any], verification: str) -> str:
-    """The draft of rows with one draft alone."""
-    return next((METHODS[method] for method in PREFERRED[verification] if METHODS[method] in drafts), BASE)
 
 
 def ask_for(
@@ -173,7 +125,13 @@ def ask_for(
     """One call. A relaxed one draws from its own seed."""
     if row.verification == "relaxed":
         more["generator"] = seeded(seed, target.device)
-    return ask(target, prompt, index, row.settings, **more)
+    with in_rows() if row.in_rows else nullcontext():
+        return ask(target, prompt, index, row.settings, **more)
+
+
+def in_rows() -> AbstractContextManager[Any]:
+    """The target's layout is the one without tree attention."""
+    return patch.object(call, "choose_layout", lambda model: "batch")
 
 
 def measure(
@@ -252,41 +210,6 @@ def summarize(rows: Sequence[Row], num_beams: int, prefill: Sequence[float]) -> 
         }
 
 
-def recall(
-    target: Any, data: Data, row: Row, *, num_beams: int, num_users: int | None, batch_size: int = 32
-) -> dict[str, Any]:
-    """The mean share of a user's test items among K recommended, with its standard error."""
-    order = sorted(range(len(data.prompts))[:num_users], key=lambda user: len(data.prompts[user]))
-    shares = []
-    for start in range(0, len(order), batch_size):
-        users = order[start : start + batch_size]
-        prompt = prompts_of(target, data, users)
-        output = ask_for(target, prompt, data.index, row, num_beams=num_beams, seed=start)
-        found = data.index.items(output.sequences[:, prompt["input_ids"].shape[1] :].cpu())
-        for place, user in enumerate(users):
-            items = {item for items in found[place * num_beams : (place + 1) * num_beams] for item in items}
-            shares.append(len(items & data.answers[user]) / len(data.answers[user]))
-    error = statistics.stdev(shares) / math.sqrt(len(shares))
-    return {
-        "num_beams": num_beams,
-        "method": row.name,
-        "recall": statistics.mean(shares),
-        "standard_error": error,
-        "users": len(shares),
-    }
-
-
-def recall_rows(drafts: dict[str, Any]) -> Iterator[Row]:
-    """Table 2: a temperature of 0 is beam search. The paper does not say what a bad draft does to the answers."""
-    yield Row("strict", "temperature 0: plain beam search", {})
-    for temperature in (0.5, 1.0):
-        settings = {"verification": "relaxed", "temperature": temperature}
-        yield Row("relaxed", f"temperature {temperature}: {BASELINES['relaxed']}", settings)
-        for name in (preferred(drafts, "relaxed"), RANDOM):
-            drafted = settings | ASSISTANT | {"assistant_model": drafts[name]}
-            yield Row("relaxed", f"temperature {temperature}: {name}", drafted)
-
-
 def measure_all(
     target: Any, drafts: dict[str, Any], data: Data, timing: Timing, device: str = "cpu"
 ) -> dict[str, Any]:
@@ -303,17 +226,12 @@ def measure_all(
         "gamma": GAMMA,
         "prefill_seconds": statistics.median(prefill),
         "rows": [],
-        "recall": [],
     }
     for num_beams in timing.num_beams:
         rows = make_rows(drafts)
         measure(target, prompts, data.index, rows, num_beams)
         results["rows"] += summarize(rows, num_beams, prefill)
         show_progress(f"K = {num_beams}: done")
-    for num_beams in timing.recall_beams:
-        for row in recall_rows(drafts):
-            results["recall"].append(recall(target, data, row, num_beams=num_beams, num_users=timing.recall_users))
-            show_progress(f"recall@{num_beams}, {row.name}: done")
     return results
 
 
@@ -354,108 +272,69 @@ def show(result: dict[str, Any]) -> None:
     table(("WS", "speedup", ".2f"), ("AS", "accepted_steps", ".2f"))
     print("milliseconds of a user, and the share of it that is the target's prefill")
     table(("ms", "milliseconds", ".1f"), ("prefill", "prefill_share", ".0%"))
-    print(f"share of the test items that is recommended, {result['recall'][0]['users']:,} users, with standard errors")
-    found = {(row["method"], row["num_beams"]): row for row in result["recall"]}
-    recall_widths = sorted({width for _, width in found})
-    print_table(
-        ["", *(f"Recall@{width}" for width in recall_widths)],
-        [
-            [method, *(recall_cell(found[method, width]) for width in recall_widths)]
-            for method in dict.fromkeys(method for method, _ in found)
-        ],
-    )
-
-
-def recall_cell(row: dict[str, Any]) -> str:
-    return f"{row['recall']:.2%} +- {row['standard_error']:.2%}"
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=DEFAULT_DATA, help=f"folder with {' and '.join(FILES)}")
-    parser.add_argument("--work", type=Path, help=f"where stages keep what they make; {WORK}, for --fast nowhere")
-    parser.add_argument("--stage", choices=STAGES, default=STAGES[-1], help="the last one to run")
-    parser.add_argument("--catalogues", nargs="+", choices=CATALOGUES, default=CATALOGUES)
-    parser.add_argument("--methods", nargs="*", choices=METHODS, help="alignments of the draft; all")
-    parser.add_argument(
-        "--small", action="store_true", help="a third of Beauty's target, trained in a third of the time"
-    )
+    parser.add_argument("--studies", nargs="+", choices=STUDIES, default=STUDIES)
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=[*STAGES])
+    parser.add_argument("--work", type=Path, help="the folder of `atspeed.py`; for --fast nowhere")
     parser.add_argument("--users", type=int, help="how many to time")
     parser.add_argument("--count-users", type=int, help="how many to count")
     parser.add_argument("--device", default="cpu", help="to time on; all else is on the CPU")
-    parser.add_argument("--fast", action="store_true", help="tiny models, few users; skipped without the data")
+    parser.add_argument("--fast", action="store_true", help="tiny models, few users; skips data that are not there")
     return parser.parse_args(arguments)
 
 
-def plan_of(catalogue: str, options: argparse.Namespace) -> Plan:
-    plan = (FAST if options.fast else FULL)[catalogue]
-    training, counting, timing = plan.training, plan.counting, plan.timing
-    if options.small and training is BEAUTY:
-        training = SMALL_BEAUTY
-    if training.methods and options.methods is not None:
-        training = replace(training, methods=tuple(options.methods))
-    if options.count_users:
-        counting = replace(counting, users=options.count_users)
-    if timing and options.users:
-        timing = replace(timing, users=options.users)
-    return Plan(training, counting, timing)
-
-
-def run(work: Path, catalogue: str, data: Data, plan: Plan, options: argparse.Namespace) -> None:
-    """All stages of one catalogue."""
-    stages, training = STAGES[: STAGES.index(options.stage) + 1], plan.training
-    target = load(make_once(work / "target", lambda part: train_on_histories(part, data, training.target, "target")))
-    if "teacher" in stages and training.methods:
-        teacher = write_teacher(work / "teacher", data, target, training)
-    if "drafts" not in stages:
-        return
-    base = make_once(work / "base", lambda folder: train_on_histories(folder, data, training.draft, "draft"))
-    drafts = {
-        METHODS[method]: load(
-            make_once(
-                work / method, lambda folder, method=method: align(folder, data, base, teacher, method, training)
-            )
-        )
-        for method in training.methods
-    }
-    drafts[BASE] = load(base)
-    name = METHODS["seqkd"] if METHODS["seqkd"] in drafts else BASE  # what drafts best in AtSpeed's tables
-    given = target, drafts[name], data, plan.counting
+def run(name: str, folder: Path, options: argparse.Namespace, work: Path | None) -> None:
+    """All stages of one study."""
+    shop = Workshop(read_study(name, fast=options.fast), FAST if options.fast else PLANS[name], folder, work)
+    data = data_of(shop.study, fast=options.fast)
+    counting, timing = (counts.FAST, FAST_TIMING) if options.fast else (Counting(), Timing())
+    counting = replace(counting, users=options.count_users or counting.users)
+    timing = replace(timing, users=options.users or timing.users)
+    draft = load(shop.aligned("SeqKD", METHODS["SeqKD"], seed=0))
+    given = shop.target, draft, data, counting
     tables: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], None]]] = {
         "count": (partial(counts.count, *given), counts.show_counts),
-        "batch": (partial(counts.batch, *given), counts.show_batches),
-        "sample": (partial(counts.sample, *given), counts.show_samples),
+        "batch": (partial(samples.batch, *given), samples.show_batches),
+        "sample": (partial(samples.sample, *given), samples.show_samples),
+        "measure": (lambda: measure_drafts(shop, data, timing, options.device), show),
     }
-    if plan.timing:
-        drafts[RANDOM] = make_random(data, training)
-        tables["measure"] = (partial(measure_all, target, drafts, data, plan.timing, options.device), show)
     for stage, (compute, show_table) in tables.items():
-        if stage in stages:
-            file = work / f"{stage}.json"
-            if not file.exists():
-                device = torch.device(options.device if stage == "measure" else "cpu")
-                names = {"benchmark": "speculation", "stage": stage, "catalogue": catalogue, "draft": name}
-                file.write_text(json.dumps(names | compute() | environment(device)), encoding="utf-8")
-            line = file.read_text(encoding="utf-8")
-            print(f"{catalogue}, {stage}" + (f", draft: {name}" if stage != "measure" else ""))
-            show_table(json.loads(line))
-            print(line, flush=True)
+        if stage not in options.stages or (stage == "measure" and name != "beauty"):
+            continue
+        file = shop.folder / f"{stage}.json"
+        if not file.exists():
+            device = torch.device(options.device if stage == "measure" else "cpu")
+            names = {"benchmark": "speculation", "stage": stage, "study": name}
+            file.write_text(json.dumps(names | compute() | environment(device)), encoding="utf-8")
+        line = file.read_text(encoding="utf-8")
+        print(f"{name}, {stage}" + (", draft: SeqKD" if stage != "measure" else ""))
+        show_table(json.loads(line))
+        print(line, flush=True)
+
+
+def measure_drafts(shop: Workshop, data: Data, timing: Timing, device: str) -> dict[str, Any]:
+    """Times of the drafts that are worth timing, and of one that knows nothing."""
+    drafts = {name: load(shop.aligned(name, METHODS[name], seed=0)) for name in TIMED}
+    drafts |= {BASE: load(shop.base), RANDOM: shop.untrained()}
+    return measure_all(shop.target, drafts, data, timing, device)
 
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
-    if "beauty" in options.catalogues and not is_there(options.data, fast=options.fast):
-        return
     torch.set_num_threads(1)  # a second thread hardly helps such small models, and costs a lot where a core is busy
     disable_progress_bar()  # transformers' progress bars, one per model read or written
-    with tempfile.TemporaryDirectory(prefix="hf_gr_speculation_") as folder:
-        nowhere = options.fast and options.work is None
-        own = WORK.with_name("speculation-small") if options.small else WORK
-        work = Path(folder) if nowhere else (options.work or own).expanduser()
-        for catalogue in options.catalogues:
-            is_beauty = catalogue == "beauty"
-            data = read_beauty(options.data, WINDOW) if is_beauty else read_movielens(WINDOW, fast=options.fast)
-            run(work if is_beauty else work / catalogue, catalogue, data, plan_of(catalogue, options), options)
+    with tempfile.TemporaryDirectory(prefix="hf_gr_speculation_") as nowhere:
+        is_kept = options.work is not None or not options.fast
+        folder = options.work or (cache_folder("experiments") / "atspeed" if is_kept else Path(nowhere))
+        work = Path(nowhere) if not is_kept else options.work and options.work / "backbones"
+        for name in options.studies:
+            if options.fast and not has_study(name):
+                print(f"skipped: no data of {name}")
+                continue
+            run(name, folder, options, work)
 
 
 if __name__ == "__main__":

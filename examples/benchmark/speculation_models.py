@@ -1,132 +1,119 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Catalogues, prompts, targets and drafts of `speculation.py`: what is trained, and on what. Measures nothing."""
+"""Prompts, drafts and alignments of `speculation.py` and `atspeed.py`: what is trained, and on what. Measures nothing.
+
+The target is the experiments' common backbone. The draft is a sixth of it, trained on the same histories. Teacher
+prompts are histories of users of whom neither has seen anything; each method aligns a copy of the draft with them.
+"""
 
 from __future__ import annotations
 
-import time
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from beauty_data import read_items, read_users
-from experiments import run_trainer, show_progress, training_arguments
-from transformers import Qwen3ForCausalLM, Trainer
+from backbone import backbone_folder, load, max_items
+from backbone_data import Study
+from experiments import make_once, run_trainer
+from torch.utils.data import Subset
+from transformers import TrainingArguments
 
-from hf_gr import ConstraintIndex, SemanticIds, enable
-from hf_gr.demo.data import keep_most_rated, leave_one_out, load_movielens
+from hf_gr import ConstraintIndex
 from hf_gr.demo.evaluate import make_prompts
-from hf_gr.demo.semantic_ids import film_features
-from hf_gr.training import AtSpeedTrainer, TeacherDataset, small_recommender, write_teacher_data
-from hf_gr.training.item_codes import residual_kmeans
-from hf_gr.training.recommender import HistoryWindows, pad_batch
+from hf_gr.training import (
+    AtSpeedTrainer,
+    TeacherDataset,
+    small_recommender,
+    train_recommender,
+    write_teacher_data,
+)
+from hf_gr.training.atspeed_trainer import Loss
+
+BASE, RANDOM = "before alignment", "random weights"
+SEED = 0  # of the draft's weights and its training: alignments have seeds of their own
+NUM_BEAMS = 10  # sequences of a teacher prompt
+EPOCHS = 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How large the draft is, how long it trains, and how much of the teacher data an alignment sees."""
+
+    draft: dict[str, int] = field(
+        default_factory=lambda: {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    )
+    draft_steps: int = 1500
+    prompts: int = 1024
+    all_prompts: int = 3072
+    batch_size: int = 64
+    warmup_steps: int = 100
+    is_fast: bool = False
+
+
+PLANS = {"beauty": Plan(), "movielens": Plan(prompts=512, all_prompts=1536, warmup_steps=50)}
+FAST = Plan(
+    draft={"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+    draft_steps=5,
+    prompts=16,
+    all_prompts=32,
+    batch_size=8,
+    warmup_steps=1,
+    is_fast=True,
+)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to align a draft.
+
+    Attributes:
+        loss: of `AtSpeedTrainer`.
+        options: its other arguments.
+        data: which teacher data; see `Workshop.teacher`.
+        epochs: over the prompts of a seed.
+    """
+
+    loss: Loss
+    options: dict[str, Any] = field(default_factory=dict)
+    data: str = "plain"
+    epochs: int = EPOCHS
+
 
 METHODS = {
-    "sft": "SFT",
-    "wordkd": "WordKD",
-    "tvdkd": "TVDKD",
-    "seqkd": "SeqKD",
-    "atspeed-s": "AtSpeed-S",
-    "atspeed-r": "AtSpeed-R",
+    "SFT": Variant("sft"),
+    "WordKD": Variant("wordkd"),
+    "TVDKD": Variant("tvdkd"),
+    "SeqKD": Variant("seqkd"),
+    "AtSpeed-S": Variant("atspeed-s", {"reduction": "sum"}),  # equation 4 to the letter
+    "AtSpeed-R": Variant("atspeed-r"),
+    "BeamKD": Variant("beamkd"),  # ours
 }
-BASE = "before alignment"
-
-
-@dataclass(frozen=True)
-class TrainSettings:
-    """How a model is built and trained on histories, in windows of `window` items."""
-
-    hidden_size: int = 128
-    intermediate_size: int = 256
-    num_layers: int = 2
-    num_heads: int = 4
-    window: int = 10
-    batch_size: int = 64
-    num_steps: int = 1600
-    learning_rate: float = 5e-3
-
-
-@dataclass(frozen=True)
-class Training:
-    """How large the models are, and how long they train."""
-
-    target: TrainSettings
-    draft: TrainSettings
-    align_steps: int = 0  # of every method
-    methods: tuple[str, ...] = ()
-    teacher_prompts: int | None = None
-
-
-WINDOW = 20
-TARGET = TrainSettings(
-    hidden_size=384,
-    intermediate_size=1024,
-    num_layers=6,
-    num_heads=6,
-    window=WINDOW,
-    num_steps=1800,
-    learning_rate=1e-3,
-)
-DRAFT = TrainSettings(window=WINDOW, num_steps=1500, learning_rate=3e-3)
-TINY = TrainSettings(hidden_size=32, intermediate_size=64, num_layers=1, num_heads=2, window=WINDOW, num_steps=20)
-TINY_DRAFT = replace(TINY, hidden_size=16, num_steps=5)
-BEAUTY = Training(TARGET, DRAFT, align_steps=700, methods=(*METHODS,))
-SMALL_TARGET = replace(TARGET, hidden_size=256, intermediate_size=640, num_layers=4, num_heads=4, num_steps=1000)
-SMALL_BEAUTY = Training(SMALL_TARGET, DRAFT, align_steps=400, methods=(*METHODS,), teacher_prompts=3000)
-MOVIELENS = Training(
-    target=replace(DRAFT, num_steps=1000),
-    draft=replace(DRAFT, hidden_size=64, intermediate_size=128, num_layers=1, num_heads=2, num_steps=1000),
-)
-TINY_BEAUTY = Training(
-    TINY, TINY_DRAFT, align_steps=3, methods=("seqkd", "atspeed-s", "atspeed-r"), teacher_prompts=64
-)
-TINY_MOVIELENS = Training(TINY, TINY_DRAFT)
 
 
 @dataclass(frozen=True)
 class Data:
-    """The catalogue, training data and prompts: items are numbered from 0, histories oldest first."""
+    """The catalogue and the prompts: items are numbered from 0, histories oldest first."""
 
     tokens: np.ndarray  # [N, L]
     index: ConstraintIndex
-    histories: list[np.ndarray]  # to train on
     prompts: list[np.ndarray]  # what came before the test items
     answers: list[set[int]]  # the test items
 
 
-def read_beauty(data: Path, window: int) -> Data:
-    """Prompts are the periods train and valid of the users with test items; only the period train is trained on."""
-    item_ids, codes = read_items(data)
-    if item_ids != list(range(len(codes))):
-        raise SystemExit(f"the items of {data / 'items.tsv'} are not numbered 0, 1, 2, ...: number them as their rows")
-    users = read_users(data)
-    ids = SemanticIds(codes, level_sizes=[256] * codes.shape[1])
-    asked = [user for user in users if user["test"] and user["train"] + user["valid"]]
+def data_of(study: Study, *, fast: bool = False) -> Data:
+    """The test rows of all users but those whose histories are teacher prompts."""
+    taught = {tuple(history) for history in study.align}
+    rows = [row for row in study.test if tuple(row.history[:-1]) not in taught]
     return Data(
-        tokens=ids.token_sequences(),
-        index=ids.constraint_index(),
-        histories=[np.array(user["train"]) for user in users if user["train"]],
-        prompts=[np.array(user["train"] + user["valid"])[-(window - 1) :] for user in asked],
-        answers=[set(user["test"]) for user in asked],
-    )
-
-
-def read_movielens(window: int, *, fast: bool = False) -> Data:
-    """The films, semantic ids and histories of `hf-gr demo`: the last film of every user is the test item."""
-    films = load_movielens()
-    films = keep_most_rated(films, 500) if fast else films
-    split = leave_one_out(films.histories)
-    codes = residual_kmeans(film_features(films, split.train), num_levels=3, num_codes=16 if fast else 128)
-    ids = SemanticIds(codes)
-    return Data(
-        tokens=ids.token_sequences(),
-        index=ids.constraint_index(),
-        histories=split.train,
-        prompts=[history[-(window - 1) :] for history in split.train],
-        answers=[{target} for target in split.targets.tolist()],
+        tokens=study.tokens,
+        index=study.index,
+        prompts=[row.history[-max_items(study, fast) :] for row in rows],
+        answers=[{row.item} for row in rows],
     )
 
 
@@ -141,64 +128,127 @@ def prompts_of(model: Any, data: Data, users: Sequence[int]) -> dict[str, torch.
     )
 
 
-def build_model(tokens: np.ndarray, settings: TrainSettings, *, seed: int) -> Any:
-    """A model with random weights for the `[N, L]` tokens of the items."""
-    return small_recommender(
-        tokens,
-        max_items=settings.window - 1,
-        hidden_size=settings.hidden_size,
-        intermediate_size=settings.intermediate_size,
-        num_hidden_layers=settings.num_layers,
-        num_attention_heads=settings.num_heads,
+def teacher_pairs(study: Study, number: int, *, max_length: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts and labels: all beginnings of two or more items of the held-out histories, and what followed each."""
+    places = [(history, end) for history in study.align for end in range(2, len(history))]
+    order = np.random.default_rng(SEED).permutation(len(places))[:number].tolist()
+    chosen = [places[place] for place in order]
+    prompts = [study.tokens[history[max(0, end - max_length) : end]].ravel().tolist() for history, end in chosen]
+    return prompts, [study.tokens[history[end]].tolist() for history, end in chosen]
+
+
+class Workshop:
+    """The models and teacher data of one study, made when they are needed and kept in a folder.
+
+    Args:
+        study: the data.
+        plan: the sizes.
+        folder: where all that is made here has a folder for each study and backbone.
+        work: the folder of the experiments' backbones; None for the usual one.
+    """
+
+    def __init__(self, study: Study, plan: Plan, folder: Path, work: Path | None = None) -> None:
+        self.study = study
+        self.plan = plan
+        backbone = backbone_folder(study, work, fast=plan.is_fast)
+        weights = hashlib.sha256((backbone / "model.safetensors").read_bytes()).hexdigest()
+        self.folder = folder / f"{study.name}-{weights[:8]}"
+        self.target = load(backbone)
+
+    @cached_property
+    def base(self) -> Path:
+        """The draft before its alignment, trained on the histories that the backbone learned from."""
+
+        def make(part: Path) -> None:
+            train_recommender(
+                self.study.train,
+                self.study.ids,
+                model=self.untrained(),
+                max_items=max_items(self.study, self.plan.is_fast),
+                max_steps=self.plan.draft_steps,
+                output_dir=part,
+                seed=SEED,
+                progress=False,
+            )
+
+        return make_once(self.folder / "draft", make)
+
+    def untrained(self) -> Any:
+        """A draft with random weights."""
+        length = max_items(self.study, self.plan.is_fast)
+        return small_recommender(self.study.ids, max_items=length, seed=SEED, **self.plan.draft).eval()
+
+    def teacher(self, kind: str) -> TeacherDataset:
+        """The target's answers to the held-out prompts.
+
+        `plain`: those of the target alone, for all prompts. The others are for the prompts of seed 0 alone:
+        `whole`: with its probabilities of all tokens at every position; `lambda 0.5`, `lambda 0`: sequences of a
+        search by the mixture with the draft before its alignment; `20 beams`.
+        """
+        plan = self.plan
+        length = max_items(self.study, plan.is_fast)
+        prompts, labels = teacher_pairs(self.study, plan.all_prompts, max_length=length)
+        if kind != "plain":
+            chosen = self.prompts_of_seed(len(prompts), seed=0)
+            prompts, labels = [prompts[place] for place in chosen], [labels[place] for place in chosen]
+        options: dict[str, Any] = {"num_beams": NUM_BEAMS, "full_vocabulary": kind == "plain"}
+        if kind == "whole":
+            options["full_vocabulary"] = "sequences"
+        elif kind.startswith("lambda "):
+            options |= {"draft_model": load(self.base), "target_share": float(kind.removeprefix("lambda "))}
+        elif kind.endswith(" beams"):
+            options["num_beams"] = int(kind.removesuffix(" beams"))
+        folder = self.folder / "teacher" / kind.replace(" ", "-")
+        if not (folder / "teacher_data.json").exists():
+            write_teacher_data(self.target, prompts, self.study.index, folder, labels=labels, batch_size=64, **options)
+        return TeacherDataset(folder)
+
+    def prompts_of_seed(self, number: int, *, seed: int) -> list[int]:
+        """Which of all teacher prompts an alignment sees."""
+        return np.random.default_rng(seed).permutation(number)[: self.plan.prompts].tolist()
+
+    def aligned(self, name: str, variant: Variant, *, seed: int) -> Path:
+        """A copy of the draft, aligned."""
+
+        def make(part: Path) -> None:
+            dataset: Any = self.teacher(variant.data)
+            if variant.data == "plain":
+                dataset = Subset(dataset, self.prompts_of_seed(len(dataset), seed=seed))
+            steps = -(-len(dataset) // self.plan.batch_size) * variant.epochs
+            trainer = AtSpeedTrainer(
+                model=load(self.base),
+                args=alignment_arguments(part, self.plan, num_steps=steps, seed=seed),
+                train_dataset=dataset,
+                constraint_index=self.study.index,
+                loss=variant.loss,
+                **variant.options,
+            )
+            run_trainer(trainer, f"{self.study.name}, {name}, seed {seed}")
+
+        return make_once(self.folder / "aligned" / f"{slug(name)}-{seed}", make)
+
+
+def alignment_arguments(folder: Path, plan: Plan, *, num_steps: int, seed: int) -> TrainingArguments:
+    """The paper's (section A.3): AdamW, learning rate 1e-3, batches of 64, a cosine; fewer steps of warm-up."""
+    return TrainingArguments(
+        output_dir=str(folder),
+        max_steps=num_steps,
+        per_device_train_batch_size=plan.batch_size,
+        train_sampling_strategy="group_by_length",
+        learning_rate=1e-3,
+        lr_scheduler_type="cosine",
+        warmup_steps=plan.warmup_steps,
+        weight_decay=0.1,
+        logging_steps=max(1, num_steps // 5),
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        use_cpu=True,
         seed=seed,
     )
 
 
-def train_on_histories(folder: Path, data: Data, settings: TrainSettings, name: str) -> None:
-    """What `train_recommender` does, by the recipe of the paper."""
-    model = build_model(data.tokens, settings, seed=0)
-    show_progress(f"{name}: {model.num_parameters() / 1e6:.2f} M parameters, {settings.num_steps:,} steps")
-    windows = HistoryWindows(data.histories, data.tokens, window=settings.window, seed=0)
-    trainer = Trainer(
-        model=model,
-        args=training_arguments(folder, num_steps=settings.num_steps, learning_rate=settings.learning_rate),
-        train_dataset=windows,
-        data_collator=lambda rows: pad_batch(
-            [row["input_ids"] for row in rows], pad_token_id=model.config.pad_token_id
-        ),
-    )
-    run_trainer(trainer, name)
-
-
-def write_teacher(folder: Path, data: Data, target: Any, training: Training) -> Path:
-    """Every history without its last item as a prompt, that item as its label. Resumes in an existing folder."""
-    histories = [history for history in data.histories if len(history) > 1][: training.teacher_prompts]
-    prompts = [data.tokens[history[-training.target.window : -1]].ravel().tolist() for history in histories]
-    labels = [data.tokens[history[-1]].tolist() for history in histories]
-    start = time.perf_counter()
-    write_teacher_data(
-        target, prompts, data.index, folder, num_beams=10, labels=labels, full_vocabulary=True, progress=True
-    )
-    show_progress(f"teacher: {len(prompts):,} prompts, {time.perf_counter() - start:.0f} s")
-    return folder
-
-
-def align(folder: Path, data: Data, base: Path, teacher: Path, method: str, training: Training) -> None:
-    trainer = AtSpeedTrainer(
-        model=Qwen3ForCausalLM.from_pretrained(base),
-        args=training_arguments(folder, num_steps=training.align_steps, learning_rate=1e-3),
-        train_dataset=TeacherDataset(teacher),
-        constraint_index=data.index,
-        loss=method,
-        alpha=0.5,
-    )
-    run_trainer(trainer, METHODS[method])
-
-
-def load(folder: Path) -> Any:
-    return enable(Qwen3ForCausalLM.from_pretrained(folder).eval())
-
-
-def make_random(data: Data, training: Training) -> Any:
-    """A draft that nobody trained."""
-    return build_model(data.tokens, training.draft, seed=1).eval()
+def slug(name: str) -> str:
+    """A name as part of a file's."""
+    return "".join(letter if letter.isalnum() or letter in ".=" else "-" for letter in name.lower())
