@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import train_as_rank
+from transformers import T5Config, T5ForConditionalGeneration, TrainerCallback
 
 import hf_gr
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, SemanticIds
@@ -30,7 +31,7 @@ from hf_gr.training import (
     train_recommender,
 )
 from hf_gr.training.item_codes import residual_kmeans
-from hf_gr.training.recommender import HistoryWindows, Schedule, pad_batch
+from hf_gr.training.recommender import HistoryWindows, LastItems, Schedule, pad_batch, pad_rows
 
 ROWS = [("b", "007", "2026-01-03"), ("a", "7", "2026-01-02"), ("a", "8", "2026-01-01"), ("b", "9", "2026-01-01")]
 NAMES = [f"item-{number}" for number in range(12)]
@@ -153,6 +154,39 @@ def test_windows_are_pieces_of_the_history_and_others_in_every_epoch() -> None:
     assert windows[3]["input_ids"].tolist() == [0, 1, 2, 3, 4, 5]
 
 
+def test_jitter_changes_the_order_and_masking_what_is_seen() -> None:
+    tokens = np.arange(20).reshape(10, 2)
+    windows = HistoryWindows([np.arange(10)], tokens, window=10, seed=0, jitter=1.0, masked=0.5)
+    orders, unseen = [], []
+    for epoch in range(50):
+        windows.set_epoch(epoch)
+        row = windows[0]
+        orders.append(row["input_ids"].reshape(-1, 2)[:, 0] // 2)
+        unseen.append(row["unseen"].reshape(-1, 2))
+    assert all(sorted(order.tolist()) == list(range(10)) for order in orders)
+    moved = np.abs(np.stack(orders) - np.arange(10))
+    assert 0.3 < moved.mean() < 2  # neighbours swap, and far ones do not
+    assert len({tuple(order) for order in orders}) > 40
+    hidden = np.stack(unseen)
+    assert (hidden[..., 0] == hidden[..., 1]).all()  # whole items
+    assert 0.4 < hidden.mean() < 0.6
+    batch = pad_rows([{"input_ids": np.array([1, 2]), "unseen": np.array([True, False])}], pad_token_id=9)
+    assert {name: rows.tolist() for name, rows in batch.items()} == {
+        "input_ids": [[9, 2]],
+        "attention_mask": [[1, 1]],
+        "labels": [[1, 2]],
+    }
+
+
+def test_validation_asks_for_last_items_only() -> None:
+    asked = LastItems([[0, 1, 2], [1], [2, 0]], [[1, 2], [3, 4], [5, 6]], window=2)
+    batch = pad_rows([asked[0], {"input_ids": np.array([1]), "labels": np.array([1])}], pad_token_id=0)
+    assert len(asked) == 2
+    assert asked.lengths.tolist() == [4, 4]
+    assert batch["input_ids"].tolist() == [[3, 4, 5, 6], [1, 0, 0, 0]]
+    assert batch["labels"].tolist() == [[-100, -100, 5, 6], [1, -100, -100, -100]]
+
+
 def test_the_trainer_begins_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = []
     monkeypatch.setattr(HistoryWindows, "set_epoch", lambda self, epoch: begun.append(epoch))
@@ -238,10 +272,91 @@ def test_epochs_take_the_place_of_steps() -> None:
     assert len(seen) == 4  # 24 windows in batches of 16, twice
 
 
+def test_the_weights_of_the_least_validation_loss_are_returned() -> None:
+    # What is asked for contradicts what is trained on: the more is learned, the worse.
+    losses: list[float] = []
+
+    class Watch(TrainerCallback):
+        def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+            losses.append(metrics["eval_loss"])
+
+    how: dict[str, Any] = QUICK | {"max_steps": 40, "eval_steps": 5, "learning_rate": 0.02}
+    backwards = [chain[::-1] for chain in CHAINS]
+    model = train_recommender(CHAINS, IDS, validation=backwards, patience=2, callbacks=[Watch()], **how)
+    best = int(np.argmin(losses))
+    assert len(losses) == best + 3 < 8  # two more, and no further
+    found = pad_rows(list(LastItems(backwards, IDS, window=4)), pad_token_id=model.config.pad_token_id)
+    with torch.no_grad():
+        assert model(**found).loss.item() == pytest.approx(losses[best], abs=1e-5)
+    assert losses[-1] > losses[best] + 0.01
+
+
+def test_an_encoder_decoder_learns_to_write_what_follows_a_part_of_a_history() -> None:
+    size = {"d_model": 64, "d_ff": 128, "d_kv": 16, "num_heads": 4, "num_layers": 1, "dropout_rate": 0.0}
+    special = {"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": None}
+    torch.manual_seed(0)
+    model = T5ForConditionalGeneration(T5Config(vocab_size=IDS.vocab_size, **size, **special))
+    how: dict[str, Any] = QUICK | {"max_steps": 150, "warmup_steps": 10, "validation": CHAINS}
+    train_recommender(CHAINS, IDS, model=model, **how)
+    prompts = torch.tensor([IDS.encode(chain[:3]) for chain in CHAINS])
+    out = model.generate(prompts, constraint_index=IDS.constraint_index(), num_beams=2)
+    found = IDS.constraint_index().items(out[:, 1:])
+    assert sum(items == [chain[3]] for items, chain in zip(found, CHAINS, strict=True)) >= 10
+
+
+def test_windows_of_an_encoder_decoder_are_cut_at_every_place() -> None:
+    windows = HistoryWindows([np.arange(8), np.arange(1)], np.arange(8)[:, None], window=8, seed=0, splits=True)
+    assert len(windows) == 1  # a single item has nothing before it
+    cuts = set()
+    for epoch in range(100):
+        windows.set_epoch(epoch)
+        row = windows[0]
+        seen, came = row["input_ids"].tolist(), row["labels"].tolist()
+        assert seen + came == list(range(len(seen + came)))
+        assert len(came) == min(5, 8 - len(seen))
+        cuts.add(len(seen))
+    assert cuts == set(range(1, 8))
+
+
+def test_the_last_weights_are_validated_too() -> None:
+    losses: list[float] = []
+
+    class Watch(TrainerCallback):
+        def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+            losses.append(metrics["eval_loss"])
+
+    how: dict[str, Any] = QUICK | {"max_steps": 7, "eval_steps": 5}
+    train_recommender(CHAINS, IDS, validation=CHAINS, callbacks=[Watch()], **how)
+    assert len(losses) == 2
+
+
+def test_dropout_is_active_in_training_only() -> None:
+    model = small_recommender(IDS, hidden_size=8, max_items=3)
+    prompt = torch.tensor([IDS.encode(CHAINS[0][:3])])
+
+    def logits() -> torch.Tensor:
+        with torch.no_grad():
+            return model(prompt).logits
+
+    plain = logits()
+    with recommender._dropped(model, 0.5):
+        model.train()
+        assert not torch.equal(logits(), logits())
+        model.eval()
+        assert torch.equal(logits(), plain)
+    model.train()
+    assert torch.equal(logits(), plain)
+
+
 @pytest.mark.parametrize(
     ("how", "message"),
     [
         ({"max_items": 0}, "max_items=0"),
+        ({"dropout": 1.0}, "dropout=1.0, expected a share"),
+        ({"masked_items": -0.1}, "masked_items=-0.1"),
+        ({"jitter": -1.0}, "jitter=-1.0"),
+        ({"patience": 0, "validation": CHAINS}, "patience=0"),
+        ({"validation": [["item-0"]]}, "validation has no history of two items"),
         ({"max_step": 3}, "max_step=3, expected an argument of transformers' TrainingArguments"),
         ({"max_seconds": 0}, "max_seconds=0"),
         ({"histories": []}, "histories is empty"),

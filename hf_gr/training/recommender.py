@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`train_recommender`: a small decoder that reads histories as semantic-ID tokens, from nothing. Knows no draft.
 
-A history is the concatenated tokens of its items; the model learns to predict every next token of a window of it, by
-transformers' own Trainer and the model's own loss. Source: TIGER, section 3.2, with a decoder alone.
+A history is the concatenated tokens of its items; a decoder learns to predict every next token of a window of it, an
+encoder-decoder to write the items that follow a part of it, by transformers' own Trainer and the model's own loss.
+Source: TIGER, section 3.2.
 
 Axes: U users, I items of all histories, N items of the catalogue, L tokens of an item, B batch, P tokens of a window.
 """
@@ -13,8 +14,8 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from difflib import get_close_matches
 from inspect import signature
@@ -56,6 +57,8 @@ RECIPE: dict[str, Any] = {
     "ddp_find_unused_parameters": False,
 }
 
+AHEAD = 5  # items that an encoder-decoder learns to write after a prompt
+BLOCKS = ("self_attn", "attn", "attention", "mlp")  # what transformers' decoders call the blocks of a layer
 Report = Callable[[float, float], None]
 
 
@@ -127,6 +130,11 @@ def train_recommender(
     *,
     model: Any = None,
     max_items: int = 10,
+    validation: Iterable[Iterable[ItemId]] | None = None,
+    patience: int = 5,
+    dropout: float = 0.0,
+    jitter: float = 0.0,
+    masked_items: float = 0.0,
     max_seconds: float | None = None,
     output_dir: Any = None,
     seed: int = 0,
@@ -135,7 +143,7 @@ def train_recommender(
     callbacks: Sequence[TrainerCallback] = (),
     **arguments: Any,
 ) -> Any:
-    """Train a recommender on histories: a small one from nothing, or any decoder that has the items' tokens.
+    """Train a recommender on histories: a small one from nothing, or any model that has the items' tokens.
 
     Hold out what you evaluate with: histories without each user's last item. Under a launcher of several processes
     (`accelerate launch`, `python -m torch.distributed.run`), call it in every one: each trains on its own part of
@@ -146,8 +154,19 @@ def train_recommender(
             of one item teach only its own tokens.
         items: semantic IDs, whose item ids the histories contain; or the `[N, L]` tokens of items that are numbered
             from 0. All have the same number of tokens.
-        model: a decoder to train on, such as yesterday's; by default `small_recommender(items, max_items=max_items)`.
+        model: a model to train on, such as yesterday's; by default `small_recommender(items, max_items=max_items)`. An
+            encoder-decoder reads the first items of a window, up to a random place, and writes those that follow, five
+            at most, so that a step teaches more than one item.
         max_items: the most items of a prompt; a window of training has one more.
+        validation: histories whose last item is predicted from those before, such as those of training with the item
+            that followed. The loss is taken after every twentieth of the training (`eval_steps`), and the weights with
+            the least are returned.
+        patience: end the training after as many losses in a row that are no better; needs `validation`.
+        dropout: the share of activations that are zeroed in training, of the embeddings and of what each attention and
+            feed-forward block adds: Qwen3 and Llama have none of their own. 0.1 to 0.3 where histories are few.
+        jitter: items of a training window swap places up to about this many apart, drawn anew in every epoch: what was
+            bought together has hardly an order.
+        masked_items: the share of a training window's items that the model does not see, but must predict.
         max_seconds: stop after this time, with a complete schedule of learning rates; in one process only.
         output_dir: a folder for the trained model and its catalogue, which the model's generation config names: all
             that `hf-gr serve` and `hf_gr.recommend` need. Checkpoints go there, too (`save_strategy=`).
@@ -178,8 +197,17 @@ def train_recommender(
     """
     if max_items < 1:
         raise ValueError(f"max_items={max_items}, expected 1 or more: a prompt has an item")
-    windows = HistoryWindows(histories, items, window=max_items + 1, seed=seed)
-    given = _arguments(arguments, max_seconds)
+    for name, share in {"dropout": dropout, "masked_items": masked_items}.items():
+        if not 0 <= share < 1:
+            raise ValueError(f"{name}={share}, expected a share from 0 to below 1")
+    if jitter < 0 or patience < 1:
+        raise ValueError(f"jitter={jitter}, patience={patience}, expected 0 or more, and 1 or more")
+    splits = model is not None and base_model(model).config.is_encoder_decoder
+    windows = HistoryWindows(
+        histories, items, window=max_items + 1, seed=seed, jitter=jitter, masked=masked_items, splits=splits
+    )
+    asked = None if validation is None else LastItems(validation, items, window=max_items + 1, splits=splits)
+    given = _arguments(arguments, max_seconds, validated=asked is not None)
     if model is None:
         model = small_recommender(items, max_items=max_items, seed=seed)
     _check_model(model, windows, max_items)
@@ -194,18 +222,26 @@ def train_recommender(
             model=model,
             args=args,
             train_dataset=windows,
-            data_collator=lambda rows: pad_batch([row["input_ids"] for row in rows], pad_token_id=pad_token(model)),
+            eval_dataset=asked,
+            data_collator=lambda rows: pad_rows(rows, pad_token_id=pad_token(model)),
             callbacks=list(callbacks),
             max_seconds=max_seconds,
         )
         if trainer.is_fsdp_enabled and output_dir is None:
             raise ValueError("output_dir=None with FSDP, expected a folder: no process has the whole model at the end")
+        if trainer.is_fsdp_enabled and asked is not None:
+            raise ValueError(
+                "validation= with FSDP, expected None: no process has the whole model to keep the best of"
+            )
         trainer.remove_callback(PrinterCallback)
         with progress_bar(
             "Training", lambda: 100, unit="%", shown=progress and on_progress is None and args.process_index == 0
         ) as advance:
             trainer.add_callback(_Progress(trainer, on_progress or _in_percent(advance)))
-            trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+            if asked is not None:
+                trainer.add_callback(_KeepBest(base_model(model), patience))
+            with _dropped(base_model(model), dropout):
+                trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
         trained = enable(base_model(trainer.model).eval())
         if output_dir is not None:
             index = _index_of(items, windows.tokens)
@@ -232,11 +268,23 @@ class HistoryWindows(Dataset):
         histories: lists of items, oldest first.
         items: as for `train_recommender`.
         window: items of a window.
-        seed: of the windows' starts.
+        seed: of the windows' starts, and of the noise.
+        jitter: the standard deviation of what is added to items' places before they are sorted by it.
+        masked: the share of items that are not seen.
+        splits: for an encoder-decoder: a window's first items are the prompt, up to a random place, and the `AHEAD`
+            that follow the labels. Histories of one item teach nothing.
     """
 
     def __init__(
-        self, histories: Iterable[Iterable[ItemId]], items: SemanticIds | Any, *, window: int, seed: int
+        self,
+        histories: Iterable[Iterable[ItemId]],
+        items: SemanticIds | Any,
+        *,
+        window: int,
+        seed: int,
+        jitter: float = 0.0,
+        masked: float = 0.0,
+        splits: bool = False,
     ) -> None:
         self.rows, self.bounds, self.tokens = flat_histories(histories, items)
         if (self.tokens == PADDING).any():
@@ -248,7 +296,14 @@ class HistoryWindows(Dataset):
         if not len(self.rows):
             raise ValueError("histories has no item, expected a history with two or more")
         self.window, self.seed, self.epoch = window, seed, 0
+        self.jitter, self.masked, self.splits = jitter, masked, splits
         counts = -(-np.diff(self.bounds) // window)
+        if splits:
+            counts[np.diff(self.bounds) < 2] = 0
+            if not counts.any():
+                raise ValueError(
+                    "histories has no history of two items or more, expected one: the first is the prompt"
+                )
         self.owners = np.repeat(np.arange(len(counts)), counts)
 
     def __len__(self) -> int:
@@ -260,21 +315,89 @@ class HistoryWindows(Dataset):
 
     def items_of(self, number: int) -> np.ndarray:
         """The rows of a window's items."""
+        return self._draw(number)[0]
+
+    def _draw(self, number: int) -> tuple[np.ndarray, np.ndarray, int]:
+        """A window's items, which of them are not seen, and how many are the prompt of an encoder-decoder."""
         begin, end = self.bounds[self.owners[number]], self.bounds[self.owners[number] + 1]
-        at = int(np.random.default_rng([self.seed, self.epoch, number]).integers(end - begin)) - self.window // 2
+        draw = np.random.default_rng([self.seed, self.epoch, number])
+        at = int(draw.integers(end - begin)) - self.window // 2
         start = begin + max(0, min(at, int(end - begin) - self.window))
-        return self.rows[start : min(start + self.window, end)]
+        items = self.rows[start : min(start + self.window, end)]
+        if self.jitter:
+            items = items[np.argsort(np.arange(len(items)) + draw.normal(0, self.jitter, len(items)), kind="stable")]
+        unseen = draw.random(len(items)) < self.masked
+        return items, unseen, int(draw.integers(1, len(items))) if self.splits else len(items)
 
     def __getitem__(self, number: int) -> dict[str, np.ndarray]:
         if not 0 <= number < len(self):
             raise IndexError(f"{number} is out of range for {len(self)} windows")
-        return {"input_ids": self.tokens[self.items_of(number)].ravel()}
+        items, unseen, place = self._draw(number)
+        row = {"input_ids": self.tokens[items[:place]].ravel()}
+        if self.splits:
+            row["labels"] = self.tokens[items[place : place + AHEAD]].ravel().astype(np.int64)
+        return row | {"unseen": unseen[:place].repeat(self.tokens.shape[1])} if self.masked else row
 
     @property
     def lengths(self) -> np.ndarray:
         """`[windows]` tokens, for sampling by length."""
         sizes = np.diff(self.bounds)[self.owners]
         return np.minimum(sizes, self.window) * self.tokens.shape[1]
+
+
+class LastItems(Dataset):
+    """The last item of each history, with the items before it: what is asked of a recommender in use.
+
+    Args:
+        histories: lists of items, oldest first; those of one item are omitted.
+        items: as for `train_recommender`.
+        window: the most items, the last one included.
+        splits: the last item alone is the labels, as for an encoder-decoder.
+
+    Example:
+        >>> asked = LastItems([[0, 1], [1]], [[5, 6], [5, 7]], window=3)
+        >>> [{name: tokens.tolist() for name, tokens in row.items()} for row in asked]
+        [{'input_ids': [5, 6, 5, 7], 'labels': [-100, -100, 5, 7]}]
+    """
+
+    def __init__(
+        self, histories: Iterable[Iterable[ItemId]], items: SemanticIds | Any, *, window: int, splits: bool = False
+    ) -> None:
+        self.splits = splits
+        rows, bounds, self.tokens = flat_histories(histories, items)
+        pairs = zip(bounds[:-1], bounds[1:], strict=True)
+        self.histories = [rows[max(begin, end - window) : end] for begin, end in pairs if end - begin > 1]
+        if not self.histories:
+            raise ValueError(
+                "validation has no history of two items or more, expected one: its last item is predicted"
+            )
+
+    def __len__(self) -> int:
+        return len(self.histories)
+
+    def __getitem__(self, number: int) -> dict[str, np.ndarray]:
+        tokens = self.tokens[self.histories[number]].ravel().astype(np.int64)
+        is_last = np.arange(len(tokens)) >= len(tokens) - self.tokens.shape[1]
+        if self.splits:
+            return {"input_ids": tokens[~is_last], "labels": tokens[is_last]}
+        return {"input_ids": tokens, "labels": np.where(is_last, tokens, -100)}
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """`[histories]` tokens, for batches by length."""
+        return np.array([len(history) for history in self.histories]) * self.tokens.shape[1]
+
+
+def pad_rows(rows: Sequence[dict[str, np.ndarray]], *, pad_token_id: int) -> dict[str, Tensor]:
+    """Rows of `HistoryWindows` or `LastItems` as a batch: unseen tokens are replaced by padding, yet attended to."""
+    batch = pad_batch([row["input_ids"] for row in rows], pad_token_id=pad_token_id)
+    for ids, row in zip(batch["input_ids"], rows, strict=True):
+        if "unseen" in row:
+            ids[: len(row["unseen"])].masked_fill_(torch.from_numpy(row["unseen"]), pad_token_id)
+    if "labels" in rows[0]:
+        labels = [torch.from_numpy(row["labels"]) for row in rows]
+        batch["labels"] = pad_sequence(labels, batch_first=True, padding_value=-100)
+    return batch
 
 
 def pad_batch(rows: Sequence[np.ndarray], *, pad_token_id: int) -> dict[str, Tensor]:
@@ -335,6 +458,53 @@ class _RecommenderTrainer(LossTrainer):
         return self.lr_scheduler
 
 
+class _KeepBest(TrainerCallback):
+    """Keeps the weights with the least validation loss, and ends a training that gets no better."""
+
+    def __init__(self, model: Any, patience: int) -> None:
+        self.model, self.patience = model, patience
+        self.least, self.since = math.inf, 0
+        self.weights: dict[str, Tensor] = {}
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step >= state.max_steps or control.should_training_stop:
+            control.should_evaluate = True  # the last weights may be the best
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        self.since += 1
+        if metrics["eval_loss"] < self.least:
+            self.least, self.since = metrics["eval_loss"], 0
+            self.weights = {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
+        if self.since >= self.patience:
+            control.should_training_stop = True
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.weights:
+            self.model.load_state_dict(self.weights)
+
+
+@contextmanager
+def _dropped(model: Any, share: float) -> Iterator[None]:
+    """Zero a share of what the embeddings and the blocks of every layer give, while the model is in training mode."""
+
+    def drop(module: Any, inputs: Any, output: Any) -> Any:
+        if isinstance(output, tuple):  # attention: its weights follow
+            return (drop(module, inputs, output[0]), *output[1:])
+        return torch.nn.functional.dropout(output, share, training=module.training)
+
+    blocks = [module for name, module in model.named_modules() if name.rpartition(".")[2] in BLOCKS]
+    if share and not blocks:
+        raise ValueError(
+            f"dropout={share} for a {type(model).__name__}, expected 0: it has no blocks called {' or '.join(BLOCKS)}"
+        )
+    hooks = [block.register_forward_hook(drop) for block in (model.get_input_embeddings(), *blocks) if share]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 class _Progress(TrainerCallback):
     """Reports every step, and ends the training when the clock does."""
 
@@ -366,7 +536,7 @@ def _in_percent(advance: Callable[[int], None]) -> Report:
     return report
 
 
-def _arguments(given: dict[str, Any], max_seconds: float | None) -> dict[str, Any]:
+def _arguments(given: dict[str, Any], max_seconds: float | None, *, validated: bool) -> dict[str, Any]:
     """The recipe, with what was given in its place."""
     known = {field.name for field in fields(TrainingArguments) if field.init}
     if unknown := sorted(given.keys() - known):
@@ -380,6 +550,8 @@ def _arguments(given: dict[str, Any], max_seconds: float | None) -> dict[str, An
         raise ValueError(f"max_seconds={max_seconds}, expected more than 0, or None for no clock")
     # Several processes on CPUs: transformers' own default would take each for the only one.
     recipe = RECIPE | {"use_cpu": not torch.accelerator.is_available()}
+    if validated:
+        recipe |= {"eval_strategy": "steps", "eval_steps": 0.05, "per_device_eval_batch_size": 256}
     if "num_train_epochs" in given:
         del recipe["max_steps"]
     return recipe | given
@@ -387,11 +559,6 @@ def _arguments(given: dict[str, Any], max_seconds: float | None) -> dict[str, An
 
 def _check_model(model: Any, windows: HistoryWindows, max_items: int) -> None:
     config = base_model(model).config
-    if config.is_encoder_decoder:
-        raise ValueError(
-            f"model is a {type(base_model(model)).__name__}, expected a decoder: examples/tiger_t5.py trains "
-            "an encoder-decoder"
-        )
     rows = base_model(model).get_input_embeddings().num_embeddings
     if windows.tokens.max() >= rows:
         raise ValueError(
