@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue import item_ids as item_ids_module
+from hf_gr.catalogue import pieces
 from hf_gr.catalogue import segment as segment_module
 from hf_gr.catalogue import trie as trie_module
 from hf_gr.catalogue.fanout import Fanout
@@ -247,8 +248,12 @@ def test_keys_of_any_width_sort_stably(bits: int, length: int) -> None:
 
 @pytest.mark.parametrize("length", [1, 3, 8, 30])
 @pytest.mark.parametrize("tied", [0.0, 0.5, 1.0], ids=["none tied", "half tied", "all tied"])
-def test_rows_that_tie_for_several_rounds_sort_stably(length: int, tied: float) -> None:
+@pytest.mark.parametrize("at_once", [7, pieces.AT_ONCE])
+def test_rows_that_tie_for_several_rounds_sort_stably(
+    length: int, tied: float, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A round takes some 50 bits of a row: these differ in the last bits, or not at all, or never tie."""
+    monkeypatch.setattr(pieces, "AT_ONCE", at_once)
     rng = np.random.default_rng(length)
     rows = rng.integers(0, 2**31, (300, length))
     twins = rng.integers(0, 3, 300)[: int(300 * tied)]
@@ -267,7 +272,7 @@ def test_one_row_and_equal_rows_keep_their_order(dtype: Any) -> None:
 def test_a_planted_error_in_sorting_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trie_module, "KEY_BITS", 64)  # one bit too many: keys turn negative
     with pytest.raises(AssertionError):
-        test_rows_that_tie_for_several_rounds_sort_stably(8, 0.0)
+        test_rows_that_tie_for_several_rounds_sort_stably(8, 0.0, 7, monkeypatch)
 
 
 @pytest.mark.parametrize("num_nodes", [16_383, 16_385, 30_000, 32_767, 32_768, 40_000, 70_000])
@@ -364,7 +369,7 @@ RANGES, CHILDREN = Fanout.ranges, Trie.children
 @pytest.mark.parametrize(
     "plant",
     [
-        pytest.param(swap("lexicographic_order", lambda rows: np.arange(len(rows)), trie_module), id="no sort"),
+        pytest.param(swap("sort_rows", lambda rows: (np.arange(len(rows)), rows), trie_module), id="no sort"),
         pytest.param(swap("build_trie", no_duplicates, segment_module), id="no duplicates"),
         pytest.param(swap("build_trie", unstable, segment_module), id="items in another order"),
         pytest.param(swap("PADDING", -2, trie_module), id="another padding"),

@@ -12,7 +12,6 @@ Axes: I items, by position (in the order of their leaves) or by number (in the o
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,7 +26,6 @@ from .trie import Trie, build_trie
 Bits = npt.NDArray[np.uint8]
 
 BITS_SET = np.array([number.bit_count() for number in range(256)], dtype=np.int64)
-ITEMS_AT_ONCE = 2**18  # a piece of work for one of two threads
 
 
 @dataclass(frozen=True, eq=False)
@@ -321,21 +319,6 @@ def count(bits: Bits, first: Longs, last: Longs) -> Longs:
         found[of - 1] &= tail
         counts[filled] = np.add.reduceat(BITS_SET[found], np.append(0, of[:-1]))
     return counts
-
-
-def take(flags: Bools, places: Array) -> Bools:
-    """`flags[places]`, in two threads: millions of random reads wait for memory, not for a processor."""
-    if len(places) <= ITEMS_AT_ONCE:
-        return flags[places]
-    taken = np.empty(len(places), dtype=bool)
-
-    def take_piece(start: int) -> None:
-        piece = slice(start, start + ITEMS_AT_ONCE)
-        np.take(flags, places[piece], out=taken[piece], mode="clip")
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(take_piece, range(0, len(places), ITEMS_AT_ONCE)))
-    return taken
 
 
 def _ones(size: int) -> Bits:

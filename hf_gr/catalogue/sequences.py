@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .fanout import Array, smallest_dtype
+from .pieces import in_pieces
 from .trie import PADDING
 
 LARGEST_TOKEN = 2**31 - 1
@@ -89,7 +90,7 @@ def read_catalogue(sequences: Any, eos_token_id: int | None) -> Array:
         raise ValueError("sequences is empty, expected at least one token sequence: a catalogue needs an item")
     least, largest = (int(rows.min()), int(rows.max())) if rows.shape[1] else (0, 0)
     if lengths is None and least == PADDING:
-        found = np.sum(rows != PADDING, axis=1)  # right if all padding is after the end, which is checked below
+        found = _count_tokens(rows)  # right if all padding is after the end, which is checked below
         # Without an end token, a column of -1 is a mistake.
         lengths = None if eos_token_id is None and found.min() == found.max() else found
     if not rows.shape[1] or (lengths is not None and not lengths.all()):
@@ -172,21 +173,43 @@ def _range_error(row: int, position: int, token: Any) -> ValueError:
 def _end_rows(rows: Array, lengths: Rows | None, eos_token_id: int) -> Array:
     """Append the end token to every row that does not end with it, and refuse it anywhere else."""
     width = rows.shape[1]
-    numbers = np.arange(len(rows))
-    given = np.full(len(rows), width, dtype=np.int64) if lengths is None else lengths
-    ends = given - (rows[numbers, given - 1] == eos_token_id)  # where the end token is, or goes
-    is_end = rows == eos_token_id
-    bad = ends == 0
-    if is_end.any():
-        bad |= (is_end & _before(ends, width)).any(axis=1)
-    if bad.any():
-        row = int(np.argmax(bad))
+    # Where the end token is, or goes.
+    ends = np.full(len(rows), width, dtype=np.int64) if lengths is None else lengths.astype(np.int64)
+    is_bad = np.zeros(len(rows), dtype=bool)
+
+    def find_ends(piece: slice) -> None:
+        some, own = rows[piece], ends[piece]
+        own -= some[np.arange(len(some)), own - 1] == eos_token_id
+        is_bad[piece] = own == 0
+        for place, column in enumerate(some.T):
+            is_bad[piece] |= (column == eos_token_id) & (own > place)
+
+    in_pieces(find_ends, len(rows))
+    if is_bad.any():
+        row = int(np.argmax(is_bad))
         raise ValueError(
             f"sequence {row} is {[token for token in rows[row].tolist() if token != PADDING]}, expected "
             f"eos_token_id={eos_token_id} at its end only, after at least one other token: is it the right end token?"
         )
-    ended = np.full((len(rows), int(ends.max()) + 1), PADDING, dtype=rows.dtype)
+    ended = np.empty((len(rows), int(ends.max()) + 1), dtype=rows.dtype)
     shared = min(width, ended.shape[1])
-    ended[:, :shared] = rows[:, :shared]
-    ended[numbers, ends] = eos_token_id
+
+    def fill(piece: slice) -> None:
+        some = ended[piece]
+        some[:, :shared], some[:, shared:] = rows[piece, :shared], PADDING
+        some[np.arange(len(some)), ends[piece]] = eos_token_id
+
+    in_pieces(fill, len(rows))
     return ended
+
+
+def _count_tokens(rows: Array) -> Rows:
+    """`[N]` tokens that are no padding."""
+    counts = np.zeros(len(rows), dtype=np.int64)
+
+    def count(piece: slice) -> None:
+        for column in rows[piece].T:
+            counts[piece] += column != PADDING
+
+    in_pieces(count, len(rows))
+    return counts

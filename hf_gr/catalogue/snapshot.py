@@ -21,7 +21,8 @@ from hf_gr.files.text import counted
 
 from .fanout import Array, Bools, Longs, spans
 from .item_ids import ItemId, check_item_ids
-from .segment import Liveness, Segment, build_segment, dead_nodes, take, test
+from .pieces import take
+from .segment import Liveness, Segment, build_segment, dead_nodes, test
 from .sequences import ERRORS_SHOWN, is_integer, read_catalogue, to_host
 from .trie import PADDING, Trie, lexicographic_order, take_rows
 

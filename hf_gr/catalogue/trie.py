@@ -18,8 +18,10 @@ from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
+import numpy.typing as npt
 
 from .fanout import Array, Bools, Fanout, Longs, smallest_dtype
+from .pieces import in_pieces, range_of_columns, select, sort, take
 
 PADDING = -1  # fills the tail of a ragged row; a token is never negative
 KEY_BITS = 63  # a sort key is one non-negative int64
@@ -212,8 +214,7 @@ def build_trie(rows: Array) -> tuple[Trie, Array, Bools]:
     """
     while (rows[:, -1] == PADDING).all():  # the longest rows were removed
         rows = rows[:, :-1]
-    order = lexicographic_order(rows)
-    columns = np.ascontiguousarray(take_rows(rows, order).T)  # each is read several times
+    order, columns = _sorted_columns(rows)
     is_ragged = bool((columns[-1] == PADDING).any())
     bases = [_token_base(column) for column in columns]
     largest = max(int(column.max()) - base for column, base in zip(columns, bases, strict=True))
@@ -224,19 +225,36 @@ def build_trie(rows: Array) -> tuple[Trie, Array, Bools]:
     parents = is_new.copy()  # a node of the level above begins here
     tokens: list[Array] = [np.zeros(1, dtype=dtype)]
     fanouts: list[Fanout] = []
+    lengths = np.zeros(len(rows), dtype=np.int16)  # whose stable sort only counts
     for column, base in zip(columns, bases, strict=True):
         is_new[1:] |= column[1:] != column[:-1]
-        children = is_new & (column != PADDING) if is_ragged else is_new.copy()
+        children = is_new
+        if is_ragged:
+            is_there = column != PADDING
+            lengths += is_there
+            children = is_new & is_there
         fanouts.append(Fanout.from_starts(parents, children))
-        tokens.append((column[children] - base).astype(dtype) if base else column[children].astype(dtype))
-        parents = children
+        edges = select(column, children)
+        tokens.append((edges - base if base else edges).astype(dtype, copy=False))
+        parents = children if is_ragged else children.copy()
     tokens.append(np.zeros(max(fanout.largest for fanout in fanouts), dtype=dtype))
     trie = Trie(np.concatenate(tokens), tuple(bases), tuple(fanouts))
     if is_ragged:
-        lengths = (columns != PADDING).sum(axis=0, dtype=np.int16)  # NumPy counts 16 bits instead of comparing them
         by_length = np.argsort(lengths, kind="stable")
-        order, is_new = order[by_length], is_new[by_length]
+        order, is_new = take(order, by_length), take(is_new, by_length)
     return trie, order, is_new
+
+
+def _sorted_columns(rows: Array) -> tuple[Array, Array]:
+    """The permutation that sorts rows, and the columns of the sorted rows, each of which is read several times."""
+    order, rows = sort_rows(rows)
+    columns = np.empty(rows.shape[::-1], dtype=rows.dtype)
+
+    def turn(piece: slice) -> None:
+        columns[:, piece] = rows[piece].T
+
+    in_pieces(turn, len(rows))
+    return order, columns
 
 
 def _token_base(column: Array) -> int:
@@ -251,45 +269,105 @@ def _token_base(column: Array) -> int:
 
 def take_rows(rows: Array, order: Array) -> Array:
     """`rows[order]`, one whole row at a time, which reads memory once and not once per column."""
+    return take(_whole(rows), order).view(rows.dtype).reshape(len(order), rows.shape[1])
+
+
+def _whole(rows: Array) -> npt.NDArray[np.void]:
+    """Rows as single entries."""
     rows = np.ascontiguousarray(rows)
-    whole = rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1])))[:, 0]
-    return whole[order].view(rows.dtype).reshape(len(order), -1)
+    return rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1])))[:, 0]
 
 
 def lexicographic_order(rows: Array) -> Array:
-    """Stable permutation that sorts rows: a radix sort whose digits are what fits into a 64-bit key.
+    """Stable permutation that sorts rows."""
+    return sort_rows(rows)[0]
 
-    A key holds as many leading bits of a row as there is room for, and the row's number, so that one sort of plain
-    integers (seven times faster than an argsort) yields the order, too. Rows that tie go into another round.
+
+def sort_rows(rows: Array) -> tuple[Array, Array]:
+    """The stable permutation that sorts rows, and the sorted rows.
+
+    A radix sort whose digits are what fits into a 64-bit key: as many leading bits of a row as there is room for, and
+    the row's number, so that one sort of plain integers (seven times faster than an argsort) yields the order, too.
+    Rows that tie go into another round, with the number of their group before their next bits; they are neighbours by
+    then, so that only the first round reads all over memory.
     """
-    columns = [rows[:, level] for level in range(rows.shape[1])]
-    least = [int(low) for low in rows.min(axis=0)]
-    bits = [(int(high) - low).bit_length() for high, low in zip(rows.max(axis=0), least, strict=True)]
-
+    rows = np.ascontiguousarray(rows)
+    least, largest = range_of_columns(rows)
+    widths = [(high - low).bit_length() for low, high in zip(least, largest, strict=True)]
+    number_bits = (len(rows) - 1).bit_length()
+    digits, done = _next_digits(least, widths, 0, KEY_BITS - number_bits)
     order = np.arange(len(rows), dtype=smallest_dtype(len(rows)))
-    places = np.arange(len(rows)) if sum(bits) else np.zeros(0, dtype=np.int64)  # in `order`, of rows that tie
-    groups = np.zeros(len(places), dtype=np.int64)  # rows of one group are equal so far
-    done = 0  # bits of every row that are sorted by
-    while len(places) and done < sum(bits):
-        tied, is_first_round = order[places], not done
-        number_bits = (len(tied) - 1).bit_length()
-        keys, room = groups, KEY_BITS - number_bits - int(groups[-1]).bit_length()
-        start = 0
-        for column, low, width in zip(columns, least, bits, strict=True):
-            taken = min(room, start + width - max(done, start))
-            if taken > 0:
-                values = (column if is_first_round else column[tied]).astype(np.int64) - low
-                left = start + width - max(done, start) - taken  # bits of this column that the next round takes
-                keys = keys << taken | values >> left & (1 << taken) - 1
-                room -= taken
-                done += taken
-            start += width
-        keys = keys << number_bits | np.arange(len(keys))
-        keys.sort()
-        order[places] = tied[keys & (1 << number_bits) - 1]
+    if not done:
+        return order, rows
+    keys = _keys(rows, digits, number_bits)
+    sort(keys)
+    numbers = (1 << number_bits) - 1
+
+    def read_order(piece: slice) -> None:
+        np.bitwise_and(keys[piece], numbers, out=order[piece], casting="unsafe")
+        keys[piece] >>= number_bits
+
+    in_pieces(read_order, len(rows))
+    rows = take_rows(rows, order)
+    is_tied, begins = _ties(keys)
+    while done < sum(widths) and is_tied.any():
+        places = np.flatnonzero(is_tied)
+        groups = np.cumsum(begins[is_tied], dtype=np.int64)
+        groups -= 1
+        tied = _whole(rows)[places]
+        number_bits = (len(places) - 1).bit_length()
+        room = KEY_BITS - number_bits - int(groups[-1]).bit_length()
+        digits, done = _next_digits(least, widths, done, room)
+        keys = _keys(tied.view(rows.dtype).reshape(len(places), -1), digits, number_bits, groups)
+        del groups
+        sort(keys)
+        moved = keys & (1 << number_bits) - 1
         keys >>= number_bits
-        same = keys[1:] == keys[:-1]
-        ties = np.append(same, False) | np.append(False, same)
-        begins = np.append(True, ~same)[ties]
-        places, groups = places[ties], np.cumsum(begins) - 1
-    return order
+        order[places] = order[places][moved]
+        _whole(rows)[places] = tied[moved]
+        ties_again, begins_again = _ties(keys)
+        is_tied[places], begins[places] = ties_again, begins_again
+    return order, rows
+
+
+def _next_digits(least: list[int], widths: list[int], done: int, room: int) -> tuple[list[tuple[int, ...]], int]:
+    """What the next keys hold: columns, their least numbers, bits to drop and to keep; and how many bits are done."""
+    digits: list[tuple[int, ...]] = []
+    start = 0
+    for column, (low, width) in enumerate(zip(least, widths, strict=True)):
+        first = max(done - start, 0)  # bits of this column that are done
+        taken = min(room, width - first)
+        if taken > 0:
+            digits.append((column, low, width - first - taken, taken))
+            room -= taken
+        start += width
+    return digits, done + sum(taken for *_, taken in digits)
+
+
+def _keys(rows: Array, digits: list[tuple[int, ...]], number_bits: int, groups: Longs | None = None) -> Longs:
+    """One number for every row: its group, its digits, and its own number."""
+    keys = np.zeros(len(rows), dtype=np.int64) if groups is None else groups
+
+    def fill(piece: slice) -> None:
+        own: Longs = keys[piece]
+        for column, low, dropped, taken in digits:
+            values: Longs = rows[piece, column].astype(np.int64)
+            values -= low
+            values >>= dropped
+            np.bitwise_and(values, (1 << taken) - 1, out=values)
+            own <<= taken
+            np.bitwise_or(own, values, out=own)
+        own <<= number_bits
+        np.bitwise_or(own, np.arange(piece.start, piece.stop, dtype=np.int64), out=own)
+
+    in_pieces(fill, len(rows))
+    return keys
+
+
+def _ties(keys: Longs) -> tuple[Bools, Bools]:
+    """Whether a sorted key is also that of a neighbour; and whether it is not that of the one before."""
+    begins = np.ones(len(keys), dtype=bool)
+    np.not_equal(keys[1:], keys[:-1], out=begins[1:])
+    is_tied = ~begins
+    is_tied[:-1] |= ~begins[1:]
+    return is_tied, begins
