@@ -228,7 +228,7 @@ class Experiment:
 
     def kept(self, way: str, call: Callable[[], Any]) -> dict[str, Any]:
         """What `call` gives and the CPU seconds it takes, or what it gave in an earlier run with the same texts."""
-        path = self.folder / f"{self.model} {self.one.name} {way}.json".replace(" ", "-").replace(",", "")
+        path = self.folder / f"{self.one.name} {way}.json".replace(" ", "-").replace(",", "")
         asked = {"prompt": self.prompt, "texts": self.texts}
         if path.is_file() and (known := json.loads(path.read_text(encoding="utf-8")))["asked"] == asked:
             return known
@@ -376,12 +376,13 @@ def run(options: argparse.Namespace) -> None:
     chosen = [one for one in sets if not options.sets or one.name in options.sets]
     rows: list[dict[str, Any]] = []
     trained: dict[str, Any] | None = None
+    recipe = FAST_RECIPE if options.fast else RECIPE
     for name in options.models:
+        folder = options.work / (f"fine-tuned {recipe.digest}" if name == AFTER else BEFORE).replace(" ", "-")
         if name == AFTER:
-            recipe = FAST_RECIPE if options.fast else RECIPE
             if not options.fast:
                 model = load()[0]
-            trained = train(model, tokenizer, sets, indexes, recipe, options.work / "model")
+            trained = train(model, tokenizer, sets, indexes, recipe, folder)
         if not options.fast:
             in_bfloat16(model)
         for one, index in zip(sets, indexes, strict=True):
@@ -391,7 +392,7 @@ def run(options: argparse.Namespace) -> None:
             chat = name == BEFORE and tokenizer.chat_template is not None
             prompt = make_prompt(task, tokenizer) if chat else one.prompt
             number = options.texts if name == AFTER else options.before_texts
-            rows += Experiment(name, one, index, prompt, number, options.work / "answers").run(model, tokenizer)
+            rows += Experiment(name, one, index, prompt, number, folder).run(model, tokenizer)
     for one in chosen:
         print_rows(one, [row for row in rows if row["set"] == one.name])
     print_kinds(rows)

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,11 @@ class Recipe:
     learning_rate: float
     bfloat16: bool
     seed: int
+
+    @property
+    def digest(self) -> str:
+        """Another one for another recipe: part of the name of a folder."""
+        return sha256(repr(self).encode()).hexdigest()[:8]
 
 
 def answer_tokens(labels: Sequence[str], index: ConstraintIndex, tokenizer: Any) -> list[int]:
