@@ -43,7 +43,7 @@ from backbone_data import STUDIES, Row, Study, has_study, read_study
 from experiments import show_progress
 from nezha_heads import ALONE, FURTHER, VARIANTS, HeadSettings, train_all
 from nezha_lists import Lists, compare_strict, interval, recommend, some_of, summary
-from report import environment, print_table
+from report import add_plots_option, environment, print_table, save_plot
 from transformers.utils.logging import disable_progress_bar
 
 from hf_gr.files.cache import cache_folder
@@ -309,6 +309,29 @@ def show(result: dict[str, Any]) -> None:
         )
 
 
+def draw(results: Sequence[dict[str, Any]]) -> None:
+    """Shares of beam search's H@10 with their intervals, by method and number of beams."""
+    from matplotlib.figure import Figure
+
+    names = [CONTROL.name, *(method.name for method in HEADS)]
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    panels = figure.subplots(1, len(results), sharey=True, squeeze=False)[0]
+    for panel, result in zip(panels, results, strict=True):
+        for number, table in enumerate(result["tables"]):
+            rows = {row["method"]: row for row in table["methods"]}
+            shares = np.array([[rows[name]["share"], *rows[name]["share_interval"]] for name in names])
+            errors = np.abs(shares[:, 1:] - shares[:, :1]).T
+            places = np.arange(len(names)) + 0.2 * (number - 1)
+            panel.errorbar(shares[:, 0], places, xerr=errors, fmt="o", label=f"{table['num_beams']} beams")
+        panel.axvline(1.0, color="grey", linewidth=0.8)
+        panel.axvline(0.95, color="grey", linewidth=0.8, linestyle=":")
+        panel.set(title=result["study"], xlabel="H@10 / that of constrained beam search")
+    panels[0].set_yticks(range(len(names)), names)
+    panels[0].invert_yaxis()
+    panels[-1].legend()
+    save_plot("nezha", figure)
+
+
 def seeds_of(hits: Sequence[float]) -> str:
     return f"{min(hits):.2%} to {max(hits):.2%}" if len(hits) > 1 else ""
 
@@ -316,17 +339,21 @@ def seeds_of(hits: Sequence[float]) -> str:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--studies", nargs="+", choices=STUDIES, default=STUDIES, help="the data sets")
+    parser.add_argument("--seeds", type=int, help="how many; those of earlier runs are not trained again")
     parser.add_argument("--work", type=Path, help="where models and answers stay; for --fast nowhere by default")
     parser.add_argument("--fast", action="store_true", help="tiny models, few rows")
+    add_plots_option(parser)
     return parser.parse_args(arguments)
 
 
-def run(work: Path, studies: Sequence[str], scale: Scale, *, fast: bool) -> None:
+def run(work: Path, studies: Sequence[str], scale: Scale, *, fast: bool, plots: bool) -> None:
     results = []
     for early in (False, True):
         for name in studies:
             results.append(run_study(work, name, scale, fast=fast, early=early))
             show(results[-1])
+    if plots:
+        draw([result for result in results if not result["early"]])
     print(json.dumps({"benchmark": "nezha", "results": results, **environment(torch.device("cpu"))}))
 
 
@@ -340,11 +367,12 @@ def main(arguments: list[str] | None = None) -> None:
             raise SystemExit(f"no data for {name!r}: set HF_GR_DATA, or pass --studies {' '.join(studies)}")
         print(f"skipped: no data for {name!r}")
     scale = FAST if options.fast else FULL
+    scale = replace(scale, seeds=tuple(range(options.seeds or len(scale.seeds))))
     if options.fast and options.work is None:
         with tempfile.TemporaryDirectory(prefix="hf_gr_nezha_") as folder:
-            run(Path(folder), studies, scale, fast=True)
+            run(Path(folder), studies, scale, fast=True, plots=options.plots)
     else:
-        run(options.work or cache_folder("experiments"), studies, scale, fast=options.fast)
+        run(options.work or cache_folder("experiments"), studies, scale, fast=options.fast, plots=options.plots)
 
 
 if __name__ == "__main__":
