@@ -9,8 +9,9 @@ each (`nezha_heads.py`). NEZHA-4 is NEZHA without verification; "last level" is 
 without the catalogue and checks at the end.
 
 Rows are users: the last item of each is to be found among ten (`nezha_lists.py`). Intervals are of 95%, over users
-drawn again; "seeds" is the smallest and the largest H@10 of a seed; "share" is H@10 as a share of beam search's, on
-the same users. Unconstrained beam search is transformers' own, which computes the prompt once a beam: on few rows.
+drawn again; "seeds" are the smallest and the largest H@10 of a seed; the shares are of beam search's H@10 and of the
+control's, on the same users. Unconstrained beam search is transformers' own, which computes the prompt once a beam: on
+few rows.
 
 The last table repeats the comparison on a backbone after a tenth of its training, which often invents items.
 
@@ -42,7 +43,7 @@ from backbone import backbone_folder, load, max_items
 from backbone_data import STUDIES, Row, Study, has_study, read_study
 from experiments import show_progress
 from nezha_heads import ALONE, FURTHER, VARIANTS, HeadSettings, train_all
-from nezha_lists import Lists, compare_strict, interval, recommend, some_of, summary
+from nezha_lists import Lists, compare_strict, ratio, recommend, some_of, summary
 from report import add_plots_option, environment, print_table, save_plot
 from transformers.utils.logging import disable_progress_bar
 
@@ -99,7 +100,7 @@ class Scale:
     steps: dict[str, int]  # of training, by study
     windows: dict[str, int]  # of a step, by study: up to 20 pairs each, about 5 in Beauty
     seeds: tuple[int, ...] = (0, 1, 2)
-    widths: tuple[Width, ...] = (Width(10, 4000, 300, 200), Width(50, 2000, 300, 100), Width(512, 500, 30, 10))
+    widths: tuple[Width, ...] = (Width(10, 8000, 300, 200), Width(50, 3000, 300, 50), Width(512, 300, 30, 5))
     early_rows: int = 1000
 
 
@@ -194,17 +195,19 @@ class Comparison:
         rows = some_of(self.study.test, width.rows)
         few, fewest = rows[: width.free_rows], rows[: width.strict_rows]
         base = self.lists(CONSTRAINED, rows, width.num_beams)
+        control = self.lists(CONTROL, rows, width.num_beams) if has_strict else []
 
         def entry(name: str, lists: Sequence[Lists], rows: Sequence[Row]) -> dict[str, Any]:
             own, hits = summary(lists, rows)
-            plain = [Lists(one.ranked[: len(rows)], one.valid) for one in base]
-            _, theirs = summary(plain, rows)
-            share = {"share": float(hits.mean() / theirs.mean()) if theirs.any() else float("nan")}
-            return {"method": name, **own, **share, "share_interval": interval(hits, theirs)}
+            for baseline, others in (("share", base), ("of_control", control)):
+                if others:
+                    cut = [Lists(one.ranked[: len(rows)], one.valid) for one in others]
+                    own[baseline] = ratio(hits, summary(cut, rows)[1])
+            return {"method": name, **own}
 
         found = [entry(CONSTRAINED.name, base, rows)]
         if has_strict:
-            found.append(entry(CONTROL.name, self.lists(CONTROL, rows, width.num_beams), rows))
+            found.append(entry(CONTROL.name, control, rows))
         found.append(entry(FREE.name, self.lists(FREE, few, width.num_beams), few))
         found.append(entry(ON_FEW, [Lists(one.ranked[: len(few)], one.valid) for one in base], few))
         found += [entry(method.name, self.lists(method, rows, width.num_beams), rows) for method in heads]
@@ -257,20 +260,8 @@ def show(result: dict[str, Any]) -> None:
     )
     print_table(
         [
-            "beams",
-            "method",
-            "rows",
-            "H@5",
-            "H@10",
-            "from",
-            "to",
-            "N@5",
-            "N@10",
-            "seeds",
-            "valid",
-            "share",
-            "from",
-            "to",
+            *("beams", "method", "rows", "H@5", "H@10", "95%", "seeds", "N@5", "N@10", "valid"),
+            *("/ beam search", "95%", "/ control", "95%"),
         ],
         [
             [
@@ -279,12 +270,12 @@ def show(result: dict[str, Any]) -> None:
                 f"{row['rows']:,}",
                 f"{row['H@5']:.2%}",
                 f"{row['H@10']:.2%}",
-                *(f"{bound:.2%}" for bound in row["interval"]),
+                span(row["interval"]),
+                span((min(row["seeds"]), max(row["seeds"]))) if len(row["seeds"]) > 1 else "",
                 f"{row['N@5']:.2%}",
                 f"{row['N@10']:.2%}",
-                seeds_of(row["seeds"]),
-                f"{row['valid']:.2%}",
-                *("" if math.isnan(value) else f"{value:.0%}" for value in (row["share"], *row["share_interval"])),
+                f"{row['valid']:.1%}",
+                *(cell for name in ("share", "of_control") for cell in shares(row.get(name))),
             ]
             for table in result["tables"]
             for row in table["methods"]
@@ -319,7 +310,7 @@ def draw(results: Sequence[dict[str, Any]]) -> None:
     for panel, result in zip(panels, results, strict=True):
         for number, table in enumerate(result["tables"]):
             rows = {row["method"]: row for row in table["methods"]}
-            shares = np.array([[rows[name]["share"], *rows[name]["share_interval"]] for name in names])
+            shares = np.array([rows[name]["share"] for name in names])
             errors = np.abs(shares[:, 1:] - shares[:, :1]).T
             places = np.arange(len(names)) + 0.2 * (number - 1)
             panel.errorbar(shares[:, 0], places, xerr=errors, fmt="o", label=f"{table['num_beams']} beams")
@@ -332,8 +323,14 @@ def draw(results: Sequence[dict[str, Any]]) -> None:
     save_plot("nezha", figure)
 
 
-def seeds_of(hits: Sequence[float]) -> str:
-    return f"{min(hits):.2%} to {max(hits):.2%}" if len(hits) > 1 else ""
+def span(bounds: Sequence[float]) -> str:
+    return f"{100 * bounds[0]:.2f}-{100 * bounds[1]:.2f}%"
+
+
+def shares(found: Sequence[float] | None) -> tuple[str, str]:
+    if found is None or math.isnan(found[0]):
+        return "", ""
+    return f"{found[0]:.0%}", f"{100 * found[1]:.0f}-{100 * found[2]:.0f}%"
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

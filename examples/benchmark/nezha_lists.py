@@ -145,6 +145,11 @@ def interval(ours: np.ndarray, theirs: np.ndarray | None = None) -> tuple[float,
     return float(low), float(high)
 
 
+def ratio(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float, float]:
+    """The ratio of two means over the same rows, and its interval; NaN without any hit."""
+    return (float(ours.mean() / theirs.mean()) if theirs.any() else math.nan, *interval(ours, theirs))
+
+
 def summary(lists: Sequence[Lists], rows: Sequence[Row]) -> tuple[dict[str, Any], np.ndarray]:
     """Means over seeds and rows, and the hits at ten of each row, `[R]`, averaged over seeds."""
     by_seed = [values_of(one.ranked, rows) for one in lists]
