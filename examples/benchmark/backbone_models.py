@@ -8,7 +8,24 @@ least validation loss are kept. Trained once; a changed recipe trains again.
 
 from __future__ import annotations
 
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
+from backbone_data import Study
+from torch.utils.data import Dataset
+from transformers import T5Config, T5ForConditionalGeneration
+
+from hf_gr import AutoModelForGenerativeRetrieval, enable
+from hf_gr.files.atomic import replaced_folder
+from hf_gr.files.cache import cache_folder
+from hf_gr.training import small_recommender, train_recommender
+from hf_gr.training.recommender import HistoryWindows
 
 CHECK_ROWS = 2000  # of the validation rows, for the loss that picks the weights
 EARLY = 0.1  # of the training: the weights in `early`
