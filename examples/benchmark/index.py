@@ -5,6 +5,7 @@
     python examples/benchmark/index.py                        # 20 million items of 8 tokens, three kinds of catalogue
     python examples/benchmark/index.py --items 1e6 --kinds uniform
     python examples/benchmark/index.py --load                 # loading alone: unread, compared, checked
+    python examples/benchmark/index.py --items 1e8 --mapped   # from a mapped file to a mapped file; 8 GB of memory
 
 Kinds: "uniform", each token at random, as in STATIC's experiments; "skewed", tokens by Zipf's law (exponent 1.3): some
 prefixes have thousands of children, and many sequences are equal; "ragged", 4 to 8 tokens and an end token.
@@ -220,9 +221,15 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--load", action="store_true", help="measure loading alone")
+    parser.add_argument("--mapped", action="store_true", help="files mapped into memory, and steps on them")
     parser.add_argument("--fast", action="store_true", help="200,000 items: does it still work?")
     arguments = parser.parse_args()
     num_items = 200_000 if arguments.fast else int(arguments.items)
+    if arguments.mapped:
+        from index_mapped import measure_mapped, print_mapped
+
+        print_mapped(num_items, measure_mapped(num_items, arguments.seed, arguments.repeat))
+        return
     work = measure_loading if arguments.load else measure
     # One process each: memory that one has freed would hide what the next one takes.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
