@@ -5,14 +5,19 @@
 Leave-one-out, as TIGER and LC-Rec do: a user's last item is the test row, the one before it the validation row, and
 the rest trains. A tenth of the users trains nothing here: AtSpeed's teacher prompts come from them, so that the
 target model does not know them by heart.
+
+Semantic IDs: those that come with Beauty were made from texts alone ("beauty-texts"). A small model learns which of
+them follow which far more slowly than IDs that also know which items were bought near each other, so ours begin from
+both: an item's neighbours in training histories, and the first two codes of its text. Films have IDs of that kind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from beauty_data import DEFAULT_DATA, read_items, read_users
@@ -21,11 +26,16 @@ from hf_gr import ConstraintIndex, SemanticIds
 from hf_gr.demo.data import keep_most_rated, load_movielens
 from hf_gr.demo.semantic_ids import film_features
 from hf_gr.training import semantic_ids_from_features
+from hf_gr.training.item_codes import neighbour_factors
 
 STUDIES = ("beauty", "movielens")
+TEXTS = "beauty-texts"  # the first with the codes that come with it
+PERIODS = "beauty-periods"  # the first with its own split by time
 HELD_OUT = 10  # one user in so many trains nothing
 FAST_USERS, FAST_FILMS = 400, 500
-MOVIELENS_CODES = 128  # of each of three levels, as in the demo
+CODES = {"beauty": 256, "movielens": 128}  # of each of three levels
+FAST_CODES = 16
+TEXT_WEIGHT = 0.5  # of an item's text, beside its neighbours in histories
 SEED = 0  # of the split and of the films' codes: never a run's
 
 
@@ -49,7 +59,7 @@ class Study:
     """A data set with its catalogue. Items and users are numbered from 0; histories are oldest first.
 
     Attributes:
-        name: "beauty" or "movielens".
+        name: as in `read_study`.
         ids: the items' semantic IDs, in the order of their numbers.
         train: histories to train on, without each user's last two items.
         align: the same of users of whom the backbone knows nothing.
@@ -79,30 +89,59 @@ def read_study(name: str, fast: bool = False, data: Path = DEFAULT_DATA) -> Stud
     """Read a data set and split it.
 
     Args:
-        name: "beauty" or "movielens".
+        name: "beauty" or "movielens"; "beauty-texts" is Beauty with the codes that come with it, "beauty-periods" with
+            its own split by time, where every item of a period is a row.
         fast: few users, and of the films the most rated: to show an experiment, not to measure.
         data: the folder of the Beauty data.
     """
-    if name == "beauty":
-        return _beauty(data, fast)
+    if name in ("beauty", TEXTS, PERIODS):
+        return _beauty(name, data, fast)
     if name == "movielens":
         return _movielens(fast)
-    raise ValueError(f"name={name!r}, expected one of {', '.join(STUDIES)}")
+    raise ValueError(f"name={name!r}, expected one of {', '.join((*STUDIES, TEXTS, PERIODS))}")
 
 
 def has_study(name: str, data: Path = DEFAULT_DATA) -> bool:
     """Whether its data are there: MovieLens comes with a package, Beauty does not."""
-    return name != "beauty" or (data / "users.jsonl").is_file()
+    return not name.startswith("beauty") or (data / "users.jsonl").is_file()
 
 
-def _beauty(data: Path, fast: bool) -> Study:
-    """All periods of a user in a row. IDs are those of the data, made from the items' texts."""
+def _beauty(name: str, data: Path, fast: bool) -> Study:
+    """All periods of a user in a row."""
     numbers, codes = read_items(data)
     if numbers != list(range(len(codes))):
         raise SystemExit(f"the items of {data / 'items.tsv'} are not numbered 0, 1, 2, ...: number them as their rows")
     users = read_users(data)[: FAST_USERS if fast else None]
+    ids = SemanticIds(codes, level_sizes=[256] * codes.shape[1])
     histories = [np.array(user["train"] + user["valid"] + user["test"]) for user in users]
-    return _split("beauty", SemanticIds(codes, level_sizes=[256] * codes.shape[1]), histories)
+    study = _split_by_time(name, ids, users) if name == PERIODS else _split(name, ids, histories)
+    if name == TEXTS:
+        return study
+    features = _neighbours_and_texts(study.train, codes)
+    ids = semantic_ids_from_features(features, num_codes=FAST_CODES if fast else CODES["beauty"], seed=SEED)
+    return replace(study, ids=ids)
+
+
+def _neighbours_and_texts(train: Sequence[np.ndarray], codes: np.ndarray) -> np.ndarray:
+    """`[N, D]` features of items: their neighbours in histories to train on, and the codes of their texts.
+
+    Neighbours are directions: an item that was bought twice counts as one bought often.
+    """
+    from sklearn.decomposition import TruncatedSVD
+
+    factors = neighbour_factors(train, len(codes), num_factors=48, window=5, seed=SEED)
+    factors /= np.maximum(np.linalg.norm(factors, axis=1, keepdims=True), 1e-9)
+    texts = np.zeros((len(codes), 2 * (codes.max() + 1)))
+    for level, weight in enumerate((1.0, 0.7)):
+        texts[np.arange(len(codes)), level * (codes.max() + 1) + codes[:, level]] = weight
+    texts = TruncatedSVD(32, random_state=SEED).fit_transform(texts)
+    return np.concatenate([_unit_variance(factors), TEXT_WEIGHT * _unit_variance(texts)], axis=1)
+
+
+def _unit_variance(block: np.ndarray) -> np.ndarray:
+    """The block, centred, with a total variance of one."""
+    block = block - block.mean(axis=0)
+    return block / np.sqrt(block.var(axis=0).sum())
 
 
 def _movielens(fast: bool) -> Study:
@@ -110,27 +149,40 @@ def _movielens(fast: bool) -> Study:
     films = keep_most_rated(load_movielens(), FAST_FILMS) if fast else load_movielens()
     known = [history[:-2] for history in films.histories]
     features = film_features(films, known, seed=SEED)
-    ids = semantic_ids_from_features(features, num_codes=16 if fast else MOVIELENS_CODES, seed=SEED)
+    ids = semantic_ids_from_features(features, num_codes=FAST_CODES if fast else CODES["movielens"], seed=SEED)
     return _split("movielens", ids, films.histories)
 
 
 def _split(name: str, ids: SemanticIds, histories: Sequence[np.ndarray]) -> Study:
-    held_out = np.zeros(len(histories), dtype=bool)
-    held_out[np.random.default_rng(SEED).permutation(len(histories))[: len(histories) // HELD_OUT]] = True
     known = [history[:-2] for history in histories]
-    return Study(
-        name=name,
-        ids=ids,
-        train=[history for history, held in zip(known, held_out, strict=True) if len(history) and not held],
-        align=[history for history, held in zip(known, held_out, strict=True) if len(history) and held],
-        valid=_rows(histories, 2),
-        test=_rows(histories, 1),
-    )
-
-
-def _rows(histories: Sequence[np.ndarray], back: int) -> list[Row]:
-    return [
-        Row(history[:-back], int(history[-back]), user)
-        for user, history in enumerate(histories)
-        if len(history) > back
+    rows = [
+        [
+            Row(history[:-back], int(history[-back]), user)
+            for user, history in enumerate(histories)
+            if len(history) > back
+        ]
+        for back in (2, 1)
     ]
+    return Study(name, ids, *_hold_out(known), *rows)
+
+
+def _split_by_time(name: str, ids: SemanticIds, users: Sequence[dict[str, Any]]) -> Study:
+    """Rows are all items of a period, after what their user had before."""
+    rows: dict[str, list[Row]] = {"valid": [], "test": []}
+    for number, user in enumerate(users):
+        history = list(user["train"])
+        for period, found in rows.items():
+            for item in user[period]:
+                if history:
+                    found.append(Row(np.array(history), item, number))
+                history.append(item)
+    known = [np.array(user["train"], dtype=np.int64) for user in users]
+    return Study(name, ids, *_hold_out(known), rows["valid"], rows["test"])
+
+
+def _hold_out(known: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Histories to train on, and those of a tenth of the users."""
+    held = np.zeros(len(known), dtype=bool)
+    held[np.random.default_rng(SEED).permutation(len(known))[: len(known) // HELD_OUT]] = True
+    pairs = [(history, is_held) for history, is_held in zip(known, held, strict=True) if len(history)]
+    return [history for history, is_held in pairs if not is_held], [history for history, is_held in pairs if is_held]

@@ -1,50 +1,236 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The recommender that the papers' experiments start from, and TIGER's T5 beside it. Measures nothing.
+"""The recommender that the papers' experiments start from, and what it is compared with. Measures nothing.
 
-Both are trained on the same histories, with the same catalogue, noise and processor time, and the weights with the
-least validation loss are kept. Trained once; a changed recipe trains again.
+All are trained by `hf_gr.training.train_recommender` on the same histories, with the same noise, and the weights with
+the least validation loss are kept. Each is trained once; a changed recipe trains again.
+
+- backbone: a Qwen3 over semantic IDs;
+- t5: TIGER's encoder-decoder, with as much processor time;
+- items: the backbone's architecture over one token per item, as SASRec: what semantic IDs cost or bring.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from backbone_data import Study
-from torch.utils.data import Dataset
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import T5Config, T5ForConditionalGeneration, TrainerCallback, set_seed
 
 from hf_gr import AutoModelForGenerativeRetrieval, enable
 from hf_gr.files.atomic import replaced_folder
 from hf_gr.files.cache import cache_folder
 from hf_gr.training import small_recommender, train_recommender
-from hf_gr.training.recommender import HistoryWindows
 
-CHECK_ROWS = 2000  # of the validation rows, for the loss that picks the weights
-EARLY = 0.1  # of the training: the weights in `early`
+EARLY = 0.1  # of the training: the weights in the folder `early`
+CHECK_ROWS = 1000  # validation rows for the loss that picks the weights
+NOISE = {"dropout": 0.1, "jitter": 1.0, "masked_items": 0.1}
 RECIPES: dict[str, dict[str, Any]] = {
     "beauty": {
         "max_items": 20,
         "model": {"hidden_size": 128, "num_hidden_layers": 3},
-        "training": {"num_train_epochs": 30, "learning_rate": 2e-3, "dropout": 0.1, "jitter": 1.0},
+        "training": {
+            "num_train_epochs": 12,
+            "per_device_train_batch_size": 128,
+            "learning_rate": 2e-3,
+            **NOISE,
+        },
     },
     "movielens": {
         "max_items": 20,
         "model": {"hidden_size": 128, "num_hidden_layers": 3},
-        "training": {"num_train_epochs": 10, "learning_rate": 2e-3, "dropout": 0.1, "jitter": 1.0},
+        "training": {
+            "num_train_epochs": 12,
+            "per_device_train_batch_size": 32,
+            "learning_rate": 2e-3,
+            **NOISE,
+        },
     },
 }
+# One token per item: the vocabulary is the catalogue, so that the model is as large with half the width.
+ITEMS = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+ITEMS_NOISE = {"dropout": 0.3, "masked_items": 0.0}
+T5 = {"d_model": 128, "d_ff": 256, "num_layers": 2, "num_heads": 4, "d_kv": 32}
+FAST_T5 = {"d_model": 32, "d_ff": 64, "num_layers": 1, "num_heads": 2, "d_kv": 16}
+T5_TRAINING = {"per_device_train_batch_size": 128, "learning_rate": 3e-3}
+NOTE = "recipe.json"
 FAST: dict[str, Any] = {
     "max_items": 8,
     "model": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
-    "training": {"max_steps": 30, "dropout": 0.1, "jitter": 1.0},
+    "training": {"max_steps": 30, "eval_steps": 15, **NOISE},
 }
-T5 = {"d_model": 128, "d_ff": 256, "num_layers": 3, "num_heads": 4, "d_kv": 32}
-FAST_T5 = {"d_model": 32, "d_ff": 64, "num_layers": 1, "num_heads": 2, "d_kv": 16}
+
+
+def recipe_of(study: Study, *, fast: bool = False) -> dict[str, Any]:
+    """How a study's backbone is built and trained."""
+    return FAST if fast else RECIPES[study.name.partition("-")[0]]
+
+
+def max_items(study: Study, fast: bool = False) -> int:
+    """The most items of a backbone's prompt."""
+    return recipe_of(study, fast=fast)["max_items"]
+
+
+def backbone_folder(study: Study, work: Path | None = None, fast: bool = False, early: bool = False) -> Path:
+    """The folder of the trained backbone, with its catalogue; trained if it is not there.
+
+    Args:
+        study: the data.
+        work: the folder of all experiments' models, by default `~/.cache/hf_gr/experiments`.
+        fast: a tiny model, hardly trained.
+        early: the weights after a tenth of the training, which invent items where the catalogue is not given.
+    """
+    recipe = recipe_of(study, fast=fast)
+    folder = _made(f"backbone-{study.name}", study, recipe, work, fast, lambda folder: train(study, recipe, folder))
+    return folder / "early" if early else folder
+
+
+def items_folder(study: Study, work: Path | None = None, fast: bool = False) -> Path:
+    """The folder of the model with one token per item, with its own catalogue."""
+    recipe = (
+        FAST
+        if fast
+        else {**recipe_of(study), "model": ITEMS, "training": {**recipe_of(study)["training"], **ITEMS_NOISE}}
+    )
+    tokens = np.arange(len(study.ids))[:, None]
+    return _made(
+        f"items-{study.name}", study, recipe, work, fast, lambda folder: train(study, recipe, folder, items=tokens)
+    )
+
+
+def t5_folder(study: Study, work: Path | None = None, fast: bool = False) -> Path:
+    """The folder of TIGER's T5, trained with as much processor time as the backbone."""
+    budget = facts(backbone_folder(study, work, fast))["cpu_seconds"]
+    recipe = recipe_of(study, fast=fast)
+    noise = {name: recipe["training"][name] for name in ("jitter", "masked_items")}
+    how = {
+        "max_items": recipe["max_items"],
+        "cpu_seconds": budget,
+        "model": FAST_T5 if fast else T5,
+        "training": {**T5_TRAINING, **noise},
+    }
+
+    def make(folder: Path) -> dict[str, Any]:
+        steps = 1 if fast else round(budget / _seconds_of_a_step(study, how))
+        return train(study, how, folder, model=new_t5(study, how["model"]), max_steps=max(30, steps))
+
+    return _made(f"t5-{study.name}", study, how, work, fast, make)
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    """Recipe, parameters, steps, processor time and validation losses of a trained model."""
+    return json.loads((folder / NOTE).read_text(encoding="utf-8"))
+
+
+def load(folder: Path) -> Any:
+    """The model, whose `generate` is ours."""
+    return AutoModelForGenerativeRetrieval.from_pretrained(folder, backend="torch").eval()
+
+
+def train(
+    study: Study, recipe: dict[str, Any], folder: Path, *, model: Any = None, items: Any = None, **further: Any
+) -> dict[str, Any]:
+    """Train a model on a study's histories and save it with its catalogue.
+
+    Args:
+        study: the data.
+        recipe: sizes and arguments of `train_recommender`.
+        folder: to save to.
+        model: by default a new small recommender.
+        items: by default the study's semantic IDs.
+        further: more arguments of `train_recommender`.
+
+    Returns:
+        Parameters, steps, processor time, and validation losses by step.
+    """
+    items = study.ids if items is None else items
+    if model is None:
+        model = small_recommender(items, max_items=recipe["max_items"], **recipe["model"])
+    watch = Watch(folder / "early", study)
+    start = time.process_time()
+    train_recommender(
+        study.train,
+        items,
+        model=model,
+        max_items=recipe["max_items"],
+        validation=[[*row.history, row.item] for row in check_rows(study)],
+        output_dir=folder,
+        callbacks=[watch],
+        **recipe["training"],
+        **further,
+    )
+    return {
+        "parameters": model.num_parameters(),
+        "steps": watch.steps,
+        "cpu_seconds": time.process_time() - start,
+        "valid_losses": watch.losses,
+    }
+
+
+def new_t5(study: Study, size: dict[str, Any]) -> Any:
+    """A T5 with random weights over the tokens of the items; padding is one more, as in the backbone."""
+    set_seed(0)
+    pad = study.ids.vocab_size
+    special = {"pad_token_id": pad, "decoder_start_token_id": pad, "eos_token_id": None}
+    return enable(T5ForConditionalGeneration(T5Config(vocab_size=pad + 1, dropout_rate=0.1, **size, **special)))
+
+
+def _seconds_of_a_step(study: Study, recipe: dict[str, Any], steps: int = 40) -> float:
+    """Processor time of a step, validation included: of a short training that is thrown away."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = train(
+            study, recipe, Path(folder), model=new_t5(study, recipe["model"]), max_steps=steps, eval_steps=steps
+        )
+    return made["cpu_seconds"] / steps
+
+
+def _made(
+    name: str,
+    study: Study,
+    recipe: dict[str, Any],
+    work: Path | None,
+    fast: bool,
+    make: Callable[[Path], dict[str, Any]],
+) -> Path:
+    """A folder with a trained model and the facts about it; made again if the recipe or the catalogue changed."""
+    folder = (work or cache_folder("experiments")) / f"{name}{'-fast' if fast else ''}"
+    wanted = {"recipe": recipe, "catalogue": hashlib.sha256(study.tokens.tobytes()).hexdigest()[:16]}
+    if not (folder / NOTE).is_file() or wanted != {name: facts(folder).get(name) for name in wanted}:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with replaced_folder(folder) as unfinished:
+            measured = make(unfinished)
+            (unfinished / NOTE).write_text(json.dumps({**wanted, **measured}), encoding="utf-8")
+    return folder
+
+
+def check_rows(study: Study) -> list[Any]:
+    """Some of the validation rows, always the same."""
+    chosen = np.random.default_rng(0).permutation(len(study.valid))[:CHECK_ROWS]
+    return [study.valid[number] for number in chosen]
+
+
+class Watch(TrainerCallback):
+    """Keeps validation losses, and saves early weights of a training."""
+
+    def __init__(self, early: Path, study: Study) -> None:
+        self.early, self.study = early, study
+        self.losses: dict[int, float] = {}
+        self.steps = 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        self.steps = state.global_step
+        if state.global_step == max(1, round(EARLY * state.max_steps)):
+            model.save_pretrained(self.early)
+            self.study.index.save_pretrained(self.early)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        self.losses[state.global_step] = metrics["eval_loss"]
