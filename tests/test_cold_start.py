@@ -106,6 +106,35 @@ def test_places_in_histories_tell_new_items_from_old_ones(
     assert pairs_in_order / (is_old.sum() * (~is_old).sum()) == pytest.approx(0.97, abs=0.01)
 
 
+def test_films_are_as_old_as_their_first_rating_and_their_ids_know_no_ratings(cold_start: Any) -> None:
+    ids, users, newest = cold_start.read_movielens()
+    assert sorted(newest.tolist()) == list(range(len(ids)))
+    period_of: dict[int, int] = {}
+    for user in users:
+        for number, name in enumerate(cold_start.PERIODS):
+            for film in user[name]:
+                period_of[film] = min(number, period_of.get(film, number))
+    firsts = [period_of[film] for film in newest.tolist()]
+    assert firsts == sorted(firsts, reverse=True)  # first rated in test, then in valid, then in train
+    assert firsts[0] == 2
+    sizes = [sum(len(user[name]) for user in users) for name in cold_start.PERIODS]
+    assert np.allclose(np.array(sizes) / sum(sizes), [0.8, 0.1, 0.1], atol=0.001)
+
+
+def test_validation_histories_are_not_trained_to_their_end(cold_start: Any) -> None:
+    histories = [np.arange(number) for number in range(1, 6)]
+    known, validation = cold_start.hold_out(histories, 3)
+    assert len(known) == 5
+    assert [len(history) for history in validation] == [len(known[len(history) - 1]) + 1 for history in validation]
+    assert sum(map(len, known)) == sum(map(len, histories)) - 3
+    assert len(known[0]) == 1  # nothing would be left of it
+
+
+def test_an_interval_is_wilsons(cold_start: Any) -> None:
+    assert cold_start.interval(0.1, 100) == pytest.approx((0.0552, 0.1744), abs=1e-4)
+    assert cold_start.interval(0.0, 10)[0] == pytest.approx(0.0)
+
+
 def test_hits_are_counted_once_a_user_and_up_to_a_place(cold_start: Any) -> None:
     lists = [[3, 1, 2], [None, 7, 8], [5, 5, 4], []]
     targets = np.array([3, 7, 4, 1])
@@ -168,20 +197,21 @@ def test_lists_keep_the_place_of_what_is_no_item_and_have_ten_entries(cold_start
 def test_without_data_it_is_skipped_in_fast_mode_and_an_error_otherwise(
     cold_start: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    cold_start.main(["--data", str(tmp_path), "--fast"])
+    cold_start.main(["--data", str(tmp_path), "--fast", "--data-sets", "beauty"])
     assert "skipped: no items.tsv and users.jsonl" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="pass the folder of the Beauty data"):
         cold_start.main(["--data", str(tmp_path)])
 
 
-@pytest.mark.slow  # trains two small models
+@pytest.mark.slow  # trains four small models
 @needs_beauty
-def test_fast_run_prints_both_tables_and_one_json_line() -> None:
+def test_fast_run_prints_all_tables_and_one_json_line() -> None:
     command = [sys.executable, str(ROOT / "examples" / "cold_start.py"), "--fast", "--data", str(BEAUTY)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
-    assert [(result["percent"], result["cold_items"]) for result in report["results"]] == [(2, 241), (5, 602)]
+    sizes = [(result["data"], result["percent"], result["cold_items"]) for result in report["results"]]
+    assert sizes == [("beauty", 2, 241), ("beauty", 5, 602), ("movielens", 10, 907), ("movielens", 20, 1813)]
     for result in report["results"]:
         rows = {row["method"]: row for row in result["rows"]}
         assert len(rows) == 7

@@ -13,7 +13,8 @@ both: an item's neighbours in training histories, and the first two codes of its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +26,8 @@ from beauty_data import DEFAULT_DATA, read_items, read_users
 from hf_gr import ConstraintIndex, SemanticIds
 from hf_gr.demo.data import keep_most_rated, load_movielens
 from hf_gr.demo.semantic_ids import film_features
+from hf_gr.files.atomic import replaced_file
+from hf_gr.files.cache import cache_folder
 from hf_gr.training import semantic_ids_from_features
 from hf_gr.training.item_codes import neighbour_factors
 
@@ -117,9 +120,22 @@ def _beauty(name: str, data: Path, fast: bool) -> Study:
     study = _split_by_time(name, ids, users) if name == PERIODS else _split(name, ids, histories)
     if name == TEXTS:
         return study
-    features = _neighbours_and_texts(study.train, codes)
-    ids = semantic_ids_from_features(features, num_codes=FAST_CODES if fast else CODES["beauty"], seed=SEED)
-    return replace(study, ids=ids)
+    return replace(study, ids=_ids(name, study.train, lambda: _neighbours_and_texts(study.train, codes), fast))
+
+
+def _ids(name: str, train: Sequence[np.ndarray], features: Callable[[], np.ndarray], fast: bool) -> SemanticIds:
+    """Semantic IDs, made once: k-means adds in another order with other threads, and a code more or less would be
+    another catalogue than that of the trained models.
+    """
+    num_codes = FAST_CODES if fast else CODES[name.partition("-")[0]]
+    made_from = [num_codes, TEXT_WEIGHT, SEED, len(train), *np.concatenate(train).tolist()]
+    key = hashlib.sha256(repr(made_from).encode()).hexdigest()[:8]
+    file = cache_folder("experiments") / "codes" / f"{name}-{key}.npy"
+    if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replaced_file(file) as unfinished:
+            np.save(unfinished, semantic_ids_from_features(features(), num_codes=num_codes, seed=SEED).codes)
+    return SemanticIds(np.load(file))
 
 
 def _neighbours_and_texts(train: Sequence[np.ndarray], codes: np.ndarray) -> np.ndarray:
@@ -148,8 +164,7 @@ def _movielens(fast: bool) -> Study:
     """IDs are residual k-means of films' genres, years, titles and neighbours in training histories."""
     films = keep_most_rated(load_movielens(), FAST_FILMS) if fast else load_movielens()
     known = [history[:-2] for history in films.histories]
-    features = film_features(films, known, seed=SEED)
-    ids = semantic_ids_from_features(features, num_codes=FAST_CODES if fast else CODES["movielens"], seed=SEED)
+    ids = _ids("movielens", known, lambda: film_features(films, known, seed=SEED), fast)
     return _split("movielens", ids, films.histories)
 
 
