@@ -104,10 +104,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "items.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     ids = SemanticIds(torch.tensor(rows), level_sizes=[256] * 4)
     backbone = decoder(ids.vocab_size + 1)
-    for path in ("nezha/backbone", "speculation/target", "speculation/atspeed-s"):
+    for path in ("speculation/target", "speculation/atspeed-s"):
         backbone.save_pretrained(made / path)
+    ids.constraint_index().save_pretrained(made / "experiments" / "backbone-beauty")
     add_draft_head(backbone, ids)
-    backbone.save_pretrained(made / "nezha" / "nezha-longer")
+    backbone.save_pretrained(made / "experiments" / "nezha-beauty-0123abcd" / "nezha-0")
     tokenizer = tokenizer_of("bpe")
     decoder(len(tokenizer), eos_token_id=tokenizer.eos_token_id).save_pretrained(made / "smollm2")
     tokenizer.save_pretrained(made / "smollm2")
@@ -158,13 +159,16 @@ def test_every_number_stands_in_the_results_under_the_same_command(name: str) ->
     ):
         assert re.search(rf"(?<![\d.,]){re.escape(number)}(?!\d)", around), number
     told = " ".join(section[1].split()).replace("Python", "python")
-    versions = dict(re.findall(r'"(python|torch|transformers|numpy)": "([^"]+)"', there))
+    # Lines of JSON, or what `record.py` leaves of them.
+    versions = dict(re.findall(r'\b(python|torch|transformers|numpy)(?:": "| )(\d[\w.+]*)', there))
     assert len(versions) == 4
     for library, version in versions.items():
         assert f"{library} {version}" in told
-    for commit in re.findall(r'"commit": "([^"]+)"', there):
+    for commit in re.findall(r'^(?:.*"commit": "|commit )([\w-]+)', there, flags=re.MULTILINE):
         assert commit in told
-    cpu, cpus, threads = re.findall(r'"cpu": "([^"]+)", "cpus": (\d+), "threads": (\d+)', there)[-1]
+    machines = re.findall(r'"cpu": "([^"]+)", "cpus": (\d+), "threads": (\d+)', there)
+    machines += [(cpu, cpus, used) for cpu, used, cpus in re.findall(r", ([^,]+), (\d+) of (\d+) CPUs", there)]
+    cpu, cpus, threads = machines[-1]
     assert f"{cpu}, {cpus} CPUs, {threads} thread" in told
 
 
