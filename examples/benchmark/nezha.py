@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """NEZHA's tables: draft heads against beam search by the same backbone, on Amazon Beauty and MovieLens.
 
-The backbone is that of `backbone.py`. To it are added, and trained with it (paper, algorithm 3): NEZHA's head, MTP's
-independent heads, the paper's ablations 1 to 3; and once more NEZHA's head alone, whose frozen backbone verifies what
-the head drafts. The control is the backbone, trained further with its own loss. All have the same budget, three seeds
-each (`nezha_heads.py`). NEZHA-4 is NEZHA without verification; "last level" is the paper's form, which searches
+The backbone is that of `backbone_models.py`. To it are added, and trained with it (paper, algorithm 3): NEZHA's head,
+MTP's independent heads, the paper's ablations 1 to 3; and once more NEZHA's head alone, whose frozen backbone verifies
+what the head drafts. The control is the backbone, trained further with its own loss. All have the same budget, three
+seeds each (`nezha_heads.py`). NEZHA-4 is NEZHA without verification; "last level" is the paper's form, which searches
 without the catalogue and checks at the end.
 
 Rows are users: the last item of each is to be found among ten (`nezha_lists.py`). Intervals are of 95%, over users
@@ -39,8 +39,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from backbone import backbone_folder, load, max_items
 from backbone_data import STUDIES, Row, Study, has_study, read_study
+from backbone_models import backbone_folder, load, max_items
 from experiments import show_progress
 from nezha_heads import ALONE, FURTHER, VARIANTS, HeadSettings, train_all
 from nezha_lists import Lists, compare_strict, ratio, recommend, some_of, summary

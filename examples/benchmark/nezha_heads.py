@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from backbone import load
 from backbone_data import Study
+from backbone_models import load
 from experiments import make_once, run_trainer, training_arguments
 from nezha_packing import WindowTrainer, next_items
 from transformers import Trainer, set_seed

@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from backbone import load
 from backbone_data import Row, Study, has_study
+from backbone_models import load
 from nezha import (
     BACKBONE,
     CONSTRAINED,
