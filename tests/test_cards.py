@@ -104,7 +104,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "items.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     ids = SemanticIds(torch.tensor(rows), level_sizes=[256] * 4)
     backbone = decoder(ids.vocab_size + 1)
-    for path in ("speculation/target", "speculation/atspeed-s"):
+    for path in ("experiments/backbone-beauty-texts", "speculation/target", "speculation/atspeed-s"):
         backbone.save_pretrained(made / path)
     ids.constraint_index().save_pretrained(made / "experiments" / "backbone-beauty")
     add_draft_head(backbone, ids)
