@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -183,8 +182,8 @@ def new_t5(study: Study, size: dict[str, Any]) -> Any:
     return enable(T5ForConditionalGeneration(T5Config(vocab_size=pad + 1, dropout_rate=0.1, **size, **special)))
 
 
-def _seconds_of_a_step(study: Study, recipe: dict[str, Any], steps: int = 40) -> float:
-    """Processor time of a step, validation included: of a short training that is thrown away."""
+def _seconds_of_a_step(study: Study, recipe: dict[str, Any], steps: int = 80) -> float:
+    """Processor time of a step, with a tenth for validation: of a short training that is thrown away."""
     with tempfile.TemporaryDirectory() as folder:
         made = train(
             study, recipe, Path(folder), model=new_t5(study, recipe["model"]), max_steps=steps, eval_steps=steps
@@ -200,11 +199,11 @@ def _made(
     fast: bool,
     make: Callable[[Path], dict[str, Any]],
 ) -> Path:
-    """A folder with a trained model and the facts about it; made again if the recipe or the catalogue changed."""
-    folder = (work or cache_folder("experiments")) / f"{name}{'-fast' if fast else ''}"
+    """A folder with a trained model and the facts about it; another recipe or catalogue has another folder."""
     wanted = {"recipe": recipe, "catalogue": hashlib.sha256(study.tokens.tobytes()).hexdigest()[:16]}
-    if not (folder / NOTE).is_file() or wanted != {name: facts(folder).get(name) for name in wanted}:
-        shutil.rmtree(folder, ignore_errors=True)
+    key = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:8]
+    folder = (work or cache_folder("experiments")) / f"{name}{'-fast' if fast else ''}-{key}"
+    if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with replaced_folder(folder) as unfinished:
             measured = make(unfinished)
