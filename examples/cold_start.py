@@ -363,6 +363,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--num-beams", type=int, default=10, help="for every row; chosen on valid, too")
     parser.add_argument("--batch-size", type=int, default=64, help="users a call")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="end with all numbers on one line")
     parser.add_argument("--fast", action="store_true", help=f"{FAST_USERS} users; skipped without the data")
     return parser.parse_args(arguments)
 
@@ -381,7 +382,8 @@ def main(arguments: list[str] | None = None) -> None:
             show(name, percent, result)
             results.append({"data": name, "percent": percent, **result})
     settings = {"period": options.period, "num_beams": options.num_beams, "seed": options.seed}
-    print(json.dumps({**settings, "results": results}))
+    if options.json:
+        print(json.dumps({**settings, "results": results}))
 
 
 def has_beauty(options: argparse.Namespace) -> bool:

@@ -206,7 +206,7 @@ def test_without_data_it_is_skipped_in_fast_mode_and_an_error_otherwise(
 @pytest.mark.slow  # trains four small models
 @needs_beauty
 def test_fast_run_prints_all_tables_and_one_json_line() -> None:
-    command = [sys.executable, str(ROOT / "examples" / "cold_start.py"), "--fast", "--data", str(BEAUTY)]
+    command = [sys.executable, str(ROOT / "examples" / "cold_start.py"), "--fast", "--json", "--data", str(BEAUTY)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
