@@ -228,6 +228,10 @@ def test_plan_says_what_a_catalogue_will_take() -> None:
     for text in ("265.1 MB, 13.3 bytes an item", "1.5 GB, 72.9 bytes an item", f"{found['expected']['nodes']:,}"):
         assert text in printed
     assert "num_levels=9999" in fail("plan", "--items", 5, "--levels", 9999, "--vocab", 8)
+    for items in ("inf", "1e300"):
+        assert f"--items is {float(items):g}, expected" in fail("plan", "--items", items, "--levels", 8, "--vocab", 8)
+    largest = json.loads(succeed("plan", "--items", 2**50, "--levels", 1024, "--vocab", 2**31, "--json"))
+    assert largest["expected"]["nodes"] <= largest["at_most"]["nodes"]
 
 
 # show --plot

@@ -25,11 +25,12 @@ from .memory_plan import (
     levels_of_view,
     torch_arrays,
 )
+from .sequences import LARGEST_TOKEN
 from .trie import SHORT
 
 STATIC_NODE, STATIC_STATE = 12, 4  # bytes of a node in three arrays, and of a state of the dense levels
 DENSE_LEVELS = 2  # of STATIC: those of its bit mask
-MOST_LEVELS = 1024
+MOST = {"num_items": 2**50, "num_levels": 1024, "vocab_size": LARGEST_TOKEN + 1}
 
 
 @dataclass(frozen=True)
@@ -141,13 +142,13 @@ def _expected_level(parents: int, children: int, exceptions: int, vocab_size: in
 
 def _distinct(num_items: int, vocab_size: int, level: int) -> int:
     """The expected number of distinct prefixes of so many tokens."""
-    room = float(vocab_size) ** level
+    room = _room(vocab_size, level)
     return max(round(room * -math.expm1(-num_items / room)), 1)
 
 
 def _exceptions(num_items: int, vocab_size: int, level: int) -> int:
     """The expected number of prefixes that go on with two tokens or more."""
-    room = float(vocab_size) ** level
+    room = _room(vocab_size, level)
     each = num_items / room / vocab_size  # sequences below one child, of Poisson's law
     some = -math.expm1(-num_items / room)
     one = vocab_size * -math.expm1(-each) * math.exp(-each * (vocab_size - 1))
@@ -156,7 +157,7 @@ def _exceptions(num_items: int, vocab_size: int, level: int) -> int:
 
 def _sharing(num_items: int, vocab_size: int, num_levels: int) -> int:
     """The expected number of sequences with two items or more."""
-    room = float(vocab_size) ** num_levels
+    room = _room(vocab_size, num_levels)
     each = num_items / room
     return max(round(room * (-math.expm1(-each) - each * math.exp(-each))), 0)
 
@@ -175,7 +176,10 @@ def _token_size(vocab_size: int) -> int:
 
 def _check(num_items: int, num_levels: int, vocab_size: int) -> None:
     for name, number in {"num_items": num_items, "num_levels": num_levels, "vocab_size": vocab_size}.items():
-        if number < 1:
-            raise ValueError(f"{name}={number}, expected 1 or more")
-    if num_levels > MOST_LEVELS:
-        raise ValueError(f"num_levels={num_levels}, expected at most {MOST_LEVELS}: is it the number of items?")
+        if not 1 <= number <= MOST[name]:
+            raise ValueError(f"{name}={number}, expected 1 to {MOST[name]}")
+
+
+def _room(vocab_size: int, level: int) -> float:
+    """The number of sequences of so many tokens; where it is beyond all counting, some number that is."""
+    return float(min(vocab_size**level, 10**100))
