@@ -104,9 +104,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "items.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     ids = SemanticIds(torch.tensor(rows), level_sizes=[256] * 4)
     backbone = decoder(ids.vocab_size + 1)
-    for path in ("experiments/backbone-beauty-texts", "speculation/target", "speculation/atspeed-s"):
+    for path in ("experiments/backbone-beauty-texts-01234567", "speculation/target", "speculation/atspeed-s"):
         backbone.save_pretrained(made / path)
-    ids.constraint_index().save_pretrained(made / "experiments" / "backbone-beauty")
+    ids.constraint_index().save_pretrained(made / "experiments" / "backbone-beauty-01234567")
     add_draft_head(backbone, ids)
     backbone.save_pretrained(made / "experiments" / "nezha-beauty-0123abcd" / "nezha-0")
     tokenizer = tokenizer_of("bpe")
