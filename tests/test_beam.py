@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -31,14 +32,14 @@ def candidates(batch_size: int, num_beams: int, num_children: int) -> PlainChild
     """Children with tokens 10, 11, ... and states 100, 101, ..., all of them legal."""
     shape = (batch_size, num_beams, num_children)
     numbers = torch.arange(num_beams * num_children).view(1, num_beams, num_children).expand(shape)
-    return PlainChildren(tokens=numbers + 10, legal=torch.ones(shape, dtype=torch.bool), first=numbers[..., 0] + 100)
+    return PlainChildren(tokens=numbers + 10, legal=torch.ones(shape, dtype=torch.bool), states=numbers + 100)
 
 
 def beams(scores: list[list[float]], length: int = 2) -> Beams:
     """Beams whose tokens are their own numbers."""
     values = torch.tensor(scores)
     own = torch.arange(values.shape[1]).expand(values.shape)[..., None].expand(-1, -1, length)
-    return Beams(sequences=own, beam_indices=own, scores=values, states=own[..., 0])
+    return Beams.of(own, own, scores=values, states=own[..., 0])
 
 
 def test_the_best_children_over_all_beams_are_kept_in_order() -> None:
@@ -63,6 +64,31 @@ def test_missing_candidates_are_dead_and_stay_dead(loud: float | None) -> None:
     chosen = choose(beams([[0.0], [DEAD]]), candidates(2, 1, 3), scores, dead_state=7, noise=noise)
     assert chosen.scores.tolist() == [[-1.0], [DEAD]]
     assert chosen.states.tolist() == [[101], [7]]
+
+
+def test_paths_are_put_together_from_any_widths_and_from_what_was_read_on_the_way() -> None:
+    rng = np.random.default_rng(0)
+    for read_at in (None, 0, 2, 3):
+        prefixes = beams([[0.0] * 3] * 2)
+        expected = [[(own.tolist(), own.tolist()) for own in row] for row in prefixes.sequences]
+        for step, width in enumerate((6, 6, 2, 5)):
+            parents, tokens = (
+                torch.from_numpy(rng.integers(0, most, (2, width))) for most in (prefixes.scores.shape[1], 9)
+            )
+            nothing = torch.zeros((2, width))
+            prefixes = Beams(prefixes.paths.extended(parents, tokens), nothing, nothing.long())
+            chosen = zip(parents.tolist(), tokens.tolist(), expected, strict=True)
+            expected = [
+                [([*row[p][0], t], [*row[p][1], p]) for p, t in zip(of, new, strict=True)] for of, new, row in chosen
+            ]
+            assert torch.equal(prefixes.tokens, tokens)
+            assert torch.equal(prefixes.parents, parents)
+            if step == read_at:
+                assert prefixes.sequences.shape[-1] == prefixes.length == 3 + step
+        found = zip(prefixes.sequences.tolist(), prefixes.beam_indices.tolist(), strict=True)
+        assert [list(zip(*row, strict=True)) for row in found] == [[*map(tuple, row)] for row in expected]
+        assert torch.equal(prefixes.tokens, tokens)
+        assert torch.equal(prefixes.parents, parents)
 
 
 def hard_keys(width: int, seed: int) -> torch.Tensor:

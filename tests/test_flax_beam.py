@@ -46,7 +46,7 @@ def random_beams(seed: int) -> dict[str, np.ndarray]:
 def both(fields: dict[str, np.ndarray]) -> tuple[Beams, torch_beam.Beams]:
     theirs = {name: torch.from_numpy(value) for name, value in fields.items()}
     theirs |= {name: value.long() for name, value in theirs.items() if name != "scores"}
-    return Beams(**{name: jnp.asarray(value) for name, value in fields.items()}), torch_beam.Beams(**theirs)
+    return Beams(**{name: jnp.asarray(value) for name, value in fields.items()}), torch_beam.Beams.of(**theirs)
 
 
 def candidates(seed: int, *, merged: bool = True) -> tuple[Any, Any, np.ndarray]:
@@ -57,13 +57,15 @@ def candidates(seed: int, *, merged: bool = True) -> tuple[Any, Any, np.ndarray]
     first, added = (rng.integers(20, 90, (BATCH, WIDTH)).astype(np.int32) for _ in range(2))
     ours = [jnp.where(legal, tokens, -1), jnp.asarray(first)]
     as_torch = [torch.from_numpy(array).long() for array in (tokens, first, added)]
-    theirs = [as_torch[0], torch.from_numpy(legal), as_torch[1]]
+    places = torch.arange(CHILDREN)
+    old, new = (states[..., None] + places for states in as_torch[1:])
+    theirs = [as_torch[0], torch.from_numpy(legal)]
     scores = rng.normal(size=tokens.shape).astype(np.float32)
     scores = np.where(legal, scores, -np.inf)
     if not merged:
-        return PlainChildren(*ours), torch_children.PlainChildren(*theirs), scores
-    theirs = torch_children.MergedChildren(*theirs, as_torch[2], 4)
-    return MergedChildren(*ours, jnp.asarray(added), 4), theirs, scores
+        return PlainChildren(*ours), torch_children.PlainChildren(*theirs, old), scores
+    states = torch.where(places < 4, old, new - 4)
+    return MergedChildren(*ours, jnp.asarray(added), 4), torch_children.PlainChildren(*theirs, states), scores
 
 
 def check_equal(ours: Any, theirs: Any, names: tuple[str, ...]) -> None:

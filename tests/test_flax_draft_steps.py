@@ -254,7 +254,7 @@ def check_places(
     scores = torch.from_numpy(rng.normal(size=beams.scores.shape).astype(np.float32))
     is_dead = (beams.scores == torch_beam.DEAD) | torch.from_numpy(rng.random(scores.shape) < 0.2 * bool(level))
     dead_state = search.catalogue.dead_state
-    beams = torch_beam.Beams(
+    beams = torch_beam.Beams.of(
         beams.sequences,
         beams.beam_indices,
         scores.masked_fill(is_dead, torch_beam.DEAD),

@@ -42,7 +42,7 @@ def both(*, length: int, independent: bool, stream: int = 0) -> list[tuple[np.nd
 
     states = torch.from_numpy(nothing).long()
     given = (
-        torch_beam.Beams(*[torch.from_numpy(sequences)] * 2, states.float(), states),
+        torch_beam.Beams.of(*[torch.from_numpy(sequences)] * 2, states.float(), states),
         torch_children.PlainChildren(torch.from_numpy(tokens), torch.ones(tokens.shape, dtype=torch.bool), states),
     )
     noise = torch_noise.Noise(torch.from_numpy(SEEDS))

@@ -74,13 +74,16 @@ TORCH_ONLY = {
         "CPU_BLOCKS_FROM": "the same",
         "DEVICE_BLOCKS_FROM": "the same",
         "top_keys": "the same",
+        "Paths": "paths have room for all tokens in Flax, and are moved with their beams",
     },
     "children": {
         "ChildrenInColumns": "kinds in Flax all read scores at their tokens: those are replaced",
         "UncheckedChildren": "every level is checked in Flax",
         "WideChildren": "wide levels are dense in torch alone",
+        "OnlyChildren": "a step in Flax is one program: what it does not read costs nothing",
+        "RootChildren": "the same",
     },
-    "decode": {},
+    "decode": {"sum_scores": "kinds of children in Flax all have their states checked"},
     "device_trie": {
         "FlatTrie": "several labels are a logits processor's, a callable of PyTorch",
         "twins_on_device": "Flax moves twins with what was added, in additions_on_device",
@@ -90,6 +93,12 @@ TORCH_ONLY = {
         "WIDE_FROM": "the same",
         "WIDE_SHARE": "the same",
         "WideLevel": "the same",
+        "LivingBits": "the same",
+        "living_bits": "the same",
+        "RootLevel": "see children",
+        "LevelConstants": "constants of a program in Flax",
+        "FEW_OFFSETS": "the same",
+        "WINDOWS_FROM": "windows of tokens are slices in Flax",
     },
     "draft_head": {"IGNORED": "heads are trained in PyTorch"},
     "drafters": {
@@ -129,7 +138,7 @@ FLAX_ONLY = {
         "warped": "warpers are processors in torch",
         "with_prompt": "prompts are arguments of a program",
     },
-    "children": {},
+    "children": {"MergedChildren": "torch joins the states, too: its children have them"},
     "device_trie": {
         "ADDED_CHILDREN": "buckets",
         "ADDED_NODES": "buckets",
@@ -227,21 +236,33 @@ OTHERWISE = {
     },
     "transition.DeviceCatalogue.children": ALONE,  # answers of several labels have no states
     "transition.DeviceCatalogue.is_leaf": ALONE,  # the same
+    "decode.DecodePlan.ends_together": ALONE,  # a program always has a pool
     "decode.DecodePlan.apply": ALONE,  # callables of PyTorch
     "decode.DecodePlan.of_rows": ALONE,  # rows of a program advance together
     "decode.Decoded": {"num_levels", "may_be_shorter"},  # a program's outputs have fixed shapes
     "decode.Decoded.cropped": ALONE,  # the call crops them, on the host
-    "children.Children": {"legal"},  # a property
+    "beam.Beams": {"sequences", "beam_indices", "paths"},  # see Paths
+    "beam.Beams.length": ALONE,
+    "beam.Beams.of": ALONE,
+    "children.Children": {"tokens"},  # fields of each kind in torch
+    "children.Children.legal": ALONE,
+    "children.Children.summed": ALONE,  # kinds in Flax all have their states checked
     "children.Children.scores": {"rows"},  # log-probabilities are not cut into pieces
     "children.Children.take_at": ALONE,  # saves a device launches
     "children.PlainChildren.take_at": ALONE,
-    "children.MergedChildren": {"legal"},
-    "children.PlainChildren": {"legal"},
+    "children.PlainChildren": {"legal", "first", "states"},
+    "device_trie.DeviceTrie.child_bounds": ALONE,
+    "device_trie.DeviceTrie.constants": ALONE,
+    "device_trie.DeviceTrie.has_bases": ALONE,
+    "device_trie.DeviceTrie.is_chain": ALONE,
+    "device_trie.DeviceTrie.root": ALONE,
+    "device_trie.DeviceTrie.tokens_of": ALONE,
     "device_trie.DeviceTrie.wide": ALONE,  # forms that are not read, like the next three
     "device_trie.DeviceTrie.edges": ALONE,
     "device_trie.DeviceTrie.flat": ALONE,
     "device_trie.DeviceTrie.follow": ALONE,
-    "transition.DevicePart": {"wide"},
+    "transition.DevicePart": {"wide", "living"},
+    "transition.DevicePart.is_whole": ALONE,
     "transition.DeviceCatalogue": {"twins"},  # of DeviceAdditions
     "transition.DeviceCatalogue.nodes_per_level": ALONE,  # of plans of drafts
     "transition.device_catalogue": {"num_rows"},  # rows are filled up to a bucket

@@ -48,17 +48,18 @@ def kinds() -> dict[str, Children]:
     tokens = torch.randint(VOCABULARY, (BATCH, BEAMS, CHILDREN), generator=generator)
     legal = torch.rand(tokens.shape, generator=generator) < 0.7
     first = torch.zeros((BATCH, BEAMS), dtype=torch.long)
-    plain = PlainChildren(torch.where(legal, tokens, 0), legal, first)
+    plain = PlainChildren(torch.where(legal, tokens, 0), legal, tokens)
     table = WideLevel(
         first_token=7,
-        legal=torch.ones((2, CHILDREN), dtype=torch.bool),
+        penalties=torch.zeros((2, CHILDREN)),
         ranks=torch.zeros((2, CHILDREN), dtype=torch.int32),
         first=torch.zeros(2, dtype=torch.long),
+        tokens=torch.arange(7, 7 + CHILDREN),
     )
-    span = torch.arange(7, 7 + CHILDREN).expand(tokens.shape)
+    span = table.tokens.expand(tokens.shape)
     return {
         "plain": plain,
-        "wide": WideChildren(span, legal, table, first, first),
+        "wide": WideChildren(span, table, first),
         "columns": ChildrenInColumns(tokens // 2, legal, by_token=plain),
     }
 
@@ -134,7 +135,7 @@ def test_scores_of_a_large_vocabulary_take_few_operations_and_little_memory(
     with PretendCuda() as cuda:
         given = torch.zeros(shape, dtype=torch.bfloat16, device="cuda")
         nothing = torch.zeros((1, 512, 256), dtype=torch.long, device="cuda")
-        legal = PlainChildren(nothing, nothing == 0, nothing[..., 0])
+        legal = PlainChildren(nothing, nothing == 0, nothing)
         beams = Beams.start(1, 512, torch.device("cuda"))
         log = cuda.clear()
         found = decode.child_scores(given, legal, beams, make_plan(1, 512))
@@ -226,7 +227,7 @@ def test_pieces_on_a_gpu_give_the_log_softmax(dtype: torch.dtype, monkeypatch: p
     monkeypatch.setattr(decode, "takes_one_pass", lambda rows: False)
     given = torch.randn((1, 512, 40_000), device="cuda").to(dtype)
     tokens = torch.randint(40_000, (1, 512, 32), device="cuda")
-    legal = PlainChildren(tokens, tokens >= 0, tokens[..., 0])
+    legal = PlainChildren(tokens, tokens >= 0, tokens)
     found = decode.child_scores(given, legal, Beams.start(1, 512, given.device), make_plan(1, 512))
     torch.testing.assert_close(found, expected(given, legal), atol=1e-5, rtol=TOL)
 

@@ -103,23 +103,35 @@ def bytes_of(found: Any, seen: set[int]) -> int:
 def check_torch(rules: BatchRules, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare with the tensors of a batch, and those made for it that are kept: bits of each rule."""
     moved: list[Any] = []
+    of_batch: list[Any] = []
     to_device = torch_device.to_device
 
-    def copied(numbers: Any, device: torch.device) -> torch.Tensor:
-        tensor = to_device(numbers, device).clone()  # as on a GPU: nothing is shared with the host
-        moved.append(tensor)
-        return tensor
+    def copied(into: list[Any]) -> Callable[[Any, torch.device], torch.Tensor]:
+        def copy(numbers: Any, device: torch.device) -> torch.Tensor:
+            into.append(to_device(numbers, device).clone())  # as on a GPU: nothing is shared with the host
+            return into[-1]
 
-    monkeypatch.setattr(torch_device, "to_device", copied)
-    monkeypatch.setattr(torch_transition, "to_device", copied)
+        return copy
+
+    monkeypatch.setattr(torch_device, "to_device", copied(moved))
+    monkeypatch.setattr(torch_transition, "to_device", copied(of_batch))
     device = torch.device("cpu")
     catalogue = torch_transition.device_catalogue(rules, device)
+    lives = [snapshot.base.alive or snapshot.base.segment.all_alive for snapshot in rules.snapshots]
+    if any(snapshot.base.alive is not None for snapshot in rules.snapshots):  # tables serve rules that are used again
+        of_batch.clear()
+        catalogue = torch_transition.device_catalogue(rules, device)
     plan = plan_memory(rules)
-    assert plan.nbytes == bytes_of([catalogue, moved], set())
+    trie = catalogue.base.trie
+    kept = [torch_device._LIVING.get(live, {}).get(device) for live in lives]
+    spread = [bits.spread for bits in catalogue.base.living or () if bits is not None][:1]
+    tries = [part.trie for part in (catalogue.base, catalogue.added) if part is not None]
+    made = [(trie.constants, trie.root) for trie in tries]
+    assert plan.nbytes == bytes_of([catalogue, moved, of_batch, made, kept], set())
     trie = catalogue.base.trie
     assert plan.tokens == trie.tokens.nbytes
     assert plan.offsets == bytes_of([trie.offsets, trie.exceptions], set())
-    assert plan.tables == bytes_of(catalogue.base.wide, set())
+    assert plan.tables == bytes_of([catalogue.base.wide, spread, made[0]], set())
     assert plan.edges == trie.edges.nbytes
 
 

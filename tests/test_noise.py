@@ -78,11 +78,11 @@ def test_bad_seeds_are_refused(seed: Any, message: str) -> None:
 
 
 def beams_of(sequences: torch.Tensor) -> Beams:
-    return Beams(sequences, sequences, torch.zeros(sequences.shape[:2]), torch.zeros(sequences.shape[:2]).long())
+    return Beams.of(sequences, sequences, torch.zeros(sequences.shape[:2]), torch.zeros(sequences.shape[:2]).long())
 
 
 def children_of(tokens: torch.Tensor) -> PlainChildren:
-    return PlainChildren(tokens, torch.ones_like(tokens, dtype=torch.bool), torch.zeros_like(tokens[..., 0]))
+    return PlainChildren(tokens, torch.ones_like(tokens, dtype=torch.bool), torch.zeros_like(tokens))
 
 
 def noise(

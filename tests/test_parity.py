@@ -296,7 +296,7 @@ PLANTED = {
     "scores are not passed on": (
         beam,
         "select",
-        lambda kept: beam.Beams(kept.sequences, kept.beam_indices, kept.scores * 0.5, kept.states),
+        lambda kept: beam.Beams.of(kept.sequences, kept.beam_indices, kept.scores * 0.5, kept.states),
     ),
 }
 

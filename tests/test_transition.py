@@ -21,8 +21,9 @@ from hf_gr.torch import device_trie, transition
 from hf_gr.torch.children import (
     Children,
     ChildrenInColumns,
-    MergedChildren,
+    OnlyChildren,
     PlainChildren,
+    RootChildren,
     UncheckedChildren,
     WideChildren,
 )
@@ -103,14 +104,15 @@ def test_wide_levels_equal_the_dictionary(at_once: int, monkeypatch: pytest.Monk
         check(sequences)
 
 
-@pytest.mark.parametrize("field", ["legal", "ranks", "first"])
+@pytest.mark.parametrize("field", ["penalties", "ranks", "first"])
 def test_a_planted_error_in_a_wide_level_is_seen(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make_all_wide(monkeypatch)
     right = device_trie._wide_level
 
     def spoiled(*args: Any) -> Any:
         level = right(*args)
-        return replace(level, **{field: ~level.legal if field == "legal" else getattr(level, field) + 1})
+        value = level.penalties.roll(1, -1) if field == "penalties" else getattr(level, field) + 1
+        return replace(level, **{field: value})
 
     monkeypatch.setattr(device_trie, "_wide_level", spoiled)
     with pytest.raises((AssertionError, IndexError, RuntimeError)):
@@ -122,6 +124,73 @@ def test_only_levels_with_many_children_are_wide() -> None:
     index = ConstraintIndex.from_sequences(rng.integers(0, 64, (3000, 3)))
     assert [level is not None for level in catalogue_of(index).base.wide or ()] == [True, True, False]
     assert catalogue_of(index.where([0, 1])).base.wide is None
+
+
+def some_rules(num_rules: int, *, excludes: bool) -> Any:
+    """Rules and exclusions, which end in whole dead branches, over a catalogue with two wide levels."""
+    rows = np.random.default_rng(0).integers(0, 64, (3000, 3)) + [0, 64, 30_000]
+    index, items = ConstraintIndex.from_sequences(rows), np.arange(3000)
+    views = [index.where((items % 3 != rule) & (items > 1000 * rule)) for rule in range(num_rules)] or [index]
+    in_branches = [items[rows[:, 0] < 3], items[(rows[:, :2] == rows[5, :2]).all(1)]]
+    return combine_rules([view.snapshot for view in views], in_branches if excludes else None)
+
+
+def children_by_beam(catalogue: transition.DeviceCatalogue, states: torch.Tensor, level: int) -> list[set[tuple]]:
+    """The tokens and states of living children, also by their cumulative scores, whatever their order."""
+    below = transition.children(states, catalogue, level=level)
+    found = states_of(below)
+    scores = below.summed(torch.ones(below.tokens.shape), torch.zeros(states.shape), torch.tensor(-torch.inf))
+    lists = zip(below.tokens.flatten(0, 1), found.flatten(0, 1), below.legal.flatten(0, 1), strict=True)
+    by_beam = [set(zip(tokens[legal].tolist(), to[legal].tolist(), strict=True)) for tokens, to, legal in lists]
+    start, end = catalogue.base.trie.level_starts[level : level + 2]
+    is_node = (states >= start) & (states < end)
+    assert torch.equal((scores == 1)[is_node], below.legal[is_node])
+    assert torch.equal((scores == -torch.inf)[is_node], ~below.legal[is_node])
+    return by_beam
+
+
+def same_on_wide_levels(num_rules: int, *, excludes: bool) -> bool:
+    """Whether rules and exclusions leave the same on wide levels as on others, from every state."""
+    rules = some_rules(num_rules, excludes=excludes)
+    narrow = transition.device_catalogue(rules, CPU)
+    if num_rules:
+        assert narrow.base.wide is None  # a table would not pay for a rule that is used once
+    else:
+        narrow = replace(narrow, base=replace(narrow.base, wide=None))
+    wide = transition.device_catalogue(rules, CPU)
+    assert [level is not None for level in wide.base.wide or ()] == [True, True, False]
+    assert (wide.base.living is not None) == bool(num_rules)
+    starts = wide.base.trie.level_starts
+    for level in range(2):
+        states = torch.arange(starts[level] - 1, starts[level + 1] + 1).expand(2, -1)
+        below = transition.children(states, wide, level=level)
+        assert isinstance(below, WideChildren if num_rules or excludes or level else RootChildren)
+        if children_by_beam(wide, states, level) != children_by_beam(narrow, states, level):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("excludes", [False, True])
+@pytest.mark.parametrize("num_rules", [0, 1, 2])
+def test_rules_and_exclusions_hold_on_wide_levels(num_rules: int, excludes: bool) -> None:
+    assert same_on_wide_levels(num_rules, excludes=excludes)
+
+
+@pytest.mark.parametrize("spoiled", ["living", "rule", "hidden"])
+def test_planted_errors_of_rules_on_wide_levels_are_seen(spoiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = transition._wide_children
+    if spoiled == "living":
+        right_bits = device_trie._living
+        monkeypatch.setattr(device_trie, "_living", lambda table, alive: right_bits(table, alive) | 16)
+    else:
+        change = {
+            "rule": lambda below: {"living": (below.living[0], below.nodes)},
+            "hidden": lambda _: {"hidden": None},
+        }
+        monkeypatch.setattr(
+            transition, "_wide_children", lambda *args: replace(found := right(*args), **change[spoiled](found))
+        )
+    assert not same_on_wide_levels(2, excludes=True)
 
 
 def test_steps_from_listed_exceptions_and_from_large_tokens_equal_the_dictionary() -> None:
@@ -186,9 +255,9 @@ def test_what_stands_at_illegal_places_is_some_token(sequences: list[list[int]])
 @pytest.mark.parametrize(
     ("home", "name", "spoil"),
     [
-        (DeviceTrie, "child_range", lambda bounds: (bounds[0], bounds[1] + 1)),
-        (DeviceTrie, "child_range", lambda bounds: (bounds[0], bounds[1].clamp(max=1))),
-        (DeviceTrie, "child_range", lambda bounds: (bounds[0] + 1, bounds[1])),
+        (DeviceTrie, "child_bounds", lambda bounds: bounds + torch.tensor([0, 1])),
+        (DeviceTrie, "child_bounds", lambda bounds: torch.minimum(bounds, bounds[..., :1] + 1)),
+        (DeviceTrie, "child_bounds", lambda bounds: bounds + 1),
         (transition, "is_leaf", lambda leaf: ~leaf),
         (transition, "is_leaf", torch.zeros_like),
     ],
@@ -230,7 +299,10 @@ def test_the_bits_of_a_rule_are_moved_once() -> None:
     ours, theirs = catalogue_of(view).base.alive, catalogue_of(view).base.alive
     assert ours is not None
     assert theirs is not None
-    assert [bits.data_ptr() for bits in ours] == [bits.data_ptr() for bits in theirs]
+    assert ours[1] is theirs[1] is None  # every prefix of one token has one child, which is alive where the prefix is
+    assert isinstance(ours[0], torch.Tensor)
+    assert isinstance(theirs[0], torch.Tensor)
+    assert ours[0].data_ptr() == theirs[0].data_ptr()
 
 
 def test_a_step_compiles_into_one_graph() -> None:
@@ -239,21 +311,21 @@ def test_a_step_compiles_into_one_graph() -> None:
     states = torch.arange(1, 7)[None]
     compiled = torch.compile(transition.children, fullgraph=True, backend="aot_eager")
     ours, theirs = compiled(states, trie, level=1), transition.children(states, trie, level=1)
-    for name in ("tokens", "first", "legal"):
+    for name in ("tokens", "states", "legal"):
         assert torch.equal(getattr(ours, name), getattr(theirs, name))
 
 
-KINDS = [PlainChildren, WideChildren, MergedChildren, UncheckedChildren]
+KINDS = [PlainChildren, OnlyChildren, WideChildren, UncheckedChildren]
 
 
 def catalogue_with(kind: type[Children], monkeypatch: pytest.MonkeyPatch) -> transition.DeviceCatalogue:
     """A catalogue whose levels 0 and 1 have children of a kind."""
     if kind is WideChildren:
         make_all_wide(monkeypatch)
-    index = ConstraintIndex.from_sequences(np.random.default_rng(0).integers(0, 9, size=(50, 3)))
-    if kind is MergedChildren:
-        index.add([[1, 2, 9], [9, 9, 9]], [50, 51])
-    catalogue = catalogue_of(index)
+    rows = np.random.default_rng(0).integers(0, 9, size=(50, 3))
+    if kind is OnlyChildren:
+        rows = rows[np.unique(rows[:, 0], return_index=True)[1]]
+    catalogue = catalogue_of(ConstraintIndex.from_sequences(rows))
     return replace(catalogue, unchecked=(torch.arange(9),) * 2) if kind is UncheckedChildren else catalogue
 
 

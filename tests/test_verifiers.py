@@ -51,7 +51,7 @@ SIGMAS = 5.0  # standard deviations that a frequency may lie off; false alarms: 
 
 def beams_at(states: torch.Tensor, scores: torch.Tensor) -> Beams:
     nothing = torch.zeros((*states.shape, 0), dtype=torch.long)
-    return Beams(nothing, nothing, scores, states)
+    return Beams.of(nothing, nothing, scores, states)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -143,8 +143,10 @@ class Level:
         tokens_of[self.own] = self.tokens
         tokens = torch.tensor(tokens_of).flatten()[drafted]
         legal = torch.tensor(~self.dead).expand(number, -1, -1)
-        first = torch.tensor(self.own * self.num_children).expand(number, -1)  # states are places, as those drafted
-        candidates = PlainChildren(torch.tensor(self.tokens).expand(number, -1, -1), legal, first)
+        places = torch.arange(self.num_children)
+        # States are places, as those drafted.
+        states = (torch.tensor(self.own * self.num_children)[:, None] + places).expand(number, -1, -1)
+        candidates = PlainChildren(torch.tensor(self.tokens).expand(number, -1, -1), legal, states)
         shape = (self.num_beams + self.aliens, self.num_children)
         nodes = Nodes(tokens, parents, drafted, log_probs=q.view(shape).expand(number, -1, -1))
         return relaxed_places(
@@ -235,9 +237,7 @@ def test_as_many_as_there_are_and_none_twice(num_kept: int, alike: float) -> Non
 
 def test_rows_without_candidates_stay_without() -> None:
     nothing = torch.full((2, 3, 4), DEAD)
-    candidates = PlainChildren(
-        torch.zeros((2, 3, 4)).long(), torch.zeros((2, 3, 4)).bool(), torch.zeros((2, 3)).long()
-    )
+    candidates = PlainChildren(torch.zeros((2, 3, 4)).long(), nothing > DEAD, torch.zeros((2, 3, 4)).long())
     zeros = torch.zeros((2, 6)).long()
     nodes = Nodes(zeros, zeros, zeros, log_probs=nothing)
     noise = {"uniform": torch.full((2, 3, 4), 0.5), "gumbel": torch.zeros((2, 3, 4))}

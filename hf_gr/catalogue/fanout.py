@@ -207,6 +207,11 @@ class Fanout:
         require(int((counts == 0).sum()) == self.num_childless, "the childless parents are as many as is noted")
 
     @property
+    def is_straight(self) -> bool:
+        """Whether every parent has one child."""
+        return self.exceptions is not None and not len(self.exceptions)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the arrays."""
         return self.offsets.nbytes + (0 if self.exceptions is None else self.exceptions.nbytes)

@@ -25,8 +25,9 @@ Backend = Literal["torch", "flax"]
 
 # PyTorch: tables for levels near the root.
 WIDE_FROM = 32  # children of one node; below, a step costs no more than its calls
-WIDE_SHARE = 4  # a level is wide if a node may have every fourth token of its span
-LARGEST_TABLE = 2**24  # nodes times tokens: 16 MB of flags, 32 MB of numbers
+WIDE_SHARE = 8  # a level is wide if a node may have every eighth token of its span
+LARGEST_TABLE = 2**24  # nodes times tokens: 64 MB of penalties, 32 MB of numbers; bytes of the bits of all rules
+SPREAD = 8 * 2**10  # bytes of the penalties of every byte of bits
 MOST_NODES = 2**22  # of tries that are walked by their edges, eight bytes each: 32 MB
 
 # Flax: sizes that programs are compiled for.
@@ -46,8 +47,9 @@ class MemoryPlan:
         backend: `"torch"` or `"flax"`.
         tokens: of the tokens on the trie's edges.
         offsets: of the maps from nodes to their children.
-        tables: of the tables for levels near the root; made on first use without rules.
-        rules: of the bits that say what is alive: removals, and every filtered view of the batch.
+        tables: of the tables for levels near the root, without additions; and of constants.
+        rules: of the bits that say what is alive: removals, and every filtered view of the batch; those of the tables
+            are made when a rule is used for the second time.
         additions: of what was added since the index was built; in Flax also of the room for it.
         requests: of what belongs to single requests: which rule each has, and the nodes hidden by its exclusions.
         each_view: of each further `where` view.
@@ -164,12 +166,17 @@ def plan_memory(rules: BatchRules, *, backend: Backend = "torch", num_rows: int 
 
 
 def torch_arrays(sizes: TrieSizes) -> dict[str, int]:
-    """Bytes of a trie's tokens, offsets and tables in PyTorch: the host's arrays, and the tables."""
+    """Bytes of a trie's tokens, offsets and tables in PyTorch: the host's arrays, and what is made of them."""
     return {
         "tokens": (sizes.num_nodes + sizes.most_children) * sizes.token_size,
         "offsets": sum(level.offset_bytes for level in sizes.levels),
-        "tables": sum(map(table_bytes, sizes.levels)),
+        "tables": constant_bytes(sizes) + sum(map(table_bytes, sizes.levels)),
     }
+
+
+def constant_bytes(sizes: TrieSizes) -> int:
+    """Bytes of what steps read: of a level four numbers and places of children, of the root the tokens below it."""
+    return 8 * (sizes.levels[0].num_children + sum(4 + level.largest for level in sizes.levels))
 
 
 def table_bytes(level: LevelSizes) -> int:
@@ -178,8 +185,14 @@ def table_bytes(level: LevelSizes) -> int:
         return 0
     if level.num_parents * level.span > LARGEST_TABLE:
         return 0
-    entry = 1 + smallest_dtype(level.largest).itemsize  # a flag and a rank
-    return (level.num_parents + 1) * (level.span * entry + 8)  # and each node's first child
+    entry = 4 + smallest_dtype(level.largest).itemsize  # a penalty and a rank
+    # And each node's first child; two rows for what is no node; the tokens of the span.
+    return (level.num_parents + 2) * (level.span * entry + 8) + 8 * level.span
+
+
+def living_bytes(level: LevelSizes) -> int:
+    """Bytes of the bits of one rule in a level's table."""
+    return (level.num_parents + 2) * _num_bytes(level.span) if table_bytes(level) else 0
 
 
 def may_be_wide(num_nodes: int, largest: int) -> bool:
@@ -191,13 +204,23 @@ def _on_torch(rules: BatchRules) -> MemoryPlan:
     base, *added = (part.segment.trie for part in rules.shared.parts)
     sizes = TrieSizes.of(base)
     arrays = torch_arrays(sizes)
-    alive = _torch_rules(rules, 0)
-    if alive or rules.excluded or added:
-        arrays["tables"] = 0
+    alive, views = _torch_rules(rules, 0), len(rules.snapshots)
+    living = sum(map(living_bytes, sizes.levels))
+    if added or (alive and views * living > LARGEST_TABLE):
+        arrays["tables"], living = constant_bytes(sizes), 0
+    elif alive and living:
+        arrays["tables"] += SPREAD
+        alive += living if views == 1 else living * (len(_lives(rules, 0)) + views)  # of several, one array with all
     additions = 0
     if added and rules.shared.twins is not None:
         of_added = torch_arrays(TrieSizes.of(added[0]))
-        additions = of_added["tokens"] + of_added["offsets"] + _torch_rules(rules, 1) + rules.shared.twins.nbytes
+        additions = (
+            of_added["tokens"]
+            + of_added["offsets"]
+            + constant_bytes(TrieSizes.of(added[0]))
+            + _torch_rules(rules, 1)
+            + rules.shared.twins.nbytes
+        )
     hidden = sum(level.nbytes for part in rules.excluded for level in part if level is not None)
     own_rules = 0 if rules.rule_of_row is None else rules.rule_of_row.nbytes
     return MemoryPlan(
@@ -206,7 +229,7 @@ def _on_torch(rules: BatchRules) -> MemoryPlan:
         rules=alive,
         additions=additions,
         requests=hidden + own_rules,
-        each_view=sum(map(_num_bytes, levels_of_view(sizes))),
+        each_view=sum(map(_num_bytes, levels_of_view(sizes))) + sum(map(living_bytes, sizes.levels)),
         edges=8 * (sizes.num_nodes - 1) if sizes.num_nodes <= MOST_NODES else 0,
     )
 
@@ -221,8 +244,18 @@ def _torch_rules(rules: BatchRules, number: int) -> int:
     moved = {key: size for level in by_rule for key, size in level}
     if len(lives) == 1:
         return sum(moved.values())
-    stacked = {tuple(key for key, _ in level): sum(size for _, size in level) for level in zip(*by_rule, strict=True)}
+    stacked = {
+        tuple(key for key, _ in level): sum(size for _, size in level)
+        for above, level in enumerate(zip(*by_rule, strict=True))
+        # The only child of a node is not checked, unless there may be others.
+        if not above or rules.shared.added is not None or not segment.trie.fanouts[above].is_straight
+    }
     return sum(moved.values()) + sum(stacked.values())
+
+
+def _lives(rules: BatchRules, number: int) -> set[int]:
+    """The rules that are not the same."""
+    return {id(snapshot.parts[number].alive) for snapshot in rules.snapshots}
 
 
 def _bits(segment: Segment, alive: Liveness | None) -> list[tuple[object, int]]:

@@ -19,10 +19,12 @@ from .memory_plan import (
     WIDE_FROM,
     LevelSizes,
     TrieSizes,
+    constant_bytes,
     flax_arrays,
     flax_bits,
     flax_branching,
     levels_of_view,
+    living_bytes,
     torch_arrays,
 )
 from .sequences import LARGEST_TOKEN
@@ -70,7 +72,8 @@ def expected(num_items: int, num_levels: int, vocab_size: int) -> SizeEstimate:
     at_leaf = _expected_level(
         levels[-1].num_children, num_items, _sharing(num_items, vocab_size, num_levels), num_items
     )
-    return _estimate(sizes, num_items, torch_arrays(sizes), at_leaf.offset_bytes)
+    living = sum(map(living_bytes, sizes.levels))
+    return _estimate(sizes, num_items, torch_arrays(sizes), at_leaf.offset_bytes, living)
 
 
 def at_most(num_items: int, num_levels: int, vocab_size: int) -> SizeEstimate:
@@ -89,9 +92,10 @@ def at_most(num_items: int, num_levels: int, vocab_size: int) -> SizeEstimate:
     )
     sizes = TrieSizes(levels, _token_size(vocab_size))
     arrays = torch_arrays(sizes)
-    arrays["tables"] = sum(_most_table_bytes(parents, vocab_size) for parents in nodes[:-1])
+    arrays["tables"] = constant_bytes(sizes) + sum(_most_table_bytes(parents, vocab_size) for parents in nodes[:-1])
+    living = sum(_most_living_bytes(parents, vocab_size) for parents in nodes[:-1])
     # A level of fewer nodes than this bound may be wide, too.
-    return _estimate(sizes, num_items, arrays, 4 * (num_items + 1))
+    return _estimate(sizes, num_items, arrays, 4 * (num_items + 1), living)
 
 
 def static_model(num_items: int, num_levels: int, vocab_size: int, *, dense_levels: int = DENSE_LEVELS) -> int:
@@ -109,7 +113,7 @@ def static_model(num_items: int, num_levels: int, vocab_size: int, *, dense_leve
     return math.ceil((1 / 8 + STATIC_STATE) * vocab_size**dense) + STATIC_NODE * nodes
 
 
-def _estimate(sizes: TrieSizes, num_items: int, arrays: dict[str, int], at_leaf: int) -> SizeEstimate:
+def _estimate(sizes: TrieSizes, num_items: int, arrays: dict[str, int], at_leaf: int, living: int) -> SizeEstimate:
     numbers = 2 * smallest_dtype(num_items).itemsize * num_items
     rules = sum(flax_bits(level.num_children, max(flax_branching(sizes))) for level in sizes.levels)
     return SizeEstimate(
@@ -118,7 +122,7 @@ def _estimate(sizes: TrieSizes, num_items: int, arrays: dict[str, int], at_leaf:
         torch=arrays["tokens"] + arrays["offsets"],
         tables=arrays["tables"],
         flax=sum(flax_arrays(sizes).values()) + rules,
-        each_view=sum(-(-nodes // 8) for nodes in levels_of_view(sizes)),
+        each_view=sum(-(-nodes // 8) for nodes in levels_of_view(sizes)) + living,
     )
 
 
@@ -165,9 +169,16 @@ def _sharing(num_items: int, vocab_size: int, num_levels: int) -> int:
 def _most_table_bytes(parents: int, vocab_size: int) -> int:
     if vocab_size < WIDE_FROM:
         return 0
-    entry = 1 + smallest_dtype(vocab_size).itemsize
+    entry = 4 + smallest_dtype(vocab_size).itemsize
     most = min(parents, LARGEST_TABLE // WIDE_FROM)
-    return entry * (min(most * vocab_size, LARGEST_TABLE) + vocab_size) + 8 * (most + 1)
+    return entry * (min(most * vocab_size, LARGEST_TABLE) + 2 * vocab_size) + 8 * (most + 2 + vocab_size)
+
+
+def _most_living_bytes(parents: int, vocab_size: int) -> int:
+    if vocab_size < WIDE_FROM:
+        return 0
+    most = min(parents, LARGEST_TABLE // WIDE_FROM)
+    return (min(most * vocab_size, LARGEST_TABLE) + 2 * vocab_size) // 8 + most + 2
 
 
 def _token_size(vocab_size: int) -> int:

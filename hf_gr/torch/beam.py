@@ -29,21 +29,88 @@ DEVICE_BLOCKS_FROM = 2**22
 LARGEST_DIVISOR = 1e30  # fp32 holds scores divided by it, or by its inverse
 
 
+class Paths:
+    """How beams came about; put together when somebody reads it, which a plain search does once, at its end.
+
+    Args:
+        length: tokens of each.
+        whole: sequences, and which beam of the row each token was appended to, if they are known.
+        step: else shorter paths, which of them these extend, and by which tokens.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        *,
+        whole: tuple[Tensor, Tensor] | None = None,
+        step: tuple[Paths, Tensor, Tensor] | None = None,
+    ) -> None:
+        self.length = length
+        self._whole = whole
+        self._step = step
+
+    def extended(self, parents: Int[Tensor, "batch chosen"], tokens: Int[Tensor, "batch chosen"]) -> Paths:
+        """Some of these, each with one more token."""
+        return Paths(self.length + 1, step=(self, parents, tokens))
+
+    @property
+    def last(self) -> tuple[Int[Tensor, "batch beams"], Int[Tensor, "batch beams"]]:
+        """The token that each ends with, and the beam that it was appended to."""
+        if self._step is not None:
+            return self._step[2], self._step[1]
+        sequences, beam_indices = self.whole
+        return sequences[..., -1], beam_indices[..., -1]
+
+    @property
+    def whole(self) -> tuple[Int[Tensor, "batch beams length"], Int[Tensor, "batch beams length"]]:
+        """Sequences and beam indices."""
+        if self._whole is None:
+            self._whole = self._put_together()
+            self._step = None
+        return self._whole
+
+    def _put_together(self) -> tuple[Tensor, Tensor]:
+        start, parents, tokens = self, [], []
+        while start._step is not None:
+            start, of_step, added = start._step
+            parents.append(of_step)
+            tokens.append(added)
+        indices = [parents[0]]
+        for step in parents[1:]:
+            indices.append(step.gather(1, indices[-1]))
+        # A beam stood where its next token was appended.
+        chosen = [tokens[0], *(of_step.gather(1, at) for of_step, at in zip(tokens[1:], indices[:-1], strict=True))]
+        new = [torch.stack(part[::-1], dim=-1) for part in (chosen, indices)]
+        if start.length:
+            along = indices[-1][..., None].expand(-1, -1, start.length)
+            new = [torch.cat([old.gather(1, along), one], dim=-1) for old, one in zip(start.whole, new, strict=True)]
+        return new[0], new[1]
+
+
 @dataclass(frozen=True)
 class Beams:
     """Prefixes with their scores.
 
     Attributes:
-        sequences: generated tokens.
-        beam_indices: which beam of the row each token was appended to: transformers' field, without the batch offset.
+        paths: their tokens, and the beams that they were.
         scores: sum of log-probabilities; `-inf` for a beam that does not exist.
         states: trie nodes.
     """
 
-    sequences: Int[Tensor, "batch beams length"]
-    beam_indices: Int[Tensor, "batch beams length"]
+    paths: Paths
     scores: Float[Tensor, "batch beams"]
     states: Int[Tensor, "batch beams"]
+
+    @classmethod
+    def of(
+        cls,
+        sequences: Int[Tensor, "batch beams length"],
+        beam_indices: Int[Tensor, "batch beams length"],
+        scores: Float[Tensor, "batch beams"],
+        states: Int[Tensor, "batch beams"],
+    ) -> Beams:
+        """Beams whose sequences are known; `beam_indices` as below."""
+        return cls(Paths(sequences.shape[-1], whole=(sequences, beam_indices)), scores, states)
 
     @classmethod
     def start(cls, batch_size: int, width: int, device: torch.device, *, independent: bool = False) -> Beams:
@@ -53,26 +120,41 @@ class Beams:
         if width > 1 and not independent:
             scores[:, 1:].fill_(DEAD)  # an assignment would make a tensor of the number first
         states = torch.zeros((batch_size, width), dtype=torch.long, device=device)
-        return cls(nothing, nothing, scores, states)
+        return cls.of(nothing, nothing, scores, states)
+
+    @property
+    def sequences(self) -> Int[Tensor, "batch beams length"]:
+        """Generated tokens."""
+        return self.paths.whole[0]
+
+    @property
+    def beam_indices(self) -> Int[Tensor, "batch beams length"]:
+        """Which beam of the row each token was appended to: transformers' field, without the batch offset."""
+        return self.paths.whole[1]
+
+    @property
+    def length(self) -> int:
+        """Generated tokens of each beam."""
+        return self.paths.length
 
     @property
     def tokens(self) -> Int[Tensor, "batch beams"]:
         """The token that each beam ends with."""
-        return self.sequences[..., -1]
+        return self.paths.last[0]
 
     @property
     def parents(self) -> Int[Tensor, "batch beams"]:
         """The beam that each beam was before its last token."""
-        return self.beam_indices[..., -1]
+        return self.paths.last[1]
 
     def take(self, positions: Int[Tensor, "batch selected"]) -> Beams:
         """These beams of every row, in this order."""
-        along = positions[..., None].expand(-1, -1, self.sequences.shape[-1])
-        return Beams(
-            sequences=self.sequences.gather(1, along),
-            beam_indices=self.beam_indices.gather(1, along),
-            scores=self.scores.gather(1, positions),
-            states=self.states.gather(1, positions),
+        along = positions[..., None].expand(-1, -1, self.length)
+        return Beams.of(
+            self.sequences.gather(1, along),
+            self.beam_indices.gather(1, along),
+            self.scores.gather(1, positions),
+            self.states.gather(1, positions),
         )
 
 
@@ -216,11 +298,9 @@ def _extend(
     dead_state: int,
 ) -> Beams:
     """The prefixes `parents`, each with one more token."""
-    along = parents[..., None].expand(-1, -1, prefixes.sequences.shape[-1])
-    is_dead = ~(scores > DEAD)  # or no number, which a user's processor may give
+    is_dead = (scores > DEAD).logical_not_()  # or no number, which a user's processor may give
     return Beams(
-        sequences=torch.cat([prefixes.sequences.gather(1, along), tokens[..., None]], dim=-1),
-        beam_indices=torch.cat([prefixes.beam_indices.gather(1, along), parents[..., None]], dim=-1),
+        prefixes.paths.extended(parents, tokens),
         scores=scores.masked_fill(is_dead, DEAD),
         states=states.masked_fill(is_dead, dead_state),
     )
@@ -234,7 +314,8 @@ def per_length(
     Where it might not be, lengths are measured in `sqrt(longest)` instead of tokens: that changes all scores of a
     catalogue by one factor, which `true_scores` undoes.
     """
-    return scores / _power(length / _unit_length(length_penalty, longest), length_penalty)
+    divisor = _power(length / _unit_length(length_penalty, longest), length_penalty)
+    return scores if divisor == 1.0 else scores / divisor
 
 
 def true_scores(scores: Float[Tensor, "*shape"], *, length_penalty: float, longest: int) -> Float[Tensor, "*shape"]:
@@ -276,7 +357,7 @@ def retire(
     Returns:
         The K beams that continue, best first, and the new pool.
     """
-    num_beams, length = finished.scores.shape[1], kept.sequences.shape[-1]
+    num_beams, length = finished.scores.shape[1], kept.length
     closed = ~finished.may_improve
     if early_stopping is True:
         closed = closed | finished.is_full
@@ -299,7 +380,7 @@ def retire(
 
 def finish(kept: Beams, *, length_penalty: float) -> Finished:
     """The pool of K beams, best first, that all end with their last token: what `retire` would make of them."""
-    length = kept.sequences.shape[-1]
+    length = kept.length
     return Finished(
         sequences=kept.sequences,
         beam_indices=kept.beam_indices,
@@ -331,7 +412,7 @@ def update_may_improve(
 ) -> Finished:
     """Close the rows whose best running beam cannot beat the worst finished one, by transformers' own heuristic."""
     reaches_end = early_stopping == "never" and length_penalty > 0.0
-    length = max_new_tokens if reaches_end else beams.sequences.shape[-1]
+    length = max_new_tokens if reaches_end else beams.length
     longest = finished.sequences.shape[-1]
     best_possible = per_length(beams.scores[:, :1], length, length_penalty=length_penalty, longest=longest)
     worst = finished.scores.min(dim=-1, keepdim=True).values
@@ -345,5 +426,5 @@ def _stop(beams: Beams, ends: Bool[Tensor, "batch beams"]) -> Beams:
 def _to_length(
     beams: Beams, max_length: int
 ) -> tuple[Int[Tensor, "batch beams max_length"], Int[Tensor, "batch beams max_length"]]:
-    missing = max_length - beams.sequences.shape[-1]
+    missing = max_length - beams.length
     return F.pad(beams.sequences, (0, missing)), F.pad(beams.beam_indices, (0, missing), value=-1)

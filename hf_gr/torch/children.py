@@ -17,10 +17,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .device_trie import WideLevel
+from .device_trie import LivingBits, RootLevel, WideLevel
 
 
-@dataclass(frozen=True)
 class Children(ABC):
     """The children of every state, padded to C.
 
@@ -42,14 +41,25 @@ class Children(ABC):
         self, places: Int[Tensor, "batch chosen"]
     ) -> tuple[Int[Tensor, "batch chosen"], Int[Tensor, "batch chosen"], Int[Tensor, "batch chosen"]]:
         """Beams, tokens and states of chosen children, by their places among all children of a row."""
-        beams = places // self.tokens.shape[-1]
-        return beams, *self.take(beams, places % self.tokens.shape[-1])
+        width = self.tokens.shape[-1]
+        beams = places // width
+        return beams, *self.take(beams, places % width)
 
     def scores(
         self, log_probs: Float[Tensor, "rows vocab"], rows: slice = slice(None)
     ) -> Float[Tensor, "rows children"]:
         """The scores at the tokens of some rows: the beams of all requests, concatenated."""
-        return log_probs.gather(-1, self.tokens.flatten(0, 1)[rows])
+        tokens = self.tokens.flatten(0, 1)
+        return log_probs.gather(-1, tokens if len(tokens) == len(log_probs) else tokens[rows])
+
+    def summed(
+        self,
+        scores: Float[Tensor, "batch beams children"],
+        before: Float[Tensor, "batch beams"],
+        dead: Float[Tensor, ""],
+    ) -> Float[Tensor, "batch beams children"]:
+        """The scores of legal children after those of their beams; `dead` for all others."""
+        return torch.where(self.legal, before[..., None] + scores, dead)
 
     def _take_tokens(
         self, beams: Int[Tensor, "batch chosen"], children: Int[Tensor, "batch chosen"]
@@ -59,49 +69,116 @@ class Children(ABC):
 
 @dataclass(frozen=True)
 class PlainChildren(Children):
-    """The children in one segment.
+    """Children one by one.
 
     Attributes:
-        first: the state of each beam's first child.
+        tokens: see `Children`.
+        legal: see `Children`.
+        states: the state of each.
     """
 
-    first: Int[Tensor, "batch beams"]
+    tokens: Int[Tensor, "batch beams children"]
+    legal: Bool[Tensor, "batch beams children"]
+    states: Int[Tensor, "batch beams children"]
 
     def take(
         self, beams: Int[Tensor, "batch chosen"], children: Int[Tensor, "batch chosen"]
     ) -> tuple[Int[Tensor, "batch chosen"], Int[Tensor, "batch chosen"]]:
         """See `Children.take`."""
-        return self._take_tokens(beams, children), self.first.gather(1, beams) + children
+        return self.take_at(beams * self.tokens.shape[-1] + children)[1:]
 
     def take_at(
         self, places: Int[Tensor, "batch chosen"]
     ) -> tuple[Int[Tensor, "batch chosen"], Int[Tensor, "batch chosen"], Int[Tensor, "batch chosen"]]:
-        """See `Children.take_at`; tokens are in that order."""
-        beams, children = places // self.tokens.shape[-1], places % self.tokens.shape[-1]
-        return beams, self.tokens.flatten(1).gather(1, places), self.first.gather(1, beams) + children
+        """See `Children.take_at`."""
+        width = self.tokens.shape[-1]
+        beams = places if width == 1 else places // width
+        return beams, self.tokens.flatten(1).gather(1, places), self.states.flatten(1).gather(1, places)
 
 
 @dataclass(frozen=True)
-class MergedChildren(Children):
-    """The children in what was compiled, then those in what was added since.
+class OnlyChildren(Children):
+    """The children of a level whose nodes have one each, all alive where their parents are.
 
     Attributes:
-        first: the state of each beam's first child.
-        first_added: the state of its first child among those that were added.
-        num_old: children before those.
+        tokens: see `Children`.
+        states: the state of each.
+        first: the first state that is one of these,
+        after: and the one after the last.
     """
 
-    first: Int[Tensor, "batch beams"]
-    first_added: Int[Tensor, "batch beams"]
-    num_old: int
+    tokens: Int[Tensor, "batch beams 1"]
+    states: Int[Tensor, "batch beams"]
+    first: int
+    after: int
+
+    @property
+    def legal(self) -> Bool[Tensor, "batch beams 1"]:
+        """See `Children`."""
+        return ((self.states >= self.first) & (self.states < self.after))[..., None]
 
     def take(
         self, beams: Int[Tensor, "batch chosen"], children: Int[Tensor, "batch chosen"]
     ) -> tuple[Int[Tensor, "batch chosen"], Int[Tensor, "batch chosen"]]:
         """See `Children.take`."""
-        old = self.first.gather(1, beams) + children
-        added = self.first_added.gather(1, beams) + children - self.num_old
-        return self._take_tokens(beams, children), torch.where(children < self.num_old, old, added)
+        return self.tokens[..., 0].gather(1, beams), self.states.gather(1, beams)
+
+    def take_at(
+        self, places: Int[Tensor, "batch chosen"]
+    ) -> tuple[Int[Tensor, "batch chosen"], Int[Tensor, "batch chosen"], Int[Tensor, "batch chosen"]]:
+        """See `Children.take_at`."""
+        return places, *self.take(places, places)
+
+    def summed(
+        self,
+        scores: Float[Tensor, "batch beams 1"],
+        before: Float[Tensor, "batch beams"],
+        dead: Float[Tensor, ""],
+    ) -> Float[Tensor, "batch beams 1"]:
+        """See `Children.summed`: a beam without a child is dead."""
+        return before[..., None] + scores
+
+
+@dataclass(frozen=True)
+class RootChildren(Children):
+    """The children of the root, all alive.
+
+    Attributes:
+        tokens: see `Children`.
+        states: the beams' own.
+        root: the children.
+    """
+
+    tokens: Int[Tensor, "batch beams children"]
+    states: Int[Tensor, "batch beams"]
+    root: RootLevel
+
+    @property
+    def legal(self) -> Bool[Tensor, "batch beams children"]:
+        """See `Children`."""
+        return (self.states == 0)[..., None].expand(self.tokens.shape)
+
+    def take(
+        self, beams: Int[Tensor, "batch chosen"], children: Int[Tensor, "batch chosen"]
+    ) -> tuple[Int[Tensor, "batch chosen"], Int[Tensor, "batch chosen"]]:
+        """See `Children.take`."""
+        return self.root.tokens.take(children), children + 1
+
+    def scores(
+        self, log_probs: Float[Tensor, "rows vocab"], rows: slice = slice(None)
+    ) -> Float[Tensor, "rows children"]:
+        """See `Children.scores`: one slice of every row, if no token is left out."""
+        first, size = self.root.first_token, len(self.root.tokens)
+        return super().scores(log_probs, rows) if first is None else log_probs[:, first : first + size]
+
+    def summed(
+        self,
+        scores: Float[Tensor, "batch beams children"],
+        before: Float[Tensor, "batch beams"],
+        dead: Float[Tensor, ""],
+    ) -> Float[Tensor, "batch beams children"]:
+        """See `Children.summed`: a beam that is elsewhere is dead."""
+        return before[..., None] + scores
 
 
 @dataclass(frozen=True)
@@ -109,21 +186,31 @@ class WideChildren(Children):
     """The children of a wide level: one entry for every token of its span.
 
     Attributes:
+        tokens: see `Children`.
         table: the table that they are read from.
         nodes: each beam's row of that table.
-        first: the state of each beam's first child.
+        living: bits of what is alive, and each beam's row of them; None where everything is.
+        hidden: columns that are hidden from each request, and whether they are of each beam; None without any.
     """
 
+    tokens: Int[Tensor, "batch beams children"]
     table: WideLevel
     nodes: Int[Tensor, "batch beams"]
-    first: Int[Tensor, "batch beams"]
+    living: tuple[LivingBits, Int[Tensor, "batch beams"]] | None = None
+    hidden: tuple[Int[Tensor, "batch hidden"], Bool[Tensor, "batch beams hidden"]] | None = None
+
+    @property
+    def legal(self) -> Bool[Tensor, "batch beams children"]:
+        """See `Children`."""
+        return self._penalties() == 0
 
     def take(
         self, beams: Int[Tensor, "batch chosen"], children: Int[Tensor, "batch chosen"]
     ) -> tuple[Int[Tensor, "batch chosen"], Int[Tensor, "batch chosen"]]:
         """See `Children.take`."""
-        ranks = self.table.ranks[self.nodes.gather(1, beams), children]
-        return self.table.first_token + children, self.first.gather(1, beams) + ranks
+        nodes = self.nodes.gather(1, beams)
+        ranks = self.table.ranks.take(nodes * self.table.num_tokens + children)
+        return self.table.first_token + children, self.table.first.take(nodes) + ranks
 
     def scores(
         self, log_probs: Float[Tensor, "rows vocab"], rows: slice = slice(None)
@@ -131,16 +218,43 @@ class WideChildren(Children):
         """See `Children.scores`: one slice of every row."""
         return log_probs[:, self.table.first_token : self.table.first_token + self.table.num_tokens]
 
+    def summed(
+        self,
+        scores: Float[Tensor, "batch beams children"],
+        before: Float[Tensor, "batch beams"],
+        dead: Float[Tensor, ""],
+    ) -> Float[Tensor, "batch beams children"]:
+        """See `Children.summed`; what is no number stays so."""
+        return self._penalties().add_(scores).add_(before[..., None])
+
+    def _penalties(self) -> Float[Tensor, "batch beams children"]:
+        """0 for legal children, `-inf` for all others; new ones with every call."""
+        if self.living is None:
+            rows = self.table.penalties.index_select(0, self.nodes.flatten())
+        else:
+            bits, of_beams = self.living
+            rows = bits.penalties(of_beams.flatten(), self.table.num_tokens)
+        rows = rows.view(*self.nodes.shape, -1)
+        if self.hidden is not None:
+            columns, are_below = self.hidden
+            hide = torch.zeros(are_below.shape, device=rows.device).masked_fill_(are_below, -torch.inf)
+            rows.scatter_reduce_(-1, columns[:, None].expand(are_below.shape), hide, "amin")
+        return rows
+
 
 @dataclass(frozen=True)
 class UncheckedChildren(Children):
     """All codes of a level as children of every state.
 
     Attributes:
+        tokens: see `Children`.
+        legal: see `Children`.
         states: the beams' own.
         follow: from states and tokens to new states.
     """
 
+    tokens: Int[Tensor, "batch beams children"]
+    legal: Bool[Tensor, "batch beams children"]
     states: Int[Tensor, "batch beams"]
     follow: Callable[[Int[Tensor, "batch chosen"], Int[Tensor, "batch chosen"]], Int[Tensor, "batch chosen"]]
 
@@ -157,9 +271,13 @@ class ChildrenInColumns(Children):
     """Children whose `tokens` are columns of logits that are not over the vocabulary.
 
     Attributes:
+        tokens: see `Children`.
+        legal: see `Children`.
         by_token: the same children by their tokens.
     """
 
+    tokens: Int[Tensor, "batch beams children"]
+    legal: Bool[Tensor, "batch beams children"]
     by_token: Children
 
     def take(

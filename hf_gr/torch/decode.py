@@ -89,12 +89,13 @@ def decode(scorer: Scorer, catalogue: DeviceCatalogue, plan: DecodePlan, drafter
         waiting = search.still_needed(
             left for part in search.lookahead.score(waiting) for left in search.advance(*part)
         )
+    may_be_shorter = catalogue.is_ragged or plan.stopping_criteria is not None
     return Decoded(
-        *_best(search.finished, plan),
+        *_best(search.finished, plan, may_be_shorter=may_be_shorter),
         step_scores=search.steps("scores") if plan.output_scores else None,
         step_logits=search.steps("logits") if plan.output_logits else None,
         speculation=search.lookahead.speculation,
-        may_be_shorter=catalogue.is_ragged or plan.stopping_criteria is not None,
+        may_be_shorter=may_be_shorter,
     )
 
 
@@ -162,7 +163,8 @@ class _Search:
     def finished(self) -> Finished:
         """The result of all rows."""
         numbers = [frontier.rows.numbers for frontier in self.ended]
-        return per_field(lambda *parts: in_order(numbers, parts), *(frontier.finished for frontier in self.ended))
+        found = [frontier.finished for frontier in self.ended if frontier.finished is not None]
+        return per_field(lambda *parts: in_order(numbers, parts), *found)
 
     def steps(self, name: str) -> tuple[Tensor, ...]:
         """What was kept of every level, one row a path; the first step of a plain beam search is that of all paths."""
@@ -196,7 +198,7 @@ class _Search:
         if plan.output_logits:
             self.kept.append(("logits", level, rows.numbers, logits.float()))
         del logits  # as wide as the vocabulary, and the next ones are about to be allocated
-        scores = torch.where(legal.legal, beams.scores[..., None] + scores, self.dead)
+        scores = sum_scores(scores, legal, beams, plan, self.dead)
         picked = None
         if plan.is_relaxed and below is not None and below.log_probs is not None:
             assert plan.noise is not None
@@ -270,6 +272,20 @@ def child_scores(
     return torch.cat(scores).view(legal.tokens.shape)
 
 
+def sum_scores(
+    scores: Float[Tensor, "batch beams children"],
+    legal: Children,
+    beams: Beams,
+    plan: DecodePlan,
+    dead: Float[Tensor, ""],
+) -> Float[Tensor, "batch beams children"]:
+    """The cumulative scores of legal children, `dead` for all others; may use up `scores`."""
+    if plan.is_beam_search and plan.processors is None:
+        return legal.summed(scores, beams.scores, dead)
+    # A processor's scores, and logits, may be no numbers at illegal tokens alone.
+    return Children.summed(legal, scores, beams.scores, dead)
+
+
 def process_scores(
     logits: Float[Tensor, "batch beams vocab"], legal: Children, beams: Beams, plan: DecodePlan
 ) -> Float[Tensor, "batch beams vocab"]:
@@ -284,7 +300,7 @@ def process_scores(
 
 def _is_forced(beams: Beams, plan: DecodePlan) -> bool:
     """Whether the next token is the end token that is certain; the catalogue allows no other there."""
-    return plan.forces_end and beams.sequences.shape[-1] + 1 == plan.max_new_tokens
+    return plan.forces_end and beams.length + 1 == plan.max_new_tokens
 
 
 def _in_groups(
@@ -323,7 +339,7 @@ def _processed(
 
 def accept(
     beams: Beams,
-    finished: Finished,
+    finished: Finished | None,
     legal: Children,
     scores: Float[Tensor, "batch beams children"],
     catalogue: DeviceCatalogue,
@@ -331,7 +347,7 @@ def accept(
     *,
     level: int,
     picked: Int[Tensor, "batch kept"] | None = None,
-) -> tuple[Beams, Finished]:
+) -> tuple[Beams, Finished | None]:
     """Decide one level: extend the beams (by `picked`, if given), and move complete ones to the finished."""
     may_end = catalogue.has_leaves[level] or plan.stopping_criteria is not None
     how: dict[str, Any] = {"dead_state": catalogue.dead_state}
@@ -342,16 +358,17 @@ def accept(
         kept = beam.choose(beams, legal, scores, **how)
         if not may_end:
             return kept, finished
+        assert finished is not None
         kept, ends = _ended(kept, catalogue, plan, level=level)
         return beam.retire_in_place(kept, finished, ends)
 
-    is_ragged = catalogue.is_ragged or plan.stopping_criteria is not None
-    all_end = level + 1 == catalogue.max_length and not is_ragged and not plan.do_sample
+    all_end = level + 1 == catalogue.max_length and plan.ends_together(is_ragged=catalogue.is_ragged)
     num_kept = plan.num_kept if (may_end and not all_end) or plan.do_sample else plan.num_beams
     kept = beam.select(beams, legal, scores, num_kept=num_kept, picked=picked, **how)
     if all_end:
         return kept, beam.finish(kept, length_penalty=plan.length_penalty)
     if may_end:
+        assert finished is not None
         kept, ends = _ended(kept, catalogue, plan, level=level)
         beams, finished = beam.retire(
             kept, finished, ends, length_penalty=plan.length_penalty, early_stopping=plan.early_stopping
@@ -359,6 +376,7 @@ def accept(
     else:
         beams = beam.keep_best(kept, plan.num_beams) if plan.do_sample else kept
     if plan.stopping_criteria is not None or any(catalogue.has_leaves[: level + 1]):
+        assert finished is not None
         finished = beam.update_may_improve(
             beams,
             finished,
@@ -381,10 +399,11 @@ def _ended(
     return replace(kept, states=kept.states.masked_fill(ends, catalogue.dead_state)), ends
 
 
-def _can_change(beams: Beams, finished: Finished, plan: DecodePlan) -> Bool[Tensor, " batch"]:
+def _can_change(beams: Beams, finished: Finished | None, plan: DecodePlan) -> Bool[Tensor, " batch"]:
     """Which rows can still change."""
     is_open = (beams.scores > beam.DEAD).any(dim=-1, keepdim=True)
     if plan.is_beam_search:
+        assert finished is not None
         is_open = is_open & finished.may_improve
         if plan.early_stopping is True:
             is_open = is_open & ~finished.is_full
@@ -392,16 +411,18 @@ def _can_change(beams: Beams, finished: Finished, plan: DecodePlan) -> Bool[Tens
 
 
 def _best(
-    finished: Finished, plan: DecodePlan
+    finished: Finished, plan: DecodePlan, *, may_be_shorter: bool
 ) -> tuple[Int[Tensor, "rows length"], Float[Tensor, " rows"], Int[Tensor, "rows length"]]:
     """The R best of every row, one row each."""
     beam_indices = finished.beam_indices[:, : plan.num_return_sequences]
     scores = finished.scores[:, : plan.num_return_sequences]
     is_dead = scores[..., None] == beam.DEAD
-    is_missing = (beam_indices < 0) | is_dead
+    is_missing = (beam_indices < 0) | is_dead if may_be_shorter else is_dead
     first_path = torch.arange(0, len(scores) * plan.width, plan.width, device=scores.device)[:, None, None]
     beam_indices = (beam_indices + first_path).masked_fill(is_missing, -1).flatten(0, 1)
-    sequences = finished.sequences[:, : plan.num_return_sequences].masked_fill(is_missing, plan.fill_token_id)
+    sequences = finished.sequences[:, : plan.num_return_sequences]
+    if may_be_shorter:
+        sequences = sequences.masked_fill(is_missing, plan.fill_token_id)
     sequences = sequences.masked_fill(is_dead, plan.missing_token_id)
     if plan.is_beam_search:
         longest = finished.sequences.shape[-1]

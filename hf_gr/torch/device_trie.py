@@ -11,14 +11,14 @@ Source: STATIC, section 4 (dense layers near the root), over a level's span of t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Bool, Int, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from hf_gr.catalogue.fanout import Fanout, Longs
@@ -28,6 +28,7 @@ from hf_gr.catalogue.trie import Trie
 
 from .transfers import to_device
 
+WINDOWS_FROM = 16  # children of one node; below, tokens are read one by one
 CHILDREN_AT_ONCE = 2**20  # of a table that is being made
 TOKEN_BITS = 32
 
@@ -36,30 +37,64 @@ TOKEN_BITS = 32
 class WideLevel:
     """The children of a level whose nodes have so many that reading every token is cheaper than gathering legal ones.
 
-    Near the root of a large catalogue nearly every token is legal. A step copies whole rows of this table, and reads
-    whole slices of the scores. The row after the last stands for what is not a node of the level.
+    Near the root of a large catalogue nearly every token is legal. A step adds whole rows of this table to slices of
+    the scores: a choice by flags costs ten times as much where it cannot be predicted. The rows before the first node
+    and after the last stand for what is not a node of the level.
 
     Attributes:
         first_token: the token of the first column.
-        legal: whether a token leads to a child.
+        penalties: 0 where a token leads to a child, else `-inf`.
         ranks: how many children come before that one.
         first: the first child of every node, by its number in the trie.
+        tokens: those of the columns.
     """
 
     first_token: int
-    legal: Bool[Tensor, "nodes span"]
+    penalties: Float[Tensor, "nodes span"]
     ranks: Int[Tensor, "nodes span"]
     first: Int[Tensor, " nodes"]
+    tokens: Int[Tensor, " span"]
 
     @property
     def num_nodes(self) -> int:
         """Nodes of the level."""
-        return len(self.first) - 1
+        return len(self.first) - 2
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the span."""
-        return self.legal.shape[1]
+        return self.penalties.shape[1]
+
+
+@dataclass(frozen=True)
+class RootLevel:
+    """The children of the root; the state of the first is 1.
+
+    Attributes:
+        tokens: those that lead to them, ascending.
+        first_token: the first, if they leave none out; else None.
+    """
+
+    tokens: Int[Tensor, " children"]
+    first_token: int | None
+
+
+@dataclass(frozen=True)
+class LivingBits:
+    """What is alive of a wide level under some rules: a bit for an entry of the table, which takes 32 of them.
+
+    Attributes:
+        bits: the rows of `WideLevel` for the first rule, for the second and so on; eight tokens a byte.
+        spread: the penalties of the tokens of each byte.
+    """
+
+    bits: UInt8[Tensor, "rows bytes"]
+    spread: Float[Tensor, "256 8"]
+
+    def penalties(self, rows: Int[Tensor, " some"], num_tokens: int) -> Float[Tensor, "some span"]:
+        """0 for what is alive in some rows, `-inf` for all else."""
+        found = self.bits.index_select(0, rows)
+        return self.spread.index_select(0, found.flatten().int()).view(len(found), -1)[:, :num_tokens]
 
 
 @dataclass(frozen=True)
@@ -73,6 +108,24 @@ class FlatTrie:
 
     tokens: Int[Tensor, " nodes"]
     first_child: Int[Tensor, " nodes_and_one"]
+
+
+@dataclass(frozen=True)
+class LevelConstants:
+    """What every step from a level reads; made once, since a step of a small vocabulary costs as much as its calls.
+
+    Attributes:
+        shifts: from a node to its number within the level and the next one; where each has one child, from a node to
+            that child and the next one.
+        end: the first node below the level.
+        places: of the children of a node.
+        token_base: what to add to the tokens of children.
+    """
+
+    shifts: Int[Tensor, "2"]
+    end: Int[Tensor, "1"]
+    places: Int[Tensor, " children"]
+    token_base: Int[Tensor, "1"]
 
 
 @dataclass(frozen=True)
@@ -92,35 +145,71 @@ class DeviceTrie:
         """All nodes, the root included."""
         return self.level_starts[-1]
 
+    @property
+    def has_bases(self) -> bool:
+        """Whether tokens of some level are stored less a base."""
+        return any(self.token_bases)
+
+    def is_chain(self, level: int) -> bool:
+        """Whether every node of a level has one child."""
+        exceptions = self.exceptions[level]
+        return exceptions is not None and not len(exceptions)
+
+    @cached_property
+    def constants(self) -> tuple[LevelConstants, ...]:
+        """By level."""
+        return tuple(_constants(self, level) for level in range(len(self.branching)))
+
+    def child_bounds(self, nodes: Int[Tensor, "*shape"], *, level: int) -> Int[Tensor, "*shape 2"]:
+        """The first child of every node, and the one after its last: the same for what is not a node of this level."""
+        constants, end = self.constants[level], self.level_starts[level + 1]
+        offsets, exceptions = self.offsets[level], self.exceptions[level]
+        own_and_next = nodes[..., None] + constants.shifts
+        if self.is_chain(level):
+            return own_and_next.clamp(end, 2 * end - self.level_starts[level])
+        own_and_next = own_and_next.clamp(0, end - self.level_starts[level])
+        if exceptions is None:
+            return offsets.take(own_and_next) + constants.end
+        before = torch.searchsorted(exceptions, own_and_next.to(exceptions.dtype))
+        return offsets.take(before) + constants.end + own_and_next
+
     def child_range(
         self, nodes: Int[Tensor, "*shape"], *, level: int
     ) -> tuple[Int[Tensor, "*shape"], Int[Tensor, "*shape"]]:
         """The first child of every node and the number of them, which is 0 for what is not a node of this level."""
-        start, end = self.level_starts[level], self.level_starts[level + 1]
-        given = nodes - start
-        local = given.clamp(0, end - start - 1)
-        is_here = local == given
-        offsets, exceptions = self.offsets[level], self.exceptions[level]
-        if exceptions is None:
-            first, after = offsets.unfold(0, 2, 1)[local].long().unbind(-1)
-            return first + end, (after - first) * is_here
-        if not len(exceptions):
-            return local + end, is_here.long()
-        sought = local.to(exceptions.dtype)
-        before = offsets[torch.searchsorted(exceptions, sought)].long()
-        through = offsets[torch.searchsorted(exceptions, sought, right=True)].long()
-        return local + before + end, (1 + through - before) * is_here
+        first, after = self.child_bounds(nodes, level=level).unbind(-1)
+        return first, after - first
+
+    def tokens_of(
+        self, children: Int[Tensor, "batch beams children"], *, level: int
+    ) -> Int[Tensor, "batch beams children"]:
+        """The tokens of the children of nodes of a level, as many of each as the largest node has, less their base.
+
+        Consecutive nodes; those that are no children may be of another level.
+        """
+        if self.branching[level] < WINDOWS_FROM:
+            return self.tokens.take(children)
+        # Copies whole windows of the tokens: three times faster than one index per child.
+        return self.tokens.unfold(0, self.branching[level], 1)[children[..., 0]]
 
     def is_childless(self, nodes: Int[Tensor, "*shape"], *, level: int) -> Bool[Tensor, "*shape"]:
         """Whether nodes have no children, whatever is known of the level."""
         if level >= len(self.branching):
             return torch.ones_like(nodes, dtype=torch.bool)
-        return self.child_range(nodes, level=level)[1] == 0
+        first, after = self.child_bounds(nodes, level=level).unbind(-1)
+        return first == after
 
     @cached_property
     def wide(self) -> tuple[WideLevel | None, ...]:
         """By level: its table; None for a level that is not wide."""
         return tuple(_wide_level(self, level) for level in range(len(self.branching)))
+
+    @cached_property
+    def root(self) -> RootLevel:
+        """The children of the root."""
+        tokens = self.tokens[1 : self.level_starts[2]].long() + self.token_bases[0]
+        first, last = int(tokens[0]), int(tokens[-1])
+        return RootLevel(tokens, first if last - first + 1 == len(tokens) else None)
 
     @cached_property
     def edges(self) -> Int[Tensor, " edges"]:
@@ -158,6 +247,8 @@ class DeviceTrie:
 
 # Keyed by what was moved, and kept while that lives: views of one index share its arrays on the device, too.
 _MOVED: WeakKeyDictionary[Any, dict[torch.device, Any]] = WeakKeyDictionary()
+# By the rule: by device, the bits of its wide levels; None after a first use, which they would not pay for.
+_LIVING: WeakKeyDictionary[Liveness, dict[torch.device, tuple[Tensor | None, ...] | None]] = WeakKeyDictionary()
 # By the trie of what was added: the array on the host, which its views share, and on devices.
 _TWINS: WeakKeyDictionary[Trie, tuple[Longs, dict[torch.device, Tensor]]] = WeakKeyDictionary()
 
@@ -170,6 +261,50 @@ def on_device(trie: Trie, device: torch.device) -> DeviceTrie:
 def bits_on_device(alive: Liveness, device: torch.device) -> tuple[UInt8[Tensor, " _"], ...]:
     """The bits of a rule on a device, by level from 1; moved there once, for as long as the rule lives."""
     return _moved(alive, device, _move_bits)
+
+
+def living_bits(
+    rules: Sequence[Liveness], trie: DeviceTrie, alive: Sequence[UInt8[Tensor, "rules _"] | None]
+) -> tuple[LivingBits | None, ...] | None:
+    """What is alive of the wide levels of a trie under rules; None if some rule has not been used before.
+
+    Args:
+        rules: the rules.
+        trie: the trie.
+        alive: by level from 1, the bits of its nodes for every rule.
+    """
+    device, known = trie.tokens.device, [_LIVING.setdefault(rule, {}) for rule in rules]
+    if any(device not in of_rule for of_rule in known):
+        for of_rule in known:
+            of_rule.setdefault(device, None)
+        return None
+    for number, of_rule in enumerate(known):
+        if of_rule[device] is None:
+            of_rule[device] = tuple(
+                None if table is None or bits is None else _living(table, bits[number])
+                for table, bits in zip(trie.wide, alive, strict=True)
+            )
+    by_level = list(zip(*(of_rule[device] or () for of_rule in known), strict=True))
+    if sum(bits.numel() for level in by_level for bits in level if bits is not None) > LARGEST_TABLE:
+        return None
+    spread = torch.where(_unpack(torch.arange(256, dtype=torch.uint8, device=device)).view(256, 8), 0.0, -torch.inf)
+    joined = (level[0] if level[0] is None or len(level) == 1 else torch.cat(level) for level in by_level)
+    return tuple(None if bits is None else LivingBits(bits, spread) for bits in joined)
+
+
+def _living(table: WideLevel, alive: UInt8[Tensor, " bytes"]) -> UInt8[Tensor, "nodes bytes"]:
+    """The bits of a rule by the places of a table instead of by child."""
+    legal = table.penalties == 0
+    # Rows and columns ascend like the children.
+    flags = torch.zeros_like(legal).masked_scatter_(legal, _unpack(alive))
+    flags = torch.nn.functional.pad(flags, (0, -table.num_tokens % 8))
+    weights = 2.0 ** torch.arange(8, device=flags.device)
+    return (flags.view(len(flags), -1, 8).float() @ weights).to(torch.uint8)
+
+
+def _unpack(packed: UInt8[Tensor, " bytes"]) -> Bool[Tensor, " bits"]:
+    places = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    return (packed[:, None] >> places & 1).bool().flatten()
 
 
 def twins_on_device(added: Trie, twins: Longs, device: torch.device) -> Int[Tensor, " added_nodes"]:
@@ -193,7 +328,7 @@ def _move_trie(trie: Trie, device: torch.device) -> DeviceTrie:
     def exceptions_of(fanout: Fanout) -> Tensor | None:
         return None if fanout.exceptions is None else to_device(fanout.exceptions, device)
 
-    return DeviceTrie(
+    moved = DeviceTrie(
         tokens=to_device(trie.tokens, device),
         offsets=tuple(to_device(fanout.offsets, device) for fanout in trie.fanouts),
         exceptions=tuple(exceptions_of(fanout) for fanout in trie.fanouts),
@@ -201,6 +336,21 @@ def _move_trie(trie: Trie, device: torch.device) -> DeviceTrie:
         level_starts=trie.level_starts,
         branching=trie.branching,
         has_leaves=trie.has_leaves,
+    )
+    assert moved.constants  # made here: a captured step must not copy from the host, or wait for it
+    assert moved.root
+    return moved
+
+
+def _constants(trie: DeviceTrie, level: int) -> LevelConstants:
+    start, end = trie.level_starts[level : level + 2]
+    shift = end - start if trie.is_chain(level) else -start
+    device = trie.tokens.device
+    return LevelConstants(
+        shifts=to_device([shift, shift + 1], device),
+        end=to_device([end], device),
+        places=torch.arange(trie.branching[level], device=device),
+        token_base=to_device([trie.token_bases[level]], device),
     )
 
 
@@ -221,11 +371,11 @@ def _wide_level(trie: DeviceTrie, level: int) -> WideLevel | None:
     if span > WIDE_SHARE * largest or num_nodes * span > LARGEST_TABLE:
         return None
     device = edges.device
-    legal = torch.zeros((num_nodes + 1, span), dtype=torch.bool, device=device)
+    penalties = torch.full((num_nodes + 2, span), -torch.inf, device=device)
     smallest = torch.int16 if largest <= torch.iinfo(torch.int16).max else torch.int32
-    ranks = torch.zeros(legal.shape, dtype=smallest, device=device)
+    ranks = torch.zeros(penalties.shape, dtype=smallest, device=device)
     first, count = trie.child_range(torch.arange(start, end, device=device), level=level)
-    places = torch.arange(num_nodes, device=device)
+    places = torch.arange(1, num_nodes + 1, device=device)
     # In pieces: what is made on the way takes more memory than the table.
     pieces = [each.split(max(CHILDREN_AT_ONCE // largest, 1)) for each in (places, first, count)]
     for own, begin, number in zip(*pieces, strict=True):
@@ -233,6 +383,12 @@ def _wide_level(trie: DeviceTrie, level: int) -> WideLevel | None:
         parents = own.repeat_interleave(number, output_size=size)
         children = torch.arange(lowest, lowest + size, device=device)
         columns = trie.tokens[lowest : lowest + size].long() + (base - first_token)
-        legal[parents, columns] = True
-        ranks[parents, columns] = (children - first[parents]).to(smallest)
-    return WideLevel(first_token, legal, ranks, first=torch.nn.functional.pad(first, (0, 1)))
+        penalties[parents, columns] = 0
+        ranks[parents, columns] = (children - first[parents - 1]).to(smallest)
+    return WideLevel(
+        first_token,
+        penalties,
+        ranks,
+        first=torch.nn.functional.pad(first, (1, 1)),
+        tokens=torch.arange(first_token, first_token + span, device=device),
+    )

@@ -19,7 +19,7 @@ from torch import Tensor
 from . import beam
 from .beam import Beams
 from .children import Children
-from .decode import child_scores, in_columns
+from .decode import child_scores, in_columns, sum_scores
 from .frontier import Frontier
 from .noise import DRAFTS, paths_of
 from .scorers import Scorer
@@ -41,11 +41,10 @@ def open_children(legal: Children, catalogue: DeviceCatalogue, *, depth: int) ->
     """Which children have children of their own: those after which logits are needed."""
     if not catalogue.has_leaves[depth - 1]:
         return legal.legal
-    batch_size, num_above, num_children = legal.legal.shape
-    places = torch.arange(num_above * num_children, device=legal.legal.device).expand(batch_size, -1)
-    parents = places // num_children
-    states = legal.take(parents, places - parents * num_children)[1]
-    return legal.legal & ~is_leaf(states, catalogue, level=depth).view(legal.legal.shape)
+    batch_size, num_above, num_children = legal.tokens.shape
+    places = torch.arange(num_above * num_children, device=legal.tokens.device).expand(batch_size, -1)
+    states = legal.take_at(places)[2]
+    return legal.legal & ~is_leaf(states, catalogue, level=depth).view(legal.tokens.shape)
 
 
 class Assistant:
@@ -134,7 +133,7 @@ class DraftSearch(ABC):
         """The children of the last level's nodes, and their cumulative scores."""
         legal = children(self.nodes.states, self.catalogue, level=depth - 1)
         own = child_scores(logits, in_columns(legal, self.scorer, level=depth - 1), self.nodes, self.plan)
-        return legal, torch.where(legal.legal, self.nodes.scores[..., None] + own, self.dead)
+        return legal, sum_scores(own, legal, self.nodes, self.plan, self.dead)
 
 
 class Samples(DraftSearch):
@@ -364,7 +363,7 @@ def _all_children(
     legal: Children, wanted: Bool[Tensor, "some children_of_all"], *, width: int, dead_state: int
 ) -> Nodes:
     """The wanted ones of all children, the first `width` of a row."""
-    num_rows, num_above, num_children = legal.legal.shape
+    num_rows, num_above, num_children = legal.tokens.shape
     places = torch.arange(num_above * num_children, device=wanted.device).expand(num_rows, -1)
     # Unwanted children, and those that are too many, all go to an extra column, which is dropped.
     columns = torch.where(wanted, wanted.cumsum(dim=-1) - 1, width).clamp(max=width)

@@ -56,7 +56,7 @@ class Frontier:
         rows: those that the beams belong to.
         level: tokens of each beam.
         beams: the live beams.
-        finished: the complete sequences so far.
+        finished: the complete sequences so far; None where none is before the last level.
         parents: where the parent of each beam is among the nodes that were scored last.
         is_open: whether some row can still change.
     """
@@ -65,7 +65,7 @@ class Frontier:
     rows: Rows
     level: int
     beams: Beams
-    finished: Finished
+    finished: Finished | None
     parents: Int[Tensor, "some beams"]
     is_open: bool = True
 
@@ -76,13 +76,15 @@ class Frontier:
         # Equal beams need not be scored K times, unless a processor expects K rows.
         width = plan.width if plan.processors is not None or not plan.is_beam_search else 1
         beams = Beams.start(num_rows, width, catalogue.device, independent=not plan.is_beam_search)
-        finished = Finished.none_yet(num_rows, plan.width, catalogue.max_length, catalogue.device)
+        finished = None
+        if not plan.ends_together(is_ragged=catalogue.is_ragged):
+            finished = Finished.none_yet(num_rows, plan.width, catalogue.max_length, catalogue.device)
         return cls(batch, batch, 0, beams, finished, parents=beams.states)
 
     @cached_property
     def legal(self) -> Children:
         """The children of the beams."""
-        return self.rows.catalogue.children(self.beams.states, self.beams.sequences, level=self.level)
+        return self.rows.catalogue.children(self.beams, level=self.level)
 
     def where(self, flags: Bool[Tensor, " some"] | Sequence[bool]) -> Frontier:
         """The rows with a flag."""
@@ -94,15 +96,20 @@ class Frontier:
             self,
             rows=self.batch.take([self.rows.numbers[place] for place in kept]),
             beams=per_field(lambda array: array[places], self.beams),
-            finished=per_field(lambda array: array[places], self.finished),
+            finished=None if self.finished is None else per_field(lambda array: array[places], self.finished),
             parents=self.parents[places],
         )
 
 
 def per_field(function: Callable[..., Tensor], *states: PerRow) -> PerRow:
     """A state whose arrays are a function of those of other states."""
-    found = {field.name: function(*(getattr(state, field.name) for state in states)) for field in fields(states[0])}
-    return replace(states[0], **found)
+
+    def found(names: Iterable[str]) -> list[Tensor]:
+        return [function(*(getattr(state, name) for state in states)) for name in names]
+
+    if isinstance(states[0], Beams):
+        return Beams.of(*found(("sequences", "beam_indices", "scores", "states")))
+    return Finished(*found(field.name for field in fields(states[0])))
 
 
 def in_order(numbers: Sequence[Sequence[int]], parts: Sequence[Tensor]) -> Tensor:
@@ -116,6 +123,9 @@ def in_order(numbers: Sequence[Sequence[int]], parts: Sequence[Tensor]) -> Tenso
 
 def by_level(frontiers: Iterable[Frontier]) -> list[Frontier]:
     """The same rows, one frontier a level."""
+    frontiers = list(frontiers)
+    if len(frontiers) < 2:
+        return frontiers
     levels: dict[int, list[Frontier]] = {}
     for frontier in frontiers:
         levels.setdefault(frontier.level, []).append(frontier)
@@ -131,12 +141,14 @@ def _merged(frontiers: Sequence[Frontier]) -> Frontier:
     def joined(*parts: Tensor) -> Tensor:
         return in_order(numbers, parts)
 
+    finished = [frontier.finished for frontier in frontiers if frontier.finished is not None]
+
     return Frontier(
         first.batch,
         first.batch.take(sorted(number for of in numbers for number in of)),
         first.level,
         per_field(joined, *(frontier.beams for frontier in frontiers)),
-        per_field(joined, *(frontier.finished for frontier in frontiers)),
+        per_field(joined, *finished) if finished else None,
         joined(*(frontier.parents for frontier in frontiers)),
         any(frontier.is_open for frontier in frontiers),
     )

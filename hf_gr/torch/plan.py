@@ -85,6 +85,10 @@ class DecodePlan:
         """Paths a row."""
         return max(self.num_beams, self.num_return_sequences)
 
+    def ends_together(self, *, is_ragged: bool) -> bool:
+        """Whether all sequences are complete with the last level, and none before; `is_ragged` is the catalogue's."""
+        return self.is_beam_search and not (is_ragged or self.do_sample or self.stopping_criteria is not None)
+
     @property
     def keeps_steps(self) -> bool:
         """Whether scores or logits of every level are outputs."""

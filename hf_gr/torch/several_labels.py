@@ -22,6 +22,7 @@ from torch import Tensor
 
 from hf_gr.catalogue.snapshot import Snapshot
 
+from .beam import Beams
 from .children import Children
 from .device_trie import DeviceTrie, on_device
 from .transfers import to_device
@@ -236,9 +237,13 @@ class AnswerChildren(Children):
     """What may follow each beam of answers.
 
     Attributes:
+        tokens: see `Children`.
+        legal: see `Children`.
         eos_token_id: the token that completes an answer.
     """
 
+    tokens: Int[Tensor, "batch beams children"]
+    legal: Bool[Tensor, "batch beams children"]
     eos_token_id: int
 
     def take(
@@ -284,14 +289,9 @@ class AnswerCatalogue:
         """What may be generated for some requests of the batch."""
         return replace(self, rules=self.rules[rows])
 
-    def children(
-        self,
-        states: Int[Tensor, "batch beams"],
-        sequences: Int[Tensor, "batch beams length"],
-        *,
-        level: int,
-    ) -> AnswerChildren:
+    def children(self, beams: Beams, *, level: int) -> AnswerChildren:
         """What may follow the tokens of every beam."""
+        states, sequences = beams.states, beams.sequences
         rules = self.rules.repeat_interleave(states.shape[1])
         how: dict[str, Any] = {"separator": self.separator, "max_labels": self.max_labels}
         answers = read_answers(sequences.flatten(0, 1), self.living, rules, **how)

@@ -108,8 +108,9 @@ class Lookahead:
         self.rows = batch.numbers  # that the scorer still has
         self.dead_state = batch.catalogue.dead_state
         names = ("drafted_nodes", "accepted_nodes", "drafted_steps", "accepted_steps")
-        nothing = torch.zeros((len(names), len(batch.numbers)), dtype=torch.long, device=batch.catalogue.device)
-        self.counts: dict[str, Tensor] = dict(zip(names, nothing.unbind(), strict=True))
+        nothing = torch.zeros(len(batch.numbers), dtype=torch.long, device=batch.catalogue.device)
+        # Without a drafter nothing is counted.
+        self.counts = {name: nothing if drafter is None else nothing.clone() for name in names}
 
     def score(self, frontiers: Sequence[Frontier]) -> list[tuple[Frontier, list[Level]]]:
         """One forward for all rows of the frontiers.
@@ -190,6 +191,8 @@ class Lookahead:
 
     def _forget(self, frontiers: Sequence[Frontier]) -> None:
         """Drop the rows that are done from the scorer."""
+        if len(frontiers) == 1 and len(frontiers[0].rows.numbers) == len(self.rows):
+            return
         wanted = {number for frontier in frontiers for number in frontier.rows.numbers}
         if len(wanted) == len(self.rows):
             return

@@ -11,6 +11,7 @@ Axes: B batch, K beams, C children: the largest branching of the level, a static
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
@@ -19,10 +20,11 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from hf_gr.catalogue.snapshot import BatchRules
+from hf_gr.catalogue.snapshot import BatchRules, Part
 
-from .children import Children, MergedChildren, PlainChildren, UncheckedChildren, WideChildren
-from .device_trie import DeviceTrie, WideLevel, bits_on_device, on_device, twins_on_device
+from .beam import Beams
+from .children import Children, OnlyChildren, PlainChildren, RootChildren, UncheckedChildren, WideChildren
+from .device_trie import DeviceTrie, LivingBits, WideLevel, bits_on_device, living_bits, on_device, twins_on_device
 from .transfers import to_device
 
 
@@ -34,13 +36,21 @@ class DevicePart:
         trie: the trie.
         alive: by level from 1, one bit a node for every rule; None where everything is alive for all.
         hidden: by level from 1, nodes hidden from each request, sorted, padded with the root; None without any.
-        wide: by level: its table, where there is one; None if only a part of the children is alive.
+        wide: by level: its table, where there is one; None if there are children in another segment.
+        living: by level: for a level with such a table what is alive of it; None where everything is.
     """
 
     trie: DeviceTrie
-    alive: tuple[UInt8[Tensor, "rules _"], ...] | None = None
+    alive: tuple[UInt8[Tensor, "rules _"] | None, ...] | None = None
     hidden: tuple[Int[Tensor, "batch _"] | None, ...] | None = None
     wide: tuple[WideLevel | None, ...] | None = None
+    living: tuple[LivingBits | None, ...] | None = None
+
+    def is_whole(self, level: int) -> bool:
+        """Whether all children of a level's nodes are alive where their parents are."""
+        return (self.alive is None or self.alive[level] is None) and (
+            self.hidden is None or self.hidden[level] is None
+        )
 
     def of_rows(self, rows: Int[Tensor, " some"]) -> DevicePart:
         """The segment as some requests of the batch see it."""
@@ -100,6 +110,8 @@ class DeviceCatalogue:
     @property
     def has_leaves(self) -> tuple[bool, ...]:
         """By level: whether a sequence can end with its token number `level + 1`."""
+        if self.added is None:  # asked for at every level
+            return self.base.trie.has_leaves
         return tuple(
             any(level < len(trie.branching) and trie.has_leaves[level] for trie in self._tries)
             for level in range(self.max_length)
@@ -110,15 +122,9 @@ class DeviceCatalogue:
         """Whether some sequence is shorter than another."""
         return any(self.has_leaves[:-1])
 
-    def children(
-        self,
-        states: Int[Tensor, "batch beams"],
-        sequences: Int[Tensor, "batch beams length"],
-        *,
-        level: int,
-    ) -> Children:
+    def children(self, beams: Beams, *, level: int) -> Children:
         """The living children of beams by their states; the tokens before them do not matter."""
-        return children(states, self, level=level)
+        return children(beams.states, self, level=level)
 
     def is_leaf(self, states: Int[Tensor, "batch beams"], *, level: int) -> Bool[Tensor, "batch beams"]:
         """Whether a sequence ends in each state."""
@@ -140,8 +146,8 @@ def device_catalogue(rules: BatchRules, device: torch.device) -> DeviceCatalogue
     What only this batch has joins the device's queue: nobody waits for it.
     """
     parts = [_device_part(rules, number, device) for number in range(len(rules.shared.parts))]
-    if len(parts) == 1 and parts[0].alive is None and parts[0].hidden is None:
-        parts = [replace(parts[0], wide=parts[0].trie.wide)]
+    if len(parts) == 1:
+        parts = [_without_added(parts[0], [snapshot.parts[0] for snapshot in rules.snapshots])]
     added, twins, rule_of_row = rules.shared.added, rules.shared.twins, rules.rule_of_row
     return DeviceCatalogue(
         base=parts[0],
@@ -162,10 +168,13 @@ def children(states: Int[Tensor, "batch beams"], catalogue: DeviceCatalogue, *, 
     if catalogue.added is not None:
         return _merged_children(states, catalogue, catalogue.added, level)
     base = catalogue.base
-    table = None if base.wide is None else base.wide[level]
-    if table is not None:
-        return _wide_children(states - base.trie.level_starts[level] if level else states, table)
-    return _part_children(states, base, catalogue.rule_of_row, level)[0]
+    if level == 0 and base.is_whole(level):
+        return RootChildren(base.trie.root.tokens.expand(*states.shape, -1), states, base.trie.root)
+    if base.wide is not None and (table := base.wide[level]) is not None:
+        return _wide_children(states, base, table, catalogue.rule_of_row, level)
+    if base.is_whole(level) and base.trie.is_chain(level):
+        return _only_children(states, base.trie, level)
+    return _part_children(states, base, catalogue.rule_of_row, level)
 
 
 def is_leaf(
@@ -232,64 +241,87 @@ def _unchecked_children(
     return UncheckedChildren(tokens, torch.ones_like(tokens, dtype=torch.bool), states, follow)
 
 
-def _wide_children(nodes: Int[Tensor, "batch beams"], table: WideLevel) -> WideChildren:
-    """The children of nodes, numbered within their level, one entry for every token of the level's span."""
-    nodes = nodes.masked_fill(nodes != nodes.clamp(0, table.num_nodes - 1), table.num_nodes)
-    tokens = torch.arange(table.first_token, table.first_token + table.num_tokens, device=nodes.device)
-    legal = table.legal[nodes]
-    return WideChildren(tokens.expand(legal.shape), legal, table, nodes, table.first[nodes])
+def _wide_children(
+    states: Int[Tensor, "batch beams"],
+    part: DevicePart,
+    table: WideLevel,
+    rule_of_row: Int[Tensor, " batch"] | None,
+    level: int,
+) -> WideChildren:
+    """The children of a wide level's nodes, one entry for every token of the level's span."""
+    trie, num_tokens = part.trie, table.num_tokens
+    nodes = (states + (1 - trie.level_starts[level])).clamp(0, table.num_nodes + 1)
+    living = hidden = None
+    if part.living is not None and (bits := part.living[level]) is not None:
+        living = bits, nodes if rule_of_row is None else nodes + (rule_of_row * len(table.first))[:, None]
+    if part.hidden is not None and (below := part.hidden[level]) is not None:
+        first, after = trie.child_bounds(states, level=level)[:, :, None].unbind(-1)
+        columns = trie.tokens.take(below) + (trie.constants[level].token_base - table.first_token)
+        hidden = columns.clamp(0, num_tokens - 1), (below[:, None] >= first) & (below[:, None] < after)
+    return WideChildren(table.tokens.expand(*states.shape, -1), table, nodes, living, hidden)
+
+
+def _only_children(states: Int[Tensor, "batch beams"], trie: DeviceTrie, level: int) -> OnlyChildren:
+    """The children of a level whose nodes have one each, all alive where their parents are."""
+    start, end, after = trie.level_starts[level : level + 3]
+    below = states + (end - start)
+    # What is no node of the level reads some token of it.
+    tokens = trie.tokens.take(below.clamp(end, after - 1)).long()
+    if trie.has_bases:
+        tokens = tokens + trie.token_bases[level]
+    return OnlyChildren(tokens[..., None], below, end, after)
 
 
 def _merged_children(
     states: Int[Tensor, "batch beams"], catalogue: DeviceCatalogue, added: DevicePart, level: int
-) -> MergedChildren | PlainChildren:
+) -> PlainChildren:
     """The children in both segments; those in one of them, where the other has no such level."""
     assert catalogue.twins is not None
-    base = catalogue.base
+    base, rules = catalogue.base, catalogue.rule_of_row
     in_added, nodes = _both_nodes(states, catalogue) if level else (states, states)
     if level >= len(added.trie.branching):
-        return _part_children(nodes, base, catalogue.rule_of_row, level)[0]
-    new, _ = _part_children(in_added, added, catalogue.rule_of_row, level)
-    first_added = new.first + base.trie.num_nodes
+        return _part_children(nodes, base, rules, level)
+    new = _part_children(in_added, added, rules, level)
+    states_of_new = new.states + base.trie.num_nodes
     if level >= len(base.trie.branching):
-        return replace(new, first=first_added)
-    old, count = _part_children(nodes, base, catalogue.rule_of_row, level)
+        return replace(new, states=states_of_new)
+    old = _part_children(nodes, base, rules, level)
     # A child that is in both is reached through `added`, which knows its twin.
-    below = new.first[..., None] + torch.arange(new.tokens.shape[-1], device=states.device)
-    shadowed = torch.where(new.legal, catalogue.twins[below.clamp(max=added.trie.num_nodes - 1)], -1)
-    return MergedChildren(
+    shadowed = torch.where(new.legal, catalogue.twins[new.states.clamp(max=added.trie.num_nodes - 1)], -1)
+    first, after = base.trie.child_bounds(nodes, level=level).unbind(-1)
+    return PlainChildren(
         tokens=torch.cat([old.tokens, new.tokens], dim=-1),
-        legal=torch.cat([_hide(old.legal, shadowed, old.first, count), new.legal], dim=-1),
-        first=old.first,
-        first_added=first_added,
-        num_old=old.tokens.shape[-1],
+        legal=torch.cat([_hide(old.legal, shadowed, first, after - first), new.legal], dim=-1),
+        states=torch.cat([old.states, states_of_new], dim=-1),
     )
 
 
 def _part_children(
     nodes: Int[Tensor, "batch beams"], part: DevicePart, rule_of_row: Int[Tensor, " batch"] | None, level: int
-) -> tuple[PlainChildren, Int[Tensor, "batch beams"]]:
-    """The children of one segment's nodes, and how many there are of each, alive or not."""
+) -> PlainChildren:
+    """The children of one segment's nodes."""
     trie = part.trie
-    first, count = trie.child_range(nodes, level=level)
-    places = torch.arange(trie.branching[level], device=nodes.device)
-    legal = places < count[..., None]
-    if part.alive is not None:
-        local = first[..., None] - trie.level_starts[level + 1] + places
-        last = trie.level_starts[level + 2] - trie.level_starts[level + 1] - 1
-        legal = legal & _are_alive(local.clamp(max=last), part.alive[level], rule_of_row)
+    constants, branching = trie.constants[level], trie.branching[level]
+    bounds = trie.child_bounds(nodes, level=level)
+    first, after = bounds[..., :1], bounds[..., 1:]
+    below = first if branching == 1 else first + constants.places
+    legal = below < after
+    if part.alive is not None and (bits := part.alive[level]) is not None:
+        local = (below - trie.level_starts[level + 1]).clamp(max=8 * bits.shape[1] - 1)
+        legal = legal & _are_alive(local, bits, rule_of_row)
     hidden = None if part.hidden is None else part.hidden[level]
-    if hidden is not None and hidden.shape[1] <= 2 * trie.branching[level]:
-        legal = _hide(legal, hidden[:, None].expand(-1, nodes.shape[1], -1), first, count)
+    if hidden is not None and hidden.shape[1] <= 2 * branching:
+        of_beams = hidden[:, None].expand(-1, nodes.shape[1], -1)
+        legal = _hide(legal, of_beams, first[..., 0], (after - first)[..., 0])
     elif hidden is not None:  # so many that looking each child up among them is cheaper
-        below = (first[..., None] + places).flatten(1)
-        at = torch.searchsorted(hidden, below).clamp(max=hidden.shape[1] - 1)
-        legal = legal & (hidden.gather(1, at) != below).view(legal.shape)
-    # Copies whole windows of the tokens: three times faster than one index per child.
-    tokens = trie.tokens.unfold(0, trie.branching[level], 1)[first].long()
-    if any(trie.token_bases):  # a window may reach a level with another base, where this is no token
-        tokens = (tokens + trie.token_bases[level]) * legal
-    return PlainChildren(tokens, legal, first), count
+        flat = below.flatten(1).contiguous()
+        at = torch.searchsorted(hidden, flat).clamp_(max=hidden.shape[1] - 1)
+        legal = legal & (hidden.gather(1, at) != flat).view(legal.shape)
+    tokens = trie.tokens_of(below, level=level)
+    if not trie.has_bases:
+        return PlainChildren(tokens.long(), legal, below)
+    # A window may reach a level with another base, where this is no token.
+    return PlainChildren((tokens + constants.token_base) * legal, legal, below)
 
 
 def _are_alive(
@@ -314,6 +346,25 @@ def _hide(
     # What is not a child here goes to an extra column that is cut off again.
     slots = torch.where((places >= 0) & (places < count[..., None]), places, legal.shape[-1])
     return torch.nn.functional.pad(legal, (0, 1)).scatter(-1, slots, False)[..., :-1]
+
+
+def _without_added(part: DevicePart, views: Sequence[Part]) -> DevicePart:
+    """A segment that is all there is: its tables serve, and what one child alone continues is checked above it.
+
+    Beside another segment, a prefix that is dead here may be alive there.
+    """
+    trie, alive, hidden = part.trie, part.alive, part.hidden
+    living = None
+    if alive is not None:
+        living = living_bits([view.alive or view.segment.all_alive for view in views], trie, alive)
+    wide = trie.wide if alive is None or living is not None else None
+    # The root is not checked above.
+    is_checked = [level > 0 and trie.is_chain(level) for level in range(len(trie.branching))]
+    if alive is not None:
+        alive = tuple(None if done else bits for done, bits in zip(is_checked, alive, strict=True))
+    if hidden is not None:
+        hidden = tuple(None if done else nodes for done, nodes in zip(is_checked, hidden, strict=True))
+    return replace(part, alive=alive, hidden=hidden, wide=wide, living=living)
 
 
 def _device_part(rules: BatchRules, number: int, device: torch.device) -> DevicePart:
