@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from hf_gr import ConstraintIndex
 from hf_gr.reference import reference_beam_search
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "examples" / "benchmark"
@@ -71,7 +72,12 @@ def assert_same(sequences: torch.Tensor, scores: torch.Tensor, expected: Any) ->
         assert scores[row].tolist() == pytest.approx([score for _, score in found], abs=SCORE_TOL)
 
 
-@pytest.mark.parametrize("name", ["CpuTrie", "Ppv", "all logits", "HashBitmap"])
+def static(baselines: Any, rows: np.ndarray, dense_levels: int) -> Any:
+    trie = ConstraintIndex.from_sequences(rows).snapshot.base.segment.trie
+    return baselines.Static(trie, VOCAB, torch.device("cpu"), dense_levels)
+
+
+@pytest.mark.parametrize("name", ["CpuTrie", "Ppv", "all logits", "HashBitmap", "STATIC", "STATIC, one dense level"])
 def test_exact_baselines_give_the_slow_searchs_answers(
     step: Any, baselines: Any, rows: np.ndarray, tables: list[torch.Tensor], name: str
 ) -> None:
@@ -81,6 +87,8 @@ def test_exact_baselines_give_the_slow_searchs_answers(
         "Ppv": lambda: baselines.Ppv(rows, device),
         "all logits": lambda: baselines.Ppv(rows, device).approximate(VOCAB),
         "HashBitmap": lambda: baselines.HashBitmap(rows, device, 24),  # too roomy for a false positive
+        "STATIC": lambda: static(baselines, rows, 2),
+        "STATIC, one dense level": lambda: static(baselines, rows, 1),
     }[name]()
     beams = baselines.search(method, step.FromLastToken(tables, BATCH), BEAMS, LENGTH)
     assert_same(beams.sequences, beams.scores, slow_answer(step, tables, rows.tolist()))
@@ -167,20 +175,46 @@ def test_fast_reports_every_contender_and_where_it_ran() -> None:
     report = json.loads(done.stdout.splitlines()[-1])
     few, many = report["results"]
     assert set(few["step_seconds"]) - set(many["step_seconds"]) == {"CPU trie"}
-    assert {"ours", "unconstrained", "PPV exact", "hash bitmap"} < set(many["step_seconds"])
+    contenders = {"ours", "ours, a rule", "ours, exclusions", "unconstrained", "STATIC", "PPV exact", "hash bitmap"}
+    assert contenders < set(many["step_seconds"])
     for result in report["results"]:
         assert all(seconds > 0 for seconds in result["step_seconds"].values())
         assert result["ratio"]["unconstrained"] == 1
         assert len(result["level_seconds"]["ours"]) == 8
-    assert len(report["goals"]) == 3
+    assert len(report["goals"]) == 7
     assert report["hardware"]["threads"] == 1
 
 
-@pytest.mark.parametrize("error", ["score", "sequence", "trie"])
+@pytest.mark.script("benchmark/step_branching.py")
+def test_fast_branching_reports_every_contender_once_children_agree(
+    step: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [sys.executable, str(BENCHMARKS / "step_branching.py"), "--fast"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert [result["branching"] for result in report["results"]] == [2, 4, 8, 16, 32, 64]
+    assert all(set(result["seconds"]) == {"ours", "ours, no table", "STATIC"} for result in report["results"])
+    branching = import_module("step_branching")
+    right = branching.Static.candidates
+    monkeypatch.setattr(
+        branching.Static, "candidates", lambda self, scores, *how: right(self, scores.roll(1, -1), *how)
+    )
+    monkeypatch.setattr(branching.torch, "set_num_threads", lambda number: None)
+    with pytest.raises(SystemExit, match="MISMATCH at 2 children"):
+        branching.main(["--fast"])
+    assert "children  ours" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("error", ["score", "sequence", "trie", "rule", "exclusion"])
 def test_a_wrong_answer_ends_the_run_before_any_time_is_printed(
     step: Any, baselines: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: str
 ) -> None:
-    right, right_trie = step.ours, baselines.dict_trie
+    right, right_trie, rules = step.ours, baselines.dict_trie, step.load_rules
+
+    def without(of_name: Any) -> Any:
+        catalogue, left = of_name
+        return replace(catalogue, base=replace(catalogue.base, alive=None, living=None, hidden=None)), left
 
     def wrong(*arguments: Any) -> Any:
         answer = right(*arguments)
@@ -191,7 +225,10 @@ def test_a_wrong_answer_ends_the_run_before_any_time_is_printed(
         return replace(answer, sequences=sequences)
 
     monkeypatch.setattr(step.torch, "set_num_threads", lambda number: None)
-    if error == "trie":
+    if error in ("rule", "exclusion"):
+        name = {"rule": step.WITH_RULE, "exclusion": step.WITH_EXCLUSIONS}[error]
+        monkeypatch.setattr(step, "load_rules", lambda *args: {**(found := rules(*args)), name: without(found[name])})
+    elif error == "trie":
         monkeypatch.setattr(baselines, "dict_trie", lambda rows: right_trie(rows[::2]))
     else:
         monkeypatch.setattr(step, "ours", wrong)

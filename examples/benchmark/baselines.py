@@ -1,13 +1,15 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The beam step of STATIC's baselines, each written from its description. Knows no `hf_gr`.
+"""The beam step of STATIC and its baselines, each written from its description. Of `hf_gr` they have the selection.
 
 All share one search: the log-softmax over the full vocabulary is added to the beam's score, the method says which
-extensions are legal, one `topk` picks the next beams. Open choices favour the baseline: it starts from one beam
-instead of K equal ones, and carries over what a step can hand to the next (a hash, a range of rows).
+extensions are legal, and the selection that ours has, too (`top_keys`), picks the next beams. Open choices favour the
+baseline: it starts from one beam instead of K equal ones, and carries over what a step can hand to the next (a hash, a
+range of rows).
 
-Sources: STATIC, section 5.2 and its public code for the sizes (the 50 best logits; a bitmap of 2**30 bits); Ye et al.,
-"Efficient and asymptotically unbiased constrained decoding", for PPV; Bloom for the bitmap.
+Sources: STATIC, algorithms 1 and 2, appendix A, section 5.2 and its public code for the sizes (the 50 best logits; a
+bitmap of 2**30 bits); Ye et al., "Efficient and asymptotically unbiased constrained decoding", for PPV; Bloom for the
+bitmap.
 
 Axes: B batch, K beams, V vocabulary, M candidates of a beam, N rows of the catalogue, sorted and distinct, L
     their tokens.
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,12 +29,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_gr.catalogue.trie import Trie
+from hf_gr.torch.beam import top_keys
 from hf_gr.torch.tree import Nodes
 
 DEAD = -torch.inf
 PPV_LOGITS = 50  # the approximate variant verifies this many per beam
 BITMAP_BITS = 30  # log2 of the bitmap's size: 128 MiB
 MULTIPLIER = 0x9E3779B1  # odd, so that a prefix's hash keeps depending on its first tokens
+
+
+# The largest of every row, and their places.
+Select = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 
 
 class Scorer(Protocol):
@@ -45,11 +53,15 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class Beams:
-    """Sequences `[B, K, T]`, the beam that each token was appended to `[B, K, T]`, and scores `[B, K]`."""
+    """Sequences `[B, K, T]`, the beam that each token was appended to `[B, K, T]`, and scores `[B, K]`.
+
+    `chosen` `[B, K]`: places among all candidates of a row, those of the last step.
+    """
 
     sequences: Tensor
     beam_indices: Tensor
     scores: Tensor
+    chosen: Tensor | None = None
 
     @classmethod
     def start(cls, batch_size: int, device: torch.device) -> Beams:
@@ -64,12 +76,12 @@ class Beams:
     def parents(self) -> Tensor:
         return self.beam_indices[..., -1]
 
-    def extend(self, scores: Tensor, tokens: Tensor | None, num_beams: int) -> Beams:
+    def extend(self, scores: Tensor, tokens: Tensor | None, num_beams: int, top: Select) -> Beams:
         """The K best of the candidates `[B, k, M]`; without tokens, they are the whole vocabulary."""
         width = scores.shape[-1]
         flat = scores.flatten(1)
         missing = num_beams - flat.shape[-1]
-        best, chosen = (F.pad(flat, (0, missing), value=DEAD) if missing > 0 else flat).topk(num_beams)
+        best, chosen = top(F.pad(flat, (0, missing), value=DEAD) if missing > 0 else flat, num_beams)
         if missing > 0:
             chosen = chosen.clamp(max=flat.shape[-1] - 1)
         parents = chosen // width
@@ -79,11 +91,19 @@ class Beams:
             torch.cat([self.sequences.gather(1, along), new[..., None]], dim=-1),
             torch.cat([self.beam_indices.gather(1, along), parents[..., None]], dim=-1),
             best,
+            chosen,
         )
 
 
 class Method:
-    """A way to know which extensions are legal. This one allows all: unconstrained beam search."""
+    """A way to know which extensions are legal. This one allows all: unconstrained beam search.
+
+    Attributes:
+        top: selects the next beams.
+    """
+
+    def __init__(self, top: Select = top_keys) -> None:
+        self.top = top
 
     def start(self, batch_size: int, device: torch.device) -> Any:
         """What is known of the empty prefix, one per row."""
@@ -98,10 +118,82 @@ class Method:
         return state
 
 
+def sort_flat(keys: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """PyTorch's own selection."""
+    best = keys.topk(number)
+    return best.values, best.indices
+
+
+class Static(Method):
+    """STATIC: a mask and states over V x V for the first two levels, below them tokens and states in rows (CSR).
+
+    A step as its public PyTorch code has it, but all legal candidates compete, not the best few of each beam: those
+    lose answers. With more tokens than `DENSE_VOCAB` the second level is read from the rows.
+    """
+
+    DENSE_VOCAB = 8192  # 5 bytes for each pair of tokens: 335 MB
+
+    def __init__(self, trie: Trie, vocab_size: int, device: torch.device, dense_levels: int = 2) -> None:
+        super().__init__()
+        self.branching = trie.branching
+        edges, rows = [], []
+        for level, (start, end) in enumerate(zip(trie.level_starts, trie.level_starts[1:], strict=False)):
+            if level:
+                edges.append(trie.token(np.arange(start, end), level).astype(np.int32))
+            if level < trie.max_length:  # the edge into node n is number n - 1
+                rows.append((trie.children(np.arange(start, end), level)[0] - 1).astype(np.int32))
+        tokens = np.concatenate([*edges, np.zeros(max(trie.branching), np.int32)])
+        states = np.arange(1, len(tokens) + 1, dtype=np.int32)
+        self.packed = torch.from_numpy(np.stack([tokens, states], axis=1)).to(device)
+        self.rows = torch.from_numpy(np.append(np.concatenate(rows), np.int32(trie.level_starts[-1] - 1))).to(device)
+        first = self.packed[: trie.level_starts[2] - 1].long()
+        self.dense_levels = dense_levels if vocab_size <= self.DENSE_VOCAB else 1
+        self.mask = [torch.zeros(vocab_size, dtype=torch.bool, device=device)]
+        self.mask[0][first[:, 0]] = True
+        self.states = [torch.zeros(vocab_size, dtype=torch.int32, device=device)]
+        self.states[0][first[:, 0]] = first[:, 1].int()
+        if self.dense_levels == 2:
+            bounds = self.rows[first[0, 1] : int(first[-1, 1]) + 2].long()
+            above = first[:, 0].repeat_interleave(bounds[1:] - bounds[:-1])
+            below = self.packed[bounds[0] : bounds[-1]].long()
+            for of_root, values in ((self.mask, True), (self.states, below[:, 1].int())):
+                of_root.append(torch.zeros((vocab_size, vocab_size), dtype=of_root[0].dtype, device=device))
+                of_root[1][above, below[:, 0]] = values
+        self.dead = torch.full((), DEAD, device=device)
+        self.below: Tensor | None = None
+
+    def start(self, batch_size: int, device: torch.device) -> Tensor:
+        """The state of every beam."""
+        return torch.zeros((batch_size, 1), dtype=torch.long, device=device)
+
+    def candidates(self, scores: Tensor, beams: Beams, state: Tensor, level: int) -> tuple[Tensor, Tensor | None]:
+        if level < self.dense_levels:
+            mask = self.mask[0] if level == 0 else self.mask[1][beams.tokens]
+            return torch.where(mask, scores, self.dead), None
+        # Algorithm 2.
+        first = self.rows[state]
+        number = self.rows[state + 1] - first
+        places = torch.arange(self.branching[level], device=state.device)
+        tokens, self.below = self.packed[first[..., None] + places].unbind(-1)
+        tokens = tokens.long()
+        return torch.where(places < number[..., None], scores.gather(-1, tokens), self.dead), tokens
+
+    def follow(self, state: Tensor, beams: Beams, level: int) -> Tensor:
+        if level == 0:
+            return self.states[0][beams.tokens].long()
+        if level < self.dense_levels:
+            return self.states[1][beams.sequences[..., 0], beams.tokens].long()
+        assert self.below is not None
+        assert beams.chosen is not None
+        below = self.below.flatten(1)
+        return below.gather(1, beams.chosen.clamp(max=below.shape[1] - 1)).long()
+
+
 class CpuTrie(Method):
     """A dict trie on the host: at every step the partial beams go there and a mask comes back."""
 
     def __init__(self, rows: np.ndarray, vocab_size: int) -> None:
+        super().__init__()
         self.vocab_size = vocab_size
         before = resident_bytes()
         self.root = dict_trie(rows)
@@ -143,6 +235,7 @@ class Ppv(Method):
     """Parallel prefix verification: a binary search in the sorted rows for every extension of a beam."""
 
     def __init__(self, rows: np.ndarray, device: torch.device) -> None:
+        super().__init__()
         self.logits: int | None = None
         self.columns = [torch.from_numpy(np.ascontiguousarray(column)).to(device) for column in rows.T]
         # A binary search among the rows of a prefix of this length takes that many rounds: known in advance.
@@ -220,6 +313,7 @@ class HashBitmap(Method):
     EMPTY = 1  # the empty prefix; from 0, a leading token 0 would leave no trace
 
     def __init__(self, rows: np.ndarray, device: torch.device, bits: int = BITMAP_BITS) -> None:
+        super().__init__()
         self.mask = (1 << bits) - 1
         is_set = np.zeros(1 << bits, dtype=bool)
         hashes = np.full(len(rows), self.EMPTY, dtype=np.int64)
@@ -261,7 +355,7 @@ def search(method: Method, scorer: Scorer, num_beams: int, length: int) -> Beams
             [logits] = scorer.score([Nodes(beams.tokens, beams.parents, beams.tokens)], depth=level)
         scores = beams.scores[..., None] + logits.float().log_softmax(-1)
         scores, tokens = method.candidates(scores, beams, state, level)
-        beams = beams.extend(scores, tokens, num_beams)
+        beams = beams.extend(scores, tokens, num_beams, method.top)
         state = method.follow(state, beams, level)
     return beams
 

@@ -25,7 +25,7 @@ Backend = Literal["torch", "flax"]
 
 # PyTorch: tables for levels near the root.
 WIDE_FROM = 32  # children of one node; below, a step costs no more than its calls
-WIDE_SHARE = 8  # a level is wide if a node may have every eighth token of its span
+WIDE_SHARE = 5  # a level is wide if a node may have every fifth token of its span
 LARGEST_TABLE = 2**24  # nodes times tokens: 64 MB of penalties, 32 MB of numbers; bytes of the bits of all rules
 SPREAD = 8 * 2**10  # bytes of the penalties of every byte of bits
 MOST_NODES = 2**22  # of tries that are walked by their edges, eight bytes each: 32 MB
