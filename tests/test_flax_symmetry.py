@@ -97,7 +97,6 @@ TORCH_ONLY = {
         "living_bits": "the same",
         "RootLevel": "see children",
         "LevelConstants": "constants of a program in Flax",
-        "FEW_OFFSETS": "the same",
         "WINDOWS_FROM": "windows of tokens are slices in Flax",
     },
     "draft_head": {"IGNORED": "heads are trained in PyTorch"},
