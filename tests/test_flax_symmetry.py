@@ -232,6 +232,7 @@ OTHERWISE = {
         "renormalize_logits",  # processors in torch, as those before
         "rows_axis",  # several devices run one program
         "rows",  # rows of a program advance together
+        "tokens_per_beam",  # of the paper's own search, which a benchmark compares with
     },
     "transition.DeviceCatalogue.children": ALONE,  # answers of several labels have no states
     "transition.DeviceCatalogue.is_leaf": ALONE,  # the same
