@@ -77,11 +77,16 @@ TRAINING: dict[str, Any] = {
 BATCH = {"beauty": 128, "movielens": 32}  # histories of MovieLens fill a window, those of Beauty a third of one
 CHECKS = 500  # users whose last item is the validation
 FAST_SIZE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-FAST_TRAINING = {"max_steps": 40, "eval_steps": 20, "per_device_train_batch_size": 32, "learning_rate": 3e-3}
+FAST_TRAINING: dict[str, Any] = {
+    "max_steps": 40,
+    "eval_steps": 20,
+    "per_device_train_batch_size": 32,
+    "learning_rate": 3e-3,
+}
 
 FACTORS = 1  # of neighbours, the last columns of the films' features: not of use for films that nobody has rated
 User = dict[str, list[int]]  # the items of each period
-Lists = list[list[int | None]]  # for each user the best first; None is a sequence that is no item
+Lists = list[list[Any]]  # for each user the best first; None is a sequence that is no item
 
 
 @dataclass(frozen=True)
@@ -265,7 +270,7 @@ def compare(name: str, ids: SemanticIds, split: Split, options: argparse.Namespa
     start = time.perf_counter()
     model = small_recommender(ids, max_items=MAX_ITEMS, seed=options.seed, **(FAST_SIZE if options.fast else SIZE))
     known, validation = hold_out(split.histories, FAST_CHECKS if options.fast else CHECKS)
-    how = FAST_TRAINING if options.fast else TRAINING | {"per_device_train_batch_size": BATCH[name]}
+    how: dict[str, Any] = FAST_TRAINING if options.fast else TRAINING | {"per_device_train_batch_size": BATCH[name]}
     model = train_recommender(
         known,
         ids,

@@ -52,7 +52,7 @@ PRINTED = [
     ("LC-Rec (LLaMA-7B), AtSpeed's table 2", "these users, split by time", "0.56", "0.98", "", ""),
 ]
 
-Lists = list[list[int]]
+Lists = list[list[Any]]
 
 
 def count_lists(study: Study, rows: Sequence[Row], *, all_prompts: bool = False) -> dict[str, Lists]:
