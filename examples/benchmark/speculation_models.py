@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts, drafts and alignments of `speculation.py` and `atspeed.py`: what is trained, and on what. Measures nothing.
 
-The target is the experiments' common backbone. The draft is a sixth of it, trained on the same histories. Teacher
+The target is the experiments' common backbone. The draft is a fourteenth of it, trained on the same histories. Teacher
 prompts are histories of users of whom neither has seen anything; each method aligns a copy of the draft with them.
 """
 
@@ -45,17 +45,17 @@ class Plan:
     """How large the draft is, how long it trains, and how much of the teacher data an alignment sees."""
 
     draft: dict[str, int] = field(
-        default_factory=lambda: {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+        default_factory=lambda: {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     )
     draft_steps: int = 1500
-    prompts: int = 1024
-    all_prompts: int = 3072
+    prompts: int = 768
+    all_prompts: int = 2304
     batch_size: int = 64
     warmup_steps: int = 100
     is_fast: bool = False
 
 
-PLANS = {"beauty": Plan(), "movielens": Plan(prompts=512, all_prompts=1536, warmup_steps=50)}
+PLANS = {"beauty": Plan(), "movielens": Plan(prompts=384, all_prompts=1152, warmup_steps=50)}
 FAST = Plan(
     draft={"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
     draft_steps=5,
