@@ -9,7 +9,7 @@ Without `--model` a small one is trained first, with semantic IDs made from whic
 1. The last item of every user is held out.
 2. The recommender (the target) answers histories by beam search; its sequences, and its probabilities at every step,
    are the teacher data. Several processes divide them. An interrupted run continues when it is repeated.
-3. A small decoder with the target's vocabulary learns to recommend, and is then aligned with the target (AtSpeed-S).
+3. A small decoder with the target's vocabulary learns to recommend, and is then aligned with the target.
 4. Held-out users are answered without a draft, with the catalogue as the draft (which needs no training), with the
    draft before its alignment, after it, and with both. Answers are equal, as the target decides; its forwards and the
    time differ. On a CPU the cost of a forward grows with its tokens: fewer forwards need not save time there.
@@ -147,7 +147,7 @@ def make_draft(options: argparse.Namespace, target: Any) -> Any:
 
 
 def align(options: argparse.Namespace, draft: Any, teacher: Path, index: ConstraintIndex) -> Any:
-    """The draft, aligned with the target by AtSpeed's loss."""
+    """The draft, aligned with the target."""
     trainer = AtSpeedTrainer(
         model=draft,
         args=TrainingArguments(
@@ -310,7 +310,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         default=Path("draft"),
         help="where the draft and the teacher data go; --fast keeps nothing",
     )
-    parser.add_argument("--loss", choices=("atspeed-s", "atspeed-r", "seqkd", "sft"), default="atspeed-s")
+    parser.add_argument("--loss", choices=("beamkd", "atspeed-s", "atspeed-r", "seqkd", "sft"), default="beamkd")
     parser.add_argument("--steps", type=int, default=400, help="steps of the alignment")
     parser.add_argument("--base-steps", type=int, default=600, help="steps on histories, of a new target and a draft")
     parser.add_argument("--prompts", type=int, default=10_000, help="prompts that the target answers")

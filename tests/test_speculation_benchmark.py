@@ -385,7 +385,7 @@ def test_ablations_change_one_thing(atspeed: Any) -> None:
     for name, variant in atspeed.TERMS.items():
         method = atspeed.METHODS[name.split(",")[0]]
         assert variant.loss == method.loss
-        changes = [key for key in ("data", "epochs") if getattr(variant, key) != getattr(method, key)]
+        changes = [key for key in ("data", "share") if getattr(variant, key) != getattr(method, key)]
         changes += [key for key, value in variant.options.items() if method.options.get(key) != value]
         assert len(changes) == name.count(",") + ("w/o CA" in name), name
 
@@ -397,6 +397,8 @@ def test_without_data_fast_mode_is_skipped(benchmark: Any, atspeed: Any, monkeyp
 
 
 @pytest.mark.slow  # trains some small models
+@pytest.mark.script("benchmark/atspeed.py")
+@pytest.mark.script("benchmark/speculation.py")
 @needs_beauty
 def test_fast_run_compares_all_and_stages_are_not_run_again(tmp_path: Path) -> None:
     folder = ROOT / "examples" / "benchmark"

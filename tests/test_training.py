@@ -404,6 +404,7 @@ def twin_loss(
     num_sequences: int | None = None,
     constrained: bool = True,
     num_tokens: int | None = K,
+    alpha: float | None = None,
     **options: Any,
 ) -> float:
     """The loss of the first rows, from plain forwards of both models and the literal twins."""
@@ -442,7 +443,8 @@ def twin_loss(
     name = "f" if loss == "beamkd" else loss[-1]
     options |= {} if name == "f" else {"num_tokens": num_tokens}
     align = getattr(reference, f"reference_align_{name}")
-    return 0.5 * align(of_sequences(draft), of_sequences(target), legal, sequences, **options) + 0.5 * rec
+    alpha = (1.0 if loss == "beamkd" else 0.5) if alpha is None else alpha
+    return alpha * align(of_sequences(draft), of_sequences(target), legal, sequences, **options) + (1 - alpha) * rec
 
 
 @pytest.mark.parametrize("family", ["qwen3", "bloom"])
@@ -465,6 +467,7 @@ VARIANTS = [
     ("atspeed-r", {"constrained": False, "num_tokens": "all"}),
     ("atspeed-r", {"num_tokens": "all"}),
     ("beamkd", {"constrained": False, "num_sequences": 3, "reduction": "sum"}),
+    ("beamkd", {"alpha": 0.3}),
 ]
 
 
@@ -592,9 +595,10 @@ def test_a_pure_alignment_needs_no_labels(tmp_path: Path) -> None:
     index = fixed_catalogue()
     data = write(tmp_path, index, labels=None, full_vocabulary=False)
     with pytest.raises(ValueError, match="no labels.*alpha=1"):
-        trainer(tmp_path, data, index)
-    result = trainer(tmp_path, data, index, alpha=1.0, max_steps=2).train()
-    assert np.isfinite(result.training_loss)
+        trainer(tmp_path, data, index, loss="atspeed-s")
+    for options in ({"loss": "atspeed-s", "alpha": 1.0}, {}):
+        result = trainer(tmp_path, data, index, max_steps=2, **options).train()
+        assert np.isfinite(result.training_loss)
 
 
 def test_mixed_precision_trains(tmp_path: Path) -> None:

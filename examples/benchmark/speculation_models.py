@@ -37,7 +37,6 @@ from hf_gr.training.atspeed_trainer import Loss
 BASE, RANDOM = "before alignment", "random weights"
 SEED = 0  # of the draft's weights and its training: alignments have seeds of their own
 NUM_BEAMS = 10  # sequences of a teacher prompt
-EPOCHS = 20
 
 
 @dataclass(frozen=True)
@@ -48,19 +47,19 @@ class Plan:
         default_factory=lambda: {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     )
     draft_steps: int = 1500
-    prompts: int = 768
-    all_prompts: int = 2304
+    prompts: int = 6784
+    epochs: int = 3
     batch_size: int = 64
-    warmup_steps: int = 100
+    warmup_steps: int = 50
     is_fast: bool = False
 
 
-PLANS = {"beauty": Plan(), "movielens": Plan(prompts=384, all_prompts=1152, warmup_steps=50)}
+PLANS = {"beauty": Plan(), "movielens": Plan(prompts=3200)}
 FAST = Plan(
     draft={"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
     draft_steps=5,
-    prompts=16,
-    all_prompts=32,
+    prompts=32,
+    epochs=2,
     batch_size=8,
     warmup_steps=1,
     is_fast=True,
@@ -75,13 +74,13 @@ class Variant:
         loss: of `AtSpeedTrainer`.
         options: its other arguments.
         data: which teacher data; see `Workshop.teacher`.
-        epochs: over the prompts of a seed.
+        share: of the teacher prompts, in as many steps: 0.15 is 20 epochs instead of 3.
     """
 
     loss: Loss
     options: dict[str, Any] = field(default_factory=dict)
     data: str = "plain"
-    epochs: int = EPOCHS
+    share: float = 1.0
 
 
 METHODS = {
@@ -91,7 +90,7 @@ METHODS = {
     "SeqKD": Variant("seqkd"),
     "AtSpeed-S": Variant("atspeed-s", {"reduction": "sum"}),  # equation 4 to the letter
     "AtSpeed-R": Variant("atspeed-r"),
-    "BeamKD": Variant("beamkd"),  # ours
+    "BeamKD": Variant("beamkd", {"alpha": 1.0}),  # ours
 }
 
 
@@ -181,16 +180,11 @@ class Workshop:
     def teacher(self, kind: str) -> TeacherDataset:
         """The target's answers to the held-out prompts.
 
-        `plain`: those of the target alone, for all prompts. The others are for the prompts of seed 0 alone:
-        `whole`: with its probabilities of all tokens at every position; `lambda 0.5`, `lambda 0`: sequences of a
-        search by the mixture with the draft before its alignment; `20 beams`.
+        `plain`: those of the target alone; `whole`: with its probabilities of all tokens at every position; `lambda
+        0.5`, `lambda 0`: sequences of a search by the mixture with the draft before its alignment; `20 beams`.
         """
-        plan = self.plan
-        length = max_items(self.study, plan.is_fast)
-        prompts, labels = teacher_pairs(self.study, plan.all_prompts, max_length=length)
-        if kind != "plain":
-            chosen = self.prompts_of_seed(len(prompts), seed=0)
-            prompts, labels = [prompts[place] for place in chosen], [labels[place] for place in chosen]
+        length = max_items(self.study, self.plan.is_fast)
+        prompts, labels = teacher_pairs(self.study, self.plan.prompts, max_length=length)
         options: dict[str, Any] = {"num_beams": NUM_BEAMS, "full_vocabulary": kind == "plain"}
         if kind == "whole":
             options["full_vocabulary"] = "sequences"
@@ -203,18 +197,13 @@ class Workshop:
             write_teacher_data(self.target, prompts, self.study.index, folder, labels=labels, batch_size=64, **options)
         return TeacherDataset(folder)
 
-    def prompts_of_seed(self, number: int, *, seed: int) -> list[int]:
-        """Which of all teacher prompts an alignment sees."""
-        return np.random.default_rng(seed).permutation(number)[: self.plan.prompts].tolist()
-
     def aligned(self, name: str, variant: Variant, *, seed: int) -> Path:
-        """A copy of the draft, aligned."""
+        """A copy of the draft, aligned; the seed is that of the order of prompts."""
 
         def make(part: Path) -> None:
-            dataset: Any = self.teacher(variant.data)
-            if variant.data == "plain":
-                dataset = Subset(dataset, self.prompts_of_seed(len(dataset), seed=seed))
-            steps = -(-len(dataset) // self.plan.batch_size) * variant.epochs
+            data = self.teacher(variant.data)
+            steps = -(-len(data) // self.plan.batch_size) * self.plan.epochs
+            dataset = data if variant.share == 1 else Subset(data, range(int(len(data) * variant.share)))
             trainer = AtSpeedTrainer(
                 model=load(self.base),
                 args=alignment_arguments(part, self.plan, num_steps=steps, seed=seed),

@@ -27,6 +27,7 @@ from .paths import PathLevel, training_catalogue, training_snapshot, walk
 from .teacher_dataset import TeacherCollator, TeacherDataset
 
 Loss = Literal["atspeed-s", "atspeed-r", "beamkd", "sft", "wordkd", "tvdkd", "seqkd"]
+DEFAULT_ALPHA = {"beamkd": 1.0}  # of the others: 0.5
 ALIGNMENTS = ("atspeed-s", "atspeed-r", "beamkd")  # with a weight alpha
 
 
@@ -54,7 +55,7 @@ NEEDS: dict[str, _Needs] = {
 class AtSpeedTrainer(LossTrainer):
     """Trains a draft model to draft what the target's beam search will choose.
 
-    The paper's recipe: AdamW, learning rate 1e-3, batches of 64 prompts, 200 steps of warm-up and then a cosine, 20
+    AtSpeed's recipe: AdamW, learning rate 1e-3, batches of 64 prompts, 200 steps of warm-up and then a cosine, 20
     epochs, weight decay 0.01 or 0.1, alpha 0.5:
 
         TrainingArguments(
@@ -70,10 +71,12 @@ class AtSpeedTrainer(LossTrainer):
         train_dataset: a `TeacherDataset`, or a `torch.utils.data.Subset` of one.
         eval_dataset: likewise; `eval_loss` is the same loss.
         constraint_index: the catalogue that the data was written with.
-        loss: `"atspeed-s"` for strict and `"atspeed-r"` for relaxed verification, `"beamkd"` (`losses.align_f`), or
-            one of the paper's baselines `"sft"`, `"wordkd"`, `"tvdkd"`, `"seqkd"` (`hf_gr.training.losses`).
-        alpha: the weight of the alignment in the first three; the rest weighs the cross entropy on the label.
-        num_tokens: how many legal tokens of each distribution the first two compare; by default the data's
+        loss: `"beamkd"`, ours (`losses.align_f`); the paper's `"atspeed-s"` for strict and `"atspeed-r"` for relaxed
+            verification; or one of its baselines `"sft"`, `"wordkd"`, `"tvdkd"`, `"seqkd"` (`hf_gr.training.losses`).
+            The default is what drafts best in `examples/benchmark/atspeed.py`.
+        alpha: the weight of the alignment in the first three; the rest weighs the cross entropy on the label. By
+            default 0.5, as in the paper, and 1 for `"beamkd"`, which then needs no labels.
+        num_tokens: how many legal tokens of each distribution AtSpeed's losses compare; by default the data's
             `num_beams`, and all of them with `"all"`.
         top_of: whose best legal tokens `"atspeed-r"` compares, `"draft"` or `"target"`.
         density_weight: the weight of the density term of `"atspeed-s"`; 0 is the paper's ablation without it.
@@ -106,7 +109,6 @@ class AtSpeedTrainer(LossTrainer):
         ...     args=TrainingArguments(tempfile.mkdtemp(), **options),
         ...     train_dataset=TeacherDataset(folder),
         ...     constraint_index=index,
-        ...     loss="atspeed-s",
         ... )
         >>> trainer.train().global_step  # doctest: +ELLIPSIS
         {...
@@ -121,8 +123,8 @@ class AtSpeedTrainer(LossTrainer):
         args: TrainingArguments | None = None,
         *,
         constraint_index: ConstraintIndex,
-        loss: Loss = "atspeed-s",
-        alpha: float = 0.5,
+        loss: Loss = "beamkd",
+        alpha: float | None = None,
         num_tokens: int | Literal["all"] | None = None,
         top_of: Literal["draft", "target"] = "draft",
         density_weight: float = 1.0,
@@ -131,6 +133,7 @@ class AtSpeedTrainer(LossTrainer):
         constrained: bool = True,
         **kwargs: Any,
     ) -> None:
+        alpha = DEFAULT_ALPHA.get(loss, 0.5) if alpha is None else alpha
         needs = _check_loss(loss, alpha)
         _check_options(num_tokens, top_of, reduction, num_sequences)
         snapshot = training_snapshot(constraint_index)
