@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """AtSpeed's experiments on Beauty and MovieLens: tables 1 and 2, figures 3 to 6, and what each term of a loss does.
 
-The target is the experiments' common backbone (`backbone.py`). A draft of a fourteenth of its size learns from the
-same histories. Users of whom neither has seen anything give the teacher prompts; each method aligns a copy of the
+The target is the experiments' common backbone (`backbone_models.py`). A draft of a fourteenth of its size learns from
+the same histories. Users of whom neither has seen anything give the teacher prompts; each method aligns a copy of the
 draft with the target's answers to all of them, for 3 epochs, with equally many steps. (The paper takes 20 epochs, of
 the users that the target learned from, too; 20 epochs of fewer prompts, in as many steps, are among the terms.) What
 follows counts, and times nothing (`speculation.py --stages measure` does):
@@ -43,8 +43,8 @@ from typing import Any
 import numpy as np
 import speculation_counts as counts
 import torch
-from backbone import load
 from backbone_data import STUDIES, has_study, read_study
+from backbone_models import load
 from experiments import show_progress
 from report import add_plots_option, print_json_line, print_table, save_plot
 from speculation_counts import ASSISTANT, GAMMA, NUM_DRAFT_BEAMS, interval_cell, seeded
@@ -127,7 +127,7 @@ FAST_SCALE = Scale(
     relaxed_users=6,
     recall_users=6,
     batch_size=3,
-    seeds=2,
+    seeds=1,
     few_beams=(5,),
     draft_beams=(10, 20),
     gammas=(1, 4),

@@ -48,8 +48,8 @@ from unittest.mock import patch
 import speculation_counts as counts
 import speculation_samples as samples
 import torch
-from backbone import load
 from backbone_data import STUDIES, has_study, read_study
+from backbone_models import load
 from experiments import show_progress
 from report import environment, print_table
 from speculation_counts import ASSISTANT, GAMMA, NUM_DRAFT_BEAMS, Counting, ask, seeded, some_users

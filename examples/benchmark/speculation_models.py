@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from backbone import backbone_folder, load, max_items
 from backbone_data import Study
+from backbone_models import backbone_folder, load, max_items
 from experiments import make_once, run_trainer
 from torch.utils.data import Subset
 from transformers import TrainingArguments
