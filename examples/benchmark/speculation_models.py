@@ -47,14 +47,14 @@ class Plan:
         default_factory=lambda: {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     )
     draft_steps: int = 1500
-    prompts: int = 6784
+    prompts: int = 3392
     epochs: int = 3
     batch_size: int = 64
     warmup_steps: int = 50
     is_fast: bool = False
 
 
-PLANS = {"beauty": Plan(), "movielens": Plan(prompts=3200)}
+PLANS = {"beauty": Plan(), "movielens": Plan(prompts=1600)}
 FAST = Plan(
     draft={"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
     draft_steps=5,
