@@ -24,7 +24,7 @@ is, 8:1:1. Few users rate new films, so more of these are cold, and intervals ar
 The model is trained as the backbone of the benchmarks: dropout, jitter, unseen items, and the weights that are best on
 the last items of some users, which are not trained on.
 
-    python examples/cold_start.py                   # 20 minutes of one core
+    python examples/cold_start.py                   # a quarter of an hour of one core
     python examples/cold_start.py --period valid    # one period earlier: settings are chosen there, not on test
     python examples/cold_start.py --fast            # seconds: the method, not its quality
 """
@@ -67,7 +67,7 @@ MAX_ITEMS = 20  # of a prompt
 SIZE = {"hidden_size": 128, "num_hidden_layers": 2}
 # No clock ends the training: a slow machine gives the same result.
 TRAINING: dict[str, Any] = {
-    "num_train_epochs": 10,
+    "num_train_epochs": 6,
     "per_device_train_batch_size": 128,
     "learning_rate": 3e-3,
     "dropout": 0.1,

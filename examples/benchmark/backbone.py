@@ -8,7 +8,8 @@ Every method learns from the same histories, without the last two items of each 
 Lists have ten items, none of the user's own. Brackets are 95% intervals of a bootstrap over users; a difference is of
 the same users, so that its interval is narrower. Settings were chosen on validation rows.
 
-Beauty is the data set of AtSpeed (its table 3), which splits it by time: that is harder, and printed as well.
+Beauty is the data set of AtSpeed (its table 3), which splits it by time: that is harder; the rows without a model are
+printed as well, and `--train-periods` trains one.
 
     python examples/benchmark/backbone.py            # trains what is not there: an hour of one core; then minutes
     python examples/benchmark/backbone.py --fast     # a minute: the method, not the numbers
@@ -42,6 +43,7 @@ __all__ = ["backbone_folder", "load", "max_items", "read_study"]  # what other e
 
 CUTOFFS = (1, 5, 10)
 METRICS = {"H@1": "recall@1", "H@5": "recall@5", "H@10": "recall@10", "N@5": "ndcg@5", "N@10": "ndcg@10"}
+BACKBONE = "backbone"
 RESAMPLES, BATCH = 2000, 64
 FAST_ROWS = 100
 # What papers print for Beauty, in percent: H@5, H@10, N@5, N@10. No row is of these users with this split.
@@ -161,7 +163,8 @@ def measure(study: Study, options: argparse.Namespace) -> dict[str, Any]:
             ConstraintIndex.from_sequences(single),
         )
         models["TIGER's T5"] = lambda: (t5_folder(study, options.work, options.fast), study.tokens, study.index)
-    models["backbone"] = lambda: (backbone_folder(study, options.work, options.fast), study.tokens, study.index)
+    if study.name != PERIODS or options.train_periods:
+        models[BACKBONE] = lambda: (backbone_folder(study, options.work, options.fast), study.tokens, study.index)
     trained: dict[str, Any] = {}
     for name, make in models.items():
         folder, tokens, index = make()
@@ -176,7 +179,9 @@ def measure(study: Study, options: argparse.Namespace) -> dict[str, Any]:
         "trained": trained,
         "methods": {name: summary(found) for name, found in values.items()},
         "differences": {
-            name: difference(values["backbone"], found) for name, found in values.items() if name != "backbone"
+            name: difference(values[BACKBONE], found)
+            for name, found in values.items()
+            if BACKBONE in values and name != BACKBONE
         },
     }
 
@@ -192,6 +197,8 @@ def show(study: Study, result: dict[str, Any]) -> None:
         for name, metrics in result["methods"].items()
     ]
     print_table(["", "trained", *METRICS], cells)
+    if not result["differences"]:
+        return
     print()
     cells = [[name, "", *map(with_bounds, metrics.values())] for name, metrics in result["differences"].items()]
     print_table(["backbone, less", "", *METRICS], cells)
@@ -211,7 +218,8 @@ def spent(trained: dict[str, Any] | None) -> str:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = (*STUDIES, TEXTS, PERIODS)
-    parser.add_argument("--studies", nargs="+", choices=names, default=list(names))
+    parser.add_argument("--studies", nargs="+", choices=names, default=list(names), help="what to measure")
+    parser.add_argument("--train-periods", action="store_true", help=f"train a backbone for {PERIODS}, too")
     parser.add_argument("--num-beams", type=int, default=50)
     parser.add_argument("--work", type=Path, default=cache_folder("experiments"), help="where models and lists are")
     parser.add_argument("--fast", action="store_true", help="few users and items, hardly trained")
