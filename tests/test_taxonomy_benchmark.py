@@ -213,16 +213,20 @@ def test_training_goes_on_where_it_was_ended(
 def test_answers_are_kept_for_the_same_texts_alone(sets: Any, taxonomy: Any, toy: Any, tmp_path: Path) -> None:
     _, tokenizer, one, index, _ = toy
     test = [(f"text {number}", ("Lynx",)) for number in range(4)]
-    one = label_set(sets, "flat", list(one.labels), None, test)
 
-    def kept(number: int, prompt: str = "{text}:") -> Any:
-        experiment = taxonomy.Experiment("as it is", one, index, prompt, number, tmp_path)
-        return experiment.kept("a way", lambda: random.random())["found"]
+    def kept(texts: list[Any], prompt: str = "{text}:") -> Any:
+        one = label_set(sets, "flat", ["Lynx", "Lion"], None, texts)
+        experiment = taxonomy.Experiment("as it is", one, index, prompt, len(texts), tmp_path)
+        return experiment.kept("a way", lambda: [random.random() for _ in texts])
 
-    first = kept(3)
-    assert kept(3) == first
-    assert kept(4) != first
-    assert kept(4, "{text}?") != kept(4)
+    first = kept(test[:3])
+    assert kept(test[:3])["found"] == first["found"]
+    assert kept(test[:2])["found"] == first["found"][:2]
+    assert kept(test[:2])["seconds"] == pytest.approx(first["seconds"] * 2 / 3)
+    assert kept(test[1:])["found"] != first["found"][1:]
+    again = kept(test)["found"]
+    assert again[:3] != first["found"]
+    assert kept(test, "{text}?")["found"] != again
 
 
 @pytest.mark.script("benchmark/taxonomy.py")

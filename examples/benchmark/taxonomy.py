@@ -11,7 +11,7 @@ Ways to an answer:
 - prompt only: greedy; valid if it is a label up to case and punctuation; of several, if all are and none comes twice;
 - prompt and matching: what was written, or else the label most similar to it, if one is similar enough;
 - greedy constrained: the search of "Constrained Decoding: Forcing LLMs to Respect Your Taxonomy";
-- `classify` by 5 beams, or with all labels that matter scored ("scored"), or these calibrated (`neutral_text="N/A"`).
+- `classify`: 5 beams, or all labels that matter scored ("scored"), and either calibrated (`neutral_text="N/A"`).
 
 Then what was written freely, by kind. The article reports no rates. Its kind, "directionally close but structurally
 wrong", is what we count as "other level", "mixed path", "label and more" and "near miss". Models run in bfloat16,
@@ -79,14 +79,13 @@ FAST_RECIPE = Recipe((1000, 1000, 1000), frozen=0, batch_size=16, learning_rate=
 
 
 def ways_of(one: LabelSet, model: str) -> list[str]:
-    """The ways that are measured; scoring every node of a large set takes a model that is sure of its answers."""
-    if one.several:
-        return [FREE, MATCHED, GREEDY, BEAMS]
-    if len(one.labels) <= LISTED:
-        return [FREE, MATCHED, GREEDY, SCORED, CALIBRATED]
-    if model == AFTER:
-        return [FREE, MATCHED, GREEDY, BEAMS, SCORED]
-    return [FREE, MATCHED, GREEDY, BEAMS, *([CALIBRATED_BEAMS] if one.kind == "flat" else [])]
+    """The ways that are measured: scoring every node of a large set takes a model that is sure of its answers."""
+    common = [FREE, MATCHED, GREEDY]
+    if one.kind == "flat" and len(one.labels) <= LISTED:
+        return [*common, SCORED, CALIBRATED]
+    if one.kind == "flat":
+        return [*common, SCORED if model == AFTER else CALIBRATED_BEAMS]
+    return [*common, BEAMS] if model == AFTER else common
 
 
 class ExactHead(torch.nn.Linear):
@@ -227,16 +226,19 @@ class Experiment:
         self.reader = Reader(one)
 
     def kept(self, way: str, call: Callable[[], Any]) -> dict[str, Any]:
-        """What `call` gives and the CPU seconds it takes, or what it gave in an earlier run with the same texts."""
+        """What `call` gives and the CPU seconds it takes, or what an earlier run has for these texts or more."""
         path = self.folder / f"{self.one.name} {way}.json".replace(" ", "-").replace(",", "")
-        asked = {"prompt": self.prompt, "texts": self.texts}
-        if path.is_file() and (known := json.loads(path.read_text(encoding="utf-8")))["asked"] == asked:
-            return known
+        number = len(self.texts)
+        known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if known.get("prompt") == self.prompt and known["texts"][:number] == self.texts:
+            found, share = known["found"], number / len(known["texts"])
+            cut = found[:number] if isinstance(found, list) else found | {"labels": found["labels"][:number]}
+            return {"found": cut, "seconds": known["seconds"] * share}
         since = time.process_time()
         found = call()
         seconds = time.process_time() - since
         print(f"{self.one.name}, {self.model}, {way}: {seconds:.0f} s", file=sys.stderr, flush=True)
-        known = {"asked": asked, "found": found, "seconds": seconds}
+        known = {"found": found, "seconds": seconds, "prompt": self.prompt, "texts": self.texts}
         path.parent.mkdir(parents=True, exist_ok=True)
         path.with_suffix(".new").write_text(json.dumps(known), encoding="utf-8")
         path.with_suffix(".new").replace(path)
@@ -341,7 +343,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--texts", type=int, default=None, help="held out, of the fine-tuned model: 300; 20 with --fast"
     )
-    parser.add_argument("--before-texts", type=int, default=None, help="of the model as it is: 100; 20 with --fast")
+    parser.add_argument("--before-texts", type=int, default=None, help="of the model as it is: 50; 20 with --fast")
     parser.add_argument("--models", nargs="+", choices=(BEFORE, AFTER), default=(BEFORE, AFTER))
     parser.add_argument("--sets", nargs="+", help="names, in quotes; default: all")
     parser.add_argument("--work", type=Path, help="folder of the model and the answers")
@@ -349,7 +351,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--fast", action="store_true")
     options = parser.parse_args(arguments)
     options.texts = options.texts or (20 if options.fast else 200)
-    options.before_texts = options.before_texts or (20 if options.fast else 100)
+    options.before_texts = options.before_texts or (20 if options.fast else 50)
     return options
 
 
