@@ -30,7 +30,7 @@ import argparse
 import gc
 import statistics
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,21 +40,21 @@ from baselines import BITMAP_BITS, DEAD, PPV_LOGITS, CpuTrie, HashBitmap, Method
 from generate import Answer, difference
 from report import add_plots_option, print_json_line, print_table
 from step_catalogues import LENGTH, Setting, branching, make_rows, read_rows, sorted_distinct
+from step_ours import WITH_EXCLUSIONS, WITH_RULE, load, load_rules, ours
 from step_timing import Clock, FromLastToken, MadeBeforehand, freed_memory_is_kept
 from torch import Tensor
 
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue.snapshot import combine_rules
-from hf_gr.torch.decode import DecodePlan, decode
 from hf_gr.torch.transition import DeviceCatalogue, device_catalogue
 
-__all__ = ["DEAD", "Answer", "branching", "make_rows", "sorted_distinct"]  # by tests and step_flax.py
+__all__ = ["DEAD", "Answer", "branching", "load", "make_rows", "sorted_distinct"]  # by tests and step_flax.py
 
 OURS, UNCONSTRAINED, TRIE, HASH = "ours", "unconstrained", "CPU trie", "hash bitmap"
-WITH_RULE, WITH_EXCLUSIONS, STATIC, FLAT = "ours, a rule", "ours, exclusions", "STATIC", "unconstrained, flat sort"
-PPV_EXACT, PPV_SOME = "PPV exact", f"PPV approximate ({PPV_LOGITS} logits)"
+STATIC, FLAT = "STATIC", "unconstrained, flat sort"
+PPV_EXACT, PPV_SOME = "PPV exact", f"PPV of {PPV_LOGITS} logits"
 EXACT = (OURS, STATIC, TRIE, PPV_EXACT)
-EXCLUDED = 100  # items of each request
+INEXACT = (PPV_SOME, HASH)
 VOCAB = 2048  # STATIC's
 SPREAD = 3.0  # standard deviation of a logit
 SCORE_TOL = 1e-4  # fp32: 8 additions to scores of up to 200, each log-softmax rounded in its own order
@@ -81,56 +81,6 @@ FAST: dict[str, Any] = {
     "bitmap_bits": 20,
     "threads": 1,  # the machine of a CI job is shared
 }
-
-
-# Ours. Everything that this script knows of the library's internals is here.
-
-
-def load(rows: np.ndarray, device: torch.device) -> DeviceCatalogue:
-    return device_catalogue(combine_rules([ConstraintIndex.from_sequences(rows).snapshot]), device)
-
-
-def load_rules(
-    index: ConstraintIndex, beams: int, batch: int, device: torch.device, seed: int
-) -> dict[str, tuple[DeviceCatalogue, list[np.ndarray]]]:
-    """By contender: the catalogue under a rule and under exclusions, and the items that are left to each request."""
-    random = np.random.default_rng(seed)
-    number = index.num_items
-    left = np.ones((batch, number), dtype=bool)
-    for row in left:
-        row[random.choice(number, min(EXCLUDED, number - beams), replace=False)] = False
-    meets = random.random(number) < 0.5 if number > 4 * beams else left[0]
-    view = index.where(meets)
-    excluded = combine_rules([index.snapshot], [np.flatnonzero(~row) for row in left])
-    of_rule = combine_rules([view.snapshot])
-    device_catalogue(of_rule, device)  # its tables are made when it is used again
-    return {
-        WITH_RULE: (device_catalogue(of_rule, device), [meets] * batch),
-        WITH_EXCLUSIONS: (device_catalogue(excluded, device), list(left)),
-    }
-
-
-def make_plan(batch_size: int, num_beams: int, device: torch.device) -> DecodePlan:
-    return DecodePlan(
-        prompt=torch.zeros((batch_size, 0), dtype=torch.long, device=device),
-        num_beams=num_beams,
-        num_return_sequences=num_beams,
-        num_kept=2 * num_beams,  # as in transformers
-        do_sample=False,
-        length_penalty=0.0,  # scores are sums
-        early_stopping=False,
-        max_new_tokens=LENGTH,
-        fill_token_id=0,
-        missing_token_id=0,
-    )
-
-
-def ours(catalogue: DeviceCatalogue, scorer: Any, num_beams: int) -> Answer:
-    batch_size = len(scorer.prompt_logits)
-    plan = make_plan(batch_size, num_beams, scorer.prompt_logits.device)
-    decoded = decode(scorer, catalogue, plan)
-    shape = (batch_size, num_beams)
-    return Answer(decoded.sequences.unflatten(0, shape), decoded.scores.view(shape))
 
 
 # The comparison of one setting.
@@ -326,19 +276,33 @@ def paired(runs: dict[int, list[float]], others: dict[int, list[float]]) -> floa
 
 
 def print_times(results: list[dict[str, Any]]) -> None:
+    names = list(dict.fromkeys(name for result in results for name in result["step_seconds"]))
+    print("ms per step")
+    print_cells(results, names, lambda result, name: f"{1000 * result['step_seconds'][name]:.3f}")
+    print("\ntime of a decode by that of the unconstrained one beside it")
+    print_cells(results, names, lambda result, name: f"{result['ratio'][name]:.2f}")
+    print("\nours, ms per level, and the most (and mean) children of a node there")
     rows = []
     for result in results:
-        for name, seconds in result["step_seconds"].items():
-            cells = [f"{1000 * seconds:.3f}", f"{result['ratio'][name]:.2f}", str(result["repetitions"][name])]
-            rows.append([result["name"], name, *cells, result["notes"][name]])
-    print_table(["catalogue", "contender", "ms per step", "/ unconstrained", "repetitions", "answers"], rows)
-    print("\nms per level, and the most (and mean) children of a node there")
-    rows = []
-    for result in results:
-        for name, levels in result["level_seconds"].items():
+        for name in (OURS, UNCONSTRAINED):
+            levels = result["level_seconds"][name]
             rows.append([result["name"], name, *(f"{1000 * seconds:.3f}" for seconds in levels)])
         rows.append([result["name"], "branching", *(f"{most} ({mean:.1f})" for most, mean in result["branching"])])
     print_table(["catalogue", "contender", *(f"level {level}" for level in range(LENGTH))], rows)
+    print("\nwhat the others answer")
+    rows = [[result["name"], name, result["notes"][name]] for result in results for name in INEXACT]
+    print_table(["catalogue", "contender", "answers"], rows)
+
+
+def print_cells(
+    results: list[dict[str, Any]], names: Sequence[str], cell: Callable[[dict[str, Any], str], str]
+) -> None:
+    """A row for each catalogue, a column for each contender."""
+    rows = [
+        [result["name"], *(cell(result, name) if name in result["step_seconds"] else "-" for name in names)]
+        for result in results
+    ]
+    print_table(["catalogue", *names], rows)
 
 
 def print_left_out(results: list[dict[str, Any]]) -> None:
