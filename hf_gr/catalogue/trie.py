@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -272,7 +273,7 @@ def take_rows(rows: Array, order: Array) -> Array:
     return take(_whole(rows), order).view(rows.dtype).reshape(len(order), rows.shape[1])
 
 
-def _whole(rows: Array) -> npt.NDArray[np.void]:
+def _whole(rows: Array) -> npt.NDArray[Any]:
     """Rows as single entries."""
     rows = np.ascontiguousarray(rows)
     return rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1])))[:, 0]

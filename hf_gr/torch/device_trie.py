@@ -292,7 +292,7 @@ def living_bits(
     return tuple(None if bits is None else LivingBits(bits, spread) for bits in joined)
 
 
-def _living(table: WideLevel, alive: UInt8[Tensor, " bytes"]) -> UInt8[Tensor, "nodes bytes"]:
+def _living(table: WideLevel, alive: UInt8[Tensor, " children"]) -> UInt8[Tensor, "nodes bytes"]:
     """The bits of a rule by the places of a table instead of by child."""
     legal = table.penalties == 0
     # Rows and columns ascend like the children.
