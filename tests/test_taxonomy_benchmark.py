@@ -8,6 +8,7 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,8 @@ def test_the_interval_is_that_of_the_binomial(taxonomy: Any) -> None:
     assert low == pytest.approx(0.3 - half, abs=0.01)
     assert high == pytest.approx(0.3 + half, abs=0.01)
     assert taxonomy.interval([True] * 5) == (1.0, 1.0)
+    wide = taxonomy.interval(hits, [str(number // 4) for number in range(500)])  # texts of a code agree
+    assert wide[1] - wide[0] == pytest.approx(2 * (high - low), rel=0.1)
 
 
 @pytest.fixture
@@ -163,6 +166,8 @@ def test_the_loss_is_that_of_the_answers_tokens(training: Any, toy: Any) -> None
         expected += cross_entropy(logits, torch.tensor(answer), reduction="sum").item()
         count += len(answer)
     assert training.loss_of(model, rows[:3], bfloat16=False).item() == pytest.approx(expected / count, rel=1e-5)
+    assert training.digest(recipe, rows) != training.digest(recipe, rows[::-1])
+    assert training.digest(recipe, rows) != training.digest(replace(recipe, seed=1), rows)
     seen = [row for batch in training.batches(rows, recipe) for row in batch]
     assert sorted(seen) == sorted(rows)
     assert seen != rows
@@ -172,12 +177,13 @@ def test_training_goes_on_where_it_was_ended(
     training: Any, toy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, tokenizer, one, index, recipe = toy
+    rows = training.make_rows([one], [index], tokenizer, recipe)
     start = {name: weight.clone() for name, weight in model.state_dict().items()}
     monkeypatch.setattr(training, "KEEP", 5)
 
     def trained(folder: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         model.load_state_dict(start)
-        told = training.train(model, tokenizer, [one], [index], recipe, tmp_path / folder)
+        told = training.train(model, rows, recipe, tmp_path / folder)
         return told, {name: weight.clone() for name, weight in model.state_dict().items()}
 
     whole, expected = trained("whole")
@@ -210,14 +216,16 @@ def test_training_goes_on_where_it_was_ended(
         assert all(torch.equal(weight, expected[name]) for name, weight in model.state_dict().items())
 
 
-def test_answers_are_kept_for_the_same_texts_alone(sets: Any, taxonomy: Any, toy: Any, tmp_path: Path) -> None:
+def test_answers_are_kept_for_the_same_texts_alone(
+    sets: Any, taxonomy: Any, toy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, tokenizer, one, index, _ = toy
     test = [(f"text {number}", ("Lynx",)) for number in range(4)]
 
     def kept(texts: list[Any], prompt: str = "{text}:") -> Any:
         one = label_set(sets, "flat", ["Lynx", "Lion"], None, texts)
         experiment = taxonomy.Experiment("as it is", one, index, prompt, len(texts), tmp_path)
-        return experiment.kept("a way", lambda: [random.random() for _ in texts])
+        return experiment.kept("5 beams", lambda: [random.random() for _ in texts])
 
     first = kept(test[:3])
     assert kept(test[:3])["found"] == first["found"]
@@ -227,6 +235,10 @@ def test_answers_are_kept_for_the_same_texts_alone(sets: Any, taxonomy: Any, toy
     again = kept(test)["found"]
     assert again[:3] != first["found"]
     assert kept(test, "{text}?")["found"] != again
+    again = kept(test)
+    assert again["commit"]
+    monkeypatch.setitem(taxonomy.OPTIONS, "5 beams", {"num_beams": 6})
+    assert kept(test)["found"] != again["found"]
 
 
 @pytest.mark.script("benchmark/taxonomy.py")

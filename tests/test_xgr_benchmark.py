@@ -77,6 +77,7 @@ def test_every_contender_is_measured() -> None:
         "ours",
         "one cache copy a beam",
         "transformers, constrained",
+        "transformers, unconstrained",
     }
     found = {row["name"]: row["allocated"] for row in rows if row["beams"] == 32}
     assert found["prefill"] <= found["ours"] < found["one cache copy a beam"] < found["transformers, constrained"]

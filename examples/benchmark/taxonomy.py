@@ -11,7 +11,7 @@ Ways to an answer:
 - prompt only: greedy; valid if it is a label up to case and punctuation; of several, if all are and none comes twice;
 - prompt and matching: what was written, or else the label most similar to it, if one is similar enough;
 - greedy constrained: the search of "Constrained Decoding: Forcing LLMs to Respect Your Taxonomy";
-- `classify`: 5 beams, or all labels that matter scored ("scored"), and either calibrated (`neutral_text="N/A"`).
+- `classify`: 5 beams, or all labels that matter scored ("scored"), also calibrated (`neutral_text="N/A"`).
 
 Then what was written freely, by kind. The article reports no rates. Its kind, "directionally close but structurally
 wrong", is what we count as "other level", "mixed path", "label and more" and "near miss". Models run in bfloat16,
@@ -40,9 +40,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from report import print_json_line, print_table
+from report import environment, print_json_line, print_table
 from taxonomy_sets import BETWEEN, MOST, SEPARATOR, LabelSet, code_sets, ticket_sets
-from taxonomy_training import Recipe, train
+from taxonomy_training import Recipe, digest, make_rows, train
 
 from hf_gr import ConstraintIndex, classify
 from hf_gr.classification.result import RankedLabels, read_hierarchy
@@ -53,7 +53,7 @@ from fine_tune_classifier import tiny_model  # isort: skip
 
 BEFORE, AFTER = "as it is", "fine-tuned"
 FREE, MATCHED, GREEDY, BEAMS = "prompt only", "prompt and matching", "greedy constrained", "5 beams"
-SCORED, CALIBRATED, CALIBRATED_BEAMS = "scored", "scored, calibrated", "5 beams, calibrated"
+SCORED, CALIBRATED = "scored", "scored, calibrated"
 BATCH, DRAWS = 32, 2000
 MANY = 10**7  # max_tree_nodes: no set is too large to be scored
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -61,7 +61,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     BEAMS: {"num_beams": 5, "max_tree_nodes": 0},
     SCORED: {"max_tree_nodes": MANY},
     CALIBRATED: {"max_tree_nodes": MANY, "neutral_text": "N/A"},
-    CALIBRATED_BEAMS: {"num_beams": 5, "max_tree_nodes": 0, "neutral_text": "N/A"},
 }
 VALID, LEVEL, MIXED, MORE, NEAR, REPEATED, OTHER = KINDS = (
     "a label",
@@ -83,9 +82,9 @@ def ways_of(one: LabelSet, model: str) -> list[str]:
     common = [FREE, MATCHED, GREEDY]
     if one.kind == "flat" and len(one.labels) <= LISTED:
         return [*common, SCORED, CALIBRATED]
-    if one.kind == "flat":
-        return [*common, SCORED if model == AFTER else CALIBRATED_BEAMS]
-    return [*common, BEAMS] if model == AFTER else common
+    if model == BEFORE:
+        return common
+    return [*common, SCORED if one.kind == "flat" else BEAMS]
 
 
 class ExactHead(torch.nn.Linear):
@@ -159,11 +158,19 @@ class Reader:
         return wrong[0] if wrong else VALID if self.labels(written, matching=False) else REPEATED
 
 
-def interval(hits: Sequence[bool], seed: int = 0) -> tuple[float, float]:
-    """The 95% interval of a share, from samples of the texts with replacement."""
-    values = np.asarray(hits, dtype=float)
-    drawn = values[np.random.default_rng(seed).integers(len(values), size=(DRAWS, len(values)))].mean(1)
-    low, high = np.quantile(drawn, [0.025, 0.975])
+def interval(hits: Sequence[bool], codes: Sequence[str] = (), seed: int = 0) -> tuple[float, float]:
+    """The 95% interval of a share, from samples with replacement of the codes, each with all of its texts.
+
+    Args:
+        hits: of every text.
+        codes: that the texts are of, as many or more; () if each has its own.
+        seed: of the samples.
+    """
+    number: dict[Any, int] = {}
+    group = np.array([number.setdefault(code, len(number)) for code in (codes or range(len(hits)))[: len(hits)]])
+    right, sizes = np.bincount(group, weights=np.asarray(hits, dtype=float)), np.bincount(group)
+    drawn = np.random.default_rng(seed).integers(len(sizes), size=(DRAWS, len(sizes)))
+    low, high = np.quantile(right[drawn].sum(1) / sizes[drawn].sum(1), [0.025, 0.975])
     return float(low), float(high)
 
 
@@ -200,7 +207,7 @@ def measures(one: LabelSet, answers: Sequence[Any], five: Sequence[Sequence[Any]
         "texts": len(answers),
         "valid": sum(answer is not None for answer in answers) / len(answers),
         "accuracy": sum(hits) / len(hits),
-        "interval": interval(hits),
+        "interval": interval(hits, one.codes),
         "first_five": None if among is None else sum(among) / len(among),
         **found,
     }
@@ -228,20 +235,22 @@ class Experiment:
     def kept(self, way: str, call: Callable[[], Any]) -> dict[str, Any]:
         """What `call` gives and the CPU seconds it takes, or what an earlier run has for these texts or more."""
         path = self.folder / f"{self.one.name} {way}.json".replace(" ", "-").replace(",", "")
-        number = len(self.texts)
+        number, options = len(self.texts), OPTIONS.get(way)
         known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        if known.get("prompt") == self.prompt and known["texts"][:number] == self.texts:
+        asked = known.get("prompt") == self.prompt and known["options"] == options
+        if asked and known["texts"][:number] == self.texts:
             found, share = known["found"], number / len(known["texts"])
             cut = found[:number] if isinstance(found, list) else found | {"labels": found["labels"][:number]}
-            return {"found": cut, "seconds": known["seconds"] * share}
+            return known | {"found": cut, "seconds": known["seconds"] * share}
         since = time.process_time()
         found = call()
         seconds = time.process_time() - since
         print(f"{self.one.name}, {self.model}, {way}: {seconds:.0f} s", file=sys.stderr, flush=True)
-        known = {"found": found, "seconds": seconds, "prompt": self.prompt, "texts": self.texts}
+        known = {"found": found, "seconds": seconds, "prompt": self.prompt, "options": options, "texts": self.texts}
+        known |= environment(torch.device("cpu"))
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_suffix(".new").write_text(json.dumps(known), encoding="utf-8")
-        path.with_suffix(".new").replace(path)
+        path.with_suffix(".part").write_text(json.dumps(known), encoding="utf-8")
+        path.with_suffix(".part").replace(path)
         return known
 
     def written(self, model: Any, tokenizer: Any) -> dict[str, Any]:
@@ -293,7 +302,8 @@ class Experiment:
                 row = measures(self.one, [labels[0] for labels in best], None if way == GREEDY else best)
                 row |= {"method": kept["found"]["method"], "nodes": kept["found"]["nodes"]}
             named = {"set": self.one.name, "kind": self.one.kind, "labels": len(self.one.labels), "model": self.model}
-            rows.append({**named, "way": way, **row, "cpu_seconds_a_text": kept["seconds"] / len(self.texts)})
+            seconds = kept["seconds"] / len(self.texts)
+            rows.append({**named, "way": way, **row, "cpu_seconds_a_text": seconds, "commit": kept["commit"]})
         return rows
 
 
@@ -350,7 +360,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fast", action="store_true")
     options = parser.parse_args(arguments)
-    options.texts = options.texts or (20 if options.fast else 200)
+    options.texts = options.texts or (20 if options.fast else 100)
     options.before_texts = options.before_texts or (20 if options.fast else 50)
     return options
 
@@ -379,12 +389,15 @@ def run(options: argparse.Namespace) -> None:
     rows: list[dict[str, Any]] = []
     trained: dict[str, Any] | None = None
     recipe = FAST_RECIPE if options.fast else RECIPE
+    learned = make_rows(sets, indexes, tokenizer, recipe)
     for name in options.models:
-        folder = options.work / (f"fine-tuned {recipe.digest}" if name == AFTER else BEFORE).replace(" ", "-")
+        folder = options.work / (f"fine-tuned {digest(recipe, learned)}" if name == AFTER else BEFORE).replace(
+            " ", "-"
+        )
         if name == AFTER:
             if not options.fast:
                 model = load()[0]
-            trained = train(model, tokenizer, sets, indexes, recipe, folder)
+            trained = train(model, learned, recipe, folder)
         if not options.fast:
             in_bfloat16(model)
         for one, index in zip(sets, indexes, strict=True):
@@ -403,6 +416,8 @@ def run(options: argparse.Namespace) -> None:
             f"\nfine-tuned: {trained['trained_parameters'] / 1e6:.0f} M of {model.num_parameters() / 1e6:.0f} M "
             f"parameters, {trained['steps']} steps, {trained['cpu_seconds'] / 60:.0f} minutes of one core"
         )
+    ran = {one["commit"] for one in [*rows, *([trained] if trained else [])]}
+    print(f"model and answers are of commit {', '.join(sorted(ran))}")
     print_json_line("taxonomy", torch.device("cpu"), {"training": trained, "results": rows})
 
 

@@ -40,6 +40,7 @@ class LabelSet:
         train: texts to train on, with their labels.
         test: texts held out, with their labels.
         hierarchy: see `hf_gr.classify`.
+        codes: those of the texts held out; () if each has its own.
     """
 
     name: str
@@ -51,6 +52,7 @@ class LabelSet:
     train: Sequence[Pair]
     test: Sequence[Pair]
     hierarchy: str | Mapping[str, Sequence[str]] | None = None
+    codes: Sequence[str] = ()
 
     @property
     def several(self) -> bool:
@@ -102,71 +104,91 @@ def several_of(one: LabelSet, name: str, question: str, form: str, prompt: str, 
     )
 
 
-def code_sets(seed: int) -> list[LabelSet]:
-    """ICD-10-CM and HS, each flat and with its hierarchy, and several chapters of ICD-10-CM."""
-    icd_paths, icd_phrases = icd_tree()
-    hs_paths, hs_phrases = hs_tree()
-    icd, hs = split(icd_phrases, seed), split(hs_phrases, seed)
+def pairs(phrases: Sequence[Coded], level: int | None) -> list[Pair]:
+    """Texts with the name at a level of their path, or with all of it."""
+    return [(one.text, (BETWEEN.join(one.path) if level is None else one.path[level],)) for one in phrases]
 
-    def pairs(phrases: Sequence[Coded], level: int | None) -> list[Pair]:
-        return [(one.text, (BETWEEN.join(one.path) if level is None else one.path[level],)) for one in phrases]
 
-    def distinct(paths: Sequence[tuple[str, str, str]], level: int) -> list[str]:
-        return list(dict.fromkeys(path[level] for path in paths))
+def distinct(paths: Sequence[tuple[str, str, str]], level: int) -> list[str]:
+    """The names at a level."""
+    return list(dict.fromkeys(path[level] for path in paths))
 
+
+def icd_sets(seed: int) -> tuple[LabelSet, LabelSet, LabelSet]:
+    """Chapters of ICD-10-CM, paths to its categories, and several chapters."""
+    paths, phrases = icd_tree()
+    train, test = split(phrases, seed)
+    codes = [one.code for one in test]
     chapters = LabelSet(
         "ICD chapters",
         "flat",
-        distinct(icd_paths, 0),
+        distinct(paths, 0),
         "Which chapter does this diagnosis belong to?",
         NAME_ONLY,
         "Diagnosis: {text}\nChapter:",
-        pairs(icd[0], 0),
-        pairs(icd[1], 0),
+        pairs(train, 0),
+        pairs(test, 0),
+        codes=codes,
     )
-    return [
+    to_categories = LabelSet(
+        "ICD paths",
+        "hierarchical",
+        [BETWEEN.join(path) for path in paths],
+        "Which chapter, block and category of ICD-10-CM does this diagnosis belong to?",
+        f"Answer with their names only, such as: {BETWEEN.join(paths[0])}",
+        "Diagnosis: {text}\nPath:",
+        pairs(train, None),
+        pairs(test, None),
+        BETWEEN,
+        codes,
+    )
+    several = several_of(
         chapters,
-        LabelSet(
-            "HS chapters",
-            "flat",
-            distinct(hs_paths, 1),
-            "Which category do these trade goods belong to?",
-            NAME_ONLY,
-            "Goods: {text}\nChapter:",
-            pairs(hs[0], 1),
-            pairs(hs[1], 1),
-        ),
-        LabelSet(
-            "ICD paths",
-            "hierarchical",
-            [BETWEEN.join(path) for path in icd_paths],
-            "Which chapter, block and category of ICD-10-CM does this diagnosis belong to?",
-            f"Answer with their names only, such as: {BETWEEN.join(icd_paths[0])}",
-            "Diagnosis: {text}\nPath:",
-            pairs(icd[0], None),
-            pairs(icd[1], None),
-            BETWEEN,
-        ),
-        LabelSet(
-            "HS headings",
-            "hierarchical",
-            distinct(hs_paths, 2),
-            "Which heading (four digits) of the Harmonized System do these goods belong to?",
-            "Answer with the heading's name only.",
-            "Goods: {text}\nHeading:",
-            pairs(hs[0], 2),
-            pairs(hs[1], 2),
-            {path[2]: list(path[:2]) for path in hs_paths},
-        ),
-        several_of(
-            chapters,
-            "ICD, several",
-            "Which chapters do these diagnoses belong to?",
-            f'Answer with the names of one to three categories only, none twice, with "{SEPARATOR}" between them.',
-            "Diagnoses: {text}\nChapters:",
-            seed,
-        ),
-    ]
+        "ICD, several",
+        "Which chapters do these diagnoses belong to?",
+        f'Answer with the names of one to three categories only, none twice, with "{SEPARATOR}" between them.',
+        "Diagnoses: {text}\nChapters:",
+        seed,
+    )
+    return chapters, to_categories, several
+
+
+def hs_sets(seed: int) -> tuple[LabelSet, LabelSet]:
+    """Chapters of HS, and its headings."""
+    paths, phrases = hs_tree()
+    train, test = split(phrases, seed)
+    codes = [one.code for one in test]
+    chapters = LabelSet(
+        "HS chapters",
+        "flat",
+        distinct(paths, 1),
+        "Which category do these trade goods belong to?",
+        NAME_ONLY,
+        "Goods: {text}\nChapter:",
+        pairs(train, 1),
+        pairs(test, 1),
+        codes=codes,
+    )
+    headings = LabelSet(
+        "HS headings",
+        "hierarchical",
+        distinct(paths, 2),
+        "Which heading (four digits) of the Harmonized System do these goods belong to?",
+        "Answer with the heading's name only.",
+        "Goods: {text}\nHeading:",
+        pairs(train, 2),
+        pairs(test, 2),
+        {path[2]: list(path[:2]) for path in paths},
+        codes,
+    )
+    return chapters, headings
+
+
+def code_sets(seed: int) -> list[LabelSet]:
+    """ICD-10-CM and HS, each flat and with its hierarchy, and several chapters of ICD-10-CM."""
+    icd_chapters, icd_paths, icd_several = icd_sets(seed)
+    hs_chapters, hs_headings = hs_sets(seed)
+    return [icd_chapters, hs_chapters, icd_paths, hs_headings, icd_several]
 
 
 def ticket_sets(seed: int) -> list[LabelSet]:

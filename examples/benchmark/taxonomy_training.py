@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from report import environment
 from taxonomy_sets import SEPARATOR, LabelSet
 from torch.nn.functional import cross_entropy
 
@@ -48,11 +49,6 @@ class Recipe:
     learning_rate: float
     bfloat16: bool
     seed: int
-
-    @property
-    def digest(self) -> str:
-        """Another one for another recipe: part of the name of a folder."""
-        return sha256(repr(self).encode()).hexdigest()[:8]
 
 
 def answer_tokens(labels: Sequence[str], index: ConstraintIndex, tokenizer: Any) -> list[int]:
@@ -104,68 +100,104 @@ def loss_of(model: Any, batch: Sequence[Row], *, bfloat16: bool) -> torch.Tensor
     return cross_entropy(logits.float(), tokens[is_answer])
 
 
-def train(
-    model: Any,
-    tokenizer: Any,
-    sets: Sequence[LabelSet],
-    indexes: Sequence[ConstraintIndex],
-    recipe: Recipe,
-    folder: Path,
-) -> dict[str, Any]:
-    """Train a model in place, once; later calls of the same recipe read what the first one wrote into a folder."""
-    described = json.loads(json.dumps(asdict(recipe)))
-    told = folder / "training.json"
-    if told.is_file() and (known := json.loads(told.read_text(encoding="utf-8")))["recipe"] == described:
-        model.load_state_dict(torch.load(folder / "trained.pt"), strict=False)
-        return known
-    steps = list(batches(make_rows(sets, indexes, tokenizer, recipe), recipe))
-    if recipe.bfloat16:
-        model.to(torch.bfloat16)
-    model.requires_grad_(not recipe.frozen)
-    for part in (*model.base_model.layers[recipe.frozen :], model.base_model.norm):
-        part.requires_grad_(True).float()
-    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    optimizer = torch.optim.AdamW(trained.values(), lr=recipe.learning_rate, weight_decay=0.01)
-    warm_up = max(1, len(steps) // 20)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / warm_up, (len(steps) - step) / max(1, len(steps) - warm_up))
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    first, losses, seconds = 0, [], 0.0
-    if (folder / "checkpoint.pt").is_file():
-        kept = torch.load(folder / "checkpoint.pt")
-        if kept["recipe"] == described:
+def digest(recipe: Recipe, rows: Sequence[Row]) -> str:
+    """Another one for another recipe, and for other rows: part of the name of a folder."""
+    return sha256(repr((recipe, rows)).encode()).hexdigest()[:8]
+
+
+class Run:
+    """A model with its optimizer, and how far it has come; kept in a folder.
+
+    Args:
+        model: to be trained in place.
+        recipe: how.
+        num_steps: of the whole training.
+        folder: of the checkpoint.
+    """
+
+    def __init__(self, model: Any, recipe: Recipe, num_steps: int, folder: Path) -> None:
+        self.model, self.path = model, folder / "checkpoint.pt"
+        if recipe.bfloat16:
+            model.to(torch.bfloat16)
+        model.requires_grad_(not recipe.frozen)
+        for part in (*model.base_model.layers[recipe.frozen :], model.base_model.norm):
+            part.requires_grad_(True).float()
+        self.trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        self.optimizer = torch.optim.AdamW(self.trained.values(), lr=recipe.learning_rate, weight_decay=0.01)
+        warm_up = max(1, num_steps // 20)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda step: min((step + 1) / warm_up, (num_steps - step) / max(1, num_steps - warm_up))
+        )
+        self.losses: list[float] = []
+        self.seconds = 0.0
+        if self.path.is_file():
+            kept = torch.load(self.path)
             model.load_state_dict(kept["weights"], strict=False)
-            optimizer.load_state_dict(kept["optimizer"])
-            schedule.load_state_dict(kept["schedule"])
-            first, losses, seconds = kept["step"], kept["losses"], kept["seconds"]
-    model.train()
-    for step in range(first, len(steps)):
+            self.optimizer.load_state_dict(kept["optimizer"])
+            self.schedule.load_state_dict(kept["schedule"])
+            self.losses, self.seconds = kept["losses"], kept["seconds"]
+
+    def step(self, batch: Sequence[Row], *, bfloat16: bool) -> None:
+        """Learn a batch."""
         since = time.process_time()
-        loss = loss_of(model, steps[step], bfloat16=recipe.bfloat16)
+        loss = loss_of(self.model, batch, bfloat16=bfloat16)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(trained.values(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
-        losses.append(loss.item())
-        seconds += time.process_time() - since
-        if (step + 1) % KEEP == 0 or step + 1 == len(steps):
-            mean = sum(losses[-KEEP:]) / len(losses[-KEEP:])
-            print(f"step {step + 1} of {len(steps)}, loss {mean:.3f}, {seconds:.0f} s", file=sys.stderr, flush=True)
-            state = {"weights": trained, "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
-            told_of = {"recipe": described, "step": step + 1, "losses": losses, "seconds": seconds}
-            torch.save({**state, **told_of}, folder / "checkpoint.new")
-            (folder / "checkpoint.new").replace(folder / "checkpoint.pt")
+        torch.nn.utils.clip_grad_norm_(self.trained.values(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.schedule.step()
+        self.losses.append(loss.item())
+        self.seconds += time.process_time() - since
+
+    def keep(self) -> None:
+        """Write a checkpoint."""
+        state = {"weights": self.trained, "losses": self.losses, "seconds": self.seconds}
+        state |= {"optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict()}
+        torch.save(state, self.path.with_suffix(".part"))
+        self.path.with_suffix(".part").replace(self.path)
+
+    @property
+    def loss(self) -> float:
+        """The mean of the last steps."""
+        return sum(self.losses[-KEEP:]) / len(self.losses[-KEEP:])
+
+
+def train(model: Any, rows: Sequence[Row], recipe: Recipe, folder: Path) -> dict[str, Any]:
+    """Train a model in place, once.
+
+    Args:
+        model: a causal language model.
+        rows: from `make_rows`.
+        recipe: how.
+        folder: what it wrote there is read again by later calls: it must be of these rows and this recipe (`digest`).
+
+    Returns:
+        Steps, seconds, the loss, and where and when it ran.
+    """
+    told = folder / "training.json"
+    if told.is_file():
+        model.load_state_dict(torch.load(folder / "trained.pt"), strict=False)
+        return json.loads(told.read_text(encoding="utf-8"))
+    folder.mkdir(parents=True, exist_ok=True)
+    steps = list(batches(rows, recipe))
+    run = Run(model, recipe, len(steps), folder)
+    model.train()
+    for number in range(len(run.losses), len(steps)):
+        run.step(steps[number], bfloat16=recipe.bfloat16)
+        if (number + 1) % KEEP == 0:
+            print(f"step {number + 1} of {len(steps)}, loss {run.loss:.3f}", file=sys.stderr, flush=True)
+            run.keep()
     model.eval().requires_grad_(False)
-    torch.save({name: weight.detach() for name, weight in trained.items()}, folder / "trained.pt")
+    torch.save({name: weight.detach() for name, weight in run.trained.items()}, folder / "trained.pt")
     found = {
-        "recipe": described,
+        "recipe": asdict(recipe),
         "steps": len(steps),
-        "trained_parameters": sum(weight.numel() for weight in trained.values()),
-        "cpu_seconds": seconds,
-        "loss": sum(losses[-KEEP:]) / len(losses[-KEEP:]),
+        "trained_parameters": sum(weight.numel() for weight in run.trained.values()),
+        "cpu_seconds": run.seconds,
+        "loss": run.loss,
+        **environment(torch.device("cpu")),
     }
-    told.write_text(json.dumps(found), encoding="utf-8")
-    (folder / "checkpoint.pt").unlink(missing_ok=True)
-    return found
+    told.with_suffix(".part").write_text(json.dumps(found), encoding="utf-8")
+    told.with_suffix(".part").replace(told)
+    run.path.unlink(missing_ok=True)
+    return json.loads(told.read_text(encoding="utf-8"))

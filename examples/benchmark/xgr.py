@@ -8,7 +8,8 @@ to 512 beams and 128 to 4,096 tokens, and the time of the same calls beside them
 - ours: beams share the prompt's keys, and nothing is reordered;
 - one cache copy a beam: the prompt is computed once, its keys are repeated for every beam, and of these rows only what
   follows the prompt is reordered. Same trie, same selection: the library's layout for models that take no tree;
-- transformers: its beam search with `prefix_allowed_tokens_fn`, which computes the prompt for every beam, too;
+- transformers: its beam search with `prefix_allowed_tokens_fn`, which computes the prompt for every beam, too; and
+  without a constraint, which tells what the function costs from what the copies cost;
 - the prefill alone: what none can be below.
 
     python examples/benchmark/xgr.py --plots  # a few minutes of one core; draws both figures
@@ -16,7 +17,7 @@ to 512 beams and 128 to 4,096 tokens, and the time of the same calls beside them
 
 No figure is taken before the answers agree. Memory: the most bytes that PyTorch's allocator had given out at once
 above the loaded model (`memory.py`; the same in every run). Time: CPU seconds of the process, the median of the
-repetitions; transformers' calls run twice at most. A row that would need more than `--limit` GiB, or more than
+repetitions (of transformers one) after a first call. A row that would need more than `--limit` GiB, or more than
 `--seconds`, by the contender's row before in proportion to beams times prompt, is left out and says so.
 
 Axes: B batch (1), K beams, P prompt.
@@ -36,7 +37,7 @@ from typing import Any
 
 import generate
 import torch
-from generate import CONSTRAINED, OURS, Bench, Setting, as_answer, difference, log, raw_forwards
+from generate import CONSTRAINED, OURS, UNCONSTRAINED, Bench, Setting, as_answer, difference, log, raw_forwards
 from memory import PREFILL, peak_allocated
 from report import add_plots_option, print_json_line, print_table, save_plot
 from transformers.utils import logging as transformers_logging
@@ -46,7 +47,8 @@ from hf_gr.generation.internals import attention_of
 from hf_gr.generation.torch import layouts
 
 COPIES = "one cache copy a beam"
-CONTENDERS = (PREFILL, OURS, COPIES, CONSTRAINED)
+CONTENDERS = (PREFILL, OURS, COPIES, CONSTRAINED, UNCONSTRAINED)
+SLOW = (CONSTRAINED, UNCONSTRAINED)
 BEAMS, PROMPTS = (8, 16, 32, 64, 128, 256, 512), (128, 256, 512, 1024, 2048, 4096)
 AT_BEAMS, AT_PROMPT = 256, 1024  # xGR's
 FAST = {"beams": (4, 16), "prompts": (32, 64), "at_beams": 16, "at_prompt": 32, "repeats": 1}
@@ -70,6 +72,7 @@ def calls(bench: Bench, copies: Bench, setting: Setting, seed: int) -> dict[str,
         OURS: lambda **how: generate.ours(bench, prompt, setting, **how),
         COPIES: lambda **how: generate.ours(copies, prompt, setting, **how),
         CONSTRAINED: lambda **how: generate.constrained(bench, prompt, setting, **how),
+        UNCONSTRAINED: lambda **_: generate.unconstrained(bench, prompt, setting),
     }
 
 
@@ -97,7 +100,7 @@ class Limits:
 
     def reason(self, name: str, setting: Setting) -> str | None:
         """Why this row is left out; None if it is not."""
-        if name not in (COPIES, CONSTRAINED) or name not in self.last:
+        if name not in (COPIES, *SLOW) or name not in self.last:
             return None
         size, found = self.last[name]
         times = setting.beams * setting.prompt / size
@@ -121,23 +124,17 @@ def measure(bench: Bench, copies: Bench, setting: Setting, limits: Limits, optio
     """The rows of one setting; contenders take turns."""
     contenders = calls(bench, copies, setting, options.seed)
     if options.skip_transformers:
-        del contenders[CONSTRAINED]
+        contenders = {name: call for name, call in contenders.items() if name not in SLOW}
     reasons = {name: limits.reason(name, setting) for name in contenders}
     running = {name: call for name, call in contenders.items() if reasons[name] is None}
     log(f"({setting}): {', '.join(running)}")
-    outputs, seconds = {}, {name: [] for name in running}
-    for name, call in running.items():
-        since = time.process_time()
-        output = call(scores=True)
-        if name == CONSTRAINED:  # keeping scores costs it nothing beside the rest
-            seconds[name].append(time.process_time() - since)
-        if name != PREFILL:
-            outputs[name] = output
-    check(bench, setting, options.seed, outputs)
+    outputs = {name: call(scores=True) for name, call in running.items()}  # also warms up
+    check(bench, setting, options.seed, {name: outputs[name] for name in running.keys() - {PREFILL, UNCONSTRAINED}})
     outputs.clear()
+    seconds: dict[str, list[float]] = {name: [] for name in running}
     for repetition in range(options.repeats):
         for name, call in running.items():
-            if name != CONSTRAINED or (repetition == 0 and seconds[name][0] < options.seconds / 2):
+            if repetition == 0 or name not in SLOW:
                 seconds[name].append(cpu_seconds(call))
     rows: list[dict[str, Any]] = []
     for name in contenders:
@@ -191,10 +188,10 @@ def print_sweep(rows: Sequence[dict[str, Any]], axis: str, options: argparse.Nam
                 f"{found[size, name][figure] / unit:,.{digits}f}" if figure in found[size, name] else "-"
                 for name in names
             ]
-            others = [found[size, name] for name in names if name in (COPIES, CONSTRAINED)]
+            others = [found[size, name] for name in names if name in (COPIES, *SLOW)]
             ratios = [f"{row[figure] / ours:.1f}" if figure in row else row["left_out"] for row in others]
             lines.append([f"{size:,}", *cells, *ratios])
-        ratios = [f"{name} / ours" for name in names if name in (COPIES, CONSTRAINED)]
+        ratios = [f"{name} / ours" for name in names if name in (COPIES, *SLOW)]
         print_table([axis, *names, *ratios], lines)
 
 
