@@ -351,7 +351,7 @@ def print_kinds(rows: Sequence[dict[str, Any]]) -> None:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--texts", type=int, default=None, help="held out, of the fine-tuned model: 300; 20 with --fast"
+        "--texts", type=int, default=None, help="held out, of the fine-tuned model: 100; 20 with --fast"
     )
     parser.add_argument("--before-texts", type=int, default=None, help="of the model as it is: 50; 20 with --fast")
     parser.add_argument("--models", nargs="+", choices=(BEFORE, AFTER), default=(BEFORE, AFTER))
