@@ -10,6 +10,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,13 +70,46 @@ def test_pairs_of_a_window_have_the_states_that_they_have_alone(benchmark: Any, 
         assert torch.allclose(state, alone[0], atol=1e-5)
 
 
-def test_heads_and_the_control_learn_from_the_same_training_items(benchmark: Any, study: Any) -> None:
+def test_windows_are_of_training_items_and_the_first_of_each_is_no_label(benchmark: Any, study: Any) -> None:
     windows = benchmark.windows_of(study, benchmark.HeadSettings(window=20, num_steps=1), seed=0)
     assert [windows.items_of(number).tolist() for number in range(len(windows))] == [[0, 1, 2]]  # others are too short
     batch = benchmark.next_items([windows[0], {"input_ids": study.tokens[[4, 3]].ravel()}], 2, pad_token_id=PAD)
     tokens = study.tokens.tolist()
     assert batch["input_ids"].tolist() == [[*tokens[0], *tokens[1], *tokens[2]], [*tokens[4], *tokens[3], PAD, PAD]]
     assert batch["labels"].tolist() == [[-100, -100, *tokens[1], *tokens[2]], [-100, -100, *tokens[3], -100, -100]]
+
+
+def test_heads_and_the_control_learn_the_same_pairs_in_the_same_order(
+    benchmark: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model, ids = model_of((5, 4, 3), num_items=20)
+    model.save_pretrained(tmp_path / "backbone")
+    rng = np.random.default_rng(0)
+    histories = [rng.integers(20, size=size) for size in (2, 3, 9, 4, 12, 5, 2, 7)]
+    study = benchmark.Study("beauty", ids, train=histories, align=[], valid=[], test=[])
+    settings = benchmark.HeadSettings(window=4, num_steps=9, batch_size=2)
+    seen: dict[str, list[Any]] = {}
+
+    def spy(owner: Any, name: str, kind: str) -> None:
+        real = getattr(owner, name)
+
+        def loss(trainer: Any, model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+            labels = inputs["labels"]
+            seen.setdefault(kind, []).append(labels[labels != -100].view(-1, 3).tolist())
+            return real(trainer, model, inputs)
+
+        monkeypatch.setattr(owner, name, loss)
+
+    spy(benchmark.WindowTrainer, "_loss", "head")
+    spy(benchmark.FurtherTrainer, "_loss", "control")
+    benchmark.train_head(tmp_path / "head", tmp_path / "backbone", study, settings, options={}, seed=1)
+    benchmark.train_further(tmp_path / "further", tmp_path / "backbone", study, settings, seed=1)
+    assert len(seen["head"]) == 9
+    assert seen["head"] == seen["control"]
+    logs = [json.loads((tmp_path / name / "training.json").read_text()) for name in ("head", "further")]
+    assert logs[0]["pairs"] == logs[1]["pairs"] == sum(map(len, seen["head"]))
+    before, after = model.state_dict(), benchmark.load(tmp_path / "further").state_dict()
+    assert any(not torch.equal(before[name], after[name]) for name in before)
 
 
 def test_hits_and_gains_are_of_the_place(benchmark: Any) -> None:
@@ -167,12 +201,17 @@ def test_other_weights_or_settings_are_another_experiment(benchmark: Any, tmp_pa
 # The paper's search
 
 
-def head_of(sizes: tuple[int, ...], *, num_items: int, **options: Any) -> tuple[Any, SemanticIds]:
-    """A tiny model with a head that has learned nothing, and as many distinct items."""
+def model_of(sizes: tuple[int, ...], *, num_items: int) -> tuple[Any, SemanticIds]:
+    """A tiny model, and as many distinct items."""
     rng = np.random.default_rng(0)
     rows = np.unique(np.stack([rng.integers(size, size=4 * num_items) for size in sizes], axis=1), axis=0)
     ids = SemanticIds(rows[rng.permutation(len(rows))[:num_items]], level_sizes=list(sizes))
-    model = small_recommender(ids, max_items=4, hidden_size=32, num_hidden_layers=1).eval()
+    return small_recommender(ids, max_items=4, hidden_size=32, num_hidden_layers=1).eval(), ids
+
+
+def head_of(sizes: tuple[int, ...], *, num_items: int, **options: Any) -> tuple[Any, SemanticIds]:
+    """The same, with a head that has learned nothing."""
+    model, ids = model_of(sizes, num_items=num_items)
     head = model.add_draft_head(ids, **options)
     with torch.no_grad():
         for parameter in head.parameters():
@@ -233,6 +272,23 @@ def test_the_papers_search_finds_what_generate_finds_in_its_form(
     assert found.tokens[is_there].tolist() == theirs[is_there].tolist()
 
 
+def test_all_work_of_the_catalogue_is_timed_and_only_inside(benchmark: Any) -> None:
+    times, index_of = import_module("nezha_times"), SemanticIds.constraint_index
+    places = [(times.DeviceCatalogue, "children"), (times.decode, "sum_scores"), (times.drafters, "children")]
+    places += [(kind, "take_at") for kind in times.kinds_of(times.Children) if "take_at" in vars(kind)]
+    assert len(places) > 5
+    before = [getattr(owner, name) for owner, name in places]
+    model, ids = model_of((5, 4, 3), num_items=20)
+    prompt = torch.from_numpy(ids.token_sequences()[:2].reshape(1, -1))
+    with times.timed_constraint() as seconds:
+        start = perf_counter()
+        model.generate(prompt, constraint_index=index_of(ids), num_beams=3, do_sample=False)
+        whole = perf_counter() - start
+    assert len(seconds) >= 3 * 4  # of every level: children, columns, sums, chosen ones
+    assert 0 < sum(seconds) < whole
+    assert [getattr(owner, name) for owner, name in places] == before
+
+
 def test_without_data_it_is_skipped_in_fast_mode_and_an_error_otherwise(
     benchmark: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -259,14 +315,20 @@ def test_fast_run_compares_all_and_stages_are_not_run_again(tmp_path: Path) -> N
     assert [(result["study"], result["early"]) for result in report["results"]] == [
         (study, early) for early in (False, True) for study in ("beauty", "movielens")
     ]
-    unchecked = {"unconstrained beam search", "NEZHA-4 (no verification)", "NEZHA, last level (paper)"}
+    unchecked = {
+        "unconstrained beam search",
+        "unconstrained, trained further",
+        "NEZHA-4 (no verification)",
+        "NEZHA, last level (paper)",
+    }
     for result in report["results"]:
         for table in result["tables"]:
             rows = {row["method"]: row for row in table["methods"]}
-            assert len(rows) == (6 if result["early"] else 13)
+            assert len(rows) == (8 if result["early"] else 14)
             assert all((row["valid"] < 1.0) == (name in unchecked) for name, row in rows.items())
             assert all(len(row["seeds"]) == 2 for name, row in rows.items() if "NEZHA" in name)
             assert all(one["wrong"] == 0 for one in table["strict"])
+        assert len(result["commits"]) == 1
     times = json.loads(run("nezha_times.py").splitlines()[-1])["results"]
     assert [len(one["methods"]) for one in times] == [14, 14, 7, 7]
     for one in times:

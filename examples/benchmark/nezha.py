@@ -43,7 +43,7 @@ from backbone_data import STUDIES, Row, Study, has_study, read_study
 from backbone_models import backbone_folder, load, max_items
 from experiments import show_progress
 from nezha_heads import ALONE, FURTHER, VARIANTS, HeadSettings, train_all
-from nezha_lists import Lists, compare_strict, ratio, recommend, some_of, summary
+from nezha_lists import Lists, compare_strict, ratio, recommend, some_of, summary, write_json
 from report import add_plots_option, environment, print_table, save_plot
 from transformers.utils.logging import disable_progress_bar
 
@@ -66,6 +66,7 @@ HEAD: dict[str, Any] = {"drafting": "head"}
 CONSTRAINED = Method("constrained beam search", BACKBONE)
 CONTROL = Method("constrained, trained further", FURTHER)
 FREE = Method("unconstrained beam search", BACKBONE, {"is_constrained": False})
+FREE_FURTHER = Method("unconstrained, trained further", FURTHER, {"is_constrained": False})
 ON_FEW = "constrained, on as few rows"
 STRICT = "self-speculation (strict)"
 UNCHECKED = Method("NEZHA-4 (no verification)", NEZHA, HEAD | {"verification": "none"})
@@ -100,7 +101,7 @@ class Scale:
     steps: dict[str, int]  # of training, by study
     windows: dict[str, int]  # of a step, by study: up to 20 pairs each, about 5 in Beauty
     seeds: tuple[int, ...] = (0, 1, 2)
-    widths: tuple[Width, ...] = (Width(10, 8000, 300, 200), Width(50, 3000, 300, 50), Width(512, 300, 30, 5))
+    widths: tuple[Width, ...] = (Width(10, 8000, 300, 200), Width(50, 2000, 300, 50), Width(512, 200, 20, 5))
     early_rows: int = 1000
 
 
@@ -126,6 +127,8 @@ class Comparison:
         folder: Where models and answers are.
         settings: How everything is trained.
         seeds: Of what is trained.
+        models: Folders by name and seed.
+        commits: Of the code that trained and answered, maybe in earlier runs.
     """
 
     study: Study
@@ -134,6 +137,7 @@ class Comparison:
     settings: HeadSettings
     seeds: tuple[int, ...]
     models: dict[tuple[str, int], Path] = field(default_factory=dict)
+    commits: set[str] = field(default_factory=set)
 
     def train(self, names: Sequence[str]) -> None:
         trained = train_all(self.folder, self.backbone, self.study, self.settings, seeds=self.seeds, names=names)
@@ -146,9 +150,10 @@ class Comparison:
             if name != BACKBONE:
                 log = json.loads((folder / "training.json").read_text(encoding="utf-8"))
                 logs.setdefault(name, []).append(log)
+                self.commits.add(log["commit"])
         return {
             "seconds": {name: float(np.mean([log["seconds"] for log in some])) for name, some in logs.items()},
-            "pairs": float(np.mean([log["pairs"] for log in logs[NEZHA]])),
+            "pairs": float(np.mean([log["pairs"] for some in logs.values() for log in some])),
         }
 
     def lists(self, method: Method, rows: Sequence[Row], num_beams: int) -> list[Lists]:
@@ -164,6 +169,7 @@ class Comparison:
                 spent = time.process_time() - start
                 show_progress(f"{self.study.name}, {method.name}, {num_beams} beams, seed {seed}: {spent:.0f} s")
             found.append(Lists.read(file))
+            self.commits.add(found[-1].commit)
         return found
 
     def strict(self, rows: Sequence[Row], num_beams: int) -> tuple[list[Lists], list[dict[str, Any]]]:
@@ -181,7 +187,7 @@ class Comparison:
                     num_beams=num_beams,
                 )
                 one.write(file)
-                note.write_text(json.dumps(same.means()), encoding="utf-8")
+                write_json(note, same.means())
             lists.append(Lists.read(file))
             agreements.append(json.loads(note.read_text(encoding="utf-8")))
         return lists, agreements
@@ -195,20 +201,19 @@ class Comparison:
         rows = some_of(self.study.test, width.rows)
         few, fewest = rows[: width.free_rows], rows[: width.strict_rows]
         base = self.lists(CONSTRAINED, rows, width.num_beams)
-        control = self.lists(CONTROL, rows, width.num_beams) if has_strict else []
+        control = self.lists(CONTROL, rows, width.num_beams)
 
         def entry(name: str, lists: Sequence[Lists], rows: Sequence[Row]) -> dict[str, Any]:
             own, hits = summary(lists, rows)
             for baseline, others in (("share", base), ("of_control", control)):
-                if others:
-                    cut = [Lists(one.ranked[: len(rows)], one.valid) for one in others]
-                    own[baseline] = ratio(hits, summary(cut, rows)[1])
+                cut = [Lists(one.ranked[: len(rows)], one.valid) for one in others]
+                own[baseline] = ratio(hits, summary(cut, rows)[1])
             return {"method": name, **own}
 
         found = [entry(CONSTRAINED.name, base, rows)]
-        if has_strict:
-            found.append(entry(CONTROL.name, control, rows))
-        found.append(entry(FREE.name, self.lists(FREE, few, width.num_beams), few))
+        found.append(entry(CONTROL.name, control, rows))
+        for method in (FREE, FREE_FURTHER):
+            found.append(entry(method.name, self.lists(method, few, width.num_beams), few))
         found.append(entry(ON_FEW, [Lists(one.ranked[: len(few)], one.valid) for one in base], few))
         found += [entry(method.name, self.lists(method, rows, width.num_beams), rows) for method in heads]
         agreements = []
@@ -230,8 +235,9 @@ def comparison_of(work: Path, name: str, scale: Scale, *, fast: bool, early: boo
 def run_study(work: Path, name: str, scale: Scale, *, fast: bool, early: bool) -> dict[str, Any]:
     """All that is measured with one data set, or only what its early backbone invents."""
     ours = comparison_of(work, name, scale, fast=fast, early=early)
-    ours.train([NEZHA] if early else [*VARIANTS, FURTHER, ALONE])
+    ours.train([NEZHA, FURTHER] if early else [*VARIANTS, FURTHER, ALONE])
     widths = [replace(one, rows=min(one.rows, scale.early_rows)) if early else one for one in scale.widths]
+    tables = [ours.table(width, EARLY_HEADS if early else HEADS, has_strict=not early) for width in widths]
     return {
         "study": name,
         "early": early,
@@ -239,7 +245,8 @@ def run_study(work: Path, name: str, scale: Scale, *, fast: bool, early: bool) -
         "settings": asdict(ours.settings),
         "all_pairs": sum(len(history) - 1 for history in ours.study.train),
         **ours.training(),
-        "tables": [ours.table(width, EARLY_HEADS if early else HEADS, has_strict=not early) for width in widths],
+        "tables": tables,
+        "commits": sorted(ours.commits),
     }
 
 
@@ -275,7 +282,7 @@ def show(result: dict[str, Any]) -> None:
                 f"{row['N@5']:.2%}",
                 f"{row['N@10']:.2%}",
                 f"{row['valid']:.1%}",
-                *(cell for name in ("share", "of_control") for cell in shares(row.get(name))),
+                *(cell for name in ("share", "of_control") for cell in shares(row[name])),
             ]
             for table in result["tables"]
             for row in table["methods"]
@@ -327,8 +334,8 @@ def span(bounds: Sequence[float]) -> str:
     return f"{100 * bounds[0]:.2f}-{100 * bounds[1]:.2f}%"
 
 
-def shares(found: Sequence[float] | None) -> tuple[str, str]:
-    if found is None or math.isnan(found[0]):
+def shares(found: Sequence[float]) -> tuple[str, str]:
+    if math.isnan(found[0]):
         return "", ""
     return f"{found[0]:.0%}", f"{100 * found[1]:.0f}-{100 * found[2]:.0f}%"
 
@@ -351,7 +358,10 @@ def run(work: Path, studies: Sequence[str], scale: Scale, *, fast: bool, plots: 
             show(results[-1])
     if plots:
         draw([result for result in results if not result["early"]])
-    print(json.dumps({"benchmark": "nezha", "results": results, **environment(torch.device("cpu"))}))
+    # What is read from earlier runs is not of this commit.
+    commits = sorted({commit for result in results for commit in result["commits"]})
+    here = environment(torch.device("cpu")) | {"commit": "+".join(commits)}
+    print(json.dumps({"benchmark": "nezha", "results": results, **here}))
 
 
 def main(arguments: list[str] | None = None) -> None:

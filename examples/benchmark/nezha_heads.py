@@ -3,8 +3,9 @@
 """The models that `nezha.py` compares: what is trained, on what, and for how long. Evaluates nothing.
 
 All begin from one backbone and have one budget: as many steps on the same pairs of a history and the item that
-followed, with the same learning rates. The control is the backbone without a head, trained further on the same pairs
-by its own loss. A seed decides a head's first weights and the order of the pairs.
+followed, in the same order. The control is the backbone without a head, trained further by its own loss. What is of
+the backbone learns equally fast everywhere, what is of a head faster. A seed decides a head's first weights, the
+windows and their order.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ import torch
 from backbone_data import Study
 from backbone_models import load
 from experiments import make_once, run_trainer, training_arguments
-from nezha_packing import WindowTrainer, next_items
-from transformers import Trainer, set_seed
+from nezha_packing import FurtherTrainer, WindowTrainer
+from report import commit
+from transformers import set_seed
 
 from hf_gr.training import InteractionDataset
 from hf_gr.training.recommender import HistoryWindows
@@ -58,9 +60,9 @@ class HeadSettings:
     num_steps: int
     batch_size: int = 16
     learning_rate: float = 1e-3
-    embedding_lr: float = 10.0
-    transition_lr: float = 10.0
-    logit_lr: float = 10.0
+    embedding_lr: float = 3.0
+    transition_lr: float = 3.0
+    logit_lr: float = 3.0
     warm_start: bool = True
 
 
@@ -132,15 +134,9 @@ def start_from_backbone(model: Any) -> None:
 
 def train_further(folder: Path, backbone: Path, study: Study, settings: HeadSettings, *, seed: int) -> None:
     """The backbone on the same pairs for as many steps, with its own loss on the tokens of the item that followed."""
-    model = load(backbone)
-    num_levels, pad_token_id = study.tokens.shape[1], model.config.pad_token_id
-    trainer = Trainer(
-        model=model,
-        args=arguments_of(folder, settings, seed=seed),
-        train_dataset=windows_of(study, settings, seed=seed),
-        data_collator=lambda windows: next_items(windows, num_levels, pad_token_id=pad_token_id),
-    )
-    run_timed(trainer, folder)
+    windows = windows_of(study, settings, seed=seed)
+    args = arguments_of(folder, settings, seed=seed)
+    run_timed(FurtherTrainer(windows, model=load(backbone), args=args), folder)
 
 
 def windows_of(study: Study, settings: HeadSettings, *, seed: int) -> HistoryWindows:
@@ -157,9 +153,9 @@ def arguments_of(folder: Path, settings: HeadSettings, *, seed: int) -> Any:
     return args
 
 
-def run_timed(trainer: Trainer, folder: Path) -> None:
+def run_timed(trainer: FurtherTrainer | WindowTrainer, folder: Path) -> None:
     """Train and save, with the time that it took (of the process: others may have the processor, too)."""
     start = time.process_time()
     run_trainer(trainer, folder.name.removesuffix(".part"))
-    log = {"seconds": time.process_time() - start, "pairs": getattr(trainer, "num_pairs", None)}
+    log = {"seconds": time.process_time() - start, "pairs": trainer.num_pairs, "commit": commit()}
     (folder / "training.json").write_text(json.dumps(log), encoding="utf-8")

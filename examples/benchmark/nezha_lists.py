@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from backbone_data import Row, Study
+from report import commit
 from torch import Tensor
 
 from hf_gr.demo.evaluate import make_prompts, same_answers
@@ -37,20 +38,27 @@ class Lists:
     Attributes:
         ranked: For every row at most ten items, best first; `NO_ITEM` for what is none.
         valid: The share of all K beams that are items.
+        commit: Of the code that found them.
     """
 
     ranked: list[list[int]]
     valid: float
+    commit: str = ""
 
     def write(self, file: Path) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(".part")
-        part.write_text(json.dumps(asdict(self)), encoding="utf-8")
-        part.rename(file)
+        write_json(file, asdict(self))
 
     @classmethod
     def read(cls, file: Path) -> Lists:
         return cls(**json.loads(file.read_text(encoding="utf-8")))
+
+
+def write_json(file: Path, value: Any) -> None:
+    """Whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps(value), encoding="utf-8")
+    part.rename(file)
 
 
 def some_of(rows: Sequence[Row], count: int | None) -> list[Row]:
@@ -102,7 +110,7 @@ def recommend(model: Any, rows: Sequence[Row], study: Study, *, window: int, num
         num_valid += sum(map(bool, found))
         for number, items in zip(numbers, first_ten(found, num_beams), strict=True):
             ranked[number] = items
-    return Lists(ranked, num_valid / (len(rows) * num_beams))
+    return Lists(ranked, num_valid / (len(rows) * num_beams), commit())
 
 
 def first_ten(found: Sequence[Sequence[Any]], num_beams: int) -> Iterator[list[int]]:
@@ -205,4 +213,4 @@ def compare_strict(
             same.wrong += max(1, differ)  # the whole batch's scores are compared
         same.accepted_steps += strict.speculation.accepted_steps.tolist()
         same.forwards.append(strict.speculation.target_forwards)
-    return Lists(ranked, 1.0), same
+    return Lists(ranked, 1.0, commit()), same

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hf_gr.training import DraftHeadTrainer
+from hf_gr.training.base import LossTrainer
 from hf_gr.training.recommender import HistoryWindows, pad_batch
 
 IGNORED = -100  # transformers' own
@@ -103,6 +104,26 @@ class WindowTrainer(DraftHeadTrainer):
         hidden = model.model(**given, use_cache=False).last_hidden_state
         self.num_pairs += len(pairs["labels"])
         return model.draft_head.loss(hidden[pairs["rows"][:, None], pairs["places"]], pairs["labels"])
+
+
+class FurtherTrainer(LossTrainer):
+    """The control: the backbone alone, by its own loss, on the same windows in the same order as heads.
+
+    Args:
+        windows: of two items or more.
+        kwargs: transformers' own.
+    """
+
+    def __init__(self, windows: HistoryWindows, **kwargs: Any) -> None:
+        self.num_levels, self.num_pairs = windows.tokens.shape[1], 0
+        super().__init__(train_dataset=windows, data_collator=self._collate, **kwargs)
+
+    def _collate(self, windows: Sequence[dict[str, np.ndarray]]) -> dict[str, Tensor]:
+        return next_items(windows, self.num_levels, pad_token_id=self.model.config.pad_token_id)
+
+    def _loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        self.num_pairs += int((inputs["labels"] != IGNORED).sum()) // self.num_levels
+        return model(**inputs, use_cache=False).loss
 
 
 def next_items(windows: Sequence[dict[str, np.ndarray]], num_levels: int, *, pad_token_id: int) -> dict[str, Tensor]:

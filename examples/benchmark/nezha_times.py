@@ -8,8 +8,8 @@ that rotates; every time is the median, every ratio the median of ratios within 
 
 - prepare: until the first forward begins; transformers reads arguments and makes caches and processors;
 - prefill: the first forward. Unconstrained beam search is transformers' own, which computes the prompt once a beam;
-- verify: with the catalogue, all that finds legal children (also in beam search, where it is the constraint); in the
-  paper's form equations 4 and 5, which `nezha_paper.py` has, sorted integers and a binary search after the last level;
+- verify: with the catalogue, all that it does level by level (also in beam search, where it is the constraint); in the
+  paper's code equations 4 and 5, which `nezha_paper.py` has, sorted integers and a binary search after the last level;
 - decode: all else.
 
 "paper's code" is that search without `generate` around it; before it is timed, its answers are compared with those of
@@ -57,6 +57,8 @@ from transformers import DynamicCache
 from transformers.utils.logging import disable_progress_bar
 
 from hf_gr.files.cache import cache_folder
+from hf_gr.torch import decode, drafters
+from hf_gr.torch.children import Children
 from hf_gr.torch.transition import DeviceCatalogue
 from hf_gr.training import small_recommender
 
@@ -92,22 +94,48 @@ class Bench:
 
 
 @contextmanager
-def timed_children() -> Iterator[list[float]]:
-    """Seconds of every look at what is legal next."""
+def timed_constraint() -> Iterator[list[float]]:
+    """Seconds of all that the catalogue does in a decoding: children, their penalties, and the states of chosen ones.
+
+    Adding scores and looking up chosen tokens, which no search can do without, happens in the same functions and
+    counts as well.
+    """
     seconds: list[float] = []
-    real = DeviceCatalogue.children
+    is_inside = False
 
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        start = time.perf_counter()
-        found = real(*args, **kwargs)
-        seconds.append(time.perf_counter() - start)
-        return found
+    def timed(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal is_inside
+            if is_inside:  # its caller is timed
+                return real(*args, **kwargs)
+            is_inside, start = True, time.perf_counter()
+            try:
+                return real(*args, **kwargs)
+            finally:
+                seconds.append(time.perf_counter() - start)
+                is_inside = False
 
-    DeviceCatalogue.children = timed
+        return call
+
+    places: list[tuple[Any, str]] = [
+        *((DeviceCatalogue, name) for name in ("children", "is_leaf")),
+        *((decode, name) for name in ("in_columns", "sum_scores")),
+        *((drafters, name) for name in ("children", "open_children")),
+        *((kind, "take_at") for kind in kinds_of(Children) if "take_at" in vars(kind)),
+    ]
+    real = [getattr(owner, name) for owner, name in places]
     try:
+        for (owner, name), function in zip(places, real, strict=True):
+            setattr(owner, name, timed(function))
         yield seconds
     finally:
-        DeviceCatalogue.children = real
+        for (owner, name), function in zip(places, real, strict=True):
+            setattr(owner, name, function)
+
+
+def kinds_of(base: type) -> list[type]:
+    """A class and all that are derived from it."""
+    return [base, *(kind for derived in base.__subclasses__() for kind in kinds_of(derived))]
 
 
 @contextmanager
@@ -128,7 +156,7 @@ def timed_forwards(model: Any) -> Iterator[list[tuple[float, float]]]:
 
 def time_generate(model: Any, prompt: dict[str, Tensor], bench: Bench, method: Method, num_beams: int) -> Parts:
     """A call of `generate`."""
-    with timed_forwards(model) as spans, timed_children() as looks:
+    with timed_forwards(model) as spans, timed_constraint() as looks:
         start = time.perf_counter()
         ask(model, prompt, bench.study, num_beams=num_beams, **method.settings)
         end = time.perf_counter()
