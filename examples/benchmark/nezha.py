@@ -18,7 +18,7 @@ The last table repeats the comparison on a backbone after a tenth of its trainin
 What is trained and answered stays in the folder `--work`, under a name that tells backbone and settings, and is not
 made again.
 
-    python examples/benchmark/nezha.py          # an hour on one core, after the backbones
+    python examples/benchmark/nezha.py          # 45 minutes of one core, after the backbones
     python examples/benchmark/nezha.py --fast   # half a minute: the method, not the numbers
 
 `nezha_times.py` has the times (tables 1 and 3).
@@ -101,7 +101,7 @@ class Scale:
     steps: dict[str, int]  # of training, by study
     windows: dict[str, int]  # of a step, by study: up to 20 pairs each, about 5 in Beauty
     seeds: tuple[int, ...] = (0, 1, 2)
-    widths: tuple[Width, ...] = (Width(10, 8000, 300, 200), Width(50, 2000, 300, 50), Width(512, 200, 20, 5))
+    widths: tuple[Width, ...] = (Width(10, 8000, 300, 200), Width(50, 2000, 300, 50), Width(512, 200, 10, 5))
     early_rows: int = 1000
 
 
