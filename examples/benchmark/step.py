@@ -344,9 +344,9 @@ def log(message: str) -> None:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--items", nargs="*", type=count, help=f"sizes at V = {VOCAB} (1e5 1e6 1e7 2e7)")
-    parser.add_argument("--vocab", nargs="*", type=count, help="other vocabularies (256 1024 4096 8192 32768)")
-    parser.add_argument("--vocab-items", type=count, help="their items (1e7)")
+    parser.add_argument("--items", nargs="*", type=count, help=f"sizes at V = {VOCAB} (1e5 1e6 2e7)")
+    parser.add_argument("--vocab", nargs="*", type=count, help="other vocabularies (256 512 1024 4096 8192 32768)")
+    parser.add_argument("--vocab-items", type=count, help="their items (1e6)")
     parser.add_argument("--skewed-items", type=count, help="items of the Zipf catalogue (1e6), 0: none")
     parser.add_argument("--skewed-vocab", type=count, default=8192)
     parser.add_argument("--trie-items", type=count, default=1_000_000, help="most items of the CPU trie")
@@ -356,8 +356,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, help="of torch on the CPU")
     parser.add_argument("--cpu-time", action="store_true", help="CPU time of one thread instead of wall-clock time")
-    parser.add_argument("--repeat", type=int, help="timed repetitions (31)")
-    parser.add_argument("--seconds", type=float, help="time for a slow contender's repetitions (20)")
+    parser.add_argument("--repeat", type=int, help="timed repetitions (21)")
+    parser.add_argument("--seconds", type=float, help="time for a slow contender's repetitions (4)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fast", action="store_true", help="small catalogues, for CI")
     add_plots_option(parser)

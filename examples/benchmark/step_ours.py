@@ -7,6 +7,7 @@ Axes: B batch, K beams, N items.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ def load_rules(
     }
 
 
+@cache  # a call's own, not a step's
 def make_plan(batch_size: int, num_beams: int, device: torch.device) -> DecodePlan:
     return DecodePlan(
         prompt=torch.zeros((batch_size, 0), dtype=torch.long, device=device),

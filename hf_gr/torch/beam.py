@@ -243,7 +243,7 @@ def top_keys(
     are not read again.
     """
     size = keys.shape[1]
-    block = _block_size(len(keys), size, number, keys.device)
+    block = _block_size(keys.shape[0], size, number, keys.device)
     if block == 1:
         best = keys.topk(number)
         return best.values, best.indices

@@ -50,7 +50,7 @@ class Children(ABC):
     ) -> Float[Tensor, "rows children"]:
         """The scores at the tokens of some rows: the beams of all requests, concatenated."""
         tokens = self.tokens.flatten(0, 1)
-        return log_probs.gather(-1, tokens if len(tokens) == len(log_probs) else tokens[rows])
+        return log_probs.gather(-1, tokens if tokens.shape[0] == log_probs.shape[0] else tokens[rows])
 
     def summed(
         self,
@@ -168,7 +168,7 @@ class RootChildren(Children):
         self, log_probs: Float[Tensor, "rows vocab"], rows: slice = slice(None)
     ) -> Float[Tensor, "rows children"]:
         """See `Children.scores`: one slice of every row, if no token is left out."""
-        first, size = self.root.first_token, len(self.root.tokens)
+        first, size = self.root.first_token, self.tokens.shape[-1]
         return super().scores(log_probs, rows) if first is None else log_probs[:, first : first + size]
 
     def summed(

@@ -264,8 +264,8 @@ def child_scores(
     if takes_one_pass(rows):
         return token_log_probs(rows, legal.tokens.flatten(0, 1)).view(legal.tokens.shape)
     # In pieces if necessary: nothing else here is as large as beams times vocabulary.
-    at_once = rows_at_once(len(rows), rows.shape[1], rows.device)
-    if len(rows) <= at_once:
+    at_once = rows_at_once(rows.shape[0], rows.shape[1], rows.device)
+    if rows.shape[0] <= at_once:
         return legal.scores(rows.float().log_softmax(-1)).view(legal.tokens.shape)
     pieces = [slice(start, start + at_once) for start in range(0, len(rows), at_once)]
     scores = [legal.scores(rows[piece].float().log_softmax(-1), piece) for piece in pieces]

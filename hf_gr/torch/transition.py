@@ -93,6 +93,8 @@ class DeviceCatalogue:
     @property
     def max_length(self) -> int:
         """The number of levels."""
+        if self.added is None:  # asked for at every level, like those below
+            return len(self.base.trie.branching)
         return max(len(trie.branching) for trie in self._tries)
 
     @property
@@ -105,12 +107,12 @@ class DeviceCatalogue:
     @property
     def dead_state(self) -> int:
         """The state without children that stands for no prefix at all."""
-        return sum(trie.num_nodes for trie in self._tries)
+        return self.base.trie.num_nodes + (0 if self.added is None else self.added.trie.num_nodes)
 
     @property
     def has_leaves(self) -> tuple[bool, ...]:
         """By level: whether a sequence can end with its token number `level + 1`."""
-        if self.added is None:  # asked for at every level
+        if self.added is None:
             return self.base.trie.has_leaves
         return tuple(
             any(level < len(trie.branching) and trie.has_leaves[level] for trie in self._tries)
