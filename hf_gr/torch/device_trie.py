@@ -140,6 +140,9 @@ class DeviceTrie:
     branching: tuple[int, ...]
     has_leaves: tuple[bool, ...]
 
+    def __post_init__(self) -> None:
+        assert self.constants  # made here: a captured step must not copy from the host
+
     @property
     def num_nodes(self) -> int:
         """All nodes, the root included."""
@@ -206,7 +209,7 @@ class DeviceTrie:
 
     @cached_property
     def root(self) -> RootLevel:
-        """The children of the root."""
+        """The children of the root; waits for the device."""
         tokens = self.tokens[1 : self.level_starts[2]].long() + self.token_bases[0]
         first, last = int(tokens[0]), int(tokens[-1])
         return RootLevel(tokens, first if last - first + 1 == len(tokens) else None)
@@ -328,7 +331,7 @@ def _move_trie(trie: Trie, device: torch.device) -> DeviceTrie:
     def exceptions_of(fanout: Fanout) -> Tensor | None:
         return None if fanout.exceptions is None else to_device(fanout.exceptions, device)
 
-    moved = DeviceTrie(
+    return DeviceTrie(
         tokens=to_device(trie.tokens, device),
         offsets=tuple(to_device(fanout.offsets, device) for fanout in trie.fanouts),
         exceptions=tuple(exceptions_of(fanout) for fanout in trie.fanouts),
@@ -337,9 +340,6 @@ def _move_trie(trie: Trie, device: torch.device) -> DeviceTrie:
         branching=trie.branching,
         has_leaves=trie.has_leaves,
     )
-    assert moved.constants  # made here: a captured step must not copy from the host, or wait for it
-    assert moved.root
-    return moved
 
 
 def _constants(trie: DeviceTrie, level: int) -> LevelConstants:

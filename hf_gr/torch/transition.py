@@ -356,6 +356,7 @@ def _without_added(part: DevicePart, views: Sequence[Part]) -> DevicePart:
     Beside another segment, a prefix that is dead here may be alive there.
     """
     trie, alive, hidden = part.trie, part.alive, part.hidden
+    assert trie.root  # made here: a captured step must not wait for the device
     living = None
     if alive is not None:
         living = living_bits([view.alive or view.segment.all_alive for view in views], trie, alive)
