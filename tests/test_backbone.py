@@ -8,6 +8,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,30 @@ def test_a_split_by_time_asks_for_every_item_after_what_came_before(modules: Any
     ]
     assert asked == expected
     assert {*flat(study.train), *flat(study.align)} == {tuple(user["train"]) for user in users if user["train"]}
+
+
+def test_codes_and_validation_know_nothing_of_held_out_users_and_last_items(
+    modules: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, models = modules["backbone_data"], modules["backbone_models"]
+    films = data.keep_most_rated(data.load_movielens(), 500)
+    first = data.read_study("movielens", fast=True)
+    assert not {row.user for row in models.check_rows(first)} & first.held
+    assert {tuple(films.histories[user][:-2].tolist()) for user in first.held} == set(flat(first.align))
+
+    def read_with(changed: Callable[[int, np.ndarray], np.ndarray]) -> Any:
+        histories = [changed(user, history) for user, history in enumerate(films.histories)]
+        monkeypatch.setattr(data, "keep_most_rated", lambda *_: replace(films, histories=histories))
+        return data.read_study("movielens", fast=True).tokens
+
+    def reverse(history: np.ndarray) -> np.ndarray:
+        return (499 - history)[::-1]
+
+    assert (read_with(lambda user, history: reverse(history) if user in first.held else history) == first.tokens).all()
+    ends = read_with(lambda user, history: np.concatenate([history[:-2], reverse(history[-2:])]))
+    assert (ends == first.tokens).all()
+    other = read_with(lambda user, history: history if user in first.held else reverse(history))
+    assert other.shape != first.tokens.shape or (other != first.tokens).any()
 
 
 def test_codes_are_made_once(modules: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,5 +159,5 @@ def test_a_fast_run_prints_every_method_and_a_second_one_trains_nothing(tmp_path
         assert done.returncode == 0, done.stderr
         reports.append(json.loads(done.stdout.splitlines()[-1])["studies"][0])
     assert reports[0] == reports[1]
-    assert {"popularity", "neighbours", "backbone", "TIGER's T5"} < set(reports[0]["methods"])
+    assert {"popularity", "neighbours", "backbone", "T5, equal time"} < set(reports[0]["methods"])
     assert "Writing model shards" not in done.stderr  # nothing was saved

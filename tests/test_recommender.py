@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import train_as_rank
+import transformers
 from transformers import T5Config, T5ForConditionalGeneration, TrainerCallback
 
 import hf_gr
@@ -29,9 +30,12 @@ from hf_gr.training import (
     semantic_ids_from_histories,
     small_recommender,
     train_recommender,
+    windows,
 )
+from hf_gr.training.dropout import blocks_of, dropped
 from hf_gr.training.item_codes import residual_kmeans
-from hf_gr.training.recommender import HistoryWindows, LastItems, Schedule, pad_batch, pad_rows
+from hf_gr.training.recommender import Schedule
+from hf_gr.training.windows import HistoryWindows, LastItems, pad_batch, pad_rows
 
 ROWS = [("b", "007", "2026-01-03"), ("a", "7", "2026-01-02"), ("a", "8", "2026-01-01"), ("b", "9", "2026-01-01")]
 NAMES = [f"item-{number}" for number in range(12)]
@@ -41,7 +45,7 @@ CHAINS = [[NAMES[(start + step) % 12] for step in range(6)] for start in range(1
 QUICK: dict[str, Any] = {"max_items": 3, "max_steps": 60, "per_device_train_batch_size": 16, "use_cpu": True}
 
 
-@pytest.mark.parametrize("module", [histories, item_codes, recommender])
+@pytest.mark.parametrize("module", [histories, item_codes, recommender, windows])
 def test_examples_in_docstrings_run(module: Any) -> None:
     failed, attempted = doctest.testmod(module)
     assert failed == 0
@@ -330,6 +334,41 @@ def test_the_last_weights_are_validated_too() -> None:
     assert len(losses) == 2
 
 
+def without_padding() -> Any:
+    model = small_recommender(IDS, hidden_size=8)
+    model.config.pad_token_id = None
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("LlamaForCausalLM", {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 3}),
+        ("GPT2LMHeadModel", {"n_embd": 8, "n_layer": 3, "n_head": 2}),
+        (
+            "GPTNeoForCausalLM",
+            {"hidden_size": 8, "num_layers": 1, "attention_types": [[["global"], 1]], "num_heads": 2},
+        ),
+        ("GPTNeoXForCausalLM", {"hidden_size": 8, "num_hidden_layers": 3, "intermediate_size": 8}),
+    ],
+)
+def test_dropout_finds_both_blocks_of_every_layer_once(name: str, size: dict[str, Any]) -> None:
+    kind = getattr(transformers, name)
+    heads = {"num_attention_heads": 2} if "num_hidden_layers" in size else {}
+    blocks = blocks_of(kind(kind.config_class(vocab_size=9, **size, **heads)))
+    assert len(blocks) == len({id(block) for block in blocks}) == 6
+
+
+@pytest.mark.parametrize("name", ["OPTForCausalLM", "BartForConditionalGeneration", "T5ForConditionalGeneration"])
+def test_dropout_of_layers_without_both_blocks_is_refused(name: str) -> None:
+    kind = getattr(transformers, name)
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "word_embed_proj_dim": 8}
+    config = kind.config_class(**({"vocab_size": 9, "ffn_dim": 8, **small} if name.startswith("OPT") else {}))
+    config.num_layers = config.encoder_layers = config.decoder_layers = 1
+    with torch.device("meta"), pytest.raises(ValueError, match=f"dropout= for a {name}, expected 0"):
+        blocks_of(kind(config))
+
+
 def test_dropout_is_active_in_training_only() -> None:
     model = small_recommender(IDS, hidden_size=8, max_items=3)
     prompt = torch.tensor([IDS.encode(CHAINS[0][:3])])
@@ -339,7 +378,7 @@ def test_dropout_is_active_in_training_only() -> None:
             return model(prompt).logits
 
     plain = logits()
-    with recommender._dropped(model, 0.5):
+    with dropped(model, 0.5):
         model.train()
         assert not torch.equal(logits(), logits())
         model.eval()
@@ -355,8 +394,16 @@ def test_dropout_is_active_in_training_only() -> None:
         ({"dropout": 1.0}, "dropout=1.0, expected a share"),
         ({"masked_items": -0.1}, "masked_items=-0.1"),
         ({"jitter": -1.0}, "jitter=-1.0"),
+        ({"jitter": float("nan")}, "jitter=nan"),
+        ({"jitter": float("inf")}, "jitter=inf"),
+        ({"jitter": "1"}, "jitter='1'"),
         ({"patience": 0, "validation": CHAINS}, "patience=0"),
+        ({"patience": 2.5, "validation": CHAINS}, "patience=2.5"),
+        ({"patience": 3}, "patience=3 without validation="),
         ({"validation": [["item-0"]]}, "validation has no history of two items"),
+        ({"validation": [["item-0", "soap"]]}, "validation.0. has item 'soap'"),
+        ({"validation": CHAINS, "resume_from_checkpoint": "there"}, "resume_from_checkpoint='there' with validation="),
+        ({"masked_items": 0.1, "model": without_padding()}, "masked_items=0.1 .* pad_token_id=None"),
         ({"max_step": 3}, "max_step=3, expected an argument of transformers' TrainingArguments"),
         ({"max_seconds": 0}, "max_seconds=0"),
         ({"histories": []}, "histories is empty"),

@@ -5,6 +5,8 @@
 Leave-one-out on two data sets: the last item of every user is asked for, given the items before it (`backbone_data`).
 Every method learns from the same histories, without the last two items of each user and without a tenth of the users
 (`backbone_models`); one row shows what neighbours find that are counted in all prompts instead, which have more items.
+Neighbours are hf_gr's item-to-item row as it is, without settings; TIGER's T5 has as much processor time as the
+backbone, and its settings were not searched.
 Lists have ten items, none of the user's own. Brackets are 95% intervals of a bootstrap over users; a difference is of
 the same users, so that its interval is narrower. Settings were chosen on validation rows.
 
@@ -29,10 +31,11 @@ import numpy as np
 import torch
 from backbone_data import PERIODS, STUDIES, TEXTS, Row, Study, has_study, read_study
 from backbone_models import backbone_folder, facts, items_folder, load, max_items, t5_folder
-from report import print_json_line, print_table
+from report import environment, print_json_line, print_table
 
 from hf_gr import ConstraintIndex
 from hf_gr.answering.requests import Request
+from hf_gr.files.atomic import replaced_file
 from hf_gr.files.cache import cache_folder
 from hf_gr.generation.prompts import pad, padding_side
 from hf_gr.offline.baselines import Histories
@@ -44,6 +47,7 @@ __all__ = ["backbone_folder", "load", "max_items", "read_study"]  # what other e
 CUTOFFS = (1, 5, 10)
 METRICS = {"H@1": "recall@1", "H@5": "recall@5", "H@10": "recall@10", "N@5": "ndcg@5", "N@10": "ndcg@10"}
 BACKBONE = "backbone"
+STAMPS = ("trained_at", "searched_at")  # commits
 RESAMPLES, BATCH = 2000, 64
 FAST_ROWS = 100
 # What papers print for Beauty, in percent: H@5, H@10, N@5, N@10. No row is of these users with this split.
@@ -131,8 +135,8 @@ class Answers:
     def __init__(self, study: Study, rows: Sequence[Row], options: argparse.Namespace) -> None:
         self.study, self.rows, self.options = study, rows, options
 
-    def of(self, folder: Path, tokens: np.ndarray, index: ConstraintIndex) -> Lists:
-        """Beam search by the model in a folder."""
+    def of(self, folder: Path, tokens: np.ndarray, index: ConstraintIndex) -> tuple[Lists, dict[str, Any]]:
+        """Beam search by the model in a folder, and where and with which commit it ran."""
         asked = {"beams": self.options.num_beams, "rows": len(self.rows), **facts(folder)}
         key = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
         file = self.options.work / "lists" / f"{folder.name}-{key}.json"
@@ -142,8 +146,11 @@ class Answers:
             found = search(
                 load(folder), index, tokens, self.rows, num_items=num_items, num_beams=self.options.num_beams
             )
-            file.write_text(json.dumps(found), encoding="utf-8")
-        return json.loads(file.read_text(encoding="utf-8"))
+            kept = {"lists": found, "environment": environment(torch.device("cpu"))}
+            with replaced_file(file) as unfinished:
+                unfinished.write(json.dumps(kept).encode())
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        return kept["lists"], kept["environment"]
 
 
 def measure(study: Study, options: argparse.Namespace) -> dict[str, Any]:
@@ -162,14 +169,15 @@ def measure(study: Study, options: argparse.Namespace) -> dict[str, Any]:
             single,
             ConstraintIndex.from_sequences(single),
         )
-        models["TIGER's T5"] = lambda: (t5_folder(study, options.work, options.fast), study.tokens, study.index)
+        models["T5, equal time"] = lambda: (t5_folder(study, options.work, options.fast), study.tokens, study.index)
     if study.name != PERIODS or options.train_periods:
         models[BACKBONE] = lambda: (backbone_folder(study, options.work, options.fast), study.tokens, study.index)
     trained: dict[str, Any] = {}
     for name, make in models.items():
         folder, tokens, index = make()
-        lists[name] = answers.of(folder, tokens, index)
+        lists[name], made = answers.of(folder, tokens, index)
         trained[name] = {fact: facts(folder)[fact] for fact in ("parameters", "steps", "cpu_seconds")}
+        trained[name] |= {"trained_at": facts(folder).get("commit"), "searched_at": made["commit"]}
     values = {name: values_of(found, rows) for name, found in lists.items()}
     return {
         "study": study.name,
@@ -240,6 +248,8 @@ def main(arguments: list[str] | None = None) -> None:
         study = read_study(name, options.fast)
         results.append(measure(study, options))
         show(study, results[-1])
+    stamps = [made[stamp] for result in results for made in result["trained"].values() for stamp in STAMPS]
+    print(f"\ntrained and searched at {', '.join(sorted({str(stamp) for stamp in stamps}))}")
     print("\nPrinted for Beauty by papers, each on other users or another split:")
     print_table(["", "", "H@5", "H@10", "N@5", "N@10"], PRINTED)
     print_json_line("backbone", torch.device("cpu"), {"num_beams": options.num_beams, "studies": results})

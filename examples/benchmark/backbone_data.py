@@ -14,7 +14,7 @@ both: an item's neighbours in training histories, and the first two codes of its
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -68,6 +68,7 @@ class Study:
         align: the same of users of whom the backbone knows nothing.
         valid: a row for every user with three items or more: the last but one.
         test: a row for every user: the last item.
+        held: the users of `align`.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Study:
     align: list[np.ndarray]
     valid: list[Row]
     test: list[Row]
+    held: frozenset[int] = frozenset()
 
     @cached_property
     def tokens(self) -> np.ndarray:
@@ -120,21 +122,21 @@ def _beauty(name: str, data: Path, fast: bool) -> Study:
     study = _split_by_time(name, ids, users) if name == PERIODS else _split(name, ids, histories)
     if name == TEXTS:
         return study
-    return replace(study, ids=_ids(name, study.train, lambda: _neighbours_and_texts(study.train, codes), fast))
+    return replace(study, ids=_ids(name, _neighbours_and_texts(study.train, codes), fast))
 
 
-def _ids(name: str, train: Sequence[np.ndarray], features: Callable[[], np.ndarray], fast: bool) -> SemanticIds:
+def _ids(name: str, features: np.ndarray, fast: bool) -> SemanticIds:
     """Semantic IDs, made once: k-means adds in another order with other threads, and a code more or less would be
-    another catalogue than that of the trained models.
+    another catalogue than that of the trained models. Features differ by less than is kept of them here.
     """
     num_codes = FAST_CODES if fast else CODES[name.partition("-")[0]]
-    made_from = [num_codes, TEXT_WEIGHT, SEED, len(train), *np.concatenate(train).tolist()]
+    made_from = [num_codes, SEED, features.shape, (features.round(3) + 0.0).tobytes()]  # -0.0 is 0.0
     key = hashlib.sha256(repr(made_from).encode()).hexdigest()[:8]
     file = cache_folder("experiments") / "codes" / f"{name}-{key}.npy"
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
         with replaced_file(file) as unfinished:
-            np.save(unfinished, semantic_ids_from_features(features(), num_codes=num_codes, seed=SEED).codes)
+            np.save(unfinished, semantic_ids_from_features(features, num_codes=num_codes, seed=SEED).codes)
     return SemanticIds(np.load(file))
 
 
@@ -163,9 +165,8 @@ def _unit_variance(block: np.ndarray) -> np.ndarray:
 def _movielens(fast: bool) -> Study:
     """IDs are residual k-means of films' genres, years, titles and neighbours in training histories."""
     films = keep_most_rated(load_movielens(), FAST_FILMS) if fast else load_movielens()
-    known = [history[:-2] for history in films.histories]
-    ids = _ids("movielens", known, lambda: film_features(films, known, seed=SEED), fast)
-    return _split("movielens", ids, films.histories)
+    study = _split("movielens", SemanticIds(np.arange(len(films))[:, None]), films.histories)
+    return replace(study, ids=_ids("movielens", film_features(films, study.train, seed=SEED), fast))
 
 
 def _split(name: str, ids: SemanticIds, histories: Sequence[np.ndarray]) -> Study:
@@ -178,7 +179,8 @@ def _split(name: str, ids: SemanticIds, histories: Sequence[np.ndarray]) -> Stud
         ]
         for back in (2, 1)
     ]
-    return Study(name, ids, *_hold_out(known), *rows)
+    train, align, held = _hold_out(known)
+    return Study(name, ids, train, align, *rows, held)
 
 
 def _split_by_time(name: str, ids: SemanticIds, users: Sequence[dict[str, Any]]) -> Study:
@@ -192,12 +194,12 @@ def _split_by_time(name: str, ids: SemanticIds, users: Sequence[dict[str, Any]])
                     found.append(Row(np.array(history), item, number))
                 history.append(item)
     known = [np.array(user["train"], dtype=np.int64) for user in users]
-    return Study(name, ids, *_hold_out(known), rows["valid"], rows["test"])
+    train, align, held = _hold_out(known)
+    return Study(name, ids, train, align, rows["valid"], rows["test"], held)
 
 
-def _hold_out(known: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Histories to train on, and those of a tenth of the users."""
-    held = np.zeros(len(known), dtype=bool)
-    held[np.random.default_rng(SEED).permutation(len(known))[: len(known) // HELD_OUT]] = True
-    pairs = [(history, is_held) for history, is_held in zip(known, held, strict=True) if len(history)]
-    return [history for history, is_held in pairs if not is_held], [history for history, is_held in pairs if is_held]
+def _hold_out(known: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray], frozenset[int]]:
+    """Histories to train on, those of a tenth of the users, and who these are."""
+    held = frozenset(np.random.default_rng(SEED).permutation(len(known))[: len(known) // HELD_OUT].tolist())
+    train = [history for user, history in enumerate(known) if len(history) and user not in held]
+    return train, [history for user, history in enumerate(known) if len(history) and user in held], held

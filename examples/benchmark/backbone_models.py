@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from backbone_data import Study
+from report import commit
 from transformers import T5Config, T5ForConditionalGeneration, TrainerCallback, set_seed
 
 from hf_gr import AutoModelForGenerativeRetrieval, enable
@@ -207,14 +208,14 @@ def _made(
         folder.parent.mkdir(parents=True, exist_ok=True)
         with replaced_folder(folder) as unfinished:
             measured = make(unfinished)
-            (unfinished / NOTE).write_text(json.dumps({**wanted, **measured}), encoding="utf-8")
+            (unfinished / NOTE).write_text(json.dumps({**wanted, **measured, "commit": commit()}), encoding="utf-8")
     return folder
 
 
 def check_rows(study: Study) -> list[Any]:
-    """Some of the validation rows, always the same."""
-    chosen = np.random.default_rng(0).permutation(len(study.valid))[:CHECK_ROWS]
-    return [study.valid[number] for number in chosen]
+    """Some of the validation rows, always the same; none of a user who is held out."""
+    rows = [row for row in study.valid if row.user not in study.held]
+    return [rows[number] for number in np.random.default_rng(0).permutation(len(rows))[:CHECK_ROWS]]
 
 
 class Watch(TrainerCallback):

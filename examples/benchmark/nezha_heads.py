@@ -26,7 +26,7 @@ from report import commit
 from transformers import set_seed
 
 from hf_gr.training import InteractionDataset
-from hf_gr.training.recommender import HistoryWindows
+from hf_gr.training.windows import HistoryWindows
 
 # Arguments of `add_draft_head`: NEZHA, the independent heads of MTP, and the ablations of the paper's section 4.3.
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hf_gr.training import DraftHeadTrainer
 from hf_gr.training.base import LossTrainer
-from hf_gr.training.recommender import HistoryWindows, pad_batch
+from hf_gr.training.windows import HistoryWindows, pad_batch
 
 IGNORED = -100  # transformers' own
 

@@ -272,13 +272,16 @@ class DraftHeadCollator:
         return batch | ({"position_ids": positions_of(mask)} if self.position_ids else {})
 
 
-def flat_histories(histories: Iterable[Iterable[ItemId]], items: SemanticIds | Any) -> tuple[np.ndarray, ...]:
+def flat_histories(
+    histories: Iterable[Iterable[ItemId]], items: SemanticIds | Any, *, name: str = "histories"
+) -> tuple[np.ndarray, ...]:
     """Histories as rows of a table of tokens.
 
     Args:
         histories: lists of items, oldest first; or a dictionary of them, by user.
         items: semantic IDs, whose item ids the histories contain; or the tokens of items that are numbered from 0,
             `[N, L]` with -1 after the end of short ones.
+        name: what errors call the histories.
 
     Returns:
         `[I]` rows of all histories, `[U + 1]` where each begins and ends, and the `[N, L]` tokens.
@@ -294,22 +297,22 @@ def flat_histories(histories: Iterable[Iterable[ItemId]], items: SemanticIds | A
         )
     if isinstance(items, SemanticIds):
         row_of = {item: row for row, item in enumerate(items.item_ids)}
-        histories, tokens = _rows_of(histories, row_of), items.token_sequences()
+        histories, tokens = _rows_of(name, histories, row_of), items.token_sequences()
     else:
         tokens = _read_tokens("items", items)
-    values, bounds = _flatten("histories", histories)
+    values, bounds = _flatten(name, histories)
     unknown = (values < 0) | (values >= len(tokens))
     if unknown.any():
         at = int(unknown.argmax())
         history = int(np.searchsorted(bounds, at, side="right")) - 1
         raise ValueError(
-            f"histories[{history}] has item {values[at]}, expected 0 to {len(tokens) - 1}, the rows of items: "
+            f"{name}[{history}] has item {values[at]}, expected 0 to {len(tokens) - 1}, the rows of items: "
             "pass SemanticIds where items have other ids"
         )
     return values, bounds, tokens
 
 
-def _rows_of(histories: Iterable[Iterable[ItemId]], row_of: dict[ItemId, int]) -> list[list[int]]:
+def _rows_of(name: str, histories: Iterable[Iterable[ItemId]], row_of: dict[ItemId, int]) -> list[list[int]]:
     rows = []
     for number, history in enumerate(histories):
         host = to_host(history)
@@ -319,7 +322,7 @@ def _rows_of(histories: Iterable[Iterable[ItemId]], row_of: dict[ItemId, int]) -
         except (KeyError, TypeError) as error:
             item = next(item for item in known if not isinstance(item, (int, str)) or item not in row_of)
             raise ValueError(
-                f"histories[{number}] has item {item!r}, which has no semantic ID: omit it, or is it a string "
+                f"{name}[{number}] has item {item!r}, which has no semantic ID: omit it, or is it a string "
                 "where ids are integers?"
             ) from error
     return rows

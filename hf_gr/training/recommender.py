@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import fields
 from difflib import get_close_matches
 from inspect import signature
@@ -24,21 +24,20 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset
 from transformers import PrinterCallback, Qwen3Config, Qwen3ForCausalLM, TrainerCallback, TrainingArguments, set_seed
 
 from hf_gr.catalogue import ConstraintIndex, SemanticIds
 from hf_gr.catalogue.item_ids import ItemId
-from hf_gr.catalogue.trie import PADDING
 from hf_gr.files.progress import progress_bar
 from hf_gr.generation.models import position_limit
 from hf_gr.generation.torch.loading import enable
 from hf_gr.generation.torch.models import base_model
 
 from .base import LossTrainer
+from .dropout import blocks_of, dropped
 from .interactions import flat_histories
 from .packing import pad_token
+from .windows import HistoryWindows, LastItems, pad_rows
 
 RECIPE: dict[str, Any] = {
     "max_steps": 1600,
@@ -57,8 +56,7 @@ RECIPE: dict[str, Any] = {
     "ddp_find_unused_parameters": False,
 }
 
-AHEAD = 5  # items that an encoder-decoder learns to write after a prompt
-BLOCKS = ("self_attn", "attn", "attention", "mlp")  # what transformers' decoders call the blocks of a layer
+PATIENCE = 5  # validation losses
 Report = Callable[[float, float], None]
 
 
@@ -131,7 +129,7 @@ def train_recommender(
     model: Any = None,
     max_items: int = 10,
     validation: Iterable[Iterable[ItemId]] | None = None,
-    patience: int = 5,
+    patience: int | None = None,
     dropout: float = 0.0,
     jitter: float = 0.0,
     masked_items: float = 0.0,
@@ -161,12 +159,13 @@ def train_recommender(
         validation: histories whose last item is predicted from those before, such as those of training with the item
             that followed. The loss is taken after every twentieth of the training (`eval_steps`), and the weights with
             the least are returned.
-        patience: end the training after as many losses in a row that are no better; needs `validation`.
+        patience: end the training after as many losses in a row that are no better, 5 by default; needs `validation`.
         dropout: the share of activations that are zeroed in training, of the embeddings and of what each attention and
             feed-forward block adds: Qwen3 and Llama have none of their own. 0.1 to 0.3 where histories are few.
         jitter: items of a training window swap places up to about this many apart, drawn anew in every epoch: what was
             bought together has hardly an order.
-        masked_items: the share of a training window's items that the model does not see, but must predict.
+        masked_items: the share of a training window's items that the model does not see, but must predict; they are
+            padding to it, which must be a token of its own.
         max_seconds: stop after this time, with a complete schedule of learning rates; in one process only.
         output_dir: a folder for the trained model and its catalogue, which the model's generation config names: all
             that `hf-gr serve` and `hf_gr.recommend` need. Checkpoints go there, too (`save_strategy=`).
@@ -183,8 +182,10 @@ def train_recommender(
 
     Raises:
         ValueError: before any work: an item without tokens, items of different lengths, no history; a model whose
-            vocabulary or positions are too few; an unknown argument; a clock for several processes; FSDP without
-            `output_dir`.
+            vocabulary or positions are too few, or without a padding token for `masked_items`, or of layers that
+            `dropout` does not know; an unknown argument; a share, `jitter` or `patience` that is none, or `patience`
+            without `validation`; a clock for several processes; FSDP without `output_dir`, or with `validation`; a
+            training with `validation` that is resumed, whose checkpoints do not have the best weights.
 
     Example:
         >>> ids = SemanticIds([[0, 1], [1, 0], [1, 1]], item_ids=["tea", "jam", "ham"])
@@ -195,29 +196,16 @@ def train_recommender(
 
     Source: TIGER (Rajput et al., 2023), section 3.2: next-item prediction over semantic IDs.
     """
-    if max_items < 1:
-        raise ValueError(f"max_items={max_items}, expected 1 or more: a prompt has an item")
-    for name, share in {"dropout": dropout, "masked_items": masked_items}.items():
-        if not 0 <= share < 1:
-            raise ValueError(f"{name}={share}, expected a share from 0 to below 1")
-    if jitter < 0 or patience < 1:
-        raise ValueError(f"jitter={jitter}, patience={patience}, expected 0 or more, and 1 or more")
-    splits = model is not None and base_model(model).config.is_encoder_decoder
-    windows = HistoryWindows(
-        histories, items, window=max_items + 1, seed=seed, jitter=jitter, masked=masked_items, splits=splits
-    )
-    asked = None if validation is None else LastItems(validation, items, window=max_items + 1, splits=splits)
+    _check_settings(max_items, validation is not None, patience, dropout, jitter, masked_items)
+    how = {"window": max_items + 1, "splits": model is not None and base_model(model).config.is_encoder_decoder}
+    windows = HistoryWindows(histories, items, seed=seed, jitter=jitter, masked=masked_items, **how)
+    asked = None if validation is None else LastItems(validation, items, **how)
     given = _arguments(arguments, max_seconds, validated=asked is not None)
     if model is None:
         model = small_recommender(items, max_items=max_items, seed=seed)
-    _check_model(model, windows, max_items)
+    _check_model(model, windows, max_items, dropout)
     with nullcontext(output_dir) if output_dir is not None else tempfile.TemporaryDirectory() as folder:
         args = TrainingArguments(output_dir=str(folder), seed=seed, remove_unused_columns=False, **given)
-        if args.world_size > 1 and max_seconds is not None:
-            raise ValueError(
-                f"max_seconds={max_seconds} in {args.world_size} processes, expected None: their clocks would end "
-                "them at different steps; set max_steps"
-            )
         trainer = _RecommenderTrainer(
             model=model,
             args=args,
@@ -227,190 +215,22 @@ def train_recommender(
             callbacks=list(callbacks),
             max_seconds=max_seconds,
         )
-        if trainer.is_fsdp_enabled and output_dir is None:
-            raise ValueError("output_dir=None with FSDP, expected a folder: no process has the whole model at the end")
-        if trainer.is_fsdp_enabled and asked is not None:
-            raise ValueError(
-                "validation= with FSDP, expected None: no process has the whole model to keep the best of"
-            )
+        _check_processes(trainer, max_seconds, output_dir)
         trainer.remove_callback(PrinterCallback)
-        with progress_bar(
-            "Training", lambda: 100, unit="%", shown=progress and on_progress is None and args.process_index == 0
-        ) as advance:
+        with (
+            progress_bar(
+                "Training", lambda: 100, unit="%", shown=progress and on_progress is None and args.process_index == 0
+            ) as advance,
+            dropped(base_model(model), dropout),
+        ):
             trainer.add_callback(_Progress(trainer, on_progress or _in_percent(advance)))
             if asked is not None:
-                trainer.add_callback(_KeepBest(base_model(model), patience))
-            with _dropped(base_model(model), dropout):
-                trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+                trainer.add_callback(_KeepBest(base_model(model), PATIENCE if patience is None else patience))
+            trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
         trained = enable(base_model(trainer.model).eval())
         if output_dir is not None:
-            index = _index_of(items, windows.tokens)
-            trained.generation_config.constraint_index = "."
-            if trainer.is_fsdp_enabled:
-                trainer.save_model()  # gathers the pieces
-            elif args.should_save:
-                trained.save_pretrained(folder)
-            if args.should_save:
-                index.save_pretrained(folder)
-            trainer.accelerator.wait_for_everyone()  # all processes find the folder complete
-            trained.config.name_or_path = str(folder)  # where "." finds the catalogue
+            _save(trainer, trained, _index_of(items, windows.tokens), folder)
     return trained
-
-
-class HistoryWindows(Dataset):
-    """Windows of histories, drawn anew in every epoch; the same for a seed, whoever reads them and in what order.
-
-    A history of n items gives n / window windows per epoch. They start at random positions, so that over the epochs
-    every item is predicted from contexts of every length. Windows that would cross an end of the history are moved to
-    it, so that the first and the last items occur as often as the others.
-
-    Args:
-        histories: lists of items, oldest first.
-        items: as for `train_recommender`.
-        window: items of a window.
-        seed: of the windows' starts, and of the noise.
-        jitter: the standard deviation of what is added to items' places before they are sorted by it.
-        masked: the share of items that are not seen.
-        splits: for an encoder-decoder: a window's first items are the prompt, up to a random place, and the `AHEAD`
-            that follow the labels. Histories of one item teach nothing.
-    """
-
-    def __init__(
-        self,
-        histories: Iterable[Iterable[ItemId]],
-        items: SemanticIds | Any,
-        *,
-        window: int,
-        seed: int,
-        jitter: float = 0.0,
-        masked: float = 0.0,
-        splits: bool = False,
-    ) -> None:
-        self.rows, self.bounds, self.tokens = flat_histories(histories, items)
-        if (self.tokens == PADDING).any():
-            short = int((self.tokens == PADDING).any(axis=1).argmax())
-            raise ValueError(
-                f"items: row {short} has fewer tokens than others, expected as many for all: a prompt of items that "
-                "differ in length needs an end token after each; give short ones a last code of their own"
-            )
-        if not len(self.rows):
-            raise ValueError("histories has no item, expected a history with two or more")
-        self.window, self.seed, self.epoch = window, seed, 0
-        self.jitter, self.masked, self.splits = jitter, masked, splits
-        counts = -(-np.diff(self.bounds) // window)
-        if splits:
-            counts[np.diff(self.bounds) < 2] = 0
-            if not counts.any():
-                raise ValueError(
-                    "histories has no history of two items or more, expected one: the first is the prompt"
-                )
-        self.owners = np.repeat(np.arange(len(counts)), counts)
-
-    def __len__(self) -> int:
-        return len(self.owners)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Other windows; the Trainer calls it."""
-        self.epoch = epoch
-
-    def items_of(self, number: int) -> np.ndarray:
-        """The rows of a window's items."""
-        return self._draw(number)[0]
-
-    def _draw(self, number: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """A window's items, which of them are not seen, and how many are the prompt of an encoder-decoder."""
-        begin, end = self.bounds[self.owners[number]], self.bounds[self.owners[number] + 1]
-        draw = np.random.default_rng([self.seed, self.epoch, number])
-        at = int(draw.integers(end - begin)) - self.window // 2
-        start = begin + max(0, min(at, int(end - begin) - self.window))
-        items = self.rows[start : min(start + self.window, end)]
-        if self.jitter:
-            items = items[np.argsort(np.arange(len(items)) + draw.normal(0, self.jitter, len(items)), kind="stable")]
-        unseen = draw.random(len(items)) < self.masked
-        return items, unseen, int(draw.integers(1, len(items))) if self.splits else len(items)
-
-    def __getitem__(self, number: int) -> dict[str, np.ndarray]:
-        if not 0 <= number < len(self):
-            raise IndexError(f"{number} is out of range for {len(self)} windows")
-        items, unseen, place = self._draw(number)
-        row = {"input_ids": self.tokens[items[:place]].ravel()}
-        if self.splits:
-            row["labels"] = self.tokens[items[place : place + AHEAD]].ravel().astype(np.int64)
-        return row | {"unseen": unseen[:place].repeat(self.tokens.shape[1])} if self.masked else row
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """`[windows]` tokens, for sampling by length."""
-        sizes = np.diff(self.bounds)[self.owners]
-        return np.minimum(sizes, self.window) * self.tokens.shape[1]
-
-
-class LastItems(Dataset):
-    """The last item of each history, with the items before it: what is asked of a recommender in use.
-
-    Args:
-        histories: lists of items, oldest first; those of one item are omitted.
-        items: as for `train_recommender`.
-        window: the most items, the last one included.
-        splits: the last item alone is the labels, as for an encoder-decoder.
-
-    Example:
-        >>> asked = LastItems([[0, 1], [1]], [[5, 6], [5, 7]], window=3)
-        >>> [{name: tokens.tolist() for name, tokens in row.items()} for row in asked]
-        [{'input_ids': [5, 6, 5, 7], 'labels': [-100, -100, 5, 7]}]
-    """
-
-    def __init__(
-        self, histories: Iterable[Iterable[ItemId]], items: SemanticIds | Any, *, window: int, splits: bool = False
-    ) -> None:
-        self.splits = splits
-        rows, bounds, self.tokens = flat_histories(histories, items)
-        pairs = zip(bounds[:-1], bounds[1:], strict=True)
-        self.histories = [rows[max(begin, end - window) : end] for begin, end in pairs if end - begin > 1]
-        if not self.histories:
-            raise ValueError(
-                "validation has no history of two items or more, expected one: its last item is predicted"
-            )
-
-    def __len__(self) -> int:
-        return len(self.histories)
-
-    def __getitem__(self, number: int) -> dict[str, np.ndarray]:
-        tokens = self.tokens[self.histories[number]].ravel().astype(np.int64)
-        is_last = np.arange(len(tokens)) >= len(tokens) - self.tokens.shape[1]
-        if self.splits:
-            return {"input_ids": tokens[~is_last], "labels": tokens[is_last]}
-        return {"input_ids": tokens, "labels": np.where(is_last, tokens, -100)}
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """`[histories]` tokens, for batches by length."""
-        return np.array([len(history) for history in self.histories]) * self.tokens.shape[1]
-
-
-def pad_rows(rows: Sequence[dict[str, np.ndarray]], *, pad_token_id: int) -> dict[str, Tensor]:
-    """Rows of `HistoryWindows` or `LastItems` as a batch: unseen tokens are replaced by padding, yet attended to."""
-    batch = pad_batch([row["input_ids"] for row in rows], pad_token_id=pad_token_id)
-    for ids, row in zip(batch["input_ids"], rows, strict=True):
-        if "unseen" in row:
-            ids[: len(row["unseen"])].masked_fill_(torch.from_numpy(row["unseen"]), pad_token_id)
-    if "labels" in rows[0]:
-        labels = [torch.from_numpy(row["labels"]) for row in rows]
-        batch["labels"] = pad_sequence(labels, batch_first=True, padding_value=-100)
-    return batch
-
-
-def pad_batch(rows: Sequence[np.ndarray], *, pad_token_id: int) -> dict[str, Tensor]:
-    """Token rows of any length as a right-padded training batch; padding is neither seen nor predicted."""
-    tensors = [torch.from_numpy(row.astype(np.int64)) for row in rows]
-    input_ids = pad_sequence(tensors, batch_first=True, padding_value=pad_token_id)
-    lengths = torch.tensor([len(row) for row in rows])
-    is_token = torch.arange(input_ids.shape[1]) < lengths[:, None]
-    return {
-        "input_ids": input_ids,
-        "attention_mask": is_token.long(),
-        "labels": input_ids.masked_fill(~is_token, -100),
-    }
 
 
 class Schedule:
@@ -483,28 +303,6 @@ class _KeepBest(TrainerCallback):
             self.model.load_state_dict(self.weights)
 
 
-@contextmanager
-def _dropped(model: Any, share: float) -> Iterator[None]:
-    """Zero a share of what the embeddings and the blocks of every layer give, while the model is in training mode."""
-
-    def drop(module: Any, inputs: Any, output: Any) -> Any:
-        if isinstance(output, tuple):  # attention: its weights follow
-            return (drop(module, inputs, output[0]), *output[1:])
-        return torch.nn.functional.dropout(output, share, training=module.training)
-
-    blocks = [module for name, module in model.named_modules() if name.rpartition(".")[2] in BLOCKS]
-    if share and not blocks:
-        raise ValueError(
-            f"dropout={share} for a {type(model).__name__}, expected 0: it has no blocks called {' or '.join(BLOCKS)}"
-        )
-    hooks = [block.register_forward_hook(drop) for block in (model.get_input_embeddings(), *blocks) if share]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
 class _Progress(TrainerCallback):
     """Reports every step, and ends the training when the clock does."""
 
@@ -546,6 +344,11 @@ def _arguments(given: dict[str, Any], max_seconds: float | None, *, validated: b
             f"{unknown[0]}={given[unknown[0]]!r}, expected an argument of transformers' TrainingArguments"
             + (f": did you mean {close[0]}=?" if close else "")
         )
+    if validated and given.get("resume_from_checkpoint"):
+        raise ValueError(
+            f"resume_from_checkpoint={given['resume_from_checkpoint']!r} with validation=, expected one of them: "
+            "checkpoints do not have the best weights so far"
+        )
     if max_seconds is not None and not max_seconds > 0:
         raise ValueError(f"max_seconds={max_seconds}, expected more than 0, or None for no clock")
     # Several processes on CPUs: transformers' own default would take each for the only one.
@@ -557,13 +360,68 @@ def _arguments(given: dict[str, Any], max_seconds: float | None, *, validated: b
     return recipe | given
 
 
-def _check_model(model: Any, windows: HistoryWindows, max_items: int) -> None:
+def _check_settings(
+    max_items: int, validated: bool, patience: Any, dropout: Any, jitter: Any, masked_items: Any
+) -> None:
+    if max_items < 1:
+        raise ValueError(f"max_items={max_items}, expected 1 or more: a prompt has an item")
+    for name, share in {"dropout": dropout, "masked_items": masked_items}.items():
+        if not (_is_number(share) and 0 <= share < 1):
+            raise ValueError(f"{name}={share!r}, expected a share from 0 to below 1")
+    if not (_is_number(jitter) and 0 <= jitter < math.inf):
+        raise ValueError(f"jitter={jitter!r}, expected places, a finite number from 0 on")
+    if patience is not None and not (isinstance(patience, int) and not isinstance(patience, bool) and patience > 0):
+        raise ValueError(f"patience={patience!r}, expected 1 or more losses")
+    if patience is not None and not validated:
+        raise ValueError(f"patience={patience} without validation=, expected histories that are asked: pass them")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _check_processes(trainer: _RecommenderTrainer, max_seconds: float | None, output_dir: Any) -> None:
+    """What needs a whole model in one process, or one clock."""
+    processes = trainer.args.world_size
+    if processes > 1 and max_seconds is not None:
+        raise ValueError(
+            f"max_seconds={max_seconds} in {processes} processes, expected None: their clocks would end them at "
+            "different steps; set max_steps"
+        )
+    if trainer.is_fsdp_enabled and output_dir is None:
+        raise ValueError("output_dir=None with FSDP, expected a folder: no process has the whole model at the end")
+    if trainer.is_fsdp_enabled and trainer.eval_dataset is not None:
+        raise ValueError("validation= with FSDP, expected None: no process has the whole model to keep the best of")
+
+
+def _save(trainer: _RecommenderTrainer, trained: Any, index: ConstraintIndex, folder: Any) -> None:
+    """The model and its catalogue, which the model's generation config names."""
+    trained.generation_config.constraint_index = "."
+    if trainer.is_fsdp_enabled:
+        trainer.save_model()  # gathers the pieces
+    elif trainer.args.should_save:
+        trained.save_pretrained(folder)
+    if trainer.args.should_save:
+        index.save_pretrained(folder)
+    trainer.accelerator.wait_for_everyone()  # all processes find the folder complete
+    trained.config.name_or_path = str(folder)  # where "." finds the catalogue
+
+
+def _check_model(model: Any, windows: HistoryWindows, max_items: int, dropout: float) -> None:
     config = base_model(model).config
+    if dropout:
+        blocks_of(base_model(model))
     rows = base_model(model).get_input_embeddings().num_embeddings
     if windows.tokens.max() >= rows:
         raise ValueError(
             f"model has embeddings of {rows} tokens, expected more than the items' largest, {windows.tokens.max()}: "
             "SemanticIds.from_tokenizer(codes, tokenizer, model=model) adds tokens and resizes them"
+        )
+    padding = getattr(config, "pad_token_id", None)
+    if windows.masked and (padding is None or (windows.tokens == padding).any()):
+        raise ValueError(
+            f"masked_items={windows.masked} for a model whose config has pad_token_id={padding}, expected a token "
+            "that is no item's: unseen items are replaced by it"
         )
     needed, limit = (max_items + 1) * windows.tokens.shape[1], position_limit(config)
     if limit is not None and limit < needed:

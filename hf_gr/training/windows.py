@@ -1,0 +1,181 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a recommender learns from and is validated with: windows of histories, and last items. Knows no model.
+
+Axes: L tokens of an item, B batch, P tokens of a window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
+
+from hf_gr.catalogue import SemanticIds
+from hf_gr.catalogue.item_ids import ItemId
+from hf_gr.catalogue.trie import PADDING
+
+from .interactions import flat_histories
+
+AHEAD = 5  # items that an encoder-decoder learns to write after a prompt
+
+
+class HistoryWindows(Dataset):
+    """Windows of histories, drawn anew in every epoch; the same for a seed, whoever reads them and in what order.
+
+    A history of n items gives n / window windows per epoch. They start at random positions, so that over the epochs
+    every item is predicted from contexts of every length. Windows that would cross an end of the history are moved to
+    it, so that the first and the last items occur as often as the others.
+
+    Args:
+        histories: lists of items, oldest first.
+        items: as for `train_recommender`.
+        window: items of a window.
+        seed: of the windows' starts, and of the noise.
+        jitter: the standard deviation of what is added to items' places before they are sorted by it.
+        masked: the share of items that are not seen.
+        splits: for an encoder-decoder: a window's first items are the prompt, up to a random place, and the `AHEAD`
+            that follow the labels. Histories of one item teach nothing.
+    """
+
+    def __init__(
+        self,
+        histories: Iterable[Iterable[ItemId]],
+        items: SemanticIds | Any,
+        *,
+        window: int,
+        seed: int,
+        jitter: float = 0.0,
+        masked: float = 0.0,
+        splits: bool = False,
+    ) -> None:
+        self.rows, self.bounds, self.tokens = flat_histories(histories, items)
+        if (self.tokens == PADDING).any():
+            short = int((self.tokens == PADDING).any(axis=1).argmax())
+            raise ValueError(
+                f"items: row {short} has fewer tokens than others, expected as many for all: a prompt of items that "
+                "differ in length needs an end token after each; give short ones a last code of their own"
+            )
+        if not len(self.rows):
+            raise ValueError("histories has no item, expected a history with two or more")
+        self.window, self.seed, self.epoch = window, seed, 0
+        self.jitter, self.masked, self.splits = jitter, masked, splits
+        counts = -(-np.diff(self.bounds) // window)
+        if splits:
+            counts[np.diff(self.bounds) < 2] = 0
+            if not counts.any():
+                raise ValueError(
+                    "histories has no history of two items or more, expected one: the first is the prompt"
+                )
+        self.owners = np.repeat(np.arange(len(counts)), counts)
+
+    def __len__(self) -> int:
+        return len(self.owners)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Other windows; the Trainer calls it."""
+        self.epoch = epoch
+
+    def items_of(self, number: int) -> np.ndarray:
+        """The rows of a window's items."""
+        return self._draw(number)[0]
+
+    def _draw(self, number: int) -> tuple[np.ndarray, np.ndarray, int]:
+        """A window's items, which of them are not seen, and how many are the prompt of an encoder-decoder."""
+        begin, end = self.bounds[self.owners[number]], self.bounds[self.owners[number] + 1]
+        draw = np.random.default_rng([self.seed, self.epoch, number])
+        at = int(draw.integers(end - begin)) - self.window // 2
+        start = begin + max(0, min(at, int(end - begin) - self.window))
+        items = self.rows[start : min(start + self.window, end)]
+        if self.jitter:
+            items = items[np.argsort(np.arange(len(items)) + draw.normal(0, self.jitter, len(items)), kind="stable")]
+        unseen = draw.random(len(items)) < self.masked
+        return items, unseen, int(draw.integers(1, len(items))) if self.splits else len(items)
+
+    def __getitem__(self, number: int) -> dict[str, np.ndarray]:
+        if not 0 <= number < len(self):
+            raise IndexError(f"{number} is out of range for {len(self)} windows")
+        items, unseen, place = self._draw(number)
+        row = {"input_ids": self.tokens[items[:place]].ravel()}
+        if self.splits:
+            row["labels"] = self.tokens[items[place : place + AHEAD]].ravel().astype(np.int64)
+        return row | {"unseen": unseen[:place].repeat(self.tokens.shape[1])} if self.masked else row
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """`[windows]` tokens, for sampling by length."""
+        sizes = np.diff(self.bounds)[self.owners]
+        return np.minimum(sizes, self.window) * self.tokens.shape[1]
+
+
+class LastItems(Dataset):
+    """The last item of each history, with the items before it: what is asked of a recommender in use.
+
+    Args:
+        histories: lists of items, oldest first; those of one item are omitted.
+        items: as for `train_recommender`.
+        window: the most items, the last one included.
+        splits: the last item alone is the labels, as for an encoder-decoder.
+
+    Example:
+        >>> asked = LastItems([[0, 1], [1]], [[5, 6], [5, 7]], window=3)
+        >>> [{name: tokens.tolist() for name, tokens in row.items()} for row in asked]
+        [{'input_ids': [5, 6, 5, 7], 'labels': [-100, -100, 5, 7]}]
+    """
+
+    def __init__(
+        self, histories: Iterable[Iterable[ItemId]], items: SemanticIds | Any, *, window: int, splits: bool = False
+    ) -> None:
+        self.splits = splits
+        rows, bounds, self.tokens = flat_histories(histories, items, name="validation")
+        pairs = zip(bounds[:-1], bounds[1:], strict=True)
+        self.histories = [rows[max(begin, end - window) : end] for begin, end in pairs if end - begin > 1]
+        if not self.histories:
+            raise ValueError(
+                "validation has no history of two items or more, expected one: its last item is predicted"
+            )
+
+    def __len__(self) -> int:
+        return len(self.histories)
+
+    def __getitem__(self, number: int) -> dict[str, np.ndarray]:
+        tokens = self.tokens[self.histories[number]].ravel().astype(np.int64)
+        is_last = np.arange(len(tokens)) >= len(tokens) - self.tokens.shape[1]
+        if self.splits:
+            return {"input_ids": tokens[~is_last], "labels": tokens[is_last]}
+        return {"input_ids": tokens, "labels": np.where(is_last, tokens, -100)}
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """`[histories]` tokens, for batches by length."""
+        return np.array([len(history) for history in self.histories]) * self.tokens.shape[1]
+
+
+def pad_rows(rows: Sequence[dict[str, np.ndarray]], *, pad_token_id: int) -> dict[str, Tensor]:
+    """Rows of `HistoryWindows` or `LastItems` as a batch: unseen tokens are replaced by padding, yet attended to."""
+    batch = pad_batch([row["input_ids"] for row in rows], pad_token_id=pad_token_id)
+    for ids, row in zip(batch["input_ids"], rows, strict=True):
+        if "unseen" in row:
+            ids[: len(row["unseen"])].masked_fill_(torch.from_numpy(row["unseen"]), pad_token_id)
+    if "labels" in rows[0]:
+        labels = [torch.from_numpy(row["labels"]) for row in rows]
+        batch["labels"] = pad_sequence(labels, batch_first=True, padding_value=-100)
+    return batch
+
+
+def pad_batch(rows: Sequence[np.ndarray], *, pad_token_id: int) -> dict[str, Tensor]:
+    """Token rows of any length as a right-padded training batch; padding is neither seen nor predicted."""
+    tensors = [torch.from_numpy(row.astype(np.int64)) for row in rows]
+    input_ids = pad_sequence(tensors, batch_first=True, padding_value=pad_token_id)
+    lengths = torch.tensor([len(row) for row in rows])
+    is_token = torch.arange(input_ids.shape[1]) < lengths[:, None]
+    return {
+        "input_ids": input_ids,
+        "attention_mask": is_token.long(),
+        "labels": input_ids.masked_fill(~is_token, -100),
+    }
