@@ -171,16 +171,16 @@ def _movielens(fast: bool) -> Study:
 
 def _split(name: str, ids: SemanticIds, histories: Sequence[np.ndarray]) -> Study:
     known = [history[:-2] for history in histories]
-    rows = [
+    valid, test = (
         [
             Row(history[:-back], int(history[-back]), user)
             for user, history in enumerate(histories)
             if len(history) > back
         ]
         for back in (2, 1)
-    ]
+    )
     train, align, held = _hold_out(known)
-    return Study(name, ids, train, align, *rows, held)
+    return Study(name, ids, train, align, valid, test, held)
 
 
 def _split_by_time(name: str, ids: SemanticIds, users: Sequence[dict[str, Any]]) -> Study:
