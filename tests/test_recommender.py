@@ -347,7 +347,7 @@ def without_padding() -> Any:
         ("GPT2LMHeadModel", {"n_embd": 8, "n_layer": 3, "n_head": 2}),
         (
             "GPTNeoForCausalLM",
-            {"hidden_size": 8, "num_layers": 1, "attention_types": [[["global"], 1]], "num_heads": 2},
+            {"hidden_size": 8, "num_layers": 3, "attention_types": [[["local"], 3]], "num_heads": 2},
         ),
         ("GPTNeoXForCausalLM", {"hidden_size": 8, "num_hidden_layers": 3, "intermediate_size": 8}),
     ],
