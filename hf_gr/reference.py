@@ -351,16 +351,17 @@ def reference_align_s(
     num_tokens: int | None,
     density_weight: float = 1.0,
     reduction: str = "mean",
+    num_sequences: int | None = None,
 ) -> float:
     """Equation 4 of AtSpeed with `reduction="sum"`, else with the mean over the sequences of all rows.
 
     For each position: sum over V_c of q log(q / p), minus `density_weight` times sum over V_c of q log(q / p(y_K)).
     V_c are the `num_tokens` legal tokens of largest q; y_K is the last sequence of the row that has a token at this
-    position.
+    position, also where the first `num_sequences` alone are summed over.
     """
     losses = []
     for log_q, log_p, allowed, row in zip(draft, target, legal, sequences, strict=True):
-        for k, sequence in enumerate(row):
+        for k, sequence in enumerate(row[:num_sequences]):
             total = 0.0
             for t in range(len(sequence)):
                 last = max(j for j, other in enumerate(row) if len(other) > t)
@@ -370,7 +371,7 @@ def reference_align_s(
                     total += q * float(log_q[k][t][v] - log_p[k][t][v])
                     total -= density_weight * q * (float(log_q[k][t][v]) - log_p_of_last)
             losses.append(total / len(sequence))
-    return sum(losses) / _number(sequences, reduction)
+    return sum(losses) / _number([row[:num_sequences] for row in sequences], reduction)
 
 
 def reference_align_r(

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -101,6 +102,9 @@ def test_users_of_teacher_prompts_are_not_counted(models: Any) -> None:
     data = models.data_of(study, fast=True)
     assert [row.tolist() for row in data.prompts] == [[0, 1, 2], [4, 5]]
     assert data.answers == [{3}, {6}]
+    assert data.users == [0, 1]
+    rows = [import_module("backbone_data").Row(np.array([0, 1]), 2, user) for user in (0, 1, 2)]
+    assert models.data_of(study, fast=True, rows=rows, without=[0]).users == [1]
 
 
 def test_the_label_of_a_teacher_prompt_follows_it(models: Any) -> None:
@@ -217,7 +221,7 @@ def world(models: Any) -> tuple[Any, dict[str, Any], Any]:
     codes = np.unique(rng.integers(0, 12, (600, 4)), axis=0)
     ids = SemanticIds(codes)
     histories = [rng.integers(0, len(codes), 1 + number % 3) for number in range(10)]
-    data = models.Data(ids.token_sequences(), ids.constraint_index(), histories, [{0}] * 10)
+    data = models.Data(ids.token_sequences(), ids.constraint_index(), histories, [{0}] * 10, [*range(10)])
 
     def model(seed: int) -> Any:
         made = small_recommender(ids, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, seed=seed).eval()
@@ -338,9 +342,11 @@ def test_recall_is_the_share_of_test_items_among_those_recommended(
     atspeed: Any, world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, _, data = world
+    kept = import_module("atspeed_counts")
+    counting_of = kept.Counter
     items = {0: [5, 6], 1: [7, 3], 2: [0, 1], 3: [4, 2]}
     data = atspeed.replace(data, prompts=data.prompts[:4], answers=[{6}, {2}, {0}, {9}])
-    counter = atspeed.Counter(SimpleNamespace(target=Canned({})), data, atspeed.FAST_SCALE, None)
+    counter = counting_of(SimpleNamespace(target=Canned({})), data, atspeed.FAST_SCALE, 6, Path())
 
     def ask(target: Any, prompt: Any, *args: Any, **kwargs: Any) -> Any:
         users = prompt["users"]
@@ -351,49 +357,123 @@ def test_recall_is_the_share_of_test_items_among_those_recommended(
     def prompts_of(model: Any, data: Any, users: list[int]) -> dict[str, Any]:
         return {"users": users, "input_ids": torch.full((len(users), 3), PAD)}
 
-    monkeypatch.setattr(atspeed.counts, "ask", ask)
-    monkeypatch.setattr(atspeed, "prompts_of", prompts_of)
+    monkeypatch.setattr(kept.counts, "ask", ask)
+    monkeypatch.setattr(kept, "prompts_of", prompts_of)
     users = [user for batch in counter.batches(6) for user in batch]
     hits = dict(zip(users, counter.recall({}, 2), strict=True))
     assert hits == {0: 1, 1: 0, 2: 1, 3: 0}
 
 
-def test_seeds_count_different_users_and_differences_are_of_the_same(atspeed: Any) -> None:
-    one = atspeed.Steps.joined([([5, 1], [2, 0]), ([3, 2], [1, 3])])
-    assert one.users.tolist() == [1, 2, 3, 5]
-    assert (one.values.tolist(), one.seeds.tolist()) == ([0, 3, 1, 2], [0, 1, 1, 0])
-    other = atspeed.Steps.joined([([1, 2, 3, 5], [1, 1, 1, 1])])
-    assert one.less(other).values.tolist() == [-1, 2, 0, 1]
-    row = one.row(method="m")
-    assert row["by_seed"] == [1, 2]
-    assert row["accepted_steps"][0] == 1.5
-    with pytest.raises(AssertionError):
-        one.less(atspeed.Steps.joined([([1, 2, 3, 4], [1, 1, 1, 1])]))
-
-
-def test_intervals_of_seeds_are_wider_where_seeds_differ(atspeed: Any) -> None:
+def test_intervals_are_of_users_and_of_seeds(atspeed: Any) -> None:
     rng = np.random.default_rng(0)
-    users = np.arange(900)
-    alike = atspeed.Steps(users, rng.normal(size=900), users % 3)
-    _, low, high = alike.interval
-    assert (high - low) / 2 == pytest.approx(1.96 / 30, rel=0.35)
-    apart = atspeed.Steps(users, alike.values + users % 3, users % 3)
-    assert apart.interval[2] - apart.interval[1] > 5 * (high - low)
+    values = rng.normal(size=(1, 900))
+    mean, low, high = atspeed.Steps(values).interval
+    assert mean == pytest.approx(values.mean())
+    assert (high - low) / 2 == pytest.approx(1.96 / 30, rel=0.1)
+    alike = atspeed.Steps(values.repeat(3, axis=0)).interval
+    assert alike == pytest.approx((mean, low, high))
+    apart = values + np.array([[0.0], [1.0], [2.0]])  # the means of seeds have a deviation of 1
+    _, low, high = atspeed.Steps(apart).interval
+    assert (high - low) / 2 == pytest.approx(np.hypot(1.96 / 30, 4.30 / np.sqrt(3)), rel=0.02)
+
+
+def test_differences_keep_the_seeds_of_either_side(atspeed: Any) -> None:
+    one, three = atspeed.Steps(np.array([[1, 2]])), atspeed.Steps(np.array([[0, 0], [1, 1], [2, 2]]))
+    assert one.less(three).values.tolist() == [[1, 2], [0, 1], [-1, 0]]
+    assert three.less(one).row(method="m")["by_seed"] == [-1.5, -0.5, 0.5]
+
+
+def test_counts_are_kept_by_how_they_are_made_with_the_commit(atspeed: Any, world: Any, tmp_path: Path) -> None:
+    _, _, data = world
+    counter = import_module("atspeed_counts").Counter(None, data, atspeed.FAST_SCALE, 3, tmp_path)
+    assert counter.kept("some name", ["strict", 10, {"alpha": 0.5}], lambda: [1]) == [1]
+    assert counter.kept("some name", ["strict", 10, {"alpha": 0.5}], lambda: [2]) == [1]
+    assert counter.kept("some name", ["strict", 10, {"alpha": 0.7}], lambda: [3]) == [3]
+    (file, _) = sorted(tmp_path.iterdir())
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(kept | {"commit": "another"}), encoding="utf-8")
+    for alpha in (0.5, 0.7):
+        counter.kept("some name", ["strict", 10, {"alpha": alpha}], lambda: [4])
+    assert "another" in counter.commits
+
+
+def test_a_workshop_of_another_plan_has_another_folder(models: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    monkeypatch.setattr(models, "backbone_folder", lambda *args, **kwargs: tmp_path)
+    monkeypatch.setattr(models, "load", lambda folder: None)
+    study = SimpleNamespace(name="beauty")
+    plans = [models.FAST, replace(models.FAST, epochs=5), models.PLANS["beauty"]]
+    folders = {models.Workshop(study, plan, tmp_path).folder for plan in plans}
+    assert len(folders) == 3
+    shop = models.Workshop(study, models.FAST, tmp_path)
+    made: list[Path] = []
+    monkeypatch.setattr(shop, "_made", lambda folder, make: made.append(folder))
+    shop.aligned("SeqKD", models.METHODS["SeqKD"], seed=0)
+    shop.aligned("SeqKD", replace(models.METHODS["SeqKD"], epochs=20), seed=0)
+    shop.aligned("SeqKD", models.METHODS["SeqKD"], seed=1)
+    assert len({*made}) == 3
+
+
+def test_the_alpha_that_accepts_most_is_taken_by_method_at_the_first_k(atspeed: Any) -> None:
+    def row(method: str, value: float, width: int, steps: float) -> dict[str, Any]:
+        return {"method": method, "value": value, "num_beams": width, "accepted_steps": [steps, 0, 9]}
+
+    rows = [row("SeqKD", 0.1, 10, 1.0), row("SeqKD", 0.7, 10, 1.2), row("SeqKD", 0.1, 20, 3.0)]
+    rows += [row("BeamKD", 0.5, 10, 2.0), row("BeamKD", 1.0, 10, 1.9)]
+    assert atspeed.best_alphas(rows) == {
+        "SeqKD, tuned: 0.7": atspeed.ALPHAS["SeqKD"][0.7],
+        "BeamKD, tuned: 0.5": atspeed.ALPHAS["BeamKD"][0.5],
+    }
+
+
+def test_validation_rows_are_of_users_who_are_not_counted(atspeed: Any, tmp_path: Path) -> None:
+    histories = np.random.default_rng(0).integers(0, 8, (40, 5))
+    study = study_of(histories.tolist(), align=[])
+    row = import_module("backbone_data").Row
+    study = atspeed.replace(study, valid=[row(history[:-2], history[-2], n) for n, history in enumerate(histories)])
+    shop = SimpleNamespace(study=study, plan=SimpleNamespace(is_fast=True), folder=tmp_path)
+    bench = atspeed.make_bench(shop, atspeed.FAST_SCALE, {})
+    counted = {bench.test.data.users[row] for batch in bench.test.batches(12) for row in batch}
+    assert len(counted) == 12
+    assert not counted & {*bench.valid.data.users}
+    assert len(bench.valid.data.users) == 28
 
 
 def test_ablations_change_one_thing(atspeed: Any) -> None:
     for name, variant in atspeed.TERMS.items():
         method = atspeed.METHODS[name.split(",")[0]]
         assert variant.loss == method.loss
-        changes = [key for key in ("data", "share") if getattr(variant, key) != getattr(method, key)]
+        changes = [key for key in ("data", "share", "epochs") if getattr(variant, key) != getattr(method, key)]
         changes += [key for key, value in variant.options.items() if method.options.get(key) != value]
-        assert len(changes) == name.count(",") + ("w/o CA" in name), name
+        assert len(changes) == name.count(",") + ("w/o CA" in name) + ("of fewer" in name), name
 
 
-def test_without_data_fast_mode_is_skipped(benchmark: Any, atspeed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweeps_are_drawn_with_a_line_for_every_method_and_k(
+    atspeed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(import_module("report"), "PLOTS", tmp_path)
+    names = {"verification": "strict", "accepted_steps": [1.0, 0.9, 1.1]}
+    rows = [
+        names | {"sweep": sweep, "value": value, "method": method, "num_beams": 10}
+        for sweep in ("N", "gamma", "alpha")
+        for value in (3, 1, 2)
+        for method in ("AtSpeed-S", "BeamKD")
+    ]
+    atspeed.draw("beauty", rows)
+    drawn = (tmp_path / "atspeed-beauty.svg").read_text(encoding="utf-8")
+    assert all(
+        text in drawn for text in ("draft beams N", "alpha, validation rows", "accepted steps", "BeamKD, K = 10")
+    )
+
+
+def test_without_data_fast_mode_is_skipped(
+    benchmark: Any, atspeed: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(import_module("speculation_models"), "has_study", lambda name: False)
     for script in (benchmark, atspeed):
-        monkeypatch.setattr(script, "has_study", lambda name: False)
         script.main(["--fast", "--studies", "beauty"])
+    assert "skipped: no data of beauty" in capsys.readouterr().out
 
 
 @pytest.mark.slow  # trains some small models
@@ -410,7 +490,7 @@ def test_fast_run_compares_all_and_stages_are_not_run_again(tmp_path: Path) -> N
         assert done.returncode == 0, done.stderr
         return done.stdout, [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
-    stages = ["--stages", "table 1", "table 2", "terms"]
+    stages = ["--stages", "alpha", "table 1", "table 2", "terms"]
     first, (result,) = run("atspeed.py", *stages)
     tables = result["beauty"]
     methods = {row["method"] for row in tables["table 1"] if row["verification"] == "strict"}

@@ -412,7 +412,11 @@ def twin_loss(
     prompts = [entry["input_ids"] for entry in entries]
     labels = [entry["label"].tolist() for entry in entries]
     sequences = [[[t for t in row if t >= 0] for row in entry["sequences"].tolist()] for entry in entries]
-    sequences = [[row for row in of_prompt if row][:num_sequences] for of_prompt in sequences]
+    sequences = [[row for row in of_prompt if row] for of_prompt in sequences]
+    if loss == "atspeed-s":
+        options["num_sequences"] = num_sequences
+    else:
+        sequences = [of_prompt[:num_sequences] for of_prompt in sequences]
 
     def of_labels(model: Any) -> Any:
         return [plain_log_probs(model, prompt, label) for prompt, label in zip(prompts, labels, strict=True)]
@@ -428,6 +432,8 @@ def twin_loss(
         return rec
     if loss in ("wordkd", "tvdkd"):
         return getattr(reference, f"reference_{loss}")(of_labels(draft), of_labels(target), labels)
+    if loss == "seqkd" and alpha is not None:
+        return alpha * reference.reference_seqkd(of_sequences(draft), sequences) + (1 - alpha) * rec
     if loss == "seqkd":
         pairs = zip(of_sequences(draft), of_labels(draft), strict=True)
         return reference.reference_seqkd(
@@ -468,6 +474,8 @@ VARIANTS = [
     ("atspeed-r", {"num_tokens": "all"}),
     ("beamkd", {"constrained": False, "num_sequences": 3, "reduction": "sum"}),
     ("beamkd", {"alpha": 0.3}),
+    ("seqkd", {"alpha": 0.3}),
+    ("seqkd", {"alpha": 1.0}),
 ]
 
 
@@ -515,6 +523,18 @@ def test_sequences_of_a_mixture_are_those_of_a_slow_search_by_it(share: float, t
     trainer(tmp_path, data, index, model=draft_model(), max_steps=1).train()
 
 
+def test_a_draft_in_training_mode_or_of_another_vocabulary_mixes_as_well(tmp_path: Path) -> None:
+    index = fixed_catalogue()
+    dropping = families.build("gpt2", config={"resid_pdrop": 0.5})
+    dropping.train()
+    one, two = (write(tmp_path / name, index, draft_model=dropping, target_share=0.3) for name in ("one", "two"))
+    assert dropping.training
+    assert all((one[at]["sequences"] == two[at]["sequences"]).all() for at in range(len(one)))
+    for size in (40, 80):  # the target has 64
+        draft = families.build("qwen3", config={"vocab_size": size})
+        assert len(write(tmp_path / str(size), index, draft_model=draft, target_share=0.3)) == 20
+
+
 def test_a_mixture_is_checked_at_the_door(tmp_path: Path) -> None:
     index, draft = fixed_catalogue(), draft_model()
     narrow = families.build("qwen3", config={"vocab_size": 25})
@@ -524,6 +544,8 @@ def test_a_mixture_is_checked_at_the_door(tmp_path: Path) -> None:
         ({"draft_model": draft, "target_share": 1.5}, "target_share=1.5, expected 0 to 1"),
         ({"draft_model": draft, "target_share": 0.5, "num_beams": 1}, "num_beams=1 with draft_model"),
         ({"draft_model": narrow, "target_share": 0.5}, "draft_model has a vocabulary of 25 tokens"),
+        ({"full_vocabulary": "sequence"}, "full_vocabulary='sequence', expected True, False or 'sequences'"),
+        ({"full_vocabulary": 1}, "full_vocabulary=1, expected True, False or 'sequences'"),
         ({"draft_model": families.shared("t5"), "target_share": 0.5}, "expected a decoder"),
     ]:
         with pytest.raises(ValueError, match=message):
@@ -620,10 +642,21 @@ def test_the_trainer_checks_at_the_door(tmp_path: Path) -> None:
         ({"alpha": 1.5}, "alpha=1.5"),
         ({"num_tokens": 0}, "num_tokens=0"),
         ({"num_tokens": "some"}, "num_tokens='some'"),
+        ({"num_tokens": 2.5}, "num_tokens=2.5"),
+        ({"num_tokens": True}, "num_tokens=True"),
         ({"reduction": "none"}, "reduction='none'"),
         ({"num_sequences": 0}, "num_sequences=0"),
+        ({"num_sequences": 1.5}, "num_sequences=1.5"),
+        ({"density_weight": float("nan")}, "density_weight=nan"),
+        ({"density_weight": -1}, "density_weight=-1"),
+        ({"density_weight": "0"}, "density_weight='0'"),
+        ({"constrained": "no"}, "constrained='no'"),
+        ({"loss": "seqkd", "num_sequences": 2}, "num_sequences=2 with loss='seqkd', which ignores it"),
+        ({"loss": "sft", "alpha": 0.5}, "alpha=0.5 with loss='sft', which ignores it"),
+        ({"loss": "beamkd", "num_tokens": 3}, "num_tokens=3 with loss='beamkd', which ignores it"),
+        ({"model": wide, "data": whole, "constrained": False}, "expected the target's 64.*constrained=True"),
         ({"eval_dataset": whole}, "hold probabilities over different tokens"),
-        ({"top_of": "both"}, "top_of='both'"),
+        ({"top_of": "both"}, "top_of='both', expected 'draft' or 'target'"),
         ({"loss": "wordkd"}, "full_vocabulary=True"),
         ({"index": fixed_catalogue(1)}, "constraint_index is not the catalogue of train_dataset"),
         ({"data": [1, 2]}, "train_dataset is a list, expected a TeacherDataset"),

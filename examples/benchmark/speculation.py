@@ -35,30 +35,38 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import speculation_counts as counts
 import speculation_samples as samples
 import torch
-from backbone_data import STUDIES, has_study, read_study
 from backbone_models import load
 from experiments import show_progress
 from report import environment, print_table
 from speculation_counts import ASSISTANT, GAMMA, NUM_DRAFT_BEAMS, Counting, ask, seeded, some_users
-from speculation_models import BASE, FAST, METHODS, PLANS, RANDOM, Data, Workshop, data_of, prompts_of
+from speculation_models import (
+    BASE,
+    METHODS,
+    RANDOM,
+    Data,
+    Workshop,
+    add_options,
+    data_of,
+    digest,
+    prompts_of,
+    workshops,
+)
 from transformers.utils.logging import disable_progress_bar
 
 from hf_gr import ConstraintIndex
 from hf_gr.demo.evaluate import same_answers
-from hf_gr.files.cache import cache_folder
+from hf_gr.files.atomic import replaced_file
 from hf_gr.generation.torch import call
 
 STAGES = ("count", "batch", "sample", "measure")
@@ -276,39 +284,41 @@ def show(result: dict[str, Any]) -> None:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--studies", nargs="+", choices=STUDIES, default=STUDIES)
+    add_options(parser)
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=[*STAGES])
-    parser.add_argument("--work", type=Path, help="the folder of `atspeed.py`; for --fast nowhere")
     parser.add_argument("--users", type=int, help="how many to time")
     parser.add_argument("--count-users", type=int, help="how many to count")
     parser.add_argument("--device", default="cpu", help="to time on; all else is on the CPU")
-    parser.add_argument("--fast", action="store_true", help="tiny models, few users; skips data that are not there")
     return parser.parse_args(arguments)
 
 
-def run(name: str, folder: Path, options: argparse.Namespace, work: Path | None) -> None:
+def run(shop: Workshop, options: argparse.Namespace) -> None:
     """All stages of one study."""
-    shop = Workshop(read_study(name, fast=options.fast), FAST if options.fast else PLANS[name], folder, work)
-    data = data_of(shop.study, fast=options.fast)
+    name, data = shop.study.name, data_of(shop.study, fast=options.fast)
     counting, timing = (counts.FAST, FAST_TIMING) if options.fast else (Counting(), Timing())
     counting = replace(counting, users=options.count_users or counting.users)
     timing = replace(timing, users=options.users or timing.users)
-    draft = load(shop.aligned("SeqKD", METHODS["SeqKD"], seed=0))
-    given = shop.target, draft, data, counting
-    tables: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], None]]] = {
-        "count": (partial(counts.count, *given), counts.show_counts),
-        "batch": (partial(samples.batch, *given), samples.show_batches),
-        "sample": (partial(samples.sample, *given), samples.show_samples),
-        "measure": (lambda: measure_drafts(shop, data, timing, options.device), show),
+
+    def count(stage: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+        draft = load(shop.aligned("SeqKD", METHODS["SeqKD"], seed=0))
+        return stage(shop.target, draft, data, counting)
+
+    # What computes a stage, what shows it, and what the result depends on.
+    tables: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], None], Any]] = {
+        "count": (partial(count, counts.count), counts.show_counts, counting),
+        "batch": (partial(count, samples.batch), samples.show_batches, counting),
+        "sample": (partial(count, samples.sample), samples.show_samples, counting),
+        "measure": (partial(measure_drafts, shop, data, timing, options.device), show, (timing, options.device)),
     }
-    for stage, (compute, show_table) in tables.items():
+    for stage, (compute, show_table, how) in tables.items():
         if stage not in options.stages or (stage == "measure" and name != "beauty"):
             continue
-        file = shop.folder / f"{stage}.json"
+        file = shop.folder / f"{stage}-{digest(str(how), ASSISTANT, str(METHODS))}.json"
         if not file.exists():
             device = torch.device(options.device if stage == "measure" else "cpu")
             names = {"benchmark": "speculation", "stage": stage, "study": name}
-            file.write_text(json.dumps(names | compute() | environment(device)), encoding="utf-8")
+            with replaced_file(file) as handle:
+                handle.write(json.dumps(names | compute() | environment(device)).encode())
         line = file.read_text(encoding="utf-8")
         print(f"{name}, {stage}" + (", draft: SeqKD" if stage != "measure" else ""))
         show_table(json.loads(line))
@@ -318,7 +328,7 @@ def run(name: str, folder: Path, options: argparse.Namespace, work: Path | None)
 def measure_drafts(shop: Workshop, data: Data, timing: Timing, device: str) -> dict[str, Any]:
     """Times of the drafts that are worth timing, and of one that knows nothing."""
     drafts = {name: load(shop.aligned(name, METHODS[name], seed=0)) for name in TIMED}
-    drafts |= {BASE: load(shop.base), RANDOM: shop.untrained()}
+    drafts |= {BASE: load(shop.base(0)), RANDOM: shop.untrained(0)}
     return measure_all(shop.target, drafts, data, timing, device)
 
 
@@ -326,15 +336,10 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     torch.set_num_threads(1)  # a second thread hardly helps such small models, and costs a lot where a core is busy
     disable_progress_bar()  # transformers' progress bars, one per model read or written
-    with tempfile.TemporaryDirectory(prefix="hf_gr_speculation_") as nowhere:
-        is_kept = options.work is not None or not options.fast
-        folder = options.work or (cache_folder("experiments") / "atspeed" if is_kept else Path(nowhere))
-        work = Path(nowhere) if not is_kept else options.work and options.work / "backbones"
-        for name in options.studies:
-            if options.fast and not has_study(name):
-                print(f"skipped: no data of {name}")
-                continue
-            run(name, folder, options, work)
+    with workshops(options) as shops:
+        for shop in shops:
+            shop.folder.mkdir(parents=True, exist_ok=True)
+            run(shop, options)
 
 
 if __name__ == "__main__":

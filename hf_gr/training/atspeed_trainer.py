@@ -27,8 +27,18 @@ from .paths import PathLevel, training_catalogue, training_snapshot, walk
 from .teacher_dataset import TeacherCollator, TeacherDataset
 
 Loss = Literal["atspeed-s", "atspeed-r", "beamkd", "sft", "wordkd", "tvdkd", "seqkd"]
-DEFAULT_ALPHA = {"beamkd": 1.0}  # of the others: 0.5
-ALIGNMENTS = ("atspeed-s", "atspeed-r", "beamkd")  # with a weight alpha
+DEFAULT_ALPHA: dict[str, float | None] = {"beamkd": 1.0, "seqkd": None}  # of the others: 0.5
+ALIGNMENTS = ("atspeed-s", "atspeed-r", "beamkd")
+# Which losses read an option, and what it is if it is not given.
+READ_BY: dict[str, tuple[tuple[str, ...], Any]] = {
+    "alpha": ((*ALIGNMENTS, "seqkd"), None),
+    "num_tokens": (("atspeed-s", "atspeed-r"), None),
+    "top_of": (("atspeed-r",), "draft"),
+    "density_weight": (("atspeed-s",), 1.0),
+    "reduction": (ALIGNMENTS, "mean"),
+    "num_sequences": (ALIGNMENTS, None),
+    "constrained": (ALIGNMENTS, True),
+}
 
 
 @dataclass(frozen=True)
@@ -55,8 +65,8 @@ NEEDS: dict[str, _Needs] = {
 class AtSpeedTrainer(LossTrainer):
     """Trains a draft model to draft what the target's beam search will choose.
 
-    AtSpeed's recipe: AdamW, learning rate 1e-3, batches of 64 prompts, 200 steps of warm-up and then a cosine, 20
-    epochs, weight decay 0.01 or 0.1, alpha 0.5:
+    The paper's recipe, for its own losses: AdamW, learning rate 1e-3, batches of 64 prompts, 200 steps of warm-up and
+    then a cosine, 20 epochs, weight decay 0.01 or 0.1, alpha 0.5:
 
         TrainingArguments(
             "draft", learning_rate=1e-3, per_device_train_batch_size=64, num_train_epochs=20, weight_decay=0.1,
@@ -73,9 +83,10 @@ class AtSpeedTrainer(LossTrainer):
         constraint_index: the catalogue that the data was written with.
         loss: `"beamkd"`, ours (`losses.align_f`); the paper's `"atspeed-s"` for strict and `"atspeed-r"` for relaxed
             verification; or one of its baselines `"sft"`, `"wordkd"`, `"tvdkd"`, `"seqkd"` (`hf_gr.training.losses`).
-            The default is what drafts best in `examples/benchmark/atspeed.py`.
-        alpha: the weight of the alignment in the first three; the rest weighs the cross entropy on the label. By
-            default 0.5, as in the paper, and 1 for `"beamkd"`, which then needs no labels.
+            `examples/benchmark/atspeed.py` compares them.
+        alpha: the weight of the alignment in the first three, and of the target's sequences in `"seqkd"`; the rest
+            weighs the cross entropy on the label. By default 0.5, as in the paper; 1 for `"beamkd"`, which then needs
+            no labels; and in `"seqkd"` the label counts as one sequence more.
         num_tokens: how many legal tokens of each distribution AtSpeed's losses compare; by default the data's
             `num_beams`, and all of them with `"all"`.
         top_of: whose best legal tokens `"atspeed-r"` compares, `"draft"` or `"target"`.
@@ -83,15 +94,15 @@ class AtSpeedTrainer(LossTrainer):
         reduction: `"sum"` adds the alignment up over a prompt's sequences, as the paper writes AtSpeed-S;
             `"mean"` takes their mean, as it writes AtSpeed-R, so that one alpha means the same for both.
         num_sequences: how many of the target's sequences the first three learn from, the best first; 1 is the
-            paper's ablation without top-K.
+            paper's ablation without top-K. y_K stays the last of all.
         constrained: False compares tokens of the whole vocabulary, the paper's ablation without constrained
             alignment. Data must hold their probabilities: `write_teacher_data(full_vocabulary="sequences")`.
         kwargs: transformers' own: `callbacks`, `optimizers`, ...
 
     Raises:
-        ValueError: before any work: the loss is unknown; the data lacks what the loss needs, or is of another
-            catalogue; the draft model's vocabulary is too small, or not the target's for a loss over whole
-            distributions.
+        ValueError: before any work: the loss is unknown, or ignores a given option; the data lacks what the loss
+            needs, or is of another catalogue; the draft model's vocabulary is too small, or not the target's for a
+            loss over whole distributions.
 
     Example:
         >>> import tempfile
@@ -133,15 +144,17 @@ class AtSpeedTrainer(LossTrainer):
         constrained: bool = True,
         **kwargs: Any,
     ) -> None:
+        given_options = {"alpha": alpha, "num_tokens": num_tokens, "top_of": top_of, "density_weight": density_weight}
+        given_options |= {"reduction": reduction, "num_sequences": num_sequences, "constrained": constrained}
+        _check_options(loss, given_options)
         alpha = DEFAULT_ALPHA.get(loss, 0.5) if alpha is None else alpha
-        needs = _check_loss(loss, alpha)
-        _check_options(num_tokens, top_of, reduction, num_sequences)
+        needs = _needs(loss, alpha)
         snapshot = training_snapshot(constraint_index)
         given = named_datasets(kwargs.get("train_dataset"), kwargs.get("eval_dataset"))
         datasets = {name: _teacher_data(name, dataset) for name, dataset in given.items()}
         digest = fingerprint_sequences(snapshot)
         for name, dataset in datasets.items():
-            _check_data(name, dataset, digest, loss, needs, alpha, constrained)
+            _check_data(name, dataset, digest, loss, needs, constrained)
         if model is not None:  # with model_init= transformers creates it later
             is_whole = needs.label_log_probs or (needs.log_probs and not constrained)
             _check_model(model, datasets, constraint_index, is_whole)
@@ -162,7 +175,7 @@ class AtSpeedTrainer(LossTrainer):
 
     def _loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         needs = NEEDS[self.loss]
-        groups = [inputs["sequences"][:, : self.num_sequences]] if needs.sequences else []
+        groups = [inputs["sequences"][:, : self.num_sequences]] if needs.sequences else []  # None: all
         if "labels" in inputs:
             groups.append(inputs["labels"].clamp(min=-1)[:, None])
         paths = _stack(groups)
@@ -172,18 +185,23 @@ class AtSpeedTrainer(LossTrainer):
             target = inputs["label_log_probs"].float().log_softmax(-1)  # in half precision the sum is not quite 1
             return compare(scores.of_path(-1), target, inputs["labels"] >= 0)
         log_probs = scores.of_tokens(paths)
-        if self.loss in ("sft", "seqkd"):
+        if self.loss == "sft" or (self.loss == "seqkd" and self.alpha is None):
             return losses.seqkd(log_probs, paths >= 0)
         recommendation = log_probs.new_zeros(())
         if "labels" in inputs:
             recommendation = losses.sft(log_probs[:, -1], paths[:, -1] >= 0)
+        if self.loss == "seqkd" and self.alpha is not None:
+            number = inputs["sequences"].shape[1]
+            sequences = losses.seqkd(log_probs[:, :number], paths[:, :number] >= 0)
+            return self.alpha * sequences + (1 - self.alpha) * recommendation
         return self._alignment(scores, inputs, recommendation)
 
     def _alignment(self, scores: PathScores, inputs: dict[str, Any], recommendation: Tensor) -> Tensor:
         """The losses along the target's sequences, which come before the label."""
         sequences = inputs["sequences"]
         target, chosen = self._target(sequences, inputs["log_probs"])
-        sequences, chosen = sequences[:, : self.num_sequences], chosen[:, : self.num_sequences]
+        threshold = losses.kth_log_probs(chosen, sequences >= 0)
+        sequences = sequences[:, : self.num_sequences]
         mask = sequences >= 0
         pairs = compare_levels(self._walk(sequences), scores, target, constrained=self.constrained)
         options: dict[str, Any] = {"alpha": self.alpha, "reduction": self.reduction}
@@ -192,7 +210,6 @@ class AtSpeedTrainer(LossTrainer):
         options["num_tokens"] = self.num_tokens
         if self.loss == "atspeed-r":
             return losses.atspeed_r(pairs, mask, recommendation, top_of=self.top_of, **options)
-        threshold = losses.kth_log_probs(chosen, mask)
         return losses.atspeed_s(pairs, threshold, mask, recommendation, density_weight=self.density_weight, **options)
 
     def _walk(self, sequences: Tensor) -> list[PathLevel]:
@@ -240,27 +257,48 @@ def _stack(groups: list[Tensor]) -> Tensor:
     return torch.cat([torch.nn.functional.pad(group, (0, length - group.shape[-1]), value=-1) for group in groups], 1)
 
 
-def _check_loss(loss: str, alpha: float) -> _Needs:
-    if loss not in NEEDS:
-        raise ValueError(f"loss={loss!r}, expected one of {', '.join(map(repr, sorted(NEEDS)))}")
-    if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha={alpha!r}, expected 0 to 1: the weight of the alignment")
+def _needs(loss: str, alpha: float | None) -> _Needs:
     needs = NEEDS[loss]
-    is_aligned_alone = loss in ALIGNMENTS and alpha == 1
+    is_aligned_alone = loss in (*ALIGNMENTS, "seqkd") and alpha == 1
     return _Needs(**{**vars(needs), "labels": needs.labels and not is_aligned_alone})
 
 
-def _check_options(num_tokens: int | str | None, top_of: str, reduction: str, num_sequences: int | None) -> None:
-    if num_tokens != "all" and num_tokens is not None and (isinstance(num_tokens, str) or num_tokens < 1):
+def _check_options(loss: str, given: dict[str, Any]) -> None:
+    if loss not in NEEDS:
+        raise ValueError(f"loss={loss!r}, expected one of {', '.join(map(repr, sorted(NEEDS)))}")
+    if given["alpha"] is not None and not (_is_number(given["alpha"]) and 0 <= given["alpha"] <= 1):
+        raise ValueError(f"alpha={given['alpha']!r}, expected 0 to 1: the weight of the alignment")
+    if not (_is_number(given["density_weight"]) and 0 <= given["density_weight"] < float("inf")):
+        raise ValueError(f"density_weight={given['density_weight']!r}, expected 0 or more")
+    if given["num_tokens"] != "all" and not _is_count_or_none(given["num_tokens"]):
         raise ValueError(
-            f"num_tokens={num_tokens!r}, expected a positive integer, 'all', or None for the data's num_beams"
+            f"num_tokens={given['num_tokens']!r}, expected a positive integer, 'all', or None for the data's num_beams"
         )
-    if top_of not in ("draft", "target"):
-        raise ValueError(f"top_of={top_of!r}, expected 'draft' or 'target'")
-    if reduction not in ("mean", "sum"):
-        raise ValueError(f"reduction={reduction!r}, expected 'mean' or 'sum'")
-    if num_sequences is not None and num_sequences < 1:
-        raise ValueError(f"num_sequences={num_sequences!r}, expected a positive integer, or None for all of them")
+    if not _is_count_or_none(given["num_sequences"]):
+        raise ValueError(f"num_sequences={given['num_sequences']!r}, expected a positive integer, or None for all")
+    choices: dict[str, tuple[Any, ...]] = {
+        "top_of": ("draft", "target"),
+        "reduction": ("mean", "sum"),
+        "constrained": (True, False),
+    }
+    for name, known in choices.items():
+        if given[name] not in known:
+            raise ValueError(f"{name}={given[name]!r}, expected {' or '.join(map(repr, known))}")
+    for name, value in given.items():
+        readers, default = READ_BY[name]
+        if value != default and loss not in readers:
+            raise ValueError(
+                f"{name}={value!r} with loss={loss!r}, which ignores it, expected none: omit it, or take one of "
+                f"{', '.join(map(repr, readers))}"
+            )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_count_or_none(value: Any) -> bool:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool) and value > 0)
 
 
 def _teacher_data(name: str, dataset: Any) -> TeacherDataset:
@@ -283,19 +321,16 @@ def _whole_vocabulary(datasets: dict[str, TeacherDataset]) -> int | None:
     return next(iter(datasets.values())).settings["vocab_size"] if True in is_whole else None
 
 
-def _check_data(
-    name: str, data: TeacherDataset, digest: str, loss: str, needs: _Needs, alpha: float, constrained: bool
-) -> None:
+def _check_data(name: str, data: TeacherDataset, digest: str, loss: str, needs: _Needs, constrained: bool) -> None:
     if data.settings["index"] != digest:
         raise ValueError(
             f"constraint_index is not the catalogue of {name} ({data.directory}), expected the one that it was "
             "written with: load that one, or write the data again"
         )
     if needs.labels and not data.settings["has_labels"]:
-        fix = ", or train with alpha=1" if loss in ALIGNMENTS else ""
+        fix = ", or train with alpha=1" if loss in READ_BY["alpha"][0] else ""
         raise ValueError(
-            f"{name} has no labels, expected them for loss={loss!r} with alpha={alpha}: write_teacher_data(labels=...)"
-            + fix
+            f"{name} has no labels, expected them for loss={loss!r}: write_teacher_data(labels=...)" + fix
         )
     if needs.label_log_probs and not data.settings["full_vocabulary"]:
         raise ValueError(
@@ -328,5 +363,6 @@ def _check_model(model: Any, datasets: dict[str, TeacherDataset], index: Constra
         if is_whole and vocab_size != data.settings["vocab_size"]:
             raise ValueError(
                 f"model has a vocabulary of {vocab_size} tokens, expected the target's {data.settings['vocab_size']}: "
-                "whole distributions are compared; take an AtSpeed loss, which compares legal tokens alone"
+                "whole distributions are compared; a loss along the beams compares legal tokens alone, with "
+                "constrained=True"
             )

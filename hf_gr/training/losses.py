@@ -205,7 +205,8 @@ def align_f(
 
     A draft is right if the target's K sequences are among its N: it must know all that the target finds likely, and
     may be wrong about the rest. This divergence asks for that; those of `align_s` and `align_r` let a draft forget
-    what it finds unlikely. Nothing is renormalised, so that probability on illegal tokens costs, too.
+    what it finds unlikely. Nothing is renormalised, so that probability on illegal tokens costs, too; where the target
+    has some there, the value may be negative.
 
     Args:
         levels: one entry per position.

@@ -16,6 +16,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -145,6 +146,8 @@ def write_teacher_data(
         "draft_model": None if draft_model is None else probe_model(draft_model),
         "target_share": None if draft_model is None else target_share,
     }
+    if not (isinstance(full_vocabulary, bool) or full_vocabulary == "sequences"):
+        raise ValueError(f"full_vocabulary={full_vocabulary!r}, expected True, False or 'sequences'")
     if full_vocabulary is True and labels is None:
         raise ValueError("full_vocabulary=True without labels, expected labels: it is kept at the label's positions")
     processes = Processes()
@@ -167,7 +170,8 @@ def write_teacher_data(
         unit="prompts",
         shown=progress and processes.is_main,
     )
-    with evaluation(model), bar as advance:
+    drafts = nullcontext() if draft_model is None else evaluation(draft_model)
+    with evaluation(model), drafts, bar as advance:
         written = processes.by_all(
             lambda: _write_shards(plan, pairs, directory, settings, num_there, processes, advance)
         )
