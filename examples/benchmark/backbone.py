@@ -163,7 +163,7 @@ def measure(study: Study, options: argparse.Namespace) -> dict[str, Any]:
         lists["neighbours, of all prompts"] = count_lists(study, rows, all_prompts=True)["item-to-item"]
     single = np.arange(len(study.ids))[:, None]
     models: dict[str, Callable[[], tuple[Path, np.ndarray, ConstraintIndex]]] = {}
-    if study.name in STUDIES:
+    if study.name in STUDIES and not options.backbone_alone:
         models["one token per item (SASRec)"] = lambda: (
             items_folder(study, options.work, options.fast),
             single,
@@ -227,6 +227,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = (*STUDIES, TEXTS, PERIODS)
     parser.add_argument("--studies", nargs="+", choices=names, default=list(names), help="what to measure")
+    parser.add_argument("--backbone-alone", action="store_true", help="train no model beside it")
     parser.add_argument("--train-periods", action="store_true", help=f"train a backbone for {PERIODS}, too")
     parser.add_argument("--num-beams", type=int, default=50)
     parser.add_argument("--work", type=Path, default=cache_folder("experiments"), help="where models and lists are")
