@@ -69,11 +69,11 @@ def environment(device: torch.device, packages: Sequence[str] = ()) -> dict[str,
 
 
 def commit() -> str:
-    """The commit of the checkout, marked where files of the library differ from it; "unknown" outside of one."""
+    """The commit of the checkout, marked where code differs from it; "unknown" outside of one."""
     root = Path(__file__).resolve().parents[2]
     try:
         name = _git(root, "rev-parse", "--short=12", "HEAD")
-        return f"{name}-dirty" if _git(root, "status", "--porcelain", "--", "hf_gr", "examples") else name
+        return f"{name}-dirty" if _git(root, "status", "--porcelain", "--", "hf_gr", "examples/**.py") else name
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
