@@ -325,10 +325,13 @@ def test_fast_run_compares_all_and_stages_are_not_run_again(tmp_path: Path) -> N
         for table in result["tables"]:
             rows = {row["method"]: row for row in table["methods"]}
             assert len(rows) == (8 if result["early"] else 14)
-            assert all((row["valid"] < 1.0) == (name in unchecked) for name, row in rows.items())
+            assert all(row["valid"] == 1.0 for name, row in rows.items() if name not in unchecked)
             assert all(len(row["seeds"]) == 2 for name, row in rows.items() if "NEZHA" in name)
             assert all(one["wrong"] == 0 for one in table["strict"])
         assert len(result["commits"]) == 1
+    for name in unchecked:  # with so few codes a search may find nothing but items in one of the tables
+        tables = [table for result in report["results"] for table in result["tables"]]
+        assert min(row["valid"] for table in tables for row in table["methods"] if row["method"] == name) < 1.0, name
     times = json.loads(run("nezha_times.py").splitlines()[-1])["results"]
     assert [len(one["methods"]) for one in times] == [14, 14, 7, 7]
     for one in times:
