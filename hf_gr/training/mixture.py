@@ -47,8 +47,6 @@ class Mixture(LogitsProcessor):
         if takes_argument(inner, "logits_to_keep"):
             given["logits_to_keep"] = 1
         logits = self.draft(input_ids=input_ids.clamp(min=0), attention_mask=mask, **given).logits[:, -1]
-        # Vocabularies may be padded to different sizes: what one of them lacks has probability 0.
-        q = logits.float().softmax(-1)[:, : scores.shape[1]]
-        q = torch.nn.functional.pad(q, (0, scores.shape[1] - q.shape[1]))
+        q = logits.float().softmax(-1)[:, : scores.shape[1]]  # its vocabulary may be padded to more
         mixed = (self.share * scores.exp() + (1 - self.share) * q).log()
         return mixed.masked_fill(scores == -torch.inf, -torch.inf)

@@ -124,7 +124,6 @@ def write_teacher_data(
     import_pyarrow()
     index, directory = copy.copy(index), Path(directory)
     _check_arguments(model, prompts, labels, num_beams=num_beams, batch_size=batch_size, shard_size=shard_size)
-    _check_mixture(draft_model, target_share, num_beams, index)
     snapshot = training_snapshot(index)
     config = base_model(model).config.get_text_config(decoder=True)
     if index.max_token_id >= config.vocab_size:
@@ -132,6 +131,7 @@ def write_teacher_data(
             f"model has a vocabulary of {config.vocab_size} tokens, expected more than the catalogue's largest, "
             f"{index.max_token_id}: resize its embeddings, or use the model that the catalogue was made for"
         )
+    _check_mixture(draft_model, target_share, num_beams, config.vocab_size)
     settings = {
         "format_version": FORMAT_VERSION,
         "num_beams": num_beams,
@@ -505,7 +505,7 @@ def _check_arguments(
         raise ValueError(f"labels has {len(labels)} entries, expected {len(prompts)}: one for each prompt")
 
 
-def _check_mixture(draft_model: Any, target_share: float, num_beams: int, index: ConstraintIndex) -> None:
+def _check_mixture(draft_model: Any, target_share: float, num_beams: int, vocab_size: int) -> None:
     if not 0 <= target_share <= 1:
         raise ValueError(f"target_share={target_share!r}, expected 0 to 1: lambda of the paper")
     if (draft_model is None) != (target_share == 1):
@@ -520,11 +520,11 @@ def _check_mixture(draft_model: Any, target_share: float, num_beams: int, index:
     inner = base_model(draft_model)
     if inner.config.is_encoder_decoder:
         raise ValueError(f"draft_model is a {type(inner).__name__}, expected a decoder")
-    vocab_size = inner.config.get_text_config(decoder=True).vocab_size
-    if vocab_size <= index.max_token_id:
+    found = inner.config.get_text_config(decoder=True).vocab_size
+    if found < vocab_size:
         raise ValueError(
-            f"draft_model has a vocabulary of {vocab_size} tokens, expected more than the catalogue's largest, "
-            f"{index.max_token_id}: build it with the target's tokenizer"
+            f"draft_model has a vocabulary of {found} tokens, expected the target's {vocab_size} or more: build it "
+            "with the target's tokenizer"
         )
 
 
