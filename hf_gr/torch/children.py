@@ -129,15 +129,6 @@ class OnlyChildren(Children):
         """See `Children.take_at`."""
         return places, *self.take(places, places)
 
-    def summed(
-        self,
-        scores: Float[Tensor, "batch beams 1"],
-        before: Float[Tensor, "batch beams"],
-        dead: Float[Tensor, ""],
-    ) -> Float[Tensor, "batch beams 1"]:
-        """See `Children.summed`: a beam without a child is dead."""
-        return before[..., None] + scores
-
 
 @dataclass(frozen=True)
 class RootChildren(Children):
@@ -237,7 +228,9 @@ class WideChildren(Children):
         rows = rows.view(*self.nodes.shape, -1)
         if self.hidden is not None:
             columns, are_below = self.hidden
-            hide = torch.zeros(are_below.shape, device=rows.device).masked_fill_(are_below, -torch.inf)
+            hide = torch.zeros(are_below.shape, dtype=rows.dtype, device=rows.device).masked_fill_(
+                are_below, -torch.inf
+            )
             rows.scatter_reduce_(-1, columns[:, None].expand(are_below.shape), hide, "amin")
         return rows
 

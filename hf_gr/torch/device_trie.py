@@ -290,7 +290,8 @@ def living_bits(
     by_level = list(zip(*(of_rule[device] or () for of_rule in known), strict=True))
     if sum(bits.numel() for level in by_level for bits in level if bits is not None) > LARGEST_TABLE:
         return None
-    spread = torch.where(_unpack(torch.arange(256, dtype=torch.uint8, device=device)).view(256, 8), 0.0, -torch.inf)
+    is_legal = _unpack(torch.arange(256, dtype=torch.uint8, device=device)).view(256, 8)
+    spread = torch.zeros(is_legal.shape, dtype=torch.float32, device=device).masked_fill_(~is_legal, -torch.inf)
     joined = (level[0] if level[0] is None or len(level) == 1 else torch.cat(level) for level in by_level)
     return tuple(None if bits is None else LivingBits(bits, spread) for bits in joined)
 
@@ -371,7 +372,7 @@ def _wide_level(trie: DeviceTrie, level: int) -> WideLevel | None:
     if span > WIDE_SHARE * largest or num_nodes * span > LARGEST_TABLE:
         return None
     device = edges.device
-    penalties = torch.full((num_nodes + 2, span), -torch.inf, device=device)
+    penalties = torch.full((num_nodes + 2, span), -torch.inf, dtype=torch.float32, device=device)
     smallest = torch.int16 if largest <= torch.iinfo(torch.int16).max else torch.int32
     ranks = torch.zeros(penalties.shape, dtype=smallest, device=device)
     first, count = trie.child_range(torch.arange(start, end, device=device), level=level)

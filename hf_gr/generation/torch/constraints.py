@@ -241,11 +241,12 @@ class SeveralLabels(Constraint):
 def _has_all_edges(catalogue: DeviceCatalogue) -> bool:
     """Whether the edges of the base say how to continue, and are few enough.
 
-    A step along them does not check what is alive, and need not: a dead node has no living children. But a node hidden
-    from a row may have some, and additions have edges of their own.
+    A step along them does not check what is alive: where one child alone continues, a dead node's child has no bits of
+    its own. Nodes hidden from a row have living children, and additions have edges of their own.
     """
     base = catalogue.base
-    return catalogue.added is None and base.hidden is None and base.trie.num_nodes <= MOST_NODES
+    is_whole = catalogue.added is None and base.alive is None and base.hidden is None
+    return is_whole and base.trie.num_nodes <= MOST_NODES
 
 
 def _as_living_items(rules: BatchRules) -> BatchRules:
