@@ -622,3 +622,19 @@ def test_the_default_loss_is_a_mean_within_codebooks() -> None:
             given = reference_head_log_probs(row, weights, codebooks, known[:level], transition="rnn")
             losses.append(-given[token])
     assert float(head.loss(hidden, labels).detach()) == pytest.approx(np.mean(losses), abs=1e-5)
+
+
+def test_unchecked_levels_end_in_items_where_one_child_alone_continues() -> None:
+    """Two tokens name the third: what the head invents in them must not come back as an item's ending."""
+    generator = torch.Generator().manual_seed(0)
+    pairs = torch.unique(torch.randint(3, 63, (1500, 2), generator=generator), dim=0)[:800]
+    index = ConstraintIndex.from_sequences(
+        torch.column_stack([pairs, torch.randint(3, 63, (len(pairs),), generator=generator)])
+    )
+    model = enable(build("qwen3"))
+    torch.manual_seed(0)
+    model.add_draft_head(index)
+    prompt = torch.tensor([[5, 6, 7, 8]])
+    options = {"num_beams": 40, "num_return_sequences": 5, "drafting": "head", "verification": "last_level"}
+    found = model.generate(prompt, constraint_index=index, pad_token_id=PAD, **options)[:, 4:]
+    assert all(index.items(found))

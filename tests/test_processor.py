@@ -365,3 +365,16 @@ def test_a_walk_by_edges_is_a_walk_by_children(monkeypatch: pytest.MonkeyPatch) 
                 found.append(processor(tokens, scores))
             assert torch.equal(*found)
             assert found[0].is_contiguous()
+
+
+def test_a_prefix_that_a_rule_forbids_ends_where_one_child_alone_continues() -> None:
+    """Every first token here has one continuation: only the first level says what is dead."""
+    index = ConstraintIndex.from_sequences([[3, 7, 9], [4, 8, 9], [5, 6, 9]])
+    processor = ConstraintLogitsProcessor(index.where([0, 2]), 2)
+
+    def continues(prefix: list[int]) -> list[int]:
+        scores = processor(torch.tensor([[1, 1, *prefix]]), torch.zeros(1, 12))
+        return (scores[0] > -1e4).nonzero().flatten().tolist()
+
+    assert continues([3]) == [7]
+    assert continues([4]) == continues([4, 8]) == []
