@@ -626,11 +626,9 @@ def test_the_default_loss_is_a_mean_within_codebooks() -> None:
 
 def test_unchecked_levels_end_in_items_where_one_child_alone_continues() -> None:
     """Two tokens name the third: what the head invents in them must not come back as an item's ending."""
-    generator = torch.Generator().manual_seed(0)
-    pairs = torch.unique(torch.randint(3, 63, (1500, 2), generator=generator), dim=0)[:800]
-    index = ConstraintIndex.from_sequences(
-        torch.column_stack([pairs, torch.randint(3, 63, (len(pairs),), generator=generator)])
-    )
+    pairs = np.unique(np.random.default_rng(0).integers(3, 63, (1500, 3))[:, :2], axis=0)[:800]
+    thirds = np.random.default_rng(1).integers(3, 63, len(pairs))
+    index = ConstraintIndex.from_sequences(np.column_stack([pairs, thirds]))
     model = enable(build("qwen3"))
     torch.manual_seed(0)
     model.add_draft_head(index)
