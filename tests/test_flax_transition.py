@@ -20,10 +20,11 @@ import jax.numpy as jnp
 from flax_catalogues import EOS, TOKENS, VOCABULARY, random_index, random_rows, random_rules
 
 from hf_gr import ConstraintIndex
+from hf_gr.catalogue.buckets import bucket
 from hf_gr.catalogue.fanout import Fanout
 from hf_gr.catalogue.snapshot import BatchRules, combine_rules
 from hf_gr.flax import device_trie, transition
-from hf_gr.flax.buckets import bucket, padded
+from hf_gr.flax.buckets import padded
 from hf_gr.flax.device_trie import DeviceTrie, exception_bits
 from hf_gr.flax.transition import DeviceCatalogue, device_catalogue
 from hf_gr.reference import ReferenceTrie

@@ -682,3 +682,16 @@ def test_examples_run(module: Any) -> None:
     failed, attempted = doctest.testmod(module)
     assert failed == 0
     assert attempted
+
+
+def test_a_catalogue_first_used_by_inference_serves_training() -> None:
+    """A root that leaves tokens out: its tokens are kept on the device."""
+    index = ConstraintIndex.from_sequences([[3, 4], [5, 6], [9, 6]])
+    with torch.inference_mode():
+        first = training_catalogue(index, torch.device("cpu"))
+        assert first.base.trie.root.first_token is None
+    catalogue = training_catalogue(index, torch.device("cpu"))
+    level = next(iter(walk(torch.tensor([[[3, 4], [9, 6]]]), catalogue)))
+    weights = torch.randn(*level.below.legal.shape[:2], 12, requires_grad=True)
+    level.gather(weights.log_softmax(-1)).masked_fill(~level.below.legal, 0).sum().backward()
+    assert weights.grad is not None

@@ -13,6 +13,14 @@ from typing import Any
 
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+QUIET: dict[str, Any] = {  # a training that only says its loss, on the CPU
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+    "dataloader_pin_memory": False,
+    "use_cpu": True,
+}
+
 
 def make_once(folder: Path, make: Callable[[Path], None]) -> Path:
     """Make a folder unless it is complete; one that an earlier run left half-made is made again."""
@@ -56,12 +64,8 @@ def training_arguments(folder: Path, *, num_steps: int, learning_rate: float) ->
         weight_decay=0.1,
         adam_beta2=0.98,
         logging_steps=max(1, num_steps // 40),
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        use_cpu=True,
         seed=0,
+        **QUIET,
     )
 
 

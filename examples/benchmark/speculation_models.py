@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from backbone_data import STUDIES, Row, Study, has_study, read_study
 from backbone_models import backbone_folder, load, max_items
-from experiments import make_once, run_trainer
+from experiments import QUIET, make_once, run_trainer
 from report import commit
 from torch.utils.data import Subset
 from transformers import TrainingArguments
@@ -248,12 +248,8 @@ class Workshop:
                 per_device_train_batch_size=self.plan.batch_size,
                 warmup_steps=int(WARMUP_SHARE * steps),
                 logging_steps=max(1, steps // 5),
-                save_strategy="no",
-                report_to="none",
-                disable_tqdm=True,
-                dataloader_pin_memory=False,
-                use_cpu=True,
                 seed=seed,
+                **QUIET,
                 **ALIGNMENT,
             )
             trainer = AtSpeedTrainer(

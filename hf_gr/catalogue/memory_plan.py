@@ -213,11 +213,12 @@ def _on_torch(rules: BatchRules) -> MemoryPlan:
         alive += living if views == 1 else living * (len(_lives(rules, 0)) + views)  # of several, one array with all
     additions = 0
     if added and rules.shared.twins is not None:
-        of_added = torch_arrays(TrieSizes.of(added[0]))
+        added_sizes = TrieSizes.of(added[0])
+        added_arrays = torch_arrays(added_sizes)
         additions = (
-            of_added["tokens"]
-            + of_added["offsets"]
-            + constant_bytes(TrieSizes.of(added[0]))
+            added_arrays["tokens"]
+            + added_arrays["offsets"]
+            + constant_bytes(added_sizes)
             + _torch_rules(rules, 1)
             + rules.shared.twins.nbytes
         )

@@ -24,11 +24,12 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
+from hf_gr.catalogue.buckets import bucket
 from hf_gr.catalogue.fanout import Longs
 from hf_gr.catalogue.snapshot import Snapshot, combine_rules
 from hf_gr.catalogue.trie import PADDING
 from hf_gr.flax.arrays import HostOrDevice
-from hf_gr.flax.buckets import bucket, padded
+from hf_gr.flax.buckets import padded
 from hf_gr.flax.decode import decode_program
 from hf_gr.flax.devices import DATA, decode_on_mesh, num_rows_on, replicated, settings_of_ours, to_mesh
 from hf_gr.flax.model import FlaxModel

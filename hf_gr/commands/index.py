@@ -281,8 +281,8 @@ def plan(
 
         from .index_report import estimates_to_json, print_estimates
 
-        if not items < 2**53:  # nor is "nan"
-            raise ValueError(f"--items is {items:g}, expected the number of items")
+        if not (items < 2**53 and items.is_integer()):  # nor is "nan"
+            raise ValueError(f"--items is {items:g}, expected a whole number of items")
         num_items = int(items)
         estimates = expected(num_items, levels, vocab), at_most(num_items, levels, vocab)
         paper = static_model(num_items, levels, vocab)

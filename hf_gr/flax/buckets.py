@@ -9,10 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hf_gr.catalogue.buckets import bucket
-
-__all__ = ["bucket", "padded"]
-
 
 def padded(array: npt.NDArray[Any], size: int, fill: Any = 0, *, axis: int = 0, in_front: bool = False) -> Any:
     """An array padded to a size along an axis, at its end or `in_front`; the array itself if nothing is missing."""

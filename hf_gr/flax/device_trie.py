@@ -23,6 +23,7 @@ import numpy.typing as npt
 from jax import lax
 from jaxtyping import Array, Bool, Int, Integer
 
+from hf_gr.catalogue.buckets import bucket
 from hf_gr.catalogue.fanout import Fanout, Longs
 from hf_gr.catalogue.memory_plan import ADDED_CHILDREN, ADDED_NODES, CHILDREN, PARENTS, SMALLEST, STEPS
 from hf_gr.catalogue.segment import Liveness
@@ -30,7 +31,7 @@ from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.catalogue.trie import Trie
 
 from .arrays import Device, static, windows
-from .buckets import bucket, padded
+from .buckets import padded
 
 
 @jax.tree_util.register_dataclass

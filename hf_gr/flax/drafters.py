@@ -19,10 +19,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from hf_gr.catalogue.buckets import bucket
+
 from . import beam
 from .arrays import along
 from .beam import Beams
-from .buckets import bucket
 from .children import Children
 from .noise import DRAFTS, Noise
 from .plan import DecodePlan

@@ -24,8 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from hf_gr.catalogue.buckets import bucket
+
 from .arrays import HostOrDevice, Number, WholeNumber, static
-from .buckets import bucket
 from .scorers import Prompt
 
 NEVER = 2**31 - 1  # a step that no sequence has

@@ -26,12 +26,13 @@ import numpy.typing as npt
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Integer
 
+from hf_gr.catalogue.buckets import bucket
 from hf_gr.catalogue.memory_plan import HIDDEN_NODES
 from hf_gr.catalogue.segment import Liveness
 from hf_gr.catalogue.snapshot import BatchRules
 
 from .arrays import Device, HostOrDevice, windows
-from .buckets import bucket, padded
+from .buckets import padded
 from .children import Children, MergedChildren, PlainChildren
 from .device_trie import (
     DeviceAdditions,

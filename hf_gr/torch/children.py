@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The children of the states of a level: one kind for each form that `transition.children` reads them from.
 
-All kinds have the same methods. States are not stored: `take` computes those of the few children that are kept.
+All kinds have the same methods. Where states need not be stored, `take` computes those of the few children that are
+kept.
 
 Axes: B batch, K beams, C children: those of the level's largest node; of a wide level, its span of tokens.
 """

@@ -279,7 +279,7 @@ def sum_scores(
     plan: DecodePlan,
     dead: Float[Tensor, ""],
 ) -> Float[Tensor, "batch beams children"]:
-    """The cumulative scores of legal children, `dead` for all others; may use up `scores`."""
+    """The cumulative scores of legal children, `dead` for all others."""
     if plan.is_beam_search and plan.processors is None:
         return legal.summed(scores, beams.scores, dead)
     # A processor's scores, and logits, may be no numbers at illegal tokens alone.

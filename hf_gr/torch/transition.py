@@ -34,9 +34,10 @@ class DevicePart:
 
     Attributes:
         trie: the trie.
-        alive: by level from 1, one bit a node for every rule; None where everything is alive for all.
+        alive: by level from 1, one bit a node for every rule; None where everything is alive, or is if its parent is.
         hidden: by level from 1, nodes hidden from each request, sorted, padded with the root; None without any.
-        wide: by level: its table, where there is one; None if there are children in another segment.
+        wide: by level: its table, where there is one; None if there are children in another segment, or before the
+            bits of a rule are there for it (its second use makes them).
         living: by level: for a level with such a table what is alive of it; None where everything is.
     """
 
@@ -142,6 +143,7 @@ class DeviceCatalogue:
         )
 
 
+@torch.inference_mode(False)  # what is kept here serves training, too
 def device_catalogue(rules: BatchRules, device: torch.device) -> DeviceCatalogue:
     """The catalogue of a batch on a device; segments and rules are moved there once, for as long as they live.
 
@@ -160,7 +162,7 @@ def device_catalogue(rules: BatchRules, device: torch.device) -> DeviceCatalogue
 
 
 def children(states: Int[Tensor, "batch beams"], catalogue: DeviceCatalogue, *, level: int) -> Children:
-    """The living children of every state of a level (level 0 is the root), in token order within a segment.
+    """The living children of every living state of a level (level 0 is the root), in token order within a segment.
 
     In plain loops: `for b, k, c: child = first[b, k] + c; legal = c < count[b, k] and alive[child]; token =
     tokens[child]`.
@@ -356,7 +358,7 @@ def _without_added(part: DevicePart, views: Sequence[Part]) -> DevicePart:
     Beside another segment, a prefix that is dead here may be alive there.
     """
     trie, alive, hidden = part.trie, part.alive, part.hidden
-    assert trie.root  # made here: a captured step must not wait for the device
+    _ = trie.root  # made here: a captured step must not wait for the device
     living = None
     if alive is not None:
         living = living_bits([view.alive or view.segment.all_alive for view in views], trie, alive)

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
+from hf_gr.catalogue.buckets import bucket
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.flax.assistants import ModelDrafter
-from hf_gr.flax.buckets import bucket
 from hf_gr.flax.decode import Decoded
 from hf_gr.flax.devices import replicated
 from hf_gr.flax.draft_head import HeadScorer

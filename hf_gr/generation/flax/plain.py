@@ -19,8 +19,8 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 from transformers import GenerationConfig
 
+from hf_gr.catalogue.buckets import bucket
 from hf_gr.catalogue.sequences import is_integer
-from hf_gr.flax.buckets import bucket
 from hf_gr.flax.devices import num_rows_on, settings_of_ours, to_mesh
 from hf_gr.flax.plain import Generated, PlainPlan, plain_on_mesh, plain_program
 from hf_gr.generation.checks import refuse_without_catalogue

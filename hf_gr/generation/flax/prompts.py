@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hf_gr.catalogue.buckets import bucket
 from hf_gr.catalogue.sequences import to_host
-from hf_gr.flax.buckets import bucket, padded
+from hf_gr.flax.buckets import padded
 from hf_gr.flax.scorers import Prompt
 from hf_gr.generation.checks import check_mask, check_padding, check_some_tokens, check_tokens_of_prompt
 from hf_gr.generation.models import inferred_padding, start_token
