@@ -569,6 +569,18 @@ def test_a_warm_up_captures_what_is_to_come(cache: GraphCache) -> None:
     assert one.prompt_length is None
 
 
+def test_a_warm_up_with_a_rule_captures_what_its_later_calls_use(cache: GraphCache) -> None:
+    """A rule's second use has tables that its first one lacks."""
+    model = enable(build("qwen3"))
+    rows = np.random.default_rng(0).integers(4, 60, (3000, 3))
+    view = ConstraintIndex.from_sequences(rows).where(np.arange(3000) % 3 > 0)
+    model.warm_up(view, prompt_lengths=16, num_beams=4)
+    inputs = prompts(1, 13)
+    for _ in range(2):
+        model.generate(**inputs, constraint_index=view, num_beams=4, cache_implementation="static")
+    assert cache.num_captures == 1
+
+
 def test_a_warm_up_beyond_the_limit_is_said(cache: GraphCache, monkeypatch: pytest.MonkeyPatch) -> None:
     model, index, told = enable(build("qwen3")), new_index(), []
     monkeypatch.setattr("hf_gr.generation.torch.warm_up.say_once", told.append)

@@ -176,6 +176,28 @@ def test_rules_and_exclusions_hold_on_wide_levels(num_rules: int, excludes: bool
     assert same_on_wide_levels(num_rules, excludes=excludes)
 
 
+@pytest.mark.parametrize("num_rules", [0, 2])
+def test_more_exclusions_than_a_table_is_wide_hold_without_it(num_rules: int) -> None:
+    rows = np.random.default_rng(0).integers(0, 64, (3000, 3))
+    index, items = ConstraintIndex.from_sequences(rows), np.arange(3000)
+    views = [index.where(items % 3 != rule) for rule in range(num_rules)] or [index]
+    bought = [items[::2], items[1::2]]
+    for excluded, kind in ((bought, PlainChildren), ([few[:100] for few in bought], WideChildren)):
+        rules = combine_rules([view.snapshot for view in views], excluded)
+        transition.device_catalogue(rules, CPU)  # a rule's second use makes its bits
+        catalogue = transition.device_catalogue(rules, CPU)
+        assert catalogue.base.wide is not None
+        states = torch.arange(1, 65).expand(2, -1)
+        below = transition.children(states, catalogue, level=1)
+        assert isinstance(below, kind)
+        bare = replace(catalogue, base=replace(catalogue.base, wide=None))
+        assert children_by_beam(catalogue, states, 1) == children_by_beam(bare, states, 1)
+        for row, beam in ((0, 3), (1, 60)):
+            left = ~np.isin(items, excluded[row]) & (items % 3 != (row if num_rules else -1))
+            known = set(rows[left & (rows[:, 0] == beam), 1].tolist())
+            assert set(below.tokens[row, beam][below.legal[row, beam]].tolist()) == known
+
+
 @pytest.mark.parametrize("spoiled", ["living", "rule", "hidden"])
 def test_planted_errors_of_rules_on_wide_levels_are_seen(spoiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = transition._wide_children

@@ -27,6 +27,8 @@ from .children import Children, OnlyChildren, PlainChildren, RootChildren, Unche
 from .device_trie import DeviceTrie, LivingBits, WideLevel, bits_on_device, living_bits, on_device, twins_on_device
 from .transfers import to_device
 
+HIDDEN_SHARE = 2  # of a table's columns: with more hidden nodes it is cheaper to look each child up among them
+
 
 @dataclass(frozen=True)
 class DevicePart:
@@ -52,6 +54,14 @@ class DevicePart:
         return (self.alive is None or self.alive[level] is None) and (
             self.hidden is None or self.hidden[level] is None
         )
+
+    def table_for(self, level: int) -> WideLevel | None:
+        """The table that serves a level, if there is one."""
+        table = None if self.wide is None else self.wide[level]
+        hidden = None if self.hidden is None else self.hidden[level]
+        if table is None or hidden is None or hidden.shape[1] <= HIDDEN_SHARE * table.num_tokens:
+            return table
+        return None
 
     def of_rows(self, rows: Int[Tensor, " some"]) -> DevicePart:
         """The segment as some requests of the batch see it."""
@@ -174,7 +184,7 @@ def children(states: Int[Tensor, "batch beams"], catalogue: DeviceCatalogue, *, 
     base = catalogue.base
     if level == 0 and base.is_whole(level):
         return RootChildren(base.trie.root.tokens.expand(*states.shape, -1), states, base.trie.root)
-    if base.wide is not None and (table := base.wide[level]) is not None:
+    if (table := base.table_for(level)) is not None:
         return _wide_children(states, base, table, catalogue.rule_of_row, level)
     if base.is_whole(level) and base.trie.is_chain(level):
         return _only_children(states, base.trie, level)

@@ -72,15 +72,11 @@ def warm_up(
     found: dict[Any, tuple[int, int | None, int]] = {}
     for width, size, length in product(widths, sizes, sorted(lengths)):
         tokens = ordinary_tokens(model, size * length).view(size, length)
+        call = options | {"attention_mask": torch.ones_like(tokens), "constraint_index": index, "num_beams": width}
+        if not found:  # a rule's tables are made at its second use, and a decode is captured with them
+            model.generate(tokens, **call)
         with captured.capturing_at_once() as attempts:
-            model.generate(
-                tokens,
-                attention_mask=torch.ones_like(tokens),
-                constraint_index=index,
-                num_beams=width,
-                cache_implementation="static",
-                **options,
-            )
+            model.generate(tokens, cache_implementation="static", **call)
         ((key, longest, why),) = attempts or [(None, None, "transformers' own loop")]
         why = why or captured.GRAPHS.refusal(key)
         if why is not None:
