@@ -188,6 +188,51 @@ def test_the_timing_table_of_the_readme_is_in_results() -> None:
     assert f"$ {command}\n" in time, f"README names {command!r}, section Time of RESULTS.md has another"
 
 
+QUOTING = ["README.md", *(f"examples/guides/{path.name}" for path in sorted((ROOT / "examples/guides").glob("*.md")))]
+COMMAND = re.compile(r"\(`((?:OMP_NUM_THREADS=1 )?python examples/[^`]+)`")
+UNITS = {"ms": 1000, "%": 100}  # of what may be printed in seconds, or as a share
+
+
+def quotes(text: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Commands in parentheses, and the figures with their units of the paragraph, and of a table right below it."""
+    blocks = re.sub(r"```.*?```", "", text, flags=re.DOTALL).split("\n\n")
+    for block, below in zip(blocks, [*blocks[1:], ""], strict=True):
+        for command in COMMAND.findall(block):
+            prose = re.sub(r"`[^`]*`|\]\([^)]*\)", "", block)
+            found = re.findall(r"(?<![\w.,-])(\d[\d,]*(?:\.\d+)?)(?: ?(%|ms|s|times|MB|GB|MiB|GiB|bytes)\b| ?(%))?", prose)
+            kept = [(figure, unit or percent) for figure, unit, percent in found if unit or percent or "." in figure]
+            for line in below.splitlines()[2:] if below.startswith("|") else []:
+                for cell in line.strip("|").split("|")[1:]:
+                    kept += re.findall(r"(?<![\w.,-])(\d[\d,]*(?:\.\d+)?)(?: ?(%|ms|s)(?!\w))?", cell)
+            yield " ".join(command.split()), kept
+
+
+@pytest.mark.parametrize("page", QUOTING)
+def test_figures_that_name_their_command_are_in_results(page: str, record: Any) -> None:
+    results = text_of("examples/benchmark/RESULTS.md")
+    sections = [section_of(results, heading) for heading in re.findall(r"^## (.*)$", results, flags=re.MULTILINE)]
+    for command, found in quotes(text_of(page)):
+        (section,) = [text for text in sections if re.search(rf"{re.escape(command)}(?=[\n`])", text)] or [None]
+        assert section, f"{page} names {command!r}, which is in no section of RESULTS.md"
+        printed = list(figures(section))
+        for figure, unit in found:
+            numbers = [*printed, *(UNITS.get(unit, 1) * number for number in printed)]
+            assert is_quoted_from(figure, numbers), f"{page} quotes {figure} {unit}, which {command!r} has not printed"
+
+
+def test_quotes_are_found_with_their_tables() -> None:
+    text = """It takes 1.5 s and 20% of 3 calls (`python examples/a.py
+--b 1`), 4 ms.
+
+| 7 | 8 |
+|---|---|
+| 9 | 10 ms, 0.5 |
+"""
+    ((command, found),) = quotes(text)
+    assert command == "python examples/a.py --b 1"
+    assert found == [("1.5", "s"), ("20", "%"), ("4", "ms"), ("10", "ms"), ("0.5", "")]
+
+
 def test_a_wrong_figure_would_be_seen() -> None:
     assert is_quoted_from("0.131", [0.1314])
     assert not is_quoted_from("0.132", [0.1314])
