@@ -11,7 +11,7 @@ beam search.
 - head: `generate(..., drafting="head")`, one prefill of prompt and placeholders, and the head's own search;
 - head, strict: the head drafts, the model verifies.
 
-"decode" is the time inside `hf_gr.torch.decode.decode`: everything after the prefill.
+"decode" is everything after the prefill, which ends with the model's first forward over its layers.
 
     python examples/benchmark/draft_head.py         # 23 M parameters, a few minutes
     python examples/benchmark/draft_head.py --fast  # a tiny model, a few seconds
@@ -36,7 +36,6 @@ from report import print_json_line, print_table
 from transformers import DynamicCache
 
 from hf_gr import ConstraintIndex, enable
-from hf_gr.generation.torch import mixin
 from hf_gr.reference import reference_beam_search, reference_head_log_probs
 
 SETTINGS = ("1,64,50", "1,256,10", "1,256,50", "4,256,50", "1,512,128")
@@ -46,24 +45,22 @@ SCORE_TOL = 1e-3  # fp32, relative: sums of L log-probabilities, each through al
 
 
 @contextmanager
-def timed_decode(device: torch.device) -> Iterator[list[float]]:
-    """Seconds that calls spend after their prefill."""
+def timed_decode(model: Any) -> Iterator[list[float]]:
+    """Seconds between the end of the first forward and that of this block; none without a forward."""
+    read: list[float] = []
     seconds: list[float] = []
-    real = mixin.decode
 
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        synchronize(device)
-        start = time.perf_counter()
-        decoded = real(*args, **kwargs)
-        synchronize(device)
-        seconds.append(time.perf_counter() - start)
-        return decoded
+    def first(*_: Any) -> None:
+        if not read:
+            synchronize(model.device)
+            read.append(time.perf_counter())
 
-    mixin.decode = timed
+    hook = model.base_model.register_forward_hook(first)
     try:
         yield seconds
     finally:
-        mixin.decode = real
+        hook.remove()
+        seconds += [time.perf_counter() - end for end in read]
 
 
 def synchronize(device: torch.device) -> None:
@@ -144,13 +141,13 @@ def run_setting(bench: GenerateBench, setting: Setting, options: argparse.Namesp
     forwards = {name: calls[name]().speculation.target_forwards for name in (BEAMS, HEAD, STRICT)}
     for _ in range(options.repeats):
         for name, call in calls.items():
-            with timed_decode(bench.device) as seconds:
-                synchronize(bench.device)
-                start = time.perf_counter()
+            synchronize(bench.device)
+            start = time.perf_counter()
+            with timed_decode(bench.enabled) as seconds:
                 call()
                 synchronize(bench.device)
                 whole[name].append(time.perf_counter() - start)
-            behind[name] += seconds
+            behind[name] += seconds if name != PREFILL else []
     return {
         "setting": str(setting),
         "seconds": {name: statistics.median(times) for name, times in whole.items()},

@@ -267,9 +267,11 @@ def child_scores(
     at_once = rows_at_once(rows.shape[0], rows.shape[1], rows.device)
     if rows.shape[0] <= at_once:
         return legal.scores(rows.float().log_softmax(-1)).view(legal.tokens.shape)
-    pieces = [slice(start, start + at_once) for start in range(0, len(rows), at_once)]
-    scores = [legal.scores(rows[piece].float().log_softmax(-1), piece) for piece in pieces]
-    return torch.cat(scores).view(legal.tokens.shape)
+    scores = rows.new_empty((rows.shape[0], legal.tokens.shape[-1]), dtype=torch.float32)
+    for start in range(0, len(rows), at_once):
+        piece = slice(start, start + at_once)
+        scores[piece] = legal.scores(rows[piece].float().log_softmax(-1), piece)  # may be a view
+    return scores.view(legal.tokens.shape)
 
 
 def sum_scores(
