@@ -190,6 +190,7 @@ def test_the_timing_table_of_the_readme_is_in_results() -> None:
 
 QUOTING = ["README.md", *(f"examples/guides/{path.name}" for path in sorted((ROOT / "examples/guides").glob("*.md")))]
 COMMAND = re.compile(r"\(`((?:OMP_NUM_THREADS=1 )?python examples/[^`]+)`")
+FIGURE = re.compile(r"(?<![\w.,-])(\d[\d,]*(?:\.\d+)?)(?: ?(%|ms|s|times|MB|GB|MiB|GiB|bytes)(?!\w))?")
 UNITS = {"ms": 1000, "%": 100}  # of what may be printed in seconds, or as a share
 
 
@@ -199,11 +200,9 @@ def quotes(text: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     for block, below in zip(blocks, [*blocks[1:], ""], strict=True):
         for command in COMMAND.findall(block):
             prose = re.sub(r"`[^`]*`|\]\([^)]*\)", "", block)
-            found = re.findall(r"(?<![\w.,-])(\d[\d,]*(?:\.\d+)?)(?: ?(%|ms|s|times|MB|GB|MiB|GiB|bytes)\b| ?(%))?", prose)
-            kept = [(figure, unit or percent) for figure, unit, percent in found if unit or percent or "." in figure]
+            kept = [found for found in FIGURE.findall(prose) if found[1] or "." in found[0]]
             for line in below.splitlines()[2:] if below.startswith("|") else []:
-                for cell in line.strip("|").split("|")[1:]:
-                    kept += re.findall(r"(?<![\w.,-])(\d[\d,]*(?:\.\d+)?)(?: ?(%|ms|s)(?!\w))?", cell)
+                kept += [found for cell in line.strip("|").split("|")[1:] for found in FIGURE.findall(cell)]
             yield " ".join(command.split()), kept
 
 
