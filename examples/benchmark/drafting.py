@@ -31,7 +31,7 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,8 @@ CATALOGUES = {  # name: --catalogue, items, tokens of an item
     "1 M items of 6 tokens, skewed": ("skewed", 1_000_000, 6),
 }
 FAST_CATALOGUES = {"3,000 items of 6 tokens": ("random", 3000, 6)}
-PLAIN, MODEL, AUTO, AUTO_WITH_MODEL = "plain", "draft model", "auto", "auto, draft model"
+PLAIN, MODEL = "plain", "draft model"
+AUTOS = AUTO, AUTO_WITH_MODEL = "auto", "auto, draft model"
 HEAD, RELAXED = "head alone", "draft model, relaxed"
 CHANGED = (HEAD, RELAXED)  # results differ from plain search's
 LATER = 0.1  # what the target's later layers add, by what they would
@@ -110,7 +111,6 @@ def make_draft(bench: Bench, options: argparse.Namespace) -> Any:
 def run_setting(bench: Bench, setting: Setting, draft: Any, options: argparse.Namespace) -> list[dict[str, Any]]:
     """One row per contender: forwards, nodes scored ahead, seconds, and ratios of alternating times."""
     prompt = make_prompt(bench, setting, options.seed)
-    prompt_length = prompt["input_ids"].shape[1]
 
     def ask(extra: dict[str, Any], *, scores: bool = False) -> Any:
         return bench.enabled.generate(
@@ -125,21 +125,7 @@ def run_setting(bench: Bench, setting: Setting, draft: Any, options: argparse.Na
         )
 
     asked = contenders(draft, options)
-    answers: dict[str, Answer] = {}
-    happened = {}
-    for name, extra in asked.items():
-        out = ask(extra, scores=name not in CHANGED)
-        happened[name] = out.speculation
-        if name in CHANGED:
-            continue
-        shape = (setting.batch, setting.beams)
-        answers[name] = Answer(
-            out.sequences[:, prompt_length:].view(*shape, bench.length), out.sequences_scores.view(shape)
-        )
-        exact = bench.plain.dtype is torch.float32
-        wrong = difference(answers[name], answers[PLAIN], SCORE_TOL[bench.plain.dtype], exact=exact)
-        if wrong is not None:
-            raise SystemExit(f"({setting}): {name} does not answer what plain search answers: {wrong}")
+    happened = {name: out.speculation for name, out in compared(bench, setting, asked, ask)}
     for name in (AUTO, AUTO_WITH_MODEL):
         for _ in range(MOST_CALLS):
             if ask(asked[name]).speculation.chosen is not None:
@@ -155,29 +141,51 @@ def run_setting(bench: Bench, setting: Setting, draft: Any, options: argparse.Na
     memory = {name: peak(lambda extra=extra: ask(extra), bench.device) for name, extra in asked.items()}
     share = draft.num_parameters() / bench.enabled.num_parameters()
     reads = {name: 1 + now.target_forwards + share * now.draft_forwards for name, now in happened.items()}
-    rows = []
-    for name in asked:
-        fixed = [other for other in asked if asked[other].get("drafting") != "auto" and other not in CHANGED]
-        if name != AUTO_WITH_MODEL:
-            fixed = [other for other in fixed if "assistant_model" not in asked[other]]
-        fastest = min(fixed, key=lambda other: statistics.median(seconds[other]))
-        rows.append(
-            {
-                **asdict(setting),
-                "contender": name,
-                "chosen": happened[name].chosen,
-                "target_forwards": happened[name].target_forwards,
-                "draft_forwards": happened[name].draft_forwards,
-                "drafted_nodes": float(happened[name].drafted_nodes.float().mean()),
-                "accepted_steps": float(happened[name].accepted_steps.float().mean()),
-                "weights": reads[name] / reads[PLAIN],
-                "memory": memory[name] / memory[PLAIN],
-                "seconds": statistics.median(seconds[name]),
-                "of_plain": paired(seconds[name], seconds[PLAIN]),
-                "of_fastest": paired(seconds[name], seconds[fastest]) if name in (AUTO, AUTO_WITH_MODEL) else None,
-            }
-        )
-    return rows
+    return [
+        {
+            **asdict(setting),
+            "contender": name,
+            "chosen": happened[name].chosen,
+            "target_forwards": happened[name].target_forwards,
+            "draft_forwards": happened[name].draft_forwards,
+            "drafted_nodes": float(happened[name].drafted_nodes.float().mean()),
+            "accepted_steps": float(happened[name].accepted_steps.float().mean()),
+            "weights": reads[name] / reads[PLAIN],
+            "memory": memory[name] / memory[PLAIN],
+            "seconds": statistics.median(seconds[name]),
+            "of_plain": paired(seconds[name], seconds[PLAIN]),
+            "of_fastest": paired(seconds[name], seconds[fastest_for(name, asked, seconds)]) if name in AUTOS else None,
+        }
+        for name in asked
+    ]
+
+
+def compared(
+    bench: Bench, setting: Setting, asked: dict[str, dict[str, Any]], ask: Callable[..., Any]
+) -> Iterator[tuple[str, Any]]:
+    """A first call of every contender; exits where one that must not change results changes them."""
+    shape, prompt_length = (setting.batch, setting.beams), setting.prompt
+    wanted: Answer | None = None
+    for name, extra in asked.items():
+        out = ask(extra, scores=name not in CHANGED)
+        yield name, out
+        if name in CHANGED:
+            continue
+        sequences = out.sequences[:, prompt_length:].view(*shape, bench.length)
+        answer = Answer(sequences, out.sequences_scores.view(shape))
+        wanted = wanted or answer  # plain search is the first
+        exact = bench.plain.dtype is torch.float32
+        wrong = difference(answer, wanted, SCORE_TOL[bench.plain.dtype], exact=exact)
+        if wrong is not None:
+            raise SystemExit(f"({setting}): {name} does not answer what plain search answers: {wrong}")
+
+
+def fastest_for(auto: str, asked: dict[str, dict[str, Any]], seconds: dict[str, list[float]]) -> str:
+    """The fastest of what `auto` may choose, or that with a draft model."""
+    fixed = [name for name in asked if name not in (*AUTOS, *CHANGED)]
+    if auto == AUTO:
+        fixed = [name for name in fixed if "assistant_model" not in asked[name]]
+    return min(fixed, key=lambda name: statistics.median(seconds[name]))
 
 
 def peak(call: Callable[[], Any], device: torch.device) -> int:
