@@ -20,10 +20,10 @@ from families import EOS, build, prompts
 from test_decode import CPU, make_plan
 
 from hf_gr import ConstraintIndex, enable
+from hf_gr.catalogue import tables
 from hf_gr.catalogue.snapshot import combine_rules
 from hf_gr.generation.torch import mixin
 from hf_gr.torch import decode as decoding
-from hf_gr.torch import device_trie
 from hf_gr.torch.decode import Decoded, decode
 from hf_gr.torch.frontier import Frontier
 from hf_gr.torch.noise import Noise
@@ -148,7 +148,7 @@ def test_the_loop_is_one_graph(feature: str) -> None:
 
 
 def test_wide_levels_are_in_the_same_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_trie, "WIDE_FROM", 1)
+    monkeypatch.setattr(tables, "WIDE_FROM", 1)
     check(plain(), {"num_beams": 5})
 
 

@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_gr import ConstraintIndex
+from hf_gr.catalogue import tables
 from hf_gr.catalogue.snapshot import combine_rules
 from hf_gr.reference import reference_beam_search
-from hf_gr.torch import beam, decode, device_trie, transition
+from hf_gr.torch import beam, decode, transition
 from hf_gr.torch.beam import Beams, Finished
 from hf_gr.torch.children import WideChildren
 from hf_gr.torch.decode import DecodePlan
@@ -126,7 +127,7 @@ def test_ragged_catalogues_equal_the_slow_search(
 
 
 def test_wide_levels_equal_the_slow_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_trie, "WIDE_FROM", 1)
+    monkeypatch.setattr(tables, "WIDE_FROM", 1)
     rng = np.random.default_rng(0)
     for ragged in (False, True):
         sequences = [rng.integers(1, 7, rng.integers(1, 5) if ragged else 4).tolist() for _ in range(60)]

@@ -28,9 +28,10 @@ from table_scorers import (
 from test_decode import CPU, make_plan
 
 from hf_gr import ConstraintIndex
+from hf_gr.catalogue import tables as wide_tables
 from hf_gr.catalogue.snapshot import combine_rules
 from hf_gr.torch import decode as loop
-from hf_gr.torch import device_trie, drafters, transition
+from hf_gr.torch import drafters, transition
 from hf_gr.torch.beam import DEAD
 from hf_gr.torch.children import Children
 from hf_gr.torch.decode import Decoded, DecodePlan, decode
@@ -181,7 +182,7 @@ def test_widths_too_small_are_told_row_by_row() -> None:
 
 
 def test_no_draft_changes_a_result_on_wide_levels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_trie, "WIDE_FROM", 1)
+    monkeypatch.setattr(wide_tables, "WIDE_FROM", 1)
     for seed in range(100):
         check_random(seed)
 

@@ -80,6 +80,7 @@ TORCH_ONLY = {
         "ChildrenInColumns": "kinds in Flax all read scores at their tokens: those are replaced",
         "UncheckedChildren": "every level is checked in Flax",
         "WideChildren": "wide levels are dense in torch alone",
+        "JoinedChildren": "the same",
         "OnlyChildren": "a step in Flax is one program: what it does not read costs nothing",
         "RootChildren": "the same",
     },
@@ -90,8 +91,6 @@ TORCH_ONLY = {
         "TOKEN_BITS": "of edges, for the same",
         "LARGEST_TABLE": "of wide levels, see children",
         "CHILDREN_AT_ONCE": "the same",
-        "WIDE_FROM": "the same",
-        "WIDE_SHARE": "the same",
         "WideLevel": "the same",
         "LivingBits": "the same",
         "living_bits": "the same",
@@ -114,6 +113,7 @@ TORCH_ONLY = {
     "speculation": {"Level": "Scored in Flax, where rows do not leave", "Lookahead": "the loop itself in Flax"},
     "verifiers": {},
     "transition": {
+        "HIDDEN_SHARE": "of wide levels, see children",
         "mask_illegal": "scores in Flax are put in their tokens' places: over_vocabulary",
     },
     "head_cells": {},
@@ -234,6 +234,7 @@ OTHERWISE = {
         "rows",  # rows of a program advance together
         "tokens_per_beam",  # of the paper's own search, which a benchmark compares with
     },
+    "transition.DevicePart.table_for": ALONE,  # of wide levels, see children
     "transition.DeviceCatalogue.children": ALONE,  # answers of several labels have no states
     "transition.DeviceCatalogue.is_leaf": ALONE,  # the same
     "decode.DecodePlan.ends_together": ALONE,  # a program always has a pool
@@ -246,11 +247,13 @@ OTHERWISE = {
     "beam.Beams.of": ALONE,
     "children.Children": {"tokens"},  # fields of each kind in torch
     "children.Children.legal": ALONE,
+    "children.Children.shape": ALONE,  # of kinds whose tokens are put together only if they are asked for
     "children.Children.summed": ALONE,  # kinds in Flax all have their states checked
     "children.Children.scores": {"rows"},  # log-probabilities are not cut into pieces
     "children.Children.take_at": ALONE,  # saves a device launches
     "children.PlainChildren.take_at": ALONE,
     "children.PlainChildren": {"legal", "first", "states"},
+    "device_trie.DeviceTrie": {"tables"},  # of wide levels, see children
     "device_trie.DeviceTrie.child_bounds": ALONE,
     "device_trie.DeviceTrie.constants": ALONE,
     "device_trie.DeviceTrie.has_bases": ALONE,

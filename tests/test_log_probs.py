@@ -50,6 +50,7 @@ def kinds() -> dict[str, Children]:
     first = torch.zeros((BATCH, BEAMS), dtype=torch.long)
     plain = PlainChildren(torch.where(legal, tokens, 0), legal, tokens)
     table = WideLevel(
+        start=0,
         first_token=7,
         penalties=torch.zeros((2, CHILDREN)),
         ranks=torch.zeros((2, CHILDREN), dtype=torch.int32),

@@ -16,6 +16,7 @@ from hf_gr import ConstraintIndex
 from hf_gr.catalogue import memory_plan, size_estimates
 from hf_gr.catalogue.memory_plan import Backend, MemoryPlan, plan_memory
 from hf_gr.catalogue.snapshot import BatchRules, combine_rules
+from hf_gr.catalogue.tables import table_shape
 from hf_gr.torch import device_trie as torch_device
 from hf_gr.torch import transition as torch_transition
 
@@ -52,7 +53,20 @@ def wide(rng: np.random.Generator) -> ConstraintIndex:
     return ConstraintIndex.from_sequences(np.stack([np.arange(40_000), np.arange(40_000) % 7], axis=1))
 
 
-KINDS = [uniform, skewed, offset, ragged, tiny, wide]
+def few_large(rng: np.random.Generator) -> ConstraintIndex:
+    """One node of many has 2,000 children: it alone has a row in a table."""
+    large, small = np.arange(2000), np.arange(1, 9001)
+    pairs = [np.stack([0 * large, large], axis=1), np.stack([small, small % 2000], axis=1)]
+    rows = np.concatenate(pairs)
+    index = ConstraintIndex.from_sequences(np.concatenate([rows, rows[:, 1:] % 7], axis=1))
+    table = table_shape(index.snapshot.base.segment.trie, 1)
+    assert table is not None
+    assert table.parents is not None
+    assert (table.parents.tolist(), table.rest) == ([0], 1)
+    return index
+
+
+KINDS = [uniform, skewed, offset, ragged, tiny, wide, few_large]
 
 
 def as_it_is(index: ConstraintIndex, rng: np.random.Generator) -> BatchRules:

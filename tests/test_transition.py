@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hf_gr import ConstraintIndex
+from hf_gr.catalogue import tables
 from hf_gr.catalogue.fanout import Fanout
 from hf_gr.catalogue.snapshot import combine_rules
 from hf_gr.reference import ReferenceTrie
@@ -21,6 +22,7 @@ from hf_gr.torch import device_trie, transition
 from hf_gr.torch.children import (
     Children,
     ChildrenInColumns,
+    JoinedChildren,
     OnlyChildren,
     PlainChildren,
     RootChildren,
@@ -87,8 +89,20 @@ def test_steps_equal_the_dictionary(sequences: list[list[int]]) -> None:
 
 
 def make_all_wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_trie, "WIDE_FROM", 1)
-    monkeypatch.setattr(device_trie, "WIDE_SHARE", 100)
+    monkeypatch.setattr(tables, "WIDE_FROM", 1)
+    monkeypatch.setattr(tables, "WIDE_SHARE", 100)
+
+
+def make_some_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes with three children or more have rows in tables, the others have not."""
+    monkeypatch.setattr(tables, "is_wide", lambda *_: False)
+    monkeypatch.setattr(tables, "WIDE_FROM", 2)
+    monkeypatch.setattr(tables, "TABLE_CALLS", 0)
+    monkeypatch.setattr(tables, "TOKENS_A_CHILD", 1e9)
+
+
+# Nodes with three children and with fewer on every level but the last.
+ALL_LARGE = [[a, b, c] for a in (1, 2, 4) for b in range(1, a + 1) for c in range(1, b + 1)]
 
 
 def random_catalogues() -> list[list[list[int]]]:
@@ -96,27 +110,35 @@ def random_catalogues() -> list[list[list[int]]]:
     return [[rng.integers(1, 7, rng.integers(1, 5)).tolist() for _ in range(rng.integers(1, 40))] for _ in range(20)]
 
 
+@pytest.mark.parametrize("make", [make_all_wide, make_some_wide])
 @pytest.mark.parametrize("at_once", [1, 7, 2**20])  # tables are made in pieces of one node, of some, and at once
-def test_wide_levels_equal_the_dictionary(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_all_wide(monkeypatch)
+def test_wide_levels_equal_the_dictionary(at_once: int, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(monkeypatch)
     monkeypatch.setattr(device_trie, "CHILDREN_AT_ONCE", at_once)
     for sequences in [*random_catalogues(), SPARSE]:
         check(sequences)
 
 
-@pytest.mark.parametrize("field", ["penalties", "ranks", "first"])
-def test_a_planted_error_in_a_wide_level_is_seen(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_all_wide(monkeypatch)
+@pytest.mark.parametrize(
+    ("field", "make"),
+    [
+        *((field, make_all_wide) for field in ("penalties", "ranks", "first")),
+        *((field, make_some_wide) for field in ("penalties", "ranks", "first", "parents", "rest")),
+    ],
+)
+def test_a_planted_error_in_a_wide_level_is_seen(field: str, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(monkeypatch)
     right = device_trie._wide_level
 
     def spoiled(*args: Any) -> Any:
         level = right(*args)
         value = level.penalties.roll(1, -1) if field == "penalties" else getattr(level, field) + 1
+        value = level.rest - 1 if field == "rest" else value
         return replace(level, **{field: value})
 
     monkeypatch.setattr(device_trie, "_wide_level", spoiled)
     with pytest.raises((AssertionError, IndexError, RuntimeError)):
-        check([[1, 2], [1, 3, 4], [2]])
+        check(ALL_LARGE)
 
 
 def test_only_levels_with_many_children_are_wide() -> None:
@@ -149,7 +171,7 @@ def children_by_beam(catalogue: transition.DeviceCatalogue, states: torch.Tensor
     return by_beam
 
 
-def same_on_wide_levels(num_rules: int, *, excludes: bool) -> bool:
+def same_on_wide_levels(num_rules: int, *, excludes: bool, kind: type[Children] = WideChildren) -> bool:
     """Whether rules and exclusions leave the same on wide levels as on others, from every state."""
     rules = some_rules(num_rules, excludes=excludes)
     narrow = transition.device_catalogue(rules, CPU)
@@ -164,7 +186,7 @@ def same_on_wide_levels(num_rules: int, *, excludes: bool) -> bool:
     for level in range(2):
         states = torch.arange(starts[level] - 1, starts[level + 1] + 1).expand(2, -1)
         below = transition.children(states, wide, level=level)
-        assert isinstance(below, WideChildren if num_rules or excludes or level else RootChildren)
+        assert isinstance(below, kind if num_rules or excludes or level else RootChildren)
         if children_by_beam(wide, states, level) != children_by_beam(narrow, states, level):
             return False
     return True
@@ -174,6 +196,22 @@ def same_on_wide_levels(num_rules: int, *, excludes: bool) -> bool:
 @pytest.mark.parametrize("num_rules", [0, 1, 2])
 def test_rules_and_exclusions_hold_on_wide_levels(num_rules: int, excludes: bool) -> None:
     assert same_on_wide_levels(num_rules, excludes=excludes)
+
+
+def make_large_nodes_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of `some_rules`, about half of the nodes of level 1."""
+    monkeypatch.setattr(tables, "is_wide", lambda *_: False)
+    monkeypatch.setattr(tables, "TABLE_CALLS", 0)
+    monkeypatch.setattr(tables, "TOKENS_A_CHILD", 1e9)
+
+
+@pytest.mark.parametrize("excludes", [False, True])
+@pytest.mark.parametrize("num_rules", [0, 1, 2])
+def test_rules_and_exclusions_hold_where_some_nodes_are_wide(
+    num_rules: int, excludes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_large_nodes_wide(monkeypatch)
+    assert same_on_wide_levels(num_rules, excludes=excludes, kind=JoinedChildren)
 
 
 @pytest.mark.parametrize("num_rules", [0, 2])
@@ -198,12 +236,17 @@ def test_more_exclusions_than_a_table_is_wide_hold_without_it(num_rules: int) ->
             assert set(below.tokens[row, beam][below.legal[row, beam]].tolist()) == known
 
 
+@pytest.mark.parametrize("kind", [WideChildren, JoinedChildren])
 @pytest.mark.parametrize("spoiled", ["living", "rule", "hidden"])
-def test_planted_errors_of_rules_on_wide_levels_are_seen(spoiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_errors_of_rules_on_wide_levels_are_seen(
+    spoiled: str, kind: type[Children], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind is JoinedChildren:
+        make_large_nodes_wide(monkeypatch)
     right = transition._wide_children
     if spoiled == "living":
         right_bits = device_trie._living
-        monkeypatch.setattr(device_trie, "_living", lambda table, alive: right_bits(table, alive) | 16)
+        monkeypatch.setattr(device_trie, "_living", lambda *args: right_bits(*args) | 16)
     else:
         change = {
             "rule": lambda below: {"living": (below.living[0], below.nodes)},
@@ -212,7 +255,7 @@ def test_planted_errors_of_rules_on_wide_levels_are_seen(spoiled: str, monkeypat
         monkeypatch.setattr(
             transition, "_wide_children", lambda *args: replace(found := right(*args), **change[spoiled](found))
         )
-    assert not same_on_wide_levels(2, excludes=True)
+    assert not same_on_wide_levels(2, excludes=True, kind=kind)
 
 
 def test_steps_from_listed_exceptions_and_from_large_tokens_equal_the_dictionary() -> None:
@@ -337,13 +380,15 @@ def test_a_step_compiles_into_one_graph() -> None:
         assert torch.equal(getattr(ours, name), getattr(theirs, name))
 
 
-KINDS = [PlainChildren, OnlyChildren, WideChildren, UncheckedChildren]
+KINDS = [PlainChildren, OnlyChildren, WideChildren, JoinedChildren, UncheckedChildren]
 
 
 def catalogue_with(kind: type[Children], monkeypatch: pytest.MonkeyPatch) -> transition.DeviceCatalogue:
     """A catalogue whose levels 0 and 1 have children of a kind."""
     if kind is WideChildren:
         make_all_wide(monkeypatch)
+    if kind is JoinedChildren:
+        make_some_wide(monkeypatch)
     rows = np.random.default_rng(0).integers(0, 9, size=(50, 3))
     if kind is OnlyChildren:
         rows = rows[np.unique(rows[:, 0], return_index=True)[1]]

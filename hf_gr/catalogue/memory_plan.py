@@ -19,14 +19,12 @@ from .buckets import bucket
 from .fanout import Fanout, smallest_dtype
 from .segment import Liveness, Segment
 from .snapshot import BatchRules
+from .tables import LARGEST_TABLE, table_shape
 from .trie import Trie
 
 Backend = Literal["torch", "flax"]
 
-# PyTorch: tables for levels near the root.
-WIDE_FROM = 32  # children of one node; below, a step costs no more than its calls
-WIDE_SHARE = 5  # a level is wide if a node may have every fifth token of its span
-LARGEST_TABLE = 2**24  # nodes times tokens: 64 MB of penalties, 32 MB of numbers; bytes of the bits of all rules
+# PyTorch.
 SPREAD = 8 * 2**10  # bytes of the penalties of every byte of bits
 MOST_NODES = 2**22  # of tries that are walked by their edges, eight bytes each: 32 MB
 
@@ -84,6 +82,8 @@ class LevelSizes:
         offset_size: bytes of an offset.
         exception_size: bytes of an exception.
         span: tokens from the level's first to its last; 0 where it does not matter.
+        table_rows: nodes that have a row in the level's table.
+        has_parts: whether others have none.
     """
 
     num_parents: int
@@ -93,6 +93,8 @@ class LevelSizes:
     offset_size: int
     exception_size: int
     span: int
+    table_rows: int = 0
+    has_parts: bool = False
 
     @property
     def num_offsets(self) -> int:
@@ -180,24 +182,18 @@ def constant_bytes(sizes: TrieSizes) -> int:
 
 
 def table_bytes(level: LevelSizes) -> int:
-    """Bytes of a level's table; 0 for one that is not wide."""
-    if not may_be_wide(level.num_parents, level.largest) or level.span > WIDE_SHARE * level.largest:
-        return 0
-    if level.num_parents * level.span > LARGEST_TABLE:
+    """Bytes of a level's table; 0 for one that has none."""
+    if not level.table_rows:
         return 0
     entry = 4 + smallest_dtype(level.largest).itemsize  # a penalty and a rank
-    # And each node's first child; two rows for what is no node; the tokens of the span.
-    return (level.num_parents + 2) * (level.span * entry + 8) + 8 * level.span
+    # And each node's first child; two rows for what is no node; the tokens of the span; which nodes have rows.
+    numbers = 8 * (level.span + (level.table_rows if level.has_parts else 0))
+    return (level.table_rows + 2) * (level.span * entry + 8) + numbers
 
 
 def living_bytes(level: LevelSizes) -> int:
     """Bytes of the bits of one rule in a level's table."""
-    return (level.num_parents + 2) * _num_bytes(level.span) if table_bytes(level) else 0
-
-
-def may_be_wide(num_nodes: int, largest: int) -> bool:
-    """Whether a level has a table, if the span of its tokens is not too large."""
-    return largest >= WIDE_FROM and num_nodes * largest <= LARGEST_TABLE
+    return (level.table_rows + 2) * _num_bytes(level.span) if level.table_rows else 0
 
 
 def _on_torch(rules: BatchRules) -> MemoryPlan:
@@ -353,10 +349,7 @@ def _num_bytes(num_bits: int) -> int:
 
 def _level_sizes(trie: Trie, level: int) -> LevelSizes:
     fanout: Fanout = trie.fanouts[level]
-    span = 0
-    if may_be_wide(fanout.num_parents, fanout.largest):
-        tokens = trie.tokens[trie.level_starts[level + 1] : trie.level_starts[level + 2]]
-        span = int(tokens.max()) - int(tokens.min()) + 1
+    table = table_shape(trie, level)
     return LevelSizes(
         fanout.num_parents,
         fanout.num_children,
@@ -364,5 +357,7 @@ def _level_sizes(trie: Trie, level: int) -> LevelSizes:
         None if fanout.exceptions is None else len(fanout.exceptions),
         fanout.offsets.itemsize,
         0 if fanout.exceptions is None else fanout.exceptions.itemsize,
-        span,
+        span=0 if table is None else table.span,
+        table_rows=0 if table is None else table.num_rows,
+        has_parts=table is not None and table.parents is not None,
     )

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 from .fanout import smallest_dtype
 from .memory_plan import (
-    LARGEST_TABLE,
-    WIDE_FROM,
     LevelSizes,
     TrieSizes,
     constant_bytes,
@@ -28,6 +26,7 @@ from .memory_plan import (
     torch_arrays,
 )
 from .sequences import LARGEST_TOKEN
+from .tables import LARGEST_TABLE, WIDE_FROM, is_wide
 from .trie import SHORT
 
 STATIC_NODE, STATIC_STATE = 12, 4  # bytes of a node in three arrays, and of a state of the dense levels
@@ -133,14 +132,16 @@ def _expected_level(parents: int, children: int, exceptions: int, vocab_size: in
     deviation = math.sqrt(max(mean * (1 - share), 0) * 2 * math.log(max(parents, 2)))
     largest = min(vocab_size, children, max(math.ceil(mean), round(mean + deviation), 1 if parents == children else 2))
     are_listed = 2 * (children - parents) < parents
+    largest = 1 if parents == children else largest
     return LevelSizes(
         num_parents=parents,
         num_children=children,
-        largest=1 if parents == children else largest,
+        largest=largest,
         num_exceptions=exceptions if are_listed else None,
         offset_size=smallest_dtype(children - parents if are_listed else children).itemsize,
         exception_size=smallest_dtype(parents).itemsize,
         span=vocab_size,
+        table_rows=parents if is_wide(parents, largest, vocab_size) else 0,
     )
 
 
@@ -171,7 +172,7 @@ def _most_table_bytes(parents: int, vocab_size: int) -> int:
         return 0
     entry = 4 + smallest_dtype(vocab_size).itemsize
     most = min(parents, LARGEST_TABLE // WIDE_FROM)
-    return entry * (min(most * vocab_size, LARGEST_TABLE) + 2 * vocab_size) + 8 * (most + 2 + vocab_size)
+    return entry * (min(most * vocab_size, LARGEST_TABLE) + 2 * vocab_size) + 8 * (2 * most + 2 + vocab_size)
 
 
 def _most_living_bytes(parents: int, vocab_size: int) -> int:

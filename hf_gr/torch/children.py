@@ -5,7 +5,7 @@
 All kinds have the same methods. Where states need not be stored, `take` computes those of the few children that are
 kept.
 
-Axes: B batch, K beams, C children: those of the level's largest node; of a wide level, its span of tokens.
+Axes: B batch, K beams, C children: those of the level's largest node; of a level with a table, its span of tokens.
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ class Children(ABC):
     tokens: Int[Tensor, "batch beams children"]
     legal: Bool[Tensor, "batch beams children"]
 
+    @property
+    def shape(self) -> torch.Size:
+        """B, K and C."""
+        return self.tokens.shape
+
     @abstractmethod
     def take(
         self, beams: Int[Tensor, "batch chosen"], children: Int[Tensor, "batch chosen"]
@@ -42,7 +47,7 @@ class Children(ABC):
         self, places: Int[Tensor, "batch chosen"]
     ) -> tuple[Int[Tensor, "batch chosen"], Int[Tensor, "batch chosen"], Int[Tensor, "batch chosen"]]:
         """Beams, tokens and states of chosen children, by their places among all children of a row."""
-        width = self.tokens.shape[-1]
+        width = self.shape[-1]
         beams = places // width
         return beams, *self.take(beams, places % width)
 
@@ -161,7 +166,7 @@ class RootChildren(Children):
     ) -> Float[Tensor, "rows children"]:
         """See `Children.scores`: one slice of every row, if no token is left out."""
         first, size = self.root.first_token, self.tokens.shape[-1]
-        return super().scores(log_probs, rows) if first is None else log_probs[:, first : first + size]
+        return super().scores(log_probs, rows) if first is None else _columns(log_probs, first, size, rows)
 
     def summed(
         self,
@@ -194,7 +199,7 @@ class WideChildren(Children):
     @property
     def legal(self) -> Bool[Tensor, "batch beams children"]:
         """See `Children`."""
-        return self._penalties() == 0
+        return self.penalties() == 0
 
     def take(
         self, beams: Int[Tensor, "batch chosen"], children: Int[Tensor, "batch chosen"]
@@ -208,7 +213,7 @@ class WideChildren(Children):
         self, log_probs: Float[Tensor, "rows vocab"], rows: slice = slice(None)
     ) -> Float[Tensor, "rows children"]:
         """See `Children.scores`: one slice of every row."""
-        return log_probs[:, self.table.first_token : self.table.first_token + self.table.num_tokens]
+        return _columns(log_probs, self.table.first_token, self.table.num_tokens, rows)
 
     def summed(
         self,
@@ -217,9 +222,9 @@ class WideChildren(Children):
         dead: Float[Tensor, ""],
     ) -> Float[Tensor, "batch beams children"]:
         """See `Children.summed`; what is no number stays so."""
-        return self._penalties().add_(scores).add_(before[..., None])
+        return self.penalties().add_(scores).add_(before[..., None])
 
-    def _penalties(self) -> Float[Tensor, "batch beams children"]:
+    def penalties(self) -> Float[Tensor, "batch beams children"]:
         """0 for legal children, `-inf` for all others; new ones with every call."""
         if self.living is None:
             rows = self.table.penalties.index_select(0, self.nodes.flatten())
@@ -234,6 +239,63 @@ class WideChildren(Children):
             )
             rows.scatter_reduce_(-1, columns[:, None].expand(are_below.shape), hide, "amin")
         return rows
+
+
+@dataclass(frozen=True)
+class JoinedChildren(Children):
+    """The children of a level where few nodes have many: those of the few by a table, then those of the others.
+
+    Attributes:
+        wide: children of nodes that have a row in the table.
+        others: children of all other nodes.
+    """
+
+    wide: WideChildren
+    others: PlainChildren
+
+    @property
+    def shape(self) -> torch.Size:
+        """See `Children`; without the tokens, which few need."""
+        return torch.Size([*self.wide.tokens.shape[:-1], self.wide.tokens.shape[-1] + self.others.tokens.shape[-1]])
+
+    @property
+    def tokens(self) -> Int[Tensor, "batch beams children"]:
+        """See `Children`."""
+        return torch.cat([self.wide.tokens, self.others.tokens], dim=-1)
+
+    @property
+    def legal(self) -> Bool[Tensor, "batch beams children"]:
+        """See `Children`."""
+        return torch.cat([self.wide.legal, self.others.legal], dim=-1)
+
+    def take(
+        self, beams: Int[Tensor, "batch chosen"], children: Int[Tensor, "batch chosen"]
+    ) -> tuple[Int[Tensor, "batch chosen"], Int[Tensor, "batch chosen"]]:
+        """See `Children.take`."""
+        span = self.wide.table.num_tokens
+        is_wide = children < span
+        tokens, states = self.wide.take(beams, children.clamp(max=span - 1))
+        other_tokens, other_states = self.others.take(beams, (children - span).clamp(min=0))
+        return torch.where(is_wide, tokens, other_tokens), torch.where(is_wide, states, other_states)
+
+    def scores(
+        self, log_probs: Float[Tensor, "rows vocab"], rows: slice = slice(None)
+    ) -> Float[Tensor, "rows children"]:
+        """See `Children.scores`."""
+        return torch.cat([self.wide.scores(log_probs, rows), self.others.scores(log_probs, rows)], dim=-1)
+
+    def summed(
+        self,
+        scores: Float[Tensor, "batch beams children"],
+        before: Float[Tensor, "batch beams"],
+        dead: Float[Tensor, ""],
+    ) -> Float[Tensor, "batch beams children"]:
+        """See `Children.summed`."""
+        span = self.wide.table.num_tokens
+        found = scores + before[..., None]
+        found[..., :span].add_(self.wide.penalties())
+        found[..., span:].masked_fill_(~self.others.legal, -torch.inf)
+        return found
 
 
 @dataclass(frozen=True)
@@ -279,3 +341,11 @@ class ChildrenInColumns(Children):
     ) -> tuple[Int[Tensor, "batch chosen"], Int[Tensor, "batch chosen"]]:
         """See `Children.take`."""
         return self.by_token.take(beams, children)
+
+
+def _columns(
+    log_probs: Float[Tensor, "rows vocab"], first: int, size: int, rows: slice
+) -> Float[Tensor, "rows children"]:
+    """Some columns; of a piece of the rows a copy, since a view would keep all of the piece."""
+    found = log_probs[:, first : first + size]
+    return found if rows.stop is None else found.clone()

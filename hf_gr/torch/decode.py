@@ -253,25 +253,23 @@ def child_scores(
     if plan.processors is not None:
         return process_scores(logits, legal, beams, plan).gather(-1, legal.tokens)
     if _is_forced(beams, plan):
-        return torch.zeros(legal.tokens.shape, device=logits.device)
+        return torch.zeros(legal.shape, device=logits.device)
     if plan.tokens_per_beam is not None and plan.tokens_per_beam < logits.shape[-1]:
         least = logits.topk(plan.tokens_per_beam).values[..., -1:]
         scores = child_scores(logits, legal, beams, replace(plan, tokens_per_beam=None))
         return scores.masked_fill(logits.gather(-1, legal.tokens) < least, beam.DEAD)
     if not plan.is_beam_search:
-        return legal.scores(logits.flatten(0, 1)).float().view(legal.tokens.shape)
+        return legal.scores(logits.flatten(0, 1)).float().view(legal.shape)
     rows = logits.flatten(0, 1)
     if takes_one_pass(rows):
-        return token_log_probs(rows, legal.tokens.flatten(0, 1)).view(legal.tokens.shape)
+        return token_log_probs(rows, legal.tokens.flatten(0, 1)).view(legal.shape)
     # In pieces if necessary: nothing else here is as large as beams times vocabulary.
     at_once = rows_at_once(rows.shape[0], rows.shape[1], rows.device)
     if rows.shape[0] <= at_once:
-        return legal.scores(rows.float().log_softmax(-1)).view(legal.tokens.shape)
-    scores = rows.new_empty((rows.shape[0], legal.tokens.shape[-1]), dtype=torch.float32)
-    for start in range(0, len(rows), at_once):
-        piece = slice(start, start + at_once)
-        scores[piece] = legal.scores(rows[piece].float().log_softmax(-1), piece)  # may be a view
-    return scores.view(legal.tokens.shape)
+        return legal.scores(rows.float().log_softmax(-1)).view(legal.shape)
+    pieces = [slice(start, start + at_once) for start in range(0, len(rows), at_once)]
+    scores = [legal.scores(rows[piece].float().log_softmax(-1), piece) for piece in pieces]
+    return torch.cat(scores).view(legal.shape)
 
 
 def sum_scores(

@@ -3,10 +3,8 @@
 """A compiled trie on a device, in every form that a step reads. Knows no rules and no beams.
 
 The arrays by level are those of the host; they are moved once for each device. Three other forms are made from them on
-the device on first use: `wide`, tables for the levels near the root; `edges`, one search for a step from any level;
+the device on first use: `wide`, tables for nodes with many children; `edges`, one search for a step from any level;
 and `flat`, the children of any node without its level.
-
-Source: STATIC, section 4 (dense layers near the root), over a level's span of tokens instead of the vocabulary.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from hf_gr.catalogue.fanout import Fanout, Longs
-from hf_gr.catalogue.memory_plan import LARGEST_TABLE, WIDE_FROM, WIDE_SHARE
 from hf_gr.catalogue.segment import Liveness
+from hf_gr.catalogue.tables import LARGEST_TABLE, TableShape, table_shape
 from hf_gr.catalogue.trie import Trie
 
 from .transfers import to_device
@@ -35,35 +33,42 @@ TOKEN_BITS = 32
 
 @dataclass(frozen=True)
 class WideLevel:
-    """The children of a level whose nodes have so many that reading every token is cheaper than gathering legal ones.
+    """The children of nodes with so many that reading every token is cheaper than gathering legal ones.
 
-    Near the root of a large catalogue nearly every token is legal. A step adds whole rows of this table to slices of
-    the scores: a choice by flags costs ten times as much where it cannot be predicted. The rows before the first node
-    and after the last stand for what is not a node of the level.
+    A step adds whole rows of this table to slices of the scores: a choice by flags costs ten times as much where it
+    cannot be predicted. The rows before the first node and after the last stand for what has no row.
 
     Attributes:
+        start: the first node of the level.
         first_token: the token of the first column.
         penalties: 0 where a token leads to a child, else `-inf`.
         ranks: how many children come before that one.
         first: the first child of every node, by its number in the trie.
         tokens: those of the columns.
+        parents: the nodes that have a row, ascending; None if all of the level have.
+        rest: the most children of one that has none.
     """
 
+    start: int
     first_token: int
     penalties: Float[Tensor, "nodes span"]
     ranks: Int[Tensor, "nodes span"]
     first: Int[Tensor, " nodes"]
     tokens: Int[Tensor, " span"]
-
-    @property
-    def num_nodes(self) -> int:
-        """Nodes of the level."""
-        return len(self.first) - 2
+    parents: Int[Tensor, " nodes"] | None = None
+    rest: int = 0
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the span."""
         return self.penalties.shape[1]
+
+    def rows(self, nodes: Int[Tensor, "batch beams"]) -> Int[Tensor, "batch beams"]:
+        """The row of every node, one of `-inf` for what has none; the first of these where some nodes have none."""
+        if self.parents is None:
+            return (nodes + (1 - self.start)).clamp(0, len(self.first) - 1)
+        at = torch.searchsorted(self.parents, nodes.contiguous()).clamp_(max=len(self.parents) - 1)
+        return torch.where(self.parents.take(at) == nodes, at + 1, 0)
 
 
 @dataclass(frozen=True)
@@ -139,6 +144,7 @@ class DeviceTrie:
     level_starts: tuple[int, ...]
     branching: tuple[int, ...]
     has_leaves: tuple[bool, ...]
+    tables: tuple[TableShape | None, ...] = ()
 
     def __post_init__(self) -> None:
         _ = self.constants  # made here: a captured step must not copy from the host
@@ -186,14 +192,14 @@ class DeviceTrie:
     def tokens_of(
         self, children: Int[Tensor, "batch beams children"], *, level: int
     ) -> Int[Tensor, "batch beams children"]:
-        """The tokens of the children of nodes of a level, as many of each as the largest node has, less their base.
+        """The tokens of consecutive nodes below a level, at most as many as its largest node has, less their base.
 
-        Consecutive nodes; those that are no children may be of another level.
+        Those that are no children may be of another level.
         """
-        if self.branching[level] < WINDOWS_FROM:
+        if children.shape[-1] < WINDOWS_FROM:
             return self.tokens.take(children)
         # Copies whole windows of the tokens: three times faster than one index per child.
-        return self.tokens.unfold(0, self.branching[level], 1)[children[..., 0]]
+        return self.tokens.unfold(0, children.shape[-1], 1)[children[..., 0]]
 
     def is_childless(self, nodes: Int[Tensor, "*shape"], *, level: int) -> Bool[Tensor, "*shape"]:
         """Whether nodes have no children, whatever is known of the level."""
@@ -204,8 +210,9 @@ class DeviceTrie:
 
     @cached_property
     def wide(self) -> tuple[WideLevel | None, ...]:
-        """By level: its table; None for a level that is not wide."""
-        return tuple(_wide_level(self, level) for level in range(len(self.branching)))
+        """By level: its table; None for a level without one."""
+        shapes = enumerate(self.tables)
+        return tuple(None if shape is None else _wide_level(self, level, shape) for level, shape in shapes)
 
     @cached_property
     def root(self) -> RootLevel:
@@ -284,8 +291,8 @@ def living_bits(
     for number, of_rule in enumerate(known):
         if of_rule[device] is None:
             of_rule[device] = tuple(
-                None if table is None or bits is None else _living(table, bits[number])
-                for table, bits in zip(trie.wide, alive, strict=True)
+                None if table is None or bits is None else _living(table, bits[number], end)
+                for table, bits, end in zip(trie.wide, alive, trie.level_starts[1:-1], strict=True)
             )
     by_level = list(zip(*(of_rule[device] or () for of_rule in known), strict=True))
     if sum(bits.numel() for level in by_level for bits in level if bits is not None) > LARGEST_TABLE:
@@ -296,11 +303,15 @@ def living_bits(
     return tuple(None if bits is None else LivingBits(bits, spread) for bits in joined)
 
 
-def _living(table: WideLevel, alive: UInt8[Tensor, " children"]) -> UInt8[Tensor, "nodes bytes"]:
-    """The bits of a rule by the places of a table instead of by child."""
+def _living(table: WideLevel, alive: UInt8[Tensor, " children"], end: int) -> UInt8[Tensor, "nodes bytes"]:
+    """The bits of a rule by the places of a table instead of by child, of which the first is node `end`."""
     legal = table.penalties == 0
-    # Rows and columns ascend like the children.
-    flags = torch.zeros_like(legal).masked_scatter_(legal, _unpack(alive))
+    flags = _unpack(alive)
+    if table.parents is not None:
+        below = table.first[:, None] - end + table.ranks
+        flags = flags.take(below.clamp_(0, len(flags) - 1)) & legal
+    else:  # rows and columns ascend like the children
+        flags = torch.zeros_like(legal).masked_scatter_(legal, flags)
     flags = torch.nn.functional.pad(flags, (0, -table.num_tokens % 8))
     weights = 2.0 ** torch.arange(8, device=flags.device)
     return (flags.view(len(flags), -1, 8).float() @ weights).to(torch.uint8)
@@ -340,6 +351,7 @@ def _move_trie(trie: Trie, device: torch.device) -> DeviceTrie:
         level_starts=trie.level_starts,
         branching=trie.branching,
         has_leaves=trie.has_leaves,
+        tables=tuple(table_shape(trie, level) for level in range(trie.max_length)),
     )
 
 
@@ -361,35 +373,33 @@ def _move_bits(alive: Liveness, device: torch.device) -> tuple[Tensor, ...]:
     return tuple(by_id[id(bits)] for bits in alive.nodes)
 
 
-def _wide_level(trie: DeviceTrie, level: int) -> WideLevel | None:
-    start, end, below = trie.level_starts[level : level + 3]
-    num_nodes, largest = end - start, trie.branching[level]
-    if largest < WIDE_FROM or num_nodes * largest > LARGEST_TABLE:
-        return None
-    edges, base = trie.tokens[end:below], trie.token_bases[level]
-    first_token = int(edges.min()) + base
-    span = int(edges.max()) + base - first_token + 1
-    if span > WIDE_SHARE * largest or num_nodes * span > LARGEST_TABLE:
-        return None
-    device = edges.device
-    penalties = torch.full((num_nodes + 2, span), -torch.inf, dtype=torch.float32, device=device)
+def _wide_level(trie: DeviceTrie, level: int, shape: TableShape) -> WideLevel:
+    start, end = trie.level_starts[level : level + 2]
+    device, base = trie.tokens.device, trie.token_bases[level]
+    penalties = torch.full((shape.num_rows + 2, shape.span), -torch.inf, dtype=torch.float32, device=device)
+    largest = trie.branching[level]
     smallest = torch.int16 if largest <= torch.iinfo(torch.int16).max else torch.int32
     ranks = torch.zeros(penalties.shape, dtype=smallest, device=device)
-    first, count = trie.child_range(torch.arange(start, end, device=device), level=level)
-    places = torch.arange(1, num_nodes + 1, device=device)
+    parents = None if shape.parents is None else to_device(shape.parents + start, device)
+    nodes = torch.arange(start, end, device=device) if parents is None else parents
+    first, count = trie.child_range(nodes, level=level)
+    places = torch.arange(1, shape.num_rows + 1, device=device)
     # In pieces: what is made on the way takes more memory than the table.
     pieces = [each.split(max(CHILDREN_AT_ONCE // largest, 1)) for each in (places, first, count)]
     for own, begin, number in zip(*pieces, strict=True):
-        lowest, size = int(begin[0]), int(number.sum())
-        parents = own.repeat_interleave(number, output_size=size)
-        children = torch.arange(lowest, lowest + size, device=device)
-        columns = trie.tokens[lowest : lowest + size].long() + (base - first_token)
-        penalties[parents, columns] = 0
-        ranks[parents, columns] = (children - first[parents - 1]).to(smallest)
+        rows = own.repeat_interleave(number)
+        places_of_rows = number.cumsum(0) - number
+        rank = torch.arange(len(rows), device=device) - places_of_rows.repeat_interleave(number)
+        columns = trie.tokens.take(begin.repeat_interleave(number) + rank).long() + (base - shape.first_token)
+        penalties[rows, columns] = 0
+        ranks[rows, columns] = rank.to(smallest)
     return WideLevel(
-        first_token,
+        start,
+        shape.first_token,
         penalties,
         ranks,
         first=torch.nn.functional.pad(first, (1, 1)),
-        tokens=torch.arange(first_token, first_token + span, device=device),
+        tokens=torch.arange(shape.first_token, shape.first_token + shape.span, device=device),
+        parents=parents,
+        rest=shape.rest,
     )

@@ -23,7 +23,15 @@ from torch import Tensor
 from hf_gr.catalogue.snapshot import BatchRules, Part
 
 from .beam import Beams
-from .children import Children, OnlyChildren, PlainChildren, RootChildren, UncheckedChildren, WideChildren
+from .children import (
+    Children,
+    JoinedChildren,
+    OnlyChildren,
+    PlainChildren,
+    RootChildren,
+    UncheckedChildren,
+    WideChildren,
+)
 from .device_trie import DeviceTrie, LivingBits, WideLevel, bits_on_device, living_bits, on_device, twins_on_device
 from .transfers import to_device
 
@@ -185,7 +193,12 @@ def children(states: Int[Tensor, "batch beams"], catalogue: DeviceCatalogue, *, 
     if level == 0 and base.is_whole(level):
         return RootChildren(base.trie.root.tokens.expand(*states.shape, -1), states, base.trie.root)
     if (table := base.table_for(level)) is not None:
-        return _wide_children(states, base, table, catalogue.rule_of_row, level)
+        below = _wide_children(states, base, table, catalogue.rule_of_row, level)
+        if table.parents is None:
+            return below
+        others = states.masked_fill(below.nodes > 0, 0)  # the root has no children at this level
+        rest = max(table.rest, 1)
+        return JoinedChildren(below, _part_children(others, base, catalogue.rule_of_row, level, most=rest))
     if base.is_whole(level) and base.trie.is_chain(level):
         return _only_children(states, base.trie, level)
     return _part_children(states, base, catalogue.rule_of_row, level)
@@ -262,9 +275,9 @@ def _wide_children(
     rule_of_row: Int[Tensor, " batch"] | None,
     level: int,
 ) -> WideChildren:
-    """The children of a wide level's nodes, one entry for every token of the level's span."""
+    """The children of the nodes that have a row in a level's table, one entry for every token of its span."""
     trie, num_tokens = part.trie, table.num_tokens
-    nodes = (states + (1 - trie.level_starts[level])).clamp(0, table.num_nodes + 1)
+    nodes = table.rows(states)
     living = hidden = None
     if part.living is not None and (bits := part.living[level]) is not None:
         living = bits, nodes if rule_of_row is None else nodes + (rule_of_row * len(table.first))[:, None]
@@ -311,14 +324,19 @@ def _merged_children(
 
 
 def _part_children(
-    nodes: Int[Tensor, "batch beams"], part: DevicePart, rule_of_row: Int[Tensor, " batch"] | None, level: int
+    nodes: Int[Tensor, "batch beams"],
+    part: DevicePart,
+    rule_of_row: Int[Tensor, " batch"] | None,
+    level: int,
+    *,
+    most: int | None = None,
 ) -> PlainChildren:
-    """The children of one segment's nodes."""
+    """The children of one segment's nodes; of nodes that have at most so many."""
     trie = part.trie
-    constants, branching = trie.constants[level], trie.branching[level]
+    constants, branching = trie.constants[level], most or trie.branching[level]
     bounds = trie.child_bounds(nodes, level=level)
     first, after = bounds[..., :1], bounds[..., 1:]
-    below = first if branching == 1 else first + constants.places
+    below = first if branching == 1 else first + constants.places[:branching]
     legal = below < after
     if part.alive is not None and (bits := part.alive[level]) is not None:
         local = (below - trie.level_starts[level + 1]).clamp(max=8 * bits.shape[1] - 1)
