@@ -225,7 +225,7 @@ def test_plan_says_what_a_catalogue_will_take() -> None:
     assert found["at_most"] == asdict(size_estimates.at_most(20_000_000, 8, 2048))
     assert found["static_model"] == {"torch": size_estimates.static_model(20_000_000, 8, 2048)}
     printed = succeed("plan", *sizes)
-    for text in ("265.1 MB, 13.3 bytes an item", "1.5 GB, 72.9 bytes an item", f"{found['expected']['nodes']:,}"):
+    for text in ("290.4 MB, 14.5 bytes an item", "1.5 GB, 72.9 bytes an item", f"{found['expected']['nodes']:,}"):
         assert text in printed
     assert "num_levels=9999" in fail("plan", "--items", 5, "--levels", 9999, "--vocab", 8)
     for items in ("inf", "1e300"):

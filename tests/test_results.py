@@ -211,7 +211,8 @@ def test_figures_that_name_their_command_are_in_results(page: str, record: Any) 
     results = text_of("examples/benchmark/RESULTS.md")
     sections = [section_of(results, heading) for heading in re.findall(r"^## (.*)$", results, flags=re.MULTILINE)]
     for command, found in quotes(text_of(page)):
-        (section,) = [text for text in sections if re.search(rf"{re.escape(command)}(?=[\n`])", text)] or [None]
+        asked = r"\s+".join(map(re.escape, command.split()))
+        (section,) = [text for text in sections if re.search(rf"{asked}(?=[\n`])", text)] or [None]
         assert section, f"{page} names {command!r}, which is in no section of RESULTS.md"
         printed = list(figures(section))
         for figure, unit in found:

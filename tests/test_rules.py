@@ -324,6 +324,7 @@ NUMBERED = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]])
         (lambda: INDEX.where("ham"), "^mask_or_item_ids is 'ham', expected a list"),
         (lambda: INDEX.where([0.5]), r"item_ids\[0\]=0.5, expected all integers or all strings"),
         (lambda: NUMBERED.where([0, 3]), r"does not have \(3\)"),
+        (lambda: NUMBERED.where(np.array([0, 1, 1])), r"mask has type int64 and 3 entries .* mask.astype\(bool\)"),
         (lambda: NUMBERED.where([-1]), r"does not have \(-1\)"),
         (lambda: INDEX.remove(["ham", "egg"]), r"item_ids has 1 id that the catalogue does not have \('egg'\)"),
         (lambda: INDEX.add([[5, 9]], [7]), r"item_ids\[0\]=7, expected strings"),

@@ -62,7 +62,8 @@ def measure(way: str, trainer: str, args: argparse.Namespace) -> list[dict[str, 
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, *launcher, __file__, *map(str, sizes), "--one", way, trainer, folder]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = [json.loads(line.partition(RESULT)[2]) for line in done.stdout.splitlines() if RESULT in line]
+    # Two processes may write into one line.
+    found = [json.JSONDecoder().raw_decode(result)[0] for result in done.stdout.split(RESULT)[1:]]
     if done.returncode or len(found) != WAYS[way] or any(one["is_fsdp"] != (way == "fsdp") for one in found):
         raise SystemExit(f"{way}, {trainer}: exit code {done.returncode}, {found}\n{done.stderr[-2000:]}")
     return found

@@ -42,7 +42,7 @@ class SizeEstimate:
         nodes: of the trie.
         host: in memory and on disk, where items are known by their row numbers.
         torch: on a device, PyTorch, without rules and tables.
-        tables: PyTorch's tables for levels near the root.
+        tables: PyTorch's tables, which come on top.
         flax: on a device, JAX, without rules.
         each_view: of each `where` view, PyTorch.
     """

@@ -536,6 +536,7 @@ def _read_mask(mask_or_item_ids: Any, num_items: int) -> Bools | None:
         host = np.asarray(cast("Sequence[Any]", host))
     mask = cast("Bools", host)
     if not isinstance(host, np.ndarray) or mask.dtype != np.bool_:
+        _refuse_flags(host, num_items)
         return None
     if mask.shape != (num_items,):
         raise ValueError(
@@ -543,6 +544,16 @@ def _read_mask(mask_or_item_ids: Any, num_items: int) -> Bools | None:
             "that order"
         )
     return mask
+
+
+def _refuse_flags(ids: Any, num_items: int) -> None:
+    """Refuse what must be a mask by mistake of another type: its entries would be the ids 0 and 1."""
+    is_array = isinstance(ids, np.ndarray) and ids.dtype.kind in "iu"
+    if is_array and ids.shape == (num_items,) and num_items > 2 and ids.min() >= 0 and ids.max() <= 1:
+        raise ValueError(
+            f"mask has type {ids.dtype} and {num_items} entries of 0 and 1, expected bool: pass mask.astype(bool); as ids "
+            "they would be of two items"
+        )
 
 
 def refuse_unknown(ids: Array | list[str], known: Bools, argument: str) -> None:

@@ -71,8 +71,8 @@ def print_estimates(estimates: Sequence[SizeEstimate], static_model: int, num_it
     rows = {
         "nodes of the trie": [f"{estimate.nodes:,}" for estimate in estimates],
         "in memory and on disk": [_with_share(estimate.host, num_items) for estimate in estimates],
-        "on a device, PyTorch": [_with_share(estimate.torch, num_items) for estimate in estimates],
-        "  and tables near the root": [format_bytes(estimate.tables) for estimate in estimates],
+        "on a device, PyTorch": [_with_share(estimate.torch + estimate.tables, num_items) for estimate in estimates],
+        "  of which tables": [format_bytes(estimate.tables) for estimate in estimates],
         "  and each filtered view": [format_bytes(estimate.each_view) for estimate in estimates],
         "on a device, JAX": [_with_share(estimate.flax, num_items) for estimate in estimates],
         "STATIC's own arrays, by its model": ["", _with_share(static_model, num_items)],
@@ -82,8 +82,9 @@ def print_estimates(estimates: Sequence[SizeEstimate], static_model: int, num_it
     console = _console()
     console.print(table)
     console.print(
-        "[dim]Codes of real items cluster, share prefixes and take less than random ones. Items are known by their "
-        "row numbers here; ids take their own bytes. `hf-gr index show` counts a built index exactly.[/]"
+        "[dim]Codes of real items share prefixes: their tries are smaller than random ones, but where few prefixes have "
+        "most items, tables are larger. Items are known by their row numbers here; ids take their own bytes. `hf-gr "
+        "index show` counts a built index exactly.[/]"
     )
 
 
