@@ -551,8 +551,8 @@ def _refuse_flags(ids: Any, num_items: int) -> None:
     is_array = isinstance(ids, np.ndarray) and ids.dtype.kind in "iu"
     if is_array and ids.shape == (num_items,) and num_items > 2 and ids.min() >= 0 and ids.max() <= 1:
         raise ValueError(
-            f"mask has type {ids.dtype} and {num_items} entries of 0 and 1, expected bool: pass mask.astype(bool); as ids "
-            "they would be of two items"
+            f"mask has type {ids.dtype} and {num_items} entries of 0 and 1, expected bool: pass mask.astype(bool); as "
+            "ids they would be of two items"
         )
 
 

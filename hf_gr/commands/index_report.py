@@ -82,9 +82,9 @@ def print_estimates(estimates: Sequence[SizeEstimate], static_model: int, num_it
     console = _console()
     console.print(table)
     console.print(
-        "[dim]Codes of real items share prefixes: their tries are smaller than random ones, but where few prefixes have "
-        "most items, tables are larger. Items are known by their row numbers here; ids take their own bytes. `hf-gr "
-        "index show` counts a built index exactly.[/]"
+        "[dim]Codes of real items share prefixes: their tries are smaller than random ones, but where few prefixes "
+        "have most items, tables are larger. Items are known by their row numbers here; ids take their own bytes. "
+        "`hf-gr index show` counts a built index exactly.[/]"
     )
 
 
