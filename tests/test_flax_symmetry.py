@@ -234,6 +234,7 @@ OTHERWISE = {
         "rows",  # rows of a program advance together
         "tokens_per_beam",  # of the paper's own search, which a benchmark compares with
     },
+    "transition.children": {"lists_all"},  # of wide levels, see children
     "transition.DevicePart.table_for": ALONE,  # of wide levels, see children
     "transition.DeviceCatalogue.children": ALONE,  # answers of several labels have no states
     "transition.DeviceCatalogue.is_leaf": ALONE,  # the same

@@ -132,6 +132,8 @@ def test_a_planted_error_in_a_wide_level_is_seen(field: str, make: Any, monkeypa
 
     def spoiled(*args: Any) -> Any:
         level = right(*args)
+        if level.parents is None and field in ("parents", "rest"):
+            return level
         value = level.penalties.roll(1, -1) if field == "penalties" else getattr(level, field) + 1
         value = level.rest - 1 if field == "rest" else value
         return replace(level, **{field: value})
@@ -157,13 +159,13 @@ def some_rules(num_rules: int, *, excludes: bool) -> Any:
     return combine_rules([view.snapshot for view in views], in_branches if excludes else None)
 
 
-def children_by_beam(catalogue: transition.DeviceCatalogue, states: torch.Tensor, level: int) -> list[set[tuple]]:
+def children_by_beam(catalogue: transition.DeviceCatalogue, states: torch.Tensor, level: int) -> list[list[tuple]]:
     """The tokens and states of living children, also by their cumulative scores, whatever their order."""
     below = transition.children(states, catalogue, level=level)
     found = states_of(below)
     scores = below.summed(torch.ones(below.tokens.shape), torch.zeros(states.shape), torch.tensor(-torch.inf))
     lists = zip(below.tokens.flatten(0, 1), found.flatten(0, 1), below.legal.flatten(0, 1), strict=True)
-    by_beam = [set(zip(tokens[legal].tolist(), to[legal].tolist(), strict=True)) for tokens, to, legal in lists]
+    by_beam = [sorted(zip(tokens[legal].tolist(), to[legal].tolist(), strict=True)) for tokens, to, legal in lists]
     start, end = catalogue.base.trie.level_starts[level : level + 2]
     is_node = (states >= start) & (states < end)
     assert torch.equal((scores == 1)[is_node], below.legal[is_node])
@@ -186,7 +188,8 @@ def same_on_wide_levels(num_rules: int, *, excludes: bool, kind: type[Children] 
     for level in range(2):
         states = torch.arange(starts[level] - 1, starts[level + 1] + 1).expand(2, -1)
         below = transition.children(states, wide, level=level)
-        assert isinstance(below, kind if num_rules or excludes or level else RootChildren)
+        of_root = WideChildren if num_rules or excludes else RootChildren
+        assert isinstance(below, kind if level else of_root)
         if children_by_beam(wide, states, level) != children_by_beam(narrow, states, level):
             return False
     return True
@@ -196,6 +199,41 @@ def same_on_wide_levels(num_rules: int, *, excludes: bool, kind: type[Children] 
 @pytest.mark.parametrize("num_rules", [0, 1, 2])
 def test_rules_and_exclusions_hold_on_wide_levels(num_rules: int, excludes: bool) -> None:
     assert same_on_wide_levels(num_rules, excludes=excludes)
+
+
+def test_a_root_whose_span_is_too_large_has_a_whole_table() -> None:
+    """Its only node is large: nothing is left for windows."""
+    first = np.arange(5, 1505, 7)[:200]
+    rows = np.stack([first, first % 50, first % 3], axis=1)
+    index, items = ConstraintIndex.from_sequences(rows), np.arange(200)
+    view = index.where(items % 2 == 0)
+    rules = combine_rules([view.snapshot], [[0, 20, 22]])
+    transition.device_catalogue(rules, CPU)
+    catalogue = transition.device_catalogue(rules, CPU)
+    below = transition.children(torch.zeros((1, 1), dtype=torch.long), catalogue, level=0)
+    assert (
+        sorted(below.tokens[below.legal].tolist())
+        == first[[at for at in range(0, 200, 2) if at not in (0, 20, 22)]].tolist()
+    )
+
+
+@pytest.mark.parametrize(("num_short", "large"), [(0, [32_768]), (25_000, [40_000, 3000])])
+def test_a_node_with_more_children_than_16_bits_count_is_large(num_short: int, large: list[int]) -> None:
+    """Shifts between exceptions are stored in 16 bits, of both signs: childless nodes come first."""
+    sizes = np.array([*large, *[1] * 150_000])
+    first = 1 + num_short + np.repeat(np.arange(len(sizes)), sizes)
+    last = 1 + np.concatenate([*map(np.arange, large), np.arange(150_000) % 32_000])
+    rows = [[1 + number] for number in range(num_short)]
+    rows += np.stack([first, np.ones_like(first), last], axis=1).tolist()
+    catalogue = catalogue_of(ConstraintIndex.from_sequences(rows, eos_token_id=0 if num_short else None))
+    trie = catalogue.base.trie
+    start, table = trie.level_starts[2], trie.tables[2]
+    assert trie.offsets[2].dtype is torch.int16
+    assert table is not None
+    assert table.parents is not None
+    assert table.parents.tolist() == [num_short + number for number in range(len(large))]
+    below = transition.children(start + num_short + torch.arange(len(large) + 1)[None], catalogue, level=2)
+    assert below.legal.sum(-1).tolist() == [[*large, 1]]
 
 
 def make_large_nodes_wide(monkeypatch: pytest.MonkeyPatch) -> None:

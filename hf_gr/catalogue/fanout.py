@@ -124,11 +124,11 @@ class Fanout:
         # A child belongs to the last exception that begins before it, if that one's children reach so far.
         return np.where((through > 0) & (regular <= self.exceptions[before]), self.exceptions[before], regular)
 
-    def branches(self) -> tuple[Array, Array]:
-        """Parents with other than one child, or all of them, ascending, and how many each has."""
+    def branches(self) -> Array:
+        """How many children each parent has; where exceptions are listed, each of those."""
         if self.exceptions is None:
-            return np.arange(self.num_parents), np.diff(self.offsets)
-        return self.exceptions, 1 + np.diff(self.offsets)
+            return np.diff(self.offsets)
+        return 1 + np.diff(self.offsets.astype(np.int64))  # shifts may rise by more than their type holds
 
     def childless(self) -> Array:
         """The parents without children, ascending."""

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a catalogue takes on a device, before it is moved there. Counts bytes; knows no framework.
 
-The constants that decide what is on a device are here, and the backends (`hf_gr.torch.device_trie`,
+The constants that decide what is on a device are here and in `tables`, and the backends (`hf_gr.torch.device_trie`,
 `hf_gr.flax.device_trie`) import them: a plan counts the arrays that they make, exactly.
 
 Source: STATIC, appendix B (its model of memory is in `hf_gr.catalogue.size_estimates`).
@@ -126,7 +126,7 @@ class TrieSizes:
 
     @classmethod
     def of(cls, trie: Trie) -> TrieSizes:
-        """Those of a trie; reads the tokens of levels that may be wide, and nothing else."""
+        """Those of a trie; reads tokens and offsets of the levels that may have tables."""
         levels = tuple(_level_sizes(trie, level) for level in range(trie.max_length))
         return cls(levels, trie.tokens.itemsize)
 

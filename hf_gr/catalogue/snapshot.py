@@ -548,10 +548,12 @@ def _read_mask(mask_or_item_ids: Any, num_items: int) -> Bools | None:
 
 def _refuse_flags(ids: Any, num_items: int) -> None:
     """Refuse what must be a mask by mistake of another type: its entries would be the ids 0 and 1."""
-    is_array = isinstance(ids, np.ndarray) and ids.dtype.kind in "iu"
-    if is_array and ids.shape == (num_items,) and num_items > 2 and ids.min() >= 0 and ids.max() <= 1:
+    if not isinstance(ids, np.ndarray) or num_items <= 2:
+        return
+    flags = cast("Array", ids)
+    if flags.dtype.kind in "iu" and flags.shape == (num_items,) and flags.min() >= 0 and flags.max() <= 1:
         raise ValueError(
-            f"mask has type {ids.dtype} and {num_items} entries of 0 and 1, expected bool: pass mask.astype(bool); as "
+            f"mask has type {flags.dtype} and {num_items} entries of 0 and 1, expected bool: pass mask.astype(bool); as "
             "ids they would be of two items"
         )
 

@@ -21,7 +21,8 @@ WIDE_FROM = 32  # children of one node; below, a step costs no more than its cal
 WIDE_SHARE = 5  # a level is wide if a node may have every fifth token of its span
 LARGEST_TABLE = 2**24  # nodes times tokens: 64 MB of penalties, 32 MB of numbers; bytes of the bits of all rules
 LARGEST_PART = 2**22  # the same of a table for some nodes
-TABLE_CALLS, TOKENS_A_CHILD = 64, 16  # what such a table costs: gathered children; tokens in place of one of them
+# What such a table must save: so many gathered children; and one for so many tokens, among which all are selected.
+TABLE_CALLS, TOKENS_A_CHILD = 64, 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +43,11 @@ class TableShape:
     parents: Longs | None = None
     rest: int = 0
 
+    @property
+    def living_bytes(self) -> int:
+        """Bytes of the bits of one rule."""
+        return (self.num_rows + 2) * -(-self.span // 8)
+
 
 def table_shape(trie: Trie, level: int) -> TableShape | None:
     """The table of a level; None for a level without one.
@@ -61,15 +67,19 @@ def table_shape(trie: Trie, level: int) -> TableShape | None:
     first_token, span = lowest + trie.token_bases[level], highest - lowest + 1
     if is_wide(fanout.num_parents, fanout.largest, span):
         return TableShape(fanout.num_parents, first_token, span)
-    parents, counts = fanout.branches()
-    rest = WIDE_FROM
+    if TOKENS_A_CHILD * fanout.largest < span:
+        return None
+    counts, rest = fanout.branches(), WIDE_FROM
     while np.count_nonzero(counts > rest) * span > LARGEST_PART:
         rest *= 2
-    if fanout.largest - rest < TABLE_CALLS + span / TOKENS_A_CHILD:
+    if fanout.largest <= rest + TABLE_CALLS:
         return None
-    are_large = counts > rest
-    rest = int(counts[~are_large].max(initial=1))
-    return TableShape(int(np.count_nonzero(are_large)), first_token, span, parents[are_large].astype(np.int64), rest)
+    places = np.flatnonzero(counts > rest)
+    if len(places) == fanout.num_parents:
+        return TableShape(fanout.num_parents, first_token, span)
+    parents = places if fanout.exceptions is None else fanout.exceptions[places].astype(np.int64)
+    rest = int(counts[counts <= rest].max(initial=1))
+    return TableShape(len(places), first_token, span, parents, rest)
 
 
 def is_wide(num_parents: int, largest: int, span: int) -> bool:

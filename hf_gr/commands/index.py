@@ -274,7 +274,7 @@ def plan(
 ) -> None:
     """Estimate what an index will take, in memory and on a device, before it is built.
 
-    For random codes, which real ones stay below, and at most; beside STATIC's model of its own arrays (appendix B).
+    For random codes, and at most, whatever the codes; beside STATIC's model of its own arrays (appendix B).
     """
     with _errors_on_one_line("plan", as_json=json):
         from hf_gr.catalogue.size_estimates import at_most, expected, static_model

@@ -5,7 +5,8 @@
 All kinds have the same methods. Where states need not be stored, `take` computes those of the few children that are
 kept.
 
-Axes: B batch, K beams, C children: those of the level's largest node; of a level with a table, its span of tokens.
+Axes: B batch, K beams, C children: those of the level's largest node; of a level with a table, its span of tokens, and
+those of the largest node that has no row.
 """
 
 from __future__ import annotations
@@ -282,7 +283,7 @@ class JoinedChildren(Children):
         self, log_probs: Float[Tensor, "rows vocab"], rows: slice = slice(None)
     ) -> Float[Tensor, "rows children"]:
         """See `Children.scores`."""
-        return torch.cat([self.wide.scores(log_probs, rows), self.others.scores(log_probs, rows)], dim=-1)
+        return torch.cat([self.wide.scores(log_probs), self.others.scores(log_probs, rows)], dim=-1)
 
     def summed(
         self,

@@ -263,7 +263,7 @@ def child_scores(
     rows = logits.flatten(0, 1)
     if takes_one_pass(rows):
         return token_log_probs(rows, legal.tokens.flatten(0, 1)).view(legal.shape)
-    # In pieces if necessary: nothing else here is as large as beams times vocabulary.
+    # In pieces if necessary: little else here is as large as beams times vocabulary.
     at_once = rows_at_once(rows.shape[0], rows.shape[1], rows.device)
     if rows.shape[0] <= at_once:
         return legal.scores(rows.float().log_softmax(-1)).view(legal.shape)

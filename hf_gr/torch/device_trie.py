@@ -64,7 +64,7 @@ class WideLevel:
         return self.penalties.shape[1]
 
     def rows(self, nodes: Int[Tensor, "batch beams"]) -> Int[Tensor, "batch beams"]:
-        """The row of every node, one of `-inf` for what has none; the first of these where some nodes have none."""
+        """The row of every node; for what has none one of `-inf`: row 0, if it may be a node of the level."""
         if self.parents is None:
             return (nodes + (1 - self.start)).clamp(0, len(self.first) - 1)
         at = torch.searchsorted(self.parents, nodes.contiguous()).clamp_(max=len(self.parents) - 1)
@@ -276,7 +276,7 @@ def bits_on_device(alive: Liveness, device: torch.device) -> tuple[UInt8[Tensor,
 def living_bits(
     rules: Sequence[Liveness], trie: DeviceTrie, alive: Sequence[UInt8[Tensor, "rules _"] | None]
 ) -> tuple[LivingBits | None, ...] | None:
-    """What is alive of the wide levels of a trie under rules; None if some rule has not been used before.
+    """What is alive of the wide levels of a trie under rules; None if some rule is new, or all take too much memory.
 
     Args:
         rules: the rules.
@@ -288,15 +288,15 @@ def living_bits(
         for of_rule in known:
             of_rule.setdefault(device, None)
         return None
+    if len(rules) * sum(shape.living_bytes for shape in trie.tables if shape is not None) > LARGEST_TABLE:
+        return None
     for number, of_rule in enumerate(known):
         if of_rule[device] is None:
             of_rule[device] = tuple(
                 None if table is None or bits is None else _living(table, bits[number], end)
                 for table, bits, end in zip(trie.wide, alive, trie.level_starts[1:-1], strict=True)
             )
-    by_level = list(zip(*(of_rule[device] or () for of_rule in known), strict=True))
-    if sum(bits.numel() for level in by_level for bits in level if bits is not None) > LARGEST_TABLE:
-        return None
+    by_level = zip(*(of_rule[device] or () for of_rule in known), strict=True)
     is_legal = _unpack(torch.arange(256, dtype=torch.uint8, device=device)).view(256, 8)
     spread = torch.zeros(is_legal.shape, dtype=torch.float32, device=device).masked_fill_(~is_legal, -torch.inf)
     joined = (level[0] if level[0] is None or len(level) == 1 else torch.cat(level) for level in by_level)
@@ -304,7 +304,7 @@ def living_bits(
 
 
 def _living(table: WideLevel, alive: UInt8[Tensor, " children"], end: int) -> UInt8[Tensor, "nodes bytes"]:
-    """The bits of a rule by the places of a table instead of by child, of which the first is node `end`."""
+    """The bits of a rule by the places of a table instead of by child; the first child of the level is node `end`."""
     legal = table.penalties == 0
     flags = _unpack(alive)
     if table.parents is not None:

@@ -41,10 +41,10 @@ def open_children(legal: Children, catalogue: DeviceCatalogue, *, depth: int) ->
     """Which children have children of their own: those after which logits are needed."""
     if not catalogue.has_leaves[depth - 1]:
         return legal.legal
-    batch_size, num_above, num_children = legal.tokens.shape
-    places = torch.arange(num_above * num_children, device=legal.tokens.device).expand(batch_size, -1)
+    batch_size, num_above, num_children = legal.shape
+    places = torch.arange(num_above * num_children, device=catalogue.device).expand(batch_size, -1)
     states = legal.take_at(places)[2]
-    return legal.legal & ~is_leaf(states, catalogue, level=depth).view(legal.tokens.shape)
+    return legal.legal & ~is_leaf(states, catalogue, level=depth).view(legal.shape)
 
 
 class Assistant:
@@ -279,7 +279,7 @@ class TreeDrafter:
         # Nothing follows the last level's tokens: they need no logits.
         for depth in range(level + 1 + len(drafted), catalogue.max_length):
             if rest:
-                legal = children(rest[-1].states, catalogue, level=depth - 1)
+                legal = children(rest[-1].states, catalogue, level=depth - 1, lists_all=True)
             wanted = open_children(legal, catalogue, depth=depth).flatten(1)
             counts = wanted.sum(dim=-1).tolist()  # synchronises: the shape of the next forward depends on it
             room = min(self.budget, self.worth * (len(drafted) + len(rest) + 1)) if len(rest) < planned else 0
@@ -320,7 +320,7 @@ class FixedTree:
         rest: list[Nodes] = []
         for depth, width in enumerate(self.widths[level], start=level + 1):
             if rest:
-                legal = children(rest[-1].states, catalogue, level=depth - 1)
+                legal = children(rest[-1].states, catalogue, level=depth - 1, lists_all=True)
             wanted = open_children(legal, catalogue, depth=depth).flatten(1)
             fits = wanted.sum(dim=-1) <= width
             self.fits = fits if self.fits is None else self.fits & fits
@@ -363,7 +363,7 @@ def _all_children(
     legal: Children, wanted: Bool[Tensor, "some children_of_all"], *, width: int, dead_state: int
 ) -> Nodes:
     """The wanted ones of all children, the first `width` of a row."""
-    num_rows, num_above, num_children = legal.tokens.shape
+    num_rows, num_above, num_children = legal.shape
     places = torch.arange(num_above * num_children, device=wanted.device).expand(num_rows, -1)
     # Unwanted children, and those that are too many, all go to an extra column, which is dropped.
     columns = torch.where(wanted, wanted.cumsum(dim=-1) - 1, width).clamp(max=width)

@@ -6,7 +6,8 @@ Source: STATIC, algorithm 2 (the vectorized node transition kernel), on a trie w
 change while it serves is not in the trie: one bit per node says what is alive, a few nodes per row are hidden, and
 additions are a second, small trie beside the first.
 
-Axes: B batch, K beams, C children: the largest branching of the level, a static shape; E hidden nodes; U rules.
+Axes: B batch, K beams, C children: a static shape, the largest branching of the level or the span of its table;
+E hidden nodes; U rules.
 """
 
 from __future__ import annotations
@@ -179,8 +180,12 @@ def device_catalogue(rules: BatchRules, device: torch.device) -> DeviceCatalogue
     )
 
 
-def children(states: Int[Tensor, "batch beams"], catalogue: DeviceCatalogue, *, level: int) -> Children:
+def children(
+    states: Int[Tensor, "batch beams"], catalogue: DeviceCatalogue, *, level: int, lists_all: bool = False
+) -> Children:
     """The living children of every living state of a level (level 0 is the root), in token order within a segment.
+
+    Who `lists_all` of them, one by one, gets few columns rather than fast sums.
 
     In plain loops: `for b, k, c: child = first[b, k] + c; legal = c < count[b, k] and alive[child]; token =
     tokens[child]`.
@@ -192,13 +197,12 @@ def children(states: Int[Tensor, "batch beams"], catalogue: DeviceCatalogue, *, 
     base = catalogue.base
     if level == 0 and base.is_whole(level):
         return RootChildren(base.trie.root.tokens.expand(*states.shape, -1), states, base.trie.root)
-    if (table := base.table_for(level)) is not None:
+    if (table := base.table_for(level)) is not None and (table.parents is None or not lists_all):
         below = _wide_children(states, base, table, catalogue.rule_of_row, level)
         if table.parents is None:
             return below
-        others = states.masked_fill(below.nodes > 0, 0)  # the root has no children at this level
-        rest = max(table.rest, 1)
-        return JoinedChildren(below, _part_children(others, base, catalogue.rule_of_row, level, most=rest))
+        others = states.masked_fill(below.nodes > 0, catalogue.dead_state)
+        return JoinedChildren(below, _part_children(others, base, catalogue.rule_of_row, level, most=table.rest))
     if base.is_whole(level) and base.trie.is_chain(level):
         return _only_children(states, base.trie, level)
     return _part_children(states, base, catalogue.rule_of_row, level)
@@ -333,7 +337,7 @@ def _part_children(
 ) -> PlainChildren:
     """The children of one segment's nodes; of nodes that have at most so many."""
     trie = part.trie
-    constants, branching = trie.constants[level], most or trie.branching[level]
+    constants, branching = trie.constants[level], trie.branching[level] if most is None else most
     bounds = trie.child_bounds(nodes, level=level)
     first, after = bounds[..., :1], bounds[..., 1:]
     below = first if branching == 1 else first + constants.places[:branching]
