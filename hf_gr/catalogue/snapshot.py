@@ -553,8 +553,8 @@ def _refuse_flags(ids: Any, num_items: int) -> None:
     flags = cast("Array", ids)
     if flags.dtype.kind in "iu" and flags.shape == (num_items,) and flags.min() >= 0 and flags.max() <= 1:
         raise ValueError(
-            f"mask has type {flags.dtype} and {num_items} entries of 0 and 1, expected bool: pass mask.astype(bool); as "
-            "ids they would be of two items"
+            f"mask has type {flags.dtype} and {num_items} entries of 0 and 1, expected bool: pass mask.astype(bool); "
+            "as ids they would be of two items"
         )
 
 
