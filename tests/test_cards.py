@@ -104,7 +104,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "items.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     ids = SemanticIds(torch.tensor(rows), level_sizes=[256] * 4)
     backbone = decoder(ids.vocab_size + 1)
-    for path in ("experiments/backbone-beauty-texts-01234567", "speculation/target", "speculation/atspeed-s"):
+    aligned = "experiments/atspeed/beauty-01234567/aligned/beamkd-1-01234567"
+    for path in ("experiments/backbone-beauty-texts-01234567", "experiments/backbone-beauty-01234567", aligned):
         backbone.save_pretrained(made / path)
     ids.constraint_index().save_pretrained(made / "experiments" / "backbone-beauty-01234567")
     add_draft_head(backbone, ids)
