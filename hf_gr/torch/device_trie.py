@@ -55,7 +55,7 @@ class WideLevel:
     ranks: Int[Tensor, "nodes span"]
     first: Int[Tensor, " nodes"]
     tokens: Int[Tensor, " span"]
-    parents: Int[Tensor, " nodes"] | None = None
+    parents: Int[Tensor, " large"] | None = None
     rest: int = 0
 
     @property
