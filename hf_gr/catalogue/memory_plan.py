@@ -19,7 +19,7 @@ from .buckets import bucket
 from .fanout import Fanout, smallest_dtype
 from .segment import Liveness, Segment
 from .snapshot import BatchRules
-from .tables import LARGEST_TABLE, table_shape
+from .tables import LARGEST_TABLE, TableShape, table_shape
 from .trie import Trie
 
 Backend = Literal["torch", "flax"]
@@ -81,9 +81,7 @@ class LevelSizes:
         num_exceptions: E; None where all offsets are stored.
         offset_size: bytes of an offset.
         exception_size: bytes of an exception.
-        span: tokens from the level's first to its last; 0 where it does not matter.
-        table_rows: nodes that have a row in the level's table.
-        has_parts: whether others have none.
+        table: the level's table; None without one.
     """
 
     num_parents: int
@@ -92,9 +90,7 @@ class LevelSizes:
     num_exceptions: int | None
     offset_size: int
     exception_size: int
-    span: int
-    table_rows: int = 0
-    has_parts: bool = False
+    table: TableShape | None
 
     @property
     def num_offsets(self) -> int:
@@ -183,17 +179,17 @@ def constant_bytes(sizes: TrieSizes) -> int:
 
 def table_bytes(level: LevelSizes) -> int:
     """Bytes of a level's table; 0 for one that has none."""
-    if not level.table_rows:
+    if (table := level.table) is None:
         return 0
     entry = 4 + smallest_dtype(level.largest).itemsize  # a penalty and a rank
     # And each node's first child; two rows for what is no node; the tokens of the span; which nodes have rows.
-    numbers = 8 * (level.span + (level.table_rows if level.has_parts else 0))
-    return (level.table_rows + 2) * (level.span * entry + 8) + numbers
+    numbers = 8 * (table.span + (0 if table.parents is None else table.num_rows))
+    return (table.num_rows + 2) * (table.span * entry + 8) + numbers
 
 
 def living_bytes(level: LevelSizes) -> int:
     """Bytes of the bits of one rule in a level's table."""
-    return (level.table_rows + 2) * _num_bytes(level.span) if level.table_rows else 0
+    return 0 if level.table is None else level.table.living_bytes
 
 
 def _on_torch(rules: BatchRules) -> MemoryPlan:
@@ -349,7 +345,6 @@ def _num_bytes(num_bits: int) -> int:
 
 def _level_sizes(trie: Trie, level: int) -> LevelSizes:
     fanout: Fanout = trie.fanouts[level]
-    table = table_shape(trie, level)
     return LevelSizes(
         fanout.num_parents,
         fanout.num_children,
@@ -357,7 +352,5 @@ def _level_sizes(trie: Trie, level: int) -> LevelSizes:
         None if fanout.exceptions is None else len(fanout.exceptions),
         fanout.offsets.itemsize,
         0 if fanout.exceptions is None else fanout.exceptions.itemsize,
-        span=0 if table is None else table.span,
-        table_rows=0 if table is None else table.num_rows,
-        has_parts=table is not None and table.parents is not None,
+        table_shape(trie, level),
     )

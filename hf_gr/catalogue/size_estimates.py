@@ -26,7 +26,7 @@ from .memory_plan import (
     torch_arrays,
 )
 from .sequences import LARGEST_TOKEN
-from .tables import LARGEST_TABLE, WIDE_FROM, is_wide
+from .tables import LARGEST_TABLE, WIDE_FROM, TableShape, is_wide
 from .trie import SHORT
 
 STATIC_NODE, STATIC_STATE = 12, 4  # bytes of a node in three arrays, and of a state of the dense levels
@@ -85,7 +85,7 @@ def at_most(num_items: int, num_levels: int, vocab_size: int) -> SizeEstimate:
     nodes = [min(vocab_size**level, num_items) for level in range(num_levels + 1)]
     levels = tuple(
         LevelSizes(
-            parents, children, min(vocab_size, num_items), None, max(4, smallest_dtype(children).itemsize), 0, 0
+            parents, children, min(vocab_size, num_items), None, max(4, smallest_dtype(children).itemsize), 0, None
         )
         for parents, children in zip(nodes, nodes[1:], strict=False)
     )
@@ -140,8 +140,7 @@ def _expected_level(parents: int, children: int, exceptions: int, vocab_size: in
         num_exceptions=exceptions if are_listed else None,
         offset_size=smallest_dtype(children - parents if are_listed else children).itemsize,
         exception_size=smallest_dtype(parents).itemsize,
-        span=vocab_size,
-        table_rows=parents if is_wide(parents, largest, vocab_size) else 0,
+        table=TableShape(parents, 0, vocab_size) if is_wide(parents, largest, vocab_size) else None,
     )
 
 

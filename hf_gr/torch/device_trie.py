@@ -387,12 +387,12 @@ def _wide_level(trie: DeviceTrie, level: int, shape: TableShape) -> WideLevel:
     # In pieces: what is made on the way takes more memory than the table.
     pieces = [each.split(max(CHILDREN_AT_ONCE // largest, 1)) for each in (places, first, count)]
     for own, begin, number in zip(*pieces, strict=True):
-        rows = own.repeat_interleave(number)
-        places_of_rows = number.cumsum(0) - number
-        rank = torch.arange(len(rows), device=device) - places_of_rows.repeat_interleave(number)
-        columns = trie.tokens.take(begin.repeat_interleave(number) + rank).long() + (base - shape.first_token)
-        penalties[rows, columns] = 0
-        ranks[rows, columns] = rank.to(smallest)
+        size = int(number.sum())  # waits for the device, once
+        of = torch.arange(len(own), device=device).repeat_interleave(number, output_size=size)
+        rank = torch.arange(size, device=device) - (number.cumsum(0) - number)[of]
+        columns = trie.tokens.take(begin[of] + rank).long() + (base - shape.first_token)
+        penalties[own[of], columns] = 0
+        ranks[own[of], columns] = rank.to(smallest)
     return WideLevel(
         start,
         shape.first_token,
