@@ -196,7 +196,7 @@ def test_a_call_sees_the_catalogue_before_or_after_an_update() -> None:
 
     def swap() -> None:
         half = 0
-        while not stop.is_set():
+        while not stop.wait(0.001):  # without a pause this thread would have most of the interpreter's time
             sequences, ids = zip(*halves[1 - half], strict=True)
             snapshot = index.snapshot.add(sequences, ids).remove([item for _, item in halves[half]])
             with index._updates:
