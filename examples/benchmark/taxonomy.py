@@ -11,7 +11,7 @@ Ways to an answer:
 - prompt only: greedy; valid if it is a label up to case and punctuation; of several, if all are and none comes twice;
 - prompt and matching: what was written, or else the label most similar to it, if one is similar enough;
 - greedy constrained: the search of "Constrained Decoding: Forcing LLMs to Respect Your Taxonomy";
-- `classify`: 5 beams, or all labels that matter scored ("scored"), either calibrated too (`neutral_text="N/A"`).
+- `classify`: 5 beams, or of few labels all that matter scored ("scored"), or calibrated too (`neutral_text="N/A"`).
 
 Then what was written freely, by kind. The article reports no rates. Its kind, "directionally close but structurally
 wrong", is what we count as "other level", "mixed path", "label and more" and "near miss". Models run in bfloat16
@@ -85,13 +85,13 @@ FAST_RECIPE = Recipe((1000, 1000, 1000), frozen=0, batch_size=16, learning_rate=
 
 
 def ways_of(one: LabelSet, model: str) -> list[str]:
-    """The ways that are measured: scoring every node of a large set takes a model that is sure of its answers."""
+    """The ways that are measured: all labels are scored where they are few."""
     common = [FREE, MATCHED, GREEDY]
     if one.kind == "flat" and len(one.labels) <= LISTED:
         return [*common, SCORED, CALIBRATED]
     if model == BEFORE:
         return [*common, CALIBRATED_BEAMS] if one.kind == "flat" else common
-    return [*common, BEAMS, SCORED] if one.kind == "flat" else [*common, BEAMS]
+    return [*common, BEAMS]
 
 
 class ExactHead(torch.nn.Linear):
