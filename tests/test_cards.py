@@ -146,7 +146,7 @@ def test_every_number_stands_in_the_results_under_the_same_command(name: str) ->
     assert section is not None
     (command,) = blocks(section[1], "sh")
     start = RESULTS.index(f"$ {command.strip()}\n")
-    there = RESULTS[start : RESULTS.index("\n```", start)]
+    there = re.split(r"\n(?:```|\$ )", RESULTS[start:], maxsplit=1)[0]
     found = tables(section[1])
     assert found
     lines = [set(re.split(r"  +", line.strip())) | set(line.split()) for line in there.splitlines()]
