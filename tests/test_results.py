@@ -225,7 +225,7 @@ def could_print(figure: Figure, line: str) -> list[int]:
 
     Example:
         >>> could_print(("20", "%"), "20% of 20, and 0.204"), could_print(("20", "ms"), "20 of 0.0201 s")
-        ([0, 12], [0, 6])
+        ([0, 15], [0, 6])
     """
     value, unit = figure
     places = []
@@ -296,6 +296,22 @@ def test_quotes_are_found_with_their_tables() -> None:
     assert quote.command == "python examples/a.py --b 1"
     assert quote.prose == [("1.5", "s"), ("20", "%"), ("4", "ms")]
     assert quote.rows == [[[("10", "ms"), ("0.5", "")]]]
+
+
+def test_a_wrong_quote_would_be_seen() -> None:
+    output = ["a  1.50  2.50  20%", *[""] * CLOSE, "b  3.50  4.50  0.0301"]
+
+    def wrong(prose: list[Figure], *row: list[Figure]) -> list[str]:
+        return [*missing(Quote("", prose, [[*row]] if row else []), output)]
+
+    assert could_print(("20", "%"), "20% of 20, and 0.204") == [0, 15]
+    assert (
+        wrong([("20", "%"), ("30", "ms"), ("1.5", "")], [("1.5", ""), ("2.5", "")], [("3.50", ""), ("4.50", "")]) == []
+    )
+    assert wrong([("21", "%"), ("31", "ms")]) == ["21 %", "31 ms"]
+    assert wrong([], [("2.5", ""), ("1.5", "")], [("3.5", ""), ("4.5", "")])  # not in their order
+    assert wrong([], [("1.5", "")], [("3.5", "")])  # far apart
+    assert wrong([], [("1.5", "")], [("2.5", "")]) == []
 
 
 def test_a_wrong_figure_would_be_seen() -> None:
