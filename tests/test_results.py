@@ -167,29 +167,25 @@ def is_quoted_from(figure: str, printed: list[float]) -> bool:
     return any(f"{number:.{decimals}f}" == figure.replace(",", "") for number in printed)
 
 
-def section_of(results: str, heading: str) -> str:
-    start = results.index(f"\n## {heading}\n")
-    end = results.find("\n## ", start + 1)
-    return results[start : end if end > 0 else None]
+def outputs_of(record: Any, command: str) -> list[str]:
+    """What a command of RESULTS.md printed."""
+    runs = record.runs_of(record.read(text_of("examples/benchmark/RESULTS.md")))
+    named = [run.output for run in runs if run.command == command]
+    assert len(named) == 1, f"{command!r} is {len(named)} times in RESULTS.md"
+    return named[0]
 
 
-def test_the_timing_table_of_the_readme_is_in_results() -> None:
-    readme, results = text_of("README.md"), text_of("examples/benchmark/RESULTS.md")
-    time = section_of(results, "Time")
+def test_the_timing_table_of_the_readme_is_in_results(record: Any) -> None:
+    readme = text_of("README.md")
+    (command,) = re.findall(r"answers were compared \(`([^`]+)`\)", readme)
+    output = outputs_of(record, command)
     rows = rows_of(readme, "| batch, prompt, beams | transformers, constrained |")
     assert rows
     for name, *cells in rows:
-        printed = [
-            number
-            for line in time.splitlines()
-            if line.startswith(f"{name} ")
-            for number in figures(line[len(name) :])
-        ]
+        printed = [number for line in output if line.startswith(f"{name} ") for number in figures(line[len(name) :])]
         for cell in cells:
             figure = cell.removesuffix(" s")
             assert is_quoted_from(figure, printed), f"README quotes {figure} for {name}, RESULTS.md has {printed}"
-    (command,) = re.findall(r"answers were compared \(`([^`]+)`\)", readme)
-    assert f"$ {command}\n" in time, f"README names {command!r}, section Time of RESULTS.md has another"
 
 
 QUOTING = ["README.md", *(f"examples/guides/{path.name}" for path in sorted((ROOT / "examples/guides").glob("*.md")))]
@@ -267,14 +263,6 @@ def missing(quote: Quote, output: list[str]) -> Iterator[str]:
         windows = (output[start : start + CLOSE] for start in range(len(output)))
         if not any(all(any(could_print(one, line) for line in lines) for one in every) for lines in windows):
             yield f"the row {' | '.join(', '.join(value for value, _ in cell) for cell in row)}"
-
-
-def outputs_of(record: Any, command: str) -> list[str]:
-    """What a command of RESULTS.md printed."""
-    runs = record.runs_of(record.read(text_of("examples/benchmark/RESULTS.md")))
-    named = [run.output for run in runs if run.command == command]
-    assert len(named) == 1, f"{command!r} is {len(named)} times in RESULTS.md"
-    return named[0]
 
 
 @pytest.mark.parametrize("page", [page for page in QUOTING if [*quotes(text_of(page))]])
