@@ -131,33 +131,6 @@ def test_drafts_are_made_where_they_fit() -> None:
     assert (drafted > 0).tolist() == [True, True, False, False, True, True, True, True]
 
 
-OF_BEAMS: dict[str, Any] = {"num_beams": 3, "num_return_sequences": 2}
-OF_SAMPLES: dict[str, Any] = {"do_sample": True, "num_return_sequences": 3, "seed": 7}
-
-
-@pytest.mark.parametrize(
-    ("shape", "how"),
-    [
-        (None, OF_SAMPLES),
-        pytest.param(None, OF_BEAMS, marks=pytest.mark.slow),
-        pytest.param((2, 2), OF_SAMPLES, marks=pytest.mark.slow),
-        pytest.param((2, 2), OF_BEAMS, marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
-def test_calls_without_a_catalogue_are_spread_too(shape: tuple[int, int] | None, how: dict[str, Any]) -> None:
-    """Rows end at several lengths, and processors know the prompts of their own rows."""
-    mesh = None if shape is None else jax.make_mesh(shape, ("data", "model"))
-    model, inputs = model_of("qwen3"), prompts(5)
-    ends = {"eos_token_id": [EOS, *range(40, 50)], "pad_token_id": 1, "max_new_tokens": 9}
-    options = {**ends, **how, "repetition_penalty": 1.5, "return_dict_in_generate": True, "output_scores": True}
-    expected, found = (model.generate(**inputs, **options, mesh=on) for on in (one_device(), mesh))
-    assert found.sequences.tolist() == expected.sequences.tolist()
-    np.testing.assert_allclose(np.stack(found.scores), np.stack(expected.scores), atol=SCORE_TOL)
-    lengths = (np.asarray(found.sequences)[:, 9:] != 1).sum(-1)
-    assert len(set(lengths.tolist())) > 1
-
-
 def test_a_context_mesh_of_the_caller_changes_nothing() -> None:
     model, call = model_of("qwen3"), {**prompts(3), "constraint_index": RAGGED, **BEAMS}
     expected = model.generate(**call)  # compiled by another test: the default mesh

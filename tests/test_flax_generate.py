@@ -319,6 +319,8 @@ def test_a_checkpoint_names_its_catalogue_and_its_defaults(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
+        ({"constraint_index": None}, "constraint_index=None, expected a catalogue.*backend='torch'"),
+        ({"constraint_index": False, "max_new_tokens": 3}, "constraint_index=False, expected a catalogue"),
         ({"generation_config": INDEX}, "generation_config is a ConstraintIndex.*constraint_index="),
         ({"generation_config": {"num_beams": 2}}, "generation_config is a dict, expected a GenerationConfig"),
         ({"streamer": len}, "streamer is given"),

@@ -65,7 +65,6 @@ UNPAIRED = {
     "devices": "the same",
     "warpers": "the same",
     "processors": "the same",
-    "plain": "the same",
 }
 # By module: names of one side alone, and why.
 TORCH_ONLY = {
@@ -133,9 +132,6 @@ FLAX_ONLY = {
     },
     "decode": {
         "decode_program": "the compiled form of decode",
-        "in_any_row": "rows of all devices advance together",
-        "warped": "warpers are processors in torch",
-        "with_prompt": "prompts are arguments of a program",
     },
     "children": {"MergedChildren": "torch joins the states, too: its children have them"},
     "device_trie": {
@@ -179,8 +175,6 @@ FLAX_ONLY = {
     },
     "noise": {
         "HALF": "64 bits are two numbers",
-        "follow": "of generation without a catalogue, whose prefixes have room for more tokens",
-        "gumbel_after": "the same",
     },
     "speculation": {
         "Context": "a frontier in torch",
@@ -219,9 +213,6 @@ OTHERWISE = {
     "decode.child_scores": {"logits", "places", "scored", "max_length"},
     "decode.process_scores": {"max_length"},
     "decode.DecodePlan.has_criteria": ALONE,  # functions in JAX are among the processors
-    "beam.retire": {"length"},  # without a catalogue the number of tokens is traced, like the next one's
-    "beam.update_may_improve": {"length"},
-    "noise.Noise.prefixes": ALONE,  # of generation without a catalogue
     "decode.DecodePlan": {
         "noise",
         "temperature",

@@ -38,15 +38,10 @@ from hf_gr.flax.devices import settings_of_ours
 from hf_gr.flax.draft_head import DraftHead, shapes_of
 from hf_gr.flax.families import to_spec
 from hf_gr.flax.model import FlaxModel, random_arrays
-from hf_gr.generation.flax import mixin, plain
+from hf_gr.generation.flax import mixin
 
-# Where `generate` finds what `jax.jit` has compiled: with a catalogue, and without one.
-COMPILED: tuple[tuple[Any, str], ...] = (
-    (mixin, "decode_program"),
-    (mixin, "decode_on_mesh"),
-    (plain, "plain_program"),
-    (plain, "plain_on_mesh"),
-)
+# Where `generate` finds what `jax.jit` has compiled.
+COMPILED: tuple[tuple[Any, str], ...] = ((mixin, "decode_program"), (mixin, "decode_on_mesh"))
 PAD, EOS, FIRST_CODE = 0, 1, 2
 TINY = roofline.Shape(layers=1, hidden=32, intermediate=48, heads=4, kv_heads=2, head_dim=8, vocab=64, itemsize=4)
 # Random weights of unit gain make logits that hardly differ.
@@ -96,7 +91,6 @@ class Program:
 
 PATHS = {"num_beams": 1, "num_return_sequences": 1}
 SAMPLES = {"do_sample": True, "temperature": 2.0, "top_k": 10, "top_p": 0.95, "min_p": 0.01}
-PLAIN = {"max_new_tokens": 4}
 DETAILS = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
 PROGRAMS: dict[str, Program] = {
     "beams": Program(),
@@ -118,9 +112,7 @@ PROGRAMS: dict[str, Program] = {
     "draft model, relaxed": Program(SAMPLES | {"verification": "relaxed"}, has_assistant=True),
     "t5": Program(family="t5", catalogue="ragged"),
     "t5, trie": Program({"drafting": "trie"}, family="t5"),
-    "no catalogue": Program(PLAIN | PATHS, catalogue="none"),
-    "no catalogue, beams": Program(PLAIN | {"repetition_penalty": 1.3, "bad_words_ids": [[5]]}, catalogue="none"),
-    "no catalogue, samples": Program(PLAIN | PATHS | SAMPLES, catalogue="none"),
+    "suppressed tokens": Program({"suppress_tokens": [5], "begin_suppress_tokens": [6]}),
 }
 ON_MESHES: dict[str, Program] = {
     "data": Program(mesh=(4, 1)),
@@ -184,12 +176,10 @@ class Bench:
 
         Args:
             name: "fixed", "ragged" (items of 1 to L codes), "views" (another one for each row), "excluded" (items of
-                each row), "added" (after additions and removals) or "none".
+                each row) or "added" (after additions and removals).
             batch: number of rows.
         """
         items, index = self.size.items, self.index
-        if name == "none":
-            return {}
         if name == "ragged":
             rows = [row[: 1 + number % len(row)].tolist() for number, row in enumerate(self._codes(items))]
             index = ConstraintIndex.from_sequences(rows, eos_token_id=EOS)

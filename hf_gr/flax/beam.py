@@ -217,7 +217,6 @@ def retire(
     *,
     length_penalty: Number,
     early_stopping: bool | str,
-    length: WholeNumber | None = None,
 ) -> tuple[Beams, Finished]:
     """Move the candidates that end, and are among the K best, into the pool; the K best of the others continue.
 
@@ -227,13 +226,12 @@ def retire(
         ends: which candidates are complete.
         length_penalty: as in transformers: scores are divided by `length ** length_penalty`.
         early_stopping: as in transformers: True closes a row as soon as its pool is full.
-        length: tokens of the candidates, whose arrays may have room for more; None for as many as they have columns.
 
     Returns:
         The K beams that continue, best first, and the new pool.
     """
     num_beams = finished.scores.shape[1]
-    length = kept.sequences.shape[-1] if length is None else length
+    length = kept.sequences.shape[-1]
     is_open = finished.may_improve
     if early_stopping is True:
         is_open = is_open & ~finished.is_full
@@ -289,13 +287,9 @@ def update_may_improve(
     length_penalty: Number,
     early_stopping: bool | str,
     max_new_tokens: WholeNumber,
-    length: Number | WholeNumber | None = None,
 ) -> Finished:
-    """Close the rows whose best live beam cannot beat the worst finished one, by transformers' own heuristic.
-
-    `length` is as for `retire`.
-    """
-    length = beams.sequences.shape[-1] if length is None else length
+    """Close the rows whose best live beam cannot beat the worst finished one, by transformers' own heuristic."""
+    length: Any = beams.sequences.shape[-1]
     if early_stopping == "never":
         length = jnp.where(jnp.asarray(length_penalty) > 0.0, jnp.asarray(max_new_tokens, jnp.float32), length)
     longest = finished.sequences.shape[-1]

@@ -115,7 +115,7 @@ def decode(
 
     Source: STATIC, algorithm 1, with candidates scored before any truncation; AtSpeed, algorithms 1 and 2.
     """
-    plan = with_prompt(plan, prompt)
+    plan = _with_prompt(plan, prompt)
     search = _Search(scorer, params, catalogue, plan, noise, draft_params)
     state = lax.while_loop(search.any_open, search.advance, search.start(prompt))
     return Decoded(
@@ -216,7 +216,7 @@ class _Search:
 
     def any_open(self, state: _State) -> Bool[Array, ""]:
         """Whether some row needs a forward."""
-        return in_any_row(self._open_rows(state), self.plan)
+        return _in_any_row(self._open_rows(state), self.plan)
 
     def advance(self, state: _State) -> _State:
         """One forward, and all decisions that it allows."""
@@ -237,7 +237,7 @@ class _Search:
             logits, made = self._forward(state, live, None)
         else:
             logits, made = lax.cond(
-                in_any_row(draft.num_steps > 0, self.plan),
+                _in_any_row(draft.num_steps > 0, self.plan),
                 lambda: self._forward(state, live, draft.nodes),
                 lambda: jax.tree.map(
                     partial(_with_more, behind=draft.nodes.tokens.shape[1]), self._forward(state, live, None)
@@ -368,7 +368,7 @@ class _Search:
         if self.plan.exit_early and (self.catalogue.is_ragged or self.plan.has_criteria):
             is_open = is_open & _can_change(state.beams, state.finished, self.plan)
         if self.plan.keeps_steps:  # of every level that any row needs
-            any_open = in_any_row(is_open, self.plan)
+            any_open = _in_any_row(is_open, self.plan)
             behind = (state.levels < _most(state.levels, self.plan)) & (state.levels < self.num_levels)
             is_open = jnp.where(any_open, state.levels < self.num_levels, behind)
         return is_open
@@ -408,7 +408,7 @@ def _can_change(beams: Beams, finished: Finished, plan: DecodePlan) -> Bool[Arra
     return open_rows[:, 0]
 
 
-def in_any_row(flags: Bool[Array, " batch"], plan: DecodePlan) -> Bool[Array, ""]:
+def _in_any_row(flags: Bool[Array, " batch"], plan: DecodePlan) -> Bool[Array, ""]:
     """Whether a flag holds in some row, on any device whose rows advance together."""
     return flags.any() if plan.rows_axis is None else _most(flags.astype(jnp.int32), plan) > 0
 
@@ -452,7 +452,7 @@ def child_scores(
         scores = scored.logits[rows, places[..., None], jnp.maximum(legal.tokens, 0)].astype(jnp.float32)
         if plan.is_beam_search:
             scores = scores - along(scored.totals, places)[..., None]
-    return warped(jnp.where(legal.legal, scores, beam.DEAD), plan)
+    return _warped(jnp.where(legal.legal, scores, beam.DEAD), plan)
 
 
 def process_scores(
@@ -479,14 +479,14 @@ def _is_forced(beams: Beams, plan: DecodePlan, *, max_length: int) -> bool:
     return plan.forces_end and beams.sequences.shape[-1] + 1 == max_length
 
 
-def with_prompt(plan: DecodePlan, prompt: Prompt) -> DecodePlan:
+def _with_prompt(plan: DecodePlan, prompt: Prompt) -> DecodePlan:
     """The plan whose processors know the prompt of these rows."""
     if plan.processors is None:
         return plan
     return replace(plan, processors=replace(plan.processors, prompt=real_tokens(prompt)))
 
 
-def warped(scores: Float[Array, "batch beams children"], plan: DecodePlan) -> Float[Array, "batch beams children"]:
+def _warped(scores: Float[Array, "batch beams children"], plan: DecodePlan) -> Float[Array, "batch beams children"]:
     """The scores of all that may follow, after the warpers of sampling and the normalisation."""
     if plan.do_sample:
         keep = {"min_tokens_to_keep": plan.min_tokens_to_keep}

@@ -64,15 +64,16 @@ class Noise:
             candidates: their children.
             paths: numbers of paths that do not compete: equal prefixes with different numbers get different noise.
         """
-        return _to_gumbel(self.uniform(beams, candidates, paths=paths))
+        # Precise where it is large, which is where it decides: a small exponential variable has a small `uniform`.
+        return -jnp.log(-jnp.log1p(-self.uniform(beams, candidates, paths=paths)))
 
     def uniform(
         self, beams: Beams, candidates: Children, *, paths: Int[Array, "batch beams"] | None = None
     ) -> Float[Array, "batch beams children"]:
         """Noise between 0 and 1, never 0 or 1; the arguments are those of `gumbel`."""
-        return _uniform_after(self.prefixes(beams.sequences, paths=paths), candidates.tokens)
+        return _uniform_after(self._of_prefixes(beams.sequences, paths=paths), candidates.tokens)
 
-    def prefixes(
+    def _of_prefixes(
         self, sequences: Int[Array, "batch beams length"], *, paths: Int[Array, "batch beams"] | None = None
     ) -> Bits:
         """64 bits for every prefix, `[B, K]`."""
@@ -83,16 +84,6 @@ class Noise:
         halves = jnp.broadcast_to(jnp.asarray(self.seeds).T[..., None], (2, batch_size, num_beams))
         # A loop is compiled once, however long the prefixes are.
         return lax.scan(lambda bits, number: (_fold(bits, number), None), tuple(halves), jnp.concatenate(numbers))[0]
-
-
-def follow(prefixes: Bits, tokens: Int[Array, "batch beams"]) -> Bits:
-    """`Noise.prefixes` with one more token each."""
-    return _fold(prefixes, tokens)
-
-
-def gumbel_after(prefixes: Bits, tokens: Int[Array, "#batch #beams children"]) -> Float[Array, "batch beams children"]:
-    """`Noise.gumbel` of candidates after `Noise.prefixes`."""
-    return _to_gumbel(_uniform_after(prefixes, tokens))
 
 
 def paths_of(beams: Beams) -> Int[Array, "batch beams"]:
@@ -137,11 +128,6 @@ def _uniform_after(
     bits = (bits ^ (bits >> np.uint32(16))) * np.uint32(0x21F0AAAD)
     bits = (bits ^ (bits >> np.uint32(15))) * np.uint32(0x735A2D97)
     return _to_uniform(bits ^ (bits >> np.uint32(15)))
-
-
-def _to_gumbel(uniform: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    # Precise where it is large, which is where it decides: a small exponential variable has a small `uniform`.
-    return -jnp.log(-jnp.log1p(-uniform))
 
 
 def _to_uniform(bits: UInt32[Array, "*shape"]) -> Float[Array, "*shape"]:

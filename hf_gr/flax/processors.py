@@ -129,24 +129,6 @@ class Forbidden:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Forced:
-    """Tokens that alone may come at one step, with score 0.
-
-    Attributes:
-        tokens: which of the vocabulary.
-        at: how many tokens have been generated before.
-    """
-
-    tokens: Bool[HostOrDevice, " vocab"]
-    at: WholeNumber
-
-    def __call__(self, tokens: Tokens, scores: Scores, step: WholeNumber) -> Scores:
-        """See `apply`."""
-        return jnp.where(step == self.at, jnp.where(jnp.asarray(self.tokens), 0.0, -jnp.inf), scores)
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
 class Decay:
     """The end becomes likelier with every token after the first `start`.
 
@@ -202,24 +184,13 @@ class Processors:
     criteria: tuple[Callable[[Array, None], Array], ...] = static(default=())
     prompt: Int[Array, "batch prompt"] | None = None
 
-    def paths(
-        self, sequences: Int[Array, "batch beams room"], *, number: WholeNumber | None = None, room: int | None = None
-    ) -> Int[Array, "batch beams length"]:
-        """The tokens that processors see.
-
-        Args:
-            sequences: the generated tokens.
-            number: how many columns of those there are yet; None for all.
-            room: the most there will be; None for as many as there are columns.
-        """
+    def paths(self, sequences: Int[Array, "batch beams length"], *, room: int) -> Int[Array, "batch beams room"]:
+        """The tokens that processors see: prompt and generated ones, with space for `room` of those in front."""
         assert self.prompt is not None
         batch, num_beams, width = sequences.shape
         prompt = jnp.broadcast_to(self.prompt[:, None], (batch, num_beams, self.prompt.shape[-1]))
-        in_front = jnp.full((batch, num_beams, (room or width) - width), -1, jnp.int32)
-        if number is None:
-            return jnp.concatenate([in_front, prompt, sequences], axis=-1)
-        sequences = jnp.where(jnp.arange(width) < number, sequences, -1)
-        return jnp.roll(jnp.concatenate([in_front, prompt, sequences], axis=-1), width - number, axis=-1)
+        in_front = jnp.full((batch, num_beams, room - width), -1, jnp.int32)
+        return jnp.concatenate([in_front, prompt, sequences], axis=-1)
 
     def ended(self, paths: Int[Array, "batch beams length"]) -> Bool[Array, "batch beams"]:
         """Which paths a criterion ends."""

@@ -62,7 +62,8 @@ class BeamResult(Result):
 
     Attributes:
         num_beams: of the search; at most as many as the catalogue has sequences, since more find nothing.
-        unconstrained_invalid: the share of beams that are no item when the same model generates freely, over a sample.
+        unconstrained_invalid: the share of beams that are no item when the same model generates freely, over a sample;
+            None in Flax, which has no such generation.
         latency_seconds: mean time to answer one user alone, over a sample.
         users_per_second: throughput of all processes together, in batches.
         num_fallback: rows that the fallback answered, not the model; they count as all others.

@@ -143,8 +143,6 @@ class Call:
             config,
             vocab_size=model.config.vocab_size,
             prompt_length=prompt.length,
-            max_new_tokens=max_new_tokens,
-            is_constrained=True,
             logits_processor=logits_processor,
             stopping_criteria=stopping_criteria,
         )
@@ -232,13 +230,12 @@ def noise_of(seeds: npt.NDArray[np.int64] | None, *, num_rows: int) -> Noise | N
 
 
 def make_plan(
-    config: Any, catalogue: Snapshot | None, max_new_tokens: int, processors: Processors | None = None
+    config: Any, catalogue: Snapshot, max_new_tokens: int, processors: Processors | None = None
 ) -> DecodePlan:
     """The options of a call; those that may change without a new program have one type for all calls."""
     fill = fill_token(config)
     num_ends = num_end_tokens(config)
-    # Of the model's config, say: without a catalogue nothing is drafted.
-    is_relaxed = catalogue is not None and getattr(config, "verification", None) == "relaxed"
+    is_relaxed = getattr(config, "verification", None) == "relaxed"
     is_beam_search = config.num_beams > 1 or is_relaxed
 
     def number(value: float) -> Any:
@@ -257,13 +254,13 @@ def make_plan(
         top_k=(config.top_k or None) if config.do_sample else None,
         min_tokens_to_keep=(num_ends + 1 if num_ends else 2) if is_beam_search else 1,
         renormalize_logits=config.renormalize_logits is True,
-        forces_end=catalogue is not None and forced_end(config, catalogue, max_new_tokens) is not None,
+        forces_end=forced_end(config, catalogue, max_new_tokens) is not None,
         output_scores=bool(config.return_dict_in_generate and config.output_scores),
         output_logits=bool(config.return_dict_in_generate and config.output_logits),
         length_penalty=number(min(max(config.length_penalty or 0.0, -LARGEST), LARGEST)),
         max_new_tokens=np.int32(min(max_new_tokens, LARGEST)),
         fill_token_id=np.int32(fill),
-        missing_token_id=np.int32(fill if catalogue is None else missing_token(catalogue, fill)),
+        missing_token_id=np.int32(missing_token(catalogue, fill)),
         temperature=warper("temperature", neutral=1.0),
         top_p=warper("top_p", neutral=1.0),
         min_p=warper("min_p"),

@@ -1,9 +1,9 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`FlaxGenerationMixin`: `generate`, with a catalogue and without, for models in Flax. Knows no PyTorch.
+"""`FlaxGenerationMixin`: `generate` with a catalogue, for models in Flax. Knows no PyTorch.
 
 The path of a call: `Call.read` (arguments, checks), `hf_gr.flax.decode.decode_program`, one compiled program, and
-`Call.answer`, back on the host once; without a catalogue it is `PlainCall` and `hf_gr.flax.plain.plain_program`.
+`Call.answer`, back on the host once.
 
 A program serves all prompts of one bucket: prompts are padded to 32, 48, 64, 96, 128, ... tokens, and batches to
 powers of two (on several devices: the rows of each) by copies of their first row. The catalogue's arrays are padded,
@@ -34,7 +34,6 @@ from hf_gr.generation.models import first_of
 
 from .call import OF_PROMPT, Call
 from .checks import FIXES
-from .plain import PlainCall
 
 
 class FlaxGenerationMixin:
@@ -57,7 +56,7 @@ class FlaxGenerationMixin:
         mesh: Mesh | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Generate sequences of a catalogue, or without one any: `GRGenerationMixin.generate`, in one program.
+        """Generate sequences of a catalogue: `GRGenerationMixin.generate`, in one program.
 
         Args:
             inputs: `[B, P]` tokens, in NumPy, JAX or nested lists (also as `input_ids`); a decoder's are padded on
@@ -73,8 +72,8 @@ class FlaxGenerationMixin:
                 function object, such as a lambda written in the call, is a new program.
             stopping_criteria: functions `(tokens, None) -> booleans [paths]`, likewise: which paths are complete.
                 Those of beams see all candidates.
-            constraint_index: the catalogue, as for `GRGenerationMixin.generate`: without one, or with False, any
-                tokens are generated, greedily, by sampling, or by beams, as in transformers.
+            constraint_index: the catalogue, as for `GRGenerationMixin.generate`; by default the one that
+                `generation_config.constraint_index` names. Without one, or with False, only PyTorch generates.
             exclude_items: for every prompt, the ids of items to exclude.
             assistant_model: a draft model, as for `GRGenerationMixin.generate`: another `FlaxModel`.
             seed: of the samples, as for `GRGenerationMixin.generate`, which draws the same for the same seed.
@@ -84,15 +83,14 @@ class FlaxGenerationMixin:
                 `jax.make_mesh((2, 4), ("data", "model"))`; by default all local devices along "data". A batch that
                 the devices do not divide is filled up with copies of its first row, which are dropped afterwards.
             kwargs: `attention_mask`, `decoder_input_ids`, and all fields of a generation config. Unsupported ones are
-                refused by name. Drafts, for which there must be a catalogue, are those of `GRGenerationConfig`, in
-                shapes that are fixed when a program is compiled: a forward scores room for four times the average
-                number of nodes below the beams, up to `draft_token_budget`, and all nodes of a draft model's search.
-                Of the verifications `"last_level"` and `"none"` are PyTorch's alone.
+                refused by name. Drafts are those of `GRGenerationConfig`, in shapes that are fixed when a program
+                is compiled: a forward scores room for four times the average number of nodes below the beams, up to
+                `draft_token_budget`, and all nodes of a draft model's search. Of the verifications `"last_level"` and
+                `"none"` are PyTorch's alone.
 
         Returns:
             What `GRGenerationMixin.generate` returns, in JAX: `[B * R, P + T]` tokens, or with
-            `return_dict_in_generate` a `FlaxGenerateOutput`. Without a catalogue greedy tokens and beams are those of
-            transformers; samples are drawn by `seed` as those with a catalogue are, not by a generator of PyTorch's.
+            `return_dict_in_generate` a `FlaxGenerateOutput`.
 
         Raises:
             ValueError: before any work, for arguments that cannot lead to the catalogue's sequences, or that Flax does
@@ -102,12 +100,11 @@ class FlaxGenerationMixin:
         and temperatures, and even after small changes of the catalogue. A program is specific to: the model's shape;
         the buckets of prompt and batch; `num_beams`, `num_return_sequences`, `do_sample`, `early_stopping`, `top_k`,
         `renormalize_logits`, `drafting` and its numbers, the draft model, the outputs; which warpers and processors
-        are used, and the functions among them; without a catalogue, the bucket of `max_new_tokens` (16, 24, 32, 48,
-        ...); the length of `decoder_input_ids`; the number of different catalogues in a batch, up to a power of two;
-        and the most prefixes that exclusions hide from one row: none, up to 16, up to 64, ... Buckets of prompts are
-        32, 48, 64, 96, 128, ... tokens, those of batches powers of two (for each device along "data"). A new program
-        is also compiled once the catalogue has grown by a ninth, was compacted, or has additions of more than 1,024
-        nodes or with more than 16 children at one node.
+        are used, and the functions among them; the length of `decoder_input_ids`; the number of different catalogues
+        in a batch, up to a power of two; and the most prefixes that exclusions hide from one row: none, up to 16, up
+        to 64, ... Buckets of prompts are 32, 48, 64, 96, 128, ... tokens, those of batches powers of two (for each
+        device along "data"). A new program is also compiled once the catalogue has grown by a ninth, was compacted, or
+        has additions of more than 1,024 nodes or with more than 16 children at one node.
 
         To compile before the first request, call `generate` once for every bucket; with
         `jax.config.update("jax_compilation_cache_dir", folder)` later processes load what earlier ones compiled, as
@@ -131,23 +128,28 @@ class FlaxGenerationMixin:
             fix = "pass it as constraint_index=" if what == "ConstraintIndex" else "pass its fields as arguments"
             raise ValueError(f"generation_config is a {what}, expected a GenerationConfig: {fix}")
         check_names(kwargs, lambda: {*vars(self.generation_config), *OF_PROMPT, *FIXES})
-        named = first_of("constraint_index", {}, generation_config, self.generation_config)
+        if constraint_index is None:
+            constraint_index = first_of("constraint_index", {}, generation_config, self.generation_config)
+        if constraint_index is None or constraint_index is False:
+            raise ValueError(
+                f"constraint_index={constraint_index}, expected a catalogue: Flax generates nothing without one; "
+                "load the model with backend='torch'"
+            )
         fields = {name: kwargs.pop(name) for name in GR_FIELDS if name in kwargs}
-        own = {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria, "seed": seed, "key": key}
-        if constraint_index is False or (constraint_index is None and named is None):
-            ours = fields | {"exclude_items": exclude_items, "assistant_model": assistant_model}
-            return PlainCall.read(self, inputs, generation_config, kwargs, ours=ours, mesh=mesh, **own).run()
         call = Call.read(
             self,
             inputs,
             generation_config,
             kwargs,
             fields=fields,
-            indexes=named if constraint_index is None else constraint_index,
+            indexes=constraint_index,
             exclude_items=exclude_items,
             assistant=assistant_model,
             mesh=mesh,
-            **own,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            seed=seed,
+            key=key,
         )
         mesh = call.mesh
         program = decode_program if mesh is None else partial(decode_on_mesh, mesh)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hf_gr.catalogue.sequences import is_integer
-from hf_gr.flax.processors import NEVER, Biases, Decay, Forbidden, Forced, NoRepeat, Own, Processors, Repetition
+from hf_gr.flax.processors import NEVER, Biases, Decay, Forbidden, NoRepeat, Own, Processors, Repetition
 from hf_gr.generation.models import end_tokens
 
 
@@ -24,8 +24,6 @@ def processors_of(
     *,
     vocab_size: int,
     prompt_length: int,
-    max_new_tokens: int,
-    is_constrained: bool,
     logits_processor: Any = None,
     stopping_criteria: Any = None,
 ) -> Processors | None:
@@ -35,9 +33,6 @@ def processors_of(
         config: the prepared config.
         vocab_size: V.
         prompt_length: tokens before the generated ones, padding included.
-        max_new_tokens: the longest sequence.
-        is_constrained: whether there is a catalogue: its sequences begin and end as it says, and nothing else is
-            forced.
         logits_processor: the user's functions.
         stopping_criteria: likewise.
 
@@ -68,13 +63,6 @@ def processors_of(
         before.append(Forbidden(among(ends), np.int32(0), np.int32(least)))
 
     after: list[Any] = []
-    begin_forced, end_forced = (
-        (None, None) if is_constrained else (config.forced_bos_token_id, config.forced_eos_token_id)
-    )
-    if begin_forced is not None and prompt_length == 1:
-        after.append(Forced(among(_read_tokens(begin_forced, "forced_bos_token_id")), np.int32(0)))
-    if end_forced is not None:
-        after.append(Forced(among(_read_tokens(end_forced, "forced_eos_token_id")), np.int32(max_new_tokens - 1)))
     if config.exponential_decay_length_penalty is not None and ends:
         start, factor = _read_decay(config.exponential_decay_length_penalty)
         after.append(Decay(among(ends), np.int32(start), np.float32(factor)))
@@ -83,8 +71,7 @@ def processors_of(
         after.append(Forbidden(among(tokens), np.int32(0), np.int32(NEVER)))
     if config.begin_suppress_tokens is not None:
         tokens = _read_tokens(config.begin_suppress_tokens, "begin_suppress_tokens")
-        first = int(begin_forced is not None and prompt_length == 1)
-        after.append(Forbidden(among(tokens), np.int32(first), np.int32(first + 1)))
+        after.append(Forbidden(among(tokens), np.int32(0), np.int32(1)))
     after += [Own(function) for function in functions]
     if not (before or after or criteria):
         return None
