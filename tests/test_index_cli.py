@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`hf-gr index build | show | plan | check | push`, and the numbers of `show` against a slow twin."""
+"""`hf-gr index build | show | check | push`, and the numbers of `show` against a slow twin."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from test_index import FakeApi
 from typer.testing import CliRunner
 
 from hf_gr import ConstraintIndex
-from hf_gr.catalogue import size_estimates, storage
+from hf_gr.catalogue import storage
 from hf_gr.catalogue.storage import ARRAYS_FILE, JSON_FILE
 from hf_gr.catalogue.summary import summarise
 from hf_gr.commands import app as cli
@@ -151,7 +150,7 @@ def test_an_updated_index_counts_as_what_it_would_be_saved_as() -> None:
 
 
 def test_show_prints_levels_and_facts(folder: Path) -> None:
-    index, printed = ConstraintIndex.from_pretrained(folder), succeed("show", folder)
+    printed = succeed("show", folder)
     cells = [line.split() for line in printed.splitlines()]
     assert ["2", "3", "1.50", "2", "50.0%", "50.0%", "6", "B", "6", "B"] in cells
     for text in (
@@ -160,9 +159,6 @@ def test_show_prints_levels_and_facts(folder: Path) -> None:
         "1 sequence has several items, at most 2: 2 items share, 40.0%",
         "10 or more; the largest token is 9",
         "bytes an item",
-        f"on a device  PyTorch {index.memory_plan().nbytes} B: tokens {index.memory_plan().tokens} B, offsets",
-        f"JAX {index.memory_plan('flax').nbytes / 1000:.1f} kB: tokens 128 B, offsets",
-        f"each filtered view {index.memory_plan().each_view} B more",
     ):
         assert text in printed
     assert "end" not in cells[2], "every sequence ends at the last level"
@@ -180,7 +176,7 @@ def test_show_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, capsys: py
     index = ConstraintIndex.from_sequences(rows, eos_token_id=1)
     summary = summarise(index.snapshot)
     monkeypatch.setattr(index_report, "PIPE_WIDTH", 80)
-    index_report.print_summary(summary, [index.memory_plan("torch"), index.memory_plan("flax")], "catalogue")
+    index_report.print_summary(summary, "catalogue")
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80
     assert "…" not in printed
@@ -192,9 +188,7 @@ def test_show_json_is_the_summary(folder: Path) -> None:
     index = ConstraintIndex.from_pretrained(folder)
     summary = summarise(index.snapshot)
     assert shown["levels"][1]["nodes"] == 3
-    assert shown == json.loads(index_report.to_json(summary, [index.memory_plan("torch"), index.memory_plan("flax")]))
-    assert shown["devices"]["torch"]["nbytes"] == index.memory_plan().nbytes
-    assert shown["devices"]["flax"]["tokens"] == index.memory_plan("flax").tokens
+    assert shown == json.loads(index_report.to_json(summary))
     assert (shown["num_items"], shown["eos_token_id"], shown["max_token_id"], shown["nbytes"]) == (
         5, 1, 9, summary.nbytes,
     )  # fmt: skip
@@ -213,25 +207,6 @@ def test_what_is_not_quite_all_does_not_look_so(share: float, text: str) -> None
 )
 def test_bytes_have_a_unit(size: float, text: str) -> None:
     assert index_report.format_bytes(size) == text
-
-
-# plan
-
-
-def test_plan_says_what_a_catalogue_will_take() -> None:
-    sizes = ("--items", "2e7", "--levels", "8", "--vocab", "2048")
-    found = json.loads(succeed("plan", *sizes, "--json"))
-    assert found["expected"] == asdict(size_estimates.expected(20_000_000, 8, 2048))
-    assert found["at_most"] == asdict(size_estimates.at_most(20_000_000, 8, 2048))
-    assert found["static_model"] == {"torch": size_estimates.static_model(20_000_000, 8, 2048)}
-    printed = succeed("plan", *sizes)
-    for text in ("290.4 MB, 14.5 bytes an item", "1.5 GB, 72.9 bytes an item", f"{found['expected']['nodes']:,}"):
-        assert text in printed
-    assert "num_levels=9999" in fail("plan", "--items", 5, "--levels", 9999, "--vocab", 8)
-    for items in ("inf", "1e300"):
-        assert f"--items is {float(items):g}, expected" in fail("plan", "--items", items, "--levels", 8, "--vocab", 8)
-    largest = json.loads(succeed("plan", "--items", 2**50, "--levels", 1024, "--vocab", 2**31, "--json"))
-    assert largest["expected"]["nodes"] <= largest["at_most"]["nodes"]
 
 
 # show --plot
@@ -727,7 +702,6 @@ def test_push_reports_what_the_hub_says(kind: str, folder: Path, monkeypatch: py
         ("build", ["INPUT", "--output", "--sequence", "--no-item-id", "--tokenizer", "--offset", "--eos-token-id"]),
         ("show", ["INDEX", "--plot", "--json", "--revision"]),
         ("check", ["INDEX", "--model", "--revision"]),
-        ("plan", ["--items", "--levels", "--vocab", "--json"]),
         ("push", ["INDEX", "REPO_ID", "--private", "--revision", "--create-pr", "--message"]),
     ],
 )
@@ -740,7 +714,7 @@ def test_help_has_every_option_and_an_example(command: str, texts: list[str]) ->
 
 def test_help_lists_the_commands() -> None:
     result = run("--help")
-    assert all(command in result.output for command in ("build", "show", "plan", "check", "push"))
+    assert all(command in result.output for command in ("build", "show", "check", "push"))
     assert "index" in CliRunner().invoke(cli.build_app(), ["--help"]).output
 
 

@@ -20,8 +20,6 @@ from report import print_json_line, print_table
 from step import LENGTH, SPREAD, Clock, MadeBeforehand, medians, ours
 
 from hf_gr import ConstraintIndex
-from hf_gr.catalogue import size_estimates
-from hf_gr.catalogue.memory_plan import plan_memory
 from hf_gr.catalogue.snapshot import combine_rules
 from hf_gr.torch.transition import device_catalogue
 
@@ -36,12 +34,9 @@ NAMES = {
     "build_memory": "GB beyond the input, at most",
     "save": "s",
     "disk": "GB",
-    "expected_disk": "GB, as `hf-gr index plan` said",
     "load_unread": "s, verify=False",
     "touched": "GB of the file in memory after the decodes",
     "own_memory": "GB of the process's own memory by then, without imports",
-    "device": "GB on a device, as `hf-gr index show` says",
-    "static_model": "GB, STATIC's model of its own arrays",
     "step": "ms a step",
     "step_small": f"ms a step with {SMALL:,} items",
     "step_view": "ms a step, half of the items filtered out",
@@ -58,9 +53,6 @@ def measure_mapped(num_items: int, seed: int, repeat: int, decodes: int = DECODE
         for work in (_build, _serve):  # a process each: what one has mapped would be in the other's memory
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
                 figures |= pool.submit(work, Path(folder), num_items, seed, repeat, decodes).result()
-    expected = size_estimates.expected(num_items, LENGTH, VOCABULARY)
-    figures["expected_disk"] = expected.host / 1e9
-    figures["static_model"] = size_estimates.static_model(num_items, LENGTH, VOCABULARY) / 1e9
     return {name: figures[name] for name in NAMES}
 
 
@@ -108,7 +100,6 @@ def _serve(folder: Path, num_items: int, seed: int, repeat: int, decodes: int) -
     figures |= {"step": 1000 * seconds[0], "step_small": 1000 * seconds[1]}
     figures["touched"] = (_memory("RssFile") - mapped) / 1e9
     figures["own_memory"] = (_memory("RssAnon") - own) / 1e9
-    figures["device"] = plan_memory(combine_rules([index.snapshot])).nbytes / 1e9
     check_answers(answers, np.load(folder / "rows.npy", mmap_mode="r"))
 
     figures["load"], _ = timed(lambda: ConstraintIndex.from_pretrained(folder / "index"), repeat)

@@ -27,10 +27,9 @@ from .fanout import Bools
 from .generated import check_begins, check_ends, read_generated
 from .item_ids import ItemId, check_item_ids, read_item_ids
 from .labels import fingerprint, read_labels, tokenize_labels
-from .memory_plan import Backend, MemoryPlan, plan_memory
 from .segment import build_segment
 from .sequences import read_catalogue, read_eos_token_id, read_rows
-from .snapshot import Part, Snapshot, combine_rules, read_exclusions, refuse_unknown
+from .snapshot import Part, Snapshot, read_exclusions, refuse_unknown
 from .summary import summarise
 from .trie import PADDING
 
@@ -255,30 +254,6 @@ class ConstraintIndex(
         """Bytes of all arrays, item ids and rules included; views of one index share most of theirs."""
         parts = self._snapshot.parts
         return sum(part.segment.nbytes + (0 if part.alive is None else part.alive.nbytes) for part in parts)
-
-    def memory_plan(
-        self, backend: Backend = "torch", *, exclude_items: Sequence[Iterable[ItemId]] | None = None
-    ) -> MemoryPlan:
-        """What the index takes on a device, before it is moved there: bytes by purpose, exactly.
-
-        A call adds its model, keys and scores, which depend on the model. `hf-gr index plan` estimates a catalogue
-        that is not built yet.
-
-        Args:
-            backend: `"torch"` or `"flax"`.
-            exclude_items: as in `generate`: the plan is that of a batch with these exclusions.
-
-        Raises:
-            ValueError: another backend, or `exclude_items` that are not lists of ids of the catalogue's type.
-
-        Example:
-            >>> index = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]])
-            >>> index.memory_plan().nbytes, index.where([0, 1]).memory_plan().rules
-            (26, 2)
-
-        Source: STATIC, appendix B.
-        """
-        return plan_memory(combine_rules([self._snapshot], exclude_items), backend=backend)
 
     @property
     def max_token_id(self) -> int:

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`hf-gr index`: build, show, plan, check and push catalogues. Parses options; the library does the work.
+"""`hf-gr index`: build, show, check and push catalogues. Parses options; the library does the work.
 
 An error of the library is one line on stderr and exit code 1. The library is imported when a command runs:
 `hf-gr index --help` answers at once.
@@ -40,7 +40,6 @@ def build_app() -> typer.Typer:
     app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
     app.command("build", epilog=_example("build items.parquet --codes codes --offset 3 --output catalogue"))(build)
     app.command("show", epilog=_example("show catalogue --plot levels.png"))(show)
-    app.command("plan", epilog=_example("plan --items 1e8 --levels 8 --vocab 2048"))(plan)
     app.command("check", epilog=_example("check me/catalogue --model me/recommender"))(check)
     app.command("push", epilog=_example("push catalogue me/catalogue --private"))(push)
     return app
@@ -235,7 +234,7 @@ def show(
     json: JsonOption = False,
     revision: RevisionOption = None,
 ) -> None:
-    """Show what an index holds: its levels, its collisions and its memory, also on a device before it is moved there.
+    """Show what an index holds: its levels, its collisions and its memory.
 
     A step of beam search descends one level. Fewer children make it cheaper; a forced level leaves no choice.
     """
@@ -251,45 +250,16 @@ def show(
 
         loaded = ConstraintIndex.from_pretrained(index, revision=revision)
         summary = summarise(loaded.snapshot)
-        plans = [loaded.memory_plan("torch"), loaded.memory_plan("flax")]
         if json:
-            typer.echo(to_json(summary, plans))
+            typer.echo(to_json(summary))
         else:
-            print_summary(summary, plans, index)
+            print_summary(summary, index)
         if plot is not None:
             from .index_plot import save_plot
 
             is_folder = Path(index).is_dir()
             save_plot(summary, plot, title=Path(index).resolve().name if is_folder else index)  # a path may be long
             print_plotted(plot)
-
-
-def plan(
-    items: Annotated[float, typer.Option(min=1, help="Items, such as 20000000 or 2e7.", show_default=False)],
-    levels: Annotated[
-        int, typer.Option(min=1, help="Tokens of a sequence, an end token included.", show_default=False)
-    ],
-    vocab: Annotated[int, typer.Option(min=1, help="Tokens of a level: its codebook.", show_default=False)],
-    json: JsonOption = False,
-) -> None:
-    """Estimate what an index will take, in memory and on a device, before it is built.
-
-    For random codes, and at most, whatever the codes; beside STATIC's model of its own arrays (appendix B).
-    """
-    with _errors_on_one_line("plan", as_json=json):
-        from hf_gr.catalogue.size_estimates import at_most, expected, static_model
-
-        from .index_report import estimates_to_json, print_estimates
-
-        if not (items < 2**53 and items.is_integer()):  # nor is "nan"
-            raise ValueError(f"--items is {items:g}, expected a whole number of items")
-        num_items = int(items)
-        estimates = expected(num_items, levels, vocab), at_most(num_items, levels, vocab)
-        paper = static_model(num_items, levels, vocab)
-        if json:
-            typer.echo(estimates_to_json(*estimates, paper))
-        else:
-            print_estimates(estimates, paper, num_items)
 
 
 def check(

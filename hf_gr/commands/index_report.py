@@ -21,8 +21,6 @@ from .text import shown
 
 if TYPE_CHECKING:
     from hf_gr.catalogue import ConstraintIndex
-    from hf_gr.catalogue.memory_plan import MemoryPlan
-    from hf_gr.catalogue.size_estimates import SizeEstimate
     from hf_gr.catalogue.summary import LevelSummary, Summary
 
 LEGEND = """\
@@ -54,38 +52,13 @@ def print_built(index: ConstraintIndex, folder: Path, seconds: float) -> None:
         console.print(f"  {shown(command.ljust(width))}  [dim]{purpose}[/]", soft_wrap=True)  # to be copied whole
 
 
-def print_summary(summary: Summary, plans: Sequence[MemoryPlan], name: str) -> None:
-    """Print the levels as a table, and the whole catalogue below, with what it takes on devices."""
+def print_summary(summary: Summary, name: str) -> None:
+    """Print the levels as a table, and the whole catalogue below."""
     console = _console()
     console.print(f"[bold]{shown(name)}[/]", soft_wrap=True)
     console.print(_level_table(summary.levels, is_narrow=console.width < WIDE))
     console.print(LEGEND)
-    console.print(_pairs([*_facts(summary), *_on_devices(plans)]))
-
-
-def print_estimates(estimates: Sequence[SizeEstimate], static_model: int, num_items: int) -> None:
-    """Print what a catalogue will take: as a random one, and at most; STATIC's model below."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for heading in ("", "random codes", "any codes,\nat most"):
-        table.add_column(heading, justify="right" if heading else "left", vertical="bottom")
-    rows = {
-        "nodes of the trie": [f"{estimate.nodes:,}" for estimate in estimates],
-        "in memory and on disk": [_with_share(estimate.host, num_items) for estimate in estimates],
-        "on a device, PyTorch": [_with_share(estimate.torch + estimate.tables, num_items) for estimate in estimates],
-        "  of which tables": [format_bytes(estimate.tables) for estimate in estimates],
-        "  and each filtered view": [format_bytes(estimate.each_view) for estimate in estimates],
-        "on a device, JAX": [_with_share(estimate.flax, num_items) for estimate in estimates],
-        "STATIC's own arrays, by its model": ["", _with_share(static_model, num_items)],
-    }
-    for name, cells in rows.items():
-        table.add_row(name, *cells)
-    console = _console()
-    console.print(table)
-    console.print(
-        "[dim]Codes of real items share prefixes: their tries are smaller than random ones, but where few prefixes "
-        "have most items, tables are larger. Items are known by their row numbers here; ids take their own bytes. "
-        "`hf-gr index show` counts a built index exactly.[/]"
-    )
+    console.print(_pairs(_facts(summary)))
 
 
 def print_plotted(path: Path) -> None:
@@ -123,17 +96,9 @@ def pushed_to_json(repo_id: str, address: str) -> str:
     return json.dumps({"repo_id": repo_id, "url": address})
 
 
-def to_json(summary: Summary, plans: Sequence[MemoryPlan]) -> str:
-    """One JSON object on one line: the fields of `Summary` and `LevelSummary`, and of a `MemoryPlan` by backend."""
-    devices = {plan.backend: {**asdict(plan), "nbytes": plan.nbytes} for plan in plans}
-    return json.dumps(asdict(summary) | {"devices": devices})
-
-
-def estimates_to_json(expected: SizeEstimate, at_most: SizeEstimate, static_model: int) -> str:
-    """What a catalogue will take, as one JSON object on one line."""
-    return json.dumps(
-        {"expected": asdict(expected), "at_most": asdict(at_most), "static_model": {"torch": static_model}}
-    )
+def to_json(summary: Summary) -> str:
+    """One JSON object on one line: the fields of `Summary` and `LevelSummary`."""
+    return json.dumps(asdict(summary))
 
 
 def format_bytes(size: float) -> str:
@@ -197,27 +162,6 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
         ("memory", f"{format_bytes(summary.nbytes)}, {summary.bytes_per_item:.1f} bytes an item"),
         ("", ", ".join(f"{name} {format_bytes(size)}" for name, size in parts if size)),
     ]
-
-
-def _on_devices(plans: Sequence[MemoryPlan]) -> list[tuple[str, str]]:
-    rows: list[tuple[str, str]] = []
-    for plan in plans:
-        parts = {
-            "tokens": plan.tokens,
-            "offsets": plan.offsets,
-            "tables near the root": plan.tables,
-            "what is alive": plan.rules,
-            "room for additions": plan.additions,
-        }
-        taken = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
-        name = {"torch": "PyTorch", "flax": "JAX"}[plan.backend]
-        rows.append(("" if rows else "on a device", f"{name} {format_bytes(plan.nbytes)}: {taken}"))
-        rows.append(("", f"  each filtered view {format_bytes(plan.each_view)} more"))
-    return rows
-
-
-def _with_share(size: int, num_items: int) -> str:
-    return f"{format_bytes(size)}, {size / num_items:.1f} bytes an item"
 
 
 def _collisions(summary: Summary) -> str:

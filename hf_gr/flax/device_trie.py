@@ -25,13 +25,19 @@ from jaxtyping import Array, Bool, Int, Integer
 
 from hf_gr.catalogue.buckets import bucket
 from hf_gr.catalogue.fanout import Fanout, Longs
-from hf_gr.catalogue.memory_plan import ADDED_CHILDREN, ADDED_NODES, CHILDREN, PARENTS, SMALLEST, STEPS
 from hf_gr.catalogue.segment import Liveness
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.catalogue.trie import Trie
 
 from .arrays import Device, static, windows
 from .buckets import padded
+
+# Sizes that programs are compiled for.
+STEPS = 8  # sizes of a compiled catalogue's arrays, and of its branching, per doubling: at most a ninth is left empty
+ADDED_NODES, ADDED_CHILDREN = 1024, 16  # what additions have room for before another program is compiled
+CHILDREN = 4  # the least branching that a program is compiled for
+PARENTS = 2**14  # a level of so many nodes has all of its offsets on the device: one window each
+SMALLEST = 64  # entries of a compiled catalogue's arrays
 
 
 @jax.tree_util.register_dataclass

@@ -27,7 +27,6 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Integer
 
 from hf_gr.catalogue.buckets import bucket
-from hf_gr.catalogue.memory_plan import HIDDEN_NODES
 from hf_gr.catalogue.segment import Liveness
 from hf_gr.catalogue.snapshot import BatchRules
 
@@ -46,6 +45,7 @@ from .device_trie import (
     room_for_additions,
 )
 
+HIDDEN_NODES = 16  # of a row: so many, or 4, 16, ... times as many
 LARGEST_NODE = 2**31 - 2**16  # of both segments; the rest is for padding
 
 

@@ -102,7 +102,6 @@ GOOD = [
     ["index", "show", "index", "--json"],
     ["index", "check", "index", "--model", "model"],
     ["index", "push", "index", "me/catalogue"],
-    ["index", "plan", "--items", "1e6", "--levels", "4", "--vocab", "256"],
     ["recommend", "-m", "model", "--index", "index", "-i", "users.parquet", "-o", "out.parquet", "--history", "seen"],
     ["evaluate", "-m", "model", "--index", "index", "-i", "users.csv", "--history", "seen", "--num-beams", "12"],
     ["demo", "--fast"],

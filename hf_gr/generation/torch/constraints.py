@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from hf_gr.catalogue.item_ids import ItemId
-from hf_gr.catalogue.memory_plan import MOST_NODES
 from hf_gr.catalogue.separators import check_separator, split
 from hf_gr.catalogue.sequences import read_rows
 from hf_gr.catalogue.snapshot import BatchRules, Snapshot, combine_rules
@@ -25,6 +24,7 @@ from hf_gr.torch.several_labels import AnswerCatalogue, LivingLabels, allowed_to
 from hf_gr.torch.transfers import to_device
 from hf_gr.torch.transition import DeviceCatalogue, advance, children, device_catalogue
 
+MOST_NODES = 2**22  # of tries that are walked by their edges, eight bytes each: 32 MB
 # The score of filler tokens, where the dtype has room for it: far below any sum of log-probabilities, and below the
 # -1e9 by which transformers' beam search marks finished beams.
 FILLING = -1e30
