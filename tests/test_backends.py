@@ -65,7 +65,7 @@ CASES: dict[str, Case] = {
     "lengths of t5": Case("t5", True, {"length_penalty": 2.0, "early_stopping": "never"}, slow=("flax",)),
     "greedy": Case("qwen3", True, PATHS, slow=("flax",)),
     "renormalised": Case("qwen3", False, {"renormalize_logits": True}, slow=("flax",)),
-    "processed": Case("qwen3", False, {"repetition_penalty": 1.7, "bad_words_ids": [[5], [7, 9]]}),
+    "processed": Case("qwen3", False, {"suppress_tokens": [5, 7, 9], "begin_suppress_tokens": [11]}),
     "trie": Case("qwen3", False, drafting=TRIE),
     "trie, little room": Case("llama", True, drafting=TRIE | {"draft_token_budget": 24}, slow=("flax",)),
     "trie of t5": Case("t5", False, drafting=TRIE | {"draft_token_budget": 64}, slow=("flax",)),

@@ -156,10 +156,13 @@ def test_prompts_longer_than_the_positions_of_a_draft_model_are_refused(family: 
         ({"max_new_tokens": "3"}, "max_new_tokens='3', expected a number"),
         ({"separator": ";", "constraint_index": INDEX}, "separator is given, expected None in Flax: an answer is one"),
         (
-            {"logits_processor": [ConstraintLogitsProcessor(INDEX)]},
+            {"constraint_index": INDEX, "logits_processor": [ConstraintLogitsProcessor(INDEX)]},
             "ConstraintLogitsProcessor.*pass constraint_index=",
         ),
-        ({"logits_processor": [FlaxConstraintLogitsProcessor(INDEX, 3)]}, "pass constraint_index= instead"),
+        (
+            {"constraint_index": INDEX, "logits_processor": [FlaxConstraintLogitsProcessor(INDEX, 3)]},
+            "pass constraint_index= instead",
+        ),
     ],
     ids=range(6),
 )

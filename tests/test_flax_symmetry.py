@@ -83,7 +83,10 @@ TORCH_ONLY = {
         "OnlyChildren": "a step in Flax is one program: what it does not read costs nothing",
         "RootChildren": "the same",
     },
-    "decode": {"sum_scores": "kinds of children in Flax all have their states checked"},
+    "decode": {
+        "sum_scores": "kinds of children in Flax all have their states checked",
+        "process_scores": "a method of Processors in Flax",
+    },
     "device_trie": {
         "FlatTrie": "several labels are a logits processor's, a callable of PyTorch",
         "twins_on_device": "Flax moves twins with what was added, in additions_on_device",
@@ -211,7 +214,6 @@ OTHERWISE = {
     "decode.accept": {"noise"},
     # Read where they are; the longest sequence's length is static, apart from `max_new_tokens`, like the next one's.
     "decode.child_scores": {"logits", "places", "scored", "max_length"},
-    "decode.process_scores": {"max_length"},
     "decode.DecodePlan.has_criteria": ALONE,  # functions in JAX are among the processors
     "decode.DecodePlan": {
         "noise",
@@ -407,6 +409,13 @@ TORCH_ARGUMENTS = {
 FLAX_ARGUMENTS = {"key": "of jax.random", "mesh": "where the program runs"}
 # Fields of a generation config that Flax refuses, unless they have no effect, and why.
 REFUSED_FIELDS = {
+    "repetition_penalty": "transformers' processors, of which few matter within a catalogue, like the next six",
+    "no_repeat_ngram_size": "the same",
+    "bad_words_ids": "the same",
+    "sequence_bias": "the same",
+    "min_length": "the same",
+    "min_new_tokens": "the same",
+    "exponential_decay_length_penalty": "the same",
     "encoder_repetition_penalty": "processors that read the encoder's prompt",
     "encoder_no_repeat_ngram_size": "the same",
     "guidance_scale": "a second forward without the prompt",
@@ -446,9 +455,9 @@ def test_generate_takes_the_same_arguments() -> None:
 
 
 def test_fields_of_a_config_are_refused_for_a_reason() -> None:
-    from hf_gr.generation.flax.checks import NEUTRAL, NEUTRAL_WARPERS
+    from hf_gr.generation.flax.checks import NEUTRAL, NEUTRAL_SCORES, NEUTRAL_WARPERS
 
-    assert {**NEUTRAL, **NEUTRAL_WARPERS}.keys() == REFUSED_FIELDS.keys()
+    assert {**NEUTRAL, **NEUTRAL_SCORES, **NEUTRAL_WARPERS}.keys() == REFUSED_FIELDS.keys()
 
 
 def test_drafts_and_verifications_are_the_same_but_for_those_that_are_listed() -> None:

@@ -31,7 +31,6 @@ from .beam import Beams, Finished, last_tokens, of_level, to_room, widened
 from .children import Children
 from .noise import PASSES, Noise, paths_of
 from .plan import DecodePlan
-from .processors import apply, real_tokens
 from .scorers import JointScorer, Params, Prompt, Scorer, ScorerCache
 from .speculation import Context, Draft, Scored, Speculation
 from .transition import DeviceCatalogue, children, is_leaf, over_vocabulary
@@ -115,7 +114,8 @@ def decode(
 
     Source: STATIC, algorithm 1, with candidates scored before any truncation; AtSpeed, algorithms 1 and 2.
     """
-    plan = _with_prompt(plan, prompt)
+    if plan.processors is not None:
+        plan = replace(plan, processors=plan.processors.after(prompt))
     search = _Search(scorer, params, catalogue, plan, noise, draft_params)
     state = lax.while_loop(search.any_open, search.advance, search.start(prompt))
     return Decoded(
@@ -442,48 +442,23 @@ def child_scores(
     compare logits. As in transformers, warpers, which compare only legal tokens, and the normalisation over those come
     after the constraint; processors see what they would see there.
     """
-    if plan.processors is not None and (plan.processors.before or plan.processors.after):
-        logits = along(scored.logits, places[..., None]).astype(jnp.float32)
-        scores = legal.scores(process_scores(logits, legal, beams, plan, max_length=max_length))
-    elif _is_forced(beams, plan, max_length=max_length):
+    if _is_forced(beams, plan, max_length=max_length):
         scores = jnp.zeros(legal.tokens.shape, jnp.float32)
     else:
         rows = jnp.arange(len(places))[:, None, None]
         scores = scored.logits[rows, places[..., None], jnp.maximum(legal.tokens, 0)].astype(jnp.float32)
         if plan.is_beam_search:
             scores = scores - along(scored.totals, places)[..., None]
-    return _warped(jnp.where(legal.legal, scores, beam.DEAD), plan)
-
-
-def process_scores(
-    logits: Float[Array, "batch beams vocab"],
-    legal: Children,
-    beams: Beams,
-    plan: DecodePlan,
-    *,
-    max_length: int,
-) -> Float[Array, "batch beams vocab"]:
-    """Scores over the vocabulary: processors before the constraint, the constraint, processors after it."""
-    assert plan.processors is not None
-    paths = plan.processors.paths(beams.sequences, room=max_length)
-    scores = jax.nn.log_softmax(logits, axis=-1) if plan.is_beam_search else logits
-    level = beams.sequences.shape[-1]
-    scores = apply(plan.processors.before, paths, scores, step=level)
-    scores = jnp.zeros_like(scores) if _is_forced(beams, plan, max_length=max_length) else scores
-    scores = over_vocabulary(legal.scores(scores), legal, logits.shape[-1])
-    return apply(plan.processors.after, paths, scores, step=level)
+    scores = jnp.where(legal.legal, scores, beam.DEAD)
+    if plan.processors is not None:
+        size = {"vocab_size": scored.logits.shape[-1], "room": max_length}
+        scores = plan.processors.scores(scores, legal, beams.sequences, **size)
+    return _warped(scores, plan)
 
 
 def _is_forced(beams: Beams, plan: DecodePlan, *, max_length: int) -> bool:
     """Whether the next token is the end token that is certain; the catalogue allows no other there."""
     return plan.forces_end and beams.sequences.shape[-1] + 1 == max_length
-
-
-def _with_prompt(plan: DecodePlan, prompt: Prompt) -> DecodePlan:
-    """The plan whose processors know the prompt of these rows."""
-    if plan.processors is None:
-        return plan
-    return replace(plan, processors=replace(plan.processors, prompt=real_tokens(prompt)))
 
 
 def _warped(scores: Float[Array, "batch beams children"], plan: DecodePlan) -> Float[Array, "batch beams children"]:
@@ -556,7 +531,7 @@ def _ended(
     ends = is_leaf(kept.states, catalogue, level=level + 1)
     if plan.processors is None or not plan.processors.criteria:
         return kept, ends
-    ends = ends | plan.processors.ended(plan.processors.paths(kept.sequences, room=catalogue.max_length))
+    ends = ends | plan.processors.ended(kept.sequences, room=catalogue.max_length)
     # What a criterion ends may have children in the catalogue: they would have scores at later steps.
     return replace(kept, states=jnp.where(ends, catalogue.dead_state, kept.states)), ends
 

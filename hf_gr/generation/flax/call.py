@@ -142,7 +142,6 @@ class Call:
         processors = processors_of(
             config,
             vocab_size=model.config.vocab_size,
-            prompt_length=prompt.length,
             logits_processor=logits_processor,
             stopping_criteria=stopping_criteria,
         )

@@ -30,6 +30,15 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prompt_lookup_num_tokens": (None,),
     "token_healing": (None, False),
 }
+NEUTRAL_SCORES: dict[str, tuple[Any, ...]] = {  # of what a function in JAX can do, too
+    "repetition_penalty": (None, 1.0),
+    "no_repeat_ngram_size": (None, 0),
+    "bad_words_ids": (None,),
+    "sequence_bias": (None,),
+    "min_length": (None, 0),
+    "min_new_tokens": (None, 0),
+    "exponential_decay_length_penalty": (None,),
+}
 NEUTRAL_WARPERS = {  # if samples are drawn
     "top_h": (None,),
     "typical_p": (None, 1.0),
@@ -53,9 +62,12 @@ def check_options(config: Any) -> None:
         ValueError: names the argument, its value, what is expected, and the fix.
     """
     check_config(config)
-    for name, values in (NEUTRAL | (NEUTRAL_WARPERS if config.do_sample else {})).items():
+    for name, values in (NEUTRAL | NEUTRAL_SCORES | (NEUTRAL_WARPERS if config.do_sample else {})).items():
         if (value := getattr(config, name, None)) not in values:
-            raise ValueError(f"{name}={value!r}, expected {values[-1]!r}: not supported in Flax; use backend='torch'")
+            fix = ", or pass a function in JAX as logits_processor=[...]" if name in NEUTRAL_SCORES else ""
+            raise ValueError(
+                f"{name}={value!r}, expected {values[-1]!r}: not supported in Flax; use backend='torch'{fix}"
+            )
     for name, (is_valid, expected) in WARPERS.items() if config.do_sample else ():
         value = getattr(config, name)
         if value is not None and not (isinstance(value, Real) and is_valid(value)):

@@ -63,7 +63,7 @@ class FlaxGenerationMixin:
                 the left.
             generation_config: as in transformers.
             logits_processor: functions `(tokens, scores) -> scores` in JAX, called where transformers calls a user's
-                own: after the catalogue's constraint and its own processors, before the warpers. `tokens` are
+                own: after the catalogue's constraint and `suppress_tokens`, before the warpers. `tokens` are
                 `[paths, length]` integers: the last column is the last token, the prompt (an encoder-decoder's first
                 tokens) comes before the generated ones, and -1, in front, is no token (padding, too). The length is
                 the same at every step: that of the prompt's bucket and the most new tokens' together. `scores` are
