@@ -4,12 +4,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
-from hf_gr.torch import beam
-from hf_gr.torch.beam import (
+from hf_gr.core.beam import (
     DEAD,
     Beams,
     Finished,
@@ -18,14 +16,21 @@ from hf_gr.torch.beam import (
     retire,
     retire_in_place,
     select,
-    top_keys,
     update_may_improve,
 )
+from hf_gr.torch import ops
+from hf_gr.torch import top_keys as blocks
 from hf_gr.torch.children import PlainChildren
+from hf_gr.torch.top_keys import top_keys
 
 pytestmark = pytest.mark.shapes
 
 CPU = torch.device("cpu")
+LIKE = torch.zeros(())
+
+
+def none_yet(width: int, max_length: int) -> Finished:
+    return Finished.none_yet(ops, LIKE, batch_size=1, width=width, max_length=max_length)
 
 
 def candidates(batch_size: int, num_beams: int, num_children: int) -> PlainChildren:
@@ -39,7 +44,7 @@ def beams(scores: list[list[float]], length: int = 2) -> Beams:
     """Beams whose tokens are their own numbers."""
     values = torch.tensor(scores)
     own = torch.arange(values.shape[1]).expand(values.shape)[..., None].expand(-1, -1, length)
-    return Beams.of(own, own, scores=values, states=own[..., 0])
+    return Beams(ops, own, own, scores=values, states=own[..., 0])
 
 
 def test_the_best_children_over_all_beams_are_kept_in_order() -> None:
@@ -64,31 +69,6 @@ def test_missing_candidates_are_dead_and_stay_dead(loud: float | None) -> None:
     chosen = choose(beams([[0.0], [DEAD]]), candidates(2, 1, 3), scores, dead_state=7, noise=noise)
     assert chosen.scores.tolist() == [[-1.0], [DEAD]]
     assert chosen.states.tolist() == [[101], [7]]
-
-
-def test_paths_are_put_together_from_any_widths_and_from_what_was_read_on_the_way() -> None:
-    rng = np.random.default_rng(0)
-    for read_at in (None, 0, 2, 3):
-        prefixes = beams([[0.0] * 3] * 2)
-        expected = [[(own.tolist(), own.tolist()) for own in row] for row in prefixes.sequences]
-        for step, width in enumerate((6, 6, 2, 5)):
-            parents, tokens = (
-                torch.from_numpy(rng.integers(0, most, (2, width))) for most in (prefixes.scores.shape[1], 9)
-            )
-            nothing = torch.zeros((2, width))
-            prefixes = Beams(prefixes.paths.extended(parents, tokens), nothing, nothing.long())
-            chosen = zip(parents.tolist(), tokens.tolist(), expected, strict=True)
-            expected = [
-                [([*row[p][0], t], [*row[p][1], p]) for p, t in zip(of, new, strict=True)] for of, new, row in chosen
-            ]
-            assert torch.equal(prefixes.tokens, tokens)
-            assert torch.equal(prefixes.parents, parents)
-            if step == read_at:
-                assert prefixes.sequences.shape[-1] == prefixes.length == 3 + step
-        found = zip(prefixes.sequences.tolist(), prefixes.beam_indices.tolist(), strict=True)
-        assert [list(zip(*row, strict=True)) for row in found] == [[*map(tuple, row)] for row in expected]
-        assert torch.equal(prefixes.tokens, tokens)
-        assert torch.equal(prefixes.parents, parents)
 
 
 def hard_keys(width: int, seed: int) -> torch.Tensor:
@@ -122,7 +102,7 @@ def test_blocks_of_many_candidates_give_the_best(width: int, number: int) -> Non
 def test_blocks_of_every_size_give_the_best(
     width: int, block: int, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(beam, "_block_size", lambda *_: block)
+    monkeypatch.setattr(blocks, "_block_size", lambda *_: block)
     keys = hard_keys(width, number)
     assert are_best(top_keys(keys, number), keys, number)
 
@@ -152,10 +132,10 @@ def test_planted_too_few_blocks_are_seen(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_device_reads_in_blocks_what_is_wide_and_a_cpu_sooner() -> None:
     cuda = torch.device("cuda")
-    assert [beam._block_size(1, size, 50, CPU) for size in (29_999, 30_000)] == [1, 64]
-    assert [beam._block_size(1, size, 512, cuda) for size in (131_072, 2**22, 2**23)] == [1, 64, 128]
-    assert beam._block_size(32, 131_072, 512, cuda) == 16  # of all rows together
-    assert [beam._block_size(1, 2**22, number, on) for number in (2**21, 2**22) for on in (CPU, cuda)] == [1] * 4
+    assert [blocks._block_size(1, size, 50, CPU) for size in (29_999, 30_000)] == [1, 64]
+    assert [blocks._block_size(1, size, 512, cuda) for size in (131_072, 2**22, 2**23)] == [1, 64, 128]
+    assert blocks._block_size(32, 131_072, 512, cuda) == 16  # of all rows together
+    assert [blocks._block_size(1, 2**22, number, on) for number in (2**21, 2**22) for on in (CPU, cuda)] == [1] * 4
 
 
 @pytest.mark.parametrize("loud", [None, 20.0])
@@ -174,7 +154,7 @@ def test_a_pool_that_is_finished_at_once_is_the_one_that_is_retired_into() -> No
     kept = beams([[-1.0, -2.0, -4.0, DEAD]])
     at_once = finish(kept, length_penalty=0.7)
     ends = torch.ones((1, 4), dtype=torch.bool)
-    pool = Finished.none_yet(1, 4, 2, CPU)
+    pool = none_yet(4, 2)
     retired = retire(kept, pool, ends, length_penalty=0.7, early_stopping=False)[1]
     assert torch.equal(at_once.scores, retired.scores)
     assert torch.equal(at_once.sequences[:, :3], retired.sequences[:, :3])
@@ -202,7 +182,13 @@ def test_paths_choose_for_themselves() -> None:
 def test_only_the_k_best_may_finish() -> None:
     kept = beams([[-1.0, -2.0, -3.0, -4.0]])
     ends = torch.tensor([[False, True, True, False]])
-    running, pool = retire(kept, Finished.none_yet(1, 2, 4, CPU), ends, length_penalty=1.0, early_stopping=False)
+    running, pool = retire(
+        kept,
+        none_yet(2, 4),
+        ends,
+        length_penalty=1.0,
+        early_stopping=False,
+    )
     assert pool.scores.tolist() == [[-1.0, DEAD]]  # the second best, by its length of 2; the third is beyond K = 2
     assert pool.sequences[0, 0, :2].tolist() == [1, 1]
     assert pool.beam_indices[0, 0].tolist() == [1, 1, -1, -1]
@@ -210,7 +196,7 @@ def test_only_the_k_best_may_finish() -> None:
 
 
 def test_a_full_or_closed_row_takes_no_more() -> None:
-    pool = Finished.none_yet(1, 1, 4, CPU)
+    pool = none_yet(1, 4)
     _, pool = retire(beams([[-2.0]]), pool, torch.tensor([[True]]), length_penalty=0.0, early_stopping=True)
     assert bool(pool.is_full)
     for early_stopping, score in ((True, -2.0), (False, -1.0)):
@@ -229,7 +215,7 @@ def test_a_full_or_closed_row_takes_no_more() -> None:
     [(False, 1.0, False), ("never", 1.0, True), ("never", 0.0, False), (True, 1.0, False)],
 )
 def test_never_reckons_with_the_longest_sequence(early_stopping, length_penalty: float, may_improve: bool) -> None:
-    pool = Finished.none_yet(1, 1, 8, CPU)
+    pool = none_yet(1, 8)
     _, pool = retire(
         beams([[-2.0]]), pool, torch.tensor([[True]]), length_penalty=length_penalty, early_stopping=False
     )
@@ -242,7 +228,7 @@ def test_never_reckons_with_the_longest_sequence(early_stopping, length_penalty:
 def test_paths_finish_in_their_own_places() -> None:
     kept = beams([[-1.0, DEAD, -3.0]])
     ends = torch.tensor([[False, True, True]])
-    running, pool = retire_in_place(kept, Finished.none_yet(1, 3, 4, CPU), ends)
+    running, pool = retire_in_place(kept, none_yet(3, 4), ends)
     assert pool.scores.tolist() == [[DEAD, DEAD, -3.0]]
     assert pool.beam_indices[0].tolist() == [[-1] * 4, [-1] * 4, [2, 2, -1, -1]]
     assert running.scores.tolist() == [[-1.0, DEAD, DEAD]]

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue import tables
 from hf_gr.catalogue.snapshot import combine_rules
+from hf_gr.core import beam
+from hf_gr.core.beam import Beams, Finished
 from hf_gr.reference import reference_beam_search
-from hf_gr.torch import beam, decode, transition
-from hf_gr.torch.beam import Beams, Finished
+from hf_gr.torch import decode, ops, transition
 from hf_gr.torch.children import WideChildren
 from hf_gr.torch.decode import DecodePlan
 from hf_gr.torch.transition import DeviceCatalogue
@@ -29,6 +30,7 @@ from hf_gr.torch.tree import Nodes
 pytestmark = pytest.mark.shapes
 
 CPU = torch.device("cpu")
+LIKE = torch.zeros(())
 VOCABULARY, EOS = 10, 0
 SCORE_TOL = 1e-5  # fp32, at most 5 additions
 FP32 = torch.finfo(torch.float32)
@@ -149,7 +151,7 @@ def test_the_vocabulary_wide_path_gives_the_same() -> None:
         (
             beam,
             "_extend",
-            lambda kept: Beams.of(kept.sequences, kept.beam_indices.roll(1, 1), kept.scores, kept.states),
+            lambda kept: Beams(ops, kept.sequences, kept.beam_indices.roll(1, 1), kept.scores, kept.states),
         ),
         (
             beam,
@@ -215,7 +217,7 @@ def test_pieces_of_log_probabilities_are_gone_before_the_next_ones(monkeypatch: 
     rows = np.random.default_rng(0).integers(0, 64, (3000, 3))
     catalogue, alive, made = catalogue_of(ConstraintIndex.from_sequences(rows)), [], []
     monkeypatch.setattr(decode, "rows_at_once", lambda *_: 3)
-    beams = replace(Beams.start(1, 8, CPU), states=torch.arange(1, 9)[None])
+    beams = replace(Beams.start(ops, LIKE, batch_size=1, width=8), states=torch.arange(1, 9)[None])
     legal, log_softmax = transition.children(beams.states, catalogue, level=1), torch.Tensor.log_softmax
     assert isinstance(legal, WideChildren)
 
@@ -247,7 +249,10 @@ def test_a_step_compiles_into_one_graph(ragged: bool) -> None:
         return decode.accept(beams, finished, legal, scores, trie, plan, level=level)
 
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager", dynamic=False)
-    ours = theirs = (Beams.start(2, 4, CPU), Finished.none_yet(2, 4, trie.max_length, CPU))
+    ours = theirs = (
+        Beams.start(ops, LIKE, batch_size=2, width=4),
+        Finished.none_yet(ops, LIKE, batch_size=2, width=4, max_length=trie.max_length),
+    )
     for level in range(trie.max_length):
         logits = torch.tensor(rng.normal(size=(2, 4, VOCABULARY)), dtype=torch.float32)
         ours, theirs = compiled(logits, *ours, level), step(logits, *theirs, level)

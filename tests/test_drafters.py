@@ -30,9 +30,9 @@ from test_decode import CPU, make_plan
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue import tables as wide_tables
 from hf_gr.catalogue.snapshot import combine_rules
+from hf_gr.core.beam import DEAD
 from hf_gr.torch import decode as loop
 from hf_gr.torch import drafters, transition
-from hf_gr.torch.beam import DEAD
 from hf_gr.torch.children import Children
 from hf_gr.torch.decode import Decoded, DecodePlan, decode
 from hf_gr.torch.drafters import FixedTree, TreeDrafter

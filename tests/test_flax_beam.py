@@ -20,11 +20,12 @@ pytest.importorskip("jax")
 
 import jax.numpy as jnp
 
-from hf_gr.flax import beam, tree, warpers
-from hf_gr.flax.beam import DEAD, Beams, Finished
+from hf_gr.core import beam
+from hf_gr.core.beam import DEAD, Beams, Finished
+from hf_gr.flax import ops, tree, warpers
 from hf_gr.flax.children import MergedChildren, PlainChildren
-from hf_gr.torch import beam as torch_beam
 from hf_gr.torch import children as torch_children
+from hf_gr.torch import ops as torch_ops
 from hf_gr.torch import tree as torch_tree
 
 pytestmark = pytest.mark.shapes
@@ -43,10 +44,10 @@ def random_beams(seed: int) -> dict[str, np.ndarray]:
     return dict(zip(FIELDS, (*integers, scores, rng.integers(0, 9, shape[:2]).astype(np.int32)), strict=True))
 
 
-def both(fields: dict[str, np.ndarray]) -> tuple[Beams, torch_beam.Beams]:
+def both(fields: dict[str, np.ndarray]) -> tuple[Beams, Beams]:
     theirs = {name: torch.from_numpy(value) for name, value in fields.items()}
     theirs |= {name: value.long() for name, value in theirs.items() if name != "scores"}
-    return Beams(**{name: jnp.asarray(value) for name, value in fields.items()}), torch_beam.Beams.of(**theirs)
+    return Beams(ops, **{name: jnp.asarray(value) for name, value in fields.items()}), Beams(torch_ops, **theirs)
 
 
 def candidates(seed: int, *, merged: bool = True) -> tuple[Any, Any, np.ndarray]:
@@ -86,41 +87,44 @@ def test_selections_equal_the_other_side(seed: int, merged: bool) -> None:
     (ours, theirs), (legal, their_legal, scores) = both(random_beams(seed)), candidates(seed, merged=merged)
     for name, kwargs in (("select", {"num_kept": 7}), ("choose", {})):
         mine = getattr(beam, name)(ours, legal, jnp.asarray(scores), dead_state=7, **kwargs)
-        other = getattr(torch_beam, name)(theirs, their_legal, torch.from_numpy(scores), dead_state=7, **kwargs)
+        other = getattr(beam, name)(theirs, their_legal, torch.from_numpy(scores), dead_state=7, **kwargs)
         check_equal(mine, other, FIELDS)
     picked = np.random.default_rng(seed).integers(0, WIDTH * CHILDREN + 1, (BATCH, 9))
     picked[0, :2] = WIDTH * CHILDREN, WIDTH * CHILDREN - 1  # none, and the last child
     mine = beam.select(ours, legal, jnp.asarray(scores), num_kept=9, dead_state=7, picked=jnp.asarray(picked))
     given = (theirs, their_legal, torch.from_numpy(scores))
-    other = torch_beam.select(*given, num_kept=9, dead_state=7, picked=torch.from_numpy(picked))
+    other = beam.select(*given, num_kept=9, dead_state=7, picked=torch.from_numpy(picked))
     check_equal(mine, other, FIELDS)
     assert (np.asarray(mine.states)[np.asarray(mine.scores) == DEAD] == 7).all()
-    best, their_best = beam.keep_best(ours, 3), torch_beam.keep_best(theirs, 3)
+    best, their_best = beam.keep_best(ours, 3), beam.keep_best(theirs, 3)
     check_equal(best, their_best, FIELDS)
 
 
-def test_no_more_beams_than_candidates() -> None:
+def test_missing_candidates_are_dead() -> None:
     (ours, _), (legal, _, scores) = both(random_beams(0)), candidates(0)
     kept = beam.select(ours, legal, jnp.asarray(scores), num_kept=99, dead_state=7)
-    assert kept.scores.shape == (BATCH, WIDTH * CHILDREN)
     dead = np.asarray(kept.scores) == DEAD
     assert (np.asarray(kept.states)[dead] == 7).all()
-    assert dead.sum() == (scores == DEAD).sum()
-    assert beam.keep_best(kept, 99).scores.shape == kept.scores.shape
+    assert (~dead).sum() == (scores > DEAD).sum()
+
+
+def none_yet(width: int) -> tuple[Finished, Finished]:
+    shape = {"batch_size": BATCH, "width": width, "max_length": 6}
+    return Finished.none_yet(ops, jnp.zeros(()), **shape), Finished.none_yet(torch_ops, torch.zeros(()), **shape)
 
 
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 def test_pools_equal_the_other_side(early_stopping: bool | str) -> None:
     names = ("sequences", "beam_indices", "scores", "may_improve")
     options = {"length_penalty": 0.7, "early_stopping": early_stopping}
-    ours, theirs = Finished.none_yet(BATCH, 3, 6), torch_beam.Finished.none_yet(BATCH, 3, 6, torch.device("cpu"))
+    ours, theirs = none_yet(3)
     for seed in range(4):
         mine, other = both(random_beams(seed))
         ends = np.random.default_rng(seed).random((BATCH, WIDTH)) < 0.5
         mine, ours = beam.retire(mine, ours, jnp.asarray(ends), **options)
-        other, theirs = torch_beam.retire(other, theirs, torch.from_numpy(ends), **options)
+        other, theirs = beam.retire(other, theirs, torch.from_numpy(ends), **options)
         ours = beam.update_may_improve(mine, ours, max_new_tokens=9, **options)
-        theirs = torch_beam.update_may_improve(other, theirs, max_new_tokens=9, **options)
+        theirs = beam.update_may_improve(other, theirs, max_new_tokens=9, **options)
         check_equal(mine, other, FIELDS)
         check_equal(ours, theirs, names)
         assert ours.is_full.tolist() == theirs.is_full.tolist()
@@ -129,16 +133,13 @@ def test_pools_equal_the_other_side(early_stopping: bool | str) -> None:
 def test_paths_finish_in_their_own_places() -> None:
     mine, other = both(random_beams(3))
     ends = np.array([[True, False, True, False, True]] * BATCH)
-    pool, their_pool = (
-        Finished.none_yet(BATCH, WIDTH, 6),
-        torch_beam.Finished.none_yet(BATCH, WIDTH, 6, torch.device("cpu")),
-    )
+    pool, their_pool = none_yet(WIDTH)
     ours = beam.retire_in_place(mine, pool, jnp.asarray(ends))
-    theirs = torch_beam.retire_in_place(other, their_pool, torch.from_numpy(ends))
+    theirs = beam.retire_in_place(other, their_pool, torch.from_numpy(ends))
     check_equal(ours[0], theirs[0], FIELDS)
     check_equal(ours[1], theirs[1], ("sequences", "beam_indices", "scores"))
     at_once = beam.finish(mine, length_penalty=0.7)
-    check_equal(at_once, torch_beam.finish(other, length_penalty=0.7), ("sequences", "beam_indices", "scores"))
+    check_equal(at_once, beam.finish(other, length_penalty=0.7), ("sequences", "beam_indices", "scores"))
 
 
 def test_who_sees_whom_equals_the_other_side() -> None:

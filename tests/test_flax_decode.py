@@ -28,8 +28,9 @@ from transformers import LogitsProcessorList
 
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue.snapshot import BatchRules, combine_rules
-from hf_gr.flax import beam, decode
-from hf_gr.flax.beam import Beams
+from hf_gr.core import beam
+from hf_gr.core.beam import Beams
+from hf_gr.flax import decode, ops
 from hf_gr.flax.decode import Decoded
 from hf_gr.flax.noise import Noise
 from hf_gr.flax.plan import DecodePlan
@@ -366,4 +367,4 @@ def test_nothing_in_it_asks_the_host_and_the_prompt_is_not_copied_when_levels_ar
 
 
 def test_beams_are_a_pytree_of_arrays() -> None:
-    assert len(jax.tree.leaves(Beams.start(2, 3))) == 4
+    assert len(jax.tree.leaves(Beams.start(ops, None, batch_size=2, width=3))) == 4

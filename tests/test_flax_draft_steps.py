@@ -23,19 +23,19 @@ from table_scorers import TableModel
 from test_decode import CPU, make_plan
 
 from hf_gr.catalogue.snapshot import BatchRules
-from hf_gr.flax import beam, decode, drafters, transition, verifiers
-from hf_gr.flax.beam import Beams
+from hf_gr.core import beam
+from hf_gr.core.beam import Beams
+from hf_gr.core.verifiers import relaxed_places
+from hf_gr.flax import decode, drafters, ops, transition
 from hf_gr.flax.children import PlainChildren
 from hf_gr.flax.noise import PASSES, Noise
 from hf_gr.flax.plan import DecodePlan
-from hf_gr.flax.speculation import Scored
-from hf_gr.flax.verifiers import Drawn, relaxed_places
-from hf_gr.torch import beam as torch_beam
+from hf_gr.flax.speculation import Drawn, Scored
 from hf_gr.torch import decode as torch_decode
 from hf_gr.torch import drafters as torch_drafters
 from hf_gr.torch import noise as torch_noise
+from hf_gr.torch import ops as torch_ops
 from hf_gr.torch import transition as torch_transition
-from hf_gr.torch import verifiers as torch_verifiers
 from hf_gr.torch.frontier import Frontier, Rows
 
 pytestmark = [pytest.mark.shapes, pytest.mark.usefixtures("one_shape")]
@@ -74,7 +74,7 @@ class Case:
         logits = [numbers.normal(scale=2.0, size=shape).astype(np.float32) for shape in shapes]
         return cls(rules, logits, numbers.integers(0, 2**62, NUM_ROWS), {"num_beams": NUM_BEAMS} | options)
 
-    def after(self, beams: torch_beam.Beams, *, other: int = 0) -> np.ndarray:
+    def after(self, beams: beam.Beams, *, other: int = 0) -> np.ndarray:
         """The logits after prefixes; with `other` those of another model."""
         tokens = beams.sequences.clamp(min=0).numpy()
         prefixes = (tokens * VOCABULARY ** np.arange(tokens.shape[-1])[::-1]).sum(-1)
@@ -107,11 +107,11 @@ class Case:
             yield state, (search.step(logits, depth=depth, number=NUMBER), search)
 
 
-def in_jax(beams: torch_beam.Beams, catalogue: Any, *, dead_state: int) -> Beams:
+def in_jax(beams: beam.Beams, catalogue: Any, *, dead_state: int) -> Beams:
     """The same beams: living states have the same numbers on both sides."""
     states = torch.where(beams.states == dead_state, int(catalogue.dead_state), beams.states)
     fields = (beams.sequences.int(), beams.beam_indices.int(), beams.scores, states.int())
-    return Beams(*[jnp.asarray(field.numpy()) for field in fields])
+    return Beams(ops, *[jnp.asarray(field.numpy()) for field in fields])
 
 
 def cumulative_scores(nodes: Beams, logits: Any, legal: Any, plan: Any) -> Any:
@@ -202,7 +202,7 @@ def _verified(
     legal = transition.children(beams.states, catalogue, level=level)
     scores = cumulative_scores(beams, logits, legal, plan)
     uniform, gumbel = noise.stream(PASSES).uniform(beams, legal), noise.gumbel(beams, legal)
-    picked = relaxed_places(legal, scores, drawn, own, num_kept=plan.num_kept, uniform=uniform, gumbel=gumbel)
+    picked = relaxed_places(legal, scores, drawn, own, num_kept=plan.num_kept, uniform=uniform, gumbel=gumbel, ops=ops)
     how = {"num_kept": plan.num_kept, "dead_state": catalogue.dead_state, "picked": picked}
     return beam.select(beams, legal, scores, **how)
 
@@ -236,7 +236,7 @@ def check_samples(seed: int, *, ragged: bool, step: Any = step, verified: Any = 
 def check_places(
     case: Case,
     search: Any,
-    above: torch_beam.Beams,
+    above: beam.Beams,
     theirs: Any,
     nodes: Beams,
     drawn: Drawn,
@@ -252,20 +252,21 @@ def check_places(
     there = torch.arange(width).expand(NUM_ROWS, -1) if own is None else torch.from_numpy(own)
     beams = above.take(there)
     scores = torch.from_numpy(rng.normal(size=beams.scores.shape).astype(np.float32))
-    is_dead = (beams.scores == torch_beam.DEAD) | torch.from_numpy(rng.random(scores.shape) < 0.2 * bool(level))
+    is_dead = (beams.scores == beam.DEAD) | torch.from_numpy(rng.random(scores.shape) < 0.2 * bool(level))
     dead_state = search.catalogue.dead_state
-    beams = torch_beam.Beams.of(
+    beams = Beams(
+        torch_ops,
         beams.sequences,
         beams.beam_indices,
-        scores.masked_fill(is_dead, torch_beam.DEAD),
+        scores.masked_fill(is_dead, beam.DEAD),
         beams.states.masked_fill(is_dead, dead_state),
     )
     logits = case.after(beams, other=1 + chosen)
     plan, noise = search.plan, search.plan.noise
     legal = torch_transition.children(beams.states, search.catalogue, level=level)
     own_scores = torch_decode.child_scores(torch.from_numpy(logits), legal, beams, plan)
-    own_scores = torch.where(legal.legal, beams.scores[..., None] + own_scores, torch_beam.DEAD)
-    picked = torch_verifiers.relaxed_places(
+    own_scores = torch.where(legal.legal, beams.scores[..., None] + own_scores, beam.DEAD)
+    picked = relaxed_places(
         legal,
         own_scores,
         theirs,
@@ -273,15 +274,16 @@ def check_places(
         num_kept=plan.num_kept,
         uniform=noise.stream(torch_noise.PASSES).uniform(beams, legal),
         gumbel=noise.gumbel(beams, legal),
+        ops=torch_ops,
     )
     how = {"num_kept": plan.num_kept, "dead_state": dead_state, "picked": picked}
-    expected = torch_beam.select(beams, legal, own_scores, **how)
+    expected = beam.select(beams, legal, own_scores, **how)
     of_beams = in_jax(beams, catalogue, dead_state=dead_state)
     given = (None if own is None else jnp.asarray(own), logits, catalogue, case.flax_plan(), Noise.of(case.seeds))
     found = verified(of_beams, drawn, *given, level=level)
     passed = failed = 0
     for row in range(NUM_ROWS):
-        is_theirs = expected.scores[row] > torch_beam.DEAD
+        is_theirs = expected.scores[row] > beam.DEAD
         mine = names_of(found.parents[row], found.tokens[row], np.asarray(found.scores[row]) > beam.DEAD)
         assert mine == names_of(expected.parents[row], expected.tokens[row], is_theirs)
         np.testing.assert_allclose(found.scores[row], expected.scores[row], atol=TOL, rtol=0)
@@ -304,7 +306,7 @@ def test_rows_without_candidates_stay_without() -> None:
     candidates = PlainChildren(jnp.full((2, 3, 4), -1), jnp.zeros((2, 3), jnp.int32))
     given = {"uniform": jnp.full((2, 3, 4), 0.5), "gumbel": jnp.zeros((2, 3, 4))}
     drawn = Drawn(zeros - 1, zeros, zeros, nothing)
-    assert (relaxed_places(candidates, nothing, drawn, None, num_kept=5, **given) == 12).all()
+    assert (relaxed_places(candidates, nothing, drawn, None, num_kept=5, ops=ops, **given) == 12).all()
 
 
 def _first(values: Any, number: int) -> Any:
@@ -315,11 +317,10 @@ def _first(values: Any, number: int) -> Any:
     ("home", "name", "wrong", "kind"),
     [
         (drafters, "DRAFTS", PASSES, "samples"),
-        (verifiers, "LAST_RESORT", 0.0, "samples"),
         (drafters, "_nth", _first, "beams"),
         (drafters, "_nth", _first, "sampling"),
     ],
-    ids=["stream", "last resort", "beams", "sampling"],
+    ids=["stream", "beams", "sampling"],
 )
 def test_a_planted_error_is_seen(home: Any, name: str, wrong: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(home, name, wrong)

@@ -25,8 +25,8 @@ from transformers import Qwen3Config, T5Config
 
 from hf_gr import ConstraintIndex, enable
 from hf_gr.catalogue.snapshot import BatchRules
-from hf_gr.flax import decode, drafters
-from hf_gr.flax.beam import Beams
+from hf_gr.core.beam import Beams
+from hf_gr.flax import decode, drafters, ops
 from hf_gr.flax.decode import Decoded, decode_program
 from hf_gr.flax.drafters import TreeDrafter, plan_first, plan_sizes
 from hf_gr.flax.model import FlaxModel
@@ -124,7 +124,7 @@ def test_a_draft_with_the_prompt_is_all_that_is_legal_and_has_children(one_shape
     """Against a walk through what every row may be answered with."""
     drafter = WHOLE.drafter
     assert isinstance(drafter, TreeDrafter)
-    root, levels = Beams.start(NUM_ROWS, 1), jax.numpy.zeros(NUM_ROWS, np.int32)
+    root, levels = Beams.start(ops, None, batch_size=NUM_ROWS, width=1), jax.numpy.zeros(NUM_ROWS, np.int32)
     draft = jax.jit(lambda catalogue: drafter.draft(root, levels, levels == 0, Context(catalogue, WHOLE)))
     for seed in range(8):
         rng = random.Random(seed)

@@ -13,13 +13,14 @@ import torch
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 
+from hf_gr.core.beam import Beams  # noqa: E402
 from hf_gr.flax import noise as noise_module  # noqa: E402
-from hf_gr.flax.beam import Beams  # noqa: E402
+from hf_gr.flax import ops  # noqa: E402
 from hf_gr.flax.children import PlainChildren  # noqa: E402
 from hf_gr.flax.noise import Noise  # noqa: E402
-from hf_gr.torch import beam as torch_beam  # noqa: E402
 from hf_gr.torch import children as torch_children  # noqa: E402
 from hf_gr.torch import noise as torch_noise  # noqa: E402
+from hf_gr.torch import ops as torch_ops  # noqa: E402
 
 NOISE_TOL = 2e-6  # fp32: two logarithms
 SEEDS = np.array([0, 7, -1, 2**63 - 1, -(2**63)])
@@ -31,7 +32,7 @@ def both(*, length: int, independent: bool, stream: int = 0) -> list[tuple[np.nd
     sequences = rng.integers(0, 2**31 - 1, size=(len(SEEDS), 3, length))
     tokens = rng.integers(0, 2**31 - 1, size=(len(SEEDS), 3, 40))
     nothing = np.zeros(sequences.shape[:2], np.int32)
-    beams = Beams(jnp.asarray(sequences, jnp.int32), jnp.asarray(sequences, jnp.int32), nothing * 0.0, nothing)
+    beams = Beams(ops, jnp.asarray(sequences, jnp.int32), jnp.asarray(sequences, jnp.int32), nothing * 0.0, nothing)
     children = PlainChildren(jnp.asarray(tokens, jnp.int32), jnp.asarray(nothing))
 
     @jax.jit
@@ -42,7 +43,7 @@ def both(*, length: int, independent: bool, stream: int = 0) -> list[tuple[np.nd
 
     states = torch.from_numpy(nothing).long()
     given = (
-        torch_beam.Beams.of(*[torch.from_numpy(sequences)] * 2, states.float(), states),
+        Beams(torch_ops, *[torch.from_numpy(sequences)] * 2, states.float(), states),
         torch_children.PlainChildren(torch.from_numpy(tokens), torch.ones(tokens.shape, dtype=torch.bool), states),
     )
     noise = torch_noise.Noise(torch.from_numpy(SEEDS))

@@ -17,7 +17,6 @@ import pytest
 pytest.importorskip("jax")
 
 PAIRS = (
-    "beam",
     "children",
     "decode",
     "device_trie",
@@ -28,12 +27,14 @@ PAIRS = (
     "speculation",
     "transition",
     "tree",
-    "verifiers",
 )
 # Modules that are compared as parts of another one.
 PARTS = {"decode": ("plan",)}
 # Modules that are not compared, and why.
 UNPAIRED = {
+    "beam": "arrays of Flax have room for all tokens: the maths is in hf_gr.core",
+    "ops": "tests/test_core_ops.py compares them",
+    "top_keys": "XLA's own top-k is fast",
     "assistants": "classes of drafters in torch",
     "scorers": "nothing but a protocol is on both sides",
     "costs": "PyTorch alone measures costs",
@@ -68,13 +69,6 @@ UNPAIRED = {
 }
 # By module: names of one side alone, and why.
 TORCH_ONLY = {
-    "beam": {
-        "CPU_BLOCK": "top-k in blocks, which XLA does not need",
-        "CPU_BLOCKS_FROM": "the same",
-        "DEVICE_BLOCKS_FROM": "the same",
-        "top_keys": "the same",
-        "Paths": "paths have room for all tokens in Flax, and are moved with their beams",
-    },
     "children": {
         "ChildrenInColumns": "kinds in Flax all read scores at their tokens: those are replaced",
         "UncheckedChildren": "every level is checked in Flax",
@@ -113,7 +107,6 @@ TORCH_ONLY = {
     },
     "noise": {},
     "speculation": {"Level": "Scored in Flax, where rows do not leave", "Lookahead": "the loop itself in Flax"},
-    "verifiers": {},
     "transition": {
         "HIDDEN_SHARE": "of wide levels, see children",
         "mask_illegal": "scores in Flax are put in their tokens' places: over_vocabulary",
@@ -127,12 +120,6 @@ TORCH_ONLY = {
     },
 }
 FLAX_ONLY = {
-    "beam": {
-        "last_tokens": "rows have their own levels",
-        "of_level": "beams have room for all tokens",
-        "to_room": "the same",
-        "widened": "widths are fixed",
-    },
     "decode": {
         "decode_program": "the compiled form of decode",
     },
@@ -180,11 +167,11 @@ FLAX_ONLY = {
         "HALF": "64 bits are two numbers",
     },
     "speculation": {
+        "Drawn": "nodes of one level; Nodes are of all levels",
         "Context": "a frontier in torch",
         "Draft": "a list of levels in torch",
         "Scored": "Level in torch",
     },
-    "verifiers": {"Drawn": "nodes of one level; Nodes are of all levels"},
 }
 ALIASES = {  # of types, which have no module
     "Any",
@@ -236,9 +223,6 @@ OTHERWISE = {
     "decode.DecodePlan.of_rows": ALONE,  # rows of a program advance together
     "decode.Decoded": {"num_levels", "may_be_shorter"},  # a program's outputs have fixed shapes
     "decode.Decoded.cropped": ALONE,  # the call crops them, on the host
-    "beam.Beams": {"sequences", "beam_indices", "paths"},  # see Paths
-    "beam.Beams.length": ALONE,
-    "beam.Beams.of": ALONE,
     "children.Children": {"tokens"},  # fields of each kind in torch
     "children.Children.legal": ALONE,
     "children.Children.shape": ALONE,  # of kinds whose tokens are put together only if they are asked for
@@ -312,7 +296,6 @@ OTHERWISE = {
     "tree.Nodes": {"is_complete", "log_probs", "depths"},  # of all levels, and never samples
     "tree.Nodes.of_rows": ALONE,  # rows of a program advance together
     "tree.Nodes.none": ALONE,  # a draft always has its size
-    "verifiers.locate": {"nodes", "states"},  # those of one level in torch
 }
 
 
@@ -471,31 +454,31 @@ def test_drafts_and_verifications_are_the_same_but_for_those_that_are_listed() -
 
 
 def test_a_planted_difference_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_gr.flax import beam
-    from hf_gr.flax.beam import Beams
+    from hf_gr.flax import noise
+    from hf_gr.flax.noise import Noise
 
     def is_red() -> bool:
         try:
-            test_paired_modules_export_the_same_names_with_the_same_parameters("beam")
+            test_paired_modules_export_the_same_names_with_the_same_parameters("noise")
         except AssertionError:
             return True
         return False
 
-    def planted(name: str, value: Any, *, of: Any = beam) -> bool:
+    def planted(name: str, value: Any, *, of: Any = noise) -> bool:
         with monkeypatch.context() as patch:
             patch.setattr(of, name, value, raising=False)
             if getattr(value, "__module__", None) == __name__:
-                value.__module__ = beam.__name__
+                value.__module__ = noise.__name__
             return is_red()
 
-    assert planted("keep_best", lambda beams, num_beams, more=1: beams)  # a parameter
-    assert planted("keep_best", lambda num_beams, beams: beams)  # their order
+    assert planted("paths_of", lambda beams, more=1: beams)  # a parameter
+    assert planted("paths_of", lambda paths: paths)  # its name
     assert planted("another", lambda: None)  # a name
-    assert planted("another", lambda self: None, of=Beams)  # a method
-    assert planted("start", classmethod(lambda cls: None), of=Beams)  # its parameters
-    monkeypatch.setitem(OTHERWISE, "beam.keep_best", {"number"})  # what is no longer true
+    assert planted("another", lambda self: None, of=Noise)  # a method
+    assert planted("stream", lambda self: None, of=Noise)  # its parameters
+    monkeypatch.setitem(OTHERWISE, "noise.paths_of", {"number"})  # what is no longer true
     assert is_red()
-    monkeypatch.delitem(OTHERWISE, "beam.keep_best")
+    monkeypatch.delitem(OTHERWISE, "noise.paths_of")
     assert not is_red()
-    monkeypatch.delattr(beam, "retire")
+    monkeypatch.delattr(noise, "paths_of")
     assert is_red()

@@ -20,7 +20,7 @@ from pretend_cuda import PretendCuda
 from transformers import Qwen3ForCausalLM
 
 from hf_gr.generation.torch import mixin
-from hf_gr.torch import beam
+from hf_gr.torch import top_keys
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "examples" / "benchmark"
 ONE_MODEL = ["--fast", "--models", "Qwen3-1.7B", "--repeats", "1"]
@@ -151,7 +151,7 @@ def test_calls_that_are_not_captured_are_seen(
 def test_a_planted_selection_is_seen(
     gpu: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(beam, "top_keys", lambda keys, number: keys.topk(number, largest=False))
+    monkeypatch.setattr(top_keys, "top_keys", lambda keys, number: keys.topk(number, largest=False))
     assert wrong(gpu, capsys, "--parts", "selection") == ["two stages do not find the best"]
 
 

@@ -22,8 +22,8 @@ import torch
 from pretend_cuda import PretendCuda, values
 from test_decode import CPU, make_plan
 
-from hf_gr.torch import decode, log_probs
-from hf_gr.torch.beam import Beams
+from hf_gr.core.beam import Beams
+from hf_gr.torch import decode, log_probs, ops
 from hf_gr.torch.children import Children, ChildrenInColumns, PlainChildren, WideChildren
 from hf_gr.torch.device_trie import WideLevel
 from hf_gr.torch.log_probs import rows_at_once, takes_one_pass, token_log_probs
@@ -66,7 +66,9 @@ def kinds() -> dict[str, Children]:
 
 
 def scores(given: torch.Tensor, legal: Children) -> torch.Tensor:
-    return decode.child_scores(given, legal, Beams.start(BATCH, BEAMS, CPU), make_plan(BATCH, BEAMS))
+    return decode.child_scores(
+        given, legal, Beams.start(ops, given, batch_size=BATCH, width=BEAMS), make_plan(BATCH, BEAMS)
+    )
 
 
 def expected(given: torch.Tensor, legal: Children) -> torch.Tensor:
@@ -137,7 +139,7 @@ def test_scores_of_a_large_vocabulary_take_few_operations_and_little_memory(
         given = torch.zeros(shape, dtype=torch.bfloat16, device="cuda")
         nothing = torch.zeros((1, 512, 256), dtype=torch.long, device="cuda")
         legal = PlainChildren(nothing, nothing == 0, nothing)
-        beams = Beams.start(1, 512, torch.device("cuda"))
+        beams = Beams.start(ops, torch.zeros((), device="cuda"), batch_size=1, width=512)
         log = cuda.clear()
         found = decode.child_scores(given, legal, beams, make_plan(1, 512))
     assert found.shape == (1, 512, 256)
@@ -229,7 +231,7 @@ def test_pieces_on_a_gpu_give_the_log_softmax(dtype: torch.dtype, monkeypatch: p
     given = torch.randn((1, 512, 40_000), device="cuda").to(dtype)
     tokens = torch.randint(40_000, (1, 512, 32), device="cuda")
     legal = PlainChildren(tokens, tokens >= 0, tokens)
-    found = decode.child_scores(given, legal, Beams.start(1, 512, given.device), make_plan(1, 512))
+    found = decode.child_scores(given, legal, Beams.start(ops, given, batch_size=1, width=512), make_plan(1, 512))
     torch.testing.assert_close(found, expected(given, legal), atol=1e-5, rtol=TOL)
 
 

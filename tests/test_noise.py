@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from hf_gr.core.beam import Beams
 from hf_gr.generation.seeds import row_seeds
 from hf_gr.reference import reference_gumbel, reference_uniform
 from hf_gr.torch import noise as noise_module
-from hf_gr.torch.beam import Beams
+from hf_gr.torch import ops
 from hf_gr.torch.children import PlainChildren
 from hf_gr.torch.noise import DRAFTS, PASSES, Noise
 
@@ -78,7 +79,7 @@ def test_bad_seeds_are_refused(seed: Any, message: str) -> None:
 
 
 def beams_of(sequences: torch.Tensor) -> Beams:
-    return Beams.of(sequences, sequences, torch.zeros(sequences.shape[:2]), torch.zeros(sequences.shape[:2]).long())
+    return Beams(ops, sequences, sequences, torch.zeros(sequences.shape[:2]), torch.zeros(sequences.shape[:2]).long())
 
 
 def children_of(tokens: torch.Tensor) -> PlainChildren:

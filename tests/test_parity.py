@@ -16,8 +16,9 @@ from families import BATCH_DECODERS, DECODERS, ENCODER_DECODERS, EOS, FAMILIES, 
 from transformers import GenerationMixin
 
 from hf_gr import ConstraintIndex, enable
+from hf_gr.core import beam
 from hf_gr.generation.torch import layouts
-from hf_gr.torch import beam, tree, visibility
+from hf_gr.torch import tree, visibility
 
 SCORE_TOL = 1e-4  # fp32 sums of at most 6 log-probabilities, whose forwards differ in the order of additions
 GARBAGE = -1e8  # transformers' score of what is no sequence of the catalogue
@@ -296,7 +297,7 @@ PLANTED = {
     "scores are not passed on": (
         beam,
         "select",
-        lambda kept: beam.Beams.of(kept.sequences, kept.beam_indices, kept.scores * 0.5, kept.states),
+        lambda kept: beam.Beams(kept.ops, kept.sequences, kept.beam_indices, kept.scores * 0.5, kept.states),
     ),
 }
 

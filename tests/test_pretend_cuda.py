@@ -26,8 +26,8 @@ from test_classify import LABELS, TEXTS, model_of
 from transformers import LogitsProcessorList
 
 from hf_gr import ConstraintIndex, ConstraintLogitsProcessor, classify, enable
+from hf_gr.core import beam
 from hf_gr.generation.torch import captured, mixin
-from hf_gr.torch import beam
 from hf_gr.torch import decode as decoding
 from hf_gr.torch.graphs import GraphCache
 from hf_gr.torch.transfers import to_device

@@ -29,17 +29,18 @@ from test_decode import CPU, make_plan
 
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue.snapshot import combine_rules
+from hf_gr.core import verifiers
+from hf_gr.core.beam import DEAD, Beams
+from hf_gr.core.verifiers import locate, relaxed_places
 from hf_gr.reference import reference_relaxed_selection
 from hf_gr.torch import decode as decode_module
-from hf_gr.torch import transition, verifiers
-from hf_gr.torch.beam import DEAD, Beams
+from hf_gr.torch import ops, transition
 from hf_gr.torch.children import Children, PlainChildren
 from hf_gr.torch.decode import Decoded, decode
 from hf_gr.torch.drafters import TreeDrafter
 from hf_gr.torch.noise import Noise
 from hf_gr.torch.speculation import Speculation
 from hf_gr.torch.tree import Nodes
-from hf_gr.torch.verifiers import locate, relaxed_places
 
 pytestmark = pytest.mark.shapes
 
@@ -51,7 +52,7 @@ SIGMAS = 5.0  # standard deviations that a frequency may lie off; false alarms: 
 
 def beams_at(states: torch.Tensor, scores: torch.Tensor) -> Beams:
     nothing = torch.zeros((*states.shape, 0), dtype=torch.long)
-    return Beams.of(nothing, nothing, scores, states)
+    return Beams(ops, nothing, nothing, scores, states)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -63,7 +64,7 @@ def test_beams_are_found_where_they_are(seed: int) -> None:
     states = torch.tensor(rng.integers(0, 12, size=(3, 4)))
     dead = torch.tensor(rng.random((3, 4)) < 0.3)
     beams = beams_at(states.masked_fill(dead, dead_state), torch.zeros(3, 4).masked_fill(dead, DEAD))
-    places, found = locate(beams, Nodes(nodes, torch.zeros_like(nodes), nodes))
+    places, found = locate(beams, nodes)
     for row in range(3):
         living = [(k, int(states[row, k])) for k in range(4) if not dead[row, k]]
         assert bool(found[row]) == all(state in drafted[row] for _, state in living)
@@ -76,7 +77,7 @@ def test_a_beam_that_ended_need_not_be_found() -> None:
     # Its state is no drafted one: nothing follows upon it.
     beams = beams_at(torch.tensor([[3, 7]]), torch.tensor([[0.0, DEAD]]))
     nodes = torch.tensor([[3, 4]])
-    assert bool(locate(beams, Nodes(nodes, nodes, nodes))[1])
+    assert bool(locate(beams, nodes)[1])
 
 
 # One selection
@@ -157,6 +158,7 @@ class Level:
             num_kept=num_kept,
             uniform=torch.rand((number, self.num_beams, self.num_children), generator=generator).clamp_min(1e-9),
             gumbel=-torch.empty(number, self.num_beams, self.num_children).exponential_(generator=generator).log(),
+            ops=ops,
         )
 
     def slow(self, drafted: torch.Tensor, num_kept: int, rng: np.random.Generator) -> list[list[Any]]:
@@ -209,6 +211,13 @@ def test_relaxed_selection_is_algorithm_2(name: str) -> None:
     check_selection(*LEVELS[name]())
 
 
+def test_a_planted_last_resort_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifiers, "LAST_RESORT", 0.0)
+    with pytest.raises(AssertionError):
+        for make in LEVELS.values():
+            check_selection(*make())
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_one_draw_of_one_is_exactly_the_targets(seed: int) -> None:
     # K = N = 1 is ordinary speculative sampling, which is lossless for any draft.
@@ -241,7 +250,7 @@ def test_rows_without_candidates_stay_without() -> None:
     zeros = torch.zeros((2, 6)).long()
     nodes = Nodes(zeros, zeros, zeros, log_probs=nothing)
     noise = {"uniform": torch.full((2, 3, 4), 0.5), "gumbel": torch.zeros((2, 3, 4))}
-    assert (relaxed_places(candidates, nothing, nodes, None, num_kept=5, **noise) == 12).all()
+    assert (relaxed_places(candidates, nothing, nodes, None, num_kept=5, ops=ops, **noise) == 12).all()
 
 
 # Whole searches

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_gr.catalogue.trie import Trie
-from hf_gr.torch.beam import top_keys
+from hf_gr.torch.top_keys import top_keys
 from hf_gr.torch.tree import Nodes
 
 DEAD = -torch.inf

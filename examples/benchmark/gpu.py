@@ -54,7 +54,7 @@ from hf_gr import ConstraintIndex, enable
 from hf_gr.generation.internals import attention_of
 from hf_gr.generation.torch import layouts
 from hf_gr.generation.torch.captured import GRAPHS
-from hf_gr.torch import beam
+from hf_gr.torch import top_keys
 from hf_gr.torch.log_probs import rows_at_once, takes_one_pass, token_log_probs
 
 PARTS = ("parity", "times", "selection", "scores", "tests")
@@ -308,16 +308,16 @@ def selection(options: argparse.Namespace) -> Iterator[Work]:
     def run(rows: int, size: int, number: int) -> Row:
         keys = torch.randn((rows, size), device=device)
         with blocks_from(1, device):
-            block = beam._block_size(rows, size, number, device)
-            in_blocks = repeated(lambda: beam.top_keys(keys, number), options, device)
-            best, places = beam.top_keys(keys, number)
+            block = top_keys._block_size(rows, size, number, device)
+            in_blocks = repeated(lambda: top_keys.top_keys(keys, number), options, device)
+            best, places = top_keys.top_keys(keys, number)
         if not torch.equal(best, keys.topk(number).values) or not torch.equal(best, keys.gather(1, places)):
             raise Wrong("two stages do not find the best")
         return {
             "topk_ms": repeated(lambda: keys.topk(number).indices, options, device),
             "blocks_ms": in_blocks,
             "block": block,
-            "chosen": "blocks" if beam._block_size(rows, size, number, device) > 1 else "topk",
+            "chosen": "blocks" if top_keys._block_size(rows, size, number, device) > 1 else "topk",
             "least_ms": 1e3 * roofline.device_of(options).seconds(0, 4 * rows * size),
         }
 
@@ -330,12 +330,12 @@ def selection(options: argparse.Namespace) -> Iterator[Work]:
 def blocks_from(number: int, device: torch.device) -> Iterator[None]:
     """Within this context so many candidates are enough for blocks."""
     name = "CPU_BLOCKS_FROM" if device.type == "cpu" else "DEVICE_BLOCKS_FROM"
-    before = getattr(beam, name)
-    setattr(beam, name, number)
+    before = getattr(top_keys, name)
+    setattr(top_keys, name, number)
     try:
         yield
     finally:
-        setattr(beam, name, before)
+        setattr(top_keys, name, before)
 
 
 def scores(options: argparse.Namespace) -> Iterator[Work]:

@@ -29,7 +29,8 @@ from transformers import DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from hf_gr import ConstraintIndex
-from hf_gr.torch import beam, drafters
+from hf_gr.core import beam
+from hf_gr.torch import drafters
 from hf_gr.torch.tree import Nodes
 
 RESAMPLES = 5000

@@ -30,8 +30,8 @@ os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 import jax
 import jax.numpy as jnp
 
-from hf_gr.flax import decode, transition
-from hf_gr.flax.beam import DEAD, Beams, Finished
+from hf_gr.core.beam import DEAD, Beams, Finished
+from hf_gr.flax import decode, ops, transition
 from hf_gr.flax.speculation import Scored
 
 TORCH, FLAX = "ours in PyTorch", "ours in Flax"
@@ -86,8 +86,8 @@ def make_program(rows: np.ndarray, logits: list[np.ndarray], num_beams: int) -> 
     )
 
     def search(catalogue: Any, logits: Any) -> Any:
-        beams = Beams.start(batch_size, 1)
-        finished = Finished.none_yet(batch_size, num_beams, step.LENGTH)
+        beams = Beams.start(ops, None, batch_size=batch_size, width=1)
+        finished = Finished.none_yet(ops, None, batch_size=batch_size, width=num_beams, max_length=step.LENGTH)
         for level, given in enumerate(logits):
             places = jnp.broadcast_to(jnp.arange(given.shape[1], dtype=jnp.int32), given.shape[:2])
             levels = jnp.full(batch_size, level, dtype=jnp.int32)

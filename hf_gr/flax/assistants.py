@@ -15,8 +15,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from hf_gr.core.beam import DEAD, Beams
+
 from .arrays import along, where_rows
-from .beam import DEAD, Beams, last_tokens, of_level, to_room, widened
+from .beam import last_tokens, of_level, to_room, widened
 from .decode import child_scores, in_columns
 from .drafters import TreeDrafter, guess, open_children, sample, subtree
 from .noise import paths_of

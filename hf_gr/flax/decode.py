@@ -25,9 +25,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from . import beam
+from hf_gr.core import beam
+from hf_gr.core.beam import Beams, Finished
+from hf_gr.core.verifiers import locate, relaxed_places
+
+from . import ops
 from .arrays import along, where_rows
-from .beam import Beams, Finished, last_tokens, of_level, to_room, widened
+from .beam import last_tokens, of_level, to_room
 from .children import Children
 from .noise import PASSES, Noise, paths_of
 from .plan import DecodePlan
@@ -35,7 +39,6 @@ from .scorers import JointScorer, Params, Prompt, Scorer, ScorerCache
 from .speculation import Context, Draft, Scored, Speculation
 from .transition import DeviceCatalogue, children, is_leaf, over_vocabulary
 from .tree import Nodes, nodes_seen, slots_seen
-from .verifiers import locate, relaxed_places
 from .warpers import keep_min_p, keep_top_k, keep_top_p, renormalize
 
 
@@ -151,7 +154,8 @@ class _Search:
         """Compute the prompt, and what is drafted below it; decide the first level, and the drafted ones."""
         plan, drafter, (batch_size, _) = self.plan, self.plan.drafter, prompt.input_ids.shape
         levels = jnp.zeros(batch_size, dtype=jnp.int32)
-        beams = Beams.start(batch_size, plan.width, independent=not plan.is_beam_search)
+        independent = not plan.is_beam_search
+        beams = Beams.start(ops, levels, batch_size=batch_size, width=plan.width, independent=independent)
         nodes, draft, memory = Nodes.none(batch_size, 0, self.catalogue.dead_state), None, None
         if drafter is not None and not drafter.tail:
             memory = drafter.start(self.draft_params, prompt, None)
@@ -174,7 +178,9 @@ class _Search:
         state = _State(
             beams=to_room(beams, self.num_levels),
             levels=levels,
-            finished=Finished.none_yet(batch_size, plan.width, self.num_levels),
+            finished=Finished.none_yet(
+                ops, levels, batch_size=batch_size, width=plan.width, max_length=self.num_levels
+            ),
             speculation=_drafted(Speculation.none(batch_size), draft, self.catalogue),
             cache=cache.with_room(max(self.num_levels - 2, 0) * plan.width),
             memory=memory,
@@ -324,7 +330,7 @@ class _Search:
             beams, state.finished, legal, scores, catalogue, plan, level=level, noise=self.noise, picked=picked
         )
         num_accepted = jnp.where(is_here & (level > scored.levels), scored.num_accepted(beams, own), 0)
-        new = (to_room(widened(kept, plan.width), self.num_levels), finished)
+        new = (to_room(kept, self.num_levels), finished)
         kept, finished = where_rows(is_here, new, (state.beams, state.finished))
         levels = jnp.where(is_here, level + 1, state.levels)
         speculation = state.speculation.accepting(num_accepted)
@@ -353,6 +359,7 @@ class _Search:
             num_kept=number,
             uniform=self.noise.stream(PASSES).uniform(beams, legal),
             gumbel=gumbel,
+            ops=ops,
         )
         keys = (scores + gumbel).reshape(len(scores), -1)
         others = lax.top_k(keys, min(number, keys.shape[1]))[1]
@@ -505,7 +512,7 @@ def accept(
     num_kept = plan.num_kept if (may_end and not all_end) or plan.do_sample else plan.num_beams
     kept = beam.select(beams, legal, scores, num_kept=num_kept, picked=picked, **how)
     if all_end:
-        return kept, beam.finish(widened(kept, plan.width), length_penalty=plan.length_penalty)
+        return kept, beam.finish(kept, length_penalty=plan.length_penalty)
     if may_end:
         kept, ends = _ended(kept, catalogue, plan, level=level)
         beams, finished = beam.retire(
@@ -546,9 +553,6 @@ def _best(
     beam_indices = jnp.where(is_there, beam_indices, -1)
     sequences = jnp.where(beam_indices >= 0, finished.sequences[:, : plan.num_return_sequences], plan.fill_token_id)
     sequences = jnp.where(is_there, sequences, plan.missing_token_id)
-    if plan.is_beam_search:
-        longest = finished.sequences.shape[-1]
-        scores = beam.true_scores(scores, length_penalty=plan.length_penalty, longest=longest)
     return sequences, scores, beam_indices
 
 

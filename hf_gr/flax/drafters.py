@@ -20,10 +20,10 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from hf_gr.catalogue.buckets import bucket
+from hf_gr.core import beam
+from hf_gr.core.beam import Beams
 
-from . import beam
 from .arrays import along
-from .beam import Beams
 from .children import Children
 from .noise import DRAFTS, Noise
 from .plan import DecodePlan

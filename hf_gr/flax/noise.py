@@ -18,8 +18,9 @@ import numpy.typing as npt
 from jax import lax
 from jaxtyping import Array, Float, Int, UInt32
 
+from hf_gr.core.beam import Beams
+
 from .arrays import HostOrDevice
-from .beam import Beams
 from .children import Children
 
 # Streams, as in `hf_gr.torch.noise`; the target's own is 0.

@@ -15,11 +15,29 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from hf_gr.core.beam import DEAD, Beams
+
 from .arrays import HostOrDevice, along, static
-from .beam import DEAD, Beams
 from .transition import DeviceCatalogue
 from .tree import Nodes
-from .verifiers import Drawn
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Drawn:
+    """What a draft model drew on one level, in drawing order.
+
+    Attributes:
+        tokens: of each node.
+        parents: places among the nodes one level above.
+        states: trie nodes; the dead state for padding.
+        log_probs: what they were drawn with (AtSpeed's q): log-probabilities of all children of the nodes above.
+    """
+
+    tokens: Int[Array, "batch nodes"]
+    parents: Int[Array, "batch nodes"]
+    states: Int[Array, "batch nodes"]
+    log_probs: Float[Array, "batch above children"]
 
 
 @jax.tree_util.register_dataclass

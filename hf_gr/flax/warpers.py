@@ -15,8 +15,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from hf_gr.core.beam import DEAD
+
 from .arrays import Number
-from .beam import DEAD
 
 Scores = Float[Array, "batch beams children"]
 

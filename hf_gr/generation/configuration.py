@@ -103,7 +103,7 @@ class GRGenerationConfig(GenerationConfig):
             items. Both need sequences of one length. By default `"strict"`, with a head `"catalogue"`.
             Strict verification loses nothing when sampling, either: drafts follow the model's own noise (`seed`).
             Relaxed answers are only close to the model's own samples: with as many draft beams as beams few drafts
-            are accepted, with more the answers move towards the draft model's (numbers: `hf_gr.torch.verifiers`).
+            are accepted, with more the answers move towards the draft model's (numbers: `hf_gr.core.verifiers`).
         num_draft_beams: beams of the draft model or head, at least `num_beams`; by default twice as many, or as many
             if relaxed.
         draft_token_budget: the most nodes that the catalogue drafts for one forward, per row, less those that the

@@ -22,8 +22,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from . import beam
-from .beam import Beams, Finished
+from hf_gr.core import beam
+from hf_gr.core.beam import Beams, Finished
+from hf_gr.core.verifiers import locate, relaxed_places
+
+from . import ops
 from .children import Children, ChildrenInColumns
 from .frontier import Frontier, Rows, by_level, in_order, per_field
 from .log_probs import rows_at_once, takes_one_pass, token_log_probs
@@ -34,7 +37,6 @@ from .speculation import Drafter, Level, Lookahead, Speculation
 from .transfers import to_device
 from .transition import DeviceCatalogue, mask_illegal, over_vocabulary
 from .tree import Nodes
-from .verifiers import locate, relaxed_places
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ class _Search:
             if number:
                 nodes = levels[number].nodes
                 assert nodes is not None
-                places, found = locate(frontier.beams, nodes)
+                places, found = locate(frontier.beams, nodes.states)
                 # Only a draft that may lack a node needs this check, which synchronises.
                 if not nodes.is_complete and not all(flags := found.tolist()):
                     yield frontier.where([not flag for flag in flags])
@@ -210,6 +212,7 @@ class _Search:
                 num_kept=plan.num_kept,
                 uniform=plan.noise.stream(PASSES).uniform(beams, legal),
                 gumbel=plan.noise.gumbel(beams, legal),
+                ops=ops,
             )
         beams, finished = accept(
             beams, frontier.finished, legal, scores, rows.catalogue, plan, level=level, picked=picked
@@ -424,7 +427,4 @@ def _best(
     if may_be_shorter:
         sequences = sequences.masked_fill(is_missing, plan.fill_token_id)
     sequences = sequences.masked_fill(is_dead, plan.missing_token_id)
-    if plan.is_beam_search:
-        longest = finished.sequences.shape[-1]
-        scores = beam.true_scores(scores, length_penalty=plan.length_penalty, longest=longest)
     return sequences.flatten(0, 1), scores.flatten(), beam_indices

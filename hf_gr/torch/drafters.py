@@ -16,8 +16,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from . import beam
-from .beam import Beams
+from hf_gr.core import beam
+from hf_gr.core.beam import Beams
+
 from .children import Children
 from .decode import child_scores, in_columns, sum_scores
 from .frontier import Frontier

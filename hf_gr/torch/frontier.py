@@ -16,7 +16,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from .beam import Beams, Finished
+from hf_gr.core.beam import Beams, Finished
+
+from . import ops
 from .children import Children
 from .plan import DecodePlan
 from .transfers import to_device
@@ -75,10 +77,13 @@ class Frontier:
         plan, catalogue, num_rows = batch.plan, batch.catalogue, len(batch.numbers)
         # Equal beams need not be scored K times, unless a processor expects K rows.
         width = plan.width if plan.processors is not None or not plan.is_beam_search else 1
-        beams = Beams.start(num_rows, width, catalogue.device, independent=not plan.is_beam_search)
+        like = plan.prompt
+        beams = Beams.start(ops, like, batch_size=num_rows, width=width, independent=not plan.is_beam_search)
         finished = None
         if not plan.ends_together(is_ragged=catalogue.is_ragged):
-            finished = Finished.none_yet(num_rows, plan.width, catalogue.max_length, catalogue.device)
+            finished = Finished.none_yet(
+                ops, like, batch_size=num_rows, width=plan.width, max_length=catalogue.max_length
+            )
         return cls(batch, batch, 0, beams, finished, parents=beams.states)
 
     @cached_property
@@ -103,13 +108,9 @@ class Frontier:
 
 def per_field(function: Callable[..., Tensor], *states: PerRow) -> PerRow:
     """A state whose arrays are a function of those of other states."""
-
-    def found(names: Iterable[str]) -> list[Tensor]:
-        return [function(*(getattr(state, name) for state in states)) for name in names]
-
-    if isinstance(states[0], Beams):
-        return Beams.of(*found(("sequences", "beam_indices", "scores", "states")))
-    return Finished(*found(field.name for field in fields(states[0])))
+    names = [field.name for field in fields(states[0])][1:]
+    found = {name: function(*(getattr(state, name) for state in states)) for name in names}
+    return replace(states[0], **found)
 
 
 def in_order(numbers: Sequence[Sequence[int]], parts: Sequence[Tensor]) -> Tensor:

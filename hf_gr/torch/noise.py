@@ -24,7 +24,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .beam import Beams
+from hf_gr.core.beam import Beams
+
 from .children import Children
 
 # Streams; the target's own is 0. A sample drawn by a relaxed draft, and whether it passes, must not depend on each

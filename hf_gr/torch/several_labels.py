@@ -21,8 +21,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from hf_gr.catalogue.snapshot import Snapshot
+from hf_gr.core.beam import Beams
 
-from .beam import Beams
 from .children import Children
 from .device_trie import DeviceTrie, on_device
 from .transfers import to_device

@@ -19,7 +19,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .beam import DEAD
+from hf_gr.core.beam import DEAD
+
 from .frontier import Frontier, Rows
 from .scorers import Depth, Scorer
 from .transfers import to_device

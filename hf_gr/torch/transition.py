@@ -22,8 +22,8 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from hf_gr.catalogue.snapshot import BatchRules, Part
+from hf_gr.core.beam import Beams
 
-from .beam import Beams
 from .children import (
     Children,
     JoinedChildren,

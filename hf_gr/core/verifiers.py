@@ -2,24 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which drafted nodes the beams stand on, and which of them a relaxed verification picks. Knows no model, no drafter.
 
-Axes: B batch, K beams, N drafted nodes, C children, M candidates kept.
+Axes: B batch, K beams, N drafted nodes, W nodes one level above them, C children, M candidates kept.
 """
 
 from __future__ import annotations
 
-import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from typing import Any
 
-from .beam import DEAD, Beams
-from .children import Children
-from .tree import Nodes
+from jaxtyping import Bool, Float, Int
+
+from .beam import DEAD, Beams, Candidates
+from .ops import Array
 
 LAST_RESORT = 1e3  # what a candidate outside the residual loses, in log-probability: more than any residual has
 
 
-def locate(beams: Beams, nodes: Nodes) -> tuple[Int[Tensor, "batch beams"], Bool[Tensor, " batch"]]:
-    """Where each beam is among the nodes of its level that are scored already.
+def locate(beams: Beams, states: Int[Array, "batch nodes"]) -> tuple[Int[Array, "batch beams"], Bool[Array, " batch"]]:
+    """Where each beam is among the nodes of its level that are scored already, which have these states.
 
     This is all of strict verification: a step is accepted if all its beams were drafted. The target's scores alone
     decide which beams those are, so results are those without a draft.
@@ -29,21 +28,22 @@ def locate(beams: Beams, nodes: Nodes) -> tuple[Int[Tensor, "batch beams"], Bool
 
     Source: AtSpeed, section 2 and algorithm 1.
     """
-    same = beams.states[..., None] == nodes.states[:, None]
-    found = same.any(dim=-1) | (beams.scores == DEAD)
-    return same.int().argmax(dim=-1), found.all(dim=-1)
+    same = beams.states[..., None] == states[:, None]
+    found = same.any(-1) | (beams.scores == DEAD)
+    return beams.ops.argmax(same), found.all(-1)
 
 
 def relaxed_places(
-    candidates: Children,
-    scores: Float[Tensor, "batch beams children"],
-    nodes: Nodes,
-    places: Int[Tensor, "batch beams"] | None,
+    candidates: Candidates,
+    scores: Float[Array, "batch beams children"],
+    nodes: Any,
+    places: Int[Array, "batch beams"] | None,
     *,
     num_kept: int,
-    uniform: Float[Tensor, "batch beams children"],
-    gumbel: Float[Tensor, "batch beams children"],
-) -> Int[Tensor, "batch kept"]:
+    uniform: Float[Array, "batch beams children"],
+    gumbel: Float[Array, "batch beams children"],
+    ops: Any,
+) -> Int[Array, "batch kept"]:
     """Pick M children by relaxed sampling verification: a drafted one passes with probability `min(1, p / q)`.
 
     p is the softmax over all children of the target's beams of their cumulative scores; q the same of the draft model
@@ -60,46 +60,47 @@ def relaxed_places(
     Args:
         candidates: the children of the target's beams.
         scores: their cumulative scores, `-inf` where there is none.
-        nodes: the drafted ones, with the draft's log-probabilities of all that it could have drawn.
+        nodes: the drafted ones in drawing order: `tokens`, `parents` and `states` `[B, N]`, and `log_probs`
+            `[B, W, C]` of all that the draft could have drawn.
         places: of the target's beams among the nodes one level above; None if each is at its own.
-        num_kept: M, at most as many as drafted nodes.
+        num_kept: M; fewer are picked if there are fewer candidates and drafted nodes in all.
         uniform: noise in (0, 1), independent of what the draft drew, by which drafted children pass.
         gumbel: Gumbel noise, independent of both, by which the others are drawn.
+        ops: of the backend.
 
     Returns:
         Places among all children of a row, as `beam.select` takes them.
 
     Source: AtSpeed, section 3.2 and algorithm 2.
     """
-    assert nodes.log_probs is not None
-    num_beams, num_children = scores.shape[1:]
-    flat = scores.flatten(1)
-    p = flat.log_softmax(dim=-1).nan_to_num(nan=DEAD, neginf=DEAD)  # a row without any child has no softmax
-    own = torch.arange(num_beams, device=scores.device).expand(len(scores), -1) if places is None else places
+    num_rows, num_beams, num_children = scores.shape
+    size = num_beams * num_children
+    flat = scores.reshape(num_rows, size)
+    own = ops.expand(ops.arange(num_beams, scores), (num_rows, num_beams)) if places is None else places
+    p = ops.fill(ops.log_softmax(flat), ~(flat > DEAD), DEAD)  # a row without any child has no softmax
     # A beam's children have the same order for both models.
-    q = nodes.log_probs.gather(1, own[..., None].expand(-1, -1, num_children)).flatten(1)
+    q = ops.along(nodes.log_probs, own).reshape(num_rows, size)
     # The place of each drafted node among the children; after the last one if its parent is no beam of the target.
     is_parent = nodes.parents[..., None] == own[:, None]
-    parents = is_parent.int().argmax(dim=-1)
-    along = parents[..., None].expand(-1, -1, num_children)
-    is_child = (candidates.tokens.gather(1, along) == nodes.tokens[..., None]) & candidates.legal.gather(1, along)
-    child = is_child.int().argmax(dim=-1)
+    parents = ops.argmax(is_parent)
+    tokens, legal = (ops.along(values, parents) for values in (candidates.tokens, candidates.legal))
+    is_child = legal & (tokens == nodes.tokens[..., None])
+    child = ops.argmax(is_child)
     # A node that the draft could not draw, for lack of children, has an arbitrary token; its state is dead.
     is_it = candidates.take(parents, child)[1] == nodes.states
-    is_there = is_parent.any(dim=-1) & is_child.any(dim=-1) & is_it
-    drafted = torch.where(is_there, parents * num_children + child, flat.shape[1])
+    is_there = is_parent.any(-1) & is_child.any(-1) & is_it
+    drafted = ops.fill(parents * num_children + child, ~is_there, size)
 
-    p, q = (torch.nn.functional.pad(one, (0, 1), value=DEAD) for one in (p, q))
-    uniform, gumbel = (torch.nn.functional.pad(one.flatten(1), (0, 1), value=0.5) for one in (uniform, gumbel))
+    p, q = (ops.pad(one, 1, DEAD) for one in (p, q))
+    uniform, gumbel = (ops.pad(one.reshape(num_rows, size), 1, 0.5) for one in (uniform, gumbel))
     # Never 0, so that what the target gives probability 0 never passes.
-    passes = is_there & (uniform.gather(1, drafted).log() <= p.gather(1, drafted) - q.gather(1, drafted))
-    residual = (p.exp() - q.exp()).clamp_min(0.0).log()
-    keys = torch.where(residual > DEAD, residual, p - LAST_RESORT) + gumbel
+    passes = is_there & (ops.log(ops.along(uniform, drafted)) <= ops.along(p, drafted) - ops.along(q, drafted))
+    residual = ops.log((ops.exp(p) - ops.exp(q)).clip(0.0))
+    keys = ops.where(residual > DEAD, residual, p - LAST_RESORT) + gumbel
     # What passed is not drawn again; what failed is written to the extra column, which is never drawn from.
-    drawn_keys, drawn = keys.scatter(1, torch.where(passes, drafted, flat.shape[1]), DEAD).topk(
-        min(num_kept, keys.shape[1])
-    )
-    picks = torch.cat([drafted, drawn], dim=1)
-    is_none = torch.cat([~passes, drawn_keys == DEAD], dim=1)
-    first = is_none.int().argsort(dim=1, stable=True)[:, :num_kept]
-    return torch.where(is_none.gather(1, first), flat.shape[1], picks.gather(1, first))
+    keys = ops.put(keys, ops.fill(drafted, ~passes, size), DEAD)
+    drawn_keys, drawn = ops.topk(keys, min(num_kept, size + 1))
+    picks = ops.concat([drafted, drawn], 1)
+    is_none = ops.concat([~passes, drawn_keys == DEAD], 1)
+    first = ops.first_false(is_none, num_kept)
+    return ops.fill(ops.along(picks, first), ops.along(is_none, first), size)

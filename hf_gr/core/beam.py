@@ -1,0 +1,312 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Candidates to beams: selection, and the pool of finished sequences. Knows no model and no framework.
+
+Meaning and order are those of transformers' beam search (`GenerationMixin._beam_search`), so results equal its own;
+`-inf`, not a large negative number, means "no such beam", so a dead beam stays dead.
+
+Axes: B batch, K beams, C children, M candidates kept (at least K), T tokens generated so far, L tokens of the longest
+    sequence.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from jaxtyping import Bool, Float, Int
+
+from .ops import Array
+
+DEAD = -math.inf
+
+
+class Candidates(Protocol):
+    """The children of every beam, padded to C.
+
+    Attributes:
+        tokens: the token that leads to each child; anything where `legal` is false.
+        legal: whether there is such a child, and it is alive.
+    """
+
+    @property
+    def tokens(self) -> Int[Array, "batch beams children"]: ...  # noqa: D102
+
+    @property
+    def legal(self) -> Bool[Array, "batch beams children"]: ...  # noqa: D102
+
+    def take(self, beams: Array, children: Array) -> tuple[Array, Array]:
+        """Tokens and states of chosen children of chosen beams, all `[B, M]`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Beams:
+    """Prefixes with their scores.
+
+    Attributes:
+        ops: of the backend that made the arrays.
+        sequences: generated tokens.
+        beam_indices: which beam of the row each token was appended to: transformers' field, without the batch offset.
+        scores: sum of log-probabilities; `-inf` for a beam that does not exist.
+        states: trie nodes.
+    """
+
+    ops: Any
+    sequences: Int[Array, "batch beams length"]
+    beam_indices: Int[Array, "batch beams length"]
+    scores: Float[Array, "batch beams"]
+    states: Int[Array, "batch beams"]
+
+    @classmethod
+    def start(cls, ops: Any, like: Array, *, batch_size: int, width: int, independent: bool = False) -> Beams:
+        """Empty prefixes at the root: one alive, so that equal beams do not compete; all of them if `independent`.
+
+        Args:
+            ops: of the backend.
+            like: an array where the new ones are to be.
+            batch_size: B.
+            width: K.
+            independent: whether the paths of a row do not compete.
+        """
+        nothing = ops.full((batch_size, width, 0), 0, like)
+        scores = ops.full((batch_size, width), 0.0, like)
+        if not independent:
+            scores = ops.fill(scores, ops.arange(width, like) > 0, DEAD)
+        return cls(ops, nothing, nothing, scores, ops.full((batch_size, width), 0, like))
+
+    @property
+    def length(self) -> int:
+        """Generated tokens of each beam."""
+        return self.sequences.shape[-1]
+
+    @property
+    def tokens(self) -> Int[Array, "batch beams"]:
+        """The token that each beam ends with."""
+        return self.sequences[..., -1]
+
+    @property
+    def parents(self) -> Int[Array, "batch beams"]:
+        """The beam that each beam was before its last token."""
+        return self.beam_indices[..., -1]
+
+    def take(self, places: Int[Array, "batch selected"]) -> Beams:
+        """These beams of every row, in this order."""
+        values = (self.sequences, self.beam_indices, self.scores, self.states)
+        return Beams(self.ops, *(self.ops.along(value, places) for value in values))
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The complete sequences of every row so far: for beams the best, best first; else one for each path.
+
+    Attributes:
+        ops: of the backend that made the arrays.
+        sequences: tokens; anything after the end.
+        beam_indices: as in `Beams`, -1 after the end.
+        scores: of beams, divided by their length's penalty; `-inf` where there is no sequence yet.
+        may_improve: whether the row's live beams may still beat its finished ones.
+    """
+
+    ops: Any
+    sequences: Int[Array, "batch beams max_length"]
+    beam_indices: Int[Array, "batch beams max_length"]
+    scores: Float[Array, "batch beams"]
+    may_improve: Bool[Array, "batch 1"]
+
+    @classmethod
+    def none_yet(cls, ops: Any, like: Array, *, batch_size: int, width: int, max_length: int) -> Finished:
+        """An empty pool; the arguments are those of `Beams.start`."""
+        shape = (batch_size, width, max_length)
+        return cls(
+            ops,
+            sequences=ops.full(shape, 0, like),
+            beam_indices=ops.full(shape, -1, like),
+            scores=ops.full(shape[:2], DEAD, like),
+            may_improve=ops.full((batch_size, 1), True, like),
+        )
+
+    @property
+    def is_full(self) -> Bool[Array, "batch 1"]:
+        """Whether a row has as many sequences as beams."""
+        return (self.scores > DEAD).all(-1)[:, None]
+
+
+def select(
+    beams: Beams,
+    candidates: Candidates,
+    scores: Float[Array, "batch beams children"],
+    *,
+    num_kept: int,
+    dead_state: int | Array,
+    noise: Float[Array, "batch beams children"] | None = None,
+    picked: Int[Array, "batch kept"] | None = None,
+) -> Beams:
+    """Extend every beam by every legal child and keep the M best, or M drawn without replacement, in order of drawing.
+
+    Args:
+        beams: the prefixes.
+        candidates: their children.
+        scores: cumulative score of each child, `-inf` where there is none.
+        num_kept: M.
+        dead_state: the state of a kept beam that does not exist.
+        noise: Gumbel noise of each child: added to the scores, it draws with probability proportional to `exp(score)`
+            instead (the Gumbel top-k trick).
+        picked: places among all children of a row, chosen elsewhere: those are kept instead. The place after the last
+            one stands for none.
+
+    Source: STATIC, algorithm 1; xGR, section 6.
+    """
+    ops, num_children = beams.ops, scores.shape[-1]
+    flat = scores.reshape(len(scores), -1)
+    size = flat.shape[-1]
+    keys = flat if noise is None else flat + noise.reshape(flat.shape)
+    # Padding comes after the last child, and is dead.
+    if missing := max(num_kept - size, int(picked is not None)):
+        flat, keys = (ops.pad(one, missing, DEAD) for one in (flat, keys))
+    chosen = ops.topk(keys, num_kept)[1] if picked is None else picked
+    kept_scores = ops.along(flat, chosen)
+    chosen = chosen.clip(0, size - 1) if missing else chosen
+    parents = chosen if num_children == 1 else chosen // num_children
+    tokens, states = candidates.take(parents, chosen - parents * num_children)
+    return _extend(beams, parents, tokens, states, kept_scores, dead_state)
+
+
+def choose(
+    beams: Beams,
+    candidates: Candidates,
+    scores: Float[Array, "batch beams children"],
+    *,
+    dead_state: int | Array,
+    noise: Float[Array, "batch beams children"] | None = None,
+) -> Beams:
+    """Extend every beam by its own best child, or by one drawn from its own children: beams do not compete.
+
+    The arguments, and the meaning of a score of `-inf`, are those of `select`.
+    """
+    ops = beams.ops
+    best = ops.argmax(scores if noise is None else scores + noise)
+    parents = ops.expand(ops.arange(scores.shape[1], scores), scores.shape[:2])
+    tokens, states = candidates.take(parents, best)
+    return _extend(beams, parents, tokens, states, ops.pick(scores, best), dead_state)
+
+
+def _extend(
+    beams: Beams, parents: Array, tokens: Array, states: Array, scores: Array, dead_state: int | Array
+) -> Beams:
+    """The prefixes `parents`, each with one more token."""
+    ops, is_dead = beams.ops, ~(scores > DEAD)  # or no number, which a user's processor may give
+    return Beams(
+        ops,
+        sequences=ops.concat([ops.along(beams.sequences, parents), tokens[..., None]], -1),
+        beam_indices=ops.concat([ops.along(beams.beam_indices, parents), parents[..., None]], -1),
+        scores=ops.fill(scores, is_dead, DEAD),
+        states=ops.fill(states, is_dead, dead_state),
+    )
+
+
+def penalized(scores: Float[Array, "batch _"], length: int | Array, length_penalty: float | Array) -> Array:
+    """Scores divided by `length ** length_penalty`; rows may have lengths of their own, `[B]`."""
+    return scores / (length[:, None] if getattr(length, "ndim", 0) else length) ** length_penalty
+
+
+def retire(
+    kept: Beams,
+    finished: Finished,
+    ends: Bool[Array, "batch kept"],
+    *,
+    length_penalty: float | Array,
+    early_stopping: bool | str,
+    length: int | Int[Array, " batch"] | None = None,
+) -> tuple[Beams, Finished]:
+    """Move the candidates that end, and are among the K best, into the pool; the K best of the others continue.
+
+    Args:
+        kept: M candidates of one length, best first.
+        finished: the pool of K.
+        ends: which candidates are complete.
+        length_penalty: as in transformers: scores are divided by `length ** length_penalty`.
+        early_stopping: as in transformers: True closes a row as soon as its pool is full.
+        length: tokens of the candidates, whose arrays may have room for more; None for as many as they have columns.
+
+    Returns:
+        The K beams that continue, best first, and the new pool.
+    """
+    ops, num_beams = kept.ops, finished.scores.shape[1]
+    is_open = finished.may_improve
+    if early_stopping is True:
+        is_open = is_open & ~finished.is_full
+    among_best = ops.arange(ends.shape[1], ends) < num_beams
+    scores = penalized(kept.scores, kept.length if length is None else length, length_penalty)
+    scores = ops.fill(scores, ~(ends & among_best & is_open), DEAD)
+    sequences, beam_indices = _to_length(kept, finished.sequences.shape[-1])
+
+    best_scores, best = ops.topk(ops.concat([finished.scores, scores], 1), num_beams)
+    pool = Finished(
+        ops,
+        sequences=ops.along(ops.concat([finished.sequences, sequences], 1), best),
+        beam_indices=ops.along(ops.concat([finished.beam_indices, beam_indices], 1), best),
+        scores=best_scores,
+        may_improve=finished.may_improve,
+    )
+    return keep_best(_stop(kept, ends), num_beams), pool
+
+
+def finish(kept: Beams, *, length_penalty: float | Array) -> Finished:
+    """The pool of K beams, best first, that all end with their last token: what `retire` would make of them."""
+    scores = penalized(kept.scores, kept.length, length_penalty)
+    may_improve = kept.ops.full((len(scores), 1), True, scores)
+    return Finished(kept.ops, kept.sequences, kept.beam_indices, scores, may_improve)
+
+
+def retire_in_place(kept: Beams, finished: Finished, ends: Bool[Array, "batch beams"]) -> tuple[Beams, Finished]:
+    """Move the paths that end to their own places in the pool; they do not continue."""
+    ops, ends = kept.ops, ends & (kept.scores > DEAD)
+    sequences, beam_indices = _to_length(kept, finished.sequences.shape[-1])
+    pool = Finished(
+        ops,
+        sequences=ops.where(ends[..., None], sequences, finished.sequences),
+        beam_indices=ops.where(ends[..., None], beam_indices, finished.beam_indices),
+        scores=ops.where(ends, kept.scores, finished.scores),
+        may_improve=finished.may_improve,
+    )
+    return _stop(kept, ends), pool
+
+
+def keep_best(beams: Beams, num_beams: int) -> Beams:
+    """The K best beams, best first."""
+    return beams.take(beams.ops.topk(beams.scores, num_beams)[1])
+
+
+def update_may_improve(
+    beams: Beams,
+    finished: Finished,
+    *,
+    length_penalty: float | Array,
+    early_stopping: bool | str,
+    max_new_tokens: int | Array,
+    length: int | Int[Array, " batch"] | None = None,
+) -> Finished:
+    """Close the rows whose best live beam cannot beat the worst finished one, by transformers' own heuristic.
+
+    `max_new_tokens` is the length that `early_stopping="never"` assumes where longer sequences score better; `length`
+    is as for `retire`.
+    """
+    now = penalized(beams.scores[:, :1], beams.length if length is None else length, length_penalty)
+    if early_stopping == "never":
+        at_end = penalized(beams.scores[:, :1], max_new_tokens, length_penalty)
+        # Scores are negative: with a positive penalty the longest sequence has the best.
+        now = beams.ops.where(beams.ops.full((), 0.0, now) < length_penalty, at_end, now)
+    is_better = now > beams.ops.smallest(finished.scores)
+    return replace(finished, may_improve=finished.may_improve & is_better)
+
+
+def _stop(beams: Beams, ends: Bool[Array, "batch beams"]) -> Beams:
+    return replace(beams, scores=beams.ops.fill(beams.scores, ends, DEAD))
+
+
+def _to_length(beams: Beams, max_length: int) -> tuple[Array, Array]:
+    """Sequences and beam indices with room for the longest sequence."""
+    ops, missing = beams.ops, max_length - beams.length
+    return ops.pad(beams.sequences, missing, 0), ops.pad(beams.beam_indices, missing, -1)

@@ -1,0 +1,74 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`hf_gr.core.ops` in JAX; and what is made of these arrays, as arguments of programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from hf_gr.core import beam
+
+exp, log, where, expand = jnp.exp, jnp.log, jnp.where, jnp.broadcast_to
+log_softmax = partial(jax.nn.log_softmax, axis=-1)
+
+
+def full(shape: Sequence[int], value: bool | int | float, like: Array) -> Array:  # noqa: D103
+    return jnp.full(shape, value, {bool: jnp.bool_, int: jnp.int32, float: jnp.float32}[type(value)])
+
+
+def arange(number: int, like: Array) -> Array:  # noqa: D103
+    return jnp.arange(number, dtype=jnp.int32)
+
+
+def fill(values: Array, flags: Array, number: int | float | Array) -> Array:  # noqa: D103
+    return jnp.where(flags, number, values)
+
+
+def along(values: Array, places: Array) -> Array:  # noqa: D103
+    places = places if places.ndim == values.ndim else places[..., None]
+    return jnp.take_along_axis(values, places, axis=1, mode="promise_in_bounds")  # saves the checks
+
+
+def pick(values: Array, places: Array) -> Array:  # noqa: D103
+    return jnp.take_along_axis(values, places[..., None], axis=-1, mode="promise_in_bounds")[..., 0]
+
+
+def concat(arrays: Sequence[Array], axis: int) -> Array:  # noqa: D103
+    return jnp.concatenate(arrays, axis=axis)
+
+
+def pad(values: Array, number: int, fill: bool | int | float) -> Array:  # noqa: D103
+    return jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, number)], constant_values=fill)
+
+
+def topk(keys: Array, number: int) -> tuple[Array, Array]:  # noqa: D103
+    # Not in blocks as in PyTorch: XLA's own top-k of 34,000 candidates is faster (0.1 ms on a CPU).
+    return lax.top_k(keys, number)
+
+
+def argmax(values: Array) -> Array:  # noqa: D103
+    return values.argmax(-1).astype(jnp.int32)
+
+
+def first_false(flags: Array, number: int) -> Array:  # noqa: D103
+    return jnp.argsort(flags, axis=-1, stable=True)[..., :number]
+
+
+def put(values: Array, places: Array, number: float) -> Array:  # noqa: D103
+    rows = jnp.arange(len(values))[:, None]
+    return values.at[rows, places].set(number, mode="promise_in_bounds")
+
+
+def smallest(values: Array) -> Array:  # noqa: D103
+    return values.min(axis=-1, keepdims=True)
+
+
+for _made in (beam.Beams, beam.Finished):
+    _names = tuple(_made.__dataclass_fields__)
+    jax.tree_util.register_dataclass(_made, data_fields=_names[1:], meta_fields=_names[:1])
