@@ -127,7 +127,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", [*OPTIONS[:2], pytest.param(OPTIONS[2], marks=SLOW)], ids=str)
 @FREE
-@given(seed=st.integers(0, 10**6), length_penalty=st.sampled_from([1.0, 0.0, -0.5, 2.0, 90.0, -90.0]))
+@given(seed=st.integers(0, 10**6), length_penalty=st.sampled_from([1.0, 0.0, -0.5, 2.0, 30.0, -30.0]))
 def test_ragged_catalogues_in_every_state_equal_the_other_side(
     one_shape: None, options: dict[str, Any], seed: int, length_penalty: float
 ) -> None:

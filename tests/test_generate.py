@@ -1135,7 +1135,7 @@ def test_the_config_round_trips_and_checks_itself(tmp_path: Path) -> None:
         ({"input_ids": torch.ones(0, 2, dtype=torch.long), "attention_mask": None}, "the batch has 0 prompts"),
         ({"length_penalty": None, "num_beams": 2}, "length_penalty=None, expected a finite number"),
         ({"pad_token_id": 1.5}, "pad_token_id=1.5, expected a token id"),
-        ({"length_penalty": 300.0, "num_beams": 2, "constraint_index": RAGGED}, "length_penalty=300.0, expected -85"),
+        ({"length_penalty": 300.0, "num_beams": 2, "constraint_index": RAGGED}, "length_penalty=300.0, expected -42"),
         ({"input_ids": torch.ones(2, 6)}, "the prompt has dtype torch.float32, expected integers"),
         ({"top_k": "8"}, "top_k='8', expected an int"),
         ({"max_length": "8"}, "max_length='8', expected an int"),

@@ -28,7 +28,7 @@ _FITTING: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
 
 DEFAULT_BUDGET = 512  # nodes of a row besides its beams
 LOGITS_AT_ONCE = 2**26  # of all nodes scored ahead, by default: 256 MB in fp32
-LARGEST_RATIO = math.log(1e30)  # of the weights of two lengths, of which the beams count the middle one as 1
+LARGEST_DIVISOR = math.log(1e30)  # fp32 holds scores divided by it, or by its inverse
 # Which transformers compares before we see them.
 NUMBERS = "num_return_sequences max_new_tokens min_new_tokens min_length num_assistant_tokens temperature".split()
 OURS = [*GR_FIELDS, "exclude_items", "assistant_model", "separator", "max_labels"]
@@ -175,15 +175,14 @@ def check_room(catalogue: Snapshot, rooms: Mapping[str, int | None]) -> None:
             )
 
 
-def check_penalty(config: Any, catalogue: Snapshot) -> None:
-    """Refuse a length penalty under which fp32 cannot tell apart the scores of sequences of several lengths."""
-    if config.num_beams == 1 or catalogue.eos_token_id is None:
-        return
-    largest = LARGEST_RATIO / max(0.5 * math.log(catalogue.max_length), 1e-9)
-    if abs(config.length_penalty) > largest:
+def check_penalty(config: Any, catalogue: Snapshot, *, max_new_tokens: int | None) -> None:
+    """Refuse a length penalty under which scores, divided by it, are no longer numbers of fp32."""
+    longest = max(catalogue.max_length, (max_new_tokens or 0) if config.early_stopping == "never" else 0, 2)
+    largest = LARGEST_DIVISOR / math.log(longest)
+    if config.num_beams > 1 and abs(config.length_penalty) > largest:
         raise ValueError(
             f"length_penalty={config.length_penalty}, expected {-largest:.1f} to {largest:.1f} for sequences of up to "
-            f"{catalogue.max_length} tokens: larger ones leave no score but 0"
+            f"{longest} tokens: larger ones leave no score but 0"
         )
 
 

@@ -103,7 +103,7 @@ def check_call(
     """
     check_options(config)
     check_tokens_of_catalogue(catalogue, model.config.vocab_size, name="constraint_index")
-    check_penalty(config, catalogue)
+    check_penalty(config, catalogue, max_new_tokens=max_new_tokens)
     check_room(catalogue, rooms_of(max_new_tokens, max_length, prompt_length=prompt.length))
     # The last token of a sequence is not computed.
     model.spec.check_length(prompt.length + catalogue.max_length - 1, of_encoder=prompt.input_ids.shape[1])

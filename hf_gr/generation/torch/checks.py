@@ -63,7 +63,7 @@ def check_call(
         if isinstance(criterion, MaxLengthCriteria):
             name = f"stopping criterion of max_length={criterion.max_length}"
             rooms[name] = criterion.max_length - prompt.length
-    check_penalty(config, catalogue)
+    check_penalty(config, catalogue, max_new_tokens=max_new_tokens)
     check_room(catalogue, rooms)
     _check_prompt(prompt)
     if prompt.inputs is not None and past_key_values is not None:
