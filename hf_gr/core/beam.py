@@ -206,7 +206,7 @@ def _extend(
     )
 
 
-def penalized(scores: Float[Array, "batch _"], length: int | Array, length_penalty: float | Array) -> Array:
+def penalized(scores: Float[Array, "batch _"], length: Any, length_penalty: Any) -> Float[Array, "batch _"]:
     """Scores divided by `length ** length_penalty`; rows may have lengths of their own, `[B]`."""
     return scores / (length[:, None] if getattr(length, "ndim", 0) else length) ** length_penalty
 
