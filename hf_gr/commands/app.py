@@ -10,13 +10,12 @@ answers at once.
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from .programs import keep_programs
+from .programs import keep_programs, require
 
 if TYPE_CHECKING or find_spec("typer") is not None:
     import typer
@@ -135,16 +134,3 @@ def _version(
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
-
-
-def require(what: str, extra: str, packages: dict[str, str]) -> None:
-    """End the program with the command that installs what is missing; `packages` maps modules to distributions."""
-    missing = [distribution for module, distribution in packages.items() if find_spec(module) is None]
-    if missing:
-        _fail(f'{what} needs {", ".join(missing)}: pip install "hf-gr[{extra}]"')
-
-
-def _fail(message: str) -> None:
-    """Print an error and end the program with exit code 1."""
-    print(message, file=sys.stderr)
-    raise SystemExit(1)

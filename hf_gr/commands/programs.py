@@ -1,12 +1,14 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Where commands keep the programs that JAX compiles for them. Imports no framework."""
+"""What commands need of the machine: packages, and a place for programs that JAX compiles. Imports no framework."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import platform
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from hf_gr.files.cache import cache_folder
@@ -31,3 +33,16 @@ def folder_name() -> str:
     flags = [line for line in processor.read_text().splitlines() if "flags" in line] if processor.is_file() else []
     digest = hashlib.sha256("".join([platform.machine(), platform.processor(), *flags[:1]]).encode()).hexdigest()
     return f"jax-{digest[:16]}"
+
+
+def require(what: str, extra: str, packages: dict[str, str]) -> None:
+    """End the program with the command that installs what is missing; `packages` maps modules to distributions."""
+    missing = [distribution for module, distribution in packages.items() if find_spec(module) is None]
+    if missing:
+        end(f'{what} needs {", ".join(missing)}: pip install "hf-gr[{extra}]"')
+
+
+def end(message: str) -> None:
+    """Print an error and end the program with exit code 1."""
+    print(message, file=sys.stderr)
+    raise SystemExit(1)

@@ -20,6 +20,7 @@ from hf_gr.offline.options import DEVICE_HELP, REVISION_HELP
 
 from .flags import DRAFTING, GENERATE, read_integers, read_options
 from .items import read_items
+from .programs import require
 from .text import fail, flag_of, in_flags
 
 PACKAGES = {"fastapi": "fastapi", "uvicorn": "uvicorn", "prometheus_client": "prometheus-client"}
@@ -170,8 +171,6 @@ def serve(
     their deadline are refused at once. It listens on this machine only, unless --host says otherwise. SIGTERM and
     Ctrl-C end it after the requests that are under way; SIGTERM after --drain-delay.
     """
-    from .app import require
-
     require("hf-gr serve", "serve", PACKAGES)
     from hf_gr.serving.app import check_keys, is_loopback
     from hf_gr.serving.page import find_titles

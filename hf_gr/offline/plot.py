@@ -17,10 +17,11 @@ from hf_gr.files.figures import DARK, GREEN, ORANGE, PURPLE, RESOLUTION, TEXT, C
 from hf_gr.files.text import printable
 
 from .metrics import metric_names
-from .results import BeamResult, Evaluation, Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from .results import BeamResult, Evaluation, Result
 
 STYLES = (
     ("-", "o", DARK),

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The weight of the package: lines of Python by folder, and how many of our functions a plain call enters.
 
-    python .ci/weight            # lines
-    python .ci/weight --calls    # and the functions of a second, warm call, in PyTorch and in Flax
+    python .ci/weight.py            # lines
+    python .ci/weight.py --calls    # and the functions of a second, warm call, in PyTorch and in Flax
 
 A function counts once, however often it is called; so do comprehensions and lambdas, by their line.
 Depth counts our functions alone: one of ours that transformers calls for one of ours is one deeper.
@@ -64,6 +64,18 @@ def entered(call: Callable[[], Any]) -> tuple[set[tuple[str, str]], int]:
     return found, deepest
 
 
+def circles() -> list[list[str]]:
+    """Modules of the package that import each other, also inside functions; imports for annotations do not count."""
+    import grimp
+    import networkx
+
+    graph = grimp.build_graph("hf_gr", exclude_type_checking_imports=True, cache_dir=None)
+    imports = networkx.DiGraph()
+    for module in graph.modules:
+        imports.add_edges_from((module, other) for other in graph.find_modules_directly_imported_by(module))
+    return [sorted(found) for found in networkx.strongly_connected_components(imports) if len(found) > 1]
+
+
 def calls() -> dict[str, Callable[[], Any]]:
     """A plain call a backend: `generate(ids, constraint_index=index, num_beams=50)`."""
     import tempfile
@@ -98,6 +110,7 @@ def calls() -> dict[str, Callable[[], Any]]:
 
 
 def main() -> None:
+    """Print what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", action="store_true", help="also count the functions of a plain call")
     parser.add_argument("--names", action="store_true", help="and print their names")
@@ -108,7 +121,10 @@ def main() -> None:
     package = sum(number for folder, number in found.items() if folder.startswith("hf_gr"))
     engine = sum(found[f"hf_gr/{name}"] for name in ENGINE)
     print(f"{package:7,d}  the package\n{engine:7,d}  its engine: {', '.join(ENGINE)}")
-    for backend, call in calls().items() if arguments.calls or arguments.names else ():
+    if not (arguments.calls or arguments.names):
+        return
+    print(f"import circles: {circles() or 'none'}")
+    for backend, call in calls().items():
         call()
         functions, deepest = entered(call)
         files = {file for file, _ in functions}
