@@ -16,7 +16,6 @@ from families import BATCH_DECODERS, DECODERS, ENCODER_DECODERS, LLAMA, PAD, VOC
 from packaging.version import Version
 from test_drafting import DETAILS, LONG_PROMPT, SCORE_TOL, assert_same, index_of, rows_of, updated_index
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.generation.streamers import BaseStreamer
 
 from hf_gr import ConstraintIndex, enable
 from hf_gr.generation.torch import drafts
@@ -537,7 +536,6 @@ def test_what_does_not_fit_is_refused() -> None:
     refused(model, "verification='catalogue' with drafting=None", drafting=None, verification="catalogue")
     refused(model, "drafting='head' with assistant_model", assistant_model=bare("llama"), verification="strict")
     refused(model, "num_draft_beams=9 with verification='catalogue', expected None", num_draft_beams=9)
-    refused(model, "streamer with drafting='head'", streamer=_Streamer())
     ended = ConstraintIndex.from_sequences([[3, 4, 5, 6, 7, 2]], eos_token_id=2)
     refused(model, "its end token is a level: model.add_draft_head\\(index\\)", ended)
     refused(model, "verification='sure'", verification="sure")
@@ -557,12 +555,6 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_a_decoder_at_its_limit_has_no_room_for_placeholders() -> None:
     begun = torch.full((2, 60), PAD)
     refused(with_head("bart", 5), "60 tokens and the draft head's placeholders 5 more", decoder_input_ids=begun)
-
-
-class _Streamer(BaseStreamer):
-    def put(self, value: Any) -> None: ...
-
-    def end(self) -> None: ...
 
 
 def short_index() -> ConstraintIndex:

@@ -36,6 +36,7 @@ from transformers import (
     StoppingCriteria,
     SynthIDTextWatermarkingConfig,
     T5ForConditionalGeneration,
+    TextIteratorStreamer,
 )
 from transformers.generation.configuration_utils import GenerationMode
 
@@ -1083,7 +1084,60 @@ def test_the_config_round_trips_and_checks_itself(tmp_path: Path) -> None:
             GRGenerationConfig(**wrong)
 
 
+def test_a_list_of_start_tokens_has_one_for_every_row() -> None:
+    model, inputs = enabled("t5"), prompts(2, 6)
+    begun = {"decoder_input_ids": torch.tensor([[PAD, 9]] * 2), "max_length": 6}
+    answers = [
+        model.generate(**inputs, **begun, constraint_index=INDEX, num_beams=3, decoder_start_token_id=start).tolist()
+        for start in (PAD, [PAD, PAD])
+    ]
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_processes_that_share_a_model_run_equally_many_forwards(
+    is_sharded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in transformers `synced_gpus` is by default True under FSDP and ZeRO-3."""
+    utils = sys.modules[GenerationMixin.__module__]
+    monkeypatch.setattr(utils, "is_deepspeed_zero3_enabled", lambda: is_sharded)
+    monkeypatch.setattr(utils, "_get_torch_distributed_world_size", lambda: 2, raising=False)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    index = ConstraintIndex.from_sequences([[5], [6, 7, 8, 9]], eos_token_id=EOS)
+
+    def num_forwards(synced_gpus: bool | None) -> int:
+        model, num = enabled(), 0
+
+        def count(*args: Any) -> None:
+            nonlocal num
+            num += 1
+
+        handle = model.register_forward_hook(count)
+        model.generate(**prompts(2, 5), constraint_index=index, exclude_items=[[1]] * 2, synced_gpus=synced_gpus)
+        handle.remove()
+        return num
+
+    assert num_forwards(False) < num_forwards(True)
+    assert num_forwards(None) == num_forwards(is_sharded)
+
+
 # What is refused
+
+
+def test_a_streamer_is_refused_and_its_reader_does_not_wait_for_ever() -> None:
+    class Tokenizer:
+        def decode(self, tokens: Any, **options: Any) -> str:
+            return ""
+
+    streamer: Any = TextIteratorStreamer(Tokenizer(), timeout=30)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="ConstraintLogitsProcessor"):
+        enabled().generate(**prompts(1, 5), constraint_index=INDEX, num_beams=1, streamer=streamer)
+    assert "".join(streamer) == ""
+
+
+def test_a_seventh_positional_argument_is_counted() -> None:
+    with pytest.raises(ValueError, match="7 positional arguments are given with constraint_index, expected 6 at most"):
+        enabled().generate(*[prompts(1, 5)["input_ids"], *[None] * 5, shared("llama")], constraint_index=INDEX)
 
 
 @pytest.mark.parametrize(
@@ -1100,6 +1154,7 @@ def test_the_config_round_trips_and_checks_itself(tmp_path: Path) -> None:
         ({"drafting": "head"}, "drafting='head'"),
         ({"assistant_model": "draft"}, "assistant_model"),
         ({"custom_generate": "me/loop"}, "custom_generate"),
+        ({"streamer": 5}, "streamer is given, expected None: with constraint_index"),
         ({"constraint_index": [INDEX]}, "constraint_index has 1 entries, expected 2: one for each prompt"),
         (
             {"constraint_index": [INDEX, RAGGED]},

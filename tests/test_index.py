@@ -275,6 +275,11 @@ def test_bad_catalogues_are_refused(rows: Any, arguments: dict[str, Any], messag
         ConstraintIndex.from_sequences(rows, **arguments)
 
 
+def test_tokens_of_a_type_that_numpy_lacks_are_refused() -> None:
+    with pytest.raises(ValueError, match="expected integers: pass token ids"):
+        ConstraintIndex.from_sequences(ROWS).items(torch.tensor(ROWS, dtype=torch.bfloat16))
+
+
 # What it answers
 
 

@@ -20,6 +20,7 @@ from hf_gr.generation import internals
 PACKAGE = Path(hf_gr.__file__).parent
 OF_OBJECTS: dict[str, Any] = {
     "_attn_implementation": PreTrainedConfig(),
+    "_extract_generation_mode_kwargs": GenerationMixin,
     "_get_default_generation_params": GenerationConfig(),
     "_get_logits_processor": GenerationMixin,
     "_keys_to_ignore_on_save": PreTrainedModel,

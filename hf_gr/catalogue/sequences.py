@@ -26,7 +26,11 @@ Rows = npt.NDArray[np.int64]
 def to_host(values: Any) -> Any:
     """Tensors of any device and other arrays as NumPy arrays, everything else as it is, without importing torch."""
     if hasattr(values, "detach"):
-        return values.detach().cpu().numpy()
+        host = values.detach().cpu()
+        try:
+            return host.numpy()
+        except TypeError:  # bfloat16, which NumPy lacks
+            return host.float().numpy()
     return np.asarray(values) if hasattr(values, "__array__") else values
 
 

@@ -43,6 +43,11 @@ def prefill(model: Any, input_ids: Any, config: Any, model_kwargs: dict[str, Any
     return model._prefill(input_ids, config, model_kwargs)
 
 
+def is_synced(model: Any, synced_gpus: bool | None) -> bool:
+    """Whether all processes must run equally many forwards; by default under FSDP and ZeRO-3, as in transformers."""
+    return bool(model._extract_generation_mode_kwargs(None, {}, synced_gpus, None, None).get("synced_gpus"))
+
+
 def next_inputs(
     model: Any, input_ids: Any, outputs: Any, model_kwargs: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -125,6 +125,14 @@ class Call:
             raise ValueError(
                 "custom_generate is given, expected None: with constraint_index this model decodes by hf_gr's own loop"
             )
+        if (streamer := kwargs.pop("streamer", None)) is not None:
+            if callable(end := getattr(streamer, "end", None)):
+                end()  # or a reader in another thread would wait for ever
+            raise ValueError(
+                "streamer is given, expected None: with constraint_index items are decided as a whole; for a stream "
+                "pass logits_processor=[ConstraintLogitsProcessor(index)] instead of constraint_index"
+            )
+        passed_on = passed_on | {"synced_gpus": internals.is_synced(model, passed_on["synced_gpus"])}
         if first_of("verification", fields, *configs) == "relaxed":
             if kwargs.setdefault("do_sample", True) is False:
                 raise ValueError("do_sample=False with verification='relaxed', expected True: it samples beams")
@@ -262,7 +270,7 @@ class Call:
             layout=self.layout,
             answers=self.answers,
             inputs=self.prompt.inputs,
-            synced_gpus=bool(self.passed_on["synced_gpus"]),
+            synced_gpus=self.passed_on["synced_gpus"],
             is_static=kind == "static" and self.answers is None,
         )
 

@@ -143,11 +143,16 @@ class GRGenerationMixin(Overrides, GenerationMixin):
             refuse_without_catalogue(fields | given | {"seed": seed, "generator": generator})
             kwargs |= {} if assistant_model is None else {"assistant_model": assistant_model}
             return generate(inputs, generation_config, *passed_on.values(), *args, **kwargs)
+        if args:
+            raise ValueError(
+                f"{6 + len(args)} positional arguments are given with constraint_index, expected 6 at most: pass the "
+                "others by name"
+            )
         call = Call.read(
             self,
             inputs,
             generation_config,
-            kwargs | ({"custom_generate": args} if args else {}),
+            kwargs,
             passed_on=passed_on,
             fields=fields,
             indexes=named if constraint_index is None else constraint_index,

@@ -103,6 +103,8 @@ def _decoder_length(config: Any, decoder_input_ids: Tensor | None) -> int:
     if decoder_input_ids is None:
         return 1
     start = start_token(config)
+    if start is not None:  # of a list there is one for every row
+        start = torch.as_tensor(start, device=decoder_input_ids.device)
     starts = start is None or bool((decoder_input_ids[:, 0] == start).any())
     return decoder_input_ids.shape[1] + (not starts)
 

@@ -146,7 +146,6 @@ def _check_outputs(config: Any, model_kwargs: Mapping[str, Any]) -> None:
     """Refuse outputs that only the model could give at every level."""
     asked = [name for name in ("output_attentions", "output_hidden_states") if getattr(config, name)]
     asked += ["stop_strings"] if config.stop_strings is not None else []
-    asked += ["streamer"] if model_kwargs.get("streamer") is not None else []
     if asked:
         raise ValueError(
             f"{', '.join(asked)} with drafting='head', expected none: the model is called once, for the prompt"
