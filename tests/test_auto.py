@@ -1,14 +1,13 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`drafting="auto"` on machines whose costs are known: it finds the fastest draft, and never changes an answer."""
+"""`drafting="auto"`: the policy against every budget, and calls of which only the first times forwards."""
 
 from __future__ import annotations
 
 import copy
 import itertools
-import logging
-import time
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from types import SimpleNamespace
@@ -17,23 +16,143 @@ from typing import Any
 import pytest
 import torch
 from families import PAD, build, prompts
-from test_drafting import DETAILS, assert_same, index_of, inverted
+from test_drafting import DETAILS, assert_same, index_of
 
 from hf_gr import ConstraintIndex, enable
-from hf_gr.generation import trials
-from hf_gr.generation.torch.drafts import auto
-from hf_gr.torch import costs
+from hf_gr.core import auto
+from hf_gr.core.auto import LEAST_GAIN, ROOM, WIDER_BY, Costs, Search, choose_draft, costs_of
 
-FREE = 1e-9  # seconds
-CALLS = 150  # more than any trial takes
-NO_SLOWER = 1.02  # than the fastest fixed choice
+BEAUTY = (1, 91, 6539, 11172, 12023)  # nodes of the Beauty catalogue by level
+REL_TOL = 1e-9  # sums of a few doubles
 
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is known of any model, and ties are settled sooner."""
+    """Nothing is known of any model."""
     monkeypatch.setattr(auto, "_KNOWN", type(auto._KNOWN)())
-    monkeypatch.setattr(trials, "MOST_ROUNDS", 6)
+
+
+# The policy
+
+
+def slow_seconds(widths: Sequence[int], num_beams: int, costs: Costs, budget: int, *, below_prompt: bool) -> float:
+    """What follows the prompt's forward, forward by forward."""
+    last, level, total = len(widths) - 1, 0, 0.0
+    while level < last:
+        nodes = num_beams if level else 0
+        drafted, depth = 0, level + 1
+        while depth < last and (level or below_prompt):
+            average = min(num_beams, widths[level]) * (1 + ROOM * (widths[depth] / widths[level] - 1))
+            here = -int(-min(average, widths[depth]) // 1)
+            if here > num_beams and drafted + here > budget:
+                break
+            drafted, depth = drafted + here, depth + 1
+        total += costs.token * (nodes + drafted) + (costs.forward if level else 0.0)
+        level = depth
+    return total
+
+
+def check_choice(seed: int) -> str:
+    rng = random.Random(seed)
+    widths = [1]
+    for _ in range(rng.randint(2, 6)):
+        widths.append(int(widths[-1] * rng.choice((1, 1, 1.1, 2, 5, 60))) + 1)
+    num_beams, budget = rng.choice((1, 5, 20, 200)), rng.choice((1, 50, 512))
+    costs = Costs(rng.choice((0.0, 1e-3, 1e-2)), rng.choice((0.0, 1e-6, 1e-5, 1e-3)))
+    below = rng.random() < 0.7
+    name, size = choose_draft(tuple(widths), num_beams, costs, budget=budget, below_prompt=below)
+    plain = (len(widths) - 2) * (costs.forward + costs.token * num_beams)
+    found = slow_seconds(widths, num_beams, costs, size, below_prompt=below)
+    best = min(slow_seconds(widths, num_beams, costs, one, below_prompt=below) for one in range(1, budget + 1))
+    assert 1 <= size <= budget
+    assert found == pytest.approx(best, rel=REL_TOL, abs=1e-15)
+    if abs(best - (1 - LEAST_GAIN) * plain) > REL_TOL * plain:
+        assert name == ("trie" if best < (1 - LEAST_GAIN) * plain else "none")
+    return name
+
+
+def test_the_budget_is_the_best_of_all() -> None:
+    assert {check_choice(seed) for seed in range(200)} == {"none", "trie"}
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda name, size: (name, 1), lambda name, size: ("none", size), lambda name, size: ("trie", size)],
+    ids=["no budget", "nothing", "always"],
+)
+def test_a_worse_choice_is_seen(spoil: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = choose_draft
+    monkeypatch.setitem(globals(), "choose_draft", lambda *args, **kwargs: spoil(*right(*args, **kwargs)))
+    with pytest.raises(AssertionError):
+        test_the_budget_is_the_best_of_all()
+
+
+@pytest.mark.parametrize(
+    ("forward", "token", "expected"),
+    [
+        (8e-3, 2e-4, ("trie", 49)),  # the last two levels in one forward: 2 instead of 3
+        (8e-3, 1e-4, ("trie", 91)),  # 91 nodes in the prompt's forward cost less than 20 in one more: 1
+        (8e-3, 1e-3, ("none", 1)),  # a node as dear as an eighth of a forward
+        (0.0, 1e-4, ("none", 1)),
+    ],
+)
+def test_budgets_for_beauty(forward: float, token: float, expected: tuple[str, int]) -> None:
+    assert choose_draft(BEAUTY, 20, Costs(forward, token), budget=512) == expected
+
+
+def test_forced_levels_are_free_and_one_level_leaves_nothing_to_choose() -> None:
+    # One way on from every node of the second level: all levels below ride along, whatever the budget.
+    assert choose_draft((1, 100, 5000, 5000, 5000, 5000), 20, Costs(1e-2, 1e-5), budget=1) == ("trie", 1)
+    assert choose_draft((1, 5), 4, Costs(1e-2, 1e-5), budget=100)[0] == "none"
+
+
+def test_a_search_serves_where_the_catalogue_cannot() -> None:
+    wide, costs = (1, 10**4, 10**6, 10**8, 10**10), Costs(1e-2, 1e-6)
+    head, model = Search("head", 0.02, 40, 5, 1), Search("assistant", 0.1, 40, 5, 0)
+    half, dear = Search("assistant", 0.9, 40, 5, 0), Costs(1e-4, 1e-3)
+    for searches, expected in (((), "none"), ((head,), "head"), ((model,), "assistant"), ((half,), "none")):
+        assert choose_draft(wide, 20, costs, budget=512, searches=searches)[0] == expected
+    assert choose_draft(wide, 20, dear, budget=512, searches=(head, model))[0] == "none"
+    assert choose_draft((1, 20, 20, 20, 20), 20, costs, budget=512, searches=(head, model))[0] == "trie"
+
+
+class Clock:
+    """A clock that only forwards move: 2 ms each and 10 us a node, the first of a size half a second more."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.sizes = 0.0, []
+        monkeypatch.setattr(auto, "time", SimpleNamespace(perf_counter=lambda: self.now))
+
+    def new_forward(self, num_nodes: int) -> Any:
+        self.now += 7.0  # what is prepared does not count
+
+        def forward() -> None:
+            self.now += 2e-3 + 1e-5 * num_nodes + 0.5 * (num_nodes not in self.sizes)
+            self.sizes.append(num_nodes)
+
+        return forward
+
+
+def test_costs_are_read_off_two_sizes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, model = Clock(monkeypatch), torch.nn.Identity()
+    for _ in range(2):
+        costs = costs_of(model, ("a kind",), clock.new_forward, 20, 512)
+        assert (costs.forward, costs.token) == (pytest.approx(2e-3), pytest.approx(1e-5))
+        assert set(clock.sizes) == {20, 20 + WIDER_BY}
+        assert len(clock.sizes) == 8
+    costs_of(model, ("another",), clock.new_forward, 20, 50)
+    assert set(clock.sizes) == {20, 20 + WIDER_BY, 70}
+
+
+def test_a_wider_forward_that_seems_cheaper_costs_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = itertools.count(0.0, -1e-3)
+    monkeypatch.setattr(auto, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    costs = costs_of(torch.nn.Identity(), (), lambda size: lambda: None, 4, 100)
+    assert costs.token == 0.0
+    assert costs.forward >= 0.0
+
+
+# Calls
 
 
 @cache
@@ -50,56 +169,11 @@ def with_head() -> Any:
 
 
 @cache
-def drafts() -> Any:
-    """A draft model that is always right."""
+def small() -> Any:
+    """A draft model."""
     twin = copy.deepcopy(with_head())
     del twin.draft_head
     return twin
-
-
-class Machine:
-    """A clock that only forwards move: each by its seconds and those of its tokens, in all rows.
-
-    Args:
-        target: seconds of a forward and of a token.
-        draft: of the draft model.
-        head: of one level of the draft head.
-    """
-
-    def __init__(self, target: tuple[float, float], draft: tuple[float, float], head: tuple[float, float]) -> None:
-        self.now, self.handles = 0.0, []
-        for module, seconds in ((with_head().model, target), (drafts().model, draft)):
-            self._charge(module, seconds)
-        for module in with_head().draft_head.logit_heads:
-            self._charge(module, head)
-
-    def _charge(self, module: Any, seconds: tuple[float, float]) -> None:
-        def move(module: Any, args: Any, kwargs: Any) -> None:
-            read = args[0] if args else kwargs["input_ids"]
-            self.now += seconds[0] + seconds[1] * read.shape[0] * read.shape[1]
-
-        self.handles.append(module.register_forward_pre_hook(move, with_kwargs=True))
-
-    def time(self, call: Callable[[], Any]) -> tuple[Any, float]:
-        """What a call returns, and its seconds."""
-        start = self.now
-        return call(), self.now - start
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Machine]]:
-    made = []
-
-    def make(**seconds: tuple[float, float]) -> Machine:
-        made.append(Machine(**seconds))
-        clock = SimpleNamespace(perf_counter=lambda: made[-1].now)
-        monkeypatch.setattr(costs, "time", clock)
-        return made[-1]
-
-    yield make
-    for one in made:
-        for handle in one.handles:
-            handle.remove()
 
 
 def ask(num_rows: int = 1, length: int = 8, **options: Any) -> Any:
@@ -107,169 +181,68 @@ def ask(num_rows: int = 1, length: int = 8, **options: Any) -> Any:
     return with_head().generate(**prompts(num_rows, length), **(given | DETAILS | options))
 
 
-def chosen() -> list[str | None]:
-    """By kind of call, in the order in which they came."""
-    return [known.trials and known.trials.chosen for known in auto._KNOWN.get(with_head(), {}).values()]
+def known(monkeypatch: pytest.MonkeyPatch, forward: float, token: float) -> list[Any]:
+    """As if forwards had been timed; the kinds of calls that asked."""
+    kinds: list[Any] = []
 
+    def costs(model: Any, kind: Any, *rest: Any) -> Costs:
+        kinds.append(kind)
+        return Costs(forward, token)
 
-def settle(**options: Any) -> list[Any]:
-    """Calls until each kind has a choice; their answers."""
-    outs = [ask(drafting="auto", **options)]
-    while outs[-1].speculation.chosen is None and len(outs) < CALLS:
-        outs.append(ask(drafting="auto", **options))
-    return outs
-
-
-# Everything but the trie drafts 81 nodes a level, all there are: whatever its weights, it is right.
-WIDE = {"num_draft_beams": 81, "num_assistant_tokens": 4, "draft_token_budget": 1}
-MACHINES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "tokens are dear": ({"target": (1e-3, 1e-2), "draft": (FREE, 1e-3), "head": (FREE, FREE)}, {}, "none"),
-    "a few nodes cost a forward": (
-        {"target": (1e-2, 1e-2), "draft": (FREE, FREE), "head": (FREE, FREE)},
-        {"draft_token_budget": 1, "num_beams": 2, "num_return_sequences": 2},
-        "none",
-    ),
-    "forwards are dear, the draft model's too": (
-        {"target": (1e-2, 1e-6), "draft": (2e-2, FREE), "head": (1e-2, FREE)},
-        {"draft_token_budget": 5000},
-        "trie",
-    ),
-    "forwards are dear": ({"target": (1e-2, FREE), "draft": (1e-4, FREE), "head": (1e-2, FREE)}, WIDE, "assistant"),
-    "a head is nearly free": ({"target": (1e-2, FREE), "draft": (5e-3, FREE), "head": (FREE, FREE)}, WIDE, "head"),
-}
-
-
-@pytest.mark.parametrize("name", MACHINES)
-def test_auto_is_as_fast_as_the_fastest(name: str, machine: Any) -> None:
-    seconds, options, expected = MACHINES[name]
-    on = machine(**seconds)
-    assistant = {"assistant_model": drafts()}
-    of_plain = {name: value for name, value in options.items() if name in ("num_beams", "num_return_sequences")}
-    of_trie = {name: value for name, value in options.items() if name == "draft_token_budget"}
-    plain, *times = on.time(lambda: ask(**of_plain))
-    for fixed in (
-        {"drafting": "trie", **of_plain, **of_trie},
-        {"drafting": "head", "verification": "strict", **options},
-        {"drafting": "assistant", **assistant, **options},
-    ):
-        times.append(on.time(lambda fixed=fixed: ask(**fixed))[1])
-    for out in settle(**assistant, **options):
-        assert_same(out, plain)
-    assert out.speculation.chosen == expected
-    assert chosen() == [expected]
-    out, taken = on.time(lambda: ask(drafting="auto", **assistant, **options))
-    assert_same(out, plain)
-    assert taken <= NO_SLOWER * min(times)
-
-
-def test_a_draft_that_is_always_wrong_is_not_kept(machine: Any) -> None:
-    on = machine(target=(1e-2, 1e-4), draft=(1e-3, FREE), head=(1.0, FREE))
-    wrong = inverted(drafts())
-    on._charge(wrong.model, (1e-3, FREE))
-    narrow = {"draft_token_budget": 1, "num_beams": 2, "num_return_sequences": 2, "num_draft_beams": 2}
-    settle(assistant_model=wrong, **narrow)
-    assert chosen() == ["none"]
-
-
-def test_a_decision_is_final_and_no_clock_is_read_again(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds, options, expected = MACHINES["forwards are dear, the draft model's too"]
-    machine(**seconds)
-    settle(**options)
-    assert chosen() == [expected]
-
-    def fail(*args: Any, **kwargs: Any) -> None:
-        raise AssertionError("measured")
-
-    monkeypatch.setattr(auto, "Stopwatch", fail)
-    monkeypatch.setattr(auto, "measure_costs", fail)
-    ask(drafting="auto", **options)
-    with pytest.raises(AssertionError, match="measured"):
-        ask(length=40, drafting="auto", **options)
-
-
-def test_every_kind_of_call_has_a_choice_of_its_own(machine: Any) -> None:
-    machine(target=(1e-2, 1e-6), draft=(FREE, FREE), head=(FREE, FREE))
-    kinds: list[dict[str, Any]] = [
-        {},
-        {"length": 20},
-        {"num_rows": 4},
-        {"num_beams": 12},
-        {"constraint_index": index_of("dense")},
-        {"do_sample": True, "top_k": 0},
-        {"draft_token_budget": 7},
-        {"assistant_model": drafts()},
-        {"assistant_model": copy.deepcopy(drafts())},
-    ]
-    for number, kind in enumerate(kinds, start=1):
-        ask(drafting="auto", **kind)
-        ask(drafting="auto", **kind)
-        assert len(chosen()) == number
-    ask(length=9, drafting="auto")  # 8 to 15 tokens are one kind
-    assert len(chosen()) == len(kinds)
-
-
-@pytest.mark.parametrize("lengths", [(8, 8, 15, 15), (15, 15, 8, 8)])
-def test_prompts_of_one_kind_compare_though_their_lengths_differ(lengths: tuple[int, ...], machine: Any) -> None:
-    # The trie saves a tenth. In turn, it always gets the longest prompts, or the shortest.
-    machine(target=(2e-3, 1e-3), draft=(FREE, FREE), head=(1.0, FREE))
-    for number in range(CALLS):
-        ask(length=lengths[number % 4], drafting="auto", constraint_index=index_of("sparse"))
-        if chosen() != [None]:
-            break
-    assert chosen() == ["trie"]
+    monkeypatch.setattr(auto, "costs_of", costs)
+    return kinds
 
 
 @pytest.mark.parametrize("samples", [False, True])
-def test_threads_share_a_choice_and_get_equal_answers(samples: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "MOST_ROUNDS", 6)
-    options: dict[str, Any] = {"do_sample": samples, "top_k": 0} if samples else {}
-    draft = drafts()  # the first thread's would be another one than the second's
+@pytest.mark.parametrize("name", ["none", "trie", "head", "assistant"])
+def test_answers_are_the_same_whatever_serves(name: str, samples: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"do_sample": True, "top_k": 0, "seed": 5} if samples else {}
+    plain = ask(num_rows=2, **options)
+    monkeypatch.setattr(auto, "choose_draft", lambda *args, **kwargs: (name, 40))
+    known(monkeypatch, 1.0, 1.0)
+    out = ask(num_rows=2, drafting="auto", assistant_model=small(), **options)
+    assert_same(out, plain)
+    assert (out.speculation.chosen, plain.speculation.chosen) == (name, None)
+    assert (out.speculation.drafted_nodes > 0).all() == (name != "none")
 
-    def call(number: int) -> Any:
-        own: dict[str, Any] = {"generator": torch.Generator().manual_seed(number)} if samples else {}
-        return ask(drafting="auto", assistant_model=draft, **options, **own)
 
+@pytest.mark.parametrize(("token", "expected"), [(1e-6, "trie"), (1e-1, "none")])
+def test_what_is_cheap_decides(token: float, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    known(monkeypatch, 1e-2, token)
+    out = ask(drafting="auto", num_return_sequences=1)
+    assert out.speculation.chosen == expected
+    assert out.speculation.target_forwards == (0 if expected == "trie" else 4)
+
+
+def test_only_the_first_call_of_a_kind_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[int] = []
+    forward = with_head().model.register_forward_pre_hook(lambda *args: timed.append(1))
+    try:
+        counts = []
+        for kind in ({}, {}, {"length": 9}, {"num_rows": 4}, {"num_rows": 5}, {"num_beams": 12}, {"num_beams": 12}):
+            timed.clear()
+            assert ask(drafting="auto", **kind).speculation.chosen is not None
+            counts.append(len(timed) > 8)
+    finally:
+        forward.remove()
+    assert counts == [True, False, False, True, False, True, False]
+
+
+def test_threads_share_a_choice_and_get_equal_answers() -> None:
     with ThreadPoolExecutor(4) as pool:
-        outs = list(pool.map(call, range(48)))
-    for number, out in enumerate(outs):
-        own: dict[str, Any] = {"generator": torch.Generator().manual_seed(number)} if samples else {}
-        if samples or number % 8 == 0:
-            assert_same(out, ask(**options, **own))
-    assert None not in chosen()
-    assert len(chosen()) == 1
+        outs = list(pool.map(lambda number: ask(drafting="auto", assistant_model=small()), range(8)))
+    plain = ask()
+    for out in outs:
+        assert_same(out, plain)
+    assert len({out.speculation.chosen for out in outs}) == 1
+    assert len(auto._KNOWN[with_head()]) == 1
 
 
-def test_threads_that_come_first_together_begin_one_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_head()  # one model for all threads
-    made = []
-
-    def slow(names: Any) -> trials.Trials:
-        time.sleep(0.1)
-        made.append(trials.Trials(names))
-        return made[-1]
-
-    monkeypatch.setattr(auto, "Trials", slow)
-    monkeypatch.setattr(auto, "measure_costs", lambda *args, **kwargs: costs.ForwardCosts(forward=1.0, token=1e-3))
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda number: ask(drafting="auto"), range(4)))
-    assert len(made) == 1
-
-
-def test_a_decision_is_logged(machine: Any, caplog: pytest.LogCaptureFixture) -> None:
-    seconds, options, _ = MACHINES["forwards are dear, the draft model's too"]
-    machine(**seconds)
-    with caplog.at_level(logging.INFO, logger="hf_gr.generation"):
-        settle(**options)
-        ask(drafting="auto", **options)
-    found = [record.message for record in caplog.records if "chose" in record.message]
-    assert found == ["drafting='auto' chose 'trie' among ['none', 'trie', 'head']"]
-
-
-def candidates(**options: Any) -> list[str]:
-    """What a second call may choose from."""
-    ask(drafting="auto", **options)
-    (known,) = auto._KNOWN[with_head()].values()
-    return list(known.trials.left) if known.trials else []
+def test_processes_that_must_agree_time_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = known(monkeypatch, 1e-2, 1e-6)
+    out = ask(drafting="auto", synced_gpus=True)
+    assert out.speculation.chosen == "none"
+    assert not kinds
 
 
 @pytest.mark.parametrize(
@@ -278,16 +251,24 @@ def candidates(**options: Any) -> list[str]:
         ({}, ["none", "trie", "head"]),
         ({"constraint_index": index_of("sparse")}, ["none", "trie"]),  # of other lengths than the head's
         ({"num_draft_beams": 4}, ["none", "trie", "head"]),
-        ({"synced_gpus": True}, []),
         ({"verification": "relaxed"}, ["none", "trie"]),
         ({"verification": "relaxed", "assistant_model": True}, ["assistant"]),
         ({"assistant_model": True}, ["none", "trie", "head", "assistant"]),
     ],
 )
-def test_what_there_is_to_choose_from(options: dict[str, Any], expected: list[str], machine: Any) -> None:
-    machine(target=(1e-2, 1e-6), draft=(FREE, FREE), head=(FREE, FREE))
-    given = options | ({"assistant_model": drafts()} if "assistant_model" in options else {})
-    assert candidates(**given) == expected
+def test_what_there_is_to_choose_from(
+    options: dict[str, Any], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, seen = auto.decide, []
+
+    def decide(model: Any, assistant: Any, config: Any, names: Any, *rest: Any, **how: Any) -> Any:
+        seen.extend(names)
+        return real(model, assistant, config, names, *rest, **how)
+
+    monkeypatch.setattr("hf_gr.generation.torch.drafts.auto.decide", decide)
+    known(monkeypatch, 1e-2, 1e-6)
+    ask(drafting="auto", **options | ({"assistant_model": small()} if "assistant_model" in options else {}))
+    assert seen == expected
 
 
 @pytest.mark.parametrize(
@@ -306,6 +287,15 @@ def test_what_is_given_for_a_draft_that_cannot_serve_is_refused(options: dict[st
 
 def test_without_a_head_draft_beams_need_a_draft_model() -> None:
     with pytest.raises(ValueError, match="num_draft_beams=4 without a draft model"):
-        enable(drafts()).generate(
+        enable(small()).generate(
             **prompts(1, 8), constraint_index=full(), num_beams=3, drafting="auto", num_draft_beams=4
         )
+
+
+@pytest.mark.parametrize("family", ["t5", "gpt2"])
+def test_other_families_are_timed_alike(family: str) -> None:
+    model, inputs = enable(build(family)), prompts(2, 6)
+    options = {"constraint_index": index_of("sparse"), "num_beams": 4, **DETAILS}
+    out = model.generate(**inputs, **options, drafting="auto")
+    assert out.speculation.chosen in ("none", "trie")
+    assert_same(out, model.generate(**inputs, **options))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SHAPED = ("beam", "costs", "decode", "drafters", "log_probs", "transition", "tree", "verifiers")
+SHAPED = ("beam", "decode", "drafters", "log_probs", "transition", "tree", "verifiers")
 
 
 @pytest.mark.parametrize("name", [*SHAPED, *(f"flax_{name}" for name in SHAPED)])

@@ -102,13 +102,7 @@ def random_drafter(
             num_beams=plan.num_beams * rng.choice((1, 2, 4)),
             num_steps=rng.choice((1, 2, 9)),
         )
-    merges = [rng.randint(0, LONGEST) for _ in range(catalogue.max_length)] if rng.random() < 0.3 else None
-    return TreeDrafter(
-        budget=rng.choice((1, 5, 30, 200, 10**6)),
-        merges=merges,
-        worth=rng.choice((0.0, 3.0, 40.0, float("inf"))),
-        assistant=assistant,
-    )
+    return TreeDrafter(budget=rng.choice((1, 5, 30, 200, 10**6)), assistant=assistant)
 
 
 def check_random(seed: int) -> Speculation:
@@ -320,25 +314,6 @@ def test_the_catalogue_drafts_all_that_can_follow_or_nothing(ragged: bool, budge
             beams = levels[number]
 
 
-def test_a_plan_says_how_many_levels_are_tried() -> None:
-    # All nodes have six children: more than beams, or they would ride along.
-    catalogue, target = fixed_catalogue(0, 30_000), TableModel(tables(0, 1), 1)
-    for merges, forwards in (([0] * 5, 4), ([0, 1, 0, 1, 0], 2), ([0, 0, 2, 0, 0], 2), ([0, 9, 9, 9, 9], 1)):
-        drafter = TreeDrafter(budget=10**6, merges=merges)
-        assert decode(target(), catalogue, make_plan(1, 3), drafter).speculation.target_forwards == forwards
-
-
-def test_a_level_must_be_worth_its_nodes() -> None:
-    catalogue, target = fixed_catalogue(0, 2000), TableModel(tables(0, 1), 1)
-    found = [
-        decode(
-            target(), catalogue, make_plan(1, 3), TreeDrafter(budget=10**6, worth=worth)
-        ).speculation.target_forwards
-        for worth in (float("inf"), 0.0)
-    ]
-    assert found[0] == 0 < found[1]
-
-
 @pytest.mark.parametrize("num_beams", [1, 2, 5])
 def test_forced_levels_never_cost_a_forward_of_their_own(num_beams: int) -> None:
     # One way on after the first two tokens: two of five levels are open, the first of them is the prefill's.
@@ -347,11 +322,10 @@ def test_forced_levels_never_cost_a_forward_of_their_own(num_beams: int) -> None
     catalogue = transition.device_catalogue(combine_rules([index.snapshot] * 2), CPU)
     target = TableModel(tables(0, 2), 2)
     plain = decode(target(), catalogue, make_plan(2, num_beams))
-    for worth in (0.0, float("inf")):
-        decoded = decode(target(), catalogue, make_plan(2, num_beams), TreeDrafter(budget=1, worth=worth))
-        assert_same(decoded, plain)
-        assert decoded.speculation.target_forwards == 2  # after the first token, and all that is forced
-        assert plain.speculation.target_forwards == 4
+    decoded = decode(target(), catalogue, make_plan(2, num_beams), TreeDrafter(budget=1))
+    assert_same(decoded, plain)
+    assert decoded.speculation.target_forwards == 2  # after the first token, and all that is forced
+    assert plain.speculation.target_forwards == 4
 
 
 # What a draft model drafts

@@ -22,12 +22,12 @@ from families import BATCH_DECODERS, DECODERS, ENCODER_DECODERS, EOS, PAD, VOCAB
 from transformers import DynamicCache, LogitsProcessor, StoppingCriteria, SynthIDTextWatermarkingConfig
 
 from hf_gr import ConstraintIndex, SemanticIds, enable
+from hf_gr.core import auto
+from hf_gr.core.auto import Costs
 from hf_gr.generation import messages
 from hf_gr.generation.torch.caches import of_decoder
-from hf_gr.generation.torch.drafts import auto
 from hf_gr.torch import decode as loop
 from hf_gr.torch import drafters, scorers, tree
-from hf_gr.torch.costs import ForwardCosts
 
 SCORE_TOL = 1e-4  # fp32 sums of at most 8 log-probabilities, whose forwards differ in the order of additions
 TIE_TOL = 1e-5  # what rounding explains: sequences whose scores differ by less may come in either order
@@ -171,13 +171,13 @@ def check_random(seed: int) -> int:
     return num_rows
 
 
-def cheap_costs(*args: Any, **kwargs: Any) -> ForwardCosts:
+def cheap_costs(*args: Any) -> Costs:
     """As if forwards were dear, so that "auto" drafts without being timed in every shape."""
-    return ForwardCosts(forward=1.0, token=1e-3)
+    return Costs(forward=1.0, token=1e-3)
 
 
 def check_prompts(first_seed: int, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "measure_costs", cheap_costs)
+    monkeypatch.setattr(auto, "costs_of", cheap_costs)
     checked, seed = 0, first_seed
     while checked < number:
         checked += check_random(seed)
@@ -476,17 +476,6 @@ def test_the_trie_takes_over_from_a_draft_only_where_it_reaches_the_end() -> Non
     out = model.generate(**options, assistant_model=model, num_draft_beams=4)
     assert out.speculation.target_forwards == 0
     assert out.speculation.accepted_steps.tolist() == [3]
-
-
-def test_auto_drafts_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    target, inputs = model_of("qwen3"), prompts(1, 6)
-    options = {"constraint_index": index_of("sparse"), "num_beams": 4, **DETAILS}
-    forced = target.generate(**inputs, **options, drafting="trie", draft_token_budget=1).speculation.target_forwards
-    assert forced > 1
-    for costs, forwards in ((ForwardCosts(1.0, 1e-3), 0), (ForwardCosts(0.0, 1.0), forced)):
-        monkeypatch.setattr(auto, "measure_costs", lambda *args, costs=costs, **kwargs: costs)
-        monkeypatch.setattr(auto, "_KNOWN", type(auto._KNOWN)())
-        assert target.generate(**inputs, **options, drafting="auto").speculation.target_forwards == forwards
 
 
 # Relaxed

@@ -37,7 +37,6 @@ UNPAIRED = {
     "top_keys": "XLA's own top-k is fast",
     "assistants": "classes of drafters in torch",
     "scorers": "nothing but a protocol is on both sides",
-    "costs": "PyTorch alone measures costs",
     "frontier": "rows of a program advance together",
     "processes": "several devices run one program",
     "log_probs": "XLA keeps no log-softmax of a whole vocabulary",
@@ -273,7 +272,7 @@ OTHERWISE = {
     "draft_head.HeadScorer.advance": ALONE,
     "draft_head.HeadScorer.columns": ALONE,
     "draft_head.HeadScorer.score": {"params", "cache", "tokens", "visible", "depths", "levels", "depth", "wanted"},
-    "drafters.TreeDrafter": {"merges", "worth", "assistant", "sizes", "num_first", "least"},
+    "drafters.TreeDrafter": {"assistant", "sizes", "num_first", "least"},
     "drafters.TreeDrafter.size": ALONE,
     "drafters.TreeDrafter.start": ALONE,  # a model's drafter reads the prompts
     "drafters.TreeDrafter.tail": ALONE,

@@ -4,7 +4,7 @@
 
 Plain constrained beam search takes one forward per level after the prefill. `drafting="trie"` also scores the whole
 legal subtree below the beams, wherever it fits the budget; a draft model or a draft head guesses what the beams will
-be, alone or with the trie; `drafting="auto"` tries what is there in its first calls and keeps the fastest. The model
+be, alone or with the trie; `drafting="auto"` takes what two timed forwards say. The model
 verifies all of these: results stay. Two ways change results: the head alone decides without the model, and relaxed
 verification samples. Answers of the others are compared before any time is printed, and times are paired: the
 contenders take turns.
@@ -15,7 +15,7 @@ contenders take turns.
   this is the ratio of times to expect; it is counted, not measured;
 - "/ plain": seconds by plain search's, measured: where the cost of a forward grows with its tokens (a CPU);
 - "memory": the most that one call allocates, by what plain search allocates;
-- "/ fastest": `auto`, once it has decided, by the fastest of the fixed choices that leave results as they are.
+- "/ fastest": `auto` by the fastest of the fixed choices that leave results as they are.
 
 Weights are random, so beams fit no user; the number of plain and trie forwards depends on the catalogue, their time on
 the machine. The draft model is made of the target's first layers, and the target's later ones change little, so that
@@ -59,7 +59,6 @@ AUTOS = AUTO, AUTO_WITH_MODEL = "auto", "auto, draft model"
 HEAD, RELAXED = "head alone", "draft model, relaxed"
 CHANGED = (HEAD, RELAXED)  # results differ from plain search's
 LATER = 0.1  # what the target's later layers add, by what they would
-MOST_CALLS = 300  # until `auto` has decided
 GOAL = 1.02  # of the fastest fixed choice
 
 
@@ -126,11 +125,6 @@ def run_setting(bench: Bench, setting: Setting, draft: Any, options: argparse.Na
 
     asked = contenders(draft, options)
     happened = {name: out.speculation for name, out in compared(bench, setting, asked, ask)}
-    for name in (AUTO, AUTO_WITH_MODEL):
-        for _ in range(MOST_CALLS):
-            if ask(asked[name]).speculation.chosen is not None:
-                break
-        happened[name] = ask(asked[name]).speculation
     seconds: dict[str, list[float]] = {name: [] for name in asked}
     for repeat in range(options.repeats + 1):
         turn = list(asked)

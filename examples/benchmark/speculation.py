@@ -151,7 +151,7 @@ def measure(
 ) -> None:
     """Fill in the rows: every prompt goes through all of them.
 
-    One prompt of every length does so twice, first to warm up: `drafting="auto"` measures the machine once per length.
+    One prompt of every length does so twice, first to warm up: `drafting="auto"` times forwards once.
     """
     warm_up = {prompt["input_ids"].shape[1]: prompt for prompt in prompts}.values()
     for number, prompt in enumerate([*warm_up, *prompts], -len(warm_up)):

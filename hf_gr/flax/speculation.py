@@ -53,8 +53,8 @@ class Speculation:
         accepted_nodes: those of them that became beams.
         drafted_steps: levels drafted, by row; a level may be drafted several times.
         accepted_steps: levels decided from a draft: at most all but the first, as AtSpeed counts.
-        chosen: the draft that `drafting="auto"` has decided on for calls like this one: "none", "trie", "head" or
-            "assistant"; None while it still compares, and without "auto" (static: no program knows it).
+        chosen: the draft that `drafting="auto"` has taken: "none", "trie", "head" or "assistant"; None without
+            "auto" (static: no program knows it).
     """
 
     target_forwards: Int[HostOrDevice, " batch"] | int

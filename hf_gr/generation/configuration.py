@@ -70,17 +70,14 @@ class GRGenerationConfig(GenerationConfig):
               by level, all of them are scored: nothing can be missing, so results are the same as without a draft.
               Levels without alternatives are always included. The prompt's own forward scores the first levels that
               fit.
-            - `"auto"`: whichever is the fastest of no draft, the catalogue, the checkpoint's draft head (if it fits
-              the catalogue) and `assistant_model` (if given); answers are the same. The first call of a
-              kind measures a narrow and a wide forward (about twelve forwards, once), plans from them which levels the
-              catalogue should draft, and rules out what cannot gain. The next calls try the rest in turn: 4 calls each
-              if one is clearly the fastest, at most 33 each if they are close. Then one is kept, and nothing is
-              measured any more; `out.speculation.chosen` names it, and it is logged at level INFO. Calls are of one
-              kind if model, draft model, head, layout, and options are the same, and numbers and lengths of prompts,
-              beams and the catalogue's levels are within a factor of two. To have it decided ahead of traffic, call
-              `generate` on typical prompts until `chosen` is not None. With `verification="relaxed"`, where answers
-              depend on the draft, a given `assistant_model` always drafts, and a head never. In Flax no forward is
-              measured, each draft's first call compiles its program, and calls of one kind have one bucket of prompts.
+            - `"auto"`: whichever is expected to be the fastest of no draft, the catalogue, the checkpoint's draft head
+              (if it fits the catalogue) and `assistant_model` (if given); answers are the same. The first call of a
+              kind times a narrow and a wide forward (eight forwards and a prefill, once); they and the catalogue's
+              widths decide what drafts, and how many nodes. `out.speculation.chosen` names it. Half of the levels that
+              a model or head drafts are expected to be accepted. Calls are of one kind if model, layout and number of
+              beams are the same, and numbers of prompts within a factor of two: one call of each kind before traffic
+              has all timed. With `verification="relaxed"`, where answers depend on the draft, a given
+              `assistant_model` always drafts, and a head never. With `synced_gpus` nothing is timed or drafted.
             - `"assistant"`: the draft model `assistant_model`, which guesses the beams over the same catalogue and
               spends its other nodes on likely misses; once the remaining levels fit the budget, the catalogue takes
               over. Its first nodes are scored in the prompt's own forward: if all are right, there is no other one.

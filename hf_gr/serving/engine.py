@@ -32,7 +32,7 @@ from .costs import Costs
 from .lanes import Lanes
 from .observer import Guarded, Observer, Outcome
 from .requests import UNKNOWN_ITEMS, Read, RequestReader, check_timeout, shown
-from .warm_up import choose_draft, fit_costs
+from .warm_up import fit_costs, settle
 
 CLASSIFY = "classify"  # a kind of job; of the others, the kind is their number of beams
 ANSWERED: Outcome = "answered"
@@ -74,8 +74,8 @@ class Engine:
         revision: branch, tag or commit of a model loaded by name from the Hub, and of its tokenizer.
         prompt: what `classify` reads, with `{text}` in the text's place.
         observer: hears of batches and requests.
-        options: further arguments of `generate`. With `drafting="auto"` the warm-up chooses among the drafts; a
-            request never does.
+        options: further arguments of `generate`. With `drafting="auto"` the warm-up times the forwards of
+            batches of every size that is usual.
 
     Raises:
         ValueError: an invalid argument, or a catalogue that does not fit the model.
@@ -356,17 +356,15 @@ class Engine:
         return min((limit for limit in (room, self._max_prompt_tokens) if limit is not None), default=None)
 
     def _warm_up(self) -> Costs:
-        """Measure in all lanes; settle on a draft."""
+        """Measure in all lanes; settle the drafts."""
         edition = self.catalogue.edition
         room = self._room(edition.index)
         num_beams = useful_beams(self._reader.num_beams, edition.index, 2)
         decoder = self._new_decoder(edition, num_beams)  # measured without kept keys
         self._keys = keep_computed(self.model, num_bytes=self._key_cache_bytes)
-        if decoder.option("drafting") != "auto":
-            return fit_costs(decoder, self._lanes, room=room)
-        costs, self._options = choose_draft(
-            lambda options: replace(decoder, options=options), self._options, self._lanes, room=room
-        )
+        costs = fit_costs(decoder, self._lanes, room=room)
+        if decoder.option("drafting") == "auto":
+            settle(decoder, self._lanes, costs, max_batch=self._limits["max_batch"], room=room)
         return costs
 
     async def _submit(self, job: Job) -> Done:

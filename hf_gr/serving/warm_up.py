@@ -1,12 +1,11 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Batches that are computed before the first request: they fit the two costs, and choose a draft. Knows no queue."""
+"""Batches that are computed before the first request: they fit the two costs, and settle drafts. Knows no queue."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -55,27 +54,25 @@ def fit_costs(decoder: Decoder, lanes: Lanes, *, room: int | None) -> Costs:
     return Costs.fit([num_batch_tokens(*shape, ahead) for shape in known], list(known.values()))
 
 
-def choose_draft(
-    decoder_with: Callable[[Mapping[str, Any]], Decoder], options: Mapping[str, Any], lanes: Lanes, *, room: int | None
-) -> tuple[Costs, dict[str, Any]]:
-    """For `drafting="auto"`: the costs and the options of the draft with which a full batch takes least.
+def settle(decoder: Decoder, lanes: Lanes, costs: Costs, *, max_batch: int, room: int | None) -> None:
+    """For `drafting="auto"`: answer batches of every size, so that its forwards are timed before the first request.
 
     Args:
-        decoder_with: a decoder with other options.
-        options: of `generate`.
+        decoder: of the usual number of beams.
         lanes: where batches are computed.
+        costs: of a batch.
+        max_batch: the most requests of a batch.
         room: the most tokens of a prompt.
     """
-    others = {name: value for name, value in options.items() if name not in ("drafting", "assistant_model")}
-    ways: list[dict[str, Any]] = [{"drafting": None}, {"drafting": "trie"}]
-    model = decoder_with(options).model
-    if getattr(model, "draft_head", None) is not None and others.get("verification") in (None, "strict"):
-        ways.append({"drafting": "head", "verification": "strict"})  # answers are the model's own
-    if options.get("assistant_model") is not None:
-        ways.append({"drafting": "assistant", "assistant_model": options["assistant_model"]})
-    found = [(fit_costs(decoder_with(others | way), lanes, room=room), others | way) for way in ways]
-    size = found[0][0].token_budget
-    return min(found, key=lambda one: one[0].seconds(size))
+    began, ahead = time.perf_counter(), decoder.num_beams * (decoder.index.max_length - 1)
+    length = min(SHAPES[0][1], room or SHAPES[0][1])
+    tokens = _tokens(decoder.index, length)
+    most = min(max_batch, max(costs.token_budget // num_batch_tokens(1, length, ahead), 1))
+    for size in (1 << power for power in range(most.bit_length())):  # sizes within a factor of two are one kind
+        if time.perf_counter() - began > PATIENCE:
+            break
+        batch = [Request(row, np.roll(tokens, row).tolist()) for row in range(size)]
+        lanes.submit(lanes.on_stream(decoder.answer), batch).result()
 
 
 def _tokens(index: ConstraintIndex, count: int) -> npt.NDArray[np.int64]:

@@ -224,22 +224,11 @@ class TreeDrafter:
     Args:
         budget: nodes besides the live beams that one forward may score, per row; as many as there are beams are
             always allowed.
-        merges: by level of the beams, how many levels below them are worth their nodes; None for all.
-        worth: nodes that cost as much as a forward of the live beams: what each level may cost on average.
         assistant: the draft model, if there is one.
     """
 
-    def __init__(
-        self,
-        *,
-        budget: int,
-        merges: Sequence[int] | None = None,
-        worth: float = math.inf,
-        assistant: Assistant | None = None,
-    ) -> None:
+    def __init__(self, *, budget: int, assistant: Assistant | None = None) -> None:
         self.budget = budget
-        self.merges = merges
-        self.worth = worth
         self.assistant = assistant
 
     @property
@@ -274,7 +263,6 @@ class TreeDrafter:
     ) -> tuple[list[Nodes], list[bool]]:
         """The legal nodes below the drafted ones, level by level while they fit; and for which rows those are all."""
         level, catalogue = frontier.level, frontier.rows.catalogue
-        planned = math.inf if self.merges is None or self.assistant is not None else self.merges[level]
         rest: list[Nodes] = []
         used = [sum(nodes.tokens.shape[1] for nodes in drafted)] * len(frontier.rows.numbers)
         # Nothing follows the last level's tokens: they need no logits.
@@ -283,10 +271,9 @@ class TreeDrafter:
                 legal = children(rest[-1].states, catalogue, level=depth - 1, lists_all=True)
             wanted = open_children(legal, catalogue, depth=depth).flatten(1)
             counts = wanted.sum(dim=-1).tolist()  # synchronises: the shape of the next forward depends on it
-            room = min(self.budget, self.worth * (len(drafted) + len(rest) + 1)) if len(rest) < planned else 0
             # As many nodes as beams cost no more here than in the forward that they save.
             least = frontier.rows.plan.width
-            fits = [count <= max(room - before, least) for count, before in zip(counts, used, strict=True)]
+            fits = [count <= max(self.budget - before, least) for count, before in zip(counts, used, strict=True)]
             if not all(fits):
                 return rest, fits
             if not any(counts):

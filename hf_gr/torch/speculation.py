@@ -39,8 +39,7 @@ class Speculation:
         drafted_steps: levels drafted, by row; a level may be drafted several times.
         accepted_steps: levels of a draft whose beams had all been drafted, up to the first level where one had not
             (the paper's "accept steps").
-        chosen: the draft that `drafting="auto"` has decided on for calls like this one: "none", "trie", "head" or
-            "assistant"; None while it still compares, and without "auto".
+        chosen: the draft that `drafting="auto"` has taken: "none", "trie", "head" or "assistant"; None without "auto".
     """
 
     target_forwards: int

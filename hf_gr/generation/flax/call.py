@@ -133,7 +133,7 @@ class Call:
         prompt = HostPrompt.read(model, config, inputs=inputs, **arguments)
         rules = batch_rules(indexes, exclude_items, num_prompts=prompt.num_rows)
         check_call(model, rules.shared, config, prompt, max_new_tokens=max_new_tokens, max_length=max_length)
-        draft = draft_of(model, config, assistant)
+        draft = draft_of(model, config, assistant, mesh)
         draft.check(prompt, rules.shared, given=fields)
         seeds = read_seeds(config, seed, key, num_prompts=prompt.num_rows)
         if max_new_tokens is None:

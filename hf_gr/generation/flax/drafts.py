@@ -18,14 +18,12 @@ from jax.sharding import Mesh
 from hf_gr.catalogue.buckets import bucket
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.flax.assistants import ModelDrafter
-from hf_gr.flax.decode import Decoded
 from hf_gr.flax.devices import replicated
 from hf_gr.flax.draft_head import HeadScorer
 from hf_gr.flax.drafters import STEPS, TreeDrafter, plan_first, plan_rest, plan_sizes
 from hf_gr.flax.model import FlaxModel
 from hf_gr.flax.plan import DecodePlan
 from hf_gr.flax.scorers import Params
-from hf_gr.flax.transition import DeviceCatalogue
 from hf_gr.generation.checks import (
     check_assistant,
     check_codes,
@@ -54,6 +52,7 @@ class Draft:
     scores_ahead = False  # whether nodes of several levels are scored together
     searches = False  # whether a model or a head searches ahead
     calls_model = True  # whether the model decides levels after the prefill
+    chosen: str | None = None  # the kind that "auto" has decided on; see `Speculation.chosen`
 
     def __init__(self, model: Any, config: Any, assistant: Any = None) -> None:
         self.model = model
@@ -116,19 +115,6 @@ class Draft:
 
     def draft_params(self, mesh: Mesh | None) -> Params | None:
         """The parameters of what searches ahead, if something does."""
-        return None
-
-    def report(self, decoded: Decoded, catalogue: DeviceCatalogue) -> None:
-        """Note what happened in the call.
-
-        Args:
-            decoded: what the program returned.
-            catalogue: what it was given.
-        """
-
-    @property
-    def chosen(self) -> str | None:
-        """The kind that "auto" has decided on; see `Speculation.chosen`."""
         return None
 
 
@@ -287,12 +273,12 @@ KINDS: dict[str | None, type[Draft]] = {
 }
 
 
-def draft_of(model: Any, config: Any, assistant: Any = None) -> Draft:
+def draft_of(model: Any, config: Any, assistant: Any = None, mesh: Mesh | None = None) -> Draft:
     """The draft of a call: a draft model is used whenever there is one."""
     if config.drafting == "auto":
         from .auto import AutoDraft  # which has these kinds
 
-        return AutoDraft(model, config, assistant)
+        return AutoDraft(model, config, assistant, mesh)
     kind = KINDS[config.drafting]
     if config.drafting == "head" and config.verification in SearchingHeadDraft.verifications:
         kind = SearchingHeadDraft

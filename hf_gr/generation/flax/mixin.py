@@ -158,5 +158,4 @@ class FlaxGenerationMixin:
             scorer, params = call.draft.scorer(call.plan, mesh)
             prompt, draft_params = call.prompt.to_bucket(call.num_rows), call.draft.draft_params(mesh)
             decoded = program(scorer, params, catalogue, prompt, call.plan, call.noise, draft_params)
-            call.draft.report(decoded, catalogue)
             return call.answer(decoded, is_ragged=catalogue.is_ragged or call.plan.has_criteria)

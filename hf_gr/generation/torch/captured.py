@@ -181,7 +181,7 @@ def obstacle_of(prepared: Prepared, search: Search) -> str | None:
         return "the batch layout"
     found = {
         "verification='relaxed'": plan.is_relaxed,
-        "drafting='auto'": prepared.config.drafting == "auto",  # which times what it compares
+        "drafting='auto'": prepared.config.drafting == "auto",  # which times forwards
         "logits processors": _warpers_of(plan) is None,
         "stopping criteria": plan.stopping_criteria is not None,
         "output_scores or output_logits of every step": plan.keeps_steps,

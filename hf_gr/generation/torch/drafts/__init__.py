@@ -8,9 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -90,12 +89,8 @@ class Draft:
 
     scores_ahead = False  # whether nodes of several levels are scored together
     decides_alone = False  # whether it can answer without the model
+    chosen: str | None = None  # the kind that "auto" has decided on; see `Speculation.chosen`
     reads_assistant = False  # whether it uses or refuses the draft model of a call; else that model drafts instead
-
-    @property
-    def chosen(self) -> str | None:
-        """The kind that "auto" has decided on; see `Speculation.chosen`."""
-        return None
 
     def __init__(self, model: Any, config: Any, assistant: Any = None) -> None:
         self.model = model
@@ -157,8 +152,7 @@ class Draft:
         else:
             longest = prepared.plan.max_new_tokens
             catalogue = prepared.answers.catalogue(len(prepared.input_ids), device, max_length=longest)
-        new_scorer = partial(
-            make_scorer,
+        scorer = make_scorer(
             self.model,
             prepared.layout,
             prompts,
@@ -166,8 +160,7 @@ class Draft:
             scores_ahead=self.scores_ahead,
             in_parts=prepared.layout == "tree" and attends_in_parts(self.model),
         )
-        scorer = new_scorer()
-        return Search(scorer, catalogue, self.drafter(prepared, catalogue, scorer, new_scorer), prompts)
+        return Search(scorer, catalogue, self.drafter(prepared, catalogue, scorer), prompts)
 
     def prompts(self, prepared: Prepared) -> Prompts:
         """The prompts, to be computed by transformers' own code unless nodes are read with them."""
@@ -195,16 +188,13 @@ class Draft:
         layout, config, kwargs = prepared.layout, prepared.config, prepared.model_kwargs
         return self.scores_ahead and layout is not None and may_take_nodes(self.model, layout, config, kwargs)
 
-    def drafter(
-        self, prepared: Prepared, catalogue: DeviceCatalogue, scorer: Scorer, new_scorer: Callable[[], Scorer]
-    ) -> Drafter | None:
+    def drafter(self, prepared: Prepared, catalogue: DeviceCatalogue, scorer: Scorer) -> Drafter | None:
         """The drafter; None for no draft.
 
         Args:
             prepared: the call.
             catalogue: the legal sequences of each row.
             scorer: the model's.
-            new_scorer: makes another scorer over the same prefill.
         """
         return None
 

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -25,9 +24,7 @@ class TrieDraft(Draft):
 
     scores_ahead = True
 
-    def drafter(
-        self, prepared: Prepared, catalogue: DeviceCatalogue, scorer: Scorer, new_scorer: Callable[[], Scorer]
-    ) -> TreeDrafter | None:
+    def drafter(self, prepared: Prepared, catalogue: DeviceCatalogue, scorer: Scorer) -> TreeDrafter | None:
         """See `Draft.drafter`; if several levels cannot be scored together, logs that once."""
         if not scorer.takes_levels:
             name = type(self.model).__name__
@@ -47,23 +44,16 @@ class TrieDraft(Draft):
         return TreeDrafter(
             budget=budget,
             assistant=self.searcher(prepared, vocab_size),
-            **self.limits(prepared, catalogue, new_scorer, budget=budget),
         )
 
     def searcher(self, prepared: Prepared, vocab_size: int) -> Assistant | None:
         """The search that narrows levels too wide for the catalogue; None for no search."""
         return None
 
-    def limits(
-        self, prepared: Prepared, catalogue: DeviceCatalogue, new_scorer: Callable[[], Scorer], *, budget: int
-    ) -> dict[str, Any]:
-        """The limits of a draft, as arguments of `TreeDrafter`; by default all that fit the budget."""
-        return {}
-
     def report(self, search: Search, decoded: Decoded) -> None:
         """Log once that a budget is too small for any level."""
         drafter, happened = search.drafter, decoded.speculation
-        if not isinstance(drafter, TreeDrafter) or drafter.assistant is not None or drafter.merges is not None:
+        if not isinstance(drafter, TreeDrafter) or drafter.assistant is not None:
             return
         if happened.target_forwards and not happened.drafted_steps.any():
             say_once(
