@@ -55,7 +55,6 @@ class Case:
     tree: Tree
     prompt_mask: Tensor  # [B, P]
     depths: Tensor  # [B, N]
-    is_padded: bool
     scale: float
     window: int | None = None
     softcap: float | None = None
@@ -63,11 +62,9 @@ class Case:
     def how(self) -> TreeAttention:
         """The tree as forwards hand it on."""
         return TreeAttention(
-            ancestry=self.tree.ancestry,
-            is_level=self.tree.is_level,
-            num_slots=self.tree.num_slots,
-            prompt_mask=self.prompt_mask if self.is_padded else None,
-            depths=self.tree.depth if self.tree.is_level else self.depths,
+            self.tree,
+            self.prompt_mask,
+            self.tree.depth if self.tree.is_level else self.depths,
         )
 
     def ours(self, how: TreeAttention | None = None, **changed: Any) -> Tensor:
@@ -183,7 +180,6 @@ def make(
         tree=tree,
         prompt_mask=prompt_mask,
         depths=depths,
-        is_padded=padded,
         scale=shape.width**-0.5,
         window=window,
         softcap=softcap,

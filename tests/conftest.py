@@ -78,7 +78,7 @@ def two_parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     if request.path.stem.removeprefix("test_") in IN_PARTS:
         from hf_gr.torch import tree_attention
 
-        monkeypatch.setattr(tree_attention, "SLOTS_AT_ONCE", {})
+        monkeypatch.setattr(tree_attention, "SLOTS_AT_ONCE", 0)
 
 
 @pytest.fixture

@@ -311,8 +311,8 @@ def _waits(why: str) -> None:
         raise HostWaits(f"{line}: {why} makes the host wait")
 
 
-def _attention(func: Any, args: Any, kwargs: Any) -> Tensor:
-    """One kernel of the device; the CPU's own choice of kernels is made below."""
+def _one_kernel(func: Any, args: Any, kwargs: Any) -> Tensor:
+    """One kernel of the device, whatever it is on a CPU."""
     given = tensors_of((args, kwargs))
     if not all(isinstance(each, PretendTensor) for each in given):
         raise DeviceMismatch(f"{caller()}: {func.__name__} on tensors of {CUDA} and of the CPU")
@@ -323,6 +323,11 @@ def _attention(func: Any, args: Any, kwargs: Any) -> Tensor:
     STATE.log.dtypes |= {(func.__name__, each.dtype) for each in given}
     STATE.log.made.append(Made(func.__name__, tuple(made.shape), made.dtype, line, STATE.region))
     return made
+
+
+def as_one_operation(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function as one kernel of the device, as a compiler makes it."""
+    return lambda *args: _one_kernel(function, args, {})
 
 
 def _tolist(func: Any, args: Any, kwargs: Any) -> Any:
@@ -340,7 +345,7 @@ def _of_values(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 SPECIAL: dict[Any, Callable[[Any, Any, Any], Any]] = {
-    torch.nn.functional.scaled_dot_product_attention: _attention,
+    torch.nn.functional.scaled_dot_product_attention: _one_kernel,
     Tensor.tolist: _tolist,
     Tensor.numpy: _refuse_numpy,
     Tensor.__array__: _refuse_numpy,
@@ -349,39 +354,12 @@ SPECIAL: dict[Any, Callable[[Any, Any, Any], Any]] = {
 }
 
 
-def _laid_out(given: Tensor) -> Tensor:
-    """An answer as these kernels write it: heads are next to each other, not positions."""
-    return given.transpose(1, 2).contiguous().transpose(1, 2)
-
-
-def _flash(query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = None) -> tuple[Any, ...]:
-    if query.dtype not in (torch.float16, torch.bfloat16) or query.shape[-1] > 256:
-        raise RuntimeError(f"FlashAttention only supports fp16 and bf16 up to 256 wide, not {query.dtype}")
-    answer, weight = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, scale=scale)
-    none = query.new_empty(0)
-    return _laid_out(answer), weight, none, none, query.shape[2], key.shape[2], none, none, none
-
-
-def _efficient(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, compute_weight: bool, *, scale: float | None = None
-) -> tuple[Any, ...]:
-    if bias is not None and (bias.stride(2) % 16 or bias.dtype != query.dtype):
-        raise RuntimeError(f"attn_bias is not correctly aligned: strides {bias.stride()}, {bias.dtype}")
-    answer, weight = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, attn_mask=bias, scale=scale
-    )
-    none, rows = query.new_empty(0), query.shape[2]
-    return _laid_out(answer), torch.nn.functional.pad(weight, (0, -rows % 32)), none, none  # rows of 32
-
-
 def _histc(values: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return torch.histc(values.double(), *args, **kwargs).to(values.dtype)  # the CPU's takes no integers
 
 
 # Kernels that no CPU has, with what they require and how they write.
 KERNELS: dict[str, Callable[..., Any]] = {
-    "_scaled_dot_product_flash_attention": _flash,
-    "_scaled_dot_product_efficient_attention": _efficient,
     "histc": _histc,
 }
 

@@ -19,6 +19,7 @@ from hf_gr import ConstraintIndex, enable
 from hf_gr.generation.internals import hands_on_arguments
 from hf_gr.generation.torch import attention, layouts
 from hf_gr.generation.torch.attention import ARGUMENT
+from hf_gr.torch.tree import Tree
 from hf_gr.torch.tree_attention import TreeAttention
 
 SCORE_TOL = 1e-4  # fp32 sums of at most 4 log-probabilities
@@ -238,7 +239,7 @@ def test_training_mode_keeps_its_dropout() -> None:
 def test_sdpa_has_no_softcap() -> None:
     """transformers before 5.23 loads Gemma 2 with it, and leaves the softcap out."""
     query, key, value = torch.randn(3, 1, 2, 4, 8).mul(9).unbind()
-    tree = TreeAttention(torch.arange(4)[None, :, None], True, 4, None, 1)
+    tree = TreeAttention(Tree(torch.arange(4)[None, :, None], 4), torch.zeros((1, 0), dtype=torch.bool), 1)
     given = (None, query, key, value, None)
     expected = attention._wrapped(lambda *_: None)(*given, **{ARGUMENT: tree})[0]
     found = attention._wrapped(lambda *_: None, takes_softcap=False)(*given, **{ARGUMENT: tree}, softcap=2.0)[0]

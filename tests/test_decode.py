@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from hf_gr.core import beam
 from hf_gr.core.beam import Beams, Finished
 from hf_gr.reference import reference_beam_search
 from hf_gr.torch import decode, ops, transition
-from hf_gr.torch.children import WideChildren
 from hf_gr.torch.decode import DecodePlan
 from hf_gr.torch.transition import DeviceCatalogue
 from hf_gr.torch.tree import Nodes
@@ -210,28 +208,6 @@ def test_logits_are_gone_before_the_next_ones_are_made(is_kept: bool) -> None:
     index = ConstraintIndex.from_sequences(np.random.default_rng(0).integers(1, 7, size=(40, 4)))
     decode.decode(Counting(0, 2), catalogue_of(index), make_plan(2, 3, max_new_tokens=4))
     assert alive == ([0, 1, 2] if is_kept else [0, 0, 0])
-
-
-def test_pieces_of_log_probabilities_are_gone_before_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A level with a table returns a view of a piece, which must not keep it."""
-    rows = np.random.default_rng(0).integers(0, 64, (3000, 3))
-    catalogue, alive, made = catalogue_of(ConstraintIndex.from_sequences(rows)), [], []
-    monkeypatch.setattr(decode, "rows_at_once", lambda *_: 3)
-    beams = replace(Beams.start(ops, LIKE, batch_size=1, width=8), states=torch.arange(1, 9)[None])
-    legal, log_softmax = transition.children(beams.states, catalogue, level=1), torch.Tensor.log_softmax
-    assert isinstance(legal, WideChildren)
-
-    def counted(rows: torch.Tensor, dim: int) -> torch.Tensor:
-        alive.append(sum(one() is not None for one in made))
-        found = log_softmax(rows, dim)
-        made.append(weakref.ref(found.untyped_storage()))
-        return found
-
-    logits = torch.randn(1, 8, 70)
-    monkeypatch.setattr(torch.Tensor, "log_softmax", counted)
-    scores = decode.child_scores(logits, legal, beams, make_plan(1, 8, max_new_tokens=3))
-    assert alive == [0, 0, 0]
-    assert torch.equal(scores, log_softmax(logits, -1)[..., :64])
 
 
 @pytest.mark.parametrize("ragged", [False, True])

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 import torch
-from pretend_cuda import PretendCuda
+from pretend_cuda import PretendCuda, as_one_operation
 from transformers import Qwen3ForCausalLM
 
 from hf_gr.generation.torch import mixin
-from hf_gr.torch import top_keys
+from hf_gr.torch import log_probs, top_keys
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "examples" / "benchmark"
 ONE_MODEL = ["--fast", "--models", "Qwen3-1.7B", "--repeats", "1"]
@@ -84,6 +84,7 @@ def test_it_is_rehearsed_on_the_pretend_device(
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device=None: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "a pretend device")
     monkeypatch.setattr(gpu, "has_cuda", lambda: True)
+    monkeypatch.setattr(log_probs, "_compiled", lambda device: as_one_operation(log_probs._log_probs))
     with PretendCuda():
         parts = ["parity", "times", "selection", "scores"]
         gpu.main([*ONE_MODEL, "--device", "cuda", "--parts", *parts, "--settings", "2,20,6"])
@@ -113,7 +114,7 @@ def test_a_row_without_memory_says_so_and_the_next_one_follows(
     first, *others = rows_of(printed)
     assert first["out_of_memory"] == "CUDA out of memory. Tried to allocate 40.00 GiB."
     assert all("ms" in row for row in others)
-    assert re.search(r"prefill, two parts +out_of_memory", printed)
+    assert re.search(r"prefill, shared keys +out_of_memory", printed)
 
 
 def wrong(gpu: Any, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:

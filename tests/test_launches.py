@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 import torch
 from families import build, prompts
-from pretend_cuda import Log, PretendCuda, on_device
+from pretend_cuda import Log, PretendCuda, as_one_operation, on_device
 
 from hf_gr import ConstraintIndex, enable
 from hf_gr.generation.torch import drafts, mixin
-from hf_gr.torch import decode as decoding
+from hf_gr.torch import log_probs
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a real CUDA device is there: pytest -m gpu")
 
 NUM_BEAMS, VOCABULARY, LENGTH, LEVELS = 512, 151_936, 200, 3
-MOST_OPERATIONS = 50  # a level, beside the model; 42 with the kernel
-HEAD_DIM = 8
+MOST_OPERATIONS = 50  # a level, beside the model
+HEAD_DIM = 16  # a mask of beams and query heads is as large as keys of few numbers
 MODEL = {"vocab_size": VOCABULARY, "num_hidden_layers": 1, "max_position_embeddings": 256, "head_dim": HEAD_DIM}
 INDEX = ConstraintIndex.from_sequences(
     np.random.default_rng(0).integers(0, 8192, size=(20_000, LEVELS)) + VOCABULARY - 8192
@@ -32,7 +32,8 @@ INDEX = ConstraintIndex.from_sequences(
 
 
 @pytest.fixture
-def cuda() -> Iterator[PretendCuda]:
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendCuda]:
+    monkeypatch.setattr(log_probs, "_compiled", lambda device: as_one_operation(log_probs._log_probs))
     with PretendCuda() as cuda:
         yield cuda
 
@@ -79,24 +80,20 @@ def check_memory(log: Log) -> None:
         assert not is_of_keys or made.shape[-2] % NUM_BEAMS == 0, made
 
 
-@pytest.mark.parametrize("has_kernel", [False, True])
-def test_a_level_takes_few_operations_and_little_memory(
-    has_kernel: bool, cuda: PretendCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(decoding, "takes_one_pass", lambda rows: has_kernel)
+def test_a_level_takes_few_operations_and_little_memory(cuda: PretendCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     log = decode_wide(cuda, monkeypatch)
     check_operations(log)
     check_memory(log)
-    if has_kernel:
-        assert max(made.num_bytes for made in log.made if made.region == "decode") < 2**26
+    assert max(made.num_bytes for made in log.made if made.region == "decode") < 2**26
 
 
 def cut_as_for_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "rows_at_once", lambda *_: 13)
+    monkeypatch.setattr(log_probs, "_compiled", lambda device: None)
+    monkeypatch.setattr(log_probs, "rows_at_once", lambda *_: 13)
 
 
 def normalise_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "rows_at_once", lambda num_rows, *_: num_rows)
+    monkeypatch.setattr(log_probs, "rows_at_once", len)
 
 
 def attend_by_masks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +112,6 @@ def test_a_planted_error_is_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     error(monkeypatch)
-    monkeypatch.setattr(decoding, "takes_one_pass", lambda rows: False)
     log = decode_wide(cuda, monkeypatch)
     with pytest.raises(AssertionError):
         check(log)

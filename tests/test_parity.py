@@ -271,8 +271,9 @@ def test_the_prompts_of_a_window_and_the_tree_slide_alike() -> None:
 def spoil_parts(given: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """What is given to forwards that attend in two parts, with an error."""
     how = given["hf_gr_tree"]
+    of_tree = {"ancestry": changes.pop("ancestry")(how.tree.ancestry)} if "ancestry" in changes else {}
     changes = {name: change(getattr(how, name)) for name, change in changes.items()}
-    return {**given, "hf_gr_tree": replace(how, **changes)}
+    return {**given, "hf_gr_tree": replace(how, tree=replace(how.tree, **of_tree), **changes)}
 
 
 # The mask's errors are planted in eager attention, which keeps to masks.
@@ -284,12 +285,12 @@ PLANTED = {
         lambda wrong: wrong & (torch.arange(wrong.shape[-1]) > 4),
     ),
     "beams see other beams": (
-        visibility.InParts,
+        visibility.Visibility,
         "arguments",
         lambda given: spoil_parts(given, ancestry=lambda slots: slots.roll(1, 1)),
     ),
     "the prompt is hidden": (
-        visibility.InParts,
+        visibility.Visibility,
         "arguments",
         lambda given: spoil_parts(given, prompt_mask=lambda _: torch.arange(9).expand(2, -1) > 4),
     ),

@@ -62,7 +62,7 @@ def test_every_extra_named_in_a_message_or_page_exists() -> None:
     files = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".md", ".yml", ".txt")]
     named = extras_named_in("".join(path.read_text(encoding="utf-8") for path in [*files, ROOT / "README.md"]))
     assert {"cli", "demo"} <= set(required) <= EXTRAS
-    assert {"tables", "serve", "flax", "triton"} <= named
+    assert {"tables", "serve", "flax"} <= named
     assert named - EXTRAS - {"{extra}", "{DISTRIBUTION}"} == set()
     assert extras_named_in('pip install "hf-gr[tables,nothing]"') - EXTRAS == {"nothing"}
 

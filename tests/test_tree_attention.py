@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from hf_gr.torch import attention_kernels as kernels
 from hf_gr.torch import tree_attention as module
 from hf_gr.torch.tree import Tree
 from hf_gr.torch.tree_attention import TreeAttention, tree_attention
@@ -24,8 +23,8 @@ TOL = {torch.float64: 1e-12, torch.float32: 3e-6}  # of values around 1
 
 @pytest.fixture(autouse=True)
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few nodes, too; tests/test_attention_kernels.py has every way."""
-    monkeypatch.setattr(module, "SLOTS_AT_ONCE", {})
+    """Few nodes, too; tests/test_tree_attention_ways.py has every way."""
+    monkeypatch.setattr(module, "SLOTS_AT_ONCE", 0)
 
 
 class Case:
@@ -78,11 +77,9 @@ class Case:
         kept = prompt if kept is None else kept
         self.tree, self.depths, self.mask, self.kept = joined, depths, mask, kept
         self.how = TreeAttention(
-            ancestry=joined.ancestry,
-            is_level=joined.is_level,
-            num_slots=joined.num_slots,
-            prompt_mask=mask if padded else None,
-            depths=joined.depth if joined.is_level else depths,
+            joined,
+            mask,
+            joined.depth if joined.is_level else depths,
         )
         num_nodes, num_keys = joined.ancestry.shape[1], kept + joined.num_slots
         key_heads, room = heads // groups, 9
@@ -202,15 +199,15 @@ def test_huge_scores_stay_numbers() -> None:
 
 
 def drop_an_ancestor(case: Case) -> None:
-    case.how = replace(case.how, ancestry=case.how.ancestry[..., 1:])
+    case.how = replace(case.how, tree=replace(case.how.tree, ancestry=case.how.tree.ancestry[..., 1:]))
 
 
 def see_a_sibling(case: Case) -> None:
-    case.how = replace(case.how, ancestry=case.how.ancestry.roll(1, 1))
+    case.how = replace(case.how, tree=replace(case.how.tree, ancestry=case.how.tree.ancestry.roll(1, 1)))
 
 
 def forget_the_padding(case: Case) -> None:
-    case.how = replace(case.how, prompt_mask=None)
+    case.how = replace(case.how, prompt_mask=torch.ones_like(case.how.prompt_mask))
 
 
 def be_one_deeper(case: Case) -> None:
@@ -244,72 +241,8 @@ def test_it_compiles_whole(name: str) -> None:
     torch.testing.assert_close(compiled(*case.states(), case.how, scale=0.3, window=9), case.ours(window=9))
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "dtype", "kernel"),
-    [
-        ({}, torch.bfloat16, "_by_flash"),
-        ({}, torch.float32, "_by_efficient"),
-        ({"padded": 4}, torch.bfloat16, "_by_efficient"),
-        ({"padded": 4}, torch.float32, "_by_efficient"),
-        ({"levels": (4, 4, 6), "merged": 2, "padded": 3, "prompt": 33}, torch.float16, "_by_efficient"),
-        ({"value_width": 16}, torch.bfloat16, "_by_efficient"),
-        ({"value_width": 20}, torch.bfloat16, "_plain"),
-        ({"width": 12}, torch.bfloat16, "_plain"),
-        ({}, torch.float64, "_plain"),
-    ],
-    ids=str,
-)
-def test_a_gpus_kernels_take_what_they_are_given(
-    kwargs: dict[str, Any], dtype: torch.dtype, kernel: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their signatures and shapes, by PyTorch's own descriptions of them, which need no GPU and have no numbers."""
-    case = Case(**kwargs, dtype=dtype)
-    called: list[str] = []
-    right = getattr(kernels, kernel)
-
-    def counted(*args: Any) -> Any:
-        called.append(kernel)
-        return right(*args)
-
-    def chosen(*given: torch.Tensor, has_bias: bool, softcap: float | None) -> Any:
-        return kernels._kernel_on_cuda(*given, has_bias=has_bias, generation=9)  # pyright: ignore[reportCallIssue]
-
-    monkeypatch.setattr(kernels, kernel, counted)
-    monkeypatch.setattr(kernels, "_kernel_of", chosen)
-    states = (one.to("meta").as_strided(one.shape, one.stride()) for one in case.states())
-    found = tree_attention(*states, case.how.to(torch.device("meta")), scale=0.3)
-    assert called[-1:] == [kernel]  # of the prompt's part, which comes last
-    assert found.shape == case.by_mask().shape
-    assert found.dtype == dtype
-
-
-@pytest.mark.parametrize("num_keys", [1, 15, 16, 17])
-@pytest.mark.parametrize("per_row", [False, True])
-def test_rows_of_a_bias_begin_where_a_gpu_reads(num_keys: int, per_row: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[torch.Tensor] = []
-
-    class Ops:
-        @staticmethod
-        def _scaled_dot_product_efficient_attention(
-            query: Any, key: Any, value: Any, bias: Any, *_: Any, **__: Any
-        ) -> Any:
-            given.append(bias)
-            return query, torch.zeros(2, 3, 32)
-
-    monkeypatch.setattr(kernels, "aten", Ops)
-    seen = torch.rand(2, 1, 6 if per_row else 1, num_keys) < 0.5
-    bias = kernels.Bias.of(seen, torch.float32, sees_some=False)
-    states = torch.zeros(2, 3, 6, 8)
-    _, weight = kernels._by_efficient(states, states, states, bias.scores, 1.0, None)
-    (got,) = given
-    assert got.shape == (2, 3, 6, num_keys)
-    assert all(stride % 16 == 0 for stride in got.stride()[:3])
-    assert torch.equal(got, bias.scores.expand(-1, 3, 6, -1))
-    assert weight.shape == (2, 3, 6)
-
-
 def test_it_moves_with_a_model_over_several_devices() -> None:
     how = Case((4, 4, 6), merged=2, padded=4).how
     assert how.to(torch.device("cpu")) is how
     moved = how.to(torch.device("meta"))
-    assert {moved.ancestry.device.type, moved.prompt_mask.device.type, moved.depths.device.type} == {"meta"}  # pyright: ignore
+    assert {moved.tree.ancestry.device.type, moved.prompt_mask.device.type, moved.depths.device.type} == {"meta"}  # pyright: ignore

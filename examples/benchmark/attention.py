@@ -75,7 +75,7 @@ class Level:
 
     def ours(self, layers: int = LAYERS) -> Tensor:
         tree = self.tree
-        how = TreeAttention(tree.ancestry, tree.is_level, tree.num_slots, None, tree.depth)
+        how = TreeAttention(tree, self.prompt_mask, tree.depth)
         for _ in range(layers):
             found = tree_attention(self.query, self.key, self.value, how, scale=self.query.shape[-1] ** -0.5)
         return found

@@ -11,10 +11,11 @@ Parts, each of which prints its rows as they are measured:
 
 - `parity`: a small model in fp32 against transformers' constrained search, by every way of ours.
 - `times`: models of Qwen3's shapes with random weights, in bf16: eager and captured (`cache_implementation="static"`),
-  attention in two parts and by masks, and the prefill alone. Every row compares its answer with that of plain decoding
-  and with the raw forwards' scores, and gives peak memory, the roofline and, where there is one, a published time.
+  our attention and transformers' under a mask, which repeats the keys, and the prefill alone. Every row compares its
+  answer with that of plain decoding and with the raw forwards' scores, and gives peak memory, the roofline and, where
+  there is one, a published time.
 - `selection`: one top-k against two stages, by size: says whether `beam.DEVICE_BLOCKS_FROM` is right for this device.
-- `scores`: log-probabilities of children: the Triton kernel, if it runs, against pieces, by size.
+- `scores`: log-probabilities of children: compiled, if that works, against pieces, by size.
 - `tests`: `pytest -m gpu`.
 
 A row that runs out of memory says so, and the next one follows. Answers that differ are marked, and end the run with
@@ -54,12 +55,12 @@ from hf_gr import ConstraintIndex, enable
 from hf_gr.generation.internals import attention_of
 from hf_gr.generation.torch import layouts
 from hf_gr.generation.torch.captured import GRAPHS
-from hf_gr.torch import top_keys
-from hf_gr.torch.log_probs import rows_at_once, takes_one_pass, token_log_probs
+from hf_gr.torch import log_probs, top_keys
+from hf_gr.torch.log_probs import token_log_probs
 
 PARTS = ("parity", "times", "selection", "scores", "tests")
 EAGER, CAPTURED, PREFILL = "eager", "captured", "prefill"
-IN_PARTS, BY_MASK = "two parts", "mask"
+IN_PARTS, BY_MASK = "shared keys", "repeated keys"
 # What NVIDIA publishes for its engine on an H100: milliseconds by model, batch, prompt, beams and tokens of an item.
 PUBLISHED = {("Qwen3-1.7B", 1, 1000, 256, 3): 17.6, ("Qwen3-1.7B", 8, 1000, 256, 3): 93.0}
 LENGTHS = {"Qwen3-0.6B": 4, "Qwen3-1.7B": 3}
@@ -339,24 +340,23 @@ def blocks_from(number: int, device: torch.device) -> Iterator[None]:
 
 
 def scores(options: argparse.Namespace) -> Iterator[Work]:
-    """Log-probabilities of children by pieces and, if it runs, by the kernel."""
+    """Log-probabilities of children by pieces and, where it is, compiled."""
     device = torch.device(options.device)
 
     def run(rows: int, vocab: int, children: int) -> Row:
         logits = torch.randn((rows, vocab), device=device).to(torch.bfloat16)
         tokens = torch.randint(vocab, (rows, children), device=device)
-        at_once = rows_at_once(rows, vocab, device)
 
         def in_pieces() -> torch.Tensor:
-            pieces = zip(logits.split(at_once), tokens.split(at_once), strict=True)
-            return torch.cat([piece.float().log_softmax(-1).gather(-1, of) for piece, of in pieces])
+            with mock.patch.object(log_probs, "_compiled", return_value=None):
+                return token_log_probs(logits, tokens)
 
-        found: Row = {"pieces_ms": repeated(in_pieces, options, device), "kernel_ms": None}
-        if takes_one_pass(logits):
-            found["kernel_ms"] = repeated(lambda: token_log_probs(logits, tokens), options, device)
+        found: Row = {"pieces_ms": repeated(in_pieces, options, device), "compiled_ms": None}
+        if device.type == "cuda" and log_probs._compiled(device) is not None:
+            found["compiled_ms"] = repeated(lambda: token_log_probs(logits, tokens), options, device)
             gap = float((token_log_probs(logits, tokens) - in_pieces()).abs().max())
             if not gap <= 1e-4:
-                raise Wrong(f"the kernel differs from its twin by {gap:.1e}")
+                raise Wrong(f"compiled, they differ by {gap:.1e}")
         return {**found, "least_ms": 1e3 * roofline.device_of(options).seconds(0, 2 * rows * vocab)}
 
     for rows, vocab, children in FAST_SCORES if options.fast else SCORES:

@@ -109,5 +109,5 @@ def _logits(
 def normalizers(logits: Float[Tensor, "batch nodes vocab"]) -> Float[Tensor, "batch nodes"]:
     """What log-softmax subtracts from the logits; in pieces, because nothing else here is as large."""
     rows = logits.flatten(0, 1)
-    pieces = rows.split(rows_at_once(len(rows), rows.shape[1], rows.device))
+    pieces = rows.split(rows_at_once(rows))
     return torch.cat([piece.float().logsumexp(dim=-1) for piece in pieces]).view(logits.shape[:2])

@@ -29,7 +29,7 @@ from hf_gr.core.verifiers import locate, relaxed_places
 from . import ops
 from .children import Children, ChildrenInColumns
 from .frontier import Frontier, Rows, by_level, in_order, per_field
-from .log_probs import rows_at_once, takes_one_pass, token_log_probs
+from .log_probs import token_log_probs
 from .noise import PASSES, paths_of
 from .plan import DecodePlan, Processor
 from .scorers import Scorer
@@ -262,17 +262,8 @@ def child_scores(
         scores = child_scores(logits, legal, beams, replace(plan, tokens_per_beam=None))
         return scores.masked_fill(logits.gather(-1, legal.tokens) < least, beam.DEAD)
     if not plan.is_beam_search:
-        return legal.scores(logits.flatten(0, 1)).float().view(legal.shape)
-    rows = logits.flatten(0, 1)
-    if takes_one_pass(rows):
-        return token_log_probs(rows, legal.tokens.flatten(0, 1)).view(legal.shape)
-    # In pieces if necessary: little else here is as large as beams times vocabulary.
-    at_once = rows_at_once(rows.shape[0], rows.shape[1], rows.device)
-    if rows.shape[0] <= at_once:
-        return legal.scores(rows.float().log_softmax(-1)).view(legal.shape)
-    pieces = [slice(start, start + at_once) for start in range(0, len(rows), at_once)]
-    scores = [legal.scores(rows[piece].float().log_softmax(-1), piece) for piece in pieces]
-    return torch.cat(scores).view(legal.shape)
+        return logits.gather(-1, legal.tokens).float()
+    return token_log_probs(logits.flatten(0, 1), legal.tokens.flatten(0, 1)).view(legal.shape)
 
 
 def sum_scores(

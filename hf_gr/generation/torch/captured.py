@@ -407,7 +407,7 @@ def _of_tree(model: Any, prepared: Prepared, search: Search, widths: Widths) -> 
         in_parts = attends_in_parts(model)
         scorer = make_scorer(model, "tree", search.prompts, width=plan.width, scores_ahead=True, in_parts=in_parts)
         assert isinstance(scorer, TreeScorer)
-    prompt, visibility = scorer.prefill(), scorer.visibility.padded()  # the bucket is
+    prompt, visibility = scorer.prefill(), scorer.visibility
     config, length = model.config.get_text_config(decoder=True), prompt.mask.shape[-1]
     num_levels = search.catalogue.max_length
     limit = position_limit(model.config)

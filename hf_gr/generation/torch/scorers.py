@@ -21,7 +21,7 @@ from hf_gr.generation import internals
 from hf_gr.torch.scorers import BatchScorer, Prefilled, TreeScorer, Unread
 from hf_gr.torch.transfers import to_device
 from hf_gr.torch.tree import to_additive
-from hf_gr.torch.visibility import ByMask, InParts, Visibility
+from hf_gr.torch.visibility import Visibility
 
 from .attention import ARGUMENT, attend_in_parts
 from .caches import cache_of, copy_cache, keeps_all_keys, to_keep_all_keys, to_plain, with_slots
@@ -105,15 +105,12 @@ def make_scorer(
         reader = _EncoderDecoderPaths(model, prompts, folds=layout == "folded")
         return BatchScorer(reader, takes_levels=reader.folds and reader.keeps_keys)
     if layout == "tree" and (width > 1 or prompts.mask is not None or scores_ahead):
-        visibility: Visibility = ByMask(mask_dtype(model))
         if in_parts:
             attend_in_parts(model)
-            # A mask is looked at before the prompt is computed, when a device has nothing else to do.
-            visibility = InParts(ARGUMENT, is_padded=prompts.mask is not None and not bool(prompts.mask.all()))
         return TreeScorer(
             model,
             lambda: _prefilled(model, prompts),
-            visibility=visibility,
+            visibility=Visibility(mask_dtype(model), ARGUMENT if in_parts else None),
             unread=_unread(model, prompts) if prompts.takes_nodes else None,
         )
     # Every path has a copy of the prompt's keys here: many more paths than beams would cost more than they save.
@@ -167,7 +164,7 @@ def _unread(model: Any, prompts: Prompts) -> Unread:
         mask,
         windows if len(windows) > 1 else {None: next(iter(windows.values()))},
         tail=to_device(prompts.tail, input_ids.device),
-        of_model=ByMask(mask_dtype(model)).of_model,
+        of_model=Visibility(mask_dtype(model)).of_model,
         read=read,
     )
 
