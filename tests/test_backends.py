@@ -4,8 +4,8 @@
 
 What is decided is held to transformers' own search with `prefix_allowed_tokens_fn`, what is drawn to the samples that
 plain decoding draws in PyTorch, which `test_samples.py` holds to transformers' frequencies. Drafts change neither, but
-for relaxed verification: what that draws in Flax is held to what it draws in PyTorch, and that to `hf_gr.reference` in
-`test_verifiers.py`.
+for relaxed verification: what that draws in Flax is held to what it draws in PyTorch, and that to
+`tests/reference.py` in `test_verifiers.py`.
 Other tests go further on one side; a call that one side refuses says so here, with its reason.
 """
 

@@ -162,7 +162,7 @@ def test_programs_of_a_catalogue_that_is_gone_are_dropped(cache: GraphCache) -> 
     assert cache.entries == []
 
 
-@pytest.mark.parametrize("variant", [{}, {"use_placeholders": False}, {"transition": "gru"}])
+@pytest.mark.parametrize("variant", [{}, {"use_placeholders": False}, {"transition": "add"}])
 def test_a_head_that_decides_alone_is_captured(variant: dict[str, Any], cache: GraphCache) -> None:
     index = new_index()
     model = enable(build("qwen3"))

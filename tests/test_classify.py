@@ -15,12 +15,12 @@ import pytest
 import torch
 from families import build
 from label_tokenizers import tokenizer_of
+from reference import reference_label_log_probs
 
 from hf_gr import ConstraintIndex, classify, enable
 from hf_gr.classification import bounded, exhaustive, label_trees, prompts, torch_scoring
 from hf_gr.classification.result import RankedLabels
 from hf_gr.generation.torch import layouts
-from hf_gr.reference import reference_label_log_probs
 
 classify_module: Any = sys.modules["hf_gr.classification.classify"]
 # Of log-probabilities, since these models are sure of themselves: fp32 sums of at most 13 of some tens.

@@ -13,13 +13,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference import reference_beam_search
 
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue import tables
 from hf_gr.catalogue.snapshot import combine_rules
 from hf_gr.core import beam
 from hf_gr.core.beam import Beams, Finished
-from hf_gr.reference import reference_beam_search
 from hf_gr.torch import decode, ops, transition
 from hf_gr.torch.decode import DecodePlan
 from hf_gr.torch.transition import DeviceCatalogue

@@ -14,19 +14,17 @@ import torch
 import transformers
 from families import BATCH_DECODERS, DECODERS, ENCODER_DECODERS, LLAMA, PAD, VOCABULARY, build, prompts
 from packaging.version import Version
+from reference import ReferenceTrie, reference_beam_search, reference_head_log_probs
 from test_drafting import DETAILS, LONG_PROMPT, SCORE_TOL, assert_same, index_of, rows_of, updated_index
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hf_gr import ConstraintIndex, enable
 from hf_gr.generation.torch import drafts
-from hf_gr.reference import ReferenceTrie, reference_beam_search, reference_head_log_probs
 from hf_gr.torch import draft_head
 from hf_gr.torch.draft_head import DraftHead, DraftHeadConfig
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "rnn": {"transition": "rnn"},
-    "gru": {"transition": "gru"},
-    "mlp": {"transition": "mlp"},
     "NEZHA-1": {"transition": "none", "use_state": False},
     "NEZHA-2": {"use_placeholders": False},
     "NEZHA-3": {"transition": "add"},
@@ -181,7 +179,7 @@ def test_a_prefill_is_all_that_a_backbone_needs(family: str) -> None:
 
 
 def test_ragged_catalogues_end_in_the_head() -> None:
-    model, inputs = with_head("llama", 6, transition="gru"), prompts(2, 7, padded=True)
+    model, inputs = with_head("llama", 6, transition="add"), prompts(2, 7, padded=True)
     rows, eos = rows_of("ragged")
     for penalty in (0.0, 1.0):
         out = model.generate(

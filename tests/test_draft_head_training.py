@@ -285,8 +285,6 @@ def test_after_the_head_alone_the_model_can_be_trained_too(tmp_path: Path) -> No
 
 OPTIONS = [
     {},
-    {"transition": "gru"},
-    {"transition": "mlp"},
     {"transition": "add"},
     {"use_placeholders": False},
     {"transition": "none", "use_state": False},
@@ -501,7 +499,7 @@ def test_several_gpus_in_one_process_are_refused(tmp_path: Path, monkeypatch: py
 
 def test_a_checkpoint_of_another_head_is_refused(tmp_path: Path) -> None:
     options = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1}
-    trainer(tmp_path, model_of(transition="gru"), **options).train()
+    trainer(tmp_path, model_of(transition="add"), **options).train()
     checkpoint = tmp_path / "out" / "checkpoint-1"
     with pytest.raises(ValueError, match="checkpoint-1 has no draft head like the model's"):
         trainer(tmp_path, model_of(), **options).train(resume_from_checkpoint=str(checkpoint))
@@ -580,11 +578,11 @@ def test_the_script_trains_a_head_and_then_another_on_its_checkpoint(
     steps = ["--steps", "5", "--base-steps", "5", "--output", str(tmp_path / "one")]
     script.main([*files, *steps])
     model = ["--model", str(tmp_path / "one"), "--output", str(tmp_path / "two"), "--steps", "3", "--head-only"]
-    script.main([*files, *model, "--transition", "gru"])
+    script.main([*files, *model, "--transition", "add"])
     first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{"))
     assert first["rows"].keys() == second["rows"].keys() == {"beam search by the model", "draft head"}
     loaded = hf_gr.AutoModelForGenerativeRetrieval.from_pretrained(tmp_path / "two")
-    assert loaded.draft_head.config.transition == "gru"
+    assert loaded.draft_head.config.transition == "add"
     assert loaded.generation_config.constraint_index == "."  # and so needs no more than its folder
 
 

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from flax_catalogues import EOS, LENGTH, VOCABULARY, random_index, random_rows, random_rules
 from flax_table_scorers import TableScorer, prompt_of, tables
 from flax_warpers import processors_of
+from reference import reference_beam_search
 from table_scorers import TableModel
 from test_decode import make_plan
 from transformers import LogitsProcessorList
@@ -35,7 +36,6 @@ from hf_gr.flax.decode import Decoded
 from hf_gr.flax.noise import Noise
 from hf_gr.flax.plan import DecodePlan
 from hf_gr.flax.transition import device_catalogue
-from hf_gr.reference import reference_beam_search
 from hf_gr.torch import decode as torch_decode
 from hf_gr.torch import noise as torch_noise
 from hf_gr.torch import transition as torch_transition

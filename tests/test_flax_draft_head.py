@@ -93,7 +93,7 @@ def test_a_decoders_head_answers_as_on_the_other_side(folder: Path) -> None:
 
 def test_an_encoder_decoders_head_answers_ragged_catalogues_under_rules(folder: Path) -> None:
     views = [RAGGED.where(list(range(80))), RAGGED.where(list(range(50, 200)))]
-    models = pair("t5", RAGGED.max_length, "gru", folder)
+    models = pair("t5", RAGGED.max_length, "NEZHA-3", folder)
     excluded = [list(range(20)), []]
     check(models, prompts(2, 9, padded=True), constraint_index=views, exclude_items=excluded, **HEAD)
 
@@ -172,7 +172,7 @@ def test_a_planted_error_is_seen(name: str, spoil: Any, tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_files_are_those_of_the_other_side(dtype: torch.dtype, tmp_path: Path) -> None:
-    head = new_head(3, hidden_size=8, transition="gru").to(dtype)
+    head = new_head(3, hidden_size=8, transition="rnn").to(dtype)
     ours = as_flax(head, tmp_path / "torch")
     ours.save_pretrained(tmp_path / "flax")
     for name in (*head_files.FILES, "README.md"):

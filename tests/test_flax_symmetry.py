@@ -22,7 +22,6 @@ PAIRS = (
     "device_trie",
     "draft_head",
     "drafters",
-    "head_cells",
     "noise",
     "speculation",
     "transition",
@@ -108,7 +107,6 @@ TORCH_ONLY = {
         "HIDDEN_SHARE": "of wide levels, see children",
         "mask_illegal": "scores in Flax are put in their tokens' places: over_vocabulary",
     },
-    "head_cells": {},
     "tree": {
         "Tree": "two functions in Flax, where beams know their slots",
         "NO_SLOT": "nodes of one forward have several depths where rows advance on their own",
@@ -148,7 +146,6 @@ FLAX_ONLY = {
         "load_draft_head": "hf_gr.generation.torch.heads in PyTorch",
         "shapes_of": "torch's modules know theirs",
     },
-    "head_cells": {"Cell": "torch.nn.Module", "Gated": "torch.nn.RNNCell and GRUCell"},
     "drafters": {
         "HEADROOM": "sizes of drafts are fixed in a program",
         "SMALLEST_DRAFT": "the same",
@@ -257,12 +254,6 @@ OTHERWISE = {
     "draft_head.DraftHead.astype": ALONE,  # torch.nn.Module's `to`
     "draft_head.DraftHead.config": ALONE,
     "draft_head.DraftHead.save_beside": ALONE,
-    "head_cells.Add": {"args", "kwargs"},  # those of nn.Module
-    "head_cells.Add.forward": ALONE,  # a call in Flax, where parameters are arguments
-    "head_cells.Add.shapes": ALONE,  # torch's modules know theirs
-    "head_cells.Residual": {"size"},
-    "head_cells.Residual.forward": ALONE,
-    "head_cells.Residual.shapes": ALONE,
     "draft_head.HeadScorer": {"head", "hidden", "config", "model"},  # arrays are arguments
     "draft_head.HeadScorer.prefill": ALONE,
     "draft_head.HeadScorer.begin": {"levels", "hidden", "params"},  # arrays are arguments

@@ -18,6 +18,7 @@ pytest.importorskip("jax")
 import jax
 import jax.numpy as jnp
 from flax_catalogues import EOS, TOKENS, VOCABULARY, random_index, random_rows, random_rules
+from reference import ReferenceTrie
 
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue.buckets import bucket
@@ -27,7 +28,6 @@ from hf_gr.flax import device_trie, transition
 from hf_gr.flax.buckets import padded
 from hf_gr.flax.device_trie import DeviceTrie, exception_bits
 from hf_gr.flax.transition import DeviceCatalogue, device_catalogue
-from hf_gr.reference import ReferenceTrie
 
 pytestmark = pytest.mark.shapes
 

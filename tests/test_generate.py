@@ -22,6 +22,7 @@ import pytest
 import torch
 from cpu_graph import CaptureError, CpuGraph
 from families import EOS, PAD, VOCABULARY, build, prompts, shared
+from reference import reference_beam_search
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -53,7 +54,6 @@ from hf_gr.catalogue.trie import Trie
 from hf_gr.generation import messages
 from hf_gr.generation.torch import layouts, mixin, scorers
 from hf_gr.generation.torch.cross_attention import _Folding, fold_beams, foldable_modules
-from hf_gr.reference import reference_beam_search
 
 SCORE_TOL = 1e-4  # fp32 sums of at most 5 log-probabilities
 SMALL = [[5, 9, 4], [5, 9, 6], [5, 3, 3], [7, 8, 9], [7, 8, 10]]

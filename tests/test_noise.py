@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from reference import reference_gumbel, reference_uniform
 
 from hf_gr.core.beam import Beams
 from hf_gr.generation.seeds import row_seeds
-from hf_gr.reference import reference_gumbel, reference_uniform
 from hf_gr.torch import noise as noise_module
 from hf_gr.torch import ops
 from hf_gr.torch.children import PlainChildren

@@ -13,10 +13,10 @@ import torch
 from families import EOS, build, prompts
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference import ReferenceTrie, reference_allowed, reference_answers
 
 from hf_gr import ConstraintIndex, ConstraintLogitsProcessor
 from hf_gr.generation.torch import constraints
-from hf_gr.reference import ReferenceTrie, reference_allowed, reference_answers
 from hf_gr.torch import several_labels as multi_label
 
 VOCABULARY = 12

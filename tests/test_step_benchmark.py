@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from reference import reference_beam_search
 
 from hf_gr import ConstraintIndex
-from hf_gr.reference import reference_beam_search
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "examples" / "benchmark"
 SCORE_TOL = 1e-5  # fp32, at most 4 additions

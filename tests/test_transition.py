@@ -12,12 +12,12 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from reference import ReferenceTrie
 
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue import tables
 from hf_gr.catalogue.fanout import Fanout
 from hf_gr.catalogue.snapshot import combine_rules
-from hf_gr.reference import ReferenceTrie
 from hf_gr.torch import device_trie, transition
 from hf_gr.torch.children import (
     Children,

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from reference import ReferenceTrie, reference_beam_search
 
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue import item_ids as item_ids_module
@@ -21,7 +22,6 @@ from hf_gr.catalogue import trie as trie_module
 from hf_gr.catalogue.fanout import Fanout
 from hf_gr.catalogue.generated import read_generated
 from hf_gr.catalogue.trie import PADDING, Trie, build_trie, lexicographic_order
-from hf_gr.reference import ReferenceTrie, reference_beam_search
 
 EOS = 2
 Rows = list[list[int]]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from reference import reference_relaxed_selection
 from table_scorers import (
     EOS,
     VOCABULARY,
@@ -32,7 +33,6 @@ from hf_gr.catalogue.snapshot import combine_rules
 from hf_gr.core import verifiers
 from hf_gr.core.beam import DEAD, Beams
 from hf_gr.core.verifiers import locate, relaxed_places
-from hf_gr.reference import reference_relaxed_selection
 from hf_gr.torch import decode as decode_module
 from hf_gr.torch import ops, transition
 from hf_gr.torch.children import Children, PlainChildren

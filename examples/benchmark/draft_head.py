@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,7 +37,9 @@ from report import print_json_line, print_table
 from transformers import DynamicCache
 
 from hf_gr import ConstraintIndex, enable
-from hf_gr.reference import reference_beam_search, reference_head_log_probs
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
+from reference import reference_beam_search, reference_head_log_probs  # noqa: E402
 
 SETTINGS = ("1,64,50", "1,256,10", "1,256,50", "4,256,50", "1,512,128")
 FAST_SETTINGS = ("1,16,8", "2,16,20")

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-Transition = Literal["rnn", "gru", "mlp", "add", "none"]
+Transition = Literal["rnn", "add", "none"]
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class DraftHeadConfig:
         codebook_sizes: T_1 to T_L.
         placeholder_tokens: how a tokenizer spells the placeholders; by default `<SP_1>` to `<SP_L>`.
         placeholder_token_ids: their ids; empty without placeholders.
-        transition: `"rnn"` (the paper's tanh cell), `"gru"`, `"mlp"` (residual, two layers), `"add"` (adds the token's
-            embedding) or `"none"`.
+        transition: `"rnn"` (the paper's tanh cell), `"add"` (adds the token's embedding) or `"none"`. `"gru"` and
+            `"mlp"` of heads made before 0.2 are refused: train a new one.
         use_state: whether logits read the state; if not, levels are independent.
         use_placeholders: whether logits read the placeholders' hidden states; if not, the prompt gets none.
 

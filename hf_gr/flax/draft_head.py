@@ -40,7 +40,6 @@ from hf_gr.files.hub import Source
 from hf_gr.files.hub_mixin import HubMixin
 
 from .arrays import along
-from .head_cells import CELLS
 from .layers import to_logits
 from .parameters import Parameters
 from .scorers import NodeRoom, Params, Prompt
@@ -221,12 +220,13 @@ def shapes_of(config: DraftHeadConfig) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for level, codes in enumerate(config.codebook_sizes):
         shapes[f"logit_heads.{level}.weight"] = (codes, size)
-    cell = CELLS.get(config.transition)
-    if cell is None:
+    if config.transition == "none":
         return shapes
+    cell = {"weight_ih": (size, size), "weight_hh": (size, size), "bias_ih": (size,), "bias_hh": (size,)}
     for level, codes in enumerate(config.codebook_sizes[:-1]):
         shapes[f"embeddings.{level}.weight"] = (codes, size)
-        shapes |= {f"transitions.{level}.{name}": shape for name, shape in cell.shapes(size).items()}
+        if config.transition == "rnn":
+            shapes |= {f"transitions.{level}.{name}": shape for name, shape in cell.items()}
     return shapes
 
 
@@ -337,11 +337,17 @@ class HeadScorer:
         level: int,
     ) -> Float[Array, "batch nodes hidden"]:
         """The states behind one more token, which is of `level`: equation 3."""
-        cell, head = CELLS.get(self.config.transition), params["head"]
-        if cell is None:
+        if self.config.transition == "none":
             return state
+        head, cell = params["head"], f"transitions.{level}"
         embedded = head[f"embeddings.{level}.weight"][self._columns(params, tokens, level=level)]
-        return cell(embedded, state, head, f"transitions.{level}")
+        if self.config.transition == "add":
+            return state + embedded
+        of_token, of_state = (
+            x @ head[f"{cell}.weight_{side}"].T + head[f"{cell}.bias_{side}"]
+            for x, side in ((embedded, "ih"), (state, "hh"))
+        )
+        return jnp.tanh(of_token + of_state)
 
     def _with_placeholders(self, prompt: Prompt) -> Prompt:
         """The prompt, and the placeholders behind it (of an encoder-decoder: behind what its sequences begin with)."""

@@ -30,7 +30,6 @@ from hf_gr.files.draft_head_config import DraftHeadConfig
 from hf_gr.files.facts import HeadFacts
 from hf_gr.files.hub_mixin import HubMixin
 
-from .head_cells import CELLS
 from .scorers import Depth
 from .tree import Nodes
 
@@ -173,9 +172,11 @@ class DraftHead(
         self, state: Float[Tensor, "batch nodes hidden"], tokens: Int[Tensor, "batch nodes"], *, level: int
     ) -> Float[Tensor, "batch nodes hidden"]:
         """The states after one more token, which is of `level`: equation 3."""
-        if not self.transitions:
+        if self.config.transition == "none":
             return state
         embedded = self.embeddings[level](self.columns(tokens, level=level))
+        if self.config.transition == "add":
+            return state + embedded
         return self.transitions[level](embedded.flatten(0, 1), state.flatten(0, 1)).view(state.shape)
 
     @property
@@ -240,11 +241,12 @@ class DraftHead(
 def _layers(config: DraftHeadConfig) -> dict[str, nn.ModuleList]:
     """A head's layers by the name of their list; each list has one a level, if any."""
     size, inner = config.hidden_size, config.codebook_sizes[:-1]
-    new_cell = CELLS.get(config.transition)
+    embedded = () if config.transition == "none" else inner
+    moved = inner if config.transition == "rnn" else ()
     return {
         "logit_heads": nn.ModuleList(nn.Linear(size, codes, bias=False) for codes in config.codebook_sizes),
-        "embeddings": nn.ModuleList(nn.Embedding(codes, size) for codes in inner if new_cell),
-        "transitions": nn.ModuleList(new_cell(size) for _ in inner if new_cell),
+        "embeddings": nn.ModuleList(nn.Embedding(codes, size) for codes in embedded),
+        "transitions": nn.ModuleList(nn.RNNCell(size, size) for _ in moved),
     }
 
 

@@ -3,7 +3,7 @@
 """The noise of candidates, a hash of a prompt's seed and the candidate's tokens. Knows no generator, no trie.
 
 Whoever asks for the noise of a candidate gets the same: the target and its draft, a batch and a row alone, a catalogue
-before and after an update, PyTorch and Flax. `hf_gr.reference.reference_gumbel` is the same in plain integers.
+before and after an update, PyTorch and Flax. `reference_gumbel` of `tests/reference.py` is the same in plain integers.
 
 A prefix has 64 bits: those of the prefix before it seed SplitMix64, of which its last token picks an output. A
 candidate has 32: both halves of those of its prefix, and its token, through an affine map and a mixer. That is cheaper

@@ -4,7 +4,7 @@
 
 q is the draft model, p the target, K the beams of the target's search, y_1 ... y_K its sequences, best first. All
 log-probabilities are over the whole vocabulary, nothing renormalised, unless a loss says otherwise. Source: AtSpeed
-(sections 3 and 4.1). Each has a slow twin in `hf_gr.reference`.
+(sections 3 and 4.1). Each has a slow twin in `tests/reference.py`.
 
 Masked entries (padding, missing sequences, illegal children) do not affect a loss, whatever finite number they hold,
 and their gradient is 0.

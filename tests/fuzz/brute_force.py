@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a call of `generate` must answer, from a model's plain forwards over every legal sequence. Knows no trie.
 
-Nothing of the library is used but its written-down beam search (`hf_gr.reference`): no cache, no batch of beams, one
-request at a time. A decoder's prompt is read without its padding; an encoder's positions may count it, as in BART.
+Nothing of the library is used; the written-down beam search is that of `tests/reference.py`: no cache, no batch of
+beams, one request at a time. A decoder's prompt is read without its padding; an encoder's positions may count it, as
+in BART.
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ import numpy as np
 import torch
 from draws import Batch
 from numpy.typing import NDArray
+from reference import ReferenceTrie, reference_beam_search
 from torch import Tensor
-
-from hf_gr.reference import ReferenceTrie, reference_beam_search
 
 # Of log-probabilities in fp32, relative: two orders of addition over some hundred terms of these sizes.
 TOLERANCE = 1e-4

@@ -305,7 +305,7 @@ def _check_catalogue(index: ConstraintIndex) -> None:
 @cache
 def heads() -> list[tuple[Files, DraftHead]]:
     made: list[DraftHead] = []
-    for number, transition in enumerate(("rnn", "gru", "mlp", "add", "none")):
+    for number, transition in enumerate(("rnn", "add", "none")):
         for dtype in (torch.float32, torch.bfloat16):
             config = DraftHeadConfig(4, (3, 2), placeholder_token_ids=(7, 8), transition=transition)
             torch.manual_seed(number)

@@ -245,17 +245,13 @@ def reference_head_log_probs(
         weights: by the names of `DraftHead.state_dict()`.
         codebooks: for every level the tokens of its codes.
         prefix: the tokens chosen so far.
-        transition: "rnn", "gru", "mlp", "add" or "none".
+        transition: "rnn", "add" or "none".
         use_state: whether logits read the state.
         use_placeholders: whether they read the placeholders' hidden states.
 
     Returns:
         Log-probabilities by token, normalised over the level's codes.
     """
-
-    def sigmoid(x: Array) -> Array:
-        return (1 + np.tanh(x / 2)) / 2
-
     state = np.asarray(hidden[0], dtype=np.float64)
     for level, token in enumerate(prefix):
         if transition == "none":
@@ -264,18 +260,9 @@ def reference_head_log_probs(
         cell = {name.split(".", 2)[2]: value for name, value in weights.items() if f"transitions.{level}." in name}
         if transition == "add":
             state = state + embedded
-        elif transition == "mlp":
-            inner = cell["layers.0.weight"] @ np.concatenate([embedded, state]) + cell["layers.0.bias"]
-            state = state + cell["layers.2.weight"] @ (inner * sigmoid(inner)) + cell["layers.2.bias"]
         else:
             of_input = cell["weight_ih"] @ embedded + cell["bias_ih"]
-            of_state = cell["weight_hh"] @ state + cell["bias_hh"]
-            if transition == "rnn":
-                state = np.tanh(of_input + of_state)
-            else:
-                (ri, zi, ni), (rs, zs, ns) = np.split(of_input, 3), np.split(of_state, 3)
-                keep = sigmoid(zi + zs)
-                state = (1 - keep) * np.tanh(ni + sigmoid(ri + rs) * ns) + keep * state
+            state = np.tanh(of_input + cell["weight_hh"] @ state + cell["bias_hh"])
     read = state if use_state else np.zeros_like(state)
     if use_placeholders:
         read = read + hidden[len(prefix) + 1]
