@@ -37,7 +37,7 @@ from hf_gr.flax import model as model_module
 from hf_gr.flax.families import to_spec
 from hf_gr.flax.model import FlaxModel, random_arrays, to_params
 from hf_gr.flax.scorers import JointScorer, Prompt, Scorer
-from hf_gr.flax.spec import DecoderSpec, Experts
+from hf_gr.flax.spec import Experts
 
 LOGIT_TOL = 1e-4  # the issue's; fp32 with sums in another order, logits up to 10
 SAME_TOL = 2e-5  # the same numbers by another program of XLA
@@ -820,9 +820,9 @@ def test_what_is_not_implemented_is_refused_by_field(family: str, fields: dict[s
 
 def test_sizes_that_do_not_go_together_are_refused() -> None:
     with pytest.raises(ValueError, match=r"num_attention_heads=4, expected a multiple of num_key_value_heads=3"):
-        DecoderSpec.from_config(_with(config("qwen3"), num_key_value_heads=3))
+        to_spec(_with(config("qwen3"), num_key_value_heads=3))
     with pytest.raises(ValueError, match=r"head_dim=7, expected an even number"):
-        DecoderSpec.from_config(_with(config("qwen3"), head_dim=7))
+        to_spec(_with(config("qwen3"), head_dim=7))
 
 
 def _with(made: Any, **fields: Any) -> Any:
@@ -862,13 +862,13 @@ def test_checkpoints_of_models_without_a_head_are_read(tmp_path: Path) -> None:
 def test_fields_count_only_where_transformers_reads_them() -> None:
     window = {"sliding_window": 16, "layer_types": ["full_attention"] * 2}
     sliding = config("qwen3", use_sliding_window=True, sliding_window=16, max_window_layers=1)
-    assert DecoderSpec.from_config(sliding).is_sliding == (False, True)
-    assert DecoderSpec.from_config(config("qwen3", use_sliding_window=False)).sliding_window is None
+    assert to_spec(sliding).is_sliding == (False, True)
+    assert to_spec(config("qwen3", use_sliding_window=False)).sliding_window is None
     for family, size in {"mistral": 16, "qwen3": None, "llama": None, "gemma": None}.items():
-        assert DecoderSpec.from_config(_with(config(family), **window)).sliding_window == size, family
+        assert to_spec(_with(config(family), **window)).sliding_window == size, family
     biased = {"llama": "qkvogud", "gemma": "qkvo", "qwen3": "qkvo", "qwen2": "qkv", "mistral": ""}
     for family, expected in biased.items():
-        spec = DecoderSpec.from_config(_with(config(family), attention_bias=True, mlp_bias=True))
+        spec = to_spec(_with(config(family), attention_bias=True, mlp_bias=True))
         found = re.findall(r"layers\.0\.\w+\.(\w)\w*\.bias", " ".join(spec.shapes()))
         assert "".join(found) == expected, family
 

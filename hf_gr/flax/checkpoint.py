@@ -26,8 +26,8 @@ from hf_gr.files.atomic import make_folder, os_errors, replaced_files
 from hf_gr.files.hub import Source, commit_of
 from hf_gr.files.pairs import CARD_FILE
 
-from .families import Spec, check_family
-from .spec import HEAD
+from .families import check_family
+from .spec import HEAD, Spec
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -108,7 +108,7 @@ def load(folder: Path, spec: Spec, *, dtype: str | None) -> dict[str, Array]:
     if unknown := sorted(name for name in shapes if name not in known):
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise ValueError(
-            f"{folder} has a tensor {unknown[0]}{more}, expected only those of a {type(spec).__name__}: the "
+            f"{folder} has a tensor {unknown[0]}{more}, expected only those that a model of its config has: the "
             f"checkpoint and its {CONFIG} do not belong together, or it has an adapter, which is to be merged first"
         )
     arrays: dict[str, Array] = {}

@@ -35,9 +35,9 @@ DATA, MODEL = "data", "model"
 # The axis of a parameter `[*layers, out, in]` that is sharded over "model": outputs or inputs; a parameter that fits
 # neither pattern is on every device. Two products, one of each kind, then need one exchange: Megatron-LM, section 3.
 OUTPUTS = re.compile(
-    r"((q|k|v|gate|up)_proj|(Self|EncDec)Attention\.[qkv]|wi(_[01])?|fc1|embed_tokens|shared|lm_head)\.(weight|bias)$"
+    r"((q|k|v|gate|up)_proj|(Self|EncDec)Attention\.[qkv]|wi(_[01])?|c_fc|fc1|embed_tokens|shared|lm_head)\.(weight|bias)$"
 )
-INPUTS = re.compile(r"((o|out|down)_proj|(Self|EncDec)Attention\.o|wo|fc2)\.weight$")
+INPUTS = re.compile(r"((o|out|down|c)_proj|(Self|EncDec)Attention\.o|wo|fc2)\.weight$")
 
 
 def to_mesh(mesh: Mesh | None) -> Mesh | None:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The nnx model: parameters under their Hugging Face names, from and to transformers' checkpoints.
 
-The forwards are in `decoder.py` and `encoder_decoder.py`, as pure functions of `FlaxModel.params`: the same arrays in
+The forward is in `forward.py`, as pure functions of `FlaxModel.params`: the same arrays in
 a few large pieces, because the cost of a call grows with the number of its arguments.
 """
 
@@ -31,14 +31,14 @@ from hf_gr.files.hub_mixin import HubMixin, Upload, Where
 
 from . import checkpoint
 from .arrays import is_on_host, stacked
-from .decoder import DecoderScorer
 from .devices import parameter_sharding
 from .draft_head import DraftHead, load_draft_head
-from .encoder_decoder import EncoderDecoderScorer
-from .families import FAMILIES, Spec, to_spec
+from .families import FAMILIES, to_spec
+from .forward import ModelScorer
 from .layers import MIN_SCANNED_LAYERS
 from .parameters import Parameters
 from .scorers import Params
+from .spec import HEAD, Spec
 
 _LAYER = re.compile(r"(.+?)\.(\d+)\.(.+)")
 
@@ -87,7 +87,7 @@ class FlaxModel(HubMixin, Parameters, what="model"):
         spec = to_spec(config)
         if arrays is None:
             arrays = random_arrays(spec, nnx.Rngs(0) if rngs is None else rngs, dtype=dtype)
-        elif spec.is_tied and checkpoint.HEAD in arrays:
+        elif spec.is_tied and HEAD in arrays:
             spec = spec.untie()
         _check_shapes(arrays, spec.shapes())
         if config.model_type == "t5" and any(array.dtype == jnp.float16 for array in arrays.values()):
@@ -266,14 +266,14 @@ class FlaxModel(HubMixin, Parameters, what="model"):
         return self._facts.spec
 
     @property
-    def scorer(self) -> DecoderScorer | EncoderDecoderScorer:
+    def scorer(self) -> ModelScorer:
         """The forward, over `params`; equal for models of equal `spec`."""
         return self.spec.scorer
 
     @property
     def is_encoder_decoder(self) -> bool:
         """Whether an encoder reads the prompts."""
-        return isinstance(self.scorer, EncoderDecoderScorer)
+        return self.spec.names.encoder is not None
 
     @property
     def dtype(self) -> Any:
@@ -357,7 +357,7 @@ class _Facts:
 def random_arrays(spec: Spec, rngs: nnx.Rngs, *, dtype: Any = "float32") -> dict[str, Array]:
     """Parameters by name, for tests and training: norms that change nothing, zero biases, and weights of unit gain."""
     name = checkpoint.check_dtype(dtype) or "float32"
-    norm = 0.0 if getattr(spec, "norm", None) == "rms_plus_one" else 1.0
+    norm = 0.0 if spec.norm == "rms_plus_one" else 1.0
     arrays: dict[str, Array] = {}
     for parameter, shape in spec.shapes().items():
         if len(shape) == 1 or parameter.endswith("bias"):
@@ -411,7 +411,7 @@ def to_params(
 
 
 @partial(jax.jit, static_argnums=0)
-def _forward(scorer: DecoderScorer | EncoderDecoderScorer, params: Params, *arrays: Array) -> Array:
+def _forward(scorer: ModelScorer, params: Params, *arrays: Array) -> Array:
     return scorer(params, *arrays)
 
 
