@@ -78,11 +78,6 @@ class TableScorer:
         self.num_forwards += 1
         return self._score(levels, depth)
 
-    def keep(self, rows: torch.Tensor) -> None:
-        assert len(rows) < len(self.prefixes), "nothing is forgotten"
-        self.prefixes, self.depths = self.prefixes[rows], self.depths[rows]
-        self.logits = [table[rows] for table in self.logits]
-
     def _score(self, levels: Sequence[Nodes], depth: int | Sequence[int]) -> list[torch.Tensor]:
         self.model.scored.append([nodes.tokens.shape[1] for nodes in levels])
         self.model.work += sum(nodes.tokens.numel() for nodes in levels)

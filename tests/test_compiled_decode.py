@@ -25,7 +25,6 @@ from hf_gr.catalogue.snapshot import combine_rules
 from hf_gr.generation.torch import mixin
 from hf_gr.torch import decode as decoding
 from hf_gr.torch.decode import Decoded, decode
-from hf_gr.torch.frontier import Frontier
 from hf_gr.torch.noise import Noise
 from hf_gr.torch.speculation import Speculation
 from hf_gr.torch.transition import DeviceCatalogue, device_catalogue
@@ -54,9 +53,6 @@ class Mixed:
         self.num_forwards += 1
         self.states = self.states.gather(1, nodes.parents) * 0.7 + nodes.tokens * (0.3 + depth)
         return [self._logits()]
-
-    def keep(self, rows: torch.Tensor) -> None:
-        raise AssertionError("no row leaves")
 
     def _logits(self) -> torch.Tensor:
         return torch.sin(self.states[..., None] * self.weights) * 3
@@ -114,10 +110,9 @@ FAST = ("beam samples", "rules and exclusions", "ragged")
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No program of another test; and properties without the lock that Python 3.11 gives them, which is not traced."""
+def fresh() -> None:
+    """No program of another test."""
     torch._dynamo.reset()
-    monkeypatch.setattr(Frontier, "legal", property(Frontier.__dict__["legal"].func))
 
 
 def tensors_of(decoded: Decoded) -> list[torch.Tensor]:

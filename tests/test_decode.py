@@ -50,9 +50,6 @@ class TableScorer:
     def begin(self, levels: Sequence[Nodes] = ()) -> list[torch.Tensor]:
         return [self.prompt_logits]
 
-    def keep(self, rows: torch.Tensor) -> None:
-        raise AssertionError("without a draft no row leaves")
-
     def score(self, levels: Sequence[Nodes], *, depth: int) -> list[torch.Tensor]:
         self.num_forwards += 1
         (nodes,) = levels

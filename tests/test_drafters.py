@@ -36,9 +36,8 @@ from hf_gr.torch import drafters, transition
 from hf_gr.torch.children import Children
 from hf_gr.torch.decode import Decoded, DecodePlan, decode
 from hf_gr.torch.drafters import FixedTree, TreeDrafter
-from hf_gr.torch.frontier import Frontier
 from hf_gr.torch.noise import Noise
-from hf_gr.torch.speculation import Part, Speculation
+from hf_gr.torch.speculation import Frontier, Part, Speculation
 from hf_gr.torch.transition import DeviceCatalogue, children
 from hf_gr.torch.tree import Nodes
 
@@ -216,7 +215,9 @@ class Recorder:
                     for row in zip_lists(above, there)
                 ]
             )
-        self.calls.append((frontier.level, frontier.rows.numbers, rows, levels))
+        here = [row for row, flag in enumerate(frontier.rows.flags) if flag]
+        of_rows = [rows[row] for row in here], [[of_level[row] for row in here] for of_level in levels]
+        self.calls.append((frontier.level, tuple(here), *of_rows))
 
     dead_state = -1
 

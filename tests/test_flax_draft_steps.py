@@ -36,7 +36,7 @@ from hf_gr.torch import drafters as torch_drafters
 from hf_gr.torch import noise as torch_noise
 from hf_gr.torch import ops as torch_ops
 from hf_gr.torch import transition as torch_transition
-from hf_gr.torch.frontier import Frontier, Rows
+from hf_gr.torch.speculation import Frontier, Rows
 
 pytestmark = [pytest.mark.shapes, pytest.mark.usefixtures("one_shape")]
 
@@ -95,7 +95,14 @@ class Case:
     def search(self, kind: Any) -> Any:
         """A draft's search from the root, in PyTorch."""
         catalogue, plan = torch_transition.device_catalogue(self.rules, CPU), self.plan()
-        frontier = Frontier.start(Rows(tuple(range(NUM_ROWS)), catalogue, plan))
+        beams = beam.Beams.start(
+            torch_ops,
+            torch.zeros(1),
+            batch_size=NUM_ROWS,
+            width=1 if plan.is_beam_search else plan.width,
+            independent=True,
+        )
+        frontier = Frontier.of(Rows((True,) * NUM_ROWS, CPU), 0, beams, beams.states, catalogue, plan)
         return kind(frontier, TableModel([], NUM_ROWS)())  # which is not asked for logits
 
     def levels(self, kind: Any) -> Iterator[tuple[Any, Any]]:

@@ -31,12 +31,10 @@ PAIRS = (
 PARTS = {"decode": ("plan",)}
 # Modules that are not compared, and why.
 UNPAIRED = {
-    "beam": "arrays of Flax have room for all tokens: the maths is in hf_gr.core",
     "ops": "tests/test_core_ops.py compares them",
     "top_keys": "XLA's own top-k is fast",
     "assistants": "classes of drafters in torch",
     "scorers": "nothing but a protocol is on both sides",
-    "frontier": "rows of a program advance together",
     "processes": "several devices run one program",
     "log_probs": "XLA keeps no log-softmax of a whole vocabulary",
     "graphs": "XLA compiles programs and keeps them",
@@ -98,7 +96,13 @@ TORCH_ONLY = {
         "nodes_of": "of a search: flax.assistants",
     },
     "noise": {},
-    "speculation": {"Level": "Scored in Flax, where rows do not leave", "Lookahead": "the loop itself in Flax"},
+    "speculation": {
+        "Frontier": "what a Context has in Flax",
+        "Level": "Scored in Flax",
+        "Lookahead": "the loop itself in Flax",
+        "Rows": "an array of flags in Flax: a program cannot look",
+        "of_rows": "rows that wait are computed, too, in Flax",
+    },
     "transition": {
         "HIDDEN_SHARE": "of wide levels, see children",
         "mask_illegal": "scores in Flax are put in their tokens' places: over_vocabulary",
@@ -113,6 +117,7 @@ TORCH_ONLY = {
 FLAX_ONLY = {
     "decode": {
         "decode_program": "the compiled form of decode",
+        "last_tokens": "rows have their own levels",
     },
     "children": {"MergedChildren": "torch joins the states, too: its children have them"},
     "device_trie": {
@@ -201,7 +206,6 @@ OTHERWISE = {
         "min_tokens_to_keep",
         "renormalize_logits",  # processors in torch, as those before
         "rows_axis",  # several devices run one program
-        "rows",  # rows of a program advance together
         "tokens_per_beam",  # of the paper's own search, which a benchmark compares with
     },
     "transition.children": {"lists_all"},  # of wide levels, see children
@@ -210,7 +214,6 @@ OTHERWISE = {
     "transition.DeviceCatalogue.is_leaf": ALONE,  # the same
     "decode.DecodePlan.ends_together": ALONE,  # a program always has a pool
     "decode.DecodePlan.apply": ALONE,  # callables of PyTorch
-    "decode.DecodePlan.of_rows": ALONE,  # rows of a program advance together
     "decode.Decoded": {"num_levels", "may_be_shorter"},  # a program's outputs have fixed shapes
     "decode.Decoded.cropped": ALONE,  # the call crops them, on the host
     "children.Children": {"tokens"},  # fields of each kind in torch
@@ -253,7 +256,6 @@ OTHERWISE = {
     "draft_head.HeadScorer": {"head", "hidden", "config", "model"},  # arrays are arguments
     "draft_head.HeadScorer.prefill": ALONE,
     "draft_head.HeadScorer.begin": {"levels", "hidden", "params"},  # arrays are arguments
-    "draft_head.HeadScorer.keep": ALONE,  # rows of a program advance together
     "draft_head.HeadScorer.advance": ALONE,
     "draft_head.HeadScorer.columns": ALONE,
     "draft_head.HeadScorer.score": {"params", "cache", "tokens", "visible", "depths", "levels", "depth", "wanted"},
@@ -264,7 +266,6 @@ OTHERWISE = {
     "drafters.TreeDrafter.num_forwards": ALONE,
     "drafters.TreeDrafter.draft": {"frontier", "beams", "context", "levels", "wanted"},  # a frontier has the others
     "noise.Noise.of": ALONE,  # in halves
-    "noise.Noise.take": ALONE,  # rows of a program advance together
     "speculation.Speculation.none": ALONE,
     "speculation.Speculation.after_forward": ALONE,  # inside a program nothing is counted in place
     "speculation.Speculation.drafting": ALONE,
@@ -275,10 +276,7 @@ OTHERWISE = {
     "speculation.Drafter.num_first": ALONE,
     "speculation.Drafter.num_forwards": ALONE,
     "speculation.Drafter.draft": {"frontier", "beams", "context", "levels", "wanted"},
-    "transition.DeviceCatalogue.of_rows": ALONE,  # rows of a program advance together
-    "transition.DevicePart.of_rows": ALONE,
     "tree.Nodes": {"is_complete", "log_probs", "depths"},  # of all levels, and never samples
-    "tree.Nodes.of_rows": ALONE,  # rows of a program advance together
     "tree.Nodes.none": ALONE,  # a draft always has its size
 }
 

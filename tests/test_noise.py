@@ -126,12 +126,6 @@ def test_the_largest_and_the_smallest_noise_is_finite(monkeypatch: pytest.Monkey
     assert float(loud.min()) == pytest.approx(-2.81, abs=0.01)
 
 
-def test_rows_taken_keep_their_noise() -> None:
-    every = Noise(torch.tensor([7, 8, 9]))
-    some = every.take(torch.tensor([2, 0]))
-    assert some.seeds.tolist() == [9, 7]
-
-
 def test_tokens_are_not_written_to() -> None:
     tokens = torch.arange(6).int().view(1, 1, 6)
     noise([7], torch.zeros((1, 1, 2)).long(), tokens)

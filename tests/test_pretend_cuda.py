@@ -65,9 +65,9 @@ BEFORE = {
 }
 # In transformers' own code, which prepares a call, and looks at masks in a prefill.
 THEIRS = ("transformers/generation/utils.py", "transformers/masking_utils.py", "transformers/cache_utils.py")
-LEAVES_EARLY = {("hf_gr/torch/decode.py", "_close")}
+LEAVES_EARLY = {("hf_gr/torch/decode.py", "_decide")}
 SIZE_OF_DRAFT = {("hf_gr/torch/drafters.py", "_subtree")}
-IS_ACCEPTED = {("hf_gr/torch/decode.py", "advance")}
+IS_ACCEPTED = {("hf_gr/torch/decode.py", "decide")}
 LENGTH = {("hf_gr/torch/decode.py", "cropped")}
 WAS_THERE_A_DRAFT = {("hf_gr/generation/torch/drafts/trie.py", "report")}
 # A draft model has a prefill of its own, within the loop.

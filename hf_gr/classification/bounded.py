@@ -9,14 +9,13 @@ twin is `exhaustive`, which scores every node.
 A forward scores the best nodes of every row. Their keys are kept, up to a limit; beyond it they are forgotten, and a
 node whose ancestors are gone is read together with them.
 
-Axes: B batch, A rows that are not done, N nodes of a forward, D depth, V vocabulary.
+Axes: B batch, N nodes of a forward, D depth, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -127,12 +126,11 @@ class _Search:
     """One batch.
 
     Attributes:
-        rows: the rows of the batch that are not done.
-        log_probs: by those and by node; `-inf` for what was not reached.
+        log_probs: by row of the batch and by node; `-inf` for what was not reached.
         is_open: whether the node was reached and not scored.
         slots: of the node's keys, -1 for none.
         num_slots: of all keys.
-        num_scored: nodes scored, by row of the batch.
+        num_scored: nodes scored, by row.
     """
 
     def __init__(self, over: BoundedScorer, new_scorer: Callable[[], TreeScorer]) -> None:
@@ -141,66 +139,60 @@ class _Search:
         self.new_scorer = new_scorer
         self.scorer = new_scorer()
         (self.of_prompt,) = self.scorer.begin()
-        self.rows = np.arange(len(self.of_prompt))
-        shape = len(self.rows), len(self.edges.parents)
+        self.num_rows = len(self.of_prompt)
+        shape = self.num_rows, len(self.edges.parents)
         self.log_probs = np.full(shape, -np.inf)
         self.log_probs[:, 0] = 0.0
         self.is_open = np.zeros(shape, dtype=bool)
         self.slots = np.full(shape, -1)
         self.num_slots = 0
-        self.num_scored = np.zeros(len(self.rows), dtype=np.int64)
+        self.num_scored = np.zeros(self.num_rows, dtype=np.int64)
         self.most_slots = _most_slots(self.scorer)
 
     def run(self) -> list[Probable]:
         """Score nodes until every row is done."""
-        self._reach(self.of_prompt, [np.zeros(1, dtype=np.int64) for _ in self.rows])
-        done: list[Any] = [None] * len(self.rows)
-        while len(self.rows):
-            needed = [self._needed(place) for place in range(len(self.rows))]
-            for place, row in enumerate(self.rows):
-                if not len(needed[place]):
-                    done[row] = self._found(place)
-            going_on = np.flatnonzero([len(nodes) > 0 for nodes in needed])
-            if not len(going_on):
-                break
-            if len(going_on) < len(self.rows):
-                self._keep(going_on)
-            self._score([needed[place] for place in going_on])
-        return done
+        rows = range(self.num_rows)
+        self._reach(self.of_prompt, [np.zeros(1, dtype=np.int64) for _ in rows])
+        while any(map(len, needed := [self._needed(row) for row in rows])):
+            self._score(needed)
+        return [self._found(row) for row in rows]
 
-    def _needed(self, place: int) -> Longs:
+    def _needed(self, row: int) -> Longs:
         """The nodes of one row that must be scored as far as is known, the most probable first; none at its end."""
-        nodes = np.flatnonzero(self.is_open[place] & (self.log_probs[place] > -np.inf))
-        nodes = nodes[np.argsort(-self.log_probs[place, nodes], kind="stable")]
-        ended = self._ended(place)
+        nodes = np.flatnonzero(self.is_open[row] & (self.log_probs[row] > -np.inf))
+        nodes = nodes[np.argsort(-self.log_probs[row, nodes], kind="stable")]
+        ended = self._ended(row)
         if len(ended) < self.over.at_least or not len(nodes):
             return nodes
-        most = max(float(self.log_probs[place, ended].max()), float(self.log_probs[place, nodes[0]]))
-        found = np.exp(self.log_probs[place, ended] - most).sum()
-        mass = np.exp(self.log_probs[place, nodes] - most)[::-1].cumsum()[::-1]  # of each node and all after it
+        most = max(float(self.log_probs[row, ended].max()), float(self.log_probs[row, nodes[0]]))
+        found = np.exp(self.log_probs[row, ended] - most).sum()
+        mass = np.exp(self.log_probs[row, nodes] - most)[::-1].cumsum()[::-1]  # of each node and all after it
         return nodes[: int((mass > self.over.tolerance * found).sum())]
 
-    def _ended(self, place: int) -> Longs:
+    def _ended(self, row: int) -> Longs:
         """The leaves that were reached."""
-        return np.flatnonzero(~self.edges.is_inner & (self.log_probs[place] > -np.inf))
+        return np.flatnonzero(~self.edges.is_inner & (self.log_probs[row] > -np.inf))
 
-    def _found(self, place: int) -> Probable:
-        nodes = np.flatnonzero(~self.edges.is_inner & ~(self.log_probs[place] == -np.inf))
-        log_probs = torch.from_numpy(self.log_probs[place, nodes])
-        return Probable(self.edges.sequences[nodes], log_probs, int(self.num_scored[self.rows[place]]))
+    def _found(self, row: int) -> Probable:
+        nodes = np.flatnonzero(~self.edges.is_inner & ~(self.log_probs[row] == -np.inf))
+        log_probs = torch.from_numpy(self.log_probs[row, nodes])
+        return Probable(self.edges.sequences[nodes], log_probs, int(self.num_scored[row]))
 
     def _score(self, needed: Sequence[Longs]) -> None:
-        """Score the most probable nodes of every row."""
+        """Score the most probable nodes of every row; one that is done reads the root again."""
         room = max(min(NODES_AT_ONCE, LOGITS_AT_ONCE // (len(needed) * self.over.vocab_size)), 1)
         most = min(room, max(FIRST_NODES, int(self.num_scored.max()) // 4))
         picked = [nodes[:most] for nodes in needed]
         if self.num_slots and self.num_slots + most > self.most_slots:
             self._forget()
-        read = [np.append(nodes, self._unread_above(place, nodes)) for place, nodes in enumerate(picked)]
+        read = [
+            np.append(nodes, self._unread_above(row, nodes)) if len(nodes) else np.zeros(1, dtype=np.int64)
+            for row, nodes in enumerate(picked)
+        ]
         width = max(map(len, read))
         nodes = np.stack([np.append(of_row, np.repeat(of_row[:1], width - len(of_row))) for of_row in read])
-        for place, of_row in enumerate(read):
-            self.slots[place, of_row] = self.num_slots + np.arange(len(of_row))
+        for row, of_row in enumerate(read):
+            self.slots[row, of_row] = self.num_slots + np.arange(len(of_row))
         self.num_slots += width
         ancestry = self._ancestry(nodes)
         device = self.of_prompt.device
@@ -209,7 +201,7 @@ class _Search:
             Tree(to_device(ancestry, device), self.num_slots, is_level=False),
             to_device(self.edges.depths[nodes], device),
         )
-        self.num_scored[self.rows] += [len(of_row) for of_row in picked]
+        self.num_scored += [len(of_row) for of_row in picked]
         self._reach(logits, picked)
 
     def _reach(self, logits: Float[Tensor, "rows nodes vocab"], scored: Sequence[Longs]) -> None:
@@ -236,29 +228,19 @@ class _Search:
             nodes = self.edges.parents[nodes]
         return ancestry
 
-    def _unread_above(self, place: int, nodes: Longs) -> Longs:
+    def _unread_above(self, row: int, nodes: Longs) -> Longs:
         """The ancestors of some nodes whose keys are not there."""
         missing: list[Longs] = []
         while len(nodes := np.unique(self.edges.parents[nodes])) > 1 or nodes[0]:
-            missing.append(nodes[(self.slots[place, nodes] < 0) & (nodes > 0)])
+            missing.append(nodes[(self.slots[row, nodes] < 0) & (nodes > 0)])
         return np.unique(np.concatenate([*missing, nodes[:0]]))
 
     def _forget(self) -> None:
         """Drop the keys of all nodes."""
         self.scorer = self.new_scorer()
         self.scorer.begin()
-        if len(self.rows) < len(self.of_prompt):
-            self.scorer.keep(to_device(self.rows, self.of_prompt.device))
         self.slots[:] = -1
         self.num_slots = 0
-
-    def _keep(self, places: Longs) -> None:
-        """Go on with some rows."""
-        self.scorer.keep(to_device(places, self.of_prompt.device))
-        self.rows = self.rows[places]
-        self.log_probs, self.is_open, self.slots = (
-            array[places] for array in (self.log_probs, self.is_open, self.slots)
-        )
 
 
 def _most_slots(scorer: TreeScorer) -> int:

@@ -310,3 +310,34 @@ def _to_length(beams: Beams, max_length: int) -> tuple[Array, Array]:
     """Sequences and beam indices with room for the longest sequence."""
     ops, missing = beams.ops, max_length - beams.length
     return ops.pad(beams.sequences, missing, 0), ops.pad(beams.beam_indices, missing, -1)
+
+
+def of_level(beams: Beams, level: int, *, width: int) -> Beams:
+    """Beams of a level, without the room for later tokens."""
+    values = (beams.sequences[:, :width, :level], beams.beam_indices[:, :width, :level])
+    return Beams(beams.ops, *values, scores=beams.scores[:, :width], states=beams.states[:, :width])
+
+
+def to_room(beams: Beams, num_levels: int) -> Beams:
+    """Beams with room for all tokens."""
+    sequences, beam_indices = _to_length(beams, num_levels)
+    return replace(beams, sequences=sequences, beam_indices=beam_indices)
+
+
+def widened(beams: Beams, width: int) -> Beams:
+    """The same beams, and dead ones after them."""
+    missing = width - beams.scores.shape[1]
+    if not missing:
+        return beams
+
+    def filled(values: Array, number: int | float) -> Array:
+        more = beams.ops.full((len(values), missing, *values.shape[2:]), number, values)
+        return beams.ops.concat([values, more], 1)
+
+    return Beams(
+        beams.ops,
+        sequences=filled(beams.sequences, 0),
+        beam_indices=filled(beams.beam_indices, -1),
+        scores=filled(beams.scores, DEAD),
+        states=filled(beams.states, 0),
+    )

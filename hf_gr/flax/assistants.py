@@ -15,11 +15,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from hf_gr.core.beam import DEAD, Beams
+from hf_gr.core.beam import DEAD, Beams, of_level, to_room, widened
 
 from .arrays import along, where_rows
-from .beam import last_tokens, of_level, to_room, widened
-from .decode import child_scores, in_columns
+from .decode import child_scores, in_columns, last_tokens
 from .drafters import TreeDrafter, guess, open_children, sample, subtree
 from .noise import paths_of
 from .scorers import Params, Prompt, ScorerCache

@@ -26,12 +26,11 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from hf_gr.core import beam
-from hf_gr.core.beam import Beams, Finished
+from hf_gr.core.beam import Beams, Finished, of_level, to_room
 from hf_gr.core.verifiers import locate, relaxed_places
 
 from . import ops
 from .arrays import along, where_rows
-from .beam import last_tokens, of_level, to_room
 from .children import Children
 from .noise import PASSES, Noise, paths_of
 from .plan import DecodePlan
@@ -393,6 +392,11 @@ def _drafted(speculation: Speculation, draft: Draft | None, catalogue: DeviceCat
 def _behind(first: Array, second: Array) -> Array:
     """Arrays of some nodes, and behind them those of others."""
     return jnp.concatenate([first, second], axis=1)
+
+
+def last_tokens(beams: Beams, levels: Int[Array, " batch"]) -> Int[Array, "batch beams"]:
+    """The last token of each beam, where beams have room for all and rows have their own number of tokens."""
+    return along(beams.sequences, jnp.maximum(levels - 1, 0)[:, None, None], axis=2)[..., 0]
 
 
 def _with_more(array: Array, *, front: int = 0, behind: int = 0) -> Array:

@@ -3,19 +3,21 @@
 """The one loop: score, then decide, level by level. Knows no model beyond its scorer.
 
 A forward scores the live beams of every row and, with a drafter, nodes below them; the first one scores the prompt,
-too. Levels whose beams are all among scored nodes are decided without another forward, and rows wait for no other.
+too. Then levels are decided in order, each for the rows whose beams have come to it and are all among the scored
+nodes: each row advances at its own pace. Rows that wait, or are done, stay in the batch, masked.
 
 Fixed-length catalogues run without a single host synchronisation if nothing is drafted. Ragged ones and a user's
 stopping criteria synchronise once a level, to see whether anything is left to do, unless the plan says that nobody
 leaves early; drafts synchronise for their size, and for whether they were accepted.
 
-Axes: B batch, S some of its rows, K beams, C children, V vocabulary, T generated tokens, R returned sequences a row.
+Axes: B batch, K beams, C children, V vocabulary, T generated tokens, R returned sequences a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -23,18 +25,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hf_gr.core import beam
-from hf_gr.core.beam import Beams, Finished
+from hf_gr.core.beam import Beams, Finished, of_level, to_room, widened
 from hf_gr.core.verifiers import locate, relaxed_places
 
 from . import ops
 from .children import Children, ChildrenInColumns
-from .frontier import Frontier, Rows, by_level, in_order, per_field
 from .log_probs import token_log_probs
 from .noise import PASSES, paths_of
 from .plan import DecodePlan, Processor
 from .scorers import Scorer
-from .speculation import Drafter, Level, Lookahead, Speculation
-from .transfers import to_device
+from .speculation import Drafter, Frontier, Level, Lookahead, Rows, Speculation, of_rows
 from .transition import DeviceCatalogue, mask_illegal, over_vocabulary
 from .tree import Nodes
 
@@ -84,121 +84,148 @@ def decode(scorer: Scorer, catalogue: DeviceCatalogue, plan: DecodePlan, drafter
 
     Source: STATIC, algorithm 1, with candidates scored before any truncation; AtSpeed, algorithms 1 and 2.
     """
-    search = _Search(scorer, Rows(tuple(range(len(plan.prompt))), catalogue, plan), drafter)
-    waiting = [Frontier.start(search.batch)]
-    while waiting:
+    search = _Search(scorer, catalogue, plan, drafter)
+    state = search.start()
+    while any(rows := search.open_rows(state)):
         # No name for what is scored: its logits, as wide as the vocabulary, are gone when the next ones are made.
-        waiting = search.still_needed(
-            left for part in search.lookahead.score(waiting) for left in search.advance(*part)
-        )
-    may_be_shorter = catalogue.is_ragged or plan.stopping_criteria is not None
-    return Decoded(
-        *_best(search.finished, plan, may_be_shorter=may_be_shorter),
-        step_scores=search.steps("scores") if plan.output_scores else None,
-        step_logits=search.steps("logits") if plan.output_logits else None,
-        speculation=search.lookahead.speculation,
-        may_be_shorter=may_be_shorter,
-    )
+        state = search.decide(state, search.score(state, rows))
+    return search.result(state)
+
+
+@dataclass(frozen=True)
+class _State:
+    """The state passed from one forward to the next.
+
+    Attributes:
+        beams: as long as their level, if all rows have come to the same one; else with room for all tokens.
+        levels: tokens of the beams of each row.
+        can_change: which rows can still change.
+        finished: the results so far; None if there are none before the last level.
+        parents: where the parent of each beam is among the nodes that were scored last.
+    """
+
+    beams: Beams
+    levels: tuple[int, ...]
+    can_change: tuple[bool, ...]
+    finished: Finished | None
+    parents: Int[Tensor, "batch beams"]
+
+    def at(self, level: int, flags: Iterable[bool]) -> tuple[bool, ...]:
+        """The rows with a flag that have come to a level."""
+        return tuple(flag and own == level for flag, own in zip(flags, self.levels, strict=True))
 
 
 class _Search:
-    """Decides levels as far as they are scored. Serves one call.
+    """Scores, and decides levels as far as they are scored. Serves one call; the arguments are those of `decode`."""
 
-    Args:
-        scorer: the model.
-        batch: all rows.
-        drafter: proposes nodes to score ahead.
-    """
-
-    def __init__(self, scorer: Scorer, batch: Rows, drafter: Drafter | None) -> None:
-        plan, catalogue = batch.plan, batch.catalogue
-        self.scorer = scorer
-        self.batch = batch
-        self.lookahead = Lookahead(scorer, drafter, batch)
+    def __init__(self, scorer: Scorer, catalogue: DeviceCatalogue, plan: DecodePlan, drafter: Drafter | None) -> None:
+        self.scorer, self.catalogue, self.plan = scorer, catalogue, plan
+        self.lookahead = Lookahead(scorer, drafter, catalogue, len(plan.prompt))
         self.may_close = plan.exit_early and (catalogue.is_ragged or plan.stopping_criteria is not None)
         # Without a draft all rows need equally many forwards; outputs of a level have all rows.
         self.rows_leave = drafter is not None and not plan.keeps_steps
+        # Equal beams need not be scored K times, unless a processor expects K rows.
+        self.first_width = plan.width if plan.processors is not None or not plan.is_beam_search else 1
         # A plain number would become a tensor at every level, and `torch.tensor` copies from the host, which waits.
         self.dead = torch.full((), beam.DEAD, device=catalogue.device)
-        self.ended: list[Frontier] = []
         self.deepest = 0  # the level that all rows decide if they do not leave
-        self.kept: list[tuple[str, int, tuple[int, ...], Tensor]] = []  # what is kept of levels, by name and level
+        self.kept: dict[str, list[Tensor]] = {"scores": [], "logits": []}  # by level, if they are wanted
 
-    def advance(self, frontier: Frontier, levels: Sequence[Level]) -> Iterator[Frontier]:
-        """Decide levels while the beams of a row are among the scored nodes; gives the rows that need a forward."""
-        for number in range(len(levels)):
-            places = None  # of the beams among the scored nodes; None if each is its own
-            if number:
-                nodes = levels[number].nodes
-                assert nodes is not None
-                places, found = locate(frontier.beams, nodes.states)
-                # Only a draft that may lack a node needs this check, which synchronises.
-                if not nodes.is_complete and not all(flags := found.tolist()):
-                    yield frontier.where([not flag for flag in flags])
-                    frontier, levels = _narrowed(frontier, levels, flags)
-                    if not frontier.rows.numbers:
-                        return
-                    nodes, places = levels[number].nodes, places[found]
-                self.lookahead.accept(frontier, nodes, places)
-            below = levels[number + 1].nodes if number + 1 < len(levels) else None
-            if frontier.is_open:
-                self.deepest = max(self.deepest, frontier.level + 1)
-            frontier = self._decide(frontier, levels[number], places, below)
-            if frontier.level == self.batch.catalogue.max_length:
-                self.ended.append(frontier)
-                return
-            if self.may_close:
-                frontier, levels = self._close(frontier, levels)
-                if not frontier.rows.numbers:
-                    return
-        yield frontier
+    def start(self) -> _State:
+        """All rows at the root."""
+        plan, catalogue, num_rows = self.plan, self.catalogue, len(self.plan.prompt)
+        where: dict[str, Any] = {"ops": ops, "like": plan.prompt, "batch_size": num_rows}
+        beams = Beams.start(**where, width=self.first_width, independent=not plan.is_beam_search)
+        finished = None
+        if not plan.ends_together(is_ragged=catalogue.is_ragged):
+            finished = Finished.none_yet(**where, width=plan.width, max_length=catalogue.max_length)
+        parents = beams.states.expand(-1, plan.width)
+        return _State(beams, (0,) * num_rows, (True,) * num_rows, finished, parents)
 
-    def still_needed(self, frontiers: Iterable[Frontier]) -> list[Frontier]:
-        """The frontiers that need a forward, one a level; none if nothing can change any more."""
-        waiting = by_level(frontiers)
-        if any(frontier.is_open or frontier.level < self.deepest for frontier in waiting):
-            return waiting
-        self.ended += waiting
-        return []
+    def open_rows(self, state: _State) -> list[bool]:
+        """The rows that have levels left, and may still change; if they do not leave, all while some row may."""
+        unfinished = [level < self.catalogue.max_length for level in state.levels]
+        can_change = [*map(operator.and_, unfinished, state.can_change)]
+        if self.rows_leave:
+            return can_change
+        return unfinished if any(can_change) else [level < self.deepest for level in state.levels]
 
-    @property
-    def finished(self) -> Finished:
-        """The result of all rows."""
-        numbers = [frontier.rows.numbers for frontier in self.ended]
-        found = [frontier.finished for frontier in self.ended if frontier.finished is not None]
-        return per_field(lambda *parts: in_order(numbers, parts), *found)
+    def score(self, state: _State, rows: Sequence[bool]) -> list[tuple[Frontier, list[Level]]]:
+        """One forward for all open rows, and what is drafted below them."""
+        levels = sorted({level for level, is_open in zip(state.levels, rows, strict=True) if is_open})
+        return self.lookahead.score([self._frontier(state, state.at(level, rows), level) for level in levels])
 
-    def steps(self, name: str) -> tuple[Tensor, ...]:
-        """What was kept of every level, one row a path; the first step of a plain beam search is that of all paths."""
-        found = []
-        for level in range(self.deepest):
-            parts = [(rows, values) for kind, at, rows, values in self.kept if (kind, at) == (name, level)]
-            step = in_order([rows for rows, _ in parts], [values for _, values in parts])
-            found.append(step.expand(-1, self.batch.plan.width, -1).flatten(0, 1))
-        return tuple(found)
+    def decide(self, state: _State, parts: Sequence[tuple[Frontier, list[Level]]]) -> _State:
+        """Decide levels while the beams of a row are among the scored nodes."""
+        for first, levels in parts:
+            frontier, places = first, None  # of the beams among the scored nodes; None if each is its own
+            for number in range(len(levels)):
+                if number:
+                    level, nodes = first.level + number, levels[number].nodes
+                    assert nodes is not None
+                    flags = state.at(level, map(operator.and_, first.rows.flags, self.open_rows(state)))
+                    places, found = locate(state.beams, nodes.states)
+                    # Only a draft that may lack a node needs this check, which synchronises.
+                    if any(flags) and not nodes.is_complete:
+                        flags = tuple(map(operator.and_, flags, found.tolist()))
+                    if not any(flags):
+                        break
+                    frontier = self._frontier(state, flags, level)
+                    self.lookahead.accept(frontier, nodes, places)
+                below = levels[number + 1].nodes if number + 1 < len(levels) else None
+                state = self._decide(state, frontier, levels[number], places, below)
+        return state
+
+    def result(self, state: _State) -> Decoded:
+        """What was found."""
+        plan, may_be_shorter = self.plan, self.catalogue.is_ragged or self.plan.stopping_criteria is not None
+        assert state.finished is not None
+        return Decoded(
+            *_best(state.finished, plan, may_be_shorter=may_be_shorter),
+            step_scores=self._steps("scores") if plan.output_scores else None,
+            step_logits=self._steps("logits") if plan.output_logits else None,
+            speculation=self.lookahead.speculation,
+            may_be_shorter=may_be_shorter,
+        )
+
+    def _frontier(self, state: _State, flags: tuple[bool, ...], level: int) -> Frontier:
+        """Some rows, which have come to a level."""
+        rows = Rows(flags, self.catalogue.device)
+        beams = state.beams
+        if beams.length != level or not rows.are_all:
+            beams = of_level(beams, level, width=self.plan.width if level else self.first_width)
+            beams = of_rows(beams, rows, dead_state=self.catalogue.dead_state)
+        parents = state.parents[:, : beams.states.shape[1]]
+        return Frontier.of(rows, level, beams, parents, self.catalogue, self.plan)
 
     def _decide(
-        self, frontier: Frontier, scored: Level, places: Int[Tensor, "some beams"] | None, below: Nodes | None
-    ) -> Frontier:
+        self,
+        state: _State,
+        frontier: Frontier,
+        scored: Level,
+        places: Int[Tensor, "batch beams"] | None,
+        below: Nodes | None,
+    ) -> _State:
         """Decide one level.
 
         Args:
-            frontier: the beams.
+            state: the state.
+            frontier: the rows whose beams are among the scored nodes.
             scored: nodes of their level with their logits.
             places: of the beams among those; None if each is its own.
             below: what was drafted below the nodes.
         """
         beams, legal, rows, level = frontier.beams, frontier.legal, frontier.rows, frontier.level
-        plan, logits = rows.plan, scored.logits
+        plan, logits = self.plan, scored.logits
         if scored.nodes is None:  # the root
-            logits, places = logits.expand(-1, beams.scores.shape[1], -1), beams.states  # both are 0 there
+            logits, places = logits.expand(-1, beams.scores.shape[1], -1), frontier.parents  # all are 0 there
         elif places is not None:
             logits = logits.gather(1, places[..., None].expand(-1, -1, logits.shape[-1]))
         scores = child_scores(logits, in_columns(legal, self.scorer, level=level), beams, plan)
         if plan.output_scores:
-            self.kept.append(("scores", level, rows.numbers, over_vocabulary(scores, legal, logits.shape[-1])))
+            self._keep("scores", frontier, over_vocabulary(scores, legal, logits.shape[-1]))
         if plan.output_logits:
-            self.kept.append(("logits", level, rows.numbers, logits.float()))
+            self._keep("logits", frontier, logits.float())
         del logits  # as wide as the vocabulary, and the next ones are about to be allocated
         scores = sum_scores(scores, legal, beams, plan, self.dead)
         picked = None
@@ -214,28 +241,45 @@ class _Search:
                 gumbel=plan.noise.gumbel(beams, legal),
                 ops=ops,
             )
-        beams, finished = accept(
-            beams, frontier.finished, legal, scores, rows.catalogue, plan, level=level, picked=picked
-        )
-        parents = beams.parents if places is None else places.gather(1, beams.parents)
+        if any(map(operator.and_, rows.flags, state.can_change)):
+            self.deepest = max(self.deepest, level + 1)
+        kept, finished = accept(beams, state.finished, legal, scores, self.catalogue, plan, level=level, picked=picked)
+        parents = kept.parents if places is None else places.gather(1, kept.parents)
         parents = parents + scored.start if scored.start else parents
-        return Frontier(self.batch, rows, level + 1, beams, finished, parents, frontier.is_open)
+        state = _State(
+            beams=self._of_both(rows, kept, state.beams),
+            levels=tuple(own + flag for own, flag in zip(state.levels, rows.flags, strict=True)),
+            can_change=state.can_change,
+            finished=_where_rows(rows, finished, state.finished),
+            parents=rows.where(parents, state.parents),
+        )
+        if self.may_close and level + 1 < self.catalogue.max_length:
+            state = replace(state, can_change=tuple(_can_change(state.beams, state.finished, plan).tolist()))
+        return state
 
-    def _close(self, frontier: Frontier, levels: Sequence[Level]) -> tuple[Frontier, Sequence[Level]]:
-        """The rows that can still change, or all of them if they do not leave; synchronises."""
-        flags = _can_change(frontier.beams, frontier.finished, self.batch.plan).tolist()
-        if not self.rows_leave:
-            frontier = replace(frontier, is_open=any(flags))
-        elif not all(flags):
-            self.ended.append(frontier.where([not flag for flag in flags]))
-            return _narrowed(frontier, levels, flags)
-        return frontier, levels
+    def _of_both(self, rows: Rows, new: Beams, old: Beams) -> Beams:
+        """The new beams in some rows, the old ones in all others."""
+        if rows.are_all:
+            return new
+        width, length = self.plan.width, self.catalogue.max_length
+        return _where_rows(rows, *(to_room(widened(one, width), length) for one in (new, old)))
+
+    def _keep(self, name: str, frontier: Frontier, step: Float[Tensor, "batch beams vocab"]) -> None:
+        """Keep what was found of a level."""
+        steps, level = self.kept[name], frontier.level
+        steps[level:] = [frontier.rows.where(step, steps[level]) if level < len(steps) else step, *steps[level + 1 :]]
+
+    def _steps(self, name: str) -> tuple[Tensor, ...]:
+        """What was kept of every level, one row a path; the first step of a plain beam search is that of all paths."""
+        return tuple(step.expand(-1, self.plan.width, -1).flatten(0, 1) for step in self.kept[name][: self.deepest])
 
 
-def _narrowed(frontier: Frontier, levels: Sequence[Level], flags: Sequence[bool]) -> tuple[Frontier, Sequence[Level]]:
-    """The rows with a flag, and what was scored of them."""
-    kept = to_device([row for row, flag in enumerate(flags) if flag], frontier.parents.device)
-    return frontier.where(flags), [level.of_rows(kept) for level in levels] if len(kept) else []
+def _where_rows(rows: Rows, new: Any, old: Any) -> Any:
+    """New beams, or finished ones, for some rows."""
+    if rows.are_all or old is None:
+        return new
+    names = [field.name for field in fields(new)][1:]
+    return replace(new, **{name: rows.where(getattr(new, name), getattr(old, name)) for name in names})
 
 
 def in_columns(legal: Children, scorer: Scorer, *, level: int) -> Children:

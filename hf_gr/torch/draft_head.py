@@ -293,10 +293,6 @@ class HeadScorer:
         self.states = torch.cat(states, dim=1)
         return logits
 
-    def keep(self, rows: Int[Tensor, " some"]) -> None:
-        """See `Scorer.keep`."""
-        self.hidden, self.states = self.hidden[rows], self.states[rows]
-
     def _logits(self, state: Float[Tensor, "batch nodes hidden"], *, level: int) -> Float[Tensor, "batch nodes _"]:
         logits = self.head.logits(state, self.hidden, level=level)
         if self.vocab_size is None:

@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import compress
 
 import torch
 from jaxtyping import Bool, Float
@@ -21,10 +22,9 @@ from hf_gr.core.beam import Beams
 
 from .children import Children
 from .decode import child_scores, in_columns, sum_scores
-from .frontier import Frontier
 from .noise import DRAFTS, paths_of
 from .scorers import Scorer
-from .speculation import Part
+from .speculation import Frontier, Part
 from .transition import DeviceCatalogue, children, is_leaf
 from .tree import Nodes
 
@@ -76,15 +76,12 @@ class Assistant:
             frontier: the target's beams.
             whole: for the first levels how many nodes they have, where all of them are wanted.
         """
-        beams, level, which = frontier.beams, frontier.level, frontier.rows.plan.rows
+        beams, level = frontier.beams, frontier.level
         scorer = self.new_scorer()
         logits = scorer.begin()[0]
-        if which is not None:
-            scorer.keep(which)
-            logits = logits[which]
         if level:
             logits = self._score(scorer, nodes_of(beams), depth=1)
-        search = (Samples if frontier.rows.plan.is_relaxed else Guesses)(frontier, scorer)
+        search = (Samples if frontier.plan.is_relaxed else Guesses)(frontier, scorer)
         nodes, first = None, beams.scores.shape[1] * max(level - 1, 0)  # of the beams among all nodes of the forward
         for depth, number in enumerate([*whole, *[self.num_beams] * self.num_steps], start=level + 1):
             if nodes is not None:
@@ -95,7 +92,7 @@ class Assistant:
             above = nodes.parents + first if depth > 1 else torch.zeros_like(nodes.parents)  # of the root
             nodes = replace(nodes, parents=above)
 
-    def _score(self, scorer: Scorer, levels: Sequence[Nodes], *, depth: int) -> Float[Tensor, "some nodes vocab"]:
+    def _score(self, scorer: Scorer, levels: Sequence[Nodes], *, depth: int) -> Float[Tensor, "batch nodes vocab"]:
         before = scorer.num_forwards
         logits = scorer.score(levels, depth=depth)[-1]
         self.num_forwards += scorer.num_forwards - before
@@ -111,15 +108,15 @@ class DraftSearch(ABC):
     """
 
     def __init__(self, frontier: Frontier, scorer: Scorer) -> None:
-        plan = frontier.rows.plan
+        plan = frontier.plan
         self.plan = replace(plan, stopping_criteria=None, processor_width=plan.width)
-        self.catalogue = frontier.rows.catalogue
+        self.catalogue = frontier.catalogue
         self.scorer = scorer
         self.nodes = frontier.beams  # of the last level
         self.dead = torch.full((), beam.DEAD, device=self.nodes.scores.device)
 
     @abstractmethod
-    def step(self, logits: Float[Tensor, "some nodes vocab"], *, depth: int, number: int) -> Nodes:
+    def step(self, logits: Float[Tensor, "batch nodes vocab"], *, depth: int, number: int) -> Nodes:
         """The nodes of the next level.
 
         Args:
@@ -129,8 +126,8 @@ class DraftSearch(ABC):
         """
 
     def children(
-        self, logits: Float[Tensor, "some nodes vocab"], *, depth: int
-    ) -> tuple[Children, Float[Tensor, "some nodes children"]]:
+        self, logits: Float[Tensor, "batch nodes vocab"], *, depth: int
+    ) -> tuple[Children, Float[Tensor, "batch nodes children"]]:
         """The children of the last level's nodes, and their cumulative scores."""
         legal = children(self.nodes.states, self.catalogue, level=depth - 1)
         own = child_scores(logits, in_columns(legal, self.scorer, level=depth - 1), self.nodes, self.plan)
@@ -143,7 +140,7 @@ class Samples(DraftSearch):
     Source: AtSpeed, section 3.2.
     """
 
-    def step(self, logits: Float[Tensor, "some nodes vocab"], *, depth: int, number: int) -> Nodes:
+    def step(self, logits: Float[Tensor, "batch nodes vocab"], *, depth: int, number: int) -> Nodes:
         """See `DraftSearch.step`."""
         legal, scores = self.children(logits, depth=depth)
         assert self.plan.noise is not None
@@ -172,7 +169,7 @@ class Guesses(DraftSearch):
         self.lacks = torch.zeros_like(self.nodes.scores)  # in log-probability; none for what the beams would be
         self.paths = paths_of(self.nodes)
 
-    def step(self, logits: Float[Tensor, "some nodes vocab"], *, depth: int, number: int) -> Nodes:
+    def step(self, logits: Float[Tensor, "batch nodes vocab"], *, depth: int, number: int) -> Nodes:
         """See `DraftSearch.step`."""
         legal, scores = self.children(logits, depth=depth)
         is_open = open_children(legal, self.catalogue, depth=depth)
@@ -188,9 +185,9 @@ class Guesses(DraftSearch):
     def _lacks(
         self,
         legal: Children,
-        scores: Float[Tensor, "some nodes children"],
-        is_open: Bool[Tensor, "some nodes children"],
-    ) -> Float[Tensor, "some nodes children"]:
+        scores: Float[Tensor, "batch nodes children"],
+        is_open: Bool[Tensor, "batch nodes children"],
+    ) -> Float[Tensor, "batch nodes children"]:
         """What each child lacks to be chosen, if the node above it is a beam."""
         plan, keys = self.plan, scores
         if plan.do_sample:
@@ -208,7 +205,7 @@ class Guesses(DraftSearch):
         return torch.maximum(drawn - keys, best - scores)
 
 
-def _nth(values: Float[Tensor, "some nodes children"], number: int) -> Float[Tensor, "some 1 1"]:
+def _nth(values: Float[Tensor, "batch nodes children"], number: int) -> Float[Tensor, "batch 1 1"]:
     """The n-th largest value of every row, `-inf` if there are fewer."""
     flat = values.flatten(1)
     if flat.shape[1] < number:
@@ -239,20 +236,19 @@ class TreeDrafter:
     def draft(self, frontier: Frontier) -> list[Part]:
         """See `Drafter.draft`."""
         rest, fits = self._subtree(frontier.legal, [], frontier)
-        if len(set(fits)) > 1:  # what rows could have alone does not depend on others
-            return [
-                part for flags in (fits, [not flag for flag in fits]) for part in self.draft(frontier.where(flags))
-            ]
-        if self.assistant is None or fits[0] or frontier.level < self.assistant.first_level:
+        flags = frontier.rows.flags
+        if len(set(compress(fits, flags))) > 1:  # what rows could have alone does not depend on others
+            return [part for some in (fits, [not fit for fit in fits]) for part in self.draft(frontier.where(some))]
+        if self.assistant is None or fits[flags.index(True)] or frontier.level < self.assistant.first_level:
             return [(frontier, rest)]
         drafted: list[Nodes] = []
         # Samples are verified by probabilities that nodes of whole levels would not have.
-        whole = [] if frontier.rows.plan.is_relaxed else [nodes.tokens.shape[1] for nodes in rest]
+        whole = [] if frontier.plan.is_relaxed else [nodes.tokens.shape[1] for nodes in rest]
         for guess in self.assistant.draft(frontier, whole):
             drafted.append(guess)
             if len(drafted) <= len(whole):
                 continue
-            legal = children(guess.states, frontier.rows.catalogue, level=frontier.level + len(drafted))
+            legal = children(guess.states, frontier.catalogue, level=frontier.level + len(drafted))
             rest, fits = self._subtree(legal, drafted, frontier)
             if all(fits):
                 break
@@ -262,9 +258,9 @@ class TreeDrafter:
         self, legal: Children, drafted: Sequence[Nodes], frontier: Frontier
     ) -> tuple[list[Nodes], list[bool]]:
         """The legal nodes below the drafted ones, level by level while they fit; and for which rows those are all."""
-        level, catalogue = frontier.level, frontier.rows.catalogue
+        level, catalogue = frontier.level, frontier.catalogue
         rest: list[Nodes] = []
-        used = [sum(nodes.tokens.shape[1] for nodes in drafted)] * len(frontier.rows.numbers)
+        used = [sum(nodes.tokens.shape[1] for nodes in drafted)] * len(frontier.rows.flags)
         # Nothing follows the last level's tokens: they need no logits.
         for depth in range(level + 1 + len(drafted), catalogue.max_length):
             if rest:
@@ -272,7 +268,7 @@ class TreeDrafter:
             wanted = open_children(legal, catalogue, depth=depth).flatten(1)
             counts = wanted.sum(dim=-1).tolist()  # synchronises: the shape of the next forward depends on it
             # As many nodes as beams cost no more here than in the forward that they save.
-            least = frontier.rows.plan.width
+            least = frontier.plan.width
             fits = [count <= max(self.budget - before, least) for count, before in zip(counts, used, strict=True)]
             if not all(fits):
                 return rest, fits
@@ -304,7 +300,7 @@ class FixedTree:
 
     def draft(self, frontier: Frontier) -> list[Part]:
         """See `Drafter.draft`."""
-        level, catalogue, legal = frontier.level, frontier.rows.catalogue, frontier.legal
+        level, catalogue, legal = frontier.level, frontier.catalogue, frontier.legal
         rest: list[Nodes] = []
         for depth, width in enumerate(self.widths[level], start=level + 1):
             if rest:
@@ -348,7 +344,7 @@ def fixed_widths(nodes_per_level: Sequence[int], num_beams: int, *, budget: int)
 
 
 def _all_children(
-    legal: Children, wanted: Bool[Tensor, "some children_of_all"], *, width: int, dead_state: int
+    legal: Children, wanted: Bool[Tensor, "batch children_of_all"], *, width: int, dead_state: int
 ) -> Nodes:
     """The wanted ones of all children, the first `width` of a row."""
     num_rows, num_above, num_children = legal.shape

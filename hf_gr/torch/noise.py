@@ -46,10 +46,6 @@ class Noise:
 
     seeds: Int[Tensor, " batch"]
 
-    def take(self, rows: Int[Tensor, " some"]) -> Noise:
-        """The noise of some prompts."""
-        return Noise(self.seeds[rows])
-
     def stream(self, number: int) -> Noise:
         """Noise for another purpose, independent of this one; `number` is at least 1."""
         return Noise(_fold(self.seeds, torch.full_like(self.seeds, number)))

@@ -8,7 +8,7 @@ Axes: B batch, K beams, V vocabulary, P prompt, T generated tokens, R returned s
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -50,7 +50,6 @@ class DecodePlan:
         is_relaxed: sampling beams accept drafted samples by relaxed verification; they compete even if there is only
             one.
         noise: what is drawn comes from; None if nothing is.
-        rows: which rows of the call the arguments of this plan's methods hold; None for all of them.
     """
 
     prompt: Int[Tensor, "batch prompt"]
@@ -73,7 +72,6 @@ class DecodePlan:
     exit_early: bool = True
     is_relaxed: bool = False
     noise: Noise | None = None
-    rows: Int[Tensor, " some"] | None = None
 
     @property
     def is_beam_search(self) -> bool:
@@ -94,30 +92,20 @@ class DecodePlan:
         """Whether scores or logits of every level are outputs."""
         return self.output_scores or self.output_logits
 
-    def of_rows(self, rows: Int[Tensor, " some"]) -> DecodePlan:
-        """The same options for some rows of the call."""
-        return replace(self, rows=rows, noise=None if self.noise is None else self.noise.take(rows))
-
     def apply(
         self,
         function: Callable[..., Tensor],
-        sequences: Int[Tensor, "some beams length"],
-        *others: Float[Tensor, "some beams *shape"],
+        sequences: Int[Tensor, "batch beams length"],
+        *others: Float[Tensor, "batch beams *shape"],
     ) -> Tensor:
         """A user's function of full sequences, prompt included, one row a path; and of other values of each path.
 
-        Such a function may know the rows of the call by their numbers: it gets all of them, and rows that are not
-        wanted repeat the generated tokens of the first one that is.
+        Such a function may know the rows of the call by their numbers: it gets all of them, also those that wait.
 
         Returns:
-            What the function returned for each path of the wanted rows.
+            What the function returned for each path.
         """
-        num_rows, num_beams = sequences.shape[:2]
-        if self.rows is not None:
-            source = torch.zeros(len(self.prompt), dtype=torch.long, device=sequences.device)
-            source[self.rows] = torch.arange(num_rows, device=sequences.device)
-            sequences, *others = (values[source] for values in (sequences, *others))  # pyright: ignore
+        num_beams = sequences.shape[1]
         prompt = self.prompt[:, None].expand(-1, num_beams, -1)
         full = torch.cat([prompt, sequences], dim=-1).flatten(0, 1)
-        found = function(full, *(values.flatten(0, 1) for values in others)).unflatten(0, (-1, num_beams))
-        return found if self.rows is None else found[self.rows]
+        return function(full, *(values.flatten(0, 1) for values in others)).unflatten(0, (-1, num_beams))

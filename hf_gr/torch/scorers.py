@@ -71,10 +71,6 @@ class Scorer(Protocol):
         """
         ...
 
-    def keep(self, rows: Int[Tensor, " some"]) -> None:
-        """Forget the other rows of the batch."""
-        ...
-
 
 @dataclass(frozen=True)
 class Prefilled:
@@ -227,21 +223,6 @@ class TreeScorer:
         self.num_forwards += 1
         return outputs.logits.to(tokens.device)
 
-    def keep(self, rows: Int[Tensor, " some"]) -> None:
-        """See `Scorer.keep`."""
-        prompt = self.prompt
-        for layer in prompt.cache.layers:
-            if layer.keys is None:  # it reads another layer's
-                continue
-            layer.batch_select_indices(rows.to(layer.keys.device))
-        self.prompt = replace(
-            prompt,
-            logits=prompt.logits[rows],
-            mask=prompt.mask[rows],
-            next_position=prompt.next_position[..., rows, :],
-        )
-        self.tree = replace(self.tree, ancestry=self.tree.ancestry[rows])
-
     def _grow(
         self, levels: Sequence[Nodes], *, depth: Depth
     ) -> tuple[Int[Tensor, "batch nodes"], Tree, Int[Tensor, "#batch nodes"]]:
@@ -293,10 +274,6 @@ class PathReader(Protocol):
             tokens: new ones.
             num_read: tokens of each row between the prompt and those; None if they begin with the prompt.
         """
-        ...
-
-    def keep(self, rows: Int[Tensor, " some"], *, num_paths: int) -> None:
-        """Forget the other requests; each has `num_paths` rows."""
         ...
 
 
@@ -356,12 +333,6 @@ class BatchScorer:
         of_levels, rows = _of_nodes(levels, paths, logits)
         self.row_of = torch.cat(rows, dim=1)
         return of_levels
-
-    def keep(self, rows: Int[Tensor, " some"]) -> None:
-        """See `Scorer.keep`."""
-        self.reader.keep(rows, num_paths=max(self.num_rows, 1))
-        self.tokens = self.tokens[rows]
-        self.row_of = None if self.row_of is None else self.row_of[rows]
 
     def _read(
         self, known: Int[Tensor, "batch rows read"], tokens: Int[Tensor, "batch rows levels"], ahead: list[int]
@@ -428,12 +399,12 @@ class PlainScorer:
         self.columns: Callable[..., Tensor] | None = None
         self.num_forwards = 0
         self.read = read
-        self.requests = torch.arange(batch_size)
+        self.batch_size = batch_size
         self.paths: Any = None  # of the nodes scored last
 
     def begin(self, levels: Sequence[Nodes] = ()) -> list[Float[Tensor, "batch _ vocab"]]:
         """See `Scorer.begin`; no levels."""
-        nothing = torch.empty((len(self.requests), 1, 0), dtype=torch.long)
+        nothing = torch.empty((self.batch_size, 1, 0), dtype=torch.long)
         logits = self._read(nothing)
         self.paths = nothing.to(logits.device)
         return [logits]
@@ -446,14 +417,10 @@ class PlainScorer:
         self.num_forwards += 1
         return [self._read(self.paths)]
 
-    def keep(self, rows: Int[Tensor, " some"]) -> None:
-        """See `Scorer.keep`."""
-        self.requests, self.paths = self.requests[rows.cpu()], self.paths[rows]
-
     def _read(self, paths: Int[Tensor, "batch nodes depth"]) -> Float[Tensor, "batch nodes vocab"]:
         logits = [
             torch.cat([self.read(request, rows) for rows in of_request.split(ROWS_AT_ONCE)])
-            for request, of_request in zip(self.requests.tolist(), paths, strict=True)
+            for request, of_request in enumerate(paths)
         ]
         return torch.stack(logits)
 

@@ -12,7 +12,7 @@ are ours. Axes: X rows of T tokens, M labels of an answer, D tokens of a label, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -284,10 +284,6 @@ class AnswerCatalogue:
     def has_leaves(self) -> tuple[bool, ...]:
         """By level: whether an answer can end there."""
         return (True,) * self.max_length
-
-    def of_rows(self, rows: Int[Tensor, " some"]) -> AnswerCatalogue:
-        """What may be generated for some requests of the batch."""
-        return replace(self, rules=self.rules[rows])
 
     def children(self, beams: Beams, *, level: int) -> AnswerChildren:
         """What may follow the tokens of every beam."""

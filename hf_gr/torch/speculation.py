@@ -1,29 +1,34 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Logits for the live beams, and ahead of them for drafted nodes, from one forward. Knows no trie, decides nothing.
+"""Logits for the live beams, and ahead of them for drafted nodes, from one forward. Decides nothing.
 
-The rows of a batch go on by themselves: a forward scores the beams of every row on the level that it has come to, and
-what is drafted below them.
+Each row advances at its own pace, and all stay in the batch: a forward scores the beams of every row on the level that
+it has come to, and what is drafted below them. Rows that wait, or are done, have dead beams there.
 
-Axes: B batch, S some of its rows, K beams, N nodes of a level, V vocabulary.
+Axes: B batch, K beams, N nodes of a level, V vocabulary.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hf_gr.core.beam import DEAD
+from hf_gr.core.beam import DEAD, Beams
 
-from .frontier import Frontier, Rows
+from .children import Children
+from .plan import DecodePlan
 from .scorers import Depth, Scorer
 from .transfers import to_device
+from .transition import DeviceCatalogue
 from .tree import Nodes
 
 
@@ -51,6 +56,96 @@ class Speculation:
     chosen: str | None = None
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of a batch, as the host knows them; all others wait.
+
+    Attributes:
+        flags: by row.
+        device: where the batch is.
+    """
+
+    flags: tuple[bool, ...]
+    device: torch.device
+
+    @property
+    def are_all(self) -> bool:
+        """Whether no row waits."""
+        return all(self.flags)
+
+    @cached_property
+    def mask(self) -> Bool[Tensor, "batch 1"]:
+        """The flags on the device."""
+        return to_device(np.array(self.flags), self.device)[:, None]
+
+    @cached_property
+    def source(self) -> Int[Tensor, " batch"]:
+        """For each of these rows its own number, for all others that of the first one."""
+        first = self.flags.index(True)
+        return to_device([row if flag else first for row, flag in enumerate(self.flags)], self.device)
+
+    def where(self, new: Tensor, old: Tensor) -> Tensor:
+        """New values for these rows."""
+        if self.are_all:
+            return new
+        return torch.where(self.mask.view(-1, *[1] * (new.ndim - 1)), new, old)
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """The rows of a batch whose beams have come to one level: what is drafted, and decided, together.
+
+    Attributes:
+        rows: those.
+        level: tokens of each beam.
+        beams: the live beams; those of other rows are dead.
+        parents: where the parent of each beam is among the nodes that were scored last.
+        legal: the children of the beams.
+        catalogue: the legal sequences of each row.
+        plan: the options.
+    """
+
+    rows: Rows
+    level: int
+    beams: Beams
+    parents: Int[Tensor, "batch beams"]
+    legal: Children
+    catalogue: DeviceCatalogue
+    plan: DecodePlan
+
+    @classmethod
+    def of(
+        cls,
+        rows: Rows,
+        level: int,
+        beams: Beams,
+        parents: Int[Tensor, "batch beams"],
+        catalogue: DeviceCatalogue,
+        plan: DecodePlan,
+    ) -> Frontier:
+        """The same; looks the children up."""
+        return cls(rows, level, beams, parents, catalogue.children(beams, level=level), catalogue, plan)
+
+    def where(self, flags: Sequence[bool]) -> Frontier:
+        """Those of the rows that have a flag."""
+        rows = replace(self.rows, flags=tuple(map(operator.and_, self.rows.flags, flags)))
+        beams = of_rows(self.beams, rows, dead_state=self.catalogue.dead_state)
+        return Frontier.of(rows, self.level, beams, self.parents, self.catalogue, self.plan)
+
+
+def of_rows(beams: Beams, rows: Rows, *, dead_state: int) -> Beams:
+    """The beams of some rows; all others have dead ones, with the tokens of the first of them."""
+    if rows.are_all:
+        return beams
+    return Beams(
+        beams.ops,
+        beams.sequences[rows.source],
+        beams.beam_indices[rows.source],
+        beams.scores.masked_fill(~rows.mask, DEAD),
+        beams.states.masked_fill(~rows.mask, dead_state),
+    )
+
+
 # Some rows, and what is drafted below their beams.
 Part = tuple[Frontier, list[Nodes]]
 
@@ -76,7 +171,7 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True)
 class Level:
-    """Nodes of one level of a frontier's rows, scored.
+    """Nodes of one level below some rows, scored.
 
     Attributes:
         nodes: the live beams on the first level (None for the root), then what was drafted.
@@ -85,12 +180,8 @@ class Level:
     """
 
     nodes: Nodes | None
-    logits: Float[Tensor, "some _ vocab"]
+    logits: Float[Tensor, "batch _ vocab"]
     start: int
-
-    def of_rows(self, rows: Int[Tensor, " kept"]) -> Level:
-        """Those of some rows."""
-        return Level(None if self.nodes is None else self.nodes.of_rows(rows), self.logits[rows], self.start)
 
 
 class Lookahead:
@@ -99,16 +190,16 @@ class Lookahead:
     Args:
         scorer: the model.
         drafter: proposes nodes; None for no draft.
-        batch: all rows.
+        catalogue: the legal sequences of each row.
+        num_rows: B.
     """
 
-    def __init__(self, scorer: Scorer, drafter: Drafter | None, batch: Rows) -> None:
+    def __init__(self, scorer: Scorer, drafter: Drafter | None, catalogue: DeviceCatalogue, num_rows: int) -> None:
         self.scorer = scorer
         self.drafter = drafter
-        self.rows = batch.numbers  # that the scorer still has
-        self.dead_state = batch.catalogue.dead_state
+        self.dead_state = catalogue.dead_state
         names = ("drafted_nodes", "accepted_nodes", "drafted_steps", "accepted_steps")
-        nothing = torch.zeros(len(batch.numbers), dtype=torch.long, device=batch.catalogue.device)
+        nothing = torch.zeros(num_rows, dtype=torch.long, device=catalogue.device)
         # Without a drafter nothing is counted.
         self.counts = {name: nothing if drafter is None else nothing.clone() for name in names}
 
@@ -119,27 +210,24 @@ class Lookahead:
             The rows, in parts, each with the level of its beams and what was drafted below it.
         """
         parts = [part for frontier in frontiers for part in self._draft(frontier)]
-        self._forget([frontier for frontier, _ in parts])
-        levels = [[_live(frontier), *drafted] for frontier, drafted in parts]
-        if len(parts) == 1:
-            (frontier, _), (own,) = parts[0], levels
-            return [(frontier, self._forward(own, frontier.level))]
-        place_of = {number: place for place, number in enumerate(self.rows)}
-        places = [[place_of[number] for number in frontier.rows.numbers] for frontier, _ in parts]
-        depth = [frontier.level for (frontier, _), of_part in zip(parts, places, strict=True) for _ in of_part]
-        depth = [depth for _, depth in sorted(zip(chain(*places), depth, strict=True))]
-        where = [to_device(of_part, levels[0][0].tokens.device) for of_part in places]
-        joined = _joined(levels, where, num_rows=len(self.rows), dead_state=self.dead_state)
-        scored = self._forward(joined, depth if len(set(depth)) > 1 else depth[0])
+        levels = [(frontier.rows, [_live(frontier), *drafted]) for frontier, drafted in parts]
+        if frontiers[0].rows.are_all:
+            depth: Depth = frontiers[0].level
+        else:  # a row that is done is as deep as the least deep one: all have positions for that
+            each = [{row: f.level for row, flag in enumerate(f.rows.flags) if flag} for f in frontiers]
+            known = {row: level for of in each for row, level in of.items()}
+            least = min(known.values())
+            depth = [known.get(row, least) for row in range(len(frontiers[0].rows.flags))]
+        scored = self._forward(_joined(levels, dead_state=self.dead_state), depth)
         return [
             (
                 frontier,
                 [
-                    Level(None if at.nodes is None else nodes, at.logits[rows, : nodes.tokens.shape[1]], at.start)
+                    Level(None if at.nodes is None else nodes, at.logits[:, : nodes.tokens.shape[1]], at.start)
                     for nodes, at in zip(own, scored, strict=False)
                 ],
             )
-            for (frontier, _), own, rows in zip(parts, levels, where, strict=True)
+            for (frontier, _), (_, own) in zip(parts, levels, strict=True)
         ]
 
     def _forward(self, levels: list[Nodes], depth: Depth) -> list[Level]:
@@ -151,7 +239,7 @@ class Lookahead:
         drafted[:1] = [replace(nodes, parents=torch.zeros_like(nodes.parents)) for nodes in drafted[:1]]
         return _numbered([None, *drafted], self.scorer.begin(drafted))
 
-    def accept(self, frontier: Frontier, nodes: Nodes, places: Int[Tensor, "some beams"]) -> None:
+    def accept(self, frontier: Frontier, nodes: Nodes, places: Int[Tensor, "batch beams"]) -> None:
         """Count a level whose beams had all been drafted.
 
         Args:
@@ -185,20 +273,9 @@ class Lookahead:
         return parts
 
     def _count(self, frontier: Frontier, **more: Any) -> None:
-        rows = frontier.rows.plan.rows
+        rows = frontier.rows
         for name, number in more.items():
-            self.counts[name][slice(None) if rows is None else rows] += number
-
-    def _forget(self, frontiers: Sequence[Frontier]) -> None:
-        """Drop the rows that are done from the scorer."""
-        if len(frontiers) == 1 and len(frontiers[0].rows.numbers) == len(self.rows):
-            return
-        wanted = {number for frontier in frontiers for number in frontier.rows.numbers}
-        if len(wanted) == len(self.rows):
-            return
-        kept = [place for place, number in enumerate(self.rows) if number in wanted]
-        self.scorer.keep(to_device(kept, frontiers[0].beams.states.device))
-        self.rows = tuple(self.rows[place] for place in kept)
+            self.counts[name] += number if rows.are_all else rows.mask[:, 0] * number
 
 
 def _live(frontier: Frontier) -> Nodes:
@@ -217,18 +294,20 @@ def _numbered(levels: Sequence[Nodes | None], logits: Sequence[Tensor]) -> list[
     return found
 
 
-def _joined(
-    levels: Sequence[Sequence[Nodes]], rows: Sequence[Int[Tensor, " _"]], *, num_rows: int, dead_state: int
-) -> list[Nodes]:
-    """The levels of several frontiers side by side, each at its distance from its frontier; padded to the widest."""
+def _joined(levels: Sequence[tuple[Rows, list[Nodes]]], *, dead_state: int) -> list[Nodes]:
+    """The levels of several parts, each at its distance from its frontier; padded to the widest."""
+    if levels[0][0].are_all:
+        return levels[0][1]
     joined = []
-    for below in range(max(map(len, levels))):
-        there = [(of[below], which) for of, which in zip(levels, rows, strict=True) if below < len(of)]
-        shape = (num_rows, max(nodes.tokens.shape[1] for nodes, _ in there))
-        nothing = torch.zeros(shape, dtype=torch.long, device=there[0][1].device)
-        tokens, parents, states = nothing, nothing.clone(), nothing + dead_state
-        for nodes, which in there:
-            for whole, part in ((tokens, nodes.tokens), (parents, nodes.parents), (states, nodes.states)):
-                whole[which, : part.shape[1]] = part
+    for below in range(max(len(of) for _, of in levels)):
+        there = [(rows, of[below]) for rows, of in levels if below < len(of)]
+        width = max(nodes.tokens.shape[1] for _, nodes in there)
+        nothing = torch.zeros_like(there[0][1].tokens[:, :1]).expand(-1, width)
+        tokens, parents, states = nothing, nothing, nothing + dead_state
+        for rows, nodes in there:
+            missing = (0, width - nodes.tokens.shape[1])
+            tokens = rows.where(F.pad(nodes.tokens, missing), tokens)
+            parents = rows.where(F.pad(nodes.parents, missing), parents)
+            states = rows.where(F.pad(nodes.states, missing, value=dead_state), states)
         joined.append(Nodes(tokens, parents, states))
     return joined

@@ -72,12 +72,6 @@ class DevicePart:
             return table
         return None
 
-    def of_rows(self, rows: Int[Tensor, " some"]) -> DevicePart:
-        """The segment as some requests of the batch see it."""
-        if self.hidden is None:
-            return self
-        return replace(self, hidden=tuple(None if nodes is None else nodes[rows] for nodes in self.hidden))
-
 
 @dataclass(frozen=True)
 class DeviceCatalogue:
@@ -151,15 +145,6 @@ class DeviceCatalogue:
     def is_leaf(self, states: Int[Tensor, "batch beams"], *, level: int) -> Bool[Tensor, "batch beams"]:
         """Whether a sequence ends in each state."""
         return is_leaf(states, self, level=level)
-
-    def of_rows(self, rows: Int[Tensor, " some"]) -> DeviceCatalogue:
-        """What may be generated for some requests of the batch."""
-        return replace(
-            self,
-            base=self.base.of_rows(rows),
-            added=None if self.added is None else self.added.of_rows(rows),
-            rule_of_row=None if self.rule_of_row is None else self.rule_of_row[rows],
-        )
 
 
 @torch.inference_mode(False)  # what is kept here serves training, too

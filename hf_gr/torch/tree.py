@@ -12,7 +12,7 @@ Axes: B batch, N nodes scored together, D depth (tokens from the prompt to a nod
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -40,11 +40,6 @@ class Nodes:
     states: Int[Tensor, "batch nodes"]
     is_complete: bool = False
     log_probs: Float[Tensor, "batch above children"] | None = None
-
-    def of_rows(self, rows: Int[Tensor, " some"]) -> Nodes:
-        """Those of some rows."""
-        log_probs = None if self.log_probs is None else self.log_probs[rows]
-        return Nodes(self.tokens[rows], self.parents[rows], self.states[rows], self.is_complete, log_probs)
 
 
 def to_additive(mask: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
@@ -101,10 +96,6 @@ class Tree:
         depth = max(tree.depth for tree in trees)
         wide = [torch.nn.functional.pad(tree.ancestry, (depth - tree.depth, 0), value=NO_SLOT) for tree in trees]
         return cls(torch.cat(wide, dim=1), trees[-1].num_slots, is_level=False)
-
-    def of_rows(self, rows: Int[Tensor, " some"]) -> Tree:
-        """The trees of some rows of the batch."""
-        return replace(self, ancestry=self.ancestry[rows])
 
     def attention_mask(
         self,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
@@ -79,14 +79,10 @@ class SlotLayer(DynamicLayer):
         self.keys, self.values = buffers.keys[..., :end, :], buffers.values[..., :end, :]
         return (key_states, value_states) if start == 0 else (self.keys, self.values)
 
-    def batch_select_indices(self, indices: Int[Tensor, " some"]) -> None:
-        """As in transformers; the rows get buffers of their own."""
-        if self.buffers is None:
-            super().batch_select_indices(indices)
-            return
-        end, indices = self.get_seq_length(), indices.to(self.buffers.keys.device)
-        self.buffers = Buffers(self.buffers.keys[indices], self.buffers.values[indices], end)
-        self.keys, self.values = self.buffers.keys[..., :end, :], self.buffers.values[..., :end, :]
+    def batch_select_indices(self, indices: Any) -> None:
+        """As in transformers."""
+        super().batch_select_indices(indices)
+        self.buffers = None
 
     def reorder_cache(self, beam_idx: Any) -> None:
         """As in transformers."""

@@ -213,13 +213,6 @@ class _DecoderPaths:
             given["position_ids"] = (self.next_position + steps).repeat_interleave(num_rows, dim=-2)
         return self.model(**given, return_dict=True).logits
 
-    def keep(self, rows: Int[Tensor, " some"], *, num_paths: int) -> None:
-        """See `PathReader.keep`."""
-        self.cache.reorder_cache(_paths_of(rows, num_paths))
-        self.mask = self.mask[rows]
-        if self.next_position is not None:
-            self.next_position = self.next_position[..., rows, :]
-
 
 class _EncoderDecoderPaths:
     """A decoder that reads one row a path, next to an encoder of one row a prompt. See `PathReader`.
@@ -286,14 +279,6 @@ class _EncoderDecoderPaths:
             self.prompts.read_with_nodes = lambda: EncoderDecoderCache(_cropped(own, length, every=num_rows), shared)
         return logits
 
-    def keep(self, rows: Int[Tensor, " some"], *, num_paths: int) -> None:
-        """See `PathReader.keep`."""
-        self.cache.reorder_cache(_paths_of(rows, num_paths))
-        self.shared.reorder_cache(rows)
-        self.copies = {}
-        self.hidden = self.hidden[rows]
-        self.mask, self.decoder_mask = (None if one is None else one[rows] for one in (self.mask, self.decoder_mask))
-
     def _take(self, cache: Any) -> None:
         self.whole = copy_cache(cache)
         self.cache, self.shared = self.whole.self_attention_cache, self.whole.cross_attention_cache
@@ -304,11 +289,6 @@ class _EncoderDecoderPaths:
             self.copies[num_rows] = copy_cache(self.shared)
             self.copies[num_rows].batch_repeat_interleave(num_rows)
         return self.copies[num_rows]
-
-
-def _paths_of(rows: Int[Tensor, " some"], num_paths: int) -> Int[Tensor, " some_paths"]:
-    """The paths of some requests, each of which has as many."""
-    return (rows[:, None] * num_paths + torch.arange(num_paths, device=rows.device)).flatten()
 
 
 def _windows(config: Any, cache: Any, prompt_length: int) -> dict[str | None, tuple[int | None, int]]:
