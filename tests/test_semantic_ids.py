@@ -358,7 +358,7 @@ def test_the_file_of_minionerec_with_numbered_collisions() -> None:
     }
     ids = SemanticIds.from_json(source, template="<|{level}_{code}|>", offset=0)
     assert ids.codes.tolist() == [[1, 2, 1], [1, 2, 2], [3, 1, -1]]
-    with pytest.raises(ValueError, match=r"item '0' has '<\|a_1\|>' at level 0, .*template='<\|{level}_{code}\|>'\?"):
+    with pytest.raises(ValueError, match=r"item '0' has '<\|a_1\|>' at level 0, .*pass template="):
         SemanticIds.from_json(source)
 
 
@@ -441,8 +441,8 @@ def test_files_that_hold_no_semantic_ids_are_refused(tmp_path: Path, content: by
             ["<a_1>", "<c_2>"],
             "item 'jam' has '<c_2>' at level 1, expected an integer or a text such as '<b_0>': levels",
         ),
-        (["[a1]"], r"item 'jam' has '\[a1\]' at level 0, .*: what comes before it is written as '<a_0>': write all"),
-        (["<a_01>"], "item 'jam' has '<a_01>' at level 0, .*: levels are named a, b, c, ... in turn; pass template="),
+        (["[a1]"], r"item 'jam' has '\[a1\]' at level 0, .*: levels are named a, b, c"),
+        (["<a_01>"], "item 'jam' has '<a_01>' at level 0, .*: levels are named a, b, c, ... in turn .pass template="),
         (["<a_1>", 0.5], "item 'jam' has 0.5 at level 1"),
         ([True], "item 'jam' has True at level 0"),
         ([[1]], r"item 'jam' has \[1\] at level 0"),
@@ -469,17 +469,13 @@ def test_semantic_ids_that_cannot_be_read_are_refused_and_add_nothing(value: Any
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (["[a1]", "[b2]"], r"has '\[a1\]' at level 0, .*: pass template='\[{level}{code}\]'\?"),
-        # No template reads these: the bad part is named, which may be a later one.
-        (["<A_1>", "<C_2>"], "has '<C_2>' at level 1, expected .* such as '<B_0>': levels are named a, b, c"),
-        ("<A_1><C_2>", "has '<C_2>' at level 1, expected .* such as '<B_0>': levels are named a, b, c"),
-        (["<A_1>", "<b_2>"], "has '<b_2>' at level 1, .*: what comes before it is written as '<B_0>': write all"),
-        (["<a_1>", "<B_2>"], "has '<B_2>' at level 1, .*: what comes before it is written as '<b_0>': write all"),
-        (["[a1]", "<b_2>"], r"has '\[a1\]' at level 0, .*: levels are named a, b, c"),
+        (["<A_1>", "<C_2>"], "has '<A_1>' at level 0, expected .* such as '<a_0>': levels are named a, b, c"),
+        ("<a_1><C_2>", "has '<C_2>' at level 1, expected .* such as '<b_0>': levels are named a, b, c"),
+        (["<a_1>", "<B_2>"], "has '<B_2>' at level 1, .*'<b_0>'"),
         (["{a1}"], r"has '\{a1\}' at level 0, .*: levels are named a, b, c"),
     ],
 )
-def test_a_template_is_proposed_if_it_reads_the_whole(value: Any, message: str) -> None:
+def test_a_template_must_read_the_whole(value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SemanticIds.from_json({"ham": value}, offset=0)
 

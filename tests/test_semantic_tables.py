@@ -60,8 +60,10 @@ def write(path: Path, columns: dict[str, Any]) -> Path:
 
 
 def read(path: Path, **options: Any) -> SemanticIds:
-    if path.suffix in (".csv", ".tsv"):
-        return SemanticIds.from_csv(path, **({"delimiter": ";"} if path.suffix == ".csv" else {}), **options)
+    if path.suffix == ".tsv":
+        return SemanticIds.from_table(path, **options)
+    if path.suffix == ".csv":
+        return SemanticIds.from_csv(path, delimiter=";", **options)
     return (SemanticIds.from_parquet if path.suffix == ".parquet" else SemanticIds.from_jsonl)(path, **options)
 
 
@@ -117,10 +119,27 @@ def test_a_tokenizer_gives_the_tokens_and_capitals_are_read(template: str, tmp_p
             read(path, tokenizer=tokenizer)
 
 
+@pytest.mark.parametrize("kind", ["pyarrow", "pandas", "polars"])
+@pytest.mark.parametrize("names", [NAMES, [17, -5, 2**40, 3]], ids=["strings", "integers"])
+def test_a_table_in_memory(kind: str, names: list[Any]) -> None:
+    library = pytest.importorskip(kind)
+    columns = {"codes": CODES, "tokens": [[7, 8 + n] for n in range(len(CODES))], "item_id": names}
+    table = library.table(columns) if kind == "pyarrow" else library.DataFrame(columns)
+    ids = SemanticIds.from_table(table, offset=OFFSET)
+    assert (ids.codes.tolist(), ids.item_ids) == (CODES, names)
+    assert ConstraintIndex.from_table(table, sequence="tokens").items([[7, 9]]) == [[names[1]]]
+    with pytest.raises(ValueError, match="the table has no column 'code', expected one of 'codes', "):
+        SemanticIds.from_table(table, codes="code")
+    with pytest.raises(ValueError, match="delimiter=';' is given and the table is no CSV, expected None: omit it"):
+        SemanticIds.from_table(table, delimiter=";")
+    with pytest.raises(ValueError, match=r"items.txt does not say what it is, .*: pass format="):
+        SemanticIds.from_table("items.txt")
+
+
 def test_capitals_and_others_are_not_mixed() -> None:
-    with pytest.raises(ValueError, match=r"item 'jam' has '<a_1>' at level 0, .*'<A_0>': what comes before it is"):
+    with pytest.raises(ValueError, match=r"item 'jam' has '<a_1>' at level 0, .*'<A_0>': levels are named"):
         SemanticIds.from_json({"ham": ["<A_1>", "<B_2>"], "jam": ["<a_1>", "<b_2>"]}, offset=0)
-    with pytest.raises(ValueError, match=r"item 'jam' has '<A_1>' at level 0, .*'<a_0>': what comes before it is"):
+    with pytest.raises(ValueError, match=r"item 'jam' has '<A_1>' at level 0, .*'<a_0>': levels are named"):
         SemanticIds.from_json({"ham": ["<a_1>", "<b_2>"], "jam": ["<A_1>", "<B_2>"]}, offset=0)
 
 

@@ -137,63 +137,55 @@ class ConstraintIndex(
         return cls(replace(index.snapshot, tokenizer=fingerprint(tokenizer)))
 
     @classmethod
-    def from_parquet(
+    def from_table(
         cls,
-        path: str | Path | Sequence[str | Path],
+        table: Any,
         *,
         sequence: str | Sequence[str] = "sequence",
         item_id: str | None = "item_id",
         eos_token_id: int | None = None,
+        format: Literal["parquet", "csv", "jsonl"] | None = None,
+        delimiter: str | None = None,
         progress: bool = True,
     ) -> ConstraintIndex:
-        """Compile a catalogue from Parquet files, read in pieces.
+        """Compile a catalogue from a table, files of which are read in pieces.
 
         Args:
-            path: a file, a folder of part files, or a list of files.
-            sequence: the column that holds lists of tokens, or several columns with one token each.
+            table: a file, a folder of part files, or a list of files: Parquet, CSV with a header, or JSON lines such
+                as `{"item_id": 7, "sequence": [5, 7]}`. Or a table in memory: of pandas, Polars or pyarrow.
+            sequence: the column that holds lists of tokens (in CSV, text such as `"5 7 9"`), or several columns with
+                one token each, of which those after the end are empty.
             item_id: the column of item ids; None for the row numbers.
             eos_token_id: as in `from_sequences`.
+            format: of the files; by default what their names end with.
+            delimiter: of CSV; by default a comma, and a tab for `.tsv` files.
             progress: show a progress bar.
 
         Raises:
             ValueError: as `from_sequences`; also a missing file or column, or a value of another type, by its row.
             ImportError: pyarrow is missing: `pip install "hf-gr[tables]"`.
         """
-        return cls._from_table("parquet", path, sequence, item_id, eos_token_id, progress)
+        from hf_gr.files.tables import names_of, read_table
+
+        how: Any = {"sequence": sequence, "item_id": item_id, "delimiter": delimiter, "progress": progress}
+        found = read_table(table, format=format, **how)
+        with named_in_errors(names_of(table)):
+            return cls.from_sequences(found.sequences, item_ids=found.item_ids, eos_token_id=eos_token_id)
 
     @classmethod
-    def from_csv(
-        cls,
-        path: str | Path | Sequence[str | Path],
-        *,
-        sequence: str | Sequence[str] = "sequence",
-        item_id: str | None = "item_id",
-        eos_token_id: int | None = None,
-        delimiter: str | None = None,
-        progress: bool = True,
-    ) -> ConstraintIndex:
-        """Compile a catalogue from CSV files with a header.
-
-        A single `sequence` column holds text such as `"5 7 9"`; of several columns, those after the end are empty.
-        `delimiter` is a comma by default, and a tab for `.tsv` files; the rest is as in `from_parquet`.
-        """
-        return cls._from_table("csv", path, sequence, item_id, eos_token_id, progress, delimiter)
+    def from_parquet(cls, path: str | Path | Sequence[str | Path], **options: Any) -> ConstraintIndex:
+        """`from_table` of Parquet files."""
+        return cls.from_table(path, format="parquet", **options)
 
     @classmethod
-    def from_jsonl(
-        cls,
-        path: str | Path | Sequence[str | Path],
-        *,
-        sequence: str | Sequence[str] = "sequence",
-        item_id: str | None = "item_id",
-        eos_token_id: int | None = None,
-        progress: bool = True,
-    ) -> ConstraintIndex:
-        """Compile a catalogue from JSON-lines files, such as `{"item_id": 7, "sequence": [5, 7]}`.
+    def from_csv(cls, path: str | Path | Sequence[str | Path], **options: Any) -> ConstraintIndex:
+        """`from_table` of CSV files."""
+        return cls.from_table(path, format="csv", **options)
 
-        Arguments and errors are those of `from_parquet`.
-        """
-        return cls._from_table("jsonl", path, sequence, item_id, eos_token_id, progress)
+    @classmethod
+    def from_jsonl(cls, path: str | Path | Sequence[str | Path], **options: Any) -> ConstraintIndex:
+        """`from_table` of files of JSON lines."""
+        return cls.from_table(path, format="jsonl", **options)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -487,25 +479,6 @@ class ConstraintIndex(
         if index.snapshot.tokenizer is not None:
             description["tokenizer"] = index.snapshot.tokenizer
         storage.save(directory, description, segment.arrays(), card=_card(index.snapshot, name))
-
-    @classmethod
-    def _from_table(
-        cls,
-        format: Literal["parquet", "csv", "jsonl"],
-        path: str | Path | Sequence[str | Path],
-        sequence: str | Sequence[str],
-        item_id: str | None,
-        eos_token_id: int | None,
-        progress: bool,
-        delimiter: str | None = None,
-    ) -> ConstraintIndex:
-        from hf_gr.files.tables import read_table
-
-        table = read_table(
-            path, format=format, sequence=sequence, item_id=item_id, delimiter=delimiter, progress=progress
-        )
-        with named_in_errors([path] if isinstance(path, (str, Path)) else path):
-            return cls.from_sequences(table.sequences, item_ids=table.item_ids, eos_token_id=eos_token_id)
 
 
 def _of_one_history(item_ids: Any) -> Any:

@@ -23,10 +23,13 @@ TEMPLATE = "<{level}_{code}>"
 
 _PROBE = 9876543210  # a code that no template holds: it marks the code's place
 _INTEGER = re.compile("0|[1-9][0-9]{0,17}")  # 18 digits at most: within 64 bits
-_SEPARATOR = "[-_,; |]"  # no others: 12.5 and 1e5 are numbers
-_NUMBERS = re.compile(f"[0-9]+(?:({_SEPARATOR})[0-9]+(?:\\1[0-9]+)*)?")  # the same one between all of them
-_BETWEEN = re.compile(r"[\s,'\"\[\]()]*")  # of token texts: `['<a_12>', '<b_5>']` is what pandas writes to CSV
-_SUFFIX = re.compile(f"{_SEPARATOR}([0-9]+)")
+_NUMBERS = re.compile("[0-9]+(?:([-_,; |])[0-9]+(?:\\1[0-9]+)*)?")  # no other separators: 12.5 and 1e5 are numbers
+_BETWEEN = r"[\s,'\"\[\]()]*?"  # of token texts: `['<a_12>', '<b_5>']` is what pandas writes to CSV
+_COLLISION = re.compile("[-_,; |]([0-9]+)")
+_FIX = (
+    "levels are named a, b, c, ... in turn (pass template= where texts are written otherwise), numbers are written as "
+    "'12-5-9', and collisions end with a number, not with an item id"
+)
 
 
 class CodeReader:
@@ -49,32 +52,27 @@ class CodeReader:
         Raises:
             ValueError: it cannot be read, or is a text where nothing says which tokens texts stand for.
         """
-        tried = [self.template] if self._has_read_text else [self.template, in_other_case(self.template)]
-        errors: list[_Unreadable] = []
-        for template in dict.fromkeys(tried):
-            try:
-                codes = _read_codes(value, template, of, is_decided=self._has_read_text)
-            except _Unreadable as error:
-                errors.append(error)
-                continue
-            if _has_text(value):
-                if not self._takes_texts:
-                    raise ValueError(
-                        f"{of} has the token texts {value!r}, expected tokenizer= or offset=: texts name tokens of "
-                        "a tokenizer. Pass tokenizer=, the model's own; or offset=, the token of the first code, if "
-                        "the model has none (offset=0, if only the codes matter)"
-                    )
-                self.template, self._has_read_text = template, True
-            return codes
-        raise max(errors, key=lambda error: error.level)  # of what was read the furthest; of equals, the first
-
-
-class _Unreadable(ValueError):
-    """A semantic ID that cannot be read, from a level on."""
-
-    def __init__(self, message: str, level: int = 0) -> None:
-        super().__init__(message)
-        self.level = level
+        parts, codes = _read(value, self.template)
+        if len(codes) < len(parts) and not self._has_read_text:
+            other = in_other_case(self.template)
+            others, read = _read(value, other)
+            if len(read) == len(others):
+                parts, codes, self.template = others, read, other
+        if not parts:
+            raise ValueError(f"{of} has {value!r}, expected its codes, such as ['<a_12>', '<b_5>']")
+        if (level := len(codes)) < len(parts):
+            expected = token_text(self.template, level, 0)
+            wanted = f"expected an integer or a text such as {expected!r}"
+            raise ValueError(f"{of} has {parts[level]!r} at level {level}, {wanted}: {_FIX}")
+        if any(isinstance(part, str) for part in parts):
+            if not self._takes_texts:
+                raise ValueError(
+                    f"{of} has the token texts {value!r}, expected tokenizer= or offset=: texts name tokens of a "
+                    "tokenizer. Pass tokenizer=, the model's own; or offset=, the token of the first code, if the "
+                    "model has none (offset=0, if only the codes matter)"
+                )
+            self._has_read_text = True
+        return codes
 
 
 def read_recipe(source: Any, reader: CodeReader) -> tuple[list[list[int]], list[ItemId]]:
@@ -92,9 +90,11 @@ def read_recipe(source: Any, reader: CodeReader) -> tuple[list[list[int]], list[
             f"{name} holds {str(cast(Any, content))[:40]!r}, expected the semantic ID of every item, such as "
             "{'0': ['<a_12>', '<b_5>']}, or a list of them: is it the right file?"
         )
-    pairs = cast(Any, content.items() if isinstance(content, Mapping) else enumerate(cast(Any, content)))
-    by_item: dict[Any, Any] = dict(pairs)
-    return [reader.read(value, of=f"item {item!r}") for item, value in by_item.items()], _item_ids(list(by_item))
+    by_item = dict(cast(Any, content.items() if isinstance(content, Mapping) else enumerate(cast(Any, content))))
+    ids: list[Any] = list(by_item)
+    if all(isinstance(key, str) and _INTEGER.fullmatch(key) for key in ids):  # JSON made texts of 0, 1, ...
+        ids = [int(key) for key in ids]
+    return [reader.read(value, of=f"item {item!r}") for item, value in by_item.items()], ids
 
 
 def token_text(template: str, level: int, code: int) -> str:
@@ -129,12 +129,7 @@ def token_texts(template: str, level_sizes: tuple[int, ...]) -> list[list[str]]:
 
 
 def in_other_case(template: str) -> str:
-    """The template with its level in capitals, or in small letters if it is in capitals.
-
-    Example:
-        >>> in_other_case("<{level}_{code}>"), in_other_case("<{LEVEL}_{code}>")
-        ('<{LEVEL}_{code}>', '<{level}_{code}>')
-    """
+    """The template with its level in capitals, or in small letters if it is in capitals."""
     return template.replace("{level}", "{LEVEL}") if "{level}" in template else template.replace("{LEVEL}", "{level}")
 
 
@@ -145,101 +140,45 @@ def _load(path: Path) -> Any:
         raise ValueError(f"{path} is no JSON file or is cut short ({error}): download it or write it again") from error
 
 
-def _item_ids(keys: list[Any]) -> list[ItemId]:
-    """JSON turns the keys 0, 1, ... into text; in the histories of the same recipes, items stay integers."""
-    if all(isinstance(key, str) and _INTEGER.fullmatch(key) for key in keys):
-        return [int(key) for key in keys]
-    return keys
-
-
-def _read_codes(value: Any, template: str, of: str, *, is_decided: bool) -> list[int]:
-    """The codes of an item; errors propose another template unless items before decided on this one."""
-    parts, codes = _parts_and_codes(value, template)
-    if not parts:
-        raise _Unreadable(f"{of} has {value!r}, expected its codes, such as ['<a_12>', '<b_5>']")
-    level = len(codes)
-    if level < len(parts):
-        raise _Unreadable(_told(of, value, parts[level], level, template, is_decided=is_decided), level)
-    return codes
-
-
-def _parts_and_codes(value: Any, template: str) -> tuple[list[Any], list[int]]:
+def _read(value: Any, template: str) -> tuple[list[Any], list[int]]:
     """The parts of a semantic ID, none if it is nothing that has any; and the codes of those before the first bad."""
-    parts: Any = _cut(value.strip(), template) if isinstance(value, str) else value
+    parts: list[Any] = list(cast(Any, value)) if isinstance(value, (list, tuple)) else []
+    if isinstance(value, str):
+        parts = _cut(value.strip(), template)
     codes: list[int] = []
-    if not isinstance(parts, (list, tuple)):
-        return [], codes
-    for level, part in enumerate(cast("list[Any]", parts)):
+    for level, part in enumerate(parts):
         code = part if is_integer(part) else _code(template, level, part) if isinstance(part, str) else None
         if code is None:
             break
         codes.append(code)
-    return list(cast("list[Any]", parts)), codes
+    return parts, codes
 
 
-def _has_text(value: Any) -> bool:
-    """Whether a semantic ID has a text that is more than numbers."""
-    texts = [value] if isinstance(value, str) else value
-    return any(isinstance(text, str) and not _NUMBERS.fullmatch(text.strip()) for text in texts)
-
-
-def _cut(text: str, template: str) -> list[int | str]:
+def _cut(text: str, template: str) -> list[Any]:
     """The parts of `12-5-9`, of `<a_12><b_5>`, with or without a collision number as in `...-1`, of a printed list."""
     if _NUMBERS.fullmatch(text):
         return [int(number) for number in re.findall("[0-9]+", text)]
-    parts: list[int | str] = []
-    position = 0
-    while position < len(text):
-        pattern = _pattern(template, len(parts))
-        between = _BETWEEN.match(text, position)
-        match = pattern.match(text, position) or pattern.match(text, between.end() if between else position)
-        if match is None:
-            break
-        parts.append(match[0])
-        position = match.end()
-    if parts and _BETWEEN.fullmatch(text, position):
-        return parts
-    suffix = _SUFFIX.fullmatch(text, position) if parts else None
-    rest = int(suffix[1]) if suffix else text[position:]
-    return parts if rest == "" else [*parts, rest]
+    parts: list[Any] = []
+    while text and (match := re.match(f"{_BETWEEN}({_pattern(template, len(parts))})", text)):
+        parts.append(match[1])
+        text = text[match.end() :]
+    if not parts or not re.fullmatch(_BETWEEN, text):
+        collision = _COLLISION.fullmatch(text) if parts else None
+        parts += [int(collision[1])] if collision else [text] if text else []
+    return parts
 
 
 @lru_cache(maxsize=2**16)  # items share their texts: a catalogue has a few thousand
 def _code(template: str, level: int, text: str) -> int | None:
-    match = _pattern(template, level).fullmatch(text)
+    match = re.fullmatch(_pattern(template, level), text)
     # Checked by writing it again, since the tokenizer's text must be this one: {code} does not write <a_07>, {code:02}
     # does.
     return int(match[1]) if match and token_text(template, level, int(match[1])) == text else None
 
 
 @cache
-def _pattern(template: str, level: int) -> re.Pattern[str]:
+def _pattern(template: str, level: int) -> str:
     text = token_text(template, level, _PROBE)
     if str(_PROBE) not in text:
         raise ValueError(f"template={template!r} writes no codes, expected {{code}} in it, such as {TEMPLATE!r}")
-    return re.compile(re.escape(text).replace(str(_PROBE), "([0-9]+)"))
-
-
-def _told(of: str, value: Any, part: Any, level: int, template: str, *, is_decided: bool) -> str:
-    """The message for a part that cannot be read."""
-    expected = token_text(template, level, 0)
-    fix = "levels are named a, b, c, ... in turn; pass template= where texts are written otherwise"
-    match = re.fullmatch(f"(.*?)({LEVEL_NAMES[level]})([^0-9]*)[0-9]+([^0-9]*)", str(part), re.IGNORECASE)
-    field = "{LEVEL}" if match and match[2].isupper() else "{level}"
-    written = f"{match[1]}{field}{match[3]}{{code}}{match[4]}" if match else template
-    if written != template and not is_decided and _reads(value, written):
-        fix = f"pass template={written!r}?"
-    elif written != template and (is_decided or level):
-        fix = f"what comes before it is written as {expected!r}: write all texts alike"
-    elif isinstance(part, str) and part[:1].isdecimal():
-        fix = "numbers are written as '12-5-9', and collisions end with a number, not with an item id"
-    return f"{of} has {part!r} at level {level}, expected an integer or a text such as {expected!r}: {fix}"
-
-
-def _reads(value: Any, template: str) -> bool:
-    """Whether a template reads a whole semantic ID."""
-    try:
-        parts, codes = _parts_and_codes(value, template)
-    except ValueError:  # texts with braces make no template
-        return False
-    return len(parts) == len(codes)
+    return re.escape(text).replace(str(_PROBE), "([0-9]+)")

@@ -166,9 +166,9 @@ class SemanticIds(
             return cls._with_tokens(codes, ids, level_sizes, offset, tokenizer, model, template or reader.template)
 
     @classmethod
-    def from_parquet(
+    def from_table(
         cls,
-        path: str | Path | Sequence[str | Path],
+        table: Any,
         *,
         codes: str | Sequence[str] = "codes",
         item_id: str | None = "item_id",
@@ -177,82 +177,65 @@ class SemanticIds(
         tokenizer: Any = None,
         model: Any = None,
         template: str | None = None,
+        format: Literal["parquet", "csv", "jsonl"] | None = None,
+        delimiter: str | None = None,
         progress: bool = True,
     ) -> SemanticIds:
-        """Read the semantic IDs of a table: Parquet files, read in pieces.
+        r"""Read the semantic IDs of a table, files of which are read in pieces.
 
         Args:
-            path: a file, a folder of part files, or a list of files.
+            table: a file, a folder of part files, or a list of files: Parquet, CSV with a header, or JSON lines such
+                as `{"item_id": 7, "codes": [12, 5, 9]}`. Or a table in memory: of pandas, Polars or pyarrow.
             codes: the column of codes: lists of integers, or whatever `from_json` reads, such as lists of token texts
-                or `"12-5-9"`. Or several columns with one integer each, in which shorter semantic IDs end with nulls.
+                or `"12-5-9"`; in CSV, texts such as `12 5 9`, `[12, 5, 9]` or `<a_12><b_5><c_9>`. Or several columns
+                with one integer each, in which shorter semantic IDs end with nulls.
             item_id: the column of item ids, each once; None for the row numbers.
             level_sizes: as in the constructor.
-            offset: as in the constructor: the token of the first level's code 0. Only without a tokenizer. By default
-                0 for integers; token texts need `tokenizer` or an offset that is given.
-            tokenizer: as in `from_tokenizer`; the constructor's tokens by default.
-            model: as in `from_tokenizer`.
+            offset: as in `from_json`.
+            tokenizer: as in `from_json`.
+            model: as in `from_json`.
             template: as in `from_json`.
+            format: of the files; by default what their names end with.
+            delimiter: of CSV; by default a comma, and a tab for `.tsv` files.
             progress: show a progress bar.
 
         Raises:
             ValueError: a missing file or column, or a value of another type, by its row; or what the constructor and
                 `from_tokenizer` refuse. Nothing is added to the tokenizer in that case.
             ImportError: pyarrow is missing: `pip install "hf-gr[tables]"`.
-        """
-        given = (level_sizes, offset, tokenizer, model, template)
-        return cls._from_table("parquet", path, codes, item_id, *given, progress=progress)
-
-    @classmethod
-    def from_csv(
-        cls,
-        path: str | Path | Sequence[str | Path],
-        *,
-        codes: str | Sequence[str] = "codes",
-        item_id: str | None = "item_id",
-        level_sizes: Sequence[int] | None = None,
-        offset: int | None = None,
-        tokenizer: Any = None,
-        model: Any = None,
-        template: str | None = None,
-        delimiter: str | None = None,
-        progress: bool = True,
-    ) -> SemanticIds:
-        r"""Read the semantic IDs of CSV files with a header.
-
-        A single `codes` column holds texts such as `12 5 9`, `12-5-9`, `[12, 5, 9]` or `<a_12><b_5><c_9>`. `delimiter`
-        is a comma by default, and a tab for `.tsv` files; the rest is as in `from_parquet`.
 
         Example:
             >>> import tempfile
             >>> path = Path(tempfile.mkdtemp(), "items.csv")
             >>> _ = path.write_text("item_id,codes\nham,0 1\njam,2 0\n")
-            >>> ids = SemanticIds.from_csv(path, offset=3)
+            >>> ids = SemanticIds.from_table(path, offset=3)
             >>> ids.encode(["jam"]), ids.constraint_index().items([[5, 6]])
             ([5, 6], [['jam']])
         """
-        given = (level_sizes, offset, tokenizer, model, template)
-        return cls._from_table("csv", path, codes, item_id, *given, delimiter=delimiter, progress=progress)
+        from hf_gr.files.tables import names_of, read_table
+
+        _check_tokens(tokenizer, model, offset)
+        reader = CodeReader(template or TEMPLATE, takes_texts=tokenizer is not None or offset is not None)
+        how: Any = {"item_id": item_id, "delimiter": delimiter, "progress": progress}
+        found = read_table(table, format=format, sequence=codes, argument="codes", read_text=reader.read, **how)
+        given = (level_sizes, offset, tokenizer, model, template or reader.template)
+        with named_in_errors(names_of(table)):
+            return cls._with_tokens(found.sequences, found.item_ids, *given)
 
     @classmethod
-    def from_jsonl(
-        cls,
-        path: str | Path | Sequence[str | Path],
-        *,
-        codes: str | Sequence[str] = "codes",
-        item_id: str | None = "item_id",
-        level_sizes: Sequence[int] | None = None,
-        offset: int | None = None,
-        tokenizer: Any = None,
-        model: Any = None,
-        template: str | None = None,
-        progress: bool = True,
-    ) -> SemanticIds:
-        """Read the semantic IDs of JSON-lines files, such as `{"item_id": 7, "codes": [12, 5, 9]}`.
+    def from_parquet(cls, path: str | Path | Sequence[str | Path], **options: Any) -> SemanticIds:
+        """`from_table` of Parquet files."""
+        return cls.from_table(path, format="parquet", **options)
 
-        Arguments and errors are those of `from_parquet`.
-        """
-        given = (level_sizes, offset, tokenizer, model, template)
-        return cls._from_table("jsonl", path, codes, item_id, *given, progress=progress)
+    @classmethod
+    def from_csv(cls, path: str | Path | Sequence[str | Path], **options: Any) -> SemanticIds:
+        """`from_table` of CSV files."""
+        return cls.from_table(path, format="csv", **options)
+
+    @classmethod
+    def from_jsonl(cls, path: str | Path | Sequence[str | Path], **options: Any) -> SemanticIds:
+        """`from_table` of files of JSON lines."""
+        return cls.from_table(path, format="jsonl", **options)
 
     @classmethod
     def from_tokenizer(
@@ -417,41 +400,6 @@ class SemanticIds(
                 f"{folder / semantic_storage.ARRAYS_FILE} holds no semantic IDs ({error}): download or save it again"
             ) from error
         return ids
-
-    @classmethod
-    def _from_table(
-        cls,
-        format: Literal["parquet", "csv", "jsonl"],
-        path: str | Path | Sequence[str | Path],
-        codes: str | Sequence[str],
-        item_id: str | None,
-        level_sizes: Sequence[int] | None,
-        offset: int | None,
-        tokenizer: Any,
-        model: Any,
-        template: str | None,
-        *,
-        delimiter: str | None = None,
-        progress: bool,
-    ) -> SemanticIds:
-        from hf_gr.files.tables import read_table
-
-        _check_tokens(tokenizer, model, offset)
-        reader = CodeReader(template or TEMPLATE, takes_texts=tokenizer is not None or offset is not None)
-        table = read_table(
-            path,
-            format=format,
-            sequence=codes,
-            item_id=item_id,
-            delimiter=delimiter,
-            progress=progress,
-            argument="codes",
-            read_text=reader.read,
-        )
-        with named_in_errors([path] if isinstance(path, (str, Path)) else path):
-            return cls._with_tokens(
-                table.sequences, table.item_ids, level_sizes, offset, tokenizer, model, template or reader.template
-            )
 
     @classmethod
     def _with_tokens(

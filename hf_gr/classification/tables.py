@@ -11,8 +11,8 @@ from typing import Any
 
 from hf_gr.files.atomic import replaced_file
 from hf_gr.files.tables import (
-    SUFFIXES,
     Format,
+    format_of,
     list_files,
     pa,
     pyarrow,
@@ -78,7 +78,7 @@ def read_texts(
         ValueError: a file is missing, damaged or of another format; a column is missing; a text or a target is missing
             or no text; there is no row.
     """
-    found: Format = format or _format_of(paths)
+    found: Format = format or format_of(paths)
     batches: list[Any] = []
     for file in list_files(paths, found):
         number = 0
@@ -150,14 +150,3 @@ def _check_texts(batch: Any, name: str | None, file: Path, start: int) -> None:
     if values.null_count:
         row = start + values.is_null().to_pylist().index(True)
         raise ValueError(f"{file} has no text in row {row} of column {name!r}, expected one: drop the row")
-
-
-def _format_of(paths: Sequence[Path]) -> Format:
-    """The format that the first file's suffix names."""
-    first = paths[0]
-    names = [path.name for path in (sorted(first.iterdir()) if first.is_dir() else [first])]
-    for name in names:
-        for found, suffixes in SUFFIXES.items():
-            if any(suffix in suffixes for suffix in Path(name.lower()).suffixes[-2:]):
-                return found  # pyright: ignore[reportReturnType] # its keys are the formats
-    raise ValueError(f"{first} has no known ending, expected .parquet, .csv, .tsv or .jsonl: pass --format")

@@ -46,6 +46,7 @@ FIXES = {
     "csv": "quote cells that hold the delimiter, or pass delimiter=; text is UTF-8",
     "jsonl": "write it again, or name its format",
 }
+IN_MEMORY = Path("the table")  # what errors call it
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 pc: Any = pyarrow.compute  # it creates its functions at import, where no type checker sees them
@@ -65,9 +66,9 @@ class Table:
 
 
 def read_table(
-    path: str | PathLike[str] | Sequence[str | PathLike[str]],
+    path: Any,
     *,
-    format: Format,
+    format: Format | None = None,
     sequence: str | Sequence[str] = "sequence",
     item_id: str | None = "item_id",
     delimiter: str | None = None,
@@ -79,8 +80,8 @@ def read_table(
 
     Args:
         path: a file, several files in order, or a folder, whose files of the format are read in order of name. CSV and
-            JSON lines may be compressed (`.gz`, `.bz2`, `.zst`).
-        format: `"parquet"`, `"csv"` or `"jsonl"`.
+            JSON lines may be compressed (`.gz`, `.bz2`, `.zst`). Or a table in memory that Arrow can read.
+        format: `"parquet"`, `"csv"` or `"jsonl"`; by default what the files' names end with.
         sequence: a column of integer lists; in CSV, of texts such as `5 7`, `5,7` or `[5, 7]`. Or several columns of
             integers, one per level, in which a shorter sequence ends with nulls (in CSV, empty cells; in JSON lines,
             also missing keys).
@@ -111,15 +112,19 @@ def read_table(
     """
     if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii()):
         raise ValueError(f"delimiter={delimiter!r}, expected one ASCII character: omit it for a tab or comma")
+    in_memory = pa.table(path) if hasattr(path, "__arrow_c_stream__") else None
+    format = "parquet" if in_memory is not None else format or format_of(path)
+    if delimiter is not None and format != "csv":
+        raise ValueError(f"delimiter={delimiter!r} is given and the table is no CSV, expected None: omit it")
     is_list = isinstance(sequence, str)
     wanted = _Wanted((sequence,) if is_list else tuple(sequence), is_list, item_id, argument, read_text)
-    files = list_files(path, format)
+    files = [IN_MEMORY] if in_memory is not None else list_files(path, format)
     rows, ids = _Rows(), _Ids()
-    size = sum(file.stat().st_size for file in files)
+    size = sum(file.stat().st_size for file in files) if in_memory is None else 0
     with progress_bar(f"Reading {_name(files)}", lambda: size, unit="bytes", shown=progress) as advance:
         for file in files:
             try:
-                for batch in _read_batches(file, format, wanted, delimiter, advance):
+                for batch in _read_batches(file, format, wanted, delimiter, advance, in_memory):
                     rows.append(_read_sequences(batch, wanted))
                     if item_id is not None:
                         ids.append(batch, item_id)
@@ -193,7 +198,8 @@ class _Batch:
 
     def column(self, name: str) -> Any:
         column: Any = self.columns.column(name)
-        return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        return column.cast(pa.string()) if pa.types.is_string_view(column.type) else column  # Polars has these
 
     def type_error(self, name: str, expected: str) -> ValueError:
         found = self.columns.column(name).type
@@ -393,10 +399,19 @@ def _pad(tokens: Array, lengths: npt.NDArray[np.integer]) -> Array:
 
 
 def _read_batches(
-    file: Path, format: Format, wanted: _Wanted, delimiter: str | None, advance: Callable[[int], None]
+    file: Path,
+    format: Format,
+    wanted: _Wanted,
+    delimiter: str | None,
+    advance: Callable[[int], None],
+    in_memory: pa.Table | None,
 ) -> Iterator[_Batch]:
     """The batches of a file that have rows; calls `advance` with the bytes of each."""
-    if format == "parquet":
+    batches: Batches
+    if in_memory is not None:
+        wanted.check(file, wanted.names, in_memory.schema.names)
+        batches = ((columns, 0) for columns in in_memory.select(wanted.names).to_batches())
+    elif format == "parquet":
         batches = read_parquet(file, wanted)
     elif format == "csv":
         batches = read_csv(file, wanted, delimiter)
@@ -587,6 +602,26 @@ def list_files(path: str | PathLike[str] | Sequence[str | PathLike[str]], format
     if not files:
         raise ValueError("path=[] names no file, expected one or more: list the files")
     return files
+
+
+def format_of(paths: Any) -> Format:
+    """The format, from the suffix of the first of some files."""
+    first = Path(paths if isinstance(paths, (str, PathLike)) else next(iter(paths), ""))
+    names = sorted(file.name for file in first.iterdir()) if first.is_dir() else [first.name]
+    for name in names:
+        endings = [ending for ending in Path(name.lower()).suffixes if ending not in CODECS]
+        for format, suffixes in SUFFIXES.items():
+            if endings and endings[-1] in suffixes and not name.startswith((".", "_")):
+                return format  # pyright: ignore[reportReturnType]
+    expected = ", ".join(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
+    raise ValueError(f"{first} does not say what it is, expected a name that ends in one of {expected}: pass format=")
+
+
+def names_of(table: Any) -> list[Any]:
+    """What errors call a table: its files; nothing, if it is in memory."""
+    if hasattr(table, "__arrow_c_stream__"):
+        return []
+    return [table] if isinstance(table, (str, PathLike)) else list(table)
 
 
 def shorten(value: object) -> str:

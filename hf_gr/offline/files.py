@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hf_gr.files.tables import (
-    CODECS,
-    SUFFIXES,
     Format,
+    format_of,
     list_files,
     pa,
     pyarrow,
@@ -49,7 +48,7 @@ class InFiles:
         if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii()):
             raise ValueError(f"delimiter={delimiter!r}, expected one ASCII character: omit it for a tab or comma")
         self._columns, self._are_strings, self._delimiter = columns, are_strings, delimiter
-        self.format: Format = format or _format_of(paths)
+        self.format: Format = format or format_of(paths)
         self.files = list_files(paths, self.format)
         self._check_sizes()
 
@@ -123,16 +122,3 @@ class InFiles:
         empty = [file for file in self.files if file.is_file() and not file.stat().st_size]
         if empty:
             raise ValueError(f"{empty[0]} has no byte, expected a table of users: write it again")
-
-
-def _format_of(paths: Paths) -> Format:
-    """The format, from the suffix of the first file."""
-    first = Path(paths if isinstance(paths, (str, PathLike)) else next(iter(paths), ""))
-    names = sorted(file.name for file in first.iterdir()) if first.is_dir() else [first.name]
-    for name in names:
-        endings = [ending for ending in Path(name.lower()).suffixes if ending not in CODECS]
-        for format, suffixes in SUFFIXES.items():
-            if endings and endings[-1] in suffixes and not name.startswith((".", "_")):
-                return format  # pyright: ignore[reportReturnType]
-    expected = ", ".join(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
-    raise ValueError(f"{first} does not say what it is, expected a name that ends in one of {expected}: pass format=")
