@@ -146,10 +146,7 @@ def real(inputs: dict[str, torch.Tensor]) -> np.ndarray:
 
 
 def arrays_of(model: FlaxModel) -> dict[str, np.ndarray]:
-    return {
-        name: np.asarray(p.get_raw_value())
-        for name, p in zip(model._facts.names, model._facts.get(model), strict=True)
-    }
+    return model.named_arrays()
 
 
 def auto_class(name: str) -> Any:

@@ -145,7 +145,10 @@ def made(index: Any = INDEX, *args: Any, **options: Any) -> Any:
     [
         (lambda: made(), "prompt_length=None, expected 0 or more tokens"),
         (lambda: made(INDEX, -1), "prompt_length=-1, expected"),
-        (lambda: made(INDEX, 3, attention_mask=np.ones((2, 2))), "prompt_length=3, expected"),
+        (
+            lambda: made(INDEX, 3, attention_mask=np.ones((2, 2))),
+            "attention_mask has 2 positions, expected one length",
+        ),
         (lambda: made(INDEX, attention_mask=np.ones(2)), r"attention_mask has shape \[2\]"),
         (lambda: made([[1, 2]], 2), "index is a list, expected a ConstraintIndex"),
         (lambda: made(INDEX, 2, separator=[8]), "separator is given, expected None in Flax.*PyTorch"),

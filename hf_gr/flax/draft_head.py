@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ from hf_gr.files.hub_mixin import HubMixin
 
 from .arrays import along
 from .layers import to_logits
-from .parameters import Parameters
+from .parameters import Facts, Parameters
 from .scorers import NodeRoom, Params, Prompt
 
 NUMPY = head_files.Framework(
@@ -113,23 +112,20 @@ class DraftHead(
 
     def params_on(self, sharding: Sharding | None) -> Params:
         """`params` on several devices; kept for every sharding in use."""
-        arrays, facts = self._arrays(), self._facts
-        made_of, moved = facts.made
-        if made_of.keys() != arrays.keys() or any(made_of[name] is not arrays[name] for name in arrays):
-            moved = {}
-            facts.made = (arrays, moved)  # at once: other threads may be here
-        if sharding not in moved:
-            params = facts.numbers | arrays
-            moved[sharding] = params if sharding is None else jax.device_put(params, sharding)
-        return moved[sharding]
+
+        def make(arrays: dict[str, Array]) -> Params:
+            params = self._facts.numbers | arrays
+            return params if sharding is None else jax.device_put(params, sharding)
+
+        return self._facts.params(self, sharding, make)
 
     def parameters(self) -> list[Array]:
         """All parameters."""
-        return list(self._arrays().values())
+        return list(self._facts.arrays(self).values())
 
     def astype(self, dtype: Any) -> DraftHead:
         """The same head with parameters of another type."""
-        arrays = {name: array.astype(dtype) for name, array in self._arrays().items()}
+        arrays = {name: array.astype(dtype) for name, array in self._facts.arrays(self).items()}
         facts = self._facts
         return DraftHead(facts.config, facts.codes, arrays=arrays, placeholder_embeddings=facts.placeholder_embeddings)
 
@@ -148,10 +144,6 @@ class DraftHead(
 
         return head_files.load_head(NUMPY, folder, make)
 
-    def _arrays(self) -> dict[str, Array]:
-        facts = self._facts
-        return {name: attrgetter(name)(self).get_raw_value() for name in facts.names}
-
     def facts(self) -> HeadFacts:
         """What cards tell of it."""
         arrays = self.parameters()
@@ -164,7 +156,7 @@ class DraftHead(
 
     def _save(self, directory: Path, *, name: str | None = None, rows: npt.NDArray[Any] | None = None) -> None:
         """Save, with a card that tells users to load the head by a name; without one beside a model."""
-        tensors = {name: np.asarray(array) for name, array in self._arrays().items()}
+        tensors = {name: np.asarray(array) for name, array in self._facts.arrays(self).items()}
         tensors |= {f"codebook_{level}": codes for level, codes in enumerate(self._facts.codes)}
         head_files.save(
             NUMPY,
@@ -176,9 +168,7 @@ class DraftHead(
         )
 
 
-class _HeadFacts:
-    """What a head has beside its parameters. nnx takes such an object as it is, equal to itself alone."""
-
+class _HeadFacts(Facts):
     def __init__(
         self,
         config: DraftHeadConfig,
@@ -186,12 +176,10 @@ class _HeadFacts:
         names: tuple[str, ...],
         placeholder_embeddings: npt.NDArray[Any] | None,
     ) -> None:
+        super().__init__(names)
         self.config = config
         self.codes = codes
-        self.names = names
         self.placeholder_embeddings = placeholder_embeddings
-        # Parameters, and what was made of them for every sharding in use.
-        self.made: tuple[dict[str, Array], dict[Sharding | None, Params]] = ({}, {})
         self.numbers = {f"codebook_{level}": jnp.asarray(own, jnp.int32) for level, own in enumerate(codes)}
         # By token its place among the level's codes; what is no code gets one that nobody reads.
         for level, tokens in enumerate(codes):

@@ -4,9 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from operator import attrgetter, is_
+from typing import Any
 
+import jax
 from flax import nnx
+from jax.core import Tracer
 from jaxtyping import Array
 
 
@@ -20,6 +24,41 @@ class Parameters(nnx.Module):
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         for name, group in _groups(arrays).items():
             setattr(self, name, _to_node(group))
+
+
+class Facts:
+    """What a module has besides its parameters. To nnx such an object is opaque, equal only to itself.
+
+    Args:
+        names: of the parameters.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self._get = attrgetter(*self.names, self.names[0])  # finds 300 parameters in 0.1 ms; of one name, a tuple too
+        # Parameters, and what was made from them for every place in use.
+        self._made: tuple[Sequence[Array], dict[Hashable, Any]] = ((), {})
+
+    def arrays(self, module: Any) -> dict[str, Array]:
+        """The parameters by name."""
+        return {name: one.get_raw_value() for name, one in zip(self.names, self._get(module), strict=False)}
+
+    def params(self, module: Any, where: Hashable, make: Callable[[dict[str, Array]], Any]) -> Any:
+        """What `make` makes of the parameters; kept for every place in use until a parameter is replaced."""
+        named = self.arrays(module)
+        arrays = [*named.values()]
+        made_of, made = self._made
+        if len(arrays) != len(made_of) or not all(map(is_, arrays, made_of)):
+            made = {}
+            self._made = (arrays, made)  # at once: other threads may be here
+        if where in made:
+            return made[where]
+        params = make(named)
+        if any(isinstance(array, Tracer) for array in jax.tree.leaves(params)):
+            self._made = ((), {})
+        else:
+            made[where] = params
+        return params
 
 
 def _groups(arrays: Mapping[str, Array]) -> dict[str, dict[str, Array]]:

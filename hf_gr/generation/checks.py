@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from transformers.generation.configuration_utils import GenerationMode
 
+from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.sequences import is_integer, to_host
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.catalogue.trie import PADDING
@@ -108,6 +109,48 @@ def check_tokens_of_catalogue(catalogue: Any, vocabulary: int, *, name: str) -> 
         raise ValueError(
             f"{name} has token {catalogue.max_token_id}, expected less than the vocabulary, {vocabulary}: "
             "is it another model's catalogue, or were the embeddings not resized?"
+        )
+
+
+def check_processor(index: Any, prompt_length: Any, attention_mask: Any) -> int | None:
+    """Refuse wrong arguments of a constraint as a logits processor.
+
+    Args:
+        index: a catalogue, or a list of them.
+        prompt_length: the prompt's length, or None.
+        attention_mask: the prompt's mask (array or tensor), or None.
+
+    Returns:
+        The length as given, or the mask's: padding counts, since it is in `input_ids`. None if neither is given.
+    """
+    for one in index if isinstance(index, list | tuple) else [index]:
+        if not isinstance(one, ConstraintIndex):
+            raise ValueError(
+                f"index is a {type(one).__name__}, expected a ConstraintIndex: ConstraintIndex.from_labels makes "
+                "one of labels"
+            )
+    if prompt_length is not None and (not is_integer(prompt_length) or prompt_length < 0):
+        raise ValueError(
+            f"prompt_length={prompt_length!r}, expected 0 or more tokens, as inputs['input_ids'].shape[1] has them"
+        )
+    if attention_mask is None:
+        return prompt_length
+    shape = tuple(getattr(attention_mask, "shape", ()))
+    if len(shape) != 2:
+        raise ValueError(f"attention_mask has shape {list(shape)}, expected the prompt's, [prompts, length]")
+    if prompt_length not in (None, shape[1]):
+        raise ValueError(
+            f"prompt_length={prompt_length} and attention_mask has {shape[1]} positions, expected one length: "
+            "pass one of the two"
+        )
+    return shape[1]
+
+
+def check_scores_of_rules(num_rows: int, num_prompts: int) -> None:
+    """Refuse scores of a number of rows that the prompts of a processor do not divide."""
+    if num_rows % num_prompts:
+        raise ValueError(
+            f"scores have {num_rows} rows for {num_prompts} rules, expected one path or more for each prompt"
         )
 
 

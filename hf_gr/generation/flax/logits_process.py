@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +19,23 @@ from jaxtyping import Array, Float, Int
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.generated import items_of_batch
 from hf_gr.catalogue.item_ids import ItemId
-from hf_gr.catalogue.sequences import is_integer
 from hf_gr.catalogue.snapshot import BatchRules
 from hf_gr.flax.arrays import WholeNumber
 from hf_gr.flax.devices import settings_of_ours
 from hf_gr.flax.transition import DeviceCatalogue, advance, children, device_catalogue, over_vocabulary
+from hf_gr.generation.checks import check_processor, check_scores_of_rules, check_tokens_of_catalogue
 from hf_gr.generation.named_catalogues import batch_rules
 
 FILLING = -1e30  # as in PyTorch: see `hf_gr.generation.torch.constraints`
+
+
+class _Facts(NamedTuple):
+    """What a program with a processor is specific to."""
+
+    prompt_length: int
+    max_token_id: int
+    end_token: int
+    num_prompts: int
 
 
 @jax.tree_util.register_pytree_node_class
@@ -81,22 +90,21 @@ class FlaxConstraintLogitsProcessor:
         max_labels: int | None = None,
         tokenizer: Any = None,
     ) -> None:
-        for one in index if isinstance(index, (list, tuple)) else [index]:
-            if not isinstance(one, ConstraintIndex):
-                raise ValueError(
-                    f"index is a {type(one).__name__}, expected a ConstraintIndex: ConstraintIndex.from_labels makes "
-                    "one of labels"
-                )
         for name, value in (("separator", separator), ("max_labels", max_labels), ("tokenizer", tokenizer)):
             if value is not None:
                 raise ValueError(
                     f"{name} is given, expected None in Flax, where an answer is one label: hf_gr."
                     "ConstraintLogitsProcessor, in PyTorch, knows answers of several"
                 )
-        self.prompt_length = _read_prompt_length(prompt_length, attention_mask)
+        length = check_processor(index, prompt_length, attention_mask)
+        if length is None:
+            raise ValueError(
+                "prompt_length=None, expected 0 or more tokens, as input_ids.shape[1] of the prompt has them: a "
+                "traced call cannot remember where its prompt ended"
+            )
         self.rules: BatchRules | None = batch_rules(index, exclude_items)
         shared = self.rules.shared
-        self._facts = (self.prompt_length, shared.max_token_id, shared.eos_token_id or 0, self.rules.num_rows)
+        self._facts = _Facts(length, shared.max_token_id, shared.eos_token_id or 0, self.rules.num_rows or 1)
         with settings_of_ours(None):
             self._catalogue = device_catalogue(self.rules, num_rows=self.rules.num_rows or 1)
 
@@ -118,21 +126,14 @@ class FlaxConstraintLogitsProcessor:
             ValueError: tokens of the catalogue outside the vocabulary, a number of rows that the prompts do not
                 divide, or fewer tokens than the prompt has.
         """
-        prompt_length, max_token_id, _, num_prompts = self._facts
+        prompt_length = self._facts.prompt_length
         if scores.ndim != 2 or input_ids.ndim != 2 or len(scores) != len(input_ids):
             raise ValueError(
                 f"input_ids are {list(input_ids.shape)} and scores {list(scores.shape)}, expected [rows, tokens] and "
                 "[rows, vocabulary]: call it once for every position"
             )
-        if max_token_id >= scores.shape[-1]:
-            raise ValueError(
-                f"index has token {max_token_id}, expected less than the vocabulary, {scores.shape[-1]}: is it "
-                "another model's catalogue, or were the embeddings not resized?"
-            )
-        if len(scores) % (num_prompts or 1):
-            raise ValueError(
-                f"scores have {len(scores)} rows for {num_prompts} rules, expected one path or more for each prompt"
-            )
+        check_tokens_of_catalogue(self._facts, scores.shape[-1], name="index")
+        check_scores_of_rules(len(scores), self._facts.num_prompts)
         length = input_ids.shape[1] if cur_len is None else cur_len
         if isinstance(length, int) and not prompt_length <= length <= input_ids.shape[1]:
             raise ValueError(
@@ -141,6 +142,11 @@ class FlaxConstraintLogitsProcessor:
             )
         with settings_of_ours(None):
             return self._mask(jnp.asarray(input_ids)[:, prompt_length:], jnp.asarray(scores), length - prompt_length)
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens before the generated ones."""
+        return self._facts.prompt_length
 
     def items(self, sequences: Any) -> list[list[ItemId]]:
         """The items of generated answers, on the host.
@@ -155,7 +161,7 @@ class FlaxConstraintLogitsProcessor:
 
     def _mask(self, generated: Any, scores: Array, level: Any) -> Array:
         """The scores after `level` of the generated tokens."""
-        catalogue, num_prompts = self._catalogue, self._facts[3] or 1
+        catalogue, num_prompts = self._catalogue, self._facts.num_prompts
         num_rows, num_levels = len(scores), catalogue.max_length
         states = jnp.zeros((num_prompts, num_rows // num_prompts), jnp.int32)
         is_known = isinstance(level, int)
@@ -185,34 +191,20 @@ class FlaxConstraintLogitsProcessor:
 
     def _over(self, scores: Array) -> Array:
         """The scores of finished rows."""
-        return jnp.full_like(scores, -jnp.inf).at[:, self._facts[2]].set(_filling(scores.dtype))
+        return jnp.full_like(scores, -jnp.inf).at[:, self._facts.end_token].set(_filling(scores.dtype))
 
-    def tree_flatten(self) -> tuple[tuple[DeviceCatalogue], tuple[Any, ...]]:
+    def tree_flatten(self) -> tuple[tuple[DeviceCatalogue], _Facts]:
         """The catalogue's arrays, and what a program is specific to."""
         return (self._catalogue,), self._facts
 
     @classmethod
-    def tree_unflatten(cls, facts: tuple[Any, ...], arrays: tuple[DeviceCatalogue]) -> FlaxConstraintLogitsProcessor:
+    def tree_unflatten(cls, facts: _Facts, arrays: tuple[DeviceCatalogue]) -> FlaxConstraintLogitsProcessor:
         """A processor inside a program; it does not know items."""
         made = cls.__new__(cls)
-        (made._catalogue,), made._facts, made.prompt_length, made.rules = arrays, facts, facts[0], None
+        (made._catalogue,), made._facts, made.rules = arrays, facts, None
         return made
 
 
 def _filling(dtype: Any) -> float:
     """The score of the only token of a finished row: still finite when divided by a temperature of 1/16."""
     return max(FILLING, float(jnp.finfo(dtype).min) / 16)
-
-
-def _read_prompt_length(prompt_length: int | None, attention_mask: Any) -> int:
-    """The prompt's length as given, or its mask's: padding counts, since it is in `input_ids`."""
-    shape = None if attention_mask is None else tuple(getattr(attention_mask, "shape", ()))
-    if shape is not None and len(shape) != 2:
-        raise ValueError(f"attention_mask has shape {list(shape)}, expected the prompt's, [prompts, length]")
-    length: Any = prompt_length if shape is None else shape[1]
-    if not is_integer(length) or length < 0 or prompt_length not in (None, length):
-        raise ValueError(
-            f"prompt_length={prompt_length!r}, expected 0 or more tokens, as input_ids.shape[1] of the prompt has "
-            "them: a traced call cannot remember where its prompt ended"
-        )
-    return int(length)

@@ -27,6 +27,7 @@ from hf_gr.catalogue.item_ids import ItemId
 from hf_gr.catalogue.labels import check_is_tokenizer, encode_continuations
 from hf_gr.catalogue.sequences import LARGEST_TOKEN, is_integer, to_host
 from hf_gr.catalogue.snapshot import BatchRules
+from hf_gr.generation.checks import check_processor, check_scores_of_rules, check_tokens_of_catalogue
 from hf_gr.generation.named_catalogues import batch_rules
 
 from .constraints import NEARLY_IMPOSSIBLE, Constraint, OneSequence, SeveralLabels
@@ -94,17 +95,11 @@ class ConstraintLogitsProcessor(LogitsProcessor):
         max_labels: int | None = None,
         tokenizer: Any = None,
     ) -> None:
-        every = list(index) if isinstance(index, (list, tuple)) else [index]
-        for one in every:
-            if not isinstance(one, ConstraintIndex):
-                raise ValueError(
-                    f"index is a {type(one).__name__}, expected a ConstraintIndex: ConstraintIndex.from_labels makes "
-                    "one of labels"
-                )
-            if tokenizer is not None:
-                check_is_tokenizer(tokenizer)
+        self.prompt_length = check_processor(index, prompt_length, attention_mask)
+        if tokenizer is not None:
+            check_is_tokenizer(tokenizer)
+            for one in [index] if isinstance(index, ConstraintIndex) else index:
                 one.check_tokenizer(tokenizer)
-        self.prompt_length = _read_prompt_length(prompt_length, attention_mask)
         rules = batch_rules(index, exclude_items)
         self.constraint: Constraint = OneSequence(rules)
         if separator is not None:
@@ -137,17 +132,10 @@ class ConstraintLogitsProcessor(LogitsProcessor):
                 inside the prompt stay as they are.
         """
         constraint = self.constraint
-        if constraint.max_token_id >= scores.shape[-1]:
-            raise ValueError(
-                f"index has token {constraint.max_token_id}, expected less than the vocabulary, {scores.shape[-1]}: "
-                "is it another model's catalogue, or were the embeddings not resized?"
-            )
+        check_tokens_of_catalogue(constraint, scores.shape[-1], name="index")
         num_rows, length = input_ids.shape
         num_prompts = constraint.rules.num_rows or num_rows
-        if num_rows % num_prompts:
-            raise ValueError(
-                f"scores have {num_rows} rows for {num_prompts} rules, expected one path or more for each prompt"
-            )
+        check_scores_of_rules(num_rows, num_prompts)
         positions = scores if scores.dim() == 3 else scores[:, None]
         first = length - positions.shape[1] + 1  # tokens before the first scores
         start = self._find_start(input_ids, first) if self.prompt_length is None else self.prompt_length
@@ -219,25 +207,6 @@ def keeper_of_state(processors: Iterable[Any]) -> LogitsProcessor | None:
     """The first of transformers' processors that expects one call a level, with all rows; None if there is none."""
     own = (one.inner if isinstance(one, OfLiving) else one for one in processors)
     return next((one for one in own if isinstance(one, WITH_STATE)), None)
-
-
-def _read_prompt_length(prompt_length: int | None, attention_mask: Tensor | None) -> int | None:
-    """The prompt's length as given, or its mask's: padding counts, since it is in `input_ids`."""
-    if prompt_length is not None and (not is_integer(prompt_length) or prompt_length < 0):
-        raise ValueError(
-            f"prompt_length={prompt_length!r}, expected 0 or more tokens, as inputs['input_ids'].shape[1] has them"
-        )
-    if attention_mask is None:
-        return prompt_length
-    shape = tuple(getattr(attention_mask, "shape", ()))
-    if len(shape) != 2:
-        raise ValueError(f"attention_mask has shape {list(shape)}, expected the prompt's, [prompts, length]")
-    if prompt_length not in (None, shape[1]):
-        raise ValueError(
-            f"prompt_length={prompt_length} and attention_mask has {shape[1]} positions, expected one length: "
-            "pass one of the two"
-        )
-    return shape[1]
 
 
 def read_several(rules: BatchRules, separator: Any, max_labels: Any, tokenizer: Any) -> SeveralLabels:
