@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 
 from hf_gr import ConstraintIndex
-from hf_gr.catalogue.snapshot import BatchRules, combine_rules
+from hf_gr.catalogue.rules import BatchRules, combine_rules
 
 EOS, TOKENS, LENGTH = 0, 6, 4  # codes are 1 to TOKENS
 VOCABULARY = 8

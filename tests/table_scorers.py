@@ -16,7 +16,7 @@ import torch
 from test_decode import CPU, make_plan
 
 from hf_gr import ConstraintIndex
-from hf_gr.catalogue.snapshot import combine_rules
+from hf_gr.catalogue.rules import combine_rules
 from hf_gr.torch import transition
 from hf_gr.torch.decode import DecodePlan
 from hf_gr.torch.drafters import Assistant

@@ -47,7 +47,7 @@ def test_index_holds_every_item(ids: SemanticIds, index: ConstraintIndex) -> Non
 
 
 def test_mean_children_of_a_level(index: ConstraintIndex) -> None:
-    nodes = np.diff(index.snapshot.base.segment.trie.level_starts)
+    nodes = np.diff(index.snapshot.trie.level_starts)
     np.testing.assert_allclose(nodes[1:] / nodes[:-1], [91, 72, 1.7, 1.08], rtol=0.01)
 
 

@@ -460,7 +460,7 @@ def test_pieces_score_every_sequence_once(seed: int) -> None:
     draw = random.Random(seed)
     drawn = {tuple(draw.randrange(1, 4) for _ in range(draw.randrange(1, 5))) for _ in range(draw.randrange(1, 30))}
     index = ConstraintIndex.from_sequences([list(row) for row in drawn], eos_token_id=0)
-    rows, trie = list(index), index.snapshot.base.segment.trie
+    rows, trie = list(index), index.snapshot.trie
     sequences = exhaustive.Sequences.of(trie)
     assert [row[row >= 0].tolist() for row in trie.sequences(sequences.leaves())] == rows
     assert label_trees.num_inner_nodes(trie) == len(prefixes_of(rows))

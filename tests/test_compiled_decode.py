@@ -21,7 +21,7 @@ from test_decode import CPU, make_plan
 
 from hf_gr import ConstraintIndex, enable
 from hf_gr.catalogue import tables
-from hf_gr.catalogue.snapshot import combine_rules
+from hf_gr.catalogue.rules import combine_rules
 from hf_gr.generation.torch import mixin
 from hf_gr.torch import decode as decoding
 from hf_gr.torch.decode import Decoded, decode

@@ -17,7 +17,7 @@ from reference import reference_beam_search
 
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue import tables
-from hf_gr.catalogue.snapshot import combine_rules
+from hf_gr.catalogue.rules import combine_rules
 from hf_gr.core import beam
 from hf_gr.core.beam import Beams, Finished
 from hf_gr.torch import decode, ops, transition

@@ -29,7 +29,7 @@ from test_decode import CPU, make_plan
 
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue import tables as wide_tables
-from hf_gr.catalogue.snapshot import combine_rules
+from hf_gr.catalogue.rules import combine_rules
 from hf_gr.core.beam import DEAD
 from hf_gr.torch import decode as loop
 from hf_gr.torch import drafters, transition

@@ -19,7 +19,7 @@ from flax_table_scorers import TableScorer, prompt_of, tables
 from test_decode import make_plan
 
 from hf_gr import ConstraintIndex
-from hf_gr.catalogue.snapshot import BatchRules, combine_rules
+from hf_gr.catalogue.rules import BatchRules, combine_rules
 from hf_gr.flax.assistants import ModelDrafter
 from hf_gr.flax.decode import Decoded, decode_program
 from hf_gr.flax.drafters import TreeDrafter, plan_first, plan_rest, plan_sizes

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from hf_gr.core import beam
 from hf_gr.core.beam import DEAD, Beams, Finished
 from hf_gr.flax import ops, tree, warpers
-from hf_gr.flax.children import MergedChildren, PlainChildren
+from hf_gr.flax.children import Children
 from hf_gr.torch import children as torch_children
 from hf_gr.torch import ops as torch_ops
 from hf_gr.torch import tree as torch_tree
@@ -50,23 +50,16 @@ def both(fields: dict[str, np.ndarray]) -> tuple[Beams, Beams]:
     return Beams(ops, **{name: jnp.asarray(value) for name, value in fields.items()}), Beams(torch_ops, **theirs)
 
 
-def candidates(seed: int, *, merged: bool = True) -> tuple[Any, Any, np.ndarray]:
+def candidates(seed: int) -> tuple[Any, Any, np.ndarray]:
     """Children on both sides, and their scores."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(0, 9, (BATCH, WIDTH, CHILDREN)).astype(np.int32)
     legal = rng.random(tokens.shape) < 0.6
-    first, added = (rng.integers(20, 90, (BATCH, WIDTH)).astype(np.int32) for _ in range(2))
-    ours = [jnp.where(legal, tokens, -1), jnp.asarray(first)]
-    as_torch = [torch.from_numpy(array).long() for array in (tokens, first, added)]
-    places = torch.arange(CHILDREN)
-    old, new = (states[..., None] + places for states in as_torch[1:])
-    theirs = [as_torch[0], torch.from_numpy(legal)]
-    scores = rng.normal(size=tokens.shape).astype(np.float32)
-    scores = np.where(legal, scores, -np.inf)
-    if not merged:
-        return PlainChildren(*ours), torch_children.PlainChildren(*theirs, old), scores
-    states = torch.where(places < 4, old, new - 4)
-    return MergedChildren(*ours, jnp.asarray(added), 4), torch_children.PlainChildren(*theirs, states), scores
+    first = rng.integers(20, 90, (BATCH, WIDTH)).astype(np.int32)
+    states = torch.from_numpy(first).long()[..., None] + torch.arange(CHILDREN)
+    scores = np.where(legal, rng.normal(size=tokens.shape).astype(np.float32), -np.inf)
+    theirs = torch_children.PlainChildren(torch.from_numpy(tokens).long(), torch.from_numpy(legal), states)
+    return Children(jnp.where(legal, tokens, -1), jnp.asarray(first)), theirs, scores
 
 
 def check_equal(ours: Any, theirs: Any, names: tuple[str, ...]) -> None:
@@ -81,10 +74,9 @@ def check_equal(ours: Any, theirs: Any, names: tuple[str, ...]) -> None:
             assert (mine[alive] == other[alive]).all(), name
 
 
-@pytest.mark.parametrize("merged", [True, False], ids=["merged", "plain"])
 @pytest.mark.parametrize("seed", range(3))
-def test_selections_equal_the_other_side(seed: int, merged: bool) -> None:
-    (ours, theirs), (legal, their_legal, scores) = both(random_beams(seed)), candidates(seed, merged=merged)
+def test_selections_equal_the_other_side(seed: int) -> None:
+    (ours, theirs), (legal, their_legal, scores) = both(random_beams(seed)), candidates(seed)
     for name, kwargs in (("select", {"num_kept": 7}), ("choose", {})):
         mine = getattr(beam, name)(ours, legal, jnp.asarray(scores), dead_state=7, **kwargs)
         other = getattr(beam, name)(theirs, their_legal, torch.from_numpy(scores), dead_state=7, **kwargs)

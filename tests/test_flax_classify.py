@@ -124,7 +124,7 @@ def test_what_flax_lacks_is_refused_with_its_remedy(folder: Path) -> None:
 def test_a_tree_has_every_path() -> None:
     """By plain loops: the edges of a sequence spell it, and a node sees its ancestors and itself."""
     index = index_of(*LABELS)
-    sequences = Sequences.of(index.snapshot.base.segment.trie)
+    sequences = Sequences.of(index.snapshot.trie)
     for room in (3, 100):
         spelt = []
         for piece in sequences.pieces(room):

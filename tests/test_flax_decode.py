@@ -28,7 +28,7 @@ from test_decode import make_plan
 from transformers import LogitsProcessorList
 
 from hf_gr import ConstraintIndex
-from hf_gr.catalogue.snapshot import BatchRules, combine_rules
+from hf_gr.catalogue.rules import BatchRules, combine_rules
 from hf_gr.core import beam
 from hf_gr.core.beam import Beams
 from hf_gr.flax import decode, ops

@@ -22,12 +22,12 @@ from flax_catalogues import LENGTH, VOCABULARY, random_index, random_rules
 from table_scorers import TableModel
 from test_decode import CPU, make_plan
 
-from hf_gr.catalogue.snapshot import BatchRules
+from hf_gr.catalogue.rules import BatchRules
 from hf_gr.core import beam
 from hf_gr.core.beam import Beams
 from hf_gr.core.verifiers import relaxed_places
 from hf_gr.flax import decode, drafters, ops, transition
-from hf_gr.flax.children import PlainChildren
+from hf_gr.flax.children import Children
 from hf_gr.flax.noise import PASSES, Noise
 from hf_gr.flax.plan import DecodePlan
 from hf_gr.flax.speculation import Drawn, Scored
@@ -310,7 +310,7 @@ def test_samples_and_what_passes_equal_the_other_side(ragged: bool) -> None:
 
 def test_rows_without_candidates_stay_without() -> None:
     nothing, zeros = jnp.full((2, 3, 4), beam.DEAD), jnp.zeros((2, 6), jnp.int32)
-    candidates = PlainChildren(jnp.full((2, 3, 4), -1), jnp.zeros((2, 3), jnp.int32))
+    candidates = Children(jnp.full((2, 3, 4), -1), jnp.zeros((2, 3), jnp.int32))
     given = {"uniform": jnp.full((2, 3, 4), 0.5), "gumbel": jnp.zeros((2, 3, 4))}
     drawn = Drawn(zeros - 1, zeros, zeros, nothing)
     assert (relaxed_places(candidates, nothing, drawn, None, num_kept=5, ops=ops, **given) == 12).all()

@@ -24,7 +24,7 @@ from flax_table_scorers import TableScorer, prompt_of, tables
 from transformers import Qwen3Config, T5Config
 
 from hf_gr import ConstraintIndex, enable
-from hf_gr.catalogue.snapshot import BatchRules
+from hf_gr.catalogue.rules import BatchRules
 from hf_gr.core.beam import Beams
 from hf_gr.flax import decode, drafters, ops
 from hf_gr.flax.decode import Decoded, decode_program

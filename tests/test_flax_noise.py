@@ -16,7 +16,7 @@ import jax.numpy as jnp  # noqa: E402
 from hf_gr.core.beam import Beams  # noqa: E402
 from hf_gr.flax import noise as noise_module  # noqa: E402
 from hf_gr.flax import ops  # noqa: E402
-from hf_gr.flax.children import PlainChildren  # noqa: E402
+from hf_gr.flax.children import Children  # noqa: E402
 from hf_gr.flax.noise import Noise  # noqa: E402
 from hf_gr.torch import children as torch_children  # noqa: E402
 from hf_gr.torch import noise as torch_noise  # noqa: E402
@@ -33,7 +33,7 @@ def both(*, length: int, independent: bool, stream: int = 0) -> list[tuple[np.nd
     tokens = rng.integers(0, 2**31 - 1, size=(len(SEEDS), 3, 40))
     nothing = np.zeros(sequences.shape[:2], np.int32)
     beams = Beams(ops, jnp.asarray(sequences, jnp.int32), jnp.asarray(sequences, jnp.int32), nothing * 0.0, nothing)
-    children = PlainChildren(jnp.asarray(tokens, jnp.int32), jnp.asarray(nothing))
+    children = Children(jnp.asarray(tokens, jnp.int32), jnp.asarray(nothing))
 
     @jax.jit
     def ours(noise: Noise) -> Any:

@@ -24,7 +24,7 @@ from transformers.generation import NoRepeatNGramLogitsProcessor
 
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, GRGenerationConfig, enable
 from hf_gr.flax import processors as ours
-from hf_gr.flax.children import PlainChildren
+from hf_gr.flax.children import Children
 from hf_gr.flax.decode import decode_program
 from hf_gr.flax.scorers import Prompt
 from hf_gr.generation.flax.processors import processors_of
@@ -220,7 +220,7 @@ def test_other_processors_are_refused_and_the_fix_is_named(fields: dict[str, Any
 
 
 def test_functions_that_return_something_else_are_refused() -> None:
-    legal = PlainChildren(jnp.zeros((3, 2, 4), jnp.int32), jnp.zeros((3, 2), jnp.int32))
+    legal = Children(jnp.zeros((3, 2, 4), jnp.int32), jnp.zeros((3, 2), jnp.int32))
     given = (jnp.zeros((3, 2, 4)), legal, jnp.zeros((3, 2, NEW), jnp.int32))
     size = {"vocab_size": 10, "room": ROOM}
     with pytest.raises(ValueError, match=r"logits_processor returned float32\[6\], expected scores of the shape"):

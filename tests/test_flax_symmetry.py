@@ -66,6 +66,7 @@ TORCH_ONLY = {
         "JoinedChildren": "the same",
         "OnlyChildren": "a step in Flax is one program: what it does not read costs nothing",
         "RootChildren": "the same",
+        "PlainChildren": "Children in Flax",
     },
     "decode": {
         "sum_scores": "kinds of children in Flax all have their states checked",
@@ -73,7 +74,7 @@ TORCH_ONLY = {
     },
     "device_trie": {
         "FlatTrie": "several labels are a logits processor's, a callable of PyTorch",
-        "twins_on_device": "Flax moves twins with what was added, in additions_on_device",
+        "twins_on_device": "the same",
         "TOKEN_BITS": "of edges, for the same",
         "LARGEST_TABLE": "of wide levels, see children",
         "CHILDREN_AT_ONCE": "the same",
@@ -105,6 +106,7 @@ TORCH_ONLY = {
     },
     "transition": {
         "HIDDEN_SHARE": "of wide levels, see children",
+        "DevicePart": "fields of the catalogue in Flax",
         "mask_illegal": "scores in Flax are put in their tokens' places: over_vocabulary",
     },
     "tree": {
@@ -119,26 +121,17 @@ FLAX_ONLY = {
         "decode_program": "the compiled form of decode",
         "last_tokens": "rows have their own levels",
     },
-    "children": {"MergedChildren": "torch joins the states, too: its children have them"},
+    "children": {},
     "device_trie": {
-        "ADDED_CHILDREN": "buckets",
-        "ADDED_NODES": "buckets",
         "CHILDREN": "buckets",
         "PARENTS": "buckets",
         "SMALLEST": "buckets",
         "STEPS": "buckets",
-        "DeviceAdditions": "every program has some, in buckets of their own",
-        "added_branching": "the same",
-        "additions_on_device": "the same",
-        "living_tokens_on_device": "the same",
-        "nothing_added": "the same",
-        "room_for_additions": "the same",
-        "base_branching": "buckets",
+        "padded_branching": "buckets",
         "exception_bits": "PyTorch searches among exceptions; a program without loops compiles faster",
     },
     "transition": {
         "HIDDEN_NODES": "buckets",
-        "AddedPart": "what was added has another form than the catalogue",
         "LARGEST_NODE": "32-bit integers",
     },
     "tree": {"nodes_seen": "of Tree in torch", "slots_seen": "the same"},
@@ -209,21 +202,18 @@ OTHERWISE = {
         "tokens_per_beam",  # of the paper's own search, which a benchmark compares with
     },
     "transition.children": {"lists_all"},  # of wide levels, see children
-    "transition.DevicePart.table_for": ALONE,  # of wide levels, see children
     "transition.DeviceCatalogue.children": ALONE,  # answers of several labels have no states
     "transition.DeviceCatalogue.is_leaf": ALONE,  # the same
     "decode.DecodePlan.ends_together": ALONE,  # a program always has a pool
     "decode.DecodePlan.apply": ALONE,  # callables of PyTorch
     "decode.Decoded": {"num_levels", "may_be_shorter"},  # a program's outputs have fixed shapes
     "decode.Decoded.cropped": ALONE,  # the call crops them, on the host
-    "children.Children": {"tokens"},  # fields of each kind in torch
+    "children.Children": {"first", "tokens"},  # fields of each kind in torch
     "children.Children.legal": ALONE,
     "children.Children.shape": ALONE,  # of kinds whose tokens are put together only if they are asked for
     "children.Children.summed": ALONE,  # kinds in Flax all have their states checked
     "children.Children.scores": {"rows"},  # log-probabilities are not cut into pieces
     "children.Children.take_at": ALONE,  # saves a device launches
-    "children.PlainChildren.take_at": ALONE,
-    "children.PlainChildren": {"legal", "first", "states"},
     "device_trie.DeviceTrie": {"tables"},  # of wide levels, see children
     "device_trie.DeviceTrie.child_bounds": ALONE,
     "device_trie.DeviceTrie.constants": ALONE,
@@ -235,9 +225,7 @@ OTHERWISE = {
     "device_trie.DeviceTrie.edges": ALONE,
     "device_trie.DeviceTrie.flat": ALONE,
     "device_trie.DeviceTrie.follow": ALONE,
-    "transition.DevicePart": {"wide", "living"},
-    "transition.DevicePart.is_whole": ALONE,
-    "transition.DeviceCatalogue": {"twins"},  # of DeviceAdditions
+    "transition.DeviceCatalogue": {"added", "alive", "base", "hidden", "trie", "twins"},  # of a part in torch
     "transition.DeviceCatalogue.nodes_per_level": ALONE,  # of plans of drafts
     "transition.device_catalogue": {"num_rows"},  # rows are filled up to a bucket
     "decode.in_columns": {"params"},

@@ -37,7 +37,7 @@ from huggingface_hub.errors import (
 
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue import storage
-from hf_gr.catalogue.segment import Segment
+from hf_gr.catalogue.items import Items
 from hf_gr.files import pairs as paired_files
 
 EOS = 2
@@ -80,20 +80,20 @@ def write_golden_files() -> None:
         (GOLDEN_XXH3 / name / "README.md").unlink()
 
 
-def segment_of(index: ConstraintIndex) -> Segment:
+def items_of(index: ConstraintIndex) -> Items:
     assert index.snapshot.is_compact
-    return index.snapshot.base.segment
+    return index.snapshot.items
 
 
 def same(one: ConstraintIndex, two: ConstraintIndex) -> bool:
     """Whether two indexes are equal to the bit."""
-    segment, other = segment_of(one), segment_of(two)
-    arrays, others = segment.arrays(), other.arrays()
+    items, other = items_of(one), items_of(two)
+    arrays, others = items.arrays(), other.arrays()
     return (
         one.eos_token_id == two.eos_token_id
-        and storage.describe_segment(segment) == storage.describe_segment(other)
-        and segment.trie.level_starts == other.trie.level_starts
-        and segment.trie.has_leaves == other.trie.has_leaves
+        and storage.describe_items(items) == storage.describe_items(other)
+        and items.trie.level_starts == other.trie.level_starts
+        and items.trie.has_leaves == other.trie.has_leaves
         and arrays.keys() == others.keys()
         and all(arrays[name].dtype == others[name].dtype for name in arrays)
         and all(arrays[name].tobytes() == others[name].tobytes() for name in arrays)
@@ -373,7 +373,7 @@ def test_allowed_next_tokens() -> None:
 def test_repr_and_sizes_say_what_is_there() -> None:
     index = ConstraintIndex.from_sequences(ROWS)
     assert repr(index) == "ConstraintIndex(3 sequences, 4 items, max_length=2, eos_token_id=None, 0.0 MB)"
-    assert index.nbytes == sum(array.nbytes for array in segment_of(index).arrays().values())
+    assert index.nbytes == sum(array.nbytes for array in items_of(index).arrays().values())
     assert (index.max_length, index.max_token_id) == (2, 8)
     view = index.where([True, False, True, True])
     assert view.nbytes == index.nbytes + 1 + 1 + 1  # a bit for each node of a level and each item
@@ -425,7 +425,7 @@ def test_torch_may_share_the_arrays_of_a_loaded_index(name: str, tmp_path: Path)
     golden_indexes()[name].save_pretrained(tmp_path)
     loaded = ConstraintIndex.from_pretrained(tmp_path)
     for index in (loaded, pickle.loads(pickle.dumps(loaded)), golden_indexes()[name]):
-        for array in segment_of(index).arrays().values():
+        for array in items_of(index).arrays().values():
             torch.from_numpy(array)
 
 
@@ -433,7 +433,7 @@ def test_writing_to_a_loaded_index_leaves_the_file_alone(tmp_path: Path) -> None
     golden_indexes()["strings"].save_pretrained(tmp_path)
     before = contents(tmp_path)
     loaded = ConstraintIndex.from_pretrained(tmp_path)
-    for array in segment_of(loaded).arrays().values():
+    for array in items_of(loaded).arrays().values():
         torch.from_numpy(array).zero_()
         assert not array.any()
     assert contents(tmp_path) == before
@@ -514,7 +514,7 @@ def test_golden_files_of_format_version_2(name: str, golden: Path, tmp_path: Pat
 
 
 def test_the_golden_files_hold_every_kind_of_array() -> None:
-    arrays = {name: segment_of(index).arrays() for name, index in golden_indexes().items()}
+    arrays = {name: items_of(index).arrays() for name, index in golden_indexes().items()}
     kinds = {re.sub(r"\d", "N", name) for name in chain(*arrays.values())}
     assert kinds == {
         "tokens",
@@ -538,7 +538,7 @@ def test_the_golden_files_hold_every_kind_of_array() -> None:
     assert arrays["sparse"]["children.2.offsets"].tolist() == [0]
     assert arrays["sparse"]["items.exceptions"].tolist() == [12]
     assert arrays["sparse"]["items.offsets"].tolist() == [0, 2]
-    assert segment_of(golden_indexes()["sparse"]).trie.token_bases == (70_019, 0, 0, 0, 0)
+    assert items_of(golden_indexes()["sparse"]).trie.token_bases == (70_019, 0, 0, 0, 0)
 
 
 def test_the_json_tells_people_what_is_inside() -> None:
@@ -711,10 +711,10 @@ def test_a_missing_file_is_named(file: str, tmp_path: Path) -> None:
 
 def plant_in(index: ConstraintIndex, folder: Path, name: str, value: Any) -> None:
     """Save an index with one array or field replaced, or omitted for None, and with digests that fit."""
-    segment = segment_of(index)
+    items = items_of(index)
     fields = {"num_items": index.num_items, "num_sequences": len(index), "max_length": index.max_length}
-    fields |= {"eos_token_id": index.eos_token_id, **storage.describe_segment(segment)}
-    arrays: dict[str, Any] = segment.arrays()
+    fields |= {"eos_token_id": index.eos_token_id, **storage.describe_items(items)}
+    arrays: dict[str, Any] = items.arrays()
     changed: Any = arrays if name in arrays or "." in name else fields
     changed[name] = value(changed[name]) if callable(value) else value
     if value is None:
@@ -873,9 +873,9 @@ def test_what_is_read_of_a_large_file(
     verify: bool | None, reads: list[str], large: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    digest, check = storage.arrays_digest, Segment.check
+    digest, check = storage.arrays_digest, Items.check
     monkeypatch.setattr(storage, "arrays_digest", lambda arrays, name: calls.append(name) or digest(arrays, name))
-    monkeypatch.setattr(Segment, "check", lambda *arguments: calls.append("check") or check(*arguments))
+    monkeypatch.setattr(Items, "check", lambda *arguments: calls.append("check") or check(*arguments))
     loaded = ConstraintIndex.from_pretrained(large, verify=verify)
     assert calls == reads
     assert loaded.allowed_next_tokens([70_011, 7, 5]) == [299, 300]

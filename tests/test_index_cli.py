@@ -121,7 +121,7 @@ def test_the_twin_is_not_the_summary_of_other_rows() -> None:
 def test_bytes_are_those_of_the_arrays(item_ids: Any) -> None:
     index = ConstraintIndex.from_sequences(ROWS, item_ids=item_ids)
     summary = summarise(index.snapshot)
-    trie = index.snapshot.base.segment.trie
+    trie = index.snapshot.trie
     of_no_level = trie.tokens.nbytes - sum(level.token_bytes for level in summary.levels)
     assert of_no_level == (1 + max(trie.branching)) * trie.tokens.itemsize, "the root, and what may be read at the end"
     levels = sum(level.token_bytes + level.offset_bytes for level in summary.levels)
@@ -552,9 +552,9 @@ def swap_in(name: str) -> Callable[[Path], None]:
 
 def plant(folder: Path) -> None:
     """Sound digests over arrays that are no trie."""
-    segment = ConstraintIndex.from_pretrained(folder).snapshot.base.segment
-    arrays = segment.arrays() | {"items.numbers": np.zeros_like(segment.items.numbers)}
-    storage.save(folder, {"num_items": 5, "eos_token_id": 1, **storage.describe_segment(segment)}, arrays, card="")
+    items = ConstraintIndex.from_pretrained(folder).snapshot.items
+    arrays = items.arrays() | {"items.numbers": np.zeros_like(items.numbers)}
+    storage.save(folder, {"num_items": 5, "eos_token_id": 1, **storage.describe_items(items)}, arrays, card="")
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {

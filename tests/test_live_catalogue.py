@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hf_gr import ConstraintIndex
-from hf_gr.catalogue.snapshot import combine_rules
+from hf_gr.catalogue.rules import combine_rules
 from hf_gr.serving import catalogues
 from hf_gr.serving.catalogues import LiveCatalogue, Update
 from hf_gr.serving.requests import RequestReader
@@ -22,6 +22,12 @@ END = 9
 def small_index(strings: bool = True) -> ConstraintIndex:
     ids = ["ham", "jam", "yam"] if strings else [10, 20, 30]
     return ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]], item_ids=ids)
+
+
+def compact_early(monkeypatch: pytest.MonkeyPatch, share: float = 0.0) -> None:
+    """Compact as soon as items were removed, or more than a share of all."""
+    monkeypatch.setattr(catalogues, "LEAST_REMOVED", 0)
+    monkeypatch.setattr(catalogues, "MOST_REMOVED", share)
 
 
 class Plain:
@@ -76,7 +82,7 @@ def random_update(draw: random.Random, plain: Plain, strings: bool) -> Update:
 @pytest.mark.parametrize("seed", range(4))
 def test_updates_equal_sets(seed, monkeypatch):
     """With many compactions, each of which other updates overtake."""
-    monkeypatch.setattr(catalogues, "MOST_ADDED", 5)
+    compact_early(monkeypatch, 0.1)
     draw, strings = random.Random(seed), seed % 2 == 0
     ids = [f"item {n}" if strings else n for n in range(30)]
     items = {item: [draw.randrange(4) for _ in range(draw.randint(1, 3))] + [END] for item in ids}
@@ -102,7 +108,7 @@ def test_updates_equal_sets(seed, monkeypatch):
 @pytest.mark.parametrize("num_before", [0, 5])  # the last one is repeated while other updates wait
 def test_compaction_keeps_what_came_meanwhile(num_before, monkeypatch):
     """An update and a new rule while the arrays are recompiled; the version stays, the arrays are new."""
-    monkeypatch.setattr(catalogues, "MOST_ADDED", 0)
+    compact_early(monkeypatch)
     compacting, go_on = threading.Event(), threading.Event()
     compact = ConstraintIndex.compact
 
@@ -113,14 +119,14 @@ def test_compaction_keeps_what_came_meanwhile(num_before, monkeypatch):
 
     monkeypatch.setattr(ConstraintIndex, "compact", slow)
     catalogue = LiveCatalogue(small_index())
-    catalogue.apply(Update(add=[{"item_id": "pie", "sequence": [6, 9]}]))
+    catalogue.apply(Update(remove=["yam"], add=[{"item_id": "pie", "sequence": [6, 9]}]))
     assert compacting.wait(10)
     for number in range(num_before):
         catalogue.apply(Update(add=[{"item_id": f"new {number}", "sequence": [7, number]}]))
     edition = catalogue.apply(Update(remove=["ham"], rules={"sweet": ["jam", "pie"]}))
     go_on.set()
     catalogue.wait()
-    assert edition.index.snapshot.base.segment is not catalogue.edition.index.snapshot.base.segment
+    assert edition.index.snapshot.items is not catalogue.edition.index.snapshot.items
     assert catalogue.edition.version == edition.version == num_before + 2
     assert sorted(catalogue.edition.index.item_ids) == sorted(edition.index.item_ids)
     assert sorted(catalogue.edition.rules["sweet"].item_ids) == ["jam", "pie"]
@@ -128,12 +134,12 @@ def test_compaction_keeps_what_came_meanwhile(num_before, monkeypatch):
 
 def test_swap_ends_a_compaction(monkeypatch):
     """What was being compacted never replaces the new index."""
-    monkeypatch.setattr(catalogues, "MOST_ADDED", 0)
+    compact_early(monkeypatch)
     go_on = threading.Event()
     compact = ConstraintIndex.compact
     monkeypatch.setattr(ConstraintIndex, "compact", lambda index: (go_on.wait(10), compact(index)))
     catalogue = LiveCatalogue(small_index(), {"sweet": ["jam", "yam"]})
-    catalogue.apply(Update(add=[{"item_id": "pie", "sequence": [6, 9]}]))
+    catalogue.apply(Update(remove=["ham"]))
     edition = catalogue.swap(ConstraintIndex.from_sequences([[1], [2]], item_ids=["jam", "tea"]))
     go_on.set()
     catalogue.wait()
@@ -144,7 +150,7 @@ def test_swap_ends_a_compaction(monkeypatch):
 
 
 def test_a_failed_compaction_leaves_all_as_it_is(monkeypatch, caplog):
-    monkeypatch.setattr(catalogues, "MOST_ADDED", 0)
+    compact_early(monkeypatch)
     compact = ConstraintIndex.compact
     monkeypatch.setattr(ConstraintIndex, "compact", lambda index: 1 / 0)
     catalogue = LiveCatalogue(small_index())
@@ -233,7 +239,7 @@ def test_all_items_may_go():
 
 def test_readers_and_writers_in_threads(monkeypatch):
     """Every edition that a reader takes is whole: its rules are within it, and versions only rise."""
-    monkeypatch.setattr(catalogues, "MOST_ADDED", 8)
+    compact_early(monkeypatch, 0.1)
     catalogue = LiveCatalogue(small_index(), {"sweet": ["jam"], "all": ["ham", "jam", "yam"]})
     done = threading.Event()
     failures: list[BaseException] = []
@@ -290,7 +296,7 @@ def test_histories_keep_what_was_removed(monkeypatch):
     catalogue.apply(Update(add=[{"item_id": "pie", "sequence": [6, 8]}]))
     catalogue.apply(Update(remove=["jam", "pie"]))
     assert prompt("pie", "jam", "ham") == [6, 8, 5, 8, 5, 7]
-    monkeypatch.setattr(catalogues, "MOST_ADDED", 0)
+    compact_early(monkeypatch)
     catalogue.apply(Update(add=[{"item_id": "tea", "sequence": [6, 7]}]))
     catalogue.wait()
     assert catalogue.edition.index.snapshot.is_compact

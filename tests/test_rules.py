@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from hf_gr import ConstraintIndex, ConstraintLogitsProcessor, enable
 from hf_gr.catalogue import snapshot as snapshot_module
+from hf_gr.catalogue.rules import combine_rules
 from hf_gr.torch import transition
 
 SCORE_TOL = 1e-5  # the same additions in the same order
@@ -145,7 +146,7 @@ def first_rule(nodes: torch.Tensor, bits: torch.Tensor, rule_of_row: Any) -> tor
 
 
 right_bits = transition._are_alive
-right_twins = snapshot_module._twins
+right_stack = snapshot_module._stack
 
 
 @pytest.mark.parametrize(
@@ -154,9 +155,9 @@ right_twins = snapshot_module._twins
         (transition, "_are_alive", nothing_dead),
         (transition, "_are_alive", first_rule),
         (transition, "_hide", lambda legal, hidden, first, last: legal),
-        (snapshot_module, "_twins", lambda trie, base: np.where(right_twins(trie, base) > 0, -1, 0)),
+        (snapshot_module, "_stack", lambda old, new: right_stack(old, new[::-1])),
     ],
-    ids=["nothing is dead", "one rule for all", "nothing is hidden", "no twins"],
+    ids=["nothing is dead", "one rule for all", "nothing is hidden", "mixed up additions"],
 )
 def test_a_planted_error_is_seen(home: Any, name: str, wrong: Callable[..., Any], monkeypatch: Any) -> None:
     monkeypatch.setattr(home, name, wrong)
@@ -259,7 +260,7 @@ def test_greedy_and_sampling_follow_the_rules(kwargs: dict[str, Any]) -> None:
 def test_a_view_shares_the_arrays_and_keeps_its_own_time() -> None:
     index = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]], item_ids=["ham", "jam", "yam"])
     view = index.where(["ham", "yam"])
-    assert view.snapshot.base.segment is index.snapshot.base.segment
+    assert view.snapshot.items is index.snapshot.items
     index.remove(["ham"])
     assert list(view) == [[5, 7], [6, 7]]
     assert list(index.where(np.array([False, True]))) == [[6, 7]]
@@ -365,14 +366,16 @@ def test_an_added_token_beyond_the_vocabulary_is_refused() -> None:
         run(enable(shared("qwen3")), 0, index)
 
 
-def test_an_addition_that_is_taken_back_leaves_nothing_behind() -> None:
+def test_an_addition_that_is_taken_back_leaves_nothing_behind_once_compacted() -> None:
     index = ConstraintIndex.from_sequences([[5], [6]], eos_token_id=EOS)
     index.add([[9999, 4]], [7])
     with_it = index.snapshot
     index.remove([7])
+    assert (index.max_token_id, index.max_length, index.encode([7])) == (9999, 3, [9999, 4])
+    index.compact()
     assert (index.max_token_id, index.max_length, index.snapshot.is_compact) == (6, 2, True)
     run(enable(shared("qwen3")), 0, index)
-    assert with_it.where([0]).max_token_id == 6
+    assert with_it.where([0]).compact().max_token_id == 5
 
 
 def test_a_view_without_additions_is_mixed_with_the_index() -> None:
@@ -412,10 +415,11 @@ def test_a_copy_keeps_the_catalogue_of_its_moment() -> None:
     index = Mine.from_sequences([[5, 7], [5, 8]])
     then = copy.copy(index)
     index.remove([0])
+    assert then.snapshot.items is index.snapshot.items
     index.add([[5, 7]], [9])
     assert then.items([[5, 7], [5, 8]]) == [[0], [1]]
     assert list(then.where(then.item_ids == 0)) == [[5, 7]]
-    assert then.snapshot.base.segment is index.snapshot.base.segment
+    assert then.snapshot.items is not index.snapshot.items
     assert [type(one) for one in (then, then.where([0]), pickle.loads(pickle.dumps(index)))] == [Mine] * 3
 
 
@@ -438,7 +442,7 @@ def test_a_step_with_rules_and_additions_compiles_into_one_graph() -> None:
     catalogue.remove(5)
     catalogue.add(9)
     views = [catalogue.index, catalogue.index.where(catalogue.ids[::2])]
-    rules = snapshot_module.combine_rules([view.snapshot for view in views], [catalogue.ids[:4], []])
+    rules = combine_rules([view.snapshot for view in views], [catalogue.ids[:4], []])
     on_device = transition.device_catalogue(rules, torch.device("cpu"))
     compiled = torch.compile(transition.children, fullgraph=True, backend="aot_eager")
     states = torch.zeros((2, 1), dtype=torch.long)

@@ -73,7 +73,7 @@ def assert_same(sequences: torch.Tensor, scores: torch.Tensor, expected: Any) ->
 
 
 def static(baselines: Any, rows: np.ndarray, dense_levels: int) -> Any:
-    trie = ConstraintIndex.from_sequences(rows).snapshot.base.segment.trie
+    trie = ConstraintIndex.from_sequences(rows).snapshot.trie
     return baselines.Static(trie, VOCAB, torch.device("cpu"), dense_levels)
 
 

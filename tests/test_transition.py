@@ -17,7 +17,7 @@ from reference import ReferenceTrie
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue import tables
 from hf_gr.catalogue.fanout import Fanout
-from hf_gr.catalogue.snapshot import combine_rules
+from hf_gr.catalogue.rules import combine_rules
 from hf_gr.torch import device_trie, transition
 from hf_gr.torch.children import (
     Children,
@@ -302,7 +302,7 @@ def test_steps_from_listed_exceptions_and_from_large_tokens_equal_the_dictionary
     assert all(exceptions is not None for exceptions in trie.exceptions[2:])
     index = ConstraintIndex.from_sequences(np.array(SPARSE[1:9]) + 2**31 - 7)
     below = transition.children(torch.zeros((1, 1), dtype=torch.long), catalogue_of(index), level=0)
-    assert index.snapshot.base.segment.trie.tokens.dtype == np.int16
+    assert index.snapshot.trie.tokens.dtype == np.int16
     assert below.tokens[0, 0].tolist() == index.allowed_next_tokens([])
 
 

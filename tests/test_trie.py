@@ -38,7 +38,7 @@ SPARSE = [[70_000 + number, 7, *[5, 5] * (number % 9 > 0)] for number in range(2
 
 
 def trie_of(index: ConstraintIndex) -> Trie:
-    return index.snapshot.base.segment.trie
+    return index.snapshot.trie
 
 
 def same_tries(one: Trie, two: Trie) -> bool:
@@ -81,7 +81,7 @@ def check_against_twin(rows: Rows, eos_token_id: int | None) -> None:
         assert index.allowed_next_tokens(prefix) == twin.allowed(prefix), prefix
     queries = near_misses(twin)
     # Not by `items`, which refuses rows that go on after their item: tests/test_generated.py.
-    found = index.snapshot.items(read_generated(queries))
+    found = index.snapshot.items_of(read_generated(queries))
     assert found == [twin.items(query) for query in queries]
     for query in queries:
         end = [] if eos_token_id is None or query[-1] == eos_token_id else [eos_token_id]

@@ -59,7 +59,7 @@ def add(name: str, *sequence: int) -> Update:
 def test_replicas_agree(seed, tmp_path, monkeypatch):
     """Two replicas that update in turn, new bases and swaps meanwhile, and one that begins at the end."""
     monkeypatch.setattr(update_log, "MOST_UPDATES", 6)
-    monkeypatch.setattr(catalogues, "MOST_ADDED", 8)
+    monkeypatch.setattr(catalogues, "LEAST_REMOVED", 3)
     draw = random.Random(seed)
     replicas = [LiveCatalogue(small_index(), {"sweet": ["jam"]}, log=UpdateLog(tmp_path)) for _ in range(2)]
     bases = set()

@@ -29,7 +29,7 @@ from table_scorers import (
 from test_decode import CPU, make_plan
 
 from hf_gr import ConstraintIndex
-from hf_gr.catalogue.snapshot import combine_rules
+from hf_gr.catalogue.rules import combine_rules
 from hf_gr.core import verifiers
 from hf_gr.core.beam import DEAD, Beams
 from hf_gr.core.verifiers import locate, relaxed_places

@@ -20,7 +20,7 @@ from report import print_json_line, print_table
 from step import LENGTH, SPREAD, Clock, MadeBeforehand, medians, ours
 
 from hf_gr import ConstraintIndex
-from hf_gr.catalogue.snapshot import combine_rules
+from hf_gr.catalogue.rules import combine_rules
 from hf_gr.torch.transition import device_catalogue
 
 VOCABULARY, BATCH, BEAMS = 2048, 2, 70  # STATIC's setting

@@ -45,7 +45,7 @@ from step_timing import Clock, FromLastToken, MadeBeforehand, freed_memory_is_ke
 from torch import Tensor
 
 from hf_gr import ConstraintIndex
-from hf_gr.catalogue.snapshot import combine_rules
+from hf_gr.catalogue.rules import combine_rules
 from hf_gr.torch.transition import DeviceCatalogue, device_catalogue
 
 __all__ = ["DEAD", "Answer", "branching", "load", "make_rows", "sorted_distinct"]  # by tests and step_flax.py
@@ -114,7 +114,7 @@ def make_bench(setting: Setting, rows: np.ndarray, options: argparse.Namespace) 
     index = ConstraintIndex.from_sequences(rows)
     rules = load_rules(index, options.beams, options.batch, device, options.seed)
     whole = device_catalogue(combine_rules([index.snapshot]), device)
-    trie = index.snapshot.base.segment.trie
+    trie = index.snapshot.trie
     methods: dict[str, Method] = {UNCONSTRAINED: Method(), STATIC: Static(trie, setting.vocab, device)}
     if len(rows) <= options.trie_items:
         methods[TRIE] = CpuTrie(rows, setting.vocab)

@@ -29,7 +29,7 @@ from report import add_plots_option, print_json_line, print_table
 from step_timing import Clock, freed_memory_is_kept
 
 from hf_gr import ConstraintIndex
-from hf_gr.catalogue.snapshot import combine_rules
+from hf_gr.catalogue.rules import combine_rules
 from hf_gr.torch.transition import DeviceCatalogue, children, device_catalogue
 
 OURS, NO_TABLE, STATIC = "ours", "ours, no table", "STATIC"
@@ -54,7 +54,7 @@ def contenders(
     """By name: the masking of level 1, for beams with these first tokens."""
     whole = device_catalogue(combine_rules([index.snapshot]), CPU)
     states, zeros, dead = first + 1, torch.zeros(first.shape), torch.full((), DEAD)
-    trie = index.snapshot.base.segment.trie
+    trie = index.snapshot.trie
     static = Static(trie, vocab_size=log_probs.shape[-1], device=CPU, dense_levels=1)
 
     def ours(catalogue: DeviceCatalogue) -> Masked:

@@ -23,7 +23,7 @@ from generate import Answer, difference
 from report import print_table
 
 from hf_gr import ConstraintIndex
-from hf_gr.catalogue.snapshot import combine_rules
+from hf_gr.catalogue.rules import combine_rules
 
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 

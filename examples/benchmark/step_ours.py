@@ -16,7 +16,7 @@ from generate import Answer
 from step_catalogues import LENGTH
 
 from hf_gr import ConstraintIndex
-from hf_gr.catalogue.snapshot import combine_rules
+from hf_gr.catalogue.rules import combine_rules
 from hf_gr.torch.decode import DecodePlan, decode
 from hf_gr.torch.transition import DeviceCatalogue, device_catalogue
 

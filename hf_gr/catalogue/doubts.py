@@ -40,7 +40,7 @@ def doubts_of(snapshot: Snapshot, *, vocabulary: int | None = None) -> list[str]
         return []
     doubts: list[str] = []
     ends = [] if snapshot.eos_token_id is None else [snapshot.eos_token_id]
-    levels = [np.setdiff1d(tokens, ends) for tokens in snapshot.base.segment.trie.codebooks]
+    levels = [np.setdiff1d(tokens, ends) for tokens in snapshot.trie.codebooks]
     levels = [tokens for tokens in levels if len(tokens)]
     begin_alike = len(levels) > 1 and all(tokens[0] <= FIRST_CODES for tokens in levels)
     if begin_alike and all(np.intersect1d(one, other).size for one, other in pairwise(levels)):

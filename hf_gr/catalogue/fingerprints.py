@@ -21,13 +21,13 @@ from .snapshot import Snapshot
 def fingerprint_index(index: ConstraintIndex) -> str:
     """A digest of a catalogue: what was compiled, and which items are alive."""
     digest = hashlib.sha256(str(index.eos_token_id).encode())
-    for part in index.snapshot.parts:
-        for name, array in sorted(part.segment.arrays().items()):
-            digest.update(f"{name} {array.shape} {array.dtype}".encode())
-            view: Any = array.reshape(-1).view("uint8")  # no copy of what is mapped
-            digest.update(view)
-        if part.alive is not None:
-            digest.update(part.alive.items.tobytes())
+    items, alive = index.snapshot.items, index.snapshot.alive
+    for name, array in sorted(items.arrays().items()):
+        digest.update(f"{name} {array.shape} {array.dtype}".encode())
+        view: Any = array.reshape(-1).view("uint8")  # no copy of what is mapped
+        digest.update(view)
+    if alive is not None:
+        digest.update(alive.items.tobytes())
     return digest.hexdigest()
 
 

@@ -13,8 +13,9 @@ import numpy as np
 
 from .fanout import Bools, Longs
 from .item_ids import ItemId
+from .rules import BatchRules
 from .sequences import read_rows
-from .snapshot import BatchRules, Snapshot
+from .snapshot import Snapshot
 from .trie import PADDING
 
 CUT = (
@@ -51,10 +52,8 @@ def check_ends(snapshot: Snapshot, rows: Longs, found: list[list[ItemId]]) -> No
         return  # all sequences have this length
     numbers = np.array([number for number, items in enumerate(found) if items], dtype=np.int64)
     rows = rows[numbers]
-    lengths = np.zeros(len(rows), dtype=np.int64)
-    for part in snapshot.parts:
-        leaves, followed = part.segment.trie.walk(rows, snapshot.eos_token_id)
-        lengths = np.maximum(lengths, np.where(leaves >= 0, followed, 0))
+    leaves, followed = snapshot.trie.walk(rows, snapshot.eos_token_id)
+    lengths = np.where(leaves >= 0, followed, 0)
     is_other = _unlike_the_last(rows, lengths)
     for row in np.flatnonzero(np.any(is_other, axis=1)).tolist():
         others, end = np.flatnonzero(is_other[row]).tolist(), int(lengths[row])
@@ -75,7 +74,7 @@ def check_begins(snapshot: Snapshot, rows: Longs, found: list[list[ItemId]]) -> 
     if rows.shape[1] < 2 or any(found):
         return
     others = rows[np.any((rows != rows[:, :1]) & (rows != PADDING), axis=1)]  # not padding alone
-    if len(others) > 1 and np.all(others[:, 0] == others[0, 0]) and all(snapshot.items(others[:, 1:])):
+    if len(others) > 1 and np.all(others[:, 0] == others[0, 0]) and all(snapshot.items_of(others[:, 1:])):
         raise ValueError(
             f"no row of sequences is an item, but each is after its first token, {others[0, 0]}, expected generated "
             f"tokens: a decoder's start token is none. Pass {CUT}"
@@ -100,7 +99,7 @@ def items_of_batch(rules: BatchRules, sequences: Any) -> list[list[ItemId]]:
         mine = (
             np.arange(len(rows)) if rules.rule_of_row is None else np.flatnonzero(rules.rule_of_row[numbers] == rule)
         )
-        for row, items in zip(mine.tolist(), snapshot.items(rows[mine]), strict=True):
+        for row, items in zip(mine.tolist(), snapshot.items_of(rows[mine]), strict=True):
             found[row] = items
     if rules.excluded_ids is None:
         return found
@@ -118,4 +117,4 @@ def _unlike_the_last(rows: Longs, lengths: Longs) -> Bools:
 
 def _begins(snapshot: Snapshot, token: int) -> bool:
     """Whether a sequence begins with this token."""
-    return any(part.segment.trie.find([token]) >= 0 for part in snapshot.parts)
+    return snapshot.trie.find([token]) >= 0

@@ -35,7 +35,7 @@ def check_separator(snapshot: Snapshot, separator: Sequence[int]) -> None:
     going_on, places = np.nonzero(rows[:, 1:] == parts[0])
     is_before = cast("Bools", places[:, None] >= np.arange(rows.shape[1]))
     before = np.where(is_before, rows[going_on], PADDING)
-    goes_on = {int(row) for row, items in zip(going_on, snapshot.items(before), strict=True) if items}
+    goes_on = {int(row) for row, items in zip(going_on, snapshot.items_of(before), strict=True) if items}
     inside: list[list[int]] = []
     for number, row in enumerate(rows.tolist()):
         label = [token for token in row if token not in (PADDING, eos_token_id)]
@@ -44,7 +44,7 @@ def check_separator(snapshot: Snapshot, separator: Sequence[int]) -> None:
             if len(inside) == ERRORS_SHOWN:
                 break
     if inside:
-        names = ", ".join(repr(snapshot.items(np.array([label]))[0][0]) for label in inside)
+        names = ", ".join(repr(snapshot.items_of(np.array([label]))[0][0]) for label in inside)
         raise ValueError(
             f"separator={parts} is also inside labels ({names}) or begins there, expected tokens that tell where a "
             "label ends: choose another separator"

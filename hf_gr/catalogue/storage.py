@@ -34,7 +34,7 @@ from hf_gr.files import pairs
 
 from .fanout import Fanout, require
 from .item_ids import ItemIds
-from .segment import Items, Segment
+from .items import Items
 from .sequences import LARGEST_TOKEN, is_integer
 from .trie import Trie
 
@@ -93,21 +93,21 @@ def load(directory: Path, *, verify: bool | None = None) -> tuple[dict[str, Any]
     return description, arrays
 
 
-def describe_segment(segment: Segment) -> dict[str, Any]:
+def describe_items(items: Items) -> dict[str, Any]:
     """What the arrays alone do not say, or only once all of them are read."""
-    fanouts = segment.trie.fanouts
+    fanouts = items.trie.fanouts
     return {
-        "item_id_type": "string" if segment.items.ids is not None and segment.items.ids.are_strings else "integer",
+        "item_id_type": "string" if items.ids is not None and items.ids.are_strings else "integer",
         "level_sizes": [fanout.num_children for fanout in fanouts],
         "branching": [fanout.largest for fanout in fanouts],
         "childless": [fanout.num_childless for fanout in fanouts],
-        "token_bases": list(segment.trie.token_bases),
-        "items_of_a_sequence": segment.items.at_leaf.largest,
+        "token_bases": list(items.trie.token_bases),
+        "items_of_a_sequence": items.at_leaf.largest,
     }
 
 
-def read_segment(description: Mapping[str, Any], arrays: Arrays, *, verify: bool | None = None) -> Segment:
-    """The segment of a description and its arrays.
+def read_items(description: Mapping[str, Any], arrays: Arrays, *, verify: bool | None = None) -> Items:
+    """The items of a description and its arrays.
 
     Args:
         description: what `load` returned.
@@ -143,17 +143,18 @@ def read_segment(description: Mapping[str, Any], arrays: Arrays, *, verify: bool
         require(len(ids) == num_items, f"there are {num_items} item_ids")
         require(bounds is None or order is not None, "strings have an item_ids.order")
         require(ids.are_strings == (description["item_id_type"] == "string"), "item_ids are of item_id_type")
-    items = Items(arrays["items.numbers"], arrays["items.positions"], _read_fanout("items", arrays, at_leaf), ids)
+    items = Items(
+        trie, arrays["items.numbers"], arrays["items.positions"], _read_fanout("items", arrays, at_leaf), ids
+    )
     num_tokens = trie.level_starts[-1] + max(trie.branching)
     require(len(trie.tokens) == num_tokens, f"there are {num_tokens} tokens")
     require(len(trie.token_bases) == len(fanouts) > 0, f"there are {len(fanouts)} token_bases")
     require(len(items.positions) == num_items == description["num_items"], f"there are {num_items} items.positions")
     for name, number in {"num_sequences": trie.num_sequences, "max_length": trie.max_length}.items():
         require(description.get(name, number) == number, f"{name} is {number}")
-    segment = Segment(trie, items)
     if sum(array.nbytes for array in arrays.values()) <= CHECKED_BYTES if verify is None else verify:
-        segment.check(description["eos_token_id"])
-    return segment
+        items.check(description["eos_token_id"])
+    return items
 
 
 def _map_arrays(path: Path) -> tuple[dict[str, str], Arrays]:

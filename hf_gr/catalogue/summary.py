@@ -12,7 +12,7 @@ import numpy as np
 from hf_gr.files.facts import LevelSummary, Summary
 
 from .fanout import Bools, Fanout
-from .segment import Segment
+from .items import Items
 from .snapshot import Snapshot
 
 
@@ -35,31 +35,31 @@ def summarise(snapshot: Snapshot) -> Summary:
         [(2, 2.0, 0.0), (3, 1.5, 0.5)]
     """
     compact = snapshot.compact()
-    segment = compact.base.segment
-    num_sequences, num_items = segment.trie.num_sequences, len(segment.items)
-    num_alone = int(np.count_nonzero(_only_children(segment.items.at_leaf)))
-    arrays = {name: array.nbytes for name, array in segment.arrays().items()}
+    items = compact.items
+    num_sequences, num_items = items.trie.num_sequences, len(items)
+    num_alone = int(np.count_nonzero(_only_children(items.at_leaf)))
+    arrays = {name: array.nbytes for name, array in items.arrays().items()}
     return Summary(
         num_sequences=num_sequences,
         num_items=num_items,
         num_shared_sequences=num_sequences - num_alone,
         num_sharing_items=num_items - num_alone,
-        most_items_of_a_sequence=segment.items.at_leaf.largest,
-        max_length=segment.trie.max_length,
+        most_items_of_a_sequence=items.at_leaf.largest,
+        max_length=items.trie.max_length,
         eos_token_id=compact.eos_token_id,
-        max_token_id=segment.trie.max_token_id,
-        item_id_type=_item_id_type(segment),
+        max_token_id=items.trie.max_token_id,
+        item_id_type=_item_id_type(items),
         item_bytes=sum(size for name, size in arrays.items() if name.startswith("items.")),
         item_id_bytes=sum(size for name, size in arrays.items() if name.startswith("item_ids.")),
-        nbytes=segment.nbytes,
-        bytes_per_item=segment.nbytes / num_items,
-        levels=_levels(segment),
+        nbytes=items.nbytes,
+        bytes_per_item=items.nbytes / num_items,
+        levels=_levels(items),
     )
 
 
-def _levels(segment: Segment) -> tuple[LevelSummary, ...]:
+def _levels(items: Items) -> tuple[LevelSummary, ...]:
     """The levels, counted from the last one up, since what lies below a node decides."""
-    trie = segment.trie
+    trie = items.trie
     levels: list[LevelSummary] = []
     one_leaf = np.ones(trie.fanouts[-1].num_children, dtype=bool)  # whether a node leads to a single sequence
     for level in range(trie.max_length, 0, -1):
@@ -102,7 +102,7 @@ def _lead_to_one(fanout: Fanout, below: Bools) -> Bools:
     return found
 
 
-def _item_id_type(segment: Segment) -> str:
-    if segment.items.ids is None:
+def _item_id_type(items: Items) -> str:
+    if items.ids is None:
         return "row number"
-    return "string" if segment.items.ids.are_strings else "integer"
+    return "string" if items.ids.are_strings else "integer"

@@ -55,7 +55,7 @@ def table_shape(trie: Trie, level: int) -> TableShape | None:
     Example:
         >>> from hf_gr import ConstraintIndex
         >>> rows = [[first, 100 + second] for first in range(2) for second in range(40)]
-        >>> table = table_shape(ConstraintIndex.from_sequences(rows).snapshot.base.segment.trie, 1)
+        >>> table = table_shape(ConstraintIndex.from_sequences(rows).snapshot.trie, 1)
         >>> (table.num_rows, table.first_token, table.span)
         (2, 100, 40)
     """

@@ -252,12 +252,12 @@ class BeamFinder(Finder):
     def _labels(self, rows: Longs) -> tuple[list[Sequence[Any]], list[int]]:
         """What each row stands for, and the rows that stand for something: a limit may cut an answer off."""
         if self.answers is None:
-            return list(self.snapshot.items(rows)), list(range(len(rows)))
+            return list(self.snapshot.items_of(rows)), list(range(len(rows)))
         found: list[Sequence[Any]] = []
         is_whole: list[int] = []
         for number, row in enumerate(rows.tolist()):
             if self.snapshot.eos_token_id in row:
-                parts = [self.snapshot.items(np.array([label]))[0] for label in self.answers.split(row)]
+                parts = [self.snapshot.items_of(np.array([label]))[0] for label in self.answers.split(row)]
                 found.append([tuple(label for alike in parts for label in alike)])
                 is_whole.append(number)
         return found, is_whole

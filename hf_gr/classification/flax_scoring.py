@@ -26,7 +26,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from hf_gr.catalogue.buckets import bucket
 from hf_gr.catalogue.fanout import Longs
-from hf_gr.catalogue.snapshot import Snapshot, combine_rules
+from hf_gr.catalogue.rules import combine_rules
+from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.catalogue.trie import PADDING
 from hf_gr.flax.arrays import HostOrDevice
 from hf_gr.flax.buckets import padded

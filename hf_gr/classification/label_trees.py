@@ -132,7 +132,7 @@ class Sequences:
 
 def all_sequences(snapshot: Snapshot) -> Sequences:
     """All sequences of a label set."""
-    return Sequences.of(snapshot.base.segment.trie if snapshot.is_compact else build_trie(snapshot.rows())[0])
+    return Sequences.of(snapshot.trie if snapshot.is_compact else build_trie(snapshot.rows())[0])
 
 
 def token_rows(sequences: Sequences) -> Longs:
@@ -142,4 +142,4 @@ def token_rows(sequences: Sequences) -> Longs:
 
 def labels_of(snapshot: Snapshot, sequences: Sequences) -> Any:
     """The labels of all sequences."""
-    return snapshot.items(token_rows(sequences))
+    return snapshot.items_of(token_rows(sequences))

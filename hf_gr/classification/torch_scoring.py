@@ -16,7 +16,8 @@ from torch import Tensor
 from transformers import GenerationMixin
 
 from hf_gr.catalogue.fanout import Longs
-from hf_gr.catalogue.snapshot import Snapshot, combine_rules
+from hf_gr.catalogue.rules import combine_rules
+from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.catalogue.trie import PADDING
 from hf_gr.generation.models import start_token
 from hf_gr.generation.torch.constraints import SeveralLabels

@@ -26,9 +26,8 @@ def check_index(repo_or_dir: str, *, revision: str | None = None) -> tuple[Const
     folder = Source(repo_or_dir, revision=revision).resolve_folder(storage.FILES)
     index = ConstraintIndex.from_pretrained(folder, verify=True)
     description = _check_descriptions(folder)
-    segment = index.snapshot.base.segment
     size = f"{counted(len(index), 'sequence')} in {counted(index.max_length, 'level')}"
-    ids = "row numbers are their ids" if segment.items.ids is None else "their ids can be looked up"
+    ids = "row numbers are their ids" if index.snapshot.items.ids is None else "their ids can be looked up"
     return index, [
         ("files", f"whole, of format version {description['format_version']}, and of one catalogue"),
         ("digests", f"of the description and of {index.nbytes:,} bytes of arrays"),

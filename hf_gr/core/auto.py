@@ -210,7 +210,7 @@ def decide(
     """
     if "trie" not in names:  # a single one: there is nothing to choose
         return next(iter(names)), budget
-    widths = tuple(np.diff(catalogue.base.segment.trie.level_starts).tolist())
+    widths = tuple(np.diff(catalogue.trie.level_starts).tolist())
     if len(widths) < 3 - below_prompt:
         return "none", budget
     costs = costs_of(model, (*kind, num_beams), new_forward, num_beams, budget)

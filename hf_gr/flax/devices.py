@@ -29,7 +29,7 @@ from .decode import Decoded, decode
 from .noise import Noise
 from .plan import DecodePlan
 from .scorers import Params, Prompt, Scorer
-from .transition import AddedPart, DeviceCatalogue, DevicePart
+from .transition import DeviceCatalogue
 
 DATA, MODEL = "data", "model"
 # The axis of a parameter `[*layers, out, in]` that is sharded over "model": outputs or inputs; a parameter that fits
@@ -132,9 +132,8 @@ def decode_on_mesh(
         plan = replace(plan, rows_axis=DATA)
     given = (params, catalogue, prompt, plan, noise, draft_params)
     rows = P(DATA)
-    hidden = [None if part.hidden is None else rows for part in (catalogue.base, catalogue.added)]
-    parts = DevicePart(P(), P(), hidden[0]), AddedPart(P(), P(), hidden[1])  # pyright: ignore
-    specs = (P(), DeviceCatalogue(*parts, rule_of_row=rows), rows, P(), None if noise is None else rows, P())  # pyright: ignore
+    of_catalogue = DeviceCatalogue(P(), P(), rows, None if catalogue.hidden is None else rows)  # pyright: ignore
+    specs = (P(), of_catalogue, rows, P(), None if noise is None else rows, P())  # pyright: ignore
     run = jax.shard_map(partial(decode, scorer), mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)
     return run(*given)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from hf_gr.catalogue.generated import items_of_batch
 from hf_gr.catalogue.item_ids import ItemId
+from hf_gr.catalogue.rules import BatchRules
 from hf_gr.catalogue.sequences import to_host
-from hf_gr.catalogue.snapshot import BatchRules
 
 
 class WithItems:

@@ -168,20 +168,18 @@ def check_codes(head: Any, catalogue: Snapshot) -> None:
             + ("its end token is a level: model.add_draft_head(index)" if has_end else "is it another catalogue's?")
         )
     seen = _FITTING.setdefault(head, WeakSet())
-    for part in catalogue.parts:
-        trie = part.segment.trie
-        if trie in seen:
-            continue
-        for level, tokens in enumerate(trie.codebooks):
-            codes = to_host(head.codebook(level))
-            missing = np.setdiff1d(tokens, codes)
-            if len(missing):
-                raise ValueError(
-                    f"constraint_index has token {missing[0]} on level {level + 1}, expected one of the draft head's "
-                    f"{len(codes)} codes: is it another catalogue's head, or were codes added? Make one with "
-                    "model.add_draft_head(codebooks) of all codes"
-                )
-        seen.add(trie)
+    if catalogue.trie in seen:
+        return
+    for level, tokens in enumerate(catalogue.trie.codebooks):
+        codes = to_host(head.codebook(level))
+        missing = np.setdiff1d(tokens, codes)
+        if len(missing):
+            raise ValueError(
+                f"constraint_index has token {missing[0]} on level {level + 1}, expected one of the draft head's "
+                f"{len(codes)} codes: is it another catalogue's head, or were codes added? Make one with "
+                "model.add_draft_head(codebooks) of all codes"
+            )
+    seen.add(catalogue.trie)
 
 
 def check_tokens_of_prompt(least: int, most: int, vocabulary: int | None) -> None:
@@ -279,12 +277,11 @@ def missing_token(catalogue: Snapshot, fill: int) -> int:
 
     Such a row may be of any length, and `items` reads sequences that lack their end token, too.
     """
-    if all(part.segment.trie.find([fill]) < 0 for part in catalogue.parts):
+    if catalogue.trie.find([fill]) < 0:
         return fill  # as in most catalogues, and in a tenth of the time
     places = np.arange(catalogue.max_length)
     rows = np.where(places <= places[:, None], fill, PADDING)
-    leaves = [part.segment.trie.walk(rows, catalogue.eos_token_id)[0] for part in catalogue.parts]
-    return -1 if (np.concatenate(leaves) >= 0).any() else fill
+    return -1 if (catalogue.trie.walk(rows, catalogue.eos_token_id)[0] >= 0).any() else fill
 
 
 def draft_budget(config: Any, *, batch_size: int, vocab_size: int) -> int:

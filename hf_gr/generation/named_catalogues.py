@@ -11,7 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from hf_gr.catalogue import ConstraintIndex, SemanticIds
-from hf_gr.catalogue.snapshot import BatchRules, combine_rules
+from hf_gr.catalogue.rules import BatchRules, combine_rules
 from hf_gr.catalogue.storage import ARRAYS_FILE
 from hf_gr.files.hub import Source
 

@@ -195,7 +195,7 @@ def _free_invalid(job: Job, request: Request) -> float:
     )
     length = 1 if decoder.model.config.is_encoder_decoder else prompts["input_ids"].shape[1]
     # Not `index.items`, which refuses what goes on after an item: a free beam may.
-    found = decoder.index.snapshot.items(to_host(sequences)[:, length:])
+    found = decoder.index.snapshot.items_of(to_host(sequences)[:, length:])
     return sum(not items for items in found) / len(found)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.item_ids import ItemId
 from hf_gr.catalogue.sequences import ERRORS_SHOWN, is_integer
+from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.catalogue.trie import PADDING
 from hf_gr.files.text import counted
 
@@ -28,11 +29,8 @@ from .update_log import Base, UpdateLog
 
 logger = logging.getLogger(__name__)
 
-# Measured on 12 thousand and on a million items: an update takes 1 to 2 ms, and with 5,000 items added before it 3 to
-# 11, since all of them are recompiled; compiling a million takes 0.2 to 3 s (strings). Calls of generate hardly
-# notice: 2 ms for one or 20,000 added items, none for removed ones.
-MOST_ADDED = 5_000  # items
-MOST_REMOVED = 0.5  # of what was compiled: these take memory, and nothing else
+# Of what was compiled: removed items take memory, and nothing else.
+LEAST_REMOVED, MOST_REMOVED = 5_000, 0.5  # items, share
 
 
 @dataclass(frozen=True)
@@ -243,6 +241,7 @@ class LiveCatalogue:
             tokens = (tuple(token for token in sequence if token != PADDING) for sequence in sequences)
             retired = {**retired, **dict(zip(update.remove, tokens, strict=True))}
             index.remove(list(update.remove))
+        before = index.snapshot
         if update.add:
             ids = [item["item_id"] for item in update.add]
             if not retired.keys().isdisjoint(ids):
@@ -254,7 +253,7 @@ class LiveCatalogue:
         if self.check is not None:
             self.check(index)
         lost = MappingProxyType({name: ids for name, ids in edition.lost.items() if name not in update.rules})
-        return Edition(edition.version + 1, index, _updated_rules(edition, index, update), lost, retired)
+        return Edition(edition.version + 1, index, _updated_rules(edition, before, index, update), lost, retired)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -358,12 +357,9 @@ class LiveCatalogue:
 
 
 def needs_compaction(index: ConstraintIndex) -> bool:
-    """Whether so much has changed since the index was compiled that recompiling it pays."""
-    base, *added = index.snapshot.parts
-    num_added = sum(len(part.segment.items) for part in added)
-    num_removed = len(base.segment.items) - base.num_items
-    most_removed = max(MOST_ADDED, MOST_REMOVED * len(base.segment.items))
-    return num_added > MOST_ADDED or num_removed > most_removed
+    """Whether so many items were removed that compiling the index without them pays."""
+    num_items = len(index.snapshot.items)
+    return num_items - index.num_items > max(LEAST_REMOVED, MOST_REMOVED * num_items)
 
 
 def _base(edition: Edition) -> Base:
@@ -373,20 +369,25 @@ def _base(edition: Edition) -> Base:
     return Base(edition.version, edition.index, rules, retired)
 
 
-def _updated_rules(edition: Edition, index: ConstraintIndex, update: Update) -> Mapping[str, ConstraintIndex]:
-    """The rules of an edition over an updated index."""
+def _updated_rules(
+    edition: Edition, before: Snapshot, index: ConstraintIndex, update: Update
+) -> Mapping[str, ConstraintIndex]:
+    """The rules of an edition over an updated index, which was `before` its additions."""
     rules: dict[str, ConstraintIndex] = {}
     new_ids = [item["item_id"] for item in update.add]
+    items, num_new = index.snapshot.items, index.num_items - before.num_items
+    added = items.ids_of(np.arange(len(items) - num_new, len(items)))  # they are the last
     for name, view in edition.rules.items():
         if name in update.rules:
             continue
-        kept = _select(new_ids, view.has_items(new_ids))  # another sequence of what is in the rule
+        kept = set(_select(new_ids, view.has_items(new_ids)))  # another sequence of what is in the rule
         gone = _select(update.remove, view.has_items(list(update.remove))) if update.remove else []
         if gone:
             view = copy.copy(view)
             view.remove(gone)
-        if new_ids:  # all views of a batch share the segment of what was added, which is a new one
-            view = _with_additions(view, index, kept)
+        if items is not before.items:
+            is_kept = np.array([item in kept for item in added], dtype=bool)
+            view = index.where(np.append(before.flags_of(view.snapshot), is_kept))
         rules[name] = view
     for name, ids in update.rules.items():
         if ids is not None:
@@ -397,15 +398,6 @@ def _updated_rules(edition: Edition, index: ConstraintIndex, update: Update) -> 
                 f"{', '.join(map(repr, edition.rules)) or 'none'}"
             )
     return MappingProxyType(rules)
-
-
-def _with_additions(view: ConstraintIndex, index: ConstraintIndex, kept: list[ItemId]) -> ConstraintIndex:
-    """A rule after an addition: what was added before and is in it, and `kept` of what is new."""
-    base, *added = view.snapshot.parts
-    if not added and not kept:
-        return view
-    ids = [item for part in added for item in part.segment.items.ids_of(part.numbers())]
-    return ConstraintIndex(index.snapshot.like(view.snapshot, ids + kept))
 
 
 def _carried_over(

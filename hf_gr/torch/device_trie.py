@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from hf_gr.catalogue.fanout import Fanout, Longs
-from hf_gr.catalogue.segment import Liveness
+from hf_gr.catalogue.items import Liveness
 from hf_gr.catalogue.tables import LARGEST_TABLE, TableShape, table_shape
 from hf_gr.catalogue.trie import Trie
 

@@ -75,14 +75,14 @@ class Answers:
 
 
 def living_labels(snapshots: Sequence[Snapshot], device: torch.device) -> LivingLabels:
-    """Count what is alive for each snapshot in the base that they share; none has additions."""
-    segment, eos_token_id = snapshots[0].base.segment, snapshots[0].eos_token_id
+    """Count what is alive for each snapshot in the trie that they share."""
+    trie, eos_token_id = snapshots[0].trie, snapshots[0].eos_token_id
     assert eos_token_id is not None
-    trie, starts = segment.trie, segment.trie.level_starts
+    starts = trie.level_starts
     counts = np.zeros((len(snapshots), starts[-1] + 1), dtype=np.int64)
     leaves = np.arange(trie.num_sequences)
     for rule, snapshot in enumerate(snapshots):
-        living = leaves if snapshot.base.alive is None else np.flatnonzero(snapshot.base.alive.leaf_flags())
+        living = leaves if snapshot.alive is None else np.flatnonzero(snapshot.alive.leaf_flags())
         for level in range(trie.max_length, 0, -1):
             here = living[(living >= trie.leaf_starts[level - 1]) & (living < trie.leaf_starts[level])]
             counts[rule, trie.leaf_nodes(level, here) + starts[level]] += 1

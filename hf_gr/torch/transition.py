@@ -21,7 +21,8 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from hf_gr.catalogue.snapshot import BatchRules, Part
+from hf_gr.catalogue.rules import BatchRules
+from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.core.beam import Beams
 
 from .children import (
@@ -33,7 +34,7 @@ from .children import (
     UncheckedChildren,
     WideChildren,
 )
-from .device_trie import DeviceTrie, LivingBits, WideLevel, bits_on_device, living_bits, on_device, twins_on_device
+from .device_trie import DeviceTrie, LivingBits, WideLevel, bits_on_device, living_bits, on_device
 from .transfers import to_device
 
 HIDDEN_SHARE = 2  # of a table's columns: with more hidden nodes it is cheaper to look each child up among them
@@ -153,14 +154,9 @@ def device_catalogue(rules: BatchRules, device: torch.device) -> DeviceCatalogue
 
     What only this batch has joins the device's queue: nobody waits for it.
     """
-    parts = [_device_part(rules, number, device) for number in range(len(rules.shared.parts))]
-    if len(parts) == 1:
-        parts = [_without_added(parts[0], [snapshot.parts[0] for snapshot in rules.snapshots])]
-    added, twins, rule_of_row = rules.shared.added, rules.shared.twins, rules.rule_of_row
+    rule_of_row = rules.rule_of_row
     return DeviceCatalogue(
-        base=parts[0],
-        added=parts[1] if len(parts) > 1 else None,
-        twins=None if added is None or twins is None else twins_on_device(added.segment.trie, twins, device),
+        base=_without_added(_device_part(rules, device), rules.snapshots),
         rule_of_row=None if rule_of_row is None else to_device(rule_of_row, device),
     )
 
@@ -369,7 +365,7 @@ def _hide(
     return torch.nn.functional.pad(legal, (0, 1)).scatter(-1, slots, False)[..., :-1]
 
 
-def _without_added(part: DevicePart, views: Sequence[Part]) -> DevicePart:
+def _without_added(part: DevicePart, views: Sequence[Snapshot]) -> DevicePart:
     """A segment that is all there is: its tables serve, and what one child alone continues is checked above it.
 
     Beside another segment, a prefix that is dead here may be alive there.
@@ -378,7 +374,7 @@ def _without_added(part: DevicePart, views: Sequence[Part]) -> DevicePart:
     _ = trie.root  # made here: a captured step must not wait for the device
     living = None
     if alive is not None:
-        living = living_bits([view.alive or view.segment.all_alive for view in views], trie, alive)
+        living = living_bits([view.alive or view.items.all_alive for view in views], trie, alive)
     wide = trie.wide if alive is None or living is not None else None
     # The root is not checked above.
     is_checked = [level > 0 and trie.is_chain(level) for level in range(len(trie.branching))]
@@ -389,13 +385,13 @@ def _without_added(part: DevicePart, views: Sequence[Part]) -> DevicePart:
     return replace(part, alive=alive, hidden=hidden, wide=wide, living=living)
 
 
-def _device_part(rules: BatchRules, number: int, device: torch.device) -> DevicePart:
+def _device_part(rules: BatchRules, device: torch.device) -> DevicePart:
     """One segment of a batch: its trie, one row of bits for every rule, its hidden nodes."""
-    segment = rules.shared.parts[number].segment
+    items = rules.shared.items
     alive: tuple[Tensor, ...] | None = None
-    lives = [snapshot.parts[number].alive for snapshot in rules.snapshots]
+    lives = [snapshot.alive for snapshot in rules.snapshots]
     if any(live is not None for live in lives):
-        moved = [bits_on_device(live or segment.all_alive, device) for live in lives]
+        moved = [bits_on_device(live or items.all_alive, device) for live in lives]
         stacked: dict[tuple[int, ...], Tensor] = {}  # levels without branches share their bits
         for level in zip(*moved, strict=True):
             if (key := tuple(map(id, level))) not in stacked:
@@ -403,7 +399,7 @@ def _device_part(rules: BatchRules, number: int, device: torch.device) -> Device
         alive = tuple(stacked[tuple(map(id, level))] for level in zip(*moved, strict=True))
     hidden = None
     if rules.excluded:
-        nodes = rules.excluded[number]
+        nodes = rules.excluded
         ascending = [None if level is None else np.sort(level, axis=1) for level in nodes]
         hidden = tuple(None if level is None else to_device(level, device) for level in ascending)
-    return DevicePart(on_device(segment.trie, device), alive, hidden)
+    return DevicePart(on_device(items.trie, device), alive, hidden)

@@ -204,7 +204,7 @@ def _saved(saved: Any) -> Files:
 
 def same_index(one: ConstraintIndex, other: ConstraintIndex) -> bool:
     """All of both, to the bit."""
-    mine, theirs = (index.snapshot.base.segment for index in (one, other))
+    mine, theirs = (index.snapshot.items for index in (one, other))
     arrays, others = mine.arrays(), theirs.arrays()
     return (
         one.eos_token_id == other.eos_token_id

@@ -22,8 +22,9 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Key
 from transformers import GenerationConfig
 
+from hf_gr.catalogue.rules import BatchRules
 from hf_gr.catalogue.sequences import is_integer
-from hf_gr.catalogue.snapshot import BatchRules, Snapshot
+from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.flax.decode import Decoded
 from hf_gr.flax.devices import num_rows_on, settings_of_ours, to_mesh
 from hf_gr.flax.noise import Noise

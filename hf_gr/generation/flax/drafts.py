@@ -12,7 +12,6 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-import numpy as np
 from jax.sharding import Mesh
 
 from hf_gr.catalogue.buckets import bucket
@@ -288,30 +287,11 @@ def draft_of(model: Any, config: Any, assistant: Any = None, mesh: Mesh | None =
 
 
 def _nodes_per_level(catalogue: Snapshot) -> tuple[int, ...]:
-    """Nodes with 0 to L - 1 tokens that have children, and those with L, in the compiled part.
-
-    Additions are few, and would change a program's shapes.
-    """
-    base = catalogue.base.segment.trie
-    counts = [int(fanout.num_parents - fanout.num_childless) for fanout in base.fanouts]
-    # Levels that only additions have repeat the last one.
-    missing = catalogue.max_length - len(counts)
-    return (*counts, *[counts[-1]] * missing, int(base.level_starts[-1] - base.level_starts[-2]))
+    """Nodes with 0 to L - 1 tokens that have children, and those with L."""
+    fanouts = catalogue.trie.fanouts
+    return (*(int(fanout.num_parents - fanout.num_childless) for fanout in fanouts), int(fanouts[-1].num_children))
 
 
 def _open_nodes(catalogue: Snapshot) -> Iterator[int]:
-    """Nodes with children, by level from 1 to L - 1, additions and what was removed included: no request has more."""
-    base = catalogue.base.segment.trie
-    for level in range(1, catalogue.max_length):
-        number = 0
-        if level < base.max_length:
-            number = base.fanouts[level].num_parents - base.fanouts[level].num_childless
-        if catalogue.added is not None and level < catalogue.added.segment.trie.max_length:
-            assert catalogue.twins is not None
-            trie = catalogue.added.segment.trie
-            nodes = np.arange(*trie.level_starts[level : level + 2])
-            is_new = np.subtract(*trie.children(nodes, level)) < 0
-            if level < base.max_length:
-                is_new &= np.subtract(*base.children(catalogue.twins[nodes], level)) == 0
-            number += int(np.count_nonzero(is_new))
-        yield number
+    """Nodes with children, by level from 1 to L - 1, what was removed included: no request has more."""
+    return iter(_nodes_per_level(catalogue)[1:-1])

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.generated import items_of_batch
 from hf_gr.catalogue.item_ids import ItemId
-from hf_gr.catalogue.snapshot import BatchRules
+from hf_gr.catalogue.rules import BatchRules
 from hf_gr.flax.arrays import WholeNumber
 from hf_gr.flax.devices import settings_of_ours
 from hf_gr.flax.transition import DeviceCatalogue, advance, children, device_catalogue, over_vocabulary

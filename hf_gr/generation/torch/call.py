@@ -24,7 +24,7 @@ from transformers.generation import (
     TopKLogitsWarper,
 )
 
-from hf_gr.catalogue.snapshot import BatchRules
+from hf_gr.catalogue.rules import BatchRules
 from hf_gr.generation import internals
 from hf_gr.generation.answers import with_items
 from hf_gr.generation.checks import check_tokens_of_catalogue, forced_end, missing_token

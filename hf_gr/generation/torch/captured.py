@@ -151,7 +151,7 @@ def _run(
         device=given.catalogue.device,
         size=given.size,
         make=lambda: given.recipe(of_model),
-        owners=(*state.modules, prepared.rules.shared.parts[0].segment.trie),
+        owners=(*state.modules, prepared.rules.shared.trie),
         at_once=attempts is not None,
     )
     if found is None:

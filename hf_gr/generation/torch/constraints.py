@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from hf_gr.catalogue.item_ids import ItemId
+from hf_gr.catalogue.rules import BatchRules, combine_rules
 from hf_gr.catalogue.separators import check_separator, split
 from hf_gr.catalogue.sequences import read_rows
-from hf_gr.catalogue.snapshot import BatchRules, Snapshot, combine_rules
+from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.catalogue.trie import PADDING
 from hf_gr.torch.several_labels import AnswerCatalogue, LivingLabels, allowed_tokens, living_labels, read_answers
 from hf_gr.torch.transfers import to_device
@@ -72,7 +73,7 @@ class Constraint(ABC):
         rule_of = np.zeros_like(prompt_of) if rules.rule_of_row is None else rules.rule_of_row[prompt_of]
         for rule, snapshot in enumerate(rules.snapshots):
             mine = np.flatnonzero(rule_of == rule)
-            for label, items in zip(mine.tolist(), snapshot.items(tokens[mine]), strict=True):
+            for label, items in zip(mine.tolist(), snapshot.items_of(tokens[mine]), strict=True):
                 excluded = rules.excluded_ids[prompt_of[label]] if rules.excluded_ids else ()
                 found[row_of[label]] += [item for item in items if item not in excluded]
         return found
@@ -250,13 +251,7 @@ def _has_all_edges(catalogue: DeviceCatalogue) -> bool:
 
 
 def _as_living_items(rules: BatchRules) -> BatchRules:
-    """The same rules as living items of one segment, for several labels: what is hidden from a row is dead there."""
-    if rules.shared.added is not None:
-        if len(rules.snapshots) > 1:
-            raise ValueError(
-                "index has additions, expected none for several labels with a view for each prompt: index.compact()"
-            )
-        rules = BatchRules((rules.shared.compact(),), rules.rule_of_row, rules.excluded_ids)
+    """The same rules as living items, for several labels: what is hidden from a row is dead there."""
     if rules.excluded_ids is None:
         return rules
     rows: list[Snapshot] = []

@@ -15,11 +15,9 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -220,9 +218,8 @@ def check_tokenizer(head: DraftHead, tokenizer: Any) -> None:
 def _read_codebooks(codebooks: Any) -> list[Tensor]:
     """By level the tokens of its codes."""
     if isinstance(codebooks, ConstraintIndex):
-        # Of every part, dead nodes included: what is out of stock today may come back tomorrow.
-        parts = zip_longest(*(part.segment.trie.codebooks for part in codebooks.snapshot.parts), fillvalue=())
-        return [torch.from_numpy(np.unique(np.concatenate(levels)).astype(np.int64)) for levels in parts]
+        # Dead nodes included: what is out of stock today may come back tomorrow.
+        return [torch.from_numpy(tokens) for tokens in codebooks.snapshot.trie.codebooks]
     if isinstance(codebooks, SemanticIds):
         if codebooks.is_ragged:
             raise ValueError(

@@ -25,8 +25,8 @@ from transformers import (
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.item_ids import ItemId
 from hf_gr.catalogue.labels import check_is_tokenizer, encode_continuations
+from hf_gr.catalogue.rules import BatchRules
 from hf_gr.catalogue.sequences import LARGEST_TOKEN, is_integer, to_host
-from hf_gr.catalogue.snapshot import BatchRules
 from hf_gr.generation.checks import check_processor, check_scores_of_rules, check_tokens_of_catalogue
 from hf_gr.generation.named_catalogues import batch_rules
 

@@ -20,8 +20,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import LogitsProcessorList
 
+from hf_gr.catalogue.rules import BatchRules
 from hf_gr.catalogue.sequences import to_host
-from hf_gr.catalogue.snapshot import BatchRules
 from hf_gr.generation.answers import with_items
 from hf_gr.generation.checks import missing_token
 from hf_gr.generation.internals import as_it_is

@@ -15,7 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hf_gr.catalogue.snapshot import BatchRules, Snapshot
+from hf_gr.catalogue.rules import BatchRules
+from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.generation import internals
 from hf_gr.generation.configuration import VERIFICATION
 from hf_gr.generation.torch.caches import with_slots

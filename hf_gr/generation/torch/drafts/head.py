@@ -85,9 +85,8 @@ class HeadDraft(TrieDraft):
             check_draft_width(config)
         else:
             _check_outputs(config, model_kwargs)
-        tries = [part.segment.trie for part in catalogue.parts]
-        is_ragged = any(trie.num_sequences > trie.fanouts[-1].num_children for trie in tries)
-        if self.verification.unchecked_levels(2) and (is_ragged or len({trie.max_length for trie in tries}) > 1):
+        is_ragged = any(catalogue.trie.has_leaves[:-1])
+        if self.verification.unchecked_levels(2) and is_ragged:
             raise ValueError(
                 f"verification={name!r} with sequences of several lengths, expected one length: "
                 "verification='catalogue' takes any"

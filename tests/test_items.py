@@ -17,12 +17,14 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from hf_gr import ConstraintIndex
+from hf_gr.catalogue import bits as bits_module
 from hf_gr.catalogue import item_ids as item_ids_module
+from hf_gr.catalogue import items as items_module
 from hf_gr.catalogue import pieces, storage
-from hf_gr.catalogue import segment as segment_module
+from hf_gr.catalogue.bits import clear, count, ones, pack, unpack
 from hf_gr.catalogue.fanout import Fanout, spans
 from hf_gr.catalogue.item_ids import ItemIds
-from hf_gr.catalogue.segment import Liveness, Segment, clear, count, dead_nodes, pack, unpack
+from hf_gr.catalogue.items import Items, Liveness, dead_nodes
 
 EOS = 2
 few = settings(deadline=None, max_examples=30)  # the machine is shared: a time limit would be noise
@@ -191,7 +193,7 @@ def test_bits_are_flags(flags: list[bool], data: st.DataObject) -> None:
     assume(flags)
     places = data.draw(st.lists(st.integers(0, len(flags) - 1), max_size=20))
     for dtype in (np.int16, np.int64):
-        found = segment_module.test(bits, np.array(places, dtype=dtype))
+        found = bits_module.test(bits, np.array(places, dtype=dtype))
         assert found.tolist() == [flags[place] for place in places]
     before = bits.tolist()
     cleared = clear(bits, np.array(places, dtype=np.int64))
@@ -217,7 +219,7 @@ def test_every_range_is_counted() -> None:
 
 @pytest.mark.parametrize("size", [*range(1, 18), 64, 65])
 def test_all_ones_set_no_bit_beyond_the_last_flag(size: int) -> None:
-    np.testing.assert_array_equal(segment_module._ones(size), pack(np.ones(size, dtype=bool)))
+    np.testing.assert_array_equal(ones(size), pack(np.ones(size, dtype=bool)))
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 6, 7, 20])
@@ -240,9 +242,9 @@ catalogues = fixed_rows | ragged_rows
 NARROW = [[3 + number, 5, 5, *[5, 5] * (number % 9 > 0), EOS] for number in range(40)] + [[7, 5, 5, 5, 4, EOS]] * 2
 
 
-def segment_of(rows: Rows) -> Segment:
+def items_of(rows: Rows) -> Items:
     ragged = len({len(row) for row in rows}) > 1
-    return ConstraintIndex.from_sequences(rows, eos_token_id=EOS if ragged else None).snapshot.base.segment
+    return ConstraintIndex.from_sequences(rows, eos_token_id=EOS if ragged else None).snapshot.items
 
 
 def in_order(rows: Rows) -> Rows:
@@ -280,26 +282,26 @@ def choose(rows: Rows, data: st.DataObject) -> set[int]:
 @few
 @given(catalogues, st.data())
 def test_items_are_where_the_order_of_leaves_puts_them(rows: Rows, data: st.DataObject) -> None:
-    items = segment_of(rows).items
+    items = items_of(rows)
     assert [rows[number] for number in items.numbers] == in_order(rows)
     assert items.numbers[items.positions].tolist() == list(range(len(rows)))
-    found, numbers = items.find(np.array([0, -1, len(rows), len(rows) - 1, 2**40]))
-    assert (found.tolist(), numbers.tolist()) == ([1, 0, 0, 1, 0], [0, len(rows) - 1])
+    found, positions = items.find(np.array([0, -1, len(rows), len(rows) - 1, 2**40]))
+    assert (found.tolist(), items.numbers[positions].tolist()) == ([1, 0, 0, 1, 0], [0, len(rows) - 1])
     found, numbers = items.find(["0"])
     assert (found.tolist(), numbers.tolist()) == ([0], [])
 
 
 def check_liveness(rows: Rows, living: set[int], removed: set[int]) -> None:
-    segment = segment_of(rows)
+    items = items_of(rows)
     flags = np.array([position in living for position in range(len(rows))])
-    alive = Liveness.from_items(segment, flags)
+    alive = Liveness.from_items(items, flags)
     assert [position in living for position in range(len(rows))] == flags.tolist()
     check_alive(alive, rows, living)
     check_alive(alive.without(np.array(sorted(removed), dtype=np.int64)), rows, living - removed)
     check_alive(alive, rows, living)
-    check_alive(segment.all_alive, rows, set(range(len(rows))))
+    check_alive(items.all_alive, rows, set(range(len(rows))))
     check_alive(
-        segment.all_alive.without(np.array([*removed, *removed], dtype=np.int64)), rows, {*range(len(rows))} - removed
+        items.all_alive.without(np.array([*removed, *removed], dtype=np.int64)), rows, {*range(len(rows))} - removed
     )
 
 
@@ -324,7 +326,7 @@ def test_nothing_and_everything_alive() -> None:
 
 def test_levels_without_branches_share_their_bits() -> None:
     rows = [[number, 5, 5, 5] for number in range(100)]
-    alive = Liveness.from_items(segment_of(rows), np.arange(100) % 2 == 0)
+    alive = Liveness.from_items(items_of(rows), np.arange(100) % 2 == 0)
     assert len({id(bits) for bits in alive.nodes}) == 1
     assert alive.nbytes == 13 + 13
 
@@ -333,10 +335,10 @@ def test_levels_without_branches_share_their_bits() -> None:
     ("home", "name", "planted"),
     [
         (Fanout, "any_child", lambda self, flags: np.ones(self.num_parents, dtype=bool)),
-        (segment_module, "count", lambda bits, first, last: np.zeros(len(first), dtype=np.int64)),
-        (segment_module, "count", lambda bits, first, last: last - first),
-        (segment_module, "clear", lambda bits, places: bits),
-        (segment_module, "pack", lambda flags: np.packbits(flags)),
+        (items_module, "count", lambda bits, first, last: np.zeros(len(first), dtype=np.int64)),
+        (items_module, "count", lambda bits, first, last: last - first),
+        (items_module, "clear", lambda bits, places: bits),
+        (items_module, "pack", lambda flags: np.packbits(flags)),
     ],
 )
 def test_a_planted_error_in_liveness_is_seen(
@@ -344,7 +346,7 @@ def test_a_planted_error_in_liveness_is_seen(
 ) -> None:
     monkeypatch.setattr(home, name, planted)
     with pytest.raises((AssertionError, IndexError)):
-        check_liveness(NARROW, set(range(0, 42, 2)), set(range(0, 42, 3)))
+        check_liveness(NARROW, set(range(0, 42, 2)), set(range(0, 42, 4)))
 
 
 # What one request must not see
@@ -352,14 +354,14 @@ def test_a_planted_error_in_liveness_is_seen(
 
 def check_dead_nodes(rows: Rows, living: set[int] | None, excluded: list[set[int]]) -> None:
     """The living nodes without an item that a row may see, by enumeration."""
-    segment = segment_of(rows)
+    items = items_of(rows)
     alive = None
     if living is not None:
-        alive = Liveness.from_items(segment, np.array([position in living for position in range(len(rows))]))
+        alive = Liveness.from_items(items, np.array([position in living for position in range(len(rows))]))
     living = set(range(len(rows))) if living is None else living
     pairs = [(row, position) for row, positions in enumerate(excluded) for position in sorted(positions & living)]
     of, positions = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-    found = dead_nodes(segment, alive, of, positions)
+    found = dead_nodes(items, alive, of, positions)
 
     ordered = in_order(rows)
     levels = list(nodes_of(rows))
@@ -531,8 +533,8 @@ def test_messages_name_the_argument(ids: Any, message: str) -> None:
 
 def test_ids_of_another_kind_are_not_found() -> None:
     rows = [[5], [6]]
-    strings = ConstraintIndex.from_sequences(rows, item_ids=["0", "1"]).snapshot.base.segment.items
-    integers = ConstraintIndex.from_sequences(rows, item_ids=[4, 3]).snapshot.base.segment.items
+    strings = ConstraintIndex.from_sequences(rows, item_ids=["0", "1"]).snapshot.items
+    integers = ConstraintIndex.from_sequences(rows, item_ids=[4, 3]).snapshot.items
     for items, ids in ((strings, np.array([0, 1])), (integers, ["4", "3"])):
         counts, found = items.find(ids)
         assert (counts.tolist(), found.tolist()) == ([0, 0], [])
@@ -554,7 +556,7 @@ def test_a_planted_error_in_item_ids_is_seen(name: str, planted: Any, monkeypatc
         check_find(ItemIds.pack(ids), ids, [*ids, "c"])
 
 
-# What is no segment
+# What is no catalogue
 
 
 def checked() -> dict[str, ConstraintIndex]:
@@ -569,14 +571,14 @@ def checked() -> dict[str, ConstraintIndex]:
     }
 
 
-def with_planted(index: ConstraintIndex, name: str, planted: Callable[[Any], Any]) -> Segment:
-    """The segment with one array, or field of the description, changed."""
-    segment = index.snapshot.base.segment
-    description: dict[str, Any] = {"num_items": index.num_items, **storage.describe_segment(segment)}
-    arrays = {name: array.copy() for name, array in segment.arrays().items()}
+def with_planted(index: ConstraintIndex, name: str, planted: Callable[[Any], Any]) -> Items:
+    """The items with one array, or field of the description, changed."""
+    items = index.snapshot.items
+    description: dict[str, Any] = {"num_items": index.num_items, **storage.describe_items(items)}
+    arrays = {name: array.copy() for name, array in items.arrays().items()}
     home: Any = arrays if name in arrays else description
     home[name] = planted(home[name])
-    return storage.read_segment(description, arrays, verify=False)
+    return storage.read_items(description, arrays, verify=False)
 
 
 def put(**places: int) -> Callable[[Any], Any]:
@@ -657,16 +659,15 @@ def swap(one: int, two: int) -> Callable[[Any], Any]:
         ("shared", "items.numbers", swap(0, 1), "where their positions"),
     ],
 )
-def test_a_planted_error_in_a_segment_is_refused(catalogue: str, name: str, planted: Any, fact: str | None) -> None:
+def test_a_planted_error_in_a_catalogue_is_refused(catalogue: str, name: str, planted: Any, fact: str | None) -> None:
     index = checked()[catalogue]
     with_planted(index, "num_items", lambda number: number).check(index.eos_token_id)
-    segment = with_planted(index, name, planted)
+    items = with_planted(index, name, planted)
     if name == "items.offsets" and fact is None:
-        at_leaf = replace(segment.items.at_leaf, largest=3, num_childless=1)
-        segment = Segment(segment.trie, replace(segment.items, at_leaf=at_leaf))
+        items = replace(items, at_leaf=replace(items.at_leaf, largest=3, num_childless=1))
         fact = "every sequence has an item"
     with pytest.raises(ValueError, match=fact):
-        segment.check(index.eos_token_id)
+        items.check(index.eos_token_id)
 
 
 @pytest.mark.parametrize("name", ["items.numbers", "items.positions", "item_ids.order"])
@@ -674,7 +675,7 @@ def test_a_planted_error_in_a_segment_is_refused(catalogue: str, name: str, plan
 def test_any_change_of_an_order_is_refused(catalogue: str, name: str) -> None:
     index = checked()[catalogue]
     for place in range(index.num_items):
-        for value in {*range(-1, index.num_items + 1)} - {int(index.snapshot.base.segment.arrays()[name][place])}:
+        for value in {*range(-1, index.num_items + 1)} - {int(index.snapshot.items.arrays()[name][place])}:
             with pytest.raises(ValueError, match="expected that"):
                 with_planted(index, name, put(**{f"_{place}": value})).check(index.eos_token_id)
 
@@ -682,9 +683,9 @@ def test_any_change_of_an_order_is_refused(catalogue: str, name: str) -> None:
 @few
 @given(catalogues)
 def test_whatever_is_built_passes_its_check(rows: Rows) -> None:
-    segment_of(rows).check(EOS if len({len(row) for row in rows}) > 1 else None)
+    items_of(rows).check(EOS if len({len(row) for row in rows}) > 1 else None)
     ids = [len(rows) - number // 2 for number in range(len(rows))]
     for item_ids in (ids, [str(item) for item in ids]):
         eos_token_id = EOS if len({len(row) for row in rows}) > 1 else None
         index = ConstraintIndex.from_sequences(rows, item_ids=item_ids, eos_token_id=eos_token_id)
-        index.snapshot.base.segment.check(eos_token_id)
+        index.snapshot.items.check(eos_token_id)

@@ -1,0 +1,162 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The rules of a batch: the catalogue of every request, and what its answers must not have. Knows no framework.
+
+Axes: B requests; E hidden nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+
+from .fanout import Array, Longs
+from .item_ids import ItemId, check_item_ids
+from .items import dead_nodes
+from .sequences import to_host
+from .snapshot import Snapshot
+
+
+@dataclass(frozen=True, eq=False)
+class BatchRules:
+    """The catalogue of every request of a batch: rules over shared items, and some that one request must not see.
+
+    Attributes:
+        snapshots: distinct rules; all of them share their items.
+        rule_of_row: `[B]` numbers of rules; None where one rule holds for any number of rows.
+        excluded_ids: B sets of item ids, or None.
+        excluded: by level from 1: `[B, E]` nodes hidden from each request, padded with the root, which is no node's
+            child; None for a level without any.
+    """
+
+    snapshots: tuple[Snapshot, ...]
+    rule_of_row: Longs | None = None
+    excluded_ids: tuple[frozenset[ItemId], ...] | None = None
+    excluded: tuple[Longs | None, ...] = ()
+
+    @property
+    def shared(self) -> Snapshot:
+        """One of the snapshots, for what all of them share: items, lengths, the end token."""
+        return self.snapshots[0]
+
+    @property
+    def num_rows(self) -> int | None:
+        """B; None where the rules hold for any number of rows."""
+        if self.excluded_ids is not None:
+            return len(self.excluded_ids)
+        return None if self.rule_of_row is None else len(self.rule_of_row)
+
+    def of_row(self, row: int) -> Snapshot:
+        """The rule of one request."""
+        return self.snapshots[0 if self.rule_of_row is None else int(self.rule_of_row[row])]
+
+    def items(self, row: int, tokens: Sequence[int]) -> list[ItemId]:
+        """The items that one request may be answered with by these tokens."""
+        items = self.of_row(row).items_of(np.array([tokens], dtype=np.int64))[0]
+        return items if self.excluded_ids is None else [item for item in items if item not in self.excluded_ids[row]]
+
+
+def combine_rules(
+    snapshots: Sequence[Snapshot], exclude_items: Any = None, *, num_prompts: int | None = None, one_each: bool = False
+) -> BatchRules:
+    """Rules of a batch.
+
+    Args:
+        snapshots: one for all requests, or one for each.
+        exclude_items: for each request the ids of items that its answers must not have. Unknown ids are fine: a user's
+            history may be older than the catalogue.
+        num_prompts: the number of requests, if known.
+        one_each: whether a single snapshot belongs to a single request; several are always one for each.
+
+    Raises:
+        ValueError: snapshots of other items, not as many of them or of exclusions as requests, ids of another
+            type than the catalogue's.
+    """
+    counts = {"constraint_index": len(snapshots)} if one_each or len(snapshots) != 1 else {}
+    ids = None
+    if exclude_items is not None and snapshots:
+        ids = read_exclusions(exclude_items, snapshots[0])
+        counts["exclude_items"] = len(ids)
+    expected = next(iter(counts.values()), 1) if num_prompts is None else num_prompts
+    for name, count in counts.items():
+        if not count or count != expected:
+            known = expected or "1 or more"
+            raise ValueError(f"{name} has {count} entries, expected {known}: one for each prompt")
+    distinct = tuple({id(snapshot): snapshot for snapshot in snapshots}.values())
+    numbers = {id(snapshot): number for number, snapshot in enumerate(distinct)}
+    rule_of_row = np.array([numbers[id(snapshot)] for snapshot in snapshots]) if len(distinct) > 1 else None
+    others = [row for row, snapshot in enumerate(snapshots) if snapshot.items is not snapshots[0].items]
+    if others:
+        raise ValueError(
+            f"constraint_index[{others[0]}] is no view of the catalogue of constraint_index[0], expected "
+            "index.where(...) of one index for all rows: take the views again after index.add(...) or index.compact()"
+        )
+    if ids is None:
+        return BatchRules(distinct, rule_of_row)
+    rules = BatchRules(distinct, rule_of_row, tuple(frozenset(row) for row in ids))
+    flat = [item for row in ids for item in row]
+    if not flat:
+        return rules
+    rows = np.repeat(np.arange(len(ids)), [len(row) for row in ids])
+    return replace(rules, excluded=_excluded_nodes(rules, check_item_ids(flat, argument="exclude_items"), rows))
+
+
+def _excluded_nodes(rules: BatchRules, ids: Array | list[str], rows: Longs) -> tuple[Longs | None, ...]:
+    """By level: the nodes hidden from each request, one row each."""
+    assert rules.excluded_ids is not None
+    items = rules.shared.items
+    counts, positions = items.find(ids)
+    rows, positions = np.unique(np.stack([np.repeat(rows, counts), positions]), axis=1)
+    found: list[tuple[tuple[Longs, Longs], ...]] = []
+    for rule, snapshot in enumerate(rules.snapshots):
+        mine = snapshot.living(positions)
+        if rules.rule_of_row is not None:
+            mine &= rules.rule_of_row[rows] == rule
+        found.append(dead_nodes(items, snapshot.alive, rows[mine], positions[mine]))
+    merged = [[np.concatenate(sides) for sides in zip(*level, strict=True)] for level in zip(*found, strict=True)]
+    starts = items.trie.level_starts[1:]
+    return tuple(
+        _padded(of, nodes + start, len(rules.excluded_ids)) for (of, nodes), start in zip(merged, starts, strict=False)
+    )
+
+
+def _padded(rows: Longs, nodes: Longs, num_rows: int) -> Longs | None:
+    """Nodes as `[num_rows, most]`, padded with the root; None without any."""
+    if not len(rows):
+        return None
+    order = np.argsort(rows, kind="stable")
+    counts = np.bincount(rows, minlength=num_rows)
+    before = np.cumsum(counts) - counts
+    padded = np.zeros((num_rows, int(counts.max())), dtype=np.int64)
+    padded[rows[order], np.arange(len(rows)) - before[rows[order]]] = nodes[order]
+    return padded
+
+
+def read_exclusions(exclude_items: Any, snapshot: Snapshot) -> list[list[ItemId]]:
+    """Rows of item ids of the catalogue's type, whether an item has them or not."""
+    host: Any = to_host(exclude_items)
+    if isinstance(host, np.ndarray) and not host.ndim:
+        host = host.tolist()
+    if not isinstance(host, Iterable) or isinstance(host, (str, bytes)):
+        raise ValueError(f"exclude_items is {host!r}, expected a list of item ids for each request")
+    rows: list[list[ItemId]] = []
+    for number, row in enumerate(cast("Iterable[Any]", host)):
+        values: Any = to_host(row)
+        if isinstance(values, np.ndarray) and values.ndim <= 1:
+            values = values.tolist()
+        if not isinstance(values, Iterable) or isinstance(values, (str, bytes)):
+            raise ValueError(
+                f"exclude_items[{number}] is {values!r}, expected a list of item ids: one list for each request"
+            )
+        rows.append(list(cast("Iterable[Any]", values)))
+        expected = str if snapshot.are_strings else (int, np.integer)
+        for item in cast("list[Any]", rows[-1]):
+            if not isinstance(item, expected) or isinstance(item, bool):
+                kind = "strings" if snapshot.are_strings else "integers"
+                raise ValueError(
+                    f"exclude_items[{number}] has {item!r}, expected {kind} as the catalogue's item ids are"
+                )
+    return rows
