@@ -1388,11 +1388,9 @@ def test_plain_transformers_refuses_what_it_would_ignore(tmp_path: Path) -> None
     [
         ({"num_return_sequences": "2"}, "num_return_sequences='2', expected a number and not a text"),
         ({"max_new_tokens": "2"}, "max_new_tokens='2', expected a number"),
-        ({"exclude_item": [[1]]}, "exclude_item= is no argument of generate or of the model, expected exclude_items="),
-        ({"constrain_index": 1}, "expected constraint_index=: rename it"),
-        ({"draft_model": 1}, "expected assistant_model=: rename it"),
+        ({"exclude_item": [[1]]}, "model_kwargs.*'exclude_item'"),  # transformers' own
+        ({"constrain_index": 1}, "model_kwargs.*'constrain_index'"),
         ({"constraint_index": SemanticIds([[0], [1]])}, r"is a SemanticIds, .*: pass ids.constraint_index\(\)"),
-        ({"somethings": 1}, "model_kwargs"),  # transformers' own
     ],
 )
 def test_slips_of_the_pen_are_named(options: dict[str, Any], message: str) -> None:

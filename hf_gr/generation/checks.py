@@ -5,9 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping
-from difflib import get_close_matches
-from functools import cache
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -32,35 +30,14 @@ LOGITS_AT_ONCE = 2**26  # of all nodes scored ahead, by default: 256 MB in fp32
 LARGEST_DIVISOR = math.log(1e30)  # fp32 holds scores divided by it, or by its inverse
 # Which transformers compares before we see them.
 NUMBERS = "num_return_sequences max_new_tokens min_new_tokens min_length num_assistant_tokens temperature".split()
-OURS = [*GR_FIELDS, "exclude_items", "assistant_model", "separator", "max_labels"]
-CALLED_ELSEWHERE = {"draft_model": "assistant_model", "index": "constraint_index", "exclude": "exclude_items"}
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
 
 
-def check_names(given: Mapping[str, Any], known: Callable[[], Container[str]]) -> None:
-    """Refuse numbers that are texts, and names that are almost those of arguments of ours.
-
-    transformers compares the former without a word of what they are, and calls the latter the model's.
-
-    Args:
-        given: keyword arguments of `generate` that are not ours.
-        known: the other arguments that the call may have: the config's and the model's. It takes a while.
-
-    Raises:
-        ValueError: names the argument and the fix.
-    """
+def check_numbers(given: Mapping[str, Any]) -> None:
+    """Refuse numbers that are texts: transformers compares them without a word of what they are."""
     for name in NUMBERS:
         if isinstance(given.get(name), str):
             raise ValueError(f"{name}={given[name]!r}, expected a number and not a text")
-    for name in given:
-        meant = _ours_like(name)
-        if meant is not None and name not in known():
-            raise ValueError(f"{name}= is no argument of generate or of the model, expected {meant}=: rename it")
-
-
-@cache
-def _ours_like(name: str) -> str | None:
-    return CALLED_ELSEWHERE.get(name) or next(iter(get_close_matches(name, OURS, n=1, cutoff=0.8)), None)
 
 
 def refuse_without_catalogue(given: Mapping[str, Any]) -> None:

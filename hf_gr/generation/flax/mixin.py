@@ -28,12 +28,11 @@ from hf_gr.catalogue.item_ids import ItemId
 from hf_gr.flax.decode import decode_program
 from hf_gr.flax.devices import decode_on_mesh, replicated, settings_of_ours
 from hf_gr.flax.transition import device_catalogue
-from hf_gr.generation.checks import check_names
+from hf_gr.generation.checks import check_numbers
 from hf_gr.generation.configuration import GR_FIELDS
 from hf_gr.generation.models import first_of
 
-from .call import OF_PROMPT, Call
-from .checks import FIXES
+from .call import Call
 
 
 class FlaxGenerationMixin:
@@ -127,7 +126,7 @@ class FlaxGenerationMixin:
             what = type(generation_config).__name__
             fix = "pass it as constraint_index=" if what == "ConstraintIndex" else "pass its fields as arguments"
             raise ValueError(f"generation_config is a {what}, expected a GenerationConfig: {fix}")
-        check_names(kwargs, lambda: {*vars(self.generation_config), *OF_PROMPT, *FIXES})
+        check_numbers(kwargs)
         if constraint_index is None:
             constraint_index = first_of("constraint_index", {}, generation_config, self.generation_config)
         if constraint_index is None or constraint_index is False:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
-from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +21,7 @@ from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList,
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.item_ids import ItemId
-from hf_gr.generation.checks import check_names, refuse_without_catalogue
+from hf_gr.generation.checks import check_numbers, refuse_without_catalogue
 from hf_gr.generation.configuration import GR_FIELDS
 from hf_gr.generation.internals import Overrides
 from hf_gr.generation.models import first_of
@@ -130,7 +129,7 @@ class GRGenerationMixin(Overrides, GenerationMixin):
         if isinstance(generation_config, ConstraintIndex):
             raise ValueError("generation_config is a ConstraintIndex, expected a config: pass it as constraint_index=")
         fields = {name: kwargs.pop(name) for name in GR_FIELDS if name in kwargs}
-        check_names(kwargs, lambda: {*vars(self.generation_config), *signature(self.forward).parameters})
+        check_numbers(kwargs)
         passed_on: dict[str, Any] = {
             "logits_processor": logits_processor,
             "stopping_criteria": stopping_criteria,
