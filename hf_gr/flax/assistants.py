@@ -114,13 +114,7 @@ class ModelDrafter:
         return max(size, self._steps(at_root=at_root) * self._width(at_root=at_root) + max(self.rest, default=0))
 
     def start(self, params: Params, prompt: Prompt, hidden: Float[Array, "batch positions hidden"] | None) -> Memory:
-        """Read the prompts.
-
-        Args:
-            params: the draft model's parameters.
-            prompt: the prompts.
-            hidden: the target's normed output at the prompt's end and at the tail, if there is one.
-        """
+        """Read the prompts."""
         if hidden is None:
             return Memory(*self.scorer.prefill(params, prompt))
         return Memory(*self.scorer.begin(params, hidden))

@@ -43,12 +43,7 @@ _SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 
 
 def find(source: Source) -> Path:
-    """The local folder of a checkpoint, downloaded if need be: all of one commit, even if another is pushed now.
-
-    Raises:
-        ValueError: no such folder or repository, or one without a config or without safetensors.
-        NotImplementedError: an architecture that the Flax side does not have.
-    """
+    """The local folder of a checkpoint, downloaded if need be: all of one commit, even if another is pushed now."""
     folder = source.resolve_folder([CONFIG])
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder} has no {CONFIG}, expected a checkpoint of transformers: check the path")
@@ -72,20 +67,9 @@ def find(source: Source) -> Path:
 
 
 def load(folder: Path, spec: Spec, *, dtype: str | None) -> dict[str, Array]:
-    """Read a checkpoint's parameters.
+    """Read a checkpoint's parameters, on an accelerator into the host's memory.
 
-    Args:
-        folder: where it is.
-        spec: what its config says.
-        dtype: what to convert to; None for the type of the checkpoint's first parameter.
-
-    Returns:
-        The parameters by name, on an accelerator in the host's memory. A head that differs from embeddings to which
-        the config ties it is among them: as in transformers, the file wins.
-
-    Raises:
-        ValueError: a tensor that is missing, unexpected, of another shape or not floating point, or a file that is
-            missing or not safetensors.
+    A head that differs from embeddings to which the config ties it is among them: as in transformers, the file wins.
     """
     files = _tensor_files(folder)
     shapes = {name: _header(file, name) for name, file in files.items() if not _LEFT_OUT.search(name)}
@@ -129,19 +113,7 @@ def save(
     max_shard_size: int | str,
     card: str | None = None,
 ) -> None:
-    """Write a checkpoint that transformers loads. An older one in the folder is replaced when all is written.
-
-    Args:
-        folder: created if missing.
-        arrays: the parameters by name.
-        write_configs: writes the JSON files to a folder.
-        max_shard_size: of a file, such as "5GB"; a larger checkpoint gets several and an index.
-        card: a model card, for a folder that has none.
-
-    Raises:
-        ValueError: a file in the folder's place.
-        OSError: a file that cannot be written, such as on a full disk.
-    """
+    """Write a checkpoint that transformers loads. An older one in the folder is replaced when all is written."""
     make_folder(folder)
     split = split_state_dict_into_shards_factory(
         dict(arrays),
@@ -168,11 +140,7 @@ def save(
 
 
 def check_dtype(dtype: Any) -> str | None:
-    """The name of a type of parameters; None for "the checkpoint's own".
-
-    Raises:
-        ValueError: no type that parameters can have.
-    """
+    """The name of a type of parameters; None for "the checkpoint's own"."""
     if dtype is None or dtype == "auto":
         return None
     try:

@@ -41,17 +41,7 @@ INPUTS = re.compile(r"((o|out|down|c)_proj|(Self|EncDec)Attention\.o|wo|fc2)\.we
 
 
 def to_mesh(mesh: Mesh | None) -> Mesh | None:
-    """The mesh `[data, model]` of a call.
-
-    Args:
-        mesh: devices along the axes "data" and "model", or one of them; None for all local devices along "data".
-
-    Returns:
-        A mesh with both axes, over which the partitioner may divide arrays; None for a single device by default.
-
-    Raises:
-        ValueError: not a mesh, other axes, or devices of other processes.
-    """
+    """The mesh `[data, model]` of a call, by default over all local devices; None for a single one."""
     if mesh is None:
         return _all_local_devices()
     if not isinstance(mesh, Mesh):
@@ -113,18 +103,7 @@ def decode_on_mesh(
     noise: Noise | None = None,
     draft_params: Params | None = None,
 ) -> Decoded:
-    """`decode` on several devices.
-
-    Args:
-        mesh: from `to_mesh`.
-        scorer: the model; static.
-        params: its parameters, on the mesh: `FlaxModel.params_on`.
-        catalogue: the legal sequences of each row, `replicated` except for arrays with a batch axis.
-        prompt: what each row begins with; D divides the number of rows: `num_rows_on`.
-        plan: the options.
-        noise: what is drawn comes from.
-        draft_params: of the drafter's model, if it has one, on the mesh.
-    """
+    """`decode` on several devices: parameters and catalogue are there, and "data" divides the number of rows."""
     if mesh.shape[MODEL] > 1:
         prompt, noise = lax.with_sharding_constraint((prompt, noise), NamedSharding(mesh, P(DATA)))
         return decode(scorer, params, catalogue, prompt, plan, noise, draft_params)

@@ -189,15 +189,7 @@ class _HeadFacts(Facts):
 
 
 def load_draft_head(source: Source) -> DraftHead | None:
-    """The draft head of a model's checkpoint; None if it has neither of the two files.
-
-    Args:
-        source: the checkpoint, at the model's own commit, lest they be of different ones.
-
-    Raises:
-        ValueError: one of the two files is missing, or cannot be read.
-        ConnectionError: the Hub does not say whether there is a head.
-    """
+    """The draft head of a model's checkpoint, at the model's own commit; None if it has neither of the two files."""
     folder = head_files.find(source)
     return None if folder is None else DraftHead.from_pretrained(folder)
 

@@ -317,12 +317,7 @@ FAMILIES: Mapping[str, tuple[str, Callable[[Any], Spec]]] = MappingProxyType(
 
 
 def to_spec(config: Any) -> Spec:
-    """The static facts of the model that a transformers config describes.
-
-    Raises:
-        NotImplementedError: an architecture or a field that the Flax side does not have; it names the field.
-        ValueError: sizes that do not match.
-    """
+    """The static facts of the model that a transformers config describes."""
     check_family(getattr(config, "model_type", None))
     if getattr(config, "quantization_config", None) is not None:
         raise NotImplementedError(
@@ -335,11 +330,7 @@ def to_spec(config: Any) -> Spec:
 
 
 def check_family(model_type: str | None) -> None:
-    """Refuse architectures that Flax does not have.
-
-    Raises:
-        NotImplementedError: such a one.
-    """
+    """Refuse architectures that Flax does not have."""
     if model_type not in FAMILIES:
         raise NotImplementedError(
             f"config.model_type={model_type!r}, expected one of {', '.join(FAMILIES)}: other architectures are not "
@@ -349,13 +340,6 @@ def check_family(model_type: str | None) -> None:
 
 def inverse_frequencies(fields: Mapping[str, Any], *, width: int) -> tuple[float, ...]:
     """The frequencies of rotary embeddings, in fp32 as transformers computes them.
-
-    Args:
-        fields: `config.rope_parameters`, or those of one type of layers.
-        width: channels of a head that are rotated.
-
-    Raises:
-        NotImplementedError: a scaling other than `linear` and `llama3`.
 
     Source: transformers' `ROPE_INIT_FUNCTIONS`; Llama 3.1 for `llama3`.
     """

@@ -61,15 +61,7 @@ class Processors:
         vocab_size: int,
         room: int,
     ) -> Float[Array, "batch beams children"]:
-        """Processed scores of legal children.
-
-        Args:
-            scores: `-inf` where there is no child.
-            legal: the children.
-            sequences: the tokens generated so far.
-            vocab_size: V; functions see scores over all of it.
-            room: the most tokens that will be generated.
-        """
+        """Processed scores of legal children."""
         if self.suppressed is not None:
             is_suppressed = jnp.asarray(self.suppressed)[min(sequences.shape[-1], 1)]
             scores = jnp.where(is_suppressed[jnp.maximum(legal.tokens, 0)], -jnp.inf, scores)

@@ -95,26 +95,7 @@ class Call:
         logits_processor: Any = None,
         stopping_criteria: Any = None,
     ) -> Call:
-        """Read the arguments of a call.
-
-        Args:
-            model: the model.
-            inputs: the prompts.
-            generation_config: as in transformers.
-            kwargs: fields of the config, and arguments of the prompt.
-            fields: our fields, as given in the call.
-            indexes: the catalogue or catalogues, or their names.
-            exclude_items: as in `generate`.
-            assistant: the draft model, or None.
-            seed: as in `generate`.
-            key: as in `generate`.
-            mesh: where the program runs.
-            logits_processor: functions of the user's.
-            stopping_criteria: likewise.
-
-        Raises:
-            ValueError: names the argument, its value, what is expected, and the fix.
-        """
+        """Read the arguments of a call."""
         arguments = arguments_of_prompt(inputs, kwargs)
         max_new_tokens, max_length = (
             kwargs.get(name, getattr(generation_config, name, None)) for name in ("max_new_tokens", "max_length")

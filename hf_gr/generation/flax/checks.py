@@ -56,11 +56,7 @@ LARGEST = 2**31 - 1  # of JAX's 32-bit integers
 
 
 def check_options(config: Any) -> None:
-    """Refuse options with invalid values, or that Flax does not support.
-
-    Raises:
-        ValueError: names the argument, its value, what is expected, and the fix.
-    """
+    """Refuse options with invalid values, or that Flax does not support."""
     check_config(config)
     for name, values in (NEUTRAL | NEUTRAL_SCORES | (NEUTRAL_WARPERS if config.do_sample else {})).items():
         if (value := getattr(config, name, None)) not in values:
@@ -88,19 +84,7 @@ def check_call(
     max_new_tokens: int | None,
     max_length: int | None,
 ) -> None:
-    """Refuse calls that cannot generate the catalogue's sequences, or that Flax does not support.
-
-    Args:
-        model: the model.
-        catalogue: the catalogue of any row; the checked facts are the same for all.
-        config: the prepared generation config.
-        prompt: the prompt.
-        max_new_tokens: as given in the call itself.
-        max_length: as given in the call itself; `max_new_tokens` takes precedence.
-
-    Raises:
-        ValueError: names the argument, its value, what is expected, and the fix.
-    """
+    """Refuse calls that cannot generate the catalogue's sequences, or that Flax does not support."""
     check_options(config)
     check_tokens_of_catalogue(catalogue, model.config.vocab_size, name="constraint_index")
     check_penalty(config, catalogue, max_new_tokens=max_new_tokens)

@@ -59,16 +59,7 @@ class Draft:
         self.assistant = assistant
 
     def check(self, prompt: HostPrompt, catalogue: Snapshot, *, given: Mapping[str, Any]) -> None:
-        """Refuse drafts and verifications that Flax does not have.
-
-        Args:
-            prompt: the prompt.
-            catalogue: the catalogue of any row.
-            given: our fields as given in the call itself.
-
-        Raises:
-            ValueError: names the field, its value, what is expected, and the fix.
-        """
+        """Refuse drafts and verifications that Flax does not have."""
         drafting, verification = self.config.drafting, self.config.verification
         if verification not in (None, *self.verifications):
             what = "assistant_model" if drafting is None and self.assistant is not None else f"drafting={drafting!r}"
@@ -94,22 +85,11 @@ class Draft:
             )
 
     def plan(self, plan: DecodePlan, catalogue: Snapshot, *, num_rows: int) -> DecodePlan:
-        """The plan of a call with its drafter, if there is one.
-
-        Args:
-            plan: the options.
-            catalogue: the catalogue of any row.
-            num_rows: B of the program.
-        """
+        """The plan of a call with its drafter, if there is one."""
         return plan
 
     def scorer(self, plan: DecodePlan, mesh: Mesh | None) -> tuple[Any, Params]:
-        """The scorer that decides, with its parameters.
-
-        Args:
-            plan: the options.
-            mesh: where the program runs.
-        """
+        """The scorer that decides, with its parameters."""
         return self.model.scorer, self.model.params_on(mesh)
 
     def draft_params(self, mesh: Mesh | None) -> Params | None:

@@ -16,17 +16,7 @@ from hf_gr.flax.processors import Processors
 def processors_of(
     config: Any, *, vocab_size: int, logits_processor: Any = None, stopping_criteria: Any = None
 ) -> Processors | None:
-    """What a call does to scores besides its warpers; None for nothing.
-
-    Args:
-        config: the prepared config.
-        vocab_size: V.
-        logits_processor: the user's functions.
-        stopping_criteria: likewise.
-
-    Raises:
-        ValueError: names the argument, its value, what is expected, and the fix.
-    """
+    """What a call does to scores besides its warpers; None for nothing."""
     functions = _read_functions(logits_processor, "logits_processor", "scores")
     criteria = _read_functions(stopping_criteria, "stopping_criteria", "booleans [rows]")
     always, first = (_read_tokens(config, name) for name in ("suppress_tokens", "begin_suppress_tokens"))
