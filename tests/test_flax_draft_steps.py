@@ -102,7 +102,7 @@ class Case:
             width=1 if plan.is_beam_search else plan.width,
             independent=True,
         )
-        frontier = Frontier.of(Rows((True,) * NUM_ROWS, CPU), 0, beams, beams.states, catalogue, plan)
+        frontier = Frontier(Rows((True,) * NUM_ROWS, CPU), 0, beams, beams.states, catalogue, plan)
         return kind(frontier, TableModel([], NUM_ROWS)())  # which is not asked for logits
 
     def levels(self, kind: Any) -> Iterator[tuple[Any, Any]]:

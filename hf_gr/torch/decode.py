@@ -196,7 +196,7 @@ class _Search:
             beams = of_level(beams, level, width=self.plan.width if level else self.first_width)
             beams = of_rows(beams, rows, dead_state=self.catalogue.dead_state)
         parents = state.parents[:, : beams.states.shape[1]]
-        return Frontier.of(rows, level, beams, parents, self.catalogue, self.plan)
+        return Frontier(rows, level, beams, parents, self.catalogue, self.plan)
 
     def _decide(
         self,

@@ -91,7 +91,7 @@ class Rows:
         return torch.where(self.mask.view(-1, *[1] * (new.ndim - 1)), new, old)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Frontier:
     """The rows of a batch whose beams have come to one level: what is drafted, and decided, together.
 
@@ -100,7 +100,6 @@ class Frontier:
         level: tokens of each beam.
         beams: the live beams; those of other rows are dead.
         parents: where the parent of each beam is among the nodes that were scored last.
-        legal: the children of the beams.
         catalogue: the legal sequences of each row.
         plan: the options.
     """
@@ -109,28 +108,22 @@ class Frontier:
     level: int
     beams: Beams
     parents: Int[Tensor, "batch beams"]
-    legal: Children
     catalogue: DeviceCatalogue
     plan: DecodePlan
+    _legal: Children | None = None
 
-    @classmethod
-    def of(
-        cls,
-        rows: Rows,
-        level: int,
-        beams: Beams,
-        parents: Int[Tensor, "batch beams"],
-        catalogue: DeviceCatalogue,
-        plan: DecodePlan,
-    ) -> Frontier:
-        """The same; looks the children up."""
-        return cls(rows, level, beams, parents, catalogue.children(beams, level=level), catalogue, plan)
+    @property
+    def legal(self) -> Children:
+        """The children of the beams; looked up once, when somebody asks."""
+        if self._legal is None:
+            self._legal = self.catalogue.children(self.beams, level=self.level)
+        return self._legal
 
     def where(self, flags: Sequence[bool]) -> Frontier:
         """Those of the rows that have a flag."""
         rows = replace(self.rows, flags=tuple(map(operator.and_, self.rows.flags, flags)))
         beams = of_rows(self.beams, rows, dead_state=self.catalogue.dead_state)
-        return Frontier.of(rows, self.level, beams, self.parents, self.catalogue, self.plan)
+        return replace(self, rows=rows, beams=beams, _legal=None)
 
 
 def of_rows(beams: Beams, rows: Rows, *, dead_state: int) -> Beams:
