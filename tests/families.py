@@ -67,7 +67,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "qwen3_moe": LLAMA | MOE,
     "smollm3": {k: v for k, v in LLAMA.items() if k != "head_dim"} | {"no_rope_layers": [1, 0]},
 }
-BATCH_DECODERS: dict[str, dict[str, Any]] = {
+ALIBI: dict[str, dict[str, Any]] = {
     "bloom": {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4},
 }
 ENCODER_DECODERS: dict[str, dict[str, Any]] = {
@@ -83,7 +83,7 @@ ENCODER_DECODERS: dict[str, dict[str, Any]] = {
     | SEQ2SEQ,
     "t5": {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4} | SEQ2SEQ,
 }
-FAMILIES = DECODERS | BATCH_DECODERS | ENCODER_DECODERS
+FAMILIES = DECODERS | ALIBI | ENCODER_DECODERS
 # Families that are in no list of ours: each is tried once. Padding and the first token of a decoder are as in their
 # checkpoints: Marian has its last token for both; padding there would have no position in M2M-100, and would be masked
 # in FSMT.

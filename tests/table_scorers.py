@@ -59,7 +59,7 @@ class TableScorer:
     """A scorer that knows of every node its prefix only: what it is asked for is all that it can answer by."""
 
     def __init__(self, model: TableModel) -> None:
-        self.takes_levels, self.takes_prompt, self.columns = True, model.takes_prompt, None
+        self.takes_prompt, self.columns = model.takes_prompt, None
         self.model = model
         self.num_forwards = 0
         self.logits = [table.expand(model.num_rows, -1, -1) for table in model.logits]

@@ -87,7 +87,7 @@ def same(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize("family", [name for name in DECODERS if hands_on_arguments(build(name))])
 def test_any_registered_attention_keeps_the_tree(family: str, padded: bool, flash: LikeFlash) -> None:
     model, inputs = load(family), prompts(3, 9, padded=padded)
-    assert layouts.choose_layout(model) == "tree"
+    assert layouts.takes_tree(model)
     ours = best(model, inputs)
     assert set(flash.widths) == {9}, "it computes prompts, and no nodes"
     eager = build(family, attn_implementation="eager")
@@ -183,7 +183,7 @@ def test_a_model_that_swallows_the_argument_attends_by_masks(monkeypatch: pytest
         pytest.skip("stablelm has attention of its own in this transformers")
     monkeypatch.setattr(module, "ALL_ATTENTION_FUNCTIONS", own)
     assert not layouts.attends_in_parts(model)
-    assert layouts.choose_layout(model) == "tree"
+    assert layouts.takes_tree(model)
     assert same(best(model, inputs), expected)
 
 

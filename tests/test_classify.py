@@ -18,9 +18,8 @@ from label_tokenizers import tokenizer_of
 from reference import reference_label_log_probs
 
 from hf_gr import ConstraintIndex, classify, enable
-from hf_gr.classification import bounded, exhaustive, label_trees, prompts, torch_scoring
+from hf_gr.classification import bounded, exhaustive, label_trees, prompts
 from hf_gr.classification.result import RankedLabels
-from hf_gr.generation.torch import layouts
 
 classify_module: Any = sys.modules["hf_gr.classification.classify"]
 # Of log-probabilities, since these models are sure of themselves: fp32 sums of at most 13 of some tens.
@@ -79,7 +78,7 @@ def difference(ranked: list[tuple[str, float]], expected: dict[str, float]) -> f
     return max(abs(math.log(probability / expected[label])) for label, probability in ranked)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "mistral", "bloom", "t5", "bart"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "mistral", "t5", "bart"])
 @pytest.mark.parametrize("nodes", [None, 3])
 def test_the_tree_equals_a_forward_for_each_label(
     family: str, nodes: int | None, monkeypatch: pytest.MonkeyPatch
@@ -101,23 +100,14 @@ def test_a_quantised_models_weights_are_no_tensors() -> None:
     assert sum(probability for _, probability in ranked) == pytest.approx(1)
 
 
-MAMBA = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
-
-
-@pytest.mark.parametrize("family", ["mamba", "llama", "t5"])
-@pytest.mark.parametrize("nodes", [0, 100])
-def test_a_model_that_takes_neither_layout_is_read_plainly(
-    family: str, nodes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if family != "mamba":
-        for module in (torch_scoring, layouts):
-            monkeypatch.setattr(module, "choose_layout", lambda model: None)
-    model = build("mamba", config={"vocab_size": 512, **MAMBA}) if family == "mamba" else model_of(family)
-    assert layouts.choose_layout(model) is None
-    options: dict[str, Any] = {"top_k": None, "prompt": PROMPT, "batch_size": 2, "max_tree_nodes": nodes}
-    ranked = classify(model, tokenizer_of("bpe"), TEXTS, index_of(), **options)
-    for text, answer in zip(TEXTS, ranked, strict=True):
-        assert difference(answer, plainly(model, text, index_of())) < LOG_TOL
+@pytest.mark.parametrize("family", ["mamba", "bloom"])
+def test_a_model_that_takes_no_tree_is_refused(family: str) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8} if family == "mamba" else {}
+    model = build(family, config={"vocab_size": 512, **sizes})
+    with pytest.raises(
+        ValueError, match=r"which cannot score the nodes of a tree .* generate\(constraint_index=...\)"
+    ):
+        classify(model, tokenizer_of("bpe"), TEXTS, index_of())
 
 
 def test_a_thousand_labels_are_scored_as_by_themselves() -> None:
@@ -146,7 +136,7 @@ def test_a_wrong_parent_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert difference(ranked, plainly(model, TEXTS[1], index)) > 10 * LOG_TOL
 
 
-@pytest.mark.parametrize("family", ["llama", "t5", "bloom"])
+@pytest.mark.parametrize("family", ["llama", "t5"])
 def test_beams_that_find_everything_equal_the_tree(family: str) -> None:
     model, index = model_of(family), index_of()
     every: dict[str, Any] = {"top_k": None, "prompt": PROMPT}
@@ -269,7 +259,7 @@ def many_labels(number: int) -> list[str]:
     return sorted({" ".join(draw.choices(words, k=draw.randrange(1, 5))) for _ in range(3 * number)})[:number]
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "mistral"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "mistral", "t5"])
 @pytest.mark.parametrize(("keys", "tolerance"), [(None, 1e-3), (1, 1e-3), (None, 0.3)])
 def test_a_bounded_search_finds_what_matters(
     family: str, keys: int | None, tolerance: float, monkeypatch: pytest.MonkeyPatch

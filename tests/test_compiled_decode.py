@@ -41,7 +41,7 @@ class Mixed:
     """A scorer that mixes a node's token, its parent's state and its depth: cheap to trace, and no two paths agree."""
 
     def __init__(self, weights: torch.Tensor, num_rows: int) -> None:
-        self.num_forwards, self.takes_levels, self.takes_prompt, self.columns = 0, True, False, None
+        self.num_forwards, self.takes_prompt, self.columns = 0, False, None
         self.weights = weights
         self.states = torch.arange(num_rows)[:, None] * 1.0
 

@@ -40,7 +40,7 @@ class TableScorer:
     def __init__(self, seed: int, batch_size: int) -> None:
         self.seeds = [seed + row for row in range(batch_size)]
         self.paths = torch.zeros((batch_size, 1, 0), dtype=torch.long)  # of the nodes scored last
-        self.num_forwards, self.takes_levels, self.takes_prompt, self.columns = 0, True, False, None
+        self.num_forwards, self.takes_prompt, self.columns = 0, False, None
         self.prompt_logits = torch.stack([self.logits(row, ())[None] for row in range(batch_size)])
 
     def logits(self, row: int, prefix: tuple[int, ...]) -> torch.Tensor:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from families import BATCH_DECODERS, DECODERS, ENCODER_DECODERS, LLAMA, PAD, VOCABULARY, build, prompts
+from families import ALIBI, DECODERS, ENCODER_DECODERS, LLAMA, PAD, VOCABULARY, build, prompts
 from packaging.version import Version
 from reference import ReferenceTrie, reference_beam_search, reference_head_log_probs
 from test_drafting import DETAILS, LONG_PROMPT, SCORE_TOL, assert_same, index_of, rows_of, updated_index
@@ -129,7 +129,7 @@ def test_the_heads_beam_search_equals_the_slow_one(variant: str, num_beams: int)
     assert out.speculation.target_forwards == 0
 
 
-@pytest.mark.parametrize("family", [*DECODERS, *BATCH_DECODERS, *ENCODER_DECODERS])
+@pytest.mark.parametrize("family", [*DECODERS, *ALIBI, *ENCODER_DECODERS])
 def test_any_backbone_takes_a_head(family: str) -> None:
     model = with_head(family, 5)
     inputs = prompts(3, LONG_PROMPT, padded=family not in ENCODER_DECODERS)
@@ -530,7 +530,7 @@ def test_what_does_not_fit_is_refused() -> None:
     refused(model, "124 tokens and the draft head's placeholders 5 more", **prompts(1, 124))
     refused(model, "verification='last_level' with sequences of several lengths", verification="last_level",
             index=short_index())  # fmt: skip
-    refused(model, "output_attentions with drafting='head'", output_attentions=True)
+    refused(model, "output_attentions with constraint_index", output_attentions=True)
     refused(model, "verification='catalogue' with drafting=None", drafting=None, verification="catalogue")
     refused(model, "drafting='head' with assistant_model", assistant_model=bare("llama"), verification="strict")
     refused(model, "num_draft_beams=9 with verification='catalogue', expected None", num_draft_beams=9)

@@ -82,26 +82,26 @@ def test_tokens_and_folders_are_kept_secret(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 @pytest.mark.parametrize(
-    ("model", "layout", "parts"),
+    ("model", "takes_tree", "parts"),
     [
-        (Qwen3ForCausalLM(Qwen3Config(**SMALL, **ATTENTION)), "tree", True),
+        (Qwen3ForCausalLM(Qwen3Config(**SMALL, **ATTENTION)), True, True),
         (
             T5ForConditionalGeneration(
                 T5Config(
                     vocab_size=50, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0
                 )
             ),
-            "folded",
+            True,
             False,
         ),
-        (MambaForCausalLM(MambaConfig(**SMALL, state_size=4)), None, False),
+        (MambaForCausalLM(MambaConfig(**SMALL, state_size=4)), False, False),
     ],
     ids=["qwen3", "t5", "mamba"],
 )
-def test_a_models_layout_is_told(model: Any, layout: str | None, parts: bool, tmp_path: Path) -> None:
+def test_a_models_layout_is_told(model: Any, takes_tree: bool, parts: bool, tmp_path: Path) -> None:
     enable(model).save_pretrained(tmp_path)
     told = facts("--model", str(tmp_path))["model"]
-    assert (told["layout"], told["attends in parts"]) == (layout, parts)
+    assert (told["takes trees"], told["attends in parts"]) == (takes_tree, parts)
     assert told["class"] == type(model).__name__
     assert told["parameters"] == sum(weights.numel() for weights in model.parameters())
     assert (told["vocabulary"], told["catalogue"], told["draft head"]) == (50, False, None)

@@ -53,7 +53,7 @@ from hf_gr import (
 from hf_gr.catalogue.trie import Trie
 from hf_gr.generation import messages
 from hf_gr.generation.torch import layouts, mixin, scorers
-from hf_gr.generation.torch.cross_attention import _Folding, fold_beams, foldable_modules
+from hf_gr.generation.torch.encoder_decoders import _Lookup, _positions
 
 SCORE_TOL = 1e-4  # fp32 sums of at most 5 log-probabilities
 SMALL = [[5, 9, 4], [5, 9, 6], [5, 3, 3], [7, 8, 9], [7, 8, 10]]
@@ -310,16 +310,15 @@ def test_a_users_prefix_function_narrows_the_catalogue() -> None:
     torch.testing.assert_close(out.sequences_scores[0], expected.sequences_scores[0], atol=SCORE_TOL, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma3_text", "bloom"])
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma3_text"])
 @pytest.mark.parametrize("cut", [4, 8])
 def test_a_prefilled_prompt_is_used_and_left_as_it_is(family: str, cut: int) -> None:
     model, inputs = enabled(family), prompts(2, 9, padded=True)
     cache = DynamicCache(config=model.config)
     head = {name: value[:, :cut] for name, value in inputs.items()}
     positions = (head["attention_mask"].cumsum(-1) - 1).clamp(min=0)
-    extra = {} if family == "bloom" else {"position_ids": positions}
     with torch.no_grad():
-        model(**head, **extra, past_key_values=cache, use_cache=True)
+        model(**head, position_ids=positions, past_key_values=cache, use_cache=True)
     before = [layer.keys.clone() for layer in cache.layers]
     common = {**inputs, "constraint_index": INDEX, "num_beams": 5, "num_return_sequences": 5, **DETAILS}
     expected = model.generate(**common)
@@ -331,18 +330,15 @@ def test_a_prefilled_prompt_is_used_and_left_as_it_is(family: str, cut: int) -> 
     assert all(torch.equal(layer.keys, keys) for layer, keys in zip(cache.layers, before, strict=True))
 
 
-MPT = {"vocab_size": VOCABULARY, "d_model": 32, "n_heads": 4, "n_layers": 2}
-
-
-@pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma3_text", "bloom", "mpt", "t5", "bart"])
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma3_text", "t5", "bart"])
 @pytest.mark.parametrize("width", [{"num_beams": 5, "num_return_sequences": 5}, {}], ids=str)
 def test_a_returned_cache_serves_the_same_prompt_again(family: str, width: dict[str, int]) -> None:
-    model = enable(build(family, config=MPT) if family == "mpt" else shared(family))
+    model = enabled(family)
     for padded in (False, True):
         common = {**prompts(2, 9, padded=padded), "constraint_index": INDEX, **width, **DETAILS}
         expected = model.generate(**common)
         cache, held = expected.past_key_values, expected.past_key_values.get_seq_length()
-        for extra in ({}, {"drafting": "trie"}, *([{"output_hidden_states": True}] if not width else [])):
+        for extra in ({}, {"drafting": "trie"}):
             out = model.generate(**common, past_key_values=cache, **extra)
             assert out.sequences.tolist() == expected.sequences.tolist()
             if width:
@@ -362,7 +358,7 @@ def test_a_returned_cache_serves_a_draft_head() -> None:
 
 def test_a_cache_that_no_prompt_continues_is_refused() -> None:
     inputs = prompts(2, 9)
-    answered = enabled().generate(**inputs, constraint_index=INDEX, output_hidden_states=True, **DETAILS)
+    answered = shared("qwen3").generate(**inputs, max_new_tokens=4, **DETAILS)
     with pytest.raises(ValueError, match="past_key_values holds 12 tokens, expected at most 9, the prompt's"):
         enabled().generate(**inputs, constraint_index=INDEX, past_key_values=answered.past_key_values)
     rest = {"input_ids": inputs["input_ids"][:, 6:], "attention_mask": inputs["attention_mask"]}
@@ -419,7 +415,7 @@ NO_DROPOUT = {"t5": {"dropout_rate": 0.0}, "bart": {"dropout": 0.0}}
 
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
-@pytest.mark.parametrize("family", ["llama", "qwen3", "bloom", "t5", "bart"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "t5", "bart"])
 def test_gradient_checkpointing_in_training_mode_changes_nothing(
     family: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -438,7 +434,7 @@ def test_gradient_checkpointing_in_training_mode_changes_nothing(
     model.train()
     for way, sequences in zip(ways, expected, strict=True):
         assert model.generate(**common, **way).sequences.tolist() == sequences
-    assert "gradient checkpointing in training mode, which model.eval() ends: decoding in" in caplog.text
+    assert "no cache (use_cache=False, or gradient checkpointing in training mode): decoding in" in caplog.text
     with pytest.raises(ValueError, match=r"past_key_values is given in training mode .* call model.eval\(\)"):
         model.generate(**common, past_key_values=DynamicCache())
 
@@ -454,28 +450,26 @@ def test_the_random_state_is_not_touched_by_greedy_calls() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "layout"),
-    [("qwen3", "tree"), ("bloom", "batch"), ("t5", "folded"), ("stablelm", "tree"), ("gpt_neo", "batch")],
+    ("family", "takes"), [("qwen3", True), ("bloom", False), ("t5", True), ("stablelm", True), ("gpt_neo", False)]
 )
-def test_layouts(family: str, layout: str) -> None:
+def test_which_models_take_trees(family: str, takes: bool) -> None:
     configs = {
         "stablelm": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCABULARY}
         | {"num_key_value_heads": 2, "intermediate_size": 48},
         "gpt_neo": {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "vocab_size": VOCABULARY, "window_size": 3}
         | {"attention_types": [[["global", "local"], 1]]},
     }
-    assert layouts.choose_layout(build(family, config=configs.get(family))) == layout
+    assert layouts.takes_tree(build(family, config=configs.get(family))) == takes
 
 
 def test_alibi_is_no_tree_whatever_the_family() -> None:
-    assert layouts.choose_layout(build("falcon", config={"alibi": True})) == "batch"
+    assert not layouts.takes_tree(build("falcon", config={"alibi": True}))
 
 
 def test_an_unknown_family_that_breaks_the_tree_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layouts, "TREE_FAMILIES", frozenset())
-    monkeypatch.setattr(layouts, "BATCH_FAMILIES", frozenset())
     model = build("qwen3")
-    assert layouts.choose_layout(model) == "tree"
+    assert layouts.takes_tree(model)
     ignores_positions = build("qwen3")
     forward = ignores_positions.forward
 
@@ -485,7 +479,7 @@ def test_an_unknown_family_that_breaks_the_tree_is_found_out(monkeypatch: pytest
         return forward(input_ids=input_ids, position_ids=positions, past_key_values=past_key_values, **kwargs)
 
     ignores_positions.forward = count_keys
-    assert layouts.choose_layout(ignores_positions) != "tree"
+    assert not layouts.takes_tree(ignores_positions)
 
 
 @pytest.mark.parametrize("family", ["t5", "bart", "umt5", "fsmt"])
@@ -505,25 +499,28 @@ def test_a_call_leaves_nothing_in_the_model(family: str) -> None:
         assert torch.equal(twin.generate(**common), expected)
 
 
-def test_a_folded_forward_is_one_threads_own() -> None:
+def test_positions_of_nodes_are_one_threads_own() -> None:
     model, inputs = enable(build("bart")), prompts(6, 7)
     plain = {**inputs, "decoder_input_ids": inputs["input_ids"]}
+    table, positions = model.get_decoder().embed_positions, torch.zeros_like(inputs["input_ids"])
     with torch.no_grad():
         before = model(**plain).logits
-        with fold_beams(foldable_modules(model), batch_size=2), ThreadPoolExecutor(1) as other:
+        with _positions(table, positions), ThreadPoolExecutor(1) as other:
             after = other.submit(torch.no_grad()(lambda: model(**plain).logits)).result()
+            assert not torch.equal(model(**plain).logits, before)
     assert torch.equal(after, before)
-    folding = _Folding(2, threading.get_ident())
+    lookup = _Lookup(positions, threading.get_ident())
     with ThreadPoolExecutor(1) as other:  # which PyTorch calls without keywords while this thread adds or removes them
-        assert other.submit(folding.fold, model, ()).result() is None
-        assert other.submit(folding.unfold, model, (), (before,)).result() is None
+        assert other.submit(lookup.before, model, ()).result() is None
+        assert other.submit(lookup.after, model, (), before).result() is None
 
 
-def test_a_copy_made_during_a_folded_forward_is_whole() -> None:
-    model, inputs = enable(build("t5")), prompts(4, 7)
+def test_a_copy_made_during_a_forward_of_nodes_is_whole() -> None:
+    model, inputs = enable(build("bart")), prompts(4, 7)
     common = {**inputs, "constraint_index": INDEX, "num_beams": 4, "num_return_sequences": 4}
     expected, file = model.generate(**common), io.BytesIO()
-    with fold_beams(foldable_modules(model), batch_size=2):  # as another thread would, in its own forward
+    # As another thread would, in its own forward.
+    with _positions(model.get_decoder().embed_positions, torch.zeros_like(inputs["input_ids"])):
         twin = copy.deepcopy(model)
         torch.save(model, file)
     file.seek(0)
@@ -532,39 +529,22 @@ def test_a_copy_made_during_a_folded_forward_is_whole() -> None:
 
 
 def test_trying_layouts_keeps_the_mode_of_every_module() -> None:
-    model = build("umt5")
+    model = build("mbart")
     model.train()
     model.get_input_embeddings().eval()  # frozen by its owner
-    layouts.choose_layout(model)
+    assert layouts.takes_tree(model)
     assert model.training
     assert not model.get_input_embeddings().training
 
 
 @pytest.mark.parametrize("family", ["t5", "bart"])
-def test_cross_attention_keys_are_stored_once_a_request(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    caches = []
-    make = scorers.BatchScorer
-
-    def spy(reader: Any, **kwargs: Any) -> Any:
-        read = reader.read
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            logits = read(*args, **kwargs)
-            caches.append(reader.whole)
-            return logits
-
-        reader.read = call
-        return make(reader, **kwargs)
-
-    monkeypatch.setattr(scorers, "BatchScorer", spy)
-    model, inputs = enabled(family), prompts(2, 9, padded=True)
-    folded = model.generate(**inputs, constraint_index=INDEX, num_beams=5, num_return_sequences=5, **DETAILS)
-    assert {layer.keys.shape[0] for layer in caches[0].cross_attention_cache.layers} == {2}
-    assert {layer.keys.shape[0] for layer in caches[0].self_attention_cache.layers} == {10}
-    monkeypatch.setattr(scorers, "foldable_modules", lambda model: [])
-    repeated = model.generate(**inputs, constraint_index=INDEX, num_beams=5, num_return_sequences=5, **DETAILS)
-    assert folded.sequences.tolist() == repeated.sequences.tolist()
-    torch.testing.assert_close(folded.sequences_scores, repeated.sequences_scores, atol=SCORE_TOL, rtol=0)
+def test_keys_of_encoder_and_prompt_are_stored_once_a_request(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    make = scorers.TreeScorer
+    monkeypatch.setattr(scorers, "TreeScorer", lambda *args, **kw: made.append(make(*args, **kw)) or made[0])
+    enabled(family).generate(**prompts(2, 9, padded=True), constraint_index=INDEX, num_beams=5)
+    assert {layer.keys.shape[0] for layer in made[0].model.cross.layers} == {2}
+    assert made[0].prompt.cache.layers[0].keys.shape[:3] == (2, 4, 1 + 3 * 5)
 
 
 def test_prompt_keys_are_stored_once_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -576,25 +556,33 @@ def test_prompt_keys_are_stored_once_a_request(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
-@pytest.mark.parametrize(
-    "kwargs", [{"output_hidden_states": True}, {"use_cache": False}, {"output_attentions": True}], ids=str
-)
-def test_what_no_layout_offers_goes_through_the_processor(
-    kwargs: dict, num_beams: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_without_a_cache_it_goes_through_the_processor(
+    num_beams: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages, "_SAID", set())
-    model, inputs = enable(build("qwen3", attn_implementation="eager")), prompts(2, 6, padded=True)
+    model, inputs = enable(build("qwen3")), prompts(2, 6, padded=True)
     common = {**inputs, "constraint_index": INDEX, "num_beams": num_beams, **DETAILS}
     expected = model.generate(**common)
     with caplog.at_level(logging.WARNING, logger="hf_gr.generation"):
         for _ in range(2):
-            out = model.generate(**common, **kwargs)
+            out = model.generate(**common, use_cache=False)
             assert out.sequences.tolist() == expected.sequences.tolist()
     assert len([record for record in caplog.records if record.name == "hf_gr.generation"]) == 1
-    for name in ("attentions", "hidden_states"):
-        layers = [layer for step in getattr(out, name) or () for layer in step or ()]
-        assert bool(layers) == (f"output_{name}" in kwargs)
-        assert all(len(layer) == 2 * num_beams for layer in layers)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"output_hidden_states": True}, "output_hidden_states"),
+        ({"output_attentions": True}, "output_attentions"),
+        ({"stop_strings": "a"}, "stop_strings"),
+    ],
+    ids=str,
+)
+def test_what_a_forward_over_all_beams_cannot_give_is_refused(options: dict[str, Any], name: str) -> None:
+    fix = r"with constraint_index, expected none: .* logits_processor=\[ConstraintLogitsProcessor\(index\)\]"
+    with pytest.raises(ValueError, match=f"{name} {fix}"):
+        enabled().generate(**prompts(1, 5), constraint_index=INDEX, **options)
 
 
 def test_a_checkpoint_saved_without_cache_still_decodes_in_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -699,7 +687,7 @@ def test_the_processor_path_means_the_same(num_beams: int) -> None:
     ):
         common = {**inputs, **options, "num_beams": num_beams, "pad_token_id": PAD}
         expected = model.generate(**common).tolist()
-        assert model.generate(**common, output_hidden_states=True).tolist() == expected
+        assert model.generate(**common, **LOOP).tolist() == expected
 
 
 LOOP = {"use_cache": False}  # decodes in transformers' own loop
@@ -832,13 +820,6 @@ def test_dead_paths_stay_dead_when_scores_are_renormalised(options: dict[str, An
         assert items == [[2], [], [], [], []] * 2
 
 
-def test_a_penalty_too_large_for_transformers_loop_is_refused() -> None:
-    options = {**prompts(1, 5), "constraint_index": INDEX, "length_penalty": 9.0, **LOOP}
-    with pytest.raises(ValueError, match=r"length_penalty=9.0, expected -8.3 to 8.3 for sequences of 4 tokens"):
-        enabled().generate(**options, num_beams=3)
-    enabled().generate(**options)  # a single path has no penalty
-
-
 @pytest.mark.parametrize(
     "kwargs", [{"do_sample": True, "temperature": 0.7}, {"do_sample": True, "renormalize_logits": True}], ids=str
 )
@@ -879,10 +860,10 @@ def test_encoder_outputs_count_as_prompts() -> None:
 
 
 def test_the_processor_path_leaves_a_prefilled_prompt_as_it_is() -> None:
-    model, inputs = enabled(), prompts(2, 6)
+    model, inputs = enabled("bloom"), prompts(2, 6)
     cache = DynamicCache(config=model.config)
     model(inputs["input_ids"][:, :4], past_key_values=cache)
-    common = {**inputs, "constraint_index": INDEX, "past_key_values": cache, "output_hidden_states": True}
+    common = {**inputs, "constraint_index": INDEX, "past_key_values": cache}
     assert model.generate(**common).tolist() == model.generate(**inputs, constraint_index=INDEX).tolist()
     assert cache.get_seq_length() == 4
     with pytest.raises(ValueError, match="past_key_values is given for several paths"):
@@ -1281,7 +1262,7 @@ def test_a_checkpoints_old_length_does_not_matter(length: dict[str, int]) -> Non
     [{"num_beams": 8, "num_return_sequences": 8}, {"num_beams": 1}, {"num_beams": 4, "renormalize_logits": True}],
     ids=str,
 )
-@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "gpt2", "bloom", "t5"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "gpt2", "t5", "bart"])
 def test_no_host_synchronisation_between_prefill_and_result(
     family: str, kwargs: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,7 +117,7 @@ def plain_log_probs(model: Any, prompt: Any, sequence: Any) -> np.ndarray:
 # Packing
 
 
-@pytest.mark.parametrize("family", [*families.DECODERS, *families.BATCH_DECODERS])
+@pytest.mark.parametrize("family", [*families.DECODERS, *families.ALIBI])
 def test_packed_logits_equal_plain_forwards(family: str) -> None:
     model = families.shared(family)
     prompts = make_prompts(5, seed=3)

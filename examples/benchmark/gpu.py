@@ -200,10 +200,10 @@ def config_of(shape: roofline.Shape) -> Qwen3Config:
 def attending(bench: Bench, attention: str) -> Iterator[None]:
     """Within this context the model's tree nodes attend in this way, whatever would be chosen."""
     model = bench.enabled
-    key = (attention_of(model.config.get_text_config(decoder=True)), model.dtype)
-    known = layouts._IN_PARTS.setdefault(model, {})
-    before = layouts.attends_in_parts(model)
-    known[key] = attention == IN_PARTS
+    key = (attention_of(model.config.get_text_config(decoder=True)), model.dtype, False)
+    before = "parts" if layouts.attends_in_parts(model) else "mask"
+    known = layouts._KNOWN[model]
+    known[key] = "parts" if attention == IN_PARTS else "mask"
     GRAPHS.clear()
     try:
         yield

@@ -37,11 +37,9 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import speculation_counts as counts
 import speculation_samples as samples
@@ -67,7 +65,6 @@ from transformers.utils.logging import disable_progress_bar
 from hf_gr import ConstraintIndex
 from hf_gr.demo.evaluate import same_answers
 from hf_gr.files.atomic import replaced_file
-from hf_gr.generation.torch import call
 
 STAGES = ("count", "batch", "sample", "measure")
 TIMED = ("SFT", "SeqKD", "AtSpeed-S", "AtSpeed-R", "BeamKD")
@@ -101,7 +98,6 @@ class Row:
     accepted_steps: list[int] = field(default_factory=list)
     not_equal: int = 0  # users whose sequences differ from plain beam search's, order included
     wrong: int = 0  # those that rounding does not explain
-    in_rows: bool = False  # without tree attention
 
 
 def make_rows(drafts: dict[str, Any]) -> list[Row]:
@@ -110,7 +106,7 @@ def make_rows(drafts: dict[str, Any]) -> list[Row]:
     best = {"assistant_model": drafts[BEST]}
     narrow = ASSISTANT | best | {"num_draft_beams": None}  # the default: twice the beams, or as many if relaxed
     both = ASSISTANT | best | {"draft_token_budget": TRIE_BUDGET}
-    rows = [Row("strict", BASELINES["strict"], {}), Row("strict", "plain beam search, w/o TA", {}, in_rows=True)]
+    rows = [Row("strict", BASELINES["strict"], {})]
     rows += [Row("strict", name, ASSISTANT | {"assistant_model": draft}) for name, draft in drafts.items()]
     rows += [
         Row("strict", f"{BEST}, N = 2 K", narrow),
@@ -133,13 +129,7 @@ def ask_for(
     """One call. A relaxed one draws from its own seed."""
     if row.verification == "relaxed":
         more["generator"] = seeded(seed, target.device)
-    with in_rows() if row.in_rows else nullcontext():
-        return ask(target, prompt, index, row.settings, **more)
-
-
-def in_rows() -> AbstractContextManager[Any]:
-    """The target's layout is the one without tree attention."""
-    return patch.object(call, "choose_layout", lambda model: "batch")
+    return ask(target, prompt, index, row.settings, **more)
 
 
 def measure(

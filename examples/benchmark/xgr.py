@@ -1,14 +1,14 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Memory and time of one call over beams and over prompts: one shared cache, one copy a beam, and transformers.
+"""Memory and time of one call over beams and over prompts: one shared cache, and transformers.
 
 xGR's figures 15 and 16 (memory at 128 to 512 beams over 1k tokens, and at 256 beams over up to 3k tokens), here from 8
 to 512 beams and 128 to 4,096 tokens, and the time of the same calls beside them. Contenders:
 
 - ours: beams share the prompt's keys, and nothing is reordered;
-- one cache copy a beam: the prompt is computed once, its keys are repeated for every beam, and of these rows only what
-  follows the prompt is reordered. Same trie, same selection: the library's layout for models that take no tree;
-- transformers: its beam search with `prefix_allowed_tokens_fn`, which computes the prompt for every beam, too; and
+- our processor: transformers' beam search with the constraint as a logits processor, which computes the prompt for
+  every beam, too: how the library decodes models that take no tree;
+- transformers: its beam search with `prefix_allowed_tokens_fn`; and
   without a constraint, which tells what the function costs from what the copies cost;
 - the prefill alone: what none can be below.
 
@@ -46,7 +46,7 @@ from hf_gr import enable
 from hf_gr.generation.internals import attention_of
 from hf_gr.generation.torch import layouts
 
-COPIES = "one cache copy a beam"
+COPIES = "our processor"
 CONTENDERS = (PREFILL, OURS, COPIES, CONSTRAINED, UNCONSTRAINED)
 SLOW = (CONSTRAINED, UNCONSTRAINED)
 BEAMS, PROMPTS = (8, 16, 32, 64, 128, 256, 512), (128, 256, 512, 1024, 2048, 4096)
@@ -57,10 +57,10 @@ TOLERANCE = generate.SCORE_TOL[torch.float32]
 
 
 def with_copies(bench: Bench) -> Bench:
-    """The same model in the layout where every beam has a row of its own."""
+    """The same model as if it took no tree: every beam has a row of its own."""
     model = enable(copy.copy(bench.plain))
-    layouts._CHOSEN[model] = {(attention_of(model.config), model.dtype): "batch"}
-    assert layouts.choose_layout(model) == "batch"
+    layouts._KNOWN[model] = {(attention_of(model.config), model.dtype, False): None}
+    assert not layouts.takes_tree(model)
     return replace(bench, enabled=model)
 
 

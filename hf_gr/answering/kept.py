@@ -27,8 +27,6 @@ HARMLESS = frozenset(
     "assistant_model constraint_index exclude_items generation_config generator logits_processor "
     "prefix_allowed_tokens_fn seed stopping_criteria synced_gpus".split()
 )
-# Options that need transformers' own loop, in which beams cannot share a given cache.
-OF_OTHER_LOOP = ("output_attentions", "output_hidden_states", "stop_strings")
 
 Tokens = Sequence[int]
 
@@ -113,7 +111,6 @@ def fits_options(options: Mapping[str, Any]) -> bool:
     """Whether calls with these options of `generate` may use and give what is kept; said once, if not."""
     config = options.get("generation_config")
     names = [name for name in options if name not in HARMLESS and name not in _fields()]
-    names += [name for name in OF_OTHER_LOOP if first_of(name, options, config)]
     names += ["use_cache"] if first_of("use_cache", options, config) is False else []
     if names:
         say_once(f"{', '.join(names)}: every prompt is computed from its first token on")

@@ -75,9 +75,9 @@ def classify(
 
     Args:
         model: a language model of transformers, decoder-only or encoder-decoder, or a `hf_gr.flax.model.FlaxModel`; it
-            need not be enabled. It is used in evaluation mode. One that takes neither layout (Mamba, RWKV) rereads
-            every path: exact, but slow. In Flax all labels are scored where PyTorch bounds the error, and an answer is
-            one label.
+            need not be enabled. It is used in evaluation mode. One that cannot score the nodes of a tree (Mamba, RWKV,
+            BLOOM; see `hf-gr env --model`) is refused. In Flax all labels are scored where PyTorch bounds the error,
+            and an answer is one label.
         tokenizer: the model's, with which the index was built.
         texts: what to classify.
         index: of `ConstraintIndex.from_labels`, or any index whose item ids are strings.

@@ -48,8 +48,6 @@ class ExhaustiveScorer:
         sequences: the sequences.
         batch_size: the most prompts of a call.
         vocab_size: V, which with the batch determines how many nodes a forward has room for.
-        as_tree: whether the model scores nodes as a tree. If not, every path is a row of its own, and takes as much
-            room as the longest.
         device: where the scorers are.
     """
 
@@ -59,12 +57,10 @@ class ExhaustiveScorer:
         *,
         batch_size: int,
         vocab_size: int,
-        as_tree: bool,
         device: torch.device,
     ) -> None:
         room = max(min(NODES_AT_ONCE, LOGITS_AT_ONCE // (batch_size * vocab_size)), 1)
-        each = max(room // sequences.trie.max_length, 1)
-        pieces = sequences.pieces(room) if as_tree else [slice(at, at + each) for at in range(0, len(sequences), each)]
+        pieces = sequences.pieces(room)
         self.levels = [[OnDevice.of(level, device) for level in sequences.levels(piece)] for piece in pieces]
 
     def score(self, new_scorer: Callable[[], Scorer]) -> Float[Tensor, "batch sequences"]:
@@ -92,18 +88,15 @@ def _score_piece(scorer: Scorer, levels: Sequence[OnDevice]) -> Float[Tensor, "b
 def _logits(
     scorer: Scorer, of_prompt: Float[Tensor, "batch 1 vocab"], levels: Sequence[OnDevice]
 ) -> Iterator[Float[Tensor, "batch nodes vocab"]]:
-    """The logits of every level's nodes, by one forward if the model takes several levels in one."""
+    """The logits of every level's nodes, by one forward."""
     batch_size = len(of_prompt)
     below: list[Nodes] = []
     for level in levels[:-1]:
         tokens, parents = (of[level.inner].expand(batch_size, -1) for of in (level.tokens, level.parents))
         below.append(Nodes(tokens, parents, torch.zeros_like(tokens)))
     yield of_prompt
-    if scorer.takes_levels and below:
+    if below:
         yield from scorer.score(below, depth=1)
-        return
-    for depth, nodes in enumerate(below, start=1):
-        yield scorer.score([nodes], depth=depth)[0]
 
 
 def normalizers(logits: Float[Tensor, "batch nodes vocab"]) -> Float[Tensor, "batch nodes"]:

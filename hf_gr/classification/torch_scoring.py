@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Labels scored by a model in PyTorch, in the layout that the model takes. `flax_scoring` is its twin.
+"""Labels scored by a model in PyTorch, as a tree over one prompt. `flax_scoring` is its twin.
 
 Axes: B batch, P prompt, S sequences, K beams, T tokens of a sequence.
 """
@@ -21,7 +21,7 @@ from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.catalogue.trie import PADDING
 from hf_gr.generation.models import start_token
 from hf_gr.generation.torch.constraints import SeveralLabels
-from hf_gr.generation.torch.layouts import choose_layout, prefilled
+from hf_gr.generation.torch.layouts import prefilled, takes_tree
 from hf_gr.generation.torch.logits_process import read_several
 from hf_gr.generation.torch.models import base_model, evaluation, output_size_of, output_weight_of
 from hf_gr.torch.decode import DecodePlan, decode
@@ -40,8 +40,10 @@ class TorchScoring(Scoring):
         model: of transformers, also in wrappers for training and with adapters of weights.
 
     Raises:
-        ValueError: a model that cannot generate, or with a learned prefix.
+        ValueError: a model that cannot generate or takes no tree, or with a learned prefix.
     """
+
+    takes_trees = True
 
     def __init__(self, model: Any) -> None:
         adapter: Any = getattr(model, "active_peft_config", None)
@@ -53,14 +55,14 @@ class TorchScoring(Scoring):
                 f"model has a {adapter.peft_type.value} adapter, expected one of weights such as LoRA: a learned "
                 "prefix is not supported"
             )
+        if not takes_tree(inner):
+            raise ValueError(
+                f"model is a {type(inner).__name__}, which cannot score the nodes of a tree (`hf-gr env --model`), "
+                "expected another: its generate(constraint_index=...) finds the best labels"
+            )
         self.model: Any = inner
         self.config, self.dtype = self.model.config, self.model.dtype
         self.vocab_size = output_size_of(inner)
-
-    @property
-    def takes_trees(self) -> bool:
-        """See `Scoring`: nodes as a tree over one prompt."""
-        return choose_layout(self.model) == "tree" and not self.config.is_encoder_decoder
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
@@ -79,7 +81,6 @@ class TorchScoring(Scoring):
             sequences,
             batch_size=batch_size,
             vocab_size=self.vocab_size,
-            as_tree=self.takes_trees,
             device=self.model.device if weight is None else weight.device,
         )
         return lambda input_ids, mask: scorer.score(self._scorers(input_ids, mask, width=2)).cpu().numpy()

@@ -30,10 +30,8 @@ VARIABLES = (
     "TOKENIZERS_PARALLELISM", "TRANSFORMERS_VERBOSITY", "XLA_FLAGS",
 )  # fmt: skip
 LAYOUTS = {
-    "tree": "one shared prompt, beams on the sequence axis",
-    "folded": "one row for each beam, the encoder's keys stored once",
-    "batch": "one row for each beam",
-    None: "no layout of ours: transformers' own loop",
+    True: "one shared prompt, beams on the sequence axis",
+    False: "transformers' own loop, with a logits processor",
 }
 
 
@@ -52,7 +50,7 @@ def env(
     revision: REVISION = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
-    """Print versions, devices and extras, and with --model the layout of a model: all that a bug report needs.
+    """Print versions, devices and extras, and with --model how a model decodes: all that a bug report needs.
 
     Prints no tokens, keys or folders. --model loads the weights.
     """  # fmt: skip
@@ -125,11 +123,11 @@ def describe_model(name: str, *, device: str | None = None, revision: str | None
     from hf_gr.answering.torch_models import load_model
     from hf_gr.generation.internals import attention_of
     from hf_gr.generation.models import position_limit
-    from hf_gr.generation.torch.layouts import attends_in_parts, choose_layout
+    from hf_gr.generation.torch.layouts import attends_in_parts, takes_tree
 
     model = load_model(name, device=device, revision=revision)
     config = model.config.get_text_config(decoder=True)
-    layout, head = choose_layout(model), getattr(model, "draft_head", None)
+    head = getattr(model, "draft_head", None)
     return {
         "class": type(model).__name__,
         "model_type": config.model_type,
@@ -139,9 +137,9 @@ def describe_model(name: str, *, device: str | None = None, revision: str | None
         "vocabulary": config.vocab_size,
         "positions": position_limit(model.config),
         "attention": attention_of(config),
-        "layout": layout,
-        "decoded with": LAYOUTS[layout],
-        "attends in parts": layout == "tree" and attends_in_parts(model),
+        "takes trees": takes_tree(model),
+        "decoded with": LAYOUTS[takes_tree(model)],
+        "attends in parts": attends_in_parts(model),
         "draft head": None if head is None else head.config.transition,
         "catalogue": model.generation_config.constraint_index is not None,
     }

@@ -74,7 +74,7 @@ class GRGenerationConfig(GenerationConfig):
               (if it fits the catalogue) and `assistant_model` (if given); answers are the same. The first call of a
               kind times a narrow and a wide forward (eight forwards and a prefill, once); they and the catalogue's
               widths decide what drafts, and how many nodes. `out.speculation.chosen` names it. Half of the levels that
-              a model or head drafts are expected to be accepted. Calls are of one kind if model, layout and number of
+              a model or head drafts are expected to be accepted. Calls are of one kind if model and number of
               beams are the same, and numbers of prompts within a factor of two: one call of each kind before traffic
               has all timed. With `verification="relaxed"`, where answers depend on the draft, a given
               `assistant_model` always drafts, and a head never. With `synced_gpus` nothing is timed or drafted.
@@ -86,11 +86,11 @@ class GRGenerationConfig(GenerationConfig):
               prompt and its placeholders. By default it also decides (`verification="catalogue"`, NEZHA): the model is
               not called again. With `"strict"` or `"relaxed"` it drafts like a draft model, after that prefill.
 
-            Models that decode in transformers' loop, decoders in the batch layout (where every path has a copy of the
-            prompt), `synced_gpus`, and processors of transformers that keep state between levels (`guidance_scale`,
-            SynthID watermarks) decode without a draft, and log that once. Prompts that are given as embeddings or with
-            images, in chunks, or after a cache, are computed before anything is drafted. With a draft, rows go on by
-            themselves: logits processors and stopping criteria of your own must not keep state between calls.
+            Models that decode in transformers' loop, `synced_gpus`, and processors of transformers that keep state
+            between levels (`guidance_scale`, SynthID watermarks) decode without a draft, and log that once. Prompts
+            that are given as embeddings or with images, in chunks, or after a cache, are computed before anything is
+            drafted. With a draft, rows go on by themselves: logits processors and stopping criteria of your own must
+            not keep state between calls.
         verification: how drafts are accepted: `"strict"`, results are the same as without a draft (AtSpeed-S);
             `"relaxed"`, sampling beams accept a drafted sample by the ratio of both models' probabilities (AtSpeed-R),
             which implies `do_sample`, and `top_k=0` unless `top_k` is set. With `drafting="head"` also, and by

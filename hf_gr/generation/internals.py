@@ -64,6 +64,16 @@ def next_inputs(
     return model.prepare_inputs_for_generation(input_ids, next_sequence_length=1, **kwargs), kwargs
 
 
+def relative_buckets(attention: Any, distances: Any) -> Any:
+    """The bucket of each distance (key less query) in a T5 decoder's attention."""
+    return attention._relative_position_bucket(
+        distances,
+        bidirectional=False,
+        num_buckets=attention.relative_attention_num_buckets,
+        max_distance=attention.relative_attention_max_distance,
+    )
+
+
 def prefix_function(processor: Any) -> Any:
     """The function of a `PrefixConstrainedLogitsProcessor`."""
     return processor._prefix_allowed_tokens_fn

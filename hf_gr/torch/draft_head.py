@@ -269,7 +269,7 @@ class HeadScorer:
     def __init__(
         self, head: DraftHead, hidden: Float[Tensor, "batch positions hidden"], *, vocab_size: int | None = None
     ) -> None:
-        self.takes_levels, self.takes_prompt = True, False
+        self.takes_prompt = False
         self.num_forwards = 0
         self.columns: Callable[..., Tensor] | None = head.columns if vocab_size is None else None
         self.head = head

@@ -25,7 +25,7 @@ from torch.nn import DataParallel
 from torch.nn.utils.rnn import pad_sequence
 
 from hf_gr.generation.prompts import pad
-from hf_gr.generation.torch.layouts import choose_layout
+from hf_gr.generation.torch.layouts import takes_tree
 from hf_gr.generation.torch.models import base_model, layer_types, mask_dtype, takes_argument
 from hf_gr.generation.torch.prompts import positions_of
 from hf_gr.torch.tree import to_additive
@@ -93,7 +93,7 @@ def can_pack(model: Any, length: int) -> bool:
     inner = base_model(model)
     config = inner.config.get_text_config(decoder=True)
     is_windowed = "sliding_attention" in layer_types(config) and length > config.sliding_window
-    return not is_windowed and choose_layout(inner) == "tree"
+    return not is_windowed and takes_tree(inner)
 
 
 def score_paths(

@@ -35,7 +35,7 @@ MORE: dict[str, dict[str, Any]] = {
 }
 DETAILS = {"return_dict_in_generate": True, "output_scores": True}
 DRAFTS = ("drafting", "assistant_model", "verification", "draft_token_budget", "num_assistant_tokens")
-NO_CACHE = ("mamba",)  # decodes in transformers' loop
+NO_CACHE = ("bloom", "gpt_neo", "mamba")  # decode in transformers' loop
 NO_SDPA = ("bloom", "gemma2", "gpt_neo", "gptj", "mamba", "mpt")
 
 
@@ -81,7 +81,7 @@ class Options:
         if rng.random() < 0.15:
             given["max_new_tokens"] = catalogue.index.max_length + int(rng.integers(0, 4))
         if loops:
-            given |= pick(rng, {"output_hidden_states": True}, {"use_cache": False})
+            given["use_cache"] = False
         if rng.random() < 0.1:
             given["output_logits"] = True
         if samples and not loops and drawn[0] not in (*NO_CACHE, *NAMES):  # transformers' loop takes no seed

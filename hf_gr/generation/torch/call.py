@@ -41,7 +41,7 @@ from .caches import continued
 from .checks import check_call, check_generator
 from .constraints import SeveralLabels
 from .drafts import Draft, Prepared, Search, draft_of
-from .layouts import Layout, are_for_prompt, choose_layout, own_arguments
+from .layouts import every_step_may_read, takes_tree
 from .logits_process import read_several
 from .models import output_size_of
 from .outputs import output_class
@@ -61,7 +61,7 @@ class Call:
         rules: the catalogue of every prompt.
         prompt: the prompt.
         draft: the kind of draft.
-        layout: where paths are in a forward; None for transformers' loop, and if the draft head alone decodes.
+        is_ours: whether our loop decodes it; else transformers' loop does, with a logits processor.
         seeds: of the prompts' samples; None to draw them.
         generator: what they are drawn from; None for the device's own.
         keeps_step_scores: whether `output_scores` asks for more than `sequences_scores`.
@@ -76,7 +76,7 @@ class Call:
     rules: BatchRules
     prompt: Prompt
     draft: Draft
-    layout: Layout | None
+    is_ours: bool
     seeds: npt.NDArray[np.int64] | None
     generator: torch.Generator | None
     keeps_step_scores: bool
@@ -146,6 +146,7 @@ class Call:
         keeps_step_scores = kwargs.pop("_step_scores", True)
         config, model_kwargs = internals.prepare_config(model, generation_config, kwargs)
         set_fields(config, fields)
+        _check_options(config)
         prompt = Prompt.read(model, inputs, config, model_kwargs)
         rules = batch_rules(indexes, exclude_items, num_prompts=prompt.num_rows)
         check_call(
@@ -194,7 +195,7 @@ class Call:
         # A catalogue without these tokens could never begin or end with them.
         config.forced_bos_token_id = None
         config.forced_eos_token_id = forced_end(config, rules.shared, max_new_tokens) if several is None else None
-        layout = None if draft.verification.by_head_alone else _layout_of(model, config, model_kwargs)
+        is_ours = draft.verification.by_head_alone or _is_ours(model, config, model_kwargs)
         call = cls(
             model,
             inputs,
@@ -204,20 +205,17 @@ class Call:
             rules,
             prompt,
             draft,
-            layout,
+            is_ours,
             seeds,
             generator,
             keeps_step_scores,
             several,
         )
-        return call if call.is_ours else call._left_to_transformers()
+        if not is_ours:
+            call._check_fallback()
+        return call
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether our loop decodes it; else transformers' loop does, with a logits processor."""
-        return self.layout is not None or self.draft.verification.by_head_alone
-
-    def _left_to_transformers(self) -> Call:
+    def _check_fallback(self) -> None:
         """Refuse, or report, options that transformers' loop does not have."""
         if self.answers is not None:
             raise ValueError(
@@ -229,18 +227,14 @@ class Call:
                 raise ValueError(f"{name} is given, expected None in transformers' loop: use torch.manual_seed")
         if self.draft.scores_ahead:
             say_once("decoding in transformers' loop: without a draft")
-        return self
 
-    def prepare(self, generate: Callable[..., Any]) -> Prepared | None:
+    def prepare(self, generate: Callable[..., Any]) -> Prepared:
         """Have transformers prepare inputs, processors and criteria, one row a prompt, and hand them back.
 
         Args:
             generate: transformers' own, bound to the model.
-
-        Returns:
-            The prepared call; None if its arguments turn out to need transformers' loop.
         """
-        config = copy.copy(self.config)  # what is changed here is not for transformers' loop
+        config = copy.copy(self.config)
         internals.check_mode(self.model, config)
         kind, config.cache_implementation = config.cache_implementation, None
         if kind not in (None, "dynamic", "static"):
@@ -256,18 +250,12 @@ class Call:
             **(self.passed_on | prefix_function),
             **self.model_kwargs,
         )
-        own, tried_on = own_arguments(self.model_kwargs), (input_ids, config, model_kwargs)
-        if self.layout is not None and not are_for_prompt(self.model, self.layout, own, tried_on):
-            _report_loop(own)
-            self._left_to_transformers()
-            return None
         return Prepared(
             input_ids,
             model_kwargs,
             config,
             plan=self._plan(input_ids, processors, criteria, forces_end=forces_end),
             rules=self.rules,
-            layout=self.layout,
             answers=self.answers,
             inputs=self.prompt.inputs,
             synced_gpus=self.passed_on["synced_gpus"],
@@ -358,33 +346,28 @@ def _read_answers(
     return several
 
 
-def _layout_of(model: Any, config: GenerationConfig, model_kwargs: Mapping[str, Any]) -> Layout | None:
-    """The layout of a call; None for transformers' own loop, which is logged once."""
-    asked = [name for name in ("output_attentions", "output_hidden_states") if getattr(config, name)]
-    asked += ["stop_strings"] if config.stop_strings is not None else []  # transformers passes us no tokenizer
-    if _checkpoints_activations(model):
-        asked.append("gradient checkpointing in training mode, which model.eval() ends")
-    elif not config.use_cache:
-        asked.append("use_cache=False")
-    layout = None if asked else choose_layout(model)
-    if layout is not None:
-        own = own_arguments(model_kwargs)
-        if are_for_prompt(model, layout, own):
-            return layout
-        asked = list(own)
+def _check_options(config: GenerationConfig) -> None:
+    """Refuse what a forward over all beams of a prompt cannot give."""
+    asked = [name for name in ("output_attentions", "output_hidden_states", "stop_strings") if getattr(config, name)]
     if asked:
-        _report_loop(asked)
-    else:
-        say_once(
-            f"{type(model).__name__} takes neither the tree nor the batch layout: decoding in transformers' loop, "
-            "with a logits processor for the catalogue; it is slower"
+        raise ValueError(
+            f"{', '.join(asked)} with constraint_index, expected none: in transformers' own loop, pass "
+            "logits_processor=[ConstraintLogitsProcessor(index)] instead of constraint_index"
         )
-    return None
 
 
-def _report_loop(names: Iterable[str]) -> None:
-    """Log once that some arguments need transformers' loop."""
-    say_once(f"{', '.join(names)}: decoding in transformers' own loop, with a logits processor for the catalogue")
+def _is_ours(model: Any, config: GenerationConfig, model_kwargs: Mapping[str, Any]) -> bool:
+    """Whether our loop decodes a call; else transformers' does, which is logged once."""
+    if not config.use_cache:
+        why = "no cache (use_cache=False, or gradient checkpointing in training mode)"
+    elif not takes_tree(model):
+        why = f"{type(model).__name__} cannot score the nodes of a tree"
+    elif unknown := every_step_may_read(model, model_kwargs):
+        why = f"{', '.join(unknown)}: not known to matter to the prompt alone"
+    else:
+        return True
+    say_once(f"{why}: decoding in transformers' own loop, with a logits processor for the catalogue; it is slower")
+    return False
 
 
 def _checkpoints_activations(model: Any) -> bool:

@@ -47,10 +47,8 @@ from hf_gr.torch.visibility import Visibility
 
 from .caches import Buffers, SlotLayer
 from .drafts import Prepared, Search
-from .layouts import attends_in_parts
 from .model_state import ModelState, state_of
 from .models import layer_types
-from .scorers import make_scorer
 
 SMALLEST_BUCKET = 16
 # Of a power of two, so that no bucket is more than 1.25 times the one before.
@@ -177,8 +175,8 @@ def _widths_of(prepared: Prepared, search: Search) -> Widths:
 def obstacle_of(prepared: Prepared, search: Search) -> str | None:
     """Why a call cannot be captured, in words that follow "with"; None if nothing but its model stands against it."""
     plan = prepared.plan
-    if not isinstance(search.scorer, HeadScorer) and prepared.layout != "tree":
-        return "the batch layout"
+    if not isinstance(search.scorer, HeadScorer) and "encoder_outputs" in prepared.model_kwargs:
+        return "an encoder-decoder"
     found = {
         "verification='relaxed'": plan.is_relaxed,
         "drafting='auto'": prepared.config.drafting == "auto",  # which times forwards
@@ -403,10 +401,7 @@ def _of_head(scorer: Scorer, prepared: Prepared, search: Search) -> _Given | Non
 def _of_tree(model: Any, prepared: Prepared, search: Search, widths: Widths) -> _Given:
     """A call in the tree layout; computes the prompt."""
     scorer, plan = search.scorer, prepared.plan
-    if not isinstance(scorer, TreeScorer):  # one path over prompts without padding
-        in_parts = attends_in_parts(model)
-        scorer = make_scorer(model, "tree", search.prompts, width=plan.width, scores_ahead=True, in_parts=in_parts)
-        assert isinstance(scorer, TreeScorer)
+    assert isinstance(scorer, TreeScorer)
     prompt, visibility = scorer.prefill(), scorer.visibility
     config, length = model.config.get_text_config(decoder=True), prompt.mask.shape[-1]
     num_levels = search.catalogue.max_length

@@ -161,9 +161,9 @@ class GRGenerationMixin(Overrides, GenerationMixin):
             seed=seed,
             generator=generator,
         )
-        prepared = call.prepare(generate) if call.is_ours else None
-        if prepared is None:
+        if not call.is_ours:
             return generate_by_processor(generate, call)
+        prepared = call.prepare(generate)
         search = call.draft.start(prepared)
         decoded = decode_captured(self, prepared, search) if prepared.is_static else None
         if decoded is None:

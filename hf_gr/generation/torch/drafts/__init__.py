@@ -21,7 +21,7 @@ from hf_gr.generation import internals
 from hf_gr.generation.configuration import VERIFICATION
 from hf_gr.generation.torch.caches import with_slots
 from hf_gr.generation.torch.constraints import SeveralLabels
-from hf_gr.generation.torch.layouts import Layout, attends_in_parts, may_take_nodes
+from hf_gr.generation.torch.layouts import attends_in_parts, may_take_nodes
 from hf_gr.generation.torch.models import is_patched
 from hf_gr.generation.torch.prompts import Prompt
 from hf_gr.generation.torch.scorers import Prompts, make_scorer
@@ -43,7 +43,6 @@ class Prepared:
         config: the generation config.
         plan: the options.
         rules: the catalogue of every prompt.
-        layout: where paths are in a forward; None if the draft head alone decodes.
         inputs: the prompt as given in the call: for an encoder-decoder, the encoder's input.
         synced_gpus: whether all processes must run equally many forwards.
         is_static: whether `cache_implementation="static"` asks for a captured decode.
@@ -55,7 +54,6 @@ class Prepared:
     config: Any
     plan: DecodePlan
     rules: BatchRules
-    layout: Layout | None
     inputs: Tensor | None
     synced_gpus: bool
     is_static: bool = False
@@ -145,7 +143,6 @@ class Draft:
 
     def start(self, prepared: Prepared) -> Search:
         """Make the scorer, the drafter and the catalogue on the device; the first forward is the search's."""
-        assert prepared.layout is not None
         prompts = self.prompts(prepared)
         device = prepared.input_ids.device
         if prepared.answers is None:
@@ -153,14 +150,7 @@ class Draft:
         else:
             longest = prepared.plan.max_new_tokens
             catalogue = prepared.answers.catalogue(len(prepared.input_ids), device, max_length=longest)
-        scorer = make_scorer(
-            self.model,
-            prepared.layout,
-            prompts,
-            width=prepared.plan.width,
-            scores_ahead=self.scores_ahead,
-            in_parts=prepared.layout == "tree" and attends_in_parts(self.model),
-        )
+        scorer = make_scorer(self.model, prompts, in_parts=attends_in_parts(self.model))
         return Search(scorer, catalogue, self.drafter(prepared, catalogue, scorer), prompts)
 
     def prompts(self, prepared: Prepared) -> Prompts:
@@ -176,18 +166,17 @@ class Draft:
         return Prompts(prepared.input_ids, kwargs, run, takes_nodes=self.takes_nodes(prepared), room=room)
 
     def room(self, prepared: Prepared) -> int:
-        """Tokens that the prompt's cache has room for after it: those of the first levels, of a tree; 0 for none.
+        """Tokens that the prompt's cache has room for after it: those of the first levels; 0 for none.
 
         A compiled forward takes transformers' own layers: torch.compile cannot trace ours over several lengths.
         """
-        if prepared.layout != "tree" or is_patched(self.model):
+        if is_patched(self.model):
             return 0
         return prepared.plan.width * min(prepared.rules.shared.max_length - 1, LEVELS_AT_ONCE)
 
     def takes_nodes(self, prepared: Prepared) -> bool:
         """Whether nodes may be read in the prompts' own forward."""
-        layout, config, kwargs = prepared.layout, prepared.config, prepared.model_kwargs
-        return self.scores_ahead and layout is not None and may_take_nodes(self.model, layout, config, kwargs)
+        return self.scores_ahead and may_take_nodes(self.model, prepared.config, prepared.model_kwargs)
 
     def drafter(self, prepared: Prepared, catalogue: DeviceCatalogue, scorer: Scorer) -> Drafter | None:
         """The drafter; None for no draft.

@@ -9,7 +9,7 @@ from typing import Any
 
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.generation.checks import check_assistant, check_draft_width, check_room_for_drafts
-from hf_gr.generation.torch.layouts import choose_layout, prefilled
+from hf_gr.generation.torch.layouts import prefilled, takes_tree
 from hf_gr.generation.torch.models import base_model
 from hf_gr.generation.torch.prompts import Prompt
 from hf_gr.torch.decode import DecodePlan
@@ -52,10 +52,10 @@ class AssistantDraft(TrieDraft):
             )
         if not prompt.is_tokens:
             raise ValueError("the prompt is not given as input_ids, which assistant_model reads: pass input_ids=")
-        if choose_layout(base_model(assistant)) is None:
+        if not takes_tree(base_model(assistant)):
             raise ValueError(
-                f"assistant_model is a {type(assistant).__name__}, which takes neither the tree nor the batch layout, "
-                "expected another: omit it"
+                f"assistant_model is a {type(assistant).__name__}, which cannot score the nodes of a tree "
+                "(`hf-gr env --model`), expected another: omit it"
             )
         if config.guidance_scale not in (None, 1.0):
             raise ValueError(

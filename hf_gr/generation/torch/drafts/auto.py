@@ -62,7 +62,7 @@ class AutoDraft(Draft):
             list(self.candidates)[: 1 if prepared.synced_gpus else None],  # the simplest
             prepared.rules.shared,
             _timed_forwards(model, prepared),
-            kind=(model.device, model.dtype, attention_of(model.config), prepared.layout, num_rows.bit_length()),
+            kind=(model.device, model.dtype, attention_of(model.config), num_rows.bit_length()),
             num_beams=width,
             budget=budget,
             below_prompt=self.takes_nodes(prepared),

@@ -83,8 +83,6 @@ class HeadDraft(TrieDraft):
             )
         if not self.verification.by_head_alone:
             check_draft_width(config)
-        else:
-            _check_outputs(config, model_kwargs)
         is_ragged = any(catalogue.trie.has_leaves[:-1])
         if self.verification.unchecked_levels(2) and is_ragged:
             raise ValueError(
@@ -118,7 +116,7 @@ class HeadDraft(TrieDraft):
             catch(hidden)
             return outputs
 
-        takes_nodes = prepared.layout == "tree" and self.takes_nodes(prepared)
+        takes_nodes = self.takes_nodes(prepared)
         return Prompts(
             prepared.input_ids,
             prepared.model_kwargs,
@@ -139,13 +137,3 @@ class HeadDraft(TrieDraft):
         plan = prepared.plan
         is_wide = plan.processors is not None or plan.output_scores or plan.output_logits
         return lambda: HeadScorer(self.model.draft_head, self.hidden, vocab_size=vocab_size if is_wide else None)
-
-
-def _check_outputs(config: Any, model_kwargs: Mapping[str, Any]) -> None:
-    """Refuse outputs that only the model could give at every level."""
-    asked = [name for name in ("output_attentions", "output_hidden_states") if getattr(config, name)]
-    asked += ["stop_strings"] if config.stop_strings is not None else []
-    if asked:
-        raise ValueError(
-            f"{', '.join(asked)} with drafting='head', expected none: the model is called once, for the prompt"
-        )

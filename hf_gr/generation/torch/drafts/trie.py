@@ -25,11 +25,7 @@ class TrieDraft(Draft):
     scores_ahead = True
 
     def drafter(self, prepared: Prepared, catalogue: DeviceCatalogue, scorer: Scorer) -> TreeDrafter | None:
-        """See `Draft.drafter`; if several levels cannot be scored together, logs that once."""
-        if not scorer.takes_levels:
-            name = type(self.model).__name__
-            say_once(f"{name} cannot score nodes of several levels together: decoding without a draft")
-            return None
+        """See `Draft.drafter`."""
         if prepared.synced_gpus:
             say_once("synced_gpus: decoding without a draft: processes would run different numbers of forwards")
             return None
