@@ -20,9 +20,10 @@ from test_decode import make_plan
 
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue.rules import BatchRules, combine_rules
+from hf_gr.core.widths import plan_first, plan_rest, plan_sizes
 from hf_gr.flax.assistants import ModelDrafter
 from hf_gr.flax.decode import Decoded, decode_program
-from hf_gr.flax.drafters import TreeDrafter, plan_first, plan_rest, plan_sizes
+from hf_gr.flax.drafters import TreeDrafter
 from hf_gr.flax.noise import Noise
 from hf_gr.flax.plan import DecodePlan
 from hf_gr.flax.transition import device_catalogue

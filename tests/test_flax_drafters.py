@@ -26,9 +26,10 @@ from transformers import Qwen3Config, T5Config
 from hf_gr import ConstraintIndex, enable
 from hf_gr.catalogue.rules import BatchRules
 from hf_gr.core.beam import Beams
+from hf_gr.core.widths import plan_first, plan_sizes
 from hf_gr.flax import decode, drafters, ops
 from hf_gr.flax.decode import Decoded, decode_program
-from hf_gr.flax.drafters import TreeDrafter, plan_first, plan_sizes
+from hf_gr.flax.drafters import TreeDrafter
 from hf_gr.flax.model import FlaxModel
 from hf_gr.flax.noise import Noise
 from hf_gr.flax.plan import DecodePlan

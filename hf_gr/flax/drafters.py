@@ -9,7 +9,6 @@ Axes: B batch, K beams, N nodes of a draft, C children, W nodes of one of its le
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,7 +18,6 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from hf_gr.catalogue.buckets import bucket
 from hf_gr.core import beam
 from hf_gr.core.beam import Beams
 
@@ -30,107 +28,6 @@ from .plan import DecodePlan
 from .speculation import Context, Draft
 from .transition import DeviceCatalogue, children, is_leaf
 from .tree import Nodes
-
-HEADROOM = 4  # of a draft's size over the average subtree below that many beams: beams favour large subtrees
-SMALLEST_DRAFT = 16
-STEPS = 8  # sizes of a draft from the root per doubling: all of it is there, so at most a ninth is padding
-
-
-def plan_first(open_nodes: Iterable[int], num_beams: int, *, budget: int) -> tuple[int, int]:
-    """How many whole levels of the catalogue are scored together with the prompt, and the size of such a draft.
-
-    It holds the nodes of every request, and some more, so that one program serves while a catalogue changes.
-
-    Args:
-        open_nodes: nodes of the catalogue with children, by level from 1; read no further than needed.
-        num_beams: K.
-        budget: the largest draft; as many nodes a level as there are beams are always allowed.
-
-    Example:
-        >>> plan_first([91, 6300, 10500], 20, budget=512)
-        (1, 96)
-    """
-    num_levels, used, largest = 0, 0, 0
-    for number in open_nodes:
-        room = max(budget, used + num_beams)
-        if used + number > room:
-            break
-        num_levels, used, largest = num_levels + 1, used + number, room
-    return num_levels, min(bucket(used, least=SMALLEST_DRAFT, steps=STEPS), largest)
-
-
-def plan_sizes(nodes_per_level: Sequence[int], num_beams: int, *, budget: int, first: int = 1) -> tuple[int, ...]:
-    """How many nodes a draft has, by the level of the live beams.
-
-    Padding costs as much as other nodes, so sizes follow the catalogue's average number of nodes below as many beams,
-    rounded to a power of two, so that one program serves while a catalogue changes. Only two levels draft, since a
-    program compiles a forward for each: the first level where that average is within the budget, and the one above it,
-    for beams and filters that leave less (the one below it, if there is none above).
-
-    Args:
-        nodes_per_level: nodes of the catalogue with 0 to L tokens.
-        num_beams: K.
-        budget: the largest draft; as many nodes a level as there are beams are always allowed.
-        first: the first level that the prefill does not decide.
-
-    Returns:
-        For each level 0 to L - 1 the size; 0 where nothing is drafted: on the levels that the prefill decides, and on
-        the last one, below which no node needs logits.
-
-    Example:
-        >>> beauty = [1, 91, 6539, 11172, 12023]
-        >>> plan_sizes(beauty, 20, budget=512)
-        (0, 512, 256, 0)
-        >>> plan_sizes(beauty, 20, budget=512, first=2)
-        (0, 0, 256, 0)
-    """
-    last = len(nodes_per_level) - 1
-    expected, largest = [0.0] * last, [0] * last
-    for level in range(first, last - 1):
-        expected[level] = _nodes_below(nodes_per_level, num_beams, level)
-        largest[level] = max(budget, num_beams * (last - 1 - level))
-    fitting = next((level for level in range(first, last - 1) if expected[level] <= largest[level]), last - 2)
-    sizes = [0] * last
-    start = max(fitting - 1, first)
-    for level in range(start, min(start + 2, last - 1)):
-        wanted = max(int(HEADROOM * expected[level]), num_beams * (last - 1 - level))
-        sizes[level] = min(bucket(wanted, least=SMALLEST_DRAFT), largest[level])
-    return tuple(sizes)
-
-
-def plan_rest(nodes_per_level: Sequence[int], num_nodes: int, *, budget: int, least: int) -> tuple[int, ...]:
-    """How many nodes there is room for below those that a search has found, by the level of these.
-
-    Args:
-        nodes_per_level: nodes of the catalogue with 0 to L tokens, as far as they have children.
-        num_nodes: N.
-        budget: the largest draft, those found included.
-        least: nodes of a level that are always allowed.
-
-    Returns:
-        For each level 0 to L - 1 the room; 0 where all that follows is too much on average, or nothing needs logits.
-
-    Example:
-        >>> plan_rest([1, 91, 6539, 11172, 12023], 40, budget=512, least=20)
-        (0, 0, 472, 0)
-    """
-    last = len(nodes_per_level) - 1
-    sizes = [0] * last
-    for level in range(1, last - 1):
-        expected = _nodes_below(nodes_per_level, num_nodes, level)
-        largest = max(budget - num_nodes, least * (last - 1 - level))
-        if expected <= largest:
-            sizes[level] = min(bucket(int(HEADROOM * expected), least=SMALLEST_DRAFT), largest)
-    return tuple(sizes)
-
-
-def _nodes_below(nodes_per_level: Sequence[int], number: int, level: int) -> float:
-    """How many nodes with children there are on average below as many nodes of a level."""
-    width, total = float(min(number, nodes_per_level[level])), 0.0
-    for depth in range(level + 1, len(nodes_per_level) - 1):
-        width *= nodes_per_level[depth] / nodes_per_level[depth - 1]
-        total += width
-    return total
 
 
 def open_children(legal: Children, catalogue: DeviceCatalogue, *, depth: int) -> Bool[Array, "batch above children"]:

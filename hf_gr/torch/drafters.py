@@ -7,7 +7,6 @@ Axes: B batch, K beams, N nodes of a level, C children.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -27,8 +26,6 @@ from .scorers import Scorer
 from .speculation import Frontier, Part
 from .transition import DeviceCatalogue, children, is_leaf
 from .tree import Nodes
-
-ROOM = 3.0  # for the nodes below some beams, of their number on average
 
 
 def nodes_of(beams: Beams) -> list[Nodes]:
@@ -310,37 +307,6 @@ class FixedTree:
             self.fits = fits if self.fits is None else self.fits & fits
             rest.append(_all_children(legal, wanted, width=width, dead_state=catalogue.dead_state))
         return [(frontier, rest)]
-
-
-def fixed_widths(nodes_per_level: Sequence[int], num_beams: int, *, budget: int) -> tuple[tuple[int, ...], ...]:
-    """Widths for `FixedTree`: room for a few times the nodes that beams have below them on average.
-
-    Args:
-        nodes_per_level: nodes of the catalogue with 0 to L tokens.
-        num_beams: K.
-        budget: nodes besides the live beams that a forward may score; as many as beams always may be.
-
-    Returns:
-        By level of the beams 0 to L - 1; powers of two.
-
-    Example:
-        >>> fixed_widths([1, 91, 6539, 11172, 12023], 20, budget=512)
-        ((128,), (), (128,), ())
-        >>> fixed_widths([1, 100, 110, 120, 130], 20, budget=512)
-        ((128,), (128, 128), (128,), ())
-    """
-    last, planned = len(nodes_per_level) - 1, []
-    for level in range(last):
-        widths: list[int] = []
-        number = float(min(num_beams, nodes_per_level[level]))
-        for depth in range(level + 1, last):  # nothing follows the last level's tokens: they need no logits
-            number *= nodes_per_level[depth] / nodes_per_level[depth - 1]
-            width = 1 << math.ceil(math.log2(max(ROOM * number, 1.0)))
-            if sum(widths) + width > max(budget, num_beams):
-                break
-            widths.append(min(width, 1 << math.ceil(math.log2(nodes_per_level[depth]))))
-        planned.append(tuple(widths))
-    return tuple(planned)
 
 
 def _all_children(

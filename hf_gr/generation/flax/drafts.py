@@ -16,10 +16,11 @@ from jax.sharding import Mesh
 
 from hf_gr.catalogue.buckets import bucket
 from hf_gr.catalogue.snapshot import Snapshot
+from hf_gr.core.widths import STEPS, plan_first, plan_rest, plan_sizes
 from hf_gr.flax.assistants import ModelDrafter
 from hf_gr.flax.devices import replicated
 from hf_gr.flax.draft_head import HeadScorer
-from hf_gr.flax.drafters import STEPS, TreeDrafter, plan_first, plan_rest, plan_sizes
+from hf_gr.flax.drafters import TreeDrafter
 from hf_gr.flax.model import FlaxModel
 from hf_gr.flax.plan import DecodePlan
 from hf_gr.flax.scorers import Params

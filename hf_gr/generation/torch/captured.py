@@ -33,11 +33,12 @@ from torch import Tensor
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from transformers.cache_utils import DynamicCache
 
+from hf_gr.core.widths import fixed_widths
 from hf_gr.generation.messages import say_once
 from hf_gr.generation.models import position_limit
 from hf_gr.torch.decode import Decoded, decode
 from hf_gr.torch.draft_head import HeadScorer
-from hf_gr.torch.drafters import FixedTree, TreeDrafter, fixed_widths
+from hf_gr.torch.drafters import FixedTree, TreeDrafter
 from hf_gr.torch.graphs import MOST_KEYS, GraphCache, Recipe
 from hf_gr.torch.plan import DecodePlan
 from hf_gr.torch.scorers import Prefilled, Scorer, TreeScorer

@@ -1,0 +1,155 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How many nodes drafts of fixed sizes have room for, by the catalogue's nodes per level. Knows no arrays.
+
+Axes: K beams, N nodes, L levels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from hf_gr.catalogue.buckets import bucket
+
+ROOM = 3.0  # for the nodes below some beams, of their number on average: of a captured decode, by level
+HEADROOM = 4  # the same of a whole draft in Flax: beams favour large subtrees
+SMALLEST_DRAFT = 16
+STEPS = 8  # sizes of a draft from the root per doubling: all of it is there, so at most a ninth is padding
+
+
+def nodes_below(nodes_per_level: Sequence[int], number: int, level: int) -> Iterator[float]:
+    """The nodes that as many of a level have below them on average, level by level.
+
+    The last level is left out: nothing follows its tokens, which need no logits.
+
+    Args:
+        nodes_per_level: nodes of the catalogue with 0 to L tokens.
+        number: of nodes.
+        level: of them.
+
+    Example:
+        >>> [round(width) for width in nodes_below([1, 91, 6539, 11172, 12023], 20, 1)]
+        [1437, 2455]
+    """
+    width = float(min(number, nodes_per_level[level]))
+    for depth in range(level + 1, len(nodes_per_level) - 1):
+        width *= nodes_per_level[depth] / nodes_per_level[depth - 1]
+        yield width
+
+
+def fixed_widths(nodes_per_level: Sequence[int], num_beams: int, *, budget: int) -> tuple[tuple[int, ...], ...]:
+    """Widths for `FixedTree`: room for a few times the nodes that beams have below them on average.
+
+    Args:
+        nodes_per_level: nodes of the catalogue with 0 to L tokens.
+        num_beams: K.
+        budget: nodes besides the live beams that a forward may score; as many as beams always may be.
+
+    Returns:
+        By level of the beams 0 to L - 1; powers of two.
+
+    Example:
+        >>> fixed_widths([1, 91, 6539, 11172, 12023], 20, budget=512)
+        ((128,), (), (128,), ())
+        >>> fixed_widths([1, 100, 110, 120, 130], 20, budget=512)
+        ((128,), (128, 128), (128,), ())
+    """
+    last, planned = len(nodes_per_level) - 1, []
+    for level in range(last):
+        widths: list[int] = []
+        for depth, number in enumerate(nodes_below(nodes_per_level, num_beams, level), start=level + 1):
+            width = 1 << math.ceil(math.log2(max(ROOM * number, 1.0)))
+            if sum(widths) + width > max(budget, num_beams):
+                break
+            widths.append(min(width, 1 << math.ceil(math.log2(nodes_per_level[depth]))))
+        planned.append(tuple(widths))
+    return tuple(planned)
+
+
+def plan_first(open_nodes: Iterable[int], num_beams: int, *, budget: int) -> tuple[int, int]:
+    """How many whole levels of the catalogue are scored together with the prompt, and the size of such a draft.
+
+    It holds the nodes of every request, and some more, so that one program serves while a catalogue changes.
+
+    Args:
+        open_nodes: nodes of the catalogue with children, by level from 1; read no further than needed.
+        num_beams: K.
+        budget: the largest draft; as many nodes a level as there are beams are always allowed.
+
+    Example:
+        >>> plan_first([91, 6300, 10500], 20, budget=512)
+        (1, 96)
+    """
+    num_levels, used, largest = 0, 0, 0
+    for number in open_nodes:
+        room = max(budget, used + num_beams)
+        if used + number > room:
+            break
+        num_levels, used, largest = num_levels + 1, used + number, room
+    return num_levels, min(bucket(used, least=SMALLEST_DRAFT, steps=STEPS), largest)
+
+
+def plan_sizes(nodes_per_level: Sequence[int], num_beams: int, *, budget: int, first: int = 1) -> tuple[int, ...]:
+    """How many nodes a draft has, by the level of the live beams.
+
+    Padding costs as much as other nodes, so sizes follow the catalogue's average number of nodes below as many beams,
+    rounded to a power of two, so that one program serves while a catalogue changes. Only two levels draft, since a
+    program compiles a forward for each: the first level where that average is within the budget, and the one above it,
+    for beams and filters that leave less (the one below it, if there is none above).
+
+    Args:
+        nodes_per_level: nodes of the catalogue with 0 to L tokens.
+        num_beams: K.
+        budget: the largest draft; as many nodes a level as there are beams are always allowed.
+        first: the first level that the prefill does not decide.
+
+    Returns:
+        For each level 0 to L - 1 the size; 0 where nothing is drafted: on the levels that the prefill decides, and on
+        the last one, below which no node needs logits.
+
+    Example:
+        >>> beauty = [1, 91, 6539, 11172, 12023]
+        >>> plan_sizes(beauty, 20, budget=512)
+        (0, 512, 256, 0)
+        >>> plan_sizes(beauty, 20, budget=512, first=2)
+        (0, 0, 256, 0)
+    """
+    last = len(nodes_per_level) - 1
+    expected, largest = [0.0] * last, [0] * last
+    for level in range(first, last - 1):
+        expected[level] = sum(nodes_below(nodes_per_level, num_beams, level))
+        largest[level] = max(budget, num_beams * (last - 1 - level))
+    fitting = next((level for level in range(first, last - 1) if expected[level] <= largest[level]), last - 2)
+    sizes = [0] * last
+    start = max(fitting - 1, first)
+    for level in range(start, min(start + 2, last - 1)):
+        wanted = max(int(HEADROOM * expected[level]), num_beams * (last - 1 - level))
+        sizes[level] = min(bucket(wanted, least=SMALLEST_DRAFT), largest[level])
+    return tuple(sizes)
+
+
+def plan_rest(nodes_per_level: Sequence[int], num_nodes: int, *, budget: int, least: int) -> tuple[int, ...]:
+    """How many nodes there is room for below those that a search has found, by the level of these.
+
+    Args:
+        nodes_per_level: nodes of the catalogue with 0 to L tokens, as far as they have children.
+        num_nodes: N.
+        budget: the largest draft, those found included.
+        least: nodes of a level that are always allowed.
+
+    Returns:
+        For each level 0 to L - 1 the room; 0 where all that follows is too much on average, or nothing needs logits.
+
+    Example:
+        >>> plan_rest([1, 91, 6539, 11172, 12023], 40, budget=512, least=20)
+        (0, 0, 472, 0)
+    """
+    last = len(nodes_per_level) - 1
+    sizes = [0] * last
+    for level in range(1, last - 1):
+        expected = sum(nodes_below(nodes_per_level, num_nodes, level))
+        largest = max(budget - num_nodes, least * (last - 1 - level))
+        if expected <= largest:
+            sizes[level] = min(bucket(int(HEADROOM * expected), least=SMALLEST_DRAFT), largest)
+    return tuple(sizes)
