@@ -722,104 +722,34 @@ def plant_in(index: ConstraintIndex, folder: Path, name: str, value: Any) -> Non
     storage.save(folder, fields, arrays, card="")
 
 
-@pytest.mark.parametrize("verify", [None, False])
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *[
-            (name, value)
-            for name in (
-                "tokens",
-                "children.0.offsets",
-                "children.3.offsets",
-                "items.offsets",
-                "items.numbers",
-                "items.positions",
-                "item_ids.bounds",
-                "item_ids.order",
-            )
-            for value in (None, lambda a: a[:-1], lambda a: np.append(a, a[-1:]), lambda a: a[:, None])
-        ],
-        *[(name, lambda a: a[:, None]) for name in ("children.3.exceptions", "items.exceptions", "item_ids.values")],
-        *[(name, lambda a: a[:0]) for name in ("children.3.exceptions", "items.exceptions")],
-        ("children.3.exceptions", None),
-        ("items.exceptions", None),
-        ("items.exceptions", lambda a: a.astype(np.float32)),
+        ("tokens", None),
+        ("children.0.offsets", None),
+        ("items.positions", None),
         ("tokens", lambda a: a.astype(np.float64)),
-        ("tokens", lambda a: a.astype(np.int64)),
-        ("items.numbers", lambda a: a.astype(np.uint8)),
-        ("item_ids.values", lambda a: a.astype(np.int16)),
-        *[
-            (name, value)
-            for name in ("level_sizes", "branching", "childless", "token_bases")
-            for value in (
-                None,
-                lambda sizes: sizes[:-1],
-                lambda sizes: [*sizes, 1],
-                lambda sizes: [float(size) for size in sizes],
-                lambda sizes: [str(size) for size in sizes],
-                lambda sizes: [-1, *sizes[1:]],
-                lambda _: 5,
-                lambda _: None,
-            )
-        ],
-        ("level_sizes", lambda sizes: [21, *sizes[1:]]),
-        ("level_sizes", lambda _: []),
-        ("token_bases", lambda _: [2**31, 0, 0, 0, 0]),
-        ("items_of_a_sequence", None),
-        ("items_of_a_sequence", 2.5),
-        ("item_id_type", "integer"),
-        ("item_id_type", None),
-        ("num_items", 9),
-        ("num_items", None),
-        ("eos_token_id", None),
+        ("level_sizes", None),
+        ("branching", lambda sizes: sizes[:-1]),
+        ("eos_token_id", lambda _: "2"),
     ],
 )
-def test_a_well_formed_file_whose_sizes_do_not_fit_is_refused(
-    name: str, value: Any, verify: bool | None, tmp_path: Path
-) -> None:
-    """What is downloaded may be made by anybody: no digest tells that. Sizes are compared even in large files."""
+def test_a_file_that_lacks_something_is_refused(name: str, value: Any, tmp_path: Path) -> None:
+    """The digests fit, since whoever makes a file can make them: only what cannot be read at all is refused then."""
     index = ConstraintIndex.from_sequences(SPARSE, item_ids=[f"n{number}" for number in range(23)], eos_token_id=EOS)
     plant_in(index, tmp_path, "num_items", 23)
     assert same(ConstraintIndex.from_pretrained(tmp_path), index)
     plant_in(index, tmp_path, name, value)
     with pytest.raises(ValueError, match=r"holds no constraint index|no safetensors file"):
-        ConstraintIndex.from_pretrained(tmp_path, verify=verify)
+        ConstraintIndex.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("verify", [None, True])
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("tokens", np.array([0, 6, 5, 7, 8, 7, 0, 0], dtype=np.int16)),
-        ("tokens", np.array([0, 5, 6, 7, 8, -7, 0, 0], dtype=np.int16)),
-        ("children.1.offsets", np.array([0, 9, 3], dtype=np.int16)),
-        ("items.numbers", np.array([0, 1, 3, 3], dtype=np.int16)),
-        ("item_ids.bounds", np.array([0, 1, 2, 3, 9], dtype=np.int16)),
-        ("item_ids.bounds", np.array([0, 2, 1, 3, 4], dtype=np.uint8)),
-        ("item_ids.values", np.frombuffer(b"a\xffcd", dtype=np.uint8)),
-        ("token_bases", [2**31 - 6, 0]),
-        ("branching", [2, 3]),
-        ("childless", [0, 1]),
-        ("items_of_a_sequence", 3),
-    ],
-)
-def test_a_well_formed_file_that_is_no_trie_is_refused(
-    name: str, value: Any, verify: bool | None, tmp_path: Path
-) -> None:
-    index = ConstraintIndex.from_sequences(ROWS, item_ids=["a", "b", "c", "d"])
-    plant_in(index, tmp_path, name, value)
-    with pytest.raises(ValueError, match="holds no constraint index"):
-        ConstraintIndex.from_pretrained(tmp_path, verify=verify)
-
-
-# Files that are too large to be checked at every load
+# What is compared with a digest
 
 
 @pytest.fixture
-def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An index that counts as large: loading compares its bytes with a digest, and does not check its structure."""
-    monkeypatch.setattr(storage, "CHECKED_BYTES", 0)
+def saved(tmp_path: Path) -> Path:
+    """An index's folder."""
     golden_indexes()["sparse"].save_pretrained(tmp_path)
     return tmp_path
 
@@ -830,20 +760,19 @@ def flip_last_bit(path: Path) -> None:
     path.write_bytes(data)
 
 
-def test_a_flipped_bit_of_a_large_file_is_found_unless_nothing_is_to_be_read(large: Path) -> None:
+def test_a_flipped_bit_of_a_large_file_is_found_unless_nothing_is_to_be_read(saved: Path) -> None:
     """Of 163 generations with a catalogue larger than 64 MB and a flipped bit, 10 named no item."""
-    assert same(ConstraintIndex.from_pretrained(large), golden_indexes()["sparse"])
-    flip_last_bit(large / ARRAYS_FILE)
+    assert same(ConstraintIndex.from_pretrained(saved), golden_indexes()["sparse"])
+    flip_last_bit(saved / ARRAYS_FILE)
     for verify in (None, True):
         with pytest.raises(ValueError, match="was altered after it was saved"):
-            ConstraintIndex.from_pretrained(large, verify=verify)
-    assert not same(ConstraintIndex.from_pretrained(large, verify=False), golden_indexes()["sparse"])
+            ConstraintIndex.from_pretrained(saved, verify=verify)
+    assert not same(ConstraintIndex.from_pretrained(saved, verify=False), golden_indexes()["sparse"])
 
 
 def test_a_file_without_the_fast_digest_is_compared_with_the_one_that_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "CHECKED_BYTES", 0)
     folder = shutil.copytree(GOLDEN / "sparse", tmp_path / "old")
     assert same(ConstraintIndex.from_pretrained(folder), golden_indexes()["sparse"])
     flip_last_bit(folder / ARRAYS_FILE)
@@ -867,80 +796,38 @@ def test_a_file_without_any_digest_is_refused(
 
 @pytest.mark.parametrize(
     ("verify", "reads"),
-    [(None, ["arrays_xxh3"]), (False, []), (True, ["arrays_xxh3", "arrays_sha256", "check"])],
+    [(None, ["arrays_xxh3"]), (False, []), (True, ["arrays_xxh3", "arrays_sha256"])],
 )
 def test_what_is_read_of_a_large_file(
-    verify: bool | None, reads: list[str], large: Path, monkeypatch: pytest.MonkeyPatch
+    verify: bool | None, reads: list[str], saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    digest, check = storage.arrays_digest, Items.check
+    digest = storage.arrays_digest
     monkeypatch.setattr(storage, "arrays_digest", lambda arrays, name: calls.append(name) or digest(arrays, name))
-    monkeypatch.setattr(Items, "check", lambda *arguments: calls.append("check") or check(*arguments))
-    loaded = ConstraintIndex.from_pretrained(large, verify=verify)
+    loaded = ConstraintIndex.from_pretrained(saved, verify=verify)
     assert calls == reads
     assert loaded.allowed_next_tokens([70_011, 7, 5]) == [299, 300]
 
 
-def test_the_limit_counts_the_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    index = golden_indexes()["sparse"]
-    plant_in(index, tmp_path, "items.numbers", np.zeros(23, dtype=np.int16))
-    monkeypatch.setattr(storage, "CHECKED_BYTES", index.nbytes - 1)
-    ConstraintIndex.from_pretrained(tmp_path)
-    monkeypatch.setattr(storage, "CHECKED_BYTES", index.nbytes)
-    with pytest.raises(ValueError, match="items are numbered from 0 on"):
-        ConstraintIndex.from_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("rows", "eos_token_id", "forged"),
-    [
-        (RAGGED, EOS, 7),
-        (RAGGED, EOS, 9),
-        (RAGGED, EOS, None),
-        (RAGGED, EOS, 3),
-        (ROWS, None, EOS),
-        (ROWS, None, 7),
-        ([[5, 7], [6, 8]], EOS, 3),
-        (SPARSE, EOS, 70_019),
-    ],
-)
-def test_an_end_token_that_is_not_the_sequences_is_refused(
-    rows: list[list[int]], eos_token_id: int | None, forged: int | None, tmp_path: Path
-) -> None:
-    """The digests fit: whoever forges a file can renew them."""
-    index = ConstraintIndex.from_sequences(rows, eos_token_id=eos_token_id)
-    plant_in(index, tmp_path, "eos_token_id", lambda _: forged)
-    for verify in (None, True):
-        with pytest.raises(ValueError, match=f"{ARRAYS_FILE} holds no constraint index"):
-            ConstraintIndex.from_pretrained(tmp_path, verify=verify)
-
-
-@pytest.mark.parametrize(("name", "value"), [("num_sequences", 19), ("max_length", 4), ("max_length", "5")])
-def test_a_forged_size_is_refused(name: str, value: Any, tmp_path: Path) -> None:
-    plant_in(golden_indexes()["sparse"], tmp_path, name, lambda _: value)
-    with pytest.raises(ValueError, match=f"holds no constraint index .expected that {name} is"):
-        ConstraintIndex.from_pretrained(tmp_path, verify=False)
-
-
 @pytest.mark.parametrize("verify", [None, False, True])
-def test_a_large_file_that_is_cut_short_is_always_found(verify: bool | None, large: Path) -> None:
-    data = (large / ARRAYS_FILE).read_bytes()
+def test_a_large_file_that_is_cut_short_is_always_found(verify: bool | None, saved: Path) -> None:
+    data = (saved / ARRAYS_FILE).read_bytes()
     for size in {*range(0, len(data), 7), len(data) - 1, len(data) - 2}:
-        (large / ARRAYS_FILE).write_bytes(data[:size])
+        (saved / ARRAYS_FILE).write_bytes(data[:size])
         with pytest.raises(ValueError, match="is cut short"):
-            ConstraintIndex.from_pretrained(large, verify=verify)
+            ConstraintIndex.from_pretrained(saved, verify=verify)
 
 
 @pytest.mark.parametrize("file", storage.FILES)
-def test_a_flipped_bit_of_a_large_files_description_is_always_found(file: str, large: Path) -> None:
-    data = (large / file).read_bytes()
+def test_a_flipped_bit_of_a_large_files_description_is_always_found(file: str, saved: Path) -> None:
+    data = (saved / file).read_bytes()
     end = len(data) if file == JSON_FILE else data.rindex(b"arrays_xxh3")
     for position in range(data.index(b"format_version"), end, 3):
         flipped = bytearray(data)
         flipped[position] ^= 1
-        (large / file).write_bytes(flipped)
+        (saved / file).write_bytes(flipped)
         with pytest.raises(ValueError, match="download it or save it again|pip install"):
-            ConstraintIndex.from_pretrained(large)
+            ConstraintIndex.from_pretrained(saved)
 
 
 def test_arrays_of_a_file_may_lie_at_odd_places(tmp_path: Path) -> None:

@@ -238,10 +238,6 @@ def test_damaged_semantic_ids_are_refused(tmp_path: Path) -> None:
 
 def test_arrays_that_are_no_semantic_ids_are_refused(tmp_path: Path) -> None:
     arrays = {"codes": np.array([[0, 5]]), "tokens": np.array([7, 8, 9])}
-    for wrong, message in (
-        ({}, "expected 0 to 1"),
-        ({"codes": np.array([[0, 1]]), "tokens": np.array([7, 8, -1])}, "has a"),
-    ):
-        semantic_storage.save(tmp_path, (1, 2), arrays | wrong, ["ham"], card="card")
-        with pytest.raises(ValueError, match=message):
-            SemanticIds.from_pretrained(tmp_path)
+    semantic_storage.save(tmp_path, (1, 2), arrays, ["ham"], card="card")
+    with pytest.raises(ValueError, match="expected 0 to 1"):
+        SemanticIds.from_pretrained(tmp_path)

@@ -193,25 +193,6 @@ class Fanout:
         is_first[spans(np.minimum(first + 1, last), last)] = False
         return is_first
 
-    def check(self) -> None:
-        """Check that the arrays form a fanout.
-
-        Raises:
-            ValueError: names what does not hold.
-        """
-        if self.exceptions is not None:
-            inside = np.concatenate(([-1], self.exceptions, [self.num_parents]))
-            require(bool((np.diff(inside.astype(np.int64)) > 0).all()), "exceptions are parents, and ascend")
-        offsets = self.offsets.astype(np.int64)
-        counts = np.diff(offsets) + (self.exceptions is not None)
-        end = offsets[-1] + (0 if self.exceptions is None else self.num_parents)
-        require(offsets[0] == 0 and end == self.num_children, "every child has a parent")
-        require(bool((counts >= 0).all()), "children are in the order of their parents")
-        regular = self.exceptions is not None and len(self.exceptions) < self.num_parents
-        largest = max(int(counts.max(initial=0)), int(regular))
-        require(largest == self.largest, "the largest number of children is the one that is noted")
-        require(int((counts == 0).sum()) == self.num_childless, "the childless parents are as many as is noted")
-
     @property
     def is_straight(self) -> bool:
         """Whether every parent has one child."""

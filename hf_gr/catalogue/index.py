@@ -433,10 +433,8 @@ class ConstraintIndex(
             repo_or_dir: a folder with the two files, or a repository id such as `"me/catalogue"`.
             **where: revision, token, cache and subfolder: see `hf_gr.files.hub.Source`.
             verify: by default every byte is compared with its checksum, at the speed of memory: 0.15 s for 20 million
-                items, so that damage on a disk or on the way is refused. True also checks that it is a catalogue,
-                whoever made the file, which takes seconds for as many items; the default does so up to 64 MB, as it
-                takes no time there, and `hf-gr index check` for any index. False reads nothing before it is used;
-                only sizes, types and the format are checked, as always; what is damaged is then saved as it is.
+                items, so that damage on a disk or on the way is refused. True compares it with SHA-256, too, which
+                takes longer. False reads nothing before it is used; what is damaged is then saved as it is.
 
         The arrays' file holds a copy of the description, and alone decides: a description of another save is ignored
         (`hf-gr index check` refuses it), so that no kill between the two files makes an index unreadable.
@@ -456,9 +454,8 @@ class ConstraintIndex(
         description, arrays = storage.load(folder, verify=verify)
         try:
             eos_token_id = read_eos_token_id(description["eos_token_id"])
-            items = storage.read_items(description, arrays, verify=verify)
+            items = storage.read_items(description, arrays)
             tokenizer = description.get("tokenizer")  # of an index of labels, since 0.1
-            storage.require(tokenizer is None or isinstance(tokenizer, str), "tokenizer is a digest")
             return cls(Snapshot(items, eos_token_id, tokenizer=tokenizer))
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise ValueError(

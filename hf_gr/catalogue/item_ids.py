@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from .fanout import Array, Bools, Longs, require, smallest_dtype, spans
+from .fanout import Array, Bools, Longs, smallest_dtype, spans
 from .sequences import is_integer, to_host
 
 ItemId = int | str
@@ -82,28 +82,6 @@ class ItemIds:
         items, of = self.order[spans(first, last)].astype(np.int64), np.repeat(np.arange(len(ids)), last - first)
         same = np.array([self._text(int(item)) == ids[int(q)] for item, q in zip(items, of, strict=True)], dtype=bool)
         return np.bincount(of[same], minlength=len(ids)), items[same]
-
-    def check(self) -> None:
-        """Check that the arrays form item ids.
-
-        Raises:
-            ValueError: names what does not hold.
-        """
-        items = np.arange(len(self)) if self.order is None else self.order
-        require((np.sort(items) == np.arange(len(self))).all(), "the order of the item ids names each of them once")
-        self.check_text()
-        keys = self._keys(items)
-        require((keys[1:] >= keys[:-1]).all(), "the item ids are in the order in which they are looked up")
-
-    def check_text(self) -> None:
-        """Check that strings are Unicode, and divide all of the text in their order; see `check`."""
-        if self.bounds is not None:
-            bounds = self.bounds.astype(np.int64)
-            inside = bounds[0] == 0 and bounds[-1] == len(self.values)
-            require(inside and (np.diff(bounds) >= 0).all(), "the text of the item ids is divided among them")
-            self.values.tobytes().decode()
-            starts = self.values[bounds[bounds < len(self.values)]]
-            require((starts & 0xC0 != 0x80).all(), "no item id begins inside a character")
 
     @classmethod
     def _of_texts(cls, ids: list[str]) -> ItemIds:

@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .bits import BITS_SET, Bits, clear, count, ones, pack, test, unpack
-from .fanout import Array, Bools, Fanout, Longs, require, smallest_dtype
+from .fanout import Array, Bools, Fanout, Longs, smallest_dtype
 from .item_ids import ItemId, ItemIds, drop_repeated
 from .pieces import take
-from .sequences import LARGEST_TOKEN
 from .trie import Trie, build_trie, take_rows
 
 
@@ -97,43 +96,6 @@ class Items:
         rows = self.trie.sequences(self.at_leaf.parents(np.flatnonzero(flags)))  # neighbours share reads
         places = np.cumsum(flags, dtype=self.positions.dtype) - 1
         return take_rows(rows, places[self.positions[numbers]]), numbers
-
-    def check(self, eos_token_id: int | None) -> None:
-        """Check, by reading all of it, that the arrays form a catalogue with this end token.
-
-        Raises:
-            ValueError: names what does not hold.
-        """
-        trie = self.trie
-        for level, fanout in enumerate(trie.fanouts, start=1):
-            fanout.check()
-            tokens = trie.tokens[trie.level_starts[level] : trie.level_starts[level + 1]]
-            least, largest = (int(token) + trie.token_bases[level - 1] for token in (tokens.min(), tokens.max()))
-            require(0 <= least <= largest <= LARGEST_TOKEN, f"tokens are from 0 to {LARGEST_TOKEN}")
-            require((fanout.first_children()[1:] | (tokens[1:] > tokens[:-1])).all(), "the tokens of siblings rise")
-        require(not trie.tokens[trie.level_starts[-1] :].any(), "zeros follow the tokens")
-        self.at_leaf.check()
-        require(self.at_leaf.num_childless == 0, "every sequence has an item")
-        require(_is_order(self.numbers) and _is_order(self.positions), "items are numbered from 0 on")
-        in_order = np.arange(len(self), dtype=self.numbers.dtype)
-        require((self.positions[self.numbers] == in_order).all(), "items are where their positions say")
-        if self.ids is not None:
-            self.ids.check()
-        self._check_ends(eos_token_id)
-
-    def _check_ends(self, eos_token_id: int | None) -> None:
-        """Check of a sound trie that sequences end with their end token, or are of one length without any."""
-        trie = self.trie
-        for level in range(1, trie.max_length + 1):
-            tokens = trie.tokens[trie.level_starts[level] : trie.level_starts[level + 1]]
-            is_leaf = np.full(len(tokens), level == trie.max_length)
-            if level < trie.max_length:
-                is_leaf[trie.fanouts[level].childless()] = True
-            if eos_token_id is not None:
-                is_end = tokens == eos_token_id - trie.token_bases[level - 1]
-                require((is_end == is_leaf).all(), f"sequences end with {eos_token_id}, and have no other")
-            elif level < trie.max_length:
-                require(not is_leaf.any(), "without an end token, all sequences have one length")
 
 
 def build_items(rows: Array, ids: Array | list[str] | None) -> Items:
@@ -257,12 +219,3 @@ def _without_living_children(rows: Longs, parents: Longs, fanout: Fanout, bits: 
     living = last - first if bits is None else count(bits, first, last)
     dead = pairs[times == living[which]]
     return dead // fanout.num_parents, dead % fanout.num_parents
-
-
-def _is_order(numbers: Array) -> bool:
-    """Whether these are the numbers from 0 on, in some order; sorting them would take most of the time of a check."""
-    if not ((numbers >= 0) & (numbers < len(numbers))).all():
-        return False
-    is_there = np.zeros(len(numbers), dtype=bool)
-    is_there[numbers] = True
-    return bool(is_there.all())

@@ -23,7 +23,7 @@ from hf_gr.files.hub_mixin import HubMixin
 from hf_gr.files.text import counted, named_in_errors
 
 from . import semantic_storage
-from .fanout import require, smallest_dtype
+from .fanout import smallest_dtype
 from .index import ConstraintIndex
 from .item_ids import ItemId, read_item_ids
 from .recipes import TEMPLATE, CodeReader, in_other_case, read_recipe, token_texts
@@ -393,8 +393,6 @@ class SemanticIds(
             ids = cls(arrays["codes"], item_ids=item_ids, level_sizes=sizes)
             ends = np.cumsum(sizes)[:-1]
             ids._tokens = [np.append(part, PADDING).astype(np.int64) for part in np.split(arrays["tokens"], ends)]
-            are_tokens = ids.token_sequences() >= 0
-            require((are_tokens == (ids.codes >= 0)).all(), "every code of an item has a token")
         except (KeyError, IndexError, TypeError) as error:
             raise ValueError(
                 f"{folder / semantic_storage.ARRAYS_FILE} holds no semantic IDs ({error}): download or save it again"

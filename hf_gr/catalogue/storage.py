@@ -6,8 +6,7 @@ The safetensors carries the JSON's text in its own header, so it alone is a comp
 text carries digests of the arrays, too: XXH3, which is compared at every load at the speed of memory (20 million items
 in 0.15 s), and SHA-256, which older files have alone.
 
-A digest tells damage, not forgery: who alters a file can also renew its digests. Sizes and types are compared at every
-load, and `verify=True` reads whether the arrays form a trie. A catalogue that is one may still be another one.
+A digest tells damage, not forgery: who alters a file can also renew its digests.
 
 Arrays are mapped into memory: several processes share them, and what a call does not use need not stay. A mapped file
 may be replaced, as `save` does by renaming, but must not be overwritten in place.
@@ -20,7 +19,6 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,14 +33,12 @@ from hf_gr.files import pairs
 from .fanout import Fanout, require
 from .item_ids import ItemIds
 from .items import Items
-from .sequences import LARGEST_TOKEN, is_integer
 from .trie import Trie
 
 FORMAT_VERSION = 2
 JSON_FILE = "constraint_index.json"
 ARRAYS_FILE = "constraint_index.safetensors"
 FILES = (JSON_FILE, ARRAYS_FILE)
-CHECKED_BYTES = 64 * 2**20  # of arrays whose structure is read at every load: less than a tenth of a second
 # By the name in the description; the first one that is there is compared at every load.
 DIGESTS: dict[str, Callable[[], Any]] = {"arrays_xxh3": xxhash.xxh3_128, "arrays_sha256": hashlib.sha256}
 DTYPES = {"U8": np.uint8, "I16": np.int16, "I32": np.int32, "I64": np.int64}
@@ -106,55 +102,28 @@ def describe_items(items: Items) -> dict[str, Any]:
     }
 
 
-def read_items(description: Mapping[str, Any], arrays: Arrays, *, verify: bool | None = None) -> Items:
-    """The items of a description and its arrays.
-
-    Args:
-        description: what `load` returned.
-        arrays: what `load` returned.
-        verify: read all of them: do they form the trie of a catalogue? By default if there are at most 64 MB of them.
+def read_items(description: Mapping[str, Any], arrays: Arrays) -> Items:
+    """The items of a description and its arrays, as `load` returns them.
 
     Raises:
-        ValueError: sizes that do not match, or contents that are not a trie.
         KeyError: something is missing.
     """
-    texts = {"item_ids.values"} if "item_ids.bounds" in arrays else set[str]()
-    require({name for name in arrays if arrays[name].dtype == np.uint8} == texts, "only texts are bytes")
-    require(arrays["tokens"].dtype != np.int64, "tokens have 32 bits at most")
     sizes, branching, childless, token_bases = (
         cast("list[int]", description[name]) for name in ("level_sizes", "branching", "childless", "token_bases")
     )
-    numbers = (*sizes, *branching, *childless, *token_bases, description["items_of_a_sequence"])
-    require(all(is_integer(number) and number >= 0 for number in numbers), "sizes and token_bases are integers")
-    require(max(token_bases, default=0) <= LARGEST_TOKEN, f"token_bases are at most {LARGEST_TOKEN}")
     levels = zip((1, *sizes[:-1]), sizes, branching, childless, strict=True)
     fanouts = tuple(
-        _read_fanout(f"children.{level}", arrays, Fanout(*numbers, offsets=np.zeros(0, np.int16)))
+        Fanout(*numbers, arrays[f"children.{level}.offsets"], arrays.get(f"children.{level}.exceptions"))
         for level, numbers in enumerate(levels)
     )
     trie = Trie(arrays["tokens"], tuple(token_bases), fanouts)
-    num_items = len(arrays["items.numbers"])
-    at_leaf = Fanout(trie.num_sequences, num_items, description["items_of_a_sequence"], 0, np.zeros(0, np.int16))
+    numbers, most = arrays["items.numbers"], cast(int, description["items_of_a_sequence"])
+    own = arrays["items.offsets"], arrays.get("items.exceptions")
+    at_leaf = Fanout(trie.num_sequences, len(numbers), most, 0, *own)
     ids = None
     if "item_ids.values" in arrays:
-        bounds, order = arrays.get("item_ids.bounds"), arrays.get("item_ids.order")
-        ids = ItemIds(arrays["item_ids.values"], bounds, order)
-        require(order is None or len(order) == num_items, f"item_ids.order has {num_items} entries")
-        require(len(ids) == num_items, f"there are {num_items} item_ids")
-        require(bounds is None or order is not None, "strings have an item_ids.order")
-        require(ids.are_strings == (description["item_id_type"] == "string"), "item_ids are of item_id_type")
-    items = Items(
-        trie, arrays["items.numbers"], arrays["items.positions"], _read_fanout("items", arrays, at_leaf), ids
-    )
-    num_tokens = trie.level_starts[-1] + max(trie.branching)
-    require(len(trie.tokens) == num_tokens, f"there are {num_tokens} tokens")
-    require(len(trie.token_bases) == len(fanouts) > 0, f"there are {len(fanouts)} token_bases")
-    require(len(items.positions) == num_items == description["num_items"], f"there are {num_items} items.positions")
-    for name, number in {"num_sequences": trie.num_sequences, "max_length": trie.max_length}.items():
-        require(description.get(name, number) == number, f"{name} is {number}")
-    if sum(array.nbytes for array in arrays.values()) <= CHECKED_BYTES if verify is None else verify:
-        items.check(description["eos_token_id"])
-    return items
+        ids = ItemIds(arrays["item_ids.values"], arrays.get("item_ids.bounds"), arrays.get("item_ids.order"))
+    return Items(trie, numbers, arrays["items.positions"], at_leaf, ids)
 
 
 def _map_arrays(path: Path) -> tuple[dict[str, str], Arrays]:
@@ -176,21 +145,10 @@ def _map_arrays(path: Path) -> tuple[dict[str, str], Arrays]:
         dtype = np.dtype(DTYPES[entry["dtype"]])
         size = dtype.itemsize * math.prod(entry["shape"])
         require(0 <= start <= stop <= end and stop - start == size, f"{name} has {size} bytes")
-        require(len(entry["shape"]) == 1, f"{name} has one axis")
         flat = np.asarray(data[start:stop])
         aligned = flat if flat.ctypes.data % dtype.itemsize == 0 else flat.copy()
         arrays[name] = aligned.view(dtype).reshape(entry["shape"])
     return metadata, arrays
-
-
-def _read_fanout(name: str, arrays: Arrays, described: Fanout) -> Fanout:
-    """The fanout that was described, with its arrays."""
-    offsets, exceptions = arrays[f"{name}.offsets"], arrays.get(f"{name}.exceptions")
-    parents = described.num_parents if exceptions is None else len(exceptions)
-    require(len(offsets) == parents + 1, f"{name}.offsets has {parents + 1} entries")
-    fits = exceptions is None or np.iinfo(exceptions.dtype).max >= described.num_parents
-    require(fits, f"{name}.exceptions are of a type that holds {described.num_parents}")
-    return replace(described, offsets=offsets, exceptions=exceptions)
 
 
 def arrays_digest(arrays: Arrays, name: str) -> str:

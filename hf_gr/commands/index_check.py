@@ -31,11 +31,7 @@ def check_index(repo_or_dir: str, *, revision: str | None = None) -> tuple[Const
     return index, [
         ("files", f"whole, of format version {description['format_version']}, and of one catalogue"),
         ("digests", f"of the description and of {index.nbytes:,} bytes of arrays"),
-        (
-            "structure",
-            f"{size}: parents, tokens and their order",
-        ),
-        ("items", f"{counted(index.num_items, 'item')}, each on one of the sequences; {ids}"),
+        ("catalogue", f"{size}; {counted(index.num_items, 'item')}, {ids}"),
     ]
 
 
