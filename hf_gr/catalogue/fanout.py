@@ -194,11 +194,6 @@ class Fanout:
         return is_first
 
     @property
-    def is_straight(self) -> bool:
-        """Whether every parent has one child."""
-        return self.exceptions is not None and not len(self.exceptions)
-
-    @property
     def nbytes(self) -> int:
         """Bytes of the arrays."""
         return self.offsets.nbytes + (0 if self.exceptions is None else self.exceptions.nbytes)

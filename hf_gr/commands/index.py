@@ -277,7 +277,8 @@ def check(
 ) -> None:
     """Verify an index from end to end: all digests, and that both files are of one catalogue.
 
-    If something is damaged, names it; exit code 1. Warns where a sound index looks like a mistake: codes compiled as tokens.
+    If something is damaged, names it; exit code 1. Warns where a sound index looks like a mistake: codes compiled as
+    tokens.
     """
     with _errors_on_one_line("check", as_json=json):
         from hf_gr.catalogue.doubts import doubts_of
