@@ -8,6 +8,7 @@ import inspect
 from dataclasses import fields, is_dataclass
 from functools import cached_property
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,7 +29,7 @@ PAIRS = (
     "tree",
 )
 # Modules that are compared as parts of another one.
-PARTS = {"decode": ("plan",)}
+PARTS = {"decode": ("plan", "scores")}
 # Modules that are not compared, and why.
 UNPAIRED = {
     "ops": "tests/test_core_ops.py compares them",
@@ -288,8 +289,8 @@ def members(thing: Any) -> dict[str, Any]:
 
 def sides(module: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """What both sides of a pair define."""
-    theirs = [public(import_module(f"hf_gr.torch.{name}")) for name in (module, *PARTS.get(module, ()))]
-    ours = [public(import_module(f"hf_gr.flax.{name}")) for name in (module, *PARTS.get(module, ()))]
+    names = [[f"hf_gr.{side}.{name}" for name in (module, *PARTS.get(module, ()))] for side in ("torch", "flax")]
+    theirs, ours = [[public(import_module(name)) for name in of_side if find_spec(name)] for of_side in names]
     return (*({name: value for of in side for name, value in of.items()} for side in (ours, theirs)),)
 
 

@@ -20,9 +20,9 @@ from hf_gr.core import beam
 from hf_gr.core.beam import Beams
 
 from .children import Children
-from .decode import child_scores, in_columns, sum_scores
 from .noise import DRAFTS, paths_of
 from .scorers import Scorer
+from .scores import child_scores, in_columns, sum_scores
 from .speculation import Frontier, Part
 from .transition import DeviceCatalogue, children, is_leaf
 from .tree import Nodes
