@@ -42,7 +42,6 @@ UNPAIRED = {
     "static": "XLA compiles programs and keeps them",
     "tree_attention": "programs of Flax attend by masks",
     "visibility": "the same",
-    "several_labels": "answers of several labels are PyTorch's alone",
     "transfers": "JAX copies without waiting",
     "arrays": "PyTorch has these",
     "parameters": "the same",
@@ -74,7 +73,6 @@ TORCH_ONLY = {
         "process_scores": "a method of Processors in Flax",
     },
     "device_trie": {
-        "FlatTrie": "several labels are a logits processor's, a callable of PyTorch",
         "twins_on_device": "the same",
         "TOKEN_BITS": "of edges, for the same",
         "LARGEST_TABLE": "of wide levels, see children",
@@ -91,7 +89,7 @@ TORCH_ONLY = {
         "Assistant": "flax.assistants.ModelDrafter",
         "DraftSearch": "the same",
         "FixedTree": "a draft in Flax always has fixed sizes",
-        "Guesses": "the function guess in Flax: a program has no objects",
+        "Best": "the function best in Flax: a program has no objects",
         "Samples": "the function sample in Flax",
         "nodes_of": "of a search: flax.assistants",
     },
@@ -140,7 +138,7 @@ FLAX_ONLY = {
         "shapes_of": "torch's modules know theirs",
     },
     "drafters": {
-        "guess": "the class Guesses in PyTorch",
+        "best": "the class Best in PyTorch",
         "subtree": "a method in torch",
         "sample": "the class Samples in PyTorch",
     },
@@ -195,8 +193,6 @@ OTHERWISE = {
         "tokens_per_beam",  # of the paper's own search, which a benchmark compares with
     },
     "transition.children": {"lists_all"},  # of wide levels, see children
-    "transition.DeviceCatalogue.children": ALONE,  # answers of several labels have no states
-    "transition.DeviceCatalogue.is_leaf": ALONE,  # the same
     "decode.DecodePlan.ends_together": ALONE,  # a program always has a pool
     "decode.DecodePlan.apply": ALONE,  # callables of PyTorch
     "decode.Decoded": {"num_levels", "may_be_shorter"},  # a program's outputs have fixed shapes
@@ -216,7 +212,6 @@ OTHERWISE = {
     "device_trie.DeviceTrie.tokens_of": ALONE,
     "device_trie.DeviceTrie.wide": ALONE,  # forms that are not read, like the next three
     "device_trie.DeviceTrie.edges": ALONE,
-    "device_trie.DeviceTrie.flat": ALONE,
     "device_trie.DeviceTrie.follow": ALONE,
     "transition.DeviceCatalogue": {"added", "alive", "base", "hidden", "trie", "twins"},  # of a part in torch
     "transition.DeviceCatalogue.nodes_per_level": ALONE,  # of plans of drafts

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from reference import ReferenceTrie, reference_allowed, reference_answers
 
 from hf_gr import ConstraintIndex, ConstraintLogitsProcessor
+from hf_gr.catalogue import separators
 from hf_gr.generation.torch import constraints
-from hf_gr.torch import several_labels as multi_label
 
 VOCABULARY = 12
 LABELS = [[3], [3, 4], [3, 4, 5], [6, 3], [6, 7]]
@@ -284,12 +284,12 @@ def test_no_label_repeats_in_random_answers(separator: list[int]) -> None:
 
 
 def test_a_planted_error_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgets(*args: Any, **kwargs: Any) -> multi_label.Answers:
-        answers = multi_label.read_answers(*args, **kwargs)
-        nothing = torch.full_like(answers.used, int(args[1].nowhere))
-        return multi_label.Answers(**{**vars(answers), "used": nothing})
+    right = separators.Answers.next_tokens
 
-    monkeypatch.setattr(constraints, "read_answers", forgets)
+    def forgets(answers: Any, tokens: list[int]) -> list[int]:
+        return right(answers, separators.split(tokens, answers.separator, EOS)[-1])
+
+    monkeypatch.setattr(separators.Answers, "next_tokens", forgets)
     processor = ConstraintLogitsProcessor(index_of([[3], [3, 4]]), 1, separator=[8])
     with pytest.raises(AssertionError):
         assert allowed(processor, [[1, 3, 8, 3]]) == [[4]]

@@ -13,7 +13,7 @@ from families import build
 from label_tokenizers import tokenizer_of
 
 from hf_gr import ConstraintIndex, ConstraintLogitsProcessor, classify, enable
-from hf_gr.torch import several_labels
+from hf_gr.catalogue import separators
 
 SCORE_TOL = 1e-4  # fp32: sums of at most 20 log-probabilities
 EOS = 0
@@ -74,21 +74,21 @@ def test_views_exclusions_and_length_penalties() -> None:
 
 def test_a_planted_error_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels that may repeat."""
-    real = several_labels.read_answers
+    right = separators.Answers.next_tokens
 
-    def forgetful(*args: Any, **kwargs: Any) -> Any:
-        answers = real(*args, **kwargs)
-        return several_labels.replace(answers, used=torch.full_like(answers.used, args[1].nowhere))
+    def forgetful(answers: Any, tokens: list[int]) -> list[int]:
+        return right(answers, separators.split(tokens, answers.separator, EOS)[-1] if EOS not in tokens else tokens)
 
-    options: dict[str, Any] = {"num_beams": 20, "num_return_sequences": 20, "max_new_tokens": 9}
-    monkeypatch.setattr(several_labels, "read_answers", forgetful)
+    monkeypatch.setattr(separators.Answers, "next_tokens", forgetful)
     out = enable(model_of("llama")).generate(
         PROMPT,
         constraint_index=index_of([[3], [4]]),
         separator=[8],
         max_labels=2,
         return_dict_in_generate=True,
-        **options,
+        num_beams=20,
+        num_return_sequences=20,
+        max_new_tokens=9,
     )
     assert any(len(items) != len(set(items)) for items in out.item_ids)
 
@@ -98,6 +98,7 @@ def test_samples_are_answers_and_a_text_is_a_separator() -> None:
     index = ConstraintIndex.from_labels(["Sports", "Science", "Deep learning"], tokenizer)
     model = enable(build("llama", config={"vocab_size": 512, "eos_token_id": EOS}))
     inputs = tokenizer("a text", return_tensors="pt")
+    torch.manual_seed(3)
     out = model.generate(
         **inputs,
         constraint_index=index,
@@ -106,7 +107,6 @@ def test_samples_are_answers_and_a_text_is_a_separator() -> None:
         tokenizer=tokenizer,
         do_sample=True,
         num_return_sequences=20,
-        seed=3,
         return_dict_in_generate=True,
     )
     assert all(0 < len(items) <= 2 and len(set(items)) == len(items) for items in out.item_ids)
@@ -169,7 +169,7 @@ def test_classify_ranks_answers() -> None:
         ({"separator": [99], "max_labels": 2}, "separator has token 99, expected less than the vocabulary, 32"),
         ({"separator": [8], "max_labels": 2, "drafting": "trie"}, "drafting='trie', expected no draft"),
         ({"separator": [8], "max_labels": 2, "constraint_index": False}, "given without constraint_index"),
-        ({"separator": [8], "max_labels": 2, "use_cache": False}, "expected None in transformers' loop"),
+        ({"separator": [8], "max_labels": 2, "seed": 1}, "seed is given, expected None in transformers' loop"),
     ],
 )
 def test_bad_input_is_refused(options: dict[str, Any], message: str) -> None:

@@ -235,11 +235,11 @@ def world(models: Any) -> tuple[Any, dict[str, Any], Any]:
 
 def counting(counts: Any, **changes: Any) -> Any:
     sizes = {"users": 3, "sample_users": 3, "num_beams": (3,), "sample_beams": (3,), "batch_beams": (3,)}
-    return counts.replace(counts.FAST, **sizes | changes)
+    return replace(counts.FAST, **sizes | changes)
 
 
-def by_name(rows: list[dict[str, Any]], what: str) -> dict[tuple[str, str], Any]:
-    return {(row["draft"], row.get("rule", "")): row[what] for row in rows}
+def by_name(rows: list[dict[str, Any]], what: str) -> dict[str, Any]:
+    return {row["draft"]: row[what] for row in rows}
 
 
 def test_counts_by_memory_are_those_of_users_alone(counts: Any, world: Any) -> None:
@@ -288,14 +288,12 @@ def test_counts_that_own_forwards_do_not_give_end_the_count(
         counts.count(target, drafts["other"], data, counting(counts, checked=1))
 
 
-def test_a_draft_like_the_target_is_right_by_our_rule_alone(counts: Any, world: Any) -> None:
+def test_a_draft_like_the_target_is_right(counts: Any, world: Any) -> None:
     target, drafts, data = world
     result = counts.count(target, drafts["same"], data, counting(counts, users=10))
     steps = by_name(result["rows"], "accepted_steps")
-    for width in ("N = K", "N = 2 K", "N = 4 K"):
-        assert steps[width, "ours"] == (3, 3, 3)
-    assert steps["N = K", "paper"] == (3, 3, 3)  # there are no others to compete
-    assert steps["N = 2 K", "paper"][0] < 3  # children of misses displace beams
+    assert steps["N = K"] == (3, 3, 3)
+    assert 2 < steps["N = 2 K"][0] <= 3  # children of misses may displace beams
 
 
 def test_intervals_are_of_the_mean_over_users(counts: Any) -> None:
@@ -311,12 +309,12 @@ def test_work_of_a_batch_is_that_of_its_rows(counts: Any, samples: Any, world: A
     target, drafts, data = world
     result = samples.batch(target, drafts["other"], data, counting(counts))
     nodes, alone, ratio = (by_name(result["rows"], what) for what in ("nodes", "nodes_alone", "ratio"))
-    assert nodes["none", ""] == alone["none", ""] == 8 * 3 * 3  # rows, beams, levels after the first
-    assert ratio["N = 2 K", ""] <= 1.1
+    assert nodes["none"] == alone["none"] == 8 * 3 * 3  # rows, beams, levels after the first
+    assert ratio["N = 2 K"] <= 1.1
     assert not any(row["not_equal"] for row in result["rows"])
     forwards = by_name(result["rows"], "forwards")
-    assert forwards["none", ""] == 4
-    assert forwards["N = 2 K", ""] == by_name(result["rows"], "most_forwards_alone")["N = 2 K", ""]
+    assert forwards["none"] == 4
+    assert forwards["N = 2 K"] == by_name(result["rows"], "most_forwards_alone")["N = 2 K"]
 
 
 def test_strict_samples_are_the_targets_own_and_relaxed_ones_are_not(counts: Any, samples: Any, world: Any) -> None:
@@ -330,7 +328,7 @@ def test_strict_samples_are_the_targets_own_and_relaxed_ones_are_not(counts: Any
         else:
             assert row["unlike"]
             assert row["variation"]
-    assert len(result["rows"]) == 2 + 3 * 3
+    assert len(result["rows"]) == 2 + 2 * 3
 
 
 @pytest.fixture

@@ -151,8 +151,8 @@ def best_alphas(rows: Sequence[dict[str, Any]]) -> dict[str, Variant]:
 
 
 def table_1(bench: Bench) -> list[dict[str, Any]]:
-    """All methods, strict and relaxed, and differences to SeqKD; at last with the paper's drafts."""
-    count, beams, few, rows = bench.test.steps, bench.scale.beams, bench.scale.few_beams, []
+    """All methods, strict and relaxed, and differences to SeqKD."""
+    count, beams, rows = bench.test.steps, bench.scale.beams, []
     variants: dict[str, Variant | None] = {**METHODS, **bench.tuned, BASE: None, RANDOM: None}
     strict = {name: count("strict", name, beams, variant=variant) for name, variant in variants.items()}
     tree: dict[str, Any] = {"drafting": "trie", "num_draft_beams": None, "draft_token_budget": BUDGET}
@@ -167,9 +167,6 @@ def table_1(bench: Bench) -> list[dict[str, Any]]:
             rows += rows_of(differences(steps, strict[REFERENCE]), beams, verification="less SeqKD", method=name)
     for name, variant in variants.items():
         rows += rows_of(count("relaxed", name, beams, variant=variant), beams, verification="relaxed", method=name)
-    for name, variant in variants.items():  # all beams of a draft compete at every level
-        steps = count("strict", name, few, variant=variant, seeds=1, rule="paper")
-        rows += rows_of(steps, few, verification="paper's drafts", method=name)
     return rows
 
 

@@ -153,7 +153,6 @@ class Counter:
         variant: Variant | None = None,
         seeds: int | None = None,
         every: int = 1,
-        rule: str = "ours",
         **settings: Any,
     ) -> list[Steps]:
         """Accepted steps of users, for every K.
@@ -165,7 +164,6 @@ class Counter:
             variant: how its draft is aligned, if not as the method of that name.
             seeds: how many drafts; by default all there are.
             every: one batch of users in so many.
-            rule: what is drafted under strict verification.
             settings: of the draft.
         """
         given = ASSISTANT | settings | (counts.OWN["relaxed"] if verification == "relaxed" else {})
@@ -176,19 +174,19 @@ class Counter:
         for what, make in self.drafts(name, variant, seeds or self.scale.seeds):
             draft = cache(make)  # loaded once it is needed
             for width in beams:
-                how = [verification, what, given, rule, rows, self.scale.batch_size, width]
-                count = self._relaxed if verification == "relaxed" else partial(self._strict, rule=rule, every=every)
+                how = [verification, what, given, rows, self.scale.batch_size, width]
+                count = self._relaxed if verification == "relaxed" else partial(self._strict, every=every)
                 counted = partial(_call, count, draft, given, width, users)
                 found[width].append(self.kept(f"{verification} {method} {width}", how, counted))
-        show_progress(f"{self.shop.study.name}: {verification}, {name} {rule} {settings or ''}")
+        show_progress(f"{self.shop.study.name}: {verification}, {name} {settings or ''}")
         return [Steps(np.array(values)) for values in found.values()]
 
     def _strict(
-        self, draft: Any, settings: dict[str, Any], num_beams: int, users: list[list[int]], *, rule: str, every: int
+        self, draft: Any, settings: dict[str, Any], num_beams: int, users: list[list[int]], *, every: int
     ) -> list[int]:
         """The first batch is checked by the target's own forwards, at K = 10."""
         given = settings | ({} if draft is None else {"assistant_model": draft})
-        how: dict[str, Any] = {"rule": rule, "batches": slice(0, None, every), "checked": int(num_beams == 10)}
+        how: dict[str, Any] = {"batches": slice(0, None, every), "checked": int(num_beams == 10)}
         target, data = self.shop.target, self.data
         return counts.accepted_steps(target, data, self.searches, given, num_beams=num_beams, **how).tolist()
 

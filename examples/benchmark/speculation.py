@@ -4,9 +4,7 @@
 
 Target and drafts are those of `atspeed.py`, which compares the drafts; here it is the search that is measured. Stages:
 
-- `count`: accepted steps of 1,000 users for every width of SeqKD's draft and for the trie. By the paper's drafts all N
-  beams compete at every level; by ours the draft keeps the K beams that the target would keep by its scores, and N - K
-  likely misses.
+- `count`: accepted steps of 1,000 users for every width of SeqKD's draft and for the trie.
 - `batch`: the target's work for eight users in one batch, over that for the eight alone.
 - `sample`: sampling beams with strict and with relaxed verification, beside the target's own from the same seeds.
 - `measure`: time, on Beauty. Users are served one at a time, with N = 40 and gamma = 4, by strict verification, whose

@@ -4,7 +4,7 @@
 
 - `Memory`: the target's logits, so that drafts are counted without its forwards, many users at once;
 - `accepted_steps`: of users under strict verification;
-- `count`: these for every width of one draft, by our rule and by the paper's.
+- `count`: these for every width of one draft.
 
 Axes: U users, N nodes of a forward, S keys seen so far.
 """
@@ -12,12 +12,11 @@ Axes: U users, N nodes of a forward, S keys seen so far.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial, wraps
 from itertools import product
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -29,9 +28,6 @@ from transformers import DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from hf_gr import ConstraintIndex
-from hf_gr.core import beam
-from hf_gr.torch import drafters
-from hf_gr.torch.tree import Nodes
 
 RESAMPLES = 5000
 NUM_DRAFT_BEAMS, GAMMA = 40, 4
@@ -108,33 +104,6 @@ def ask(
         num_return_sequences=num_beams,
         return_dict_in_generate=True,
     )
-
-
-# --------------------------------------------------------------------------------------------------------- old and new
-
-
-class AllCompete(drafters.DraftSearch):
-    """The N best by the draft's scores, among the children of all N above them: AtSpeed, equation 1."""
-
-    def step(self, logits: Tensor, *, depth: int, number: int) -> Nodes:
-        """See `DraftSearch.step`."""
-        self.plan = replace(self.plan, num_beams=number, do_sample=False)
-        legal, scores = self.children(logits, depth=depth)
-        scores = torch.where(drafters.open_children(legal, self.catalogue, depth=depth), scores, self.dead)
-        nodes = self.nodes = beam.select(
-            self.nodes, legal, scores, num_kept=number, dead_state=self.catalogue.dead_state
-        )
-        return Nodes(nodes.tokens, nodes.parents, nodes.states)
-
-
-@contextmanager
-def paper_drafts() -> Iterator[None]:
-    """All beams of a draft compete."""
-    with patch.object(drafters, "Guesses", AllCompete):
-        yield
-
-
-RULES: dict[str, Callable[[], AbstractContextManager[None]]] = {"paper": paper_drafts, "ours": nullcontext}
 
 
 # ------------------------------------------------------------------------------------------------------------ forwards
@@ -285,7 +254,6 @@ def accepted_steps(
     settings: dict[str, Any],
     *,
     num_beams: int,
-    rule: str = "ours",
     batches: slice = slice(None),
     checked: int = 0,
 ) -> np.ndarray:
@@ -297,7 +265,6 @@ def accepted_steps(
         searches: its plain searches.
         settings: of the draft.
         num_beams: K.
-        rule: what is drafted.
         batches: which of them.
         checked: batches that the target's own forwards decide once more.
 
@@ -308,22 +275,19 @@ def accepted_steps(
     numbers = range(len(searches.prompts))[batches]
     call = partial(ask, target, num_beams=num_beams)
     ways = [partial(call, searches.prompts[number], data.index, settings) for number in numbers]
-    with RULES[rule]():
-        with Memory(target) as memory:
-            for number, way in zip(numbers, ways, strict=True):
-                memory.forget(searches.prompts[number]["input_ids"])
-                memory.places, logits, expected = searches.memories[number, num_beams]
-                memory.logits = [logits]
-                with memory.recalling():
-                    output = way()
-                if not torch.equal(output.sequences, expected):
-                    raise SystemExit(f"{settings}, {rule}, K = {num_beams}, batch {number}: another answer")
-                steps.append(output.speculation.accepted_steps)
-        for number, way in enumerate(ways[:checked]):
-            if not torch.equal(way().speculation.accepted_steps, steps[number]):
-                raise SystemExit(
-                    f"{settings}, {rule}, K = {num_beams}, {batches}, {number}: other counts by own forwards"
-                )
+    with Memory(target) as memory:
+        for number, way in zip(numbers, ways, strict=True):
+            memory.forget(searches.prompts[number]["input_ids"])
+            memory.places, logits, expected = searches.memories[number, num_beams]
+            memory.logits = [logits]
+            with memory.recalling():
+                output = way()
+            if not torch.equal(output.sequences, expected):
+                raise SystemExit(f"{settings}, K = {num_beams}, batch {number}: another answer")
+            steps.append(output.speculation.accepted_steps)
+    for number, way in enumerate(ways[:checked]):
+        if not torch.equal(way().speculation.accepted_steps, steps[number]):
+            raise SystemExit(f"{settings}, K = {num_beams}, {batches}, {number}: other counts by own forwards")
     return torch.cat(steps).numpy()
 
 
@@ -363,19 +327,17 @@ def counted(target: Any, draft: Any, call: Callable[[], Any], *, max_length: int
 
 
 def count(target: Any, draft: Any, data: Data, counting: Counting) -> dict[str, Any]:
-    """Accepted steps of users for all widths of the draft by both rules."""
+    """Accepted steps of users for all widths of the draft."""
     users = some_users(data, counting.users)
     searches = search_all(target, data, in_batches(data, users), counting.num_beams)
     rows = []
     for num_beams in counting.num_beams:
-        for (name, settings), rule in product([TRIE, *widths(num_beams), DEFAULTS, BOTH], RULES):
-            if name == TRIE[0] and rule != "ours":
-                continue
+        for name, settings in [TRIE, *widths(num_beams), DEFAULTS, BOTH]:
             settings = settings if name == TRIE[0] else settings | {"assistant_model": draft}
-            how: dict[str, Any] = {"num_beams": num_beams, "rule": rule, "checked": counting.checked}
+            how: dict[str, Any] = {"num_beams": num_beams, "checked": counting.checked}
             found = accepted_steps(target, data, searches, settings, **how)
             ((interval,),) = [intervals(found[:, None])]
-            rows.append({"num_beams": num_beams, "draft": name, "rule": rule, "accepted_steps": interval})
+            rows.append({"num_beams": num_beams, "draft": name, "accepted_steps": interval})
         show_progress(f"count: K = {num_beams}")
     return {"users": len(users), "items": len(data.index), "levels": data.index.max_length, "rows": rows}
 
@@ -395,16 +357,16 @@ def intervals(values: np.ndarray) -> list[tuple[float, ...]]:
 
 def show_counts(result: dict[str, Any]) -> None:
     """All counts of one catalogue."""
-    rows = {(row["draft"], row["rule"], row["num_beams"]): row for row in result["rows"]}
-    beams = sorted({width for *_, width in rows})
-    names = list(dict.fromkeys((draft, rule) for draft, rule, _ in rows))
+    rows = {(row["draft"], row["num_beams"]): row for row in result["rows"]}
+    beams = sorted({width for _, width in rows})
+    names = list(dict.fromkeys(draft for draft, _ in rows))
     print(
         f"{result['users']:,} users, {result['items']:,} items of {result['levels']} levels; accepted steps (AS@K), "
         f"at most {result['levels'] - 1}: means and 95% intervals"
     )
     print_table(
-        ["draft", "rule", *(f"K = {num_beams}" for num_beams in beams)],
-        [[*name, *(interval_cell(rows[*name, width]["accepted_steps"]) for width in beams)] for name in names],
+        ["draft", *(f"K = {num_beams}" for num_beams in beams)],
+        [[name, *(interval_cell(rows[name, width]["accepted_steps"]) for width in beams)] for name in names],
     )
     print()
 

@@ -26,7 +26,6 @@ from speculation_counts import (
     DEFAULTS,
     EIGHT,
     OWN,
-    RULES,
     TRIE,
     TWICE,
     Counting,
@@ -139,26 +138,25 @@ def sample(target: Any, draft: Any, data: Data, counting: Counting) -> dict[str,
     rows = []
     for num_beams in counting.sample_beams:
         ways = [*sampling_ways(draft, num_beams)]
-        counts: dict[tuple[str, str, str], list[tuple[int, int, int]]] = {}
-        unlike: Counter[tuple[str, str, str]] = Counter()
+        counts: dict[tuple[str, str], list[tuple[int, int, int]]] = {}
+        unlike: Counter[tuple[str, str]] = Counter()
         with Memory(target) as memory:
             for user in users:
                 prompt = prompts_of(target, data, [user])
                 memory.forget(prompt["input_ids"])
                 call = partial(ask, target, prompt, data.index, num_beams=num_beams)
                 own = {name: call(settings, generator=seeded(user)) for name, settings in OWN.items()}
-                for *key, settings in ways:
-                    verification, name, rule = key
+                for verification, name, settings in ways:
                     run = partial(call, settings, generator=seeded(user))
                     # A strict call reads the logits that the target's own has read.
-                    with RULES[rule](), memory.recalling() if verification == "strict" else nullcontext():
+                    with memory.recalling() if verification == "strict" else nullcontext():
                         output, found = counted(target, draft, run, max_length=data.index.max_length)
-                    counts.setdefault((verification, name, rule), []).append(found)
-                    unlike[verification, name, rule] += not torch.equal(output.sequences, own[verification].sequences)
+                    counts.setdefault((verification, name), []).append(found)
+                    unlike[verification, name] += not torch.equal(output.sequences, own[verification].sequences)
         show_progress(f"sample: K = {num_beams}, {len(users):,} users")
         variation = variations(target, data, ways, users[: counting.tv_users], counting, num_beams=num_beams)
         for key, value in variation.items():
-            row = {"num_beams": num_beams, **dict(zip(("verification", "draft", "rule"), key, strict=True))}
+            row = {"num_beams": num_beams, **dict(zip(("verification", "draft"), key, strict=True))}
             rows.append(row | {"variation": value})
             if key in counts:
                 accepted, forwards, _ = intervals(np.array(counts[key]))
@@ -166,28 +164,27 @@ def sample(target: Any, draft: Any, data: Data, counting: Counting) -> dict[str,
     return {"users": len(users), "tv_users": counting.tv_users, "tv_draws": counting.tv_draws, "rows": rows}
 
 
-def sampling_ways(draft: Any, num_beams: int) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
-    """Verification, name, rule and arguments of `generate`; the rules differ for strict verification alone."""
-    for verification, rules in {"strict": (*RULES,), "relaxed": ("ours",)}.items():
+def sampling_ways(draft: Any, num_beams: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Verification, name and arguments of `generate`."""
+    for verification in OWN:
         for name, settings in widths(num_beams, times=(1, 2, 4), fixed=()):
-            for rule in rules:
-                yield verification, name, rule, OWN[verification] | settings | {"assistant_model": draft}
+            yield verification, name, OWN[verification] | settings | {"assistant_model": draft}
 
 
 def variations(
     target: Any,
     data: Data,
-    ways: Sequence[tuple[str, str, str, dict[str, Any]]],
+    ways: Sequence[tuple[str, str, dict[str, Any]]],
     users: Sequence[int],
     counting: Counting,
     *,
     num_beams: int,
-) -> dict[tuple[str, str, str], float]:
+) -> dict[tuple[str, str], float]:
     """The total variation from the target's own beams of how often each first code is drawn; mean over users.
 
     Two runs of the target's own from other seeds are apart by chance.
     """
-    found: dict[tuple[str, str, str], list[float]] = {}
+    found: dict[tuple[str, str], list[float]] = {}
     for user in users:
         prompt = prompts_of(target, data, [user] * counting.tv_draws)
         start = prompt["input_ids"].shape[1]
@@ -199,11 +196,10 @@ def variations(
         own = {verification: shares(settings, user) for verification, settings in OWN.items()}
         for verification, settings in OWN.items():
             again = shares(settings, user + 1)
-            found.setdefault((verification, TWICE, ""), []).append(apart(own[verification], again))
-        for verification, name, rule, settings in ways:
-            with RULES[rule]():
-                theirs = shares(settings, user)
-            found.setdefault((verification, name, rule), []).append(apart(own[verification], theirs))
+            found.setdefault((verification, TWICE), []).append(apart(own[verification], again))
+        for verification, name, settings in ways:
+            theirs = shares(settings, user)
+            found.setdefault((verification, name), []).append(apart(own[verification], theirs))
         show_progress(f"sample: K = {num_beams}, user {user} drawn {counting.tv_draws} times")
     return {key: mean(values) for key, values in found.items()}
 
@@ -220,10 +216,10 @@ def show_samples(result: dict[str, Any]) -> None:
         f"({result['tv_users']} users, {result['tv_draws']} calls each)"
     )
     print_table(
-        ["verification", "draft", "", "K", "other answers", "AS@K", "forwards", "total variation"],
+        ["verification", "draft", "K", "other answers", "AS@K", "forwards", "total variation"],
         [
             [
-                *(row[what] for what in ("verification", "draft", "rule")),
+                *(row[what] for what in ("verification", "draft")),
                 str(row["num_beams"]),
                 str(row.get("unlike", "")),
                 *(interval_cell(row[what]) if what in row else "" for what in ("accepted_steps", "target_forwards")),

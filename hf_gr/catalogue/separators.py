@@ -1,8 +1,10 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What may stand between the labels of one answer, and how to split the answer again. Knows no tensors.
+"""Answers of several labels: what may stand between them, what may follow, how to split them. Knows no tensors.
 
 An answer is `label, separator, label, ..., end token`, every label at most once.
+
+Source: "Constrained Decoding: Forcing LLMs to Respect Your Taxonomy", whose processor lets a label repeat.
 """
 
 from __future__ import annotations
@@ -67,3 +69,57 @@ def split(tokens: Sequence[int], separator: Sequence[int], eos_token_id: int) ->
         labels.append(list(tokens[start:place]))
         start = place + len(separator)
     return [*labels, list(tokens[start:end])]
+
+
+class Answers:
+    """What may follow in the answers of one catalogue: a walk over its sorted sequences, from the tokens alone.
+
+    A used label is dead, and so is any prefix with nothing else below it.
+
+    Args:
+        snapshot: the labels, with an end token.
+        separator: its tokens.
+        max_labels: the most labels of one answer; None for as many as there are.
+    """
+
+    def __init__(self, snapshot: Snapshot, separator: Sequence[int], max_labels: int | None) -> None:
+        assert snapshot.eos_token_id is not None
+        self.rows, self.separator, self.eos_token_id = snapshot.rows(), list(separator), snapshot.eos_token_id
+        self.most = len(self.rows) if max_labels is None else min(max_labels, len(self.rows))
+
+    def next_tokens(self, tokens: Sequence[int]) -> list[int]:
+        """The tokens by which an answer may continue; none for one that is finished or invalid."""
+        if self.eos_token_id in tokens or min(tokens, default=0) < 0:
+            return []
+        *complete, last = split(tokens, self.separator, self.eos_token_id)
+        used: set[int] = set()
+        for label in complete:
+            start, end, rest = self._walk([*label, self.eos_token_id])
+            if rest or start == end or start in used:
+                return []
+            used.add(start)
+        if len(used) >= max(self.most, 1):
+            return []
+        start, end, rest = self._walk(last)
+        column = self.rows[start:end, len(last) - len(rest)]
+        firsts = np.flatnonzero(np.diff(column, prepend=-1))
+        counts = np.diff(firsts, append=len(column))
+        for number in used:
+            if start <= number < end:
+                counts[np.searchsorted(firsts, number - start, side="right") - 1] -= 1
+        below = column[firsts[counts > 0]].tolist()
+        may_go_on = self.eos_token_id in below and len(used) + 1 < self.most
+        if rest:  # the beginning of a separator
+            return [self.separator[len(rest)]] if may_go_on and rest == self.separator[: len(rest)] else []
+        return [*below, *self.separator[:1]] if may_go_on else below
+
+    def _walk(self, tokens: Sequence[int]) -> tuple[int, int, list[int]]:
+        """The rows that begin with the first tokens, as many as there are such rows for, and the other tokens."""
+        start, end = 0, len(self.rows)
+        for depth, token in enumerate(tokens):
+            column = self.rows[start:end, depth] if depth < self.rows.shape[1] else self.rows[:0, 0]
+            first, last = (int(np.searchsorted(column, token, side=side)) for side in ("left", "right"))
+            if first == last:
+                return start, end, list(tokens[depth:])
+            start, end = start + first, start + last
+        return start, end, []

@@ -9,21 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from transformers import GenerationMixin
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList
 
 from hf_gr.catalogue.fanout import Longs
 from hf_gr.catalogue.rules import combine_rules
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.catalogue.trie import PADDING
+from hf_gr.generation.internals import as_it_is, default_generation_fields
 from hf_gr.generation.models import start_token
 from hf_gr.generation.torch.constraints import SeveralLabels
 from hf_gr.generation.torch.layouts import prefilled, takes_tree
-from hf_gr.generation.torch.logits_process import read_several
+from hf_gr.generation.torch.logits_process import ConstraintLogitsProcessor, read_several
 from hf_gr.generation.torch.models import base_model, evaluation, output_size_of, output_weight_of
+from hf_gr.generation.torch.several import is_dead
 from hf_gr.torch.decode import DecodePlan, decode
 from hf_gr.torch.transition import device_catalogue
 
@@ -107,14 +111,13 @@ class TorchScoring(Scoring):
         batch_size: int,
     ) -> Callable[[Longs, Longs], tuple[Longs, Floats]]:
         """See `Scoring.search`."""
+        if answers is not None:
+            return partial(self._search_answers, answers, num_beams, max_new_tokens)
         rules = combine_rules([snapshot])
 
         def find(input_ids: Longs, mask: Longs) -> tuple[Longs, Floats]:
             device = self.model.device
-            if answers is None:
-                catalogue: Any = device_catalogue(rules, device)
-            else:
-                catalogue = answers.catalogue(len(input_ids), device, max_length=max_new_tokens)
+            catalogue = device_catalogue(rules, device)
             plan = DecodePlan(  # by the probability of whole labels, however long: no length penalty, no early end
                 prompt=torch.from_numpy(input_ids).to(device),
                 num_beams=num_beams,
@@ -133,6 +136,36 @@ class TorchScoring(Scoring):
             return sequences.reshape(*shape, -1), decoded.scores.cpu().numpy().reshape(shape)
 
         return find
+
+    def _search_answers(
+        self, answers: SeveralLabels, num_beams: int, max_new_tokens: int, input_ids: Longs, mask: Longs
+    ) -> tuple[Longs, Floats]:
+        """Answers of several labels, by transformers' own loop."""
+        tokens, seen = (torch.from_numpy(array).to(self.model.device) for array in (input_ids, mask))
+        eos_token_id = answers.rules.shared.eos_token_id
+        config = GenerationConfig(
+            num_beams=max(num_beams, 2),  # one would be greedy search, without scores of answers
+            num_return_sequences=num_beams,
+            max_new_tokens=max_new_tokens,
+            length_penalty=0.0,
+            early_stopping=False,
+            eos_token_id=eos_token_id,
+            pad_token_id=eos_token_id,
+            decoder_start_token_id=start_token(self.model.generation_config, self.model.config),
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        # What the model's own config says of other texts, such as penalties, is not for labels.
+        config.update(**default_generation_fields(config), defaults_only=True)
+        processors = LogitsProcessorList([ConstraintLogitsProcessor._of(answers)])
+        how: dict[str, Any] = {"attention_mask": seen, "logits_processor": processors}
+        out: Any = GenerationMixin.generate(self.model, tokens, as_it_is(config), **how)  # pyright: ignore
+        sequences = out.sequences[:, out.sequences.shape[1] - out.beam_indices.shape[1] :].cpu().numpy()
+        is_end = sequences == eos_token_id
+        sequences = np.where(is_end.cumsum(axis=1) > is_end, PADDING, sequences)
+        scores = np.where(is_dead(out.sequences_scores).cpu(), -np.inf, out.sequences_scores.cpu())
+        shape = len(input_ids), num_beams
+        return sequences.reshape(*shape, -1), scores.reshape(shape)
 
     def _scorers(self, input_ids: Longs, mask: Longs, *, width: int) -> Callable[[], Any]:
         """Scorers over a batch of prompts, which share one prefill."""

@@ -19,7 +19,7 @@ from hf_gr.core.beam import DEAD, Beams, of_level, to_room, widened
 
 from .arrays import along, where_rows
 from .decode import child_scores, in_columns, last_tokens
-from .drafters import TreeDrafter, guess, open_children, sample, subtree
+from .drafters import TreeDrafter, best, open_children, sample, subtree
 from .noise import paths_of
 from .scorers import Params, Prompt, ScorerCache
 from .speculation import Context, Draft, Scored
@@ -48,8 +48,8 @@ class _Search:
 
     Attributes:
         nodes: of the last level, with room for all tokens; at first the target's beams.
-        lacks: what each lacks to be a beam: see `drafters.guess`.
         paths: the path that each belongs to, where paths do not compete.
+        behind: how far each is behind what its path would choose.
         places: where each is among the live beams and the drafted nodes.
         seen: which slots of the cache each sees.
         logits: after each.
@@ -60,8 +60,8 @@ class _Search:
     """
 
     nodes: Beams
-    lacks: Float[Array, "batch nodes"]
     paths: Int[Array, "batch nodes"]
+    behind: Float[Array, "batch nodes"]
     places: Int[Array, "batch nodes"]
     seen: Bool[Array, "batch nodes slots"]
     logits: Float[Array, "batch nodes vocab"]
@@ -238,8 +238,8 @@ class ModelDrafter:
         missing = ((0, 0), (0, width - num_live))
         return _Search(
             nodes=widened(beams, width),
-            lacks=jnp.pad(jnp.zeros(beams.scores.shape, dtype=jnp.float32), missing, constant_values=jnp.inf),
             paths=jnp.pad(paths_of(beams), missing),
+            behind=jnp.zeros((batch_size, width), dtype=jnp.float32),
             places=jnp.pad(places, missing),
             seen=jnp.pad(seen, (*missing, (0, 0))),
             logits=jnp.pad(logits, (*missing, (0, 0))),
@@ -261,7 +261,7 @@ class ModelDrafter:
     ) -> _Search:
         """The nodes of one more level for the rows that are here, and all below them if it fits."""
         catalogue, plan, end = context.catalogue, context.plan, self.num_levels
-        width = search.lacks.shape[1]
+        width = search.places.shape[1]
         above = of_level(search.nodes, level, width=width)
         legal = children(above.states, catalogue, level=level)
         scored = Scored.of(
@@ -270,7 +270,7 @@ class ModelDrafter:
         own = in_columns(legal, self.scorer, context.params, level=level)
         scores = child_scores(scored, paths_of(above), own, above, plan, max_length=end)
         scores = jnp.where(legal.legal, above.scores[..., None] + scores, DEAD)
-        lacks, paths, draft = search.lacks, search.paths, search.draft
+        paths, behind, draft = search.paths, search.behind, search.draft
         if plan.is_relaxed:
             below, log_probs = sample(
                 above, legal, scores, number=self.num_beams, catalogue=catalogue, noise=context.noise
@@ -282,10 +282,10 @@ class ModelDrafter:
             is_open = open_children(legal, catalogue, depth=level + 1)
             at_root = width > self.num_beams
             wanted = self.whole[level] if at_root and level < len(self.whole) else self.num_beams
-            below, lacks, paths = guess(
+            below, paths, behind = best(
                 above,
-                lacks,
                 paths,
+                behind,
                 legal,
                 scores,
                 is_open,
@@ -295,9 +295,8 @@ class ModelDrafter:
                 noise=context.noise,
             )
             missing = ((0, 0), (0, width - wanted))
-            below, paths = widened(below, width), jnp.pad(paths, missing)
+            below, paths, behind = widened(below, width), jnp.pad(paths, missing), jnp.pad(behind, missing)
             below = replace(below, states=below.states.at[:, wanted:].set(catalogue.dead_state))
-            lacks = jnp.pad(lacks, missing, constant_values=jnp.inf)
         places = draft.num_live + number * width + jnp.arange(width, dtype=jnp.int32)
         nodes = Nodes(
             below.tokens,
@@ -335,19 +334,19 @@ class ModelDrafter:
         )
         new = (
             to_room(below, end),
-            lacks,
             paths,
+            behind,
             jnp.broadcast_to(places, below.states.shape),
             along(search.seen, below.parents[..., None]),
         )
-        old = (search.nodes, search.lacks, search.paths, search.places, search.seen)
-        nodes, lacks, paths, places, seen = where_rows(is_here, new, old)
+        old = (search.nodes, search.paths, search.behind, search.places, search.seen)
+        nodes, paths, behind, places, seen = where_rows(is_here, new, old)
         depths = search.depths + is_here
         return replace(
             search,
             nodes=nodes,
-            lacks=lacks,
             paths=paths,
+            behind=behind,
             places=places,
             seen=seen,
             depths=depths,
@@ -357,7 +356,7 @@ class ModelDrafter:
 
     def _forward(self, search: _Search, slot: Int[Array, ""], context: Context) -> _Search:
         """One forward of the draft model over the nodes of the last level, which get the slots from `slot` on."""
-        batch_size, width = search.lacks.shape
+        batch_size, width = search.places.shape
         tokens = last_tokens(search.nodes, search.depths)
         depths = jnp.broadcast_to(search.depths[:, None], tokens.shape)
         own = jnp.broadcast_to(jnp.eye(width, dtype=bool), (batch_size, width, width))

@@ -228,10 +228,10 @@ def _put(
     return put(longer, new, starts)[:, : rows.shape[1]]
 
 
-def guess(
+def best(
     nodes: Beams,
-    lacks: Float[Array, "batch above"],
     paths: Int[Array, "batch above"],
+    behind: Float[Array, "batch above"],
     legal: Children,
     scores: Float[Array, "batch above children"],
     is_open: Bool[Array, "batch above children"],
@@ -240,16 +240,16 @@ def guess(
     plan: DecodePlan,
     catalogue: DeviceCatalogue,
     noise: Noise | None = None,
-) -> tuple[Beams, Float[Array, "batch nodes"], Int[Array, "batch nodes"]]:
-    """What the target's beams will be if it scores as the draft does, and the N - K most likely misses: one level.
+) -> tuple[Beams, Int[Array, "batch nodes"], Float[Array, "batch nodes"]]:
+    """The N best nodes of a level, with the target's own noise if it samples.
 
-    Equal to `hf_gr.torch.drafters.Guesses.step`, which says how nodes are chosen; which of several nodes that lack
-    equally much is arbitrary there, and the first of them here.
+    Equal to `hf_gr.torch.drafters.Best.step`; which of several equally good nodes are taken is arbitrary there, and
+    the first of them here.
 
     Args:
         nodes: the draft's last level; on its first one the target's beams.
-        lacks: what each of them lacks to be a beam, in log-probability; 0 for the target's beams.
         paths: numbers of the paths that they belong to, where paths do not compete: `noise.paths_of` the beams.
+        behind: how far each is behind what its path would choose; 0 for the beams.
         legal: their children.
         scores: cumulative scores of those, `-inf` where there is none.
         is_open: which children have children: `open_children`.
@@ -259,17 +259,22 @@ def guess(
         noise: the target's own, if it samples.
 
     Returns:
-        N nodes, those that lack least first, then padding; what each lacks, infinity for padding; and their paths.
+        N nodes, the best first, then padding; their paths; and how far each is behind.
 
     Source: AtSpeed, equation 1.
     """
-    found = jnp.maximum(_lacks(nodes, lacks, paths, legal, scores, is_open, plan, noise), lacks[..., None])
-    found = jnp.where(is_open & (scores > beam.DEAD), found, jnp.inf).reshape(len(scores), -1)
-    least, picked = lax.top_k(-found, min(number, found.shape[1]))
-    picked = jnp.where(least > -jnp.inf, picked, found.shape[1])
+    keys = scores
+    if plan.do_sample:
+        assert noise is not None, "samples are drawn from noise"
+        keys = scores + noise.gumbel(nodes, legal, paths=None if plan.is_beam_search else paths)
+    if not plan.is_beam_search:
+        keys = keys - keys.max(axis=-1, keepdims=True) + behind[..., None]
+    keys = jnp.where(is_open & (scores > beam.DEAD), keys, beam.DEAD).reshape(len(scores), -1)
+    found, picked = lax.top_k(keys, min(number, keys.shape[1]))
+    picked = jnp.where(found > beam.DEAD, picked, keys.shape[1])
     below = _extended(nodes, legal, scores, picked, number, catalogue)
-    least = jnp.pad(-least, ((0, 0), (0, number - least.shape[1])), constant_values=jnp.inf)
-    return below, least, along(paths, below.parents)
+    found = jnp.pad(found, ((0, 0), (0, number - found.shape[1])), constant_values=beam.DEAD)
+    return below, along(paths, below.parents), found
 
 
 def sample(
@@ -283,7 +288,7 @@ def sample(
 ) -> tuple[Beams, Float[Array, "batch above children"]]:
     """N samples without replacement, in drawing order, and the probabilities that they were drawn with: one level.
 
-    Equal to `hf_gr.torch.drafters.Samples.step`; the arguments are those of `guess`.
+    Equal to `hf_gr.torch.drafters.Samples.step`; the arguments are those of `best`.
 
     Returns:
         N nodes, then padding; and the log-probabilities of all children (AtSpeed's q), `-inf` where there is none.
@@ -296,40 +301,6 @@ def sample(
     total = jax.nn.logsumexp(flat, axis=-1)[:, None, None]
     log_probs = jnp.where(total > beam.DEAD, scores - total, beam.DEAD)
     return _extended(nodes, legal, scores, picked, number, catalogue), log_probs
-
-
-def _lacks(
-    nodes: Beams,
-    lacks: Float[Array, "batch above"],
-    paths: Int[Array, "batch above"],
-    legal: Children,
-    scores: Float[Array, "batch above children"],
-    is_open: Bool[Array, "batch above children"],
-    plan: DecodePlan,
-    noise: Noise | None,
-) -> Float[Array, "batch above children"]:
-    """What each child lacks to be chosen, if the node above it is a beam."""
-    keys = scores
-    if plan.do_sample:
-        assert noise is not None, "samples are drawn from noise"
-        keys = scores + noise.gumbel(nodes, legal, paths=None if plan.is_beam_search else paths)
-    if not plan.is_beam_search:
-        return keys.max(axis=-1, keepdims=True) - keys
-    is_beam = (lacks <= 0)[..., None]
-    if not plan.do_sample:
-        return _nth(jnp.where(is_open & is_beam, scores, beam.DEAD), plan.num_beams) - scores
-    # More are drawn than there are beams, and the best of those continue.
-    last = _nth(jnp.where(is_beam, keys, beam.DEAD), plan.num_kept)
-    best = _nth(jnp.where(is_open & is_beam & (keys >= last), scores, beam.DEAD), plan.num_beams)
-    return jnp.maximum(last - keys, best - scores)
-
-
-def _nth(values: Float[Array, "batch above children"], number: int) -> Float[Array, "batch 1 1"]:
-    """The n-th largest value of every row, `-inf` if there are fewer."""
-    flat = values.reshape(len(values), -1)
-    if flat.shape[1] < number:
-        return jnp.full((len(flat), 1, 1), beam.DEAD)
-    return lax.top_k(flat, number)[0][:, -1, None, None]
 
 
 def _extended(

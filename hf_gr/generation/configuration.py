@@ -78,10 +78,10 @@ class GRGenerationConfig(GenerationConfig):
               beams are the same, and numbers of prompts within a factor of two: one call of each kind before traffic
               has all timed. With `verification="relaxed"`, where answers depend on the draft, a given
               `assistant_model` always drafts, and a head never. With `synced_gpus` nothing is timed or drafted.
-            - `"assistant"`: the draft model `assistant_model`, which guesses the beams over the same catalogue and
-              spends its other nodes on likely misses; once the remaining levels fit the budget, the catalogue takes
-              over. Its first nodes are scored in the prompt's own forward: if all are right, there is no other one.
-              With relaxed verification it begins after the first level.
+            - `"assistant"`: the draft model `assistant_model`, which searches the same catalogue with
+              `num_draft_beams` beams; once the remaining levels fit the budget, the catalogue takes over. Its first
+              nodes are scored in the prompt's own forward: if all are right, there is no other one. With relaxed
+              verification it begins after the first level.
             - `"head"`: the checkpoint's draft head (`model.add_draft_head`), which continues from one prefill of the
               prompt and its placeholders. By default it also decides (`verification="catalogue"`, NEZHA): the model is
               not called again. With `"strict"` or `"relaxed"` it drafts like a draft model, after that prefill.

@@ -35,7 +35,7 @@ from .plan import DecodePlan
 from .scorers import Scorer
 from .scores import child_scores, in_columns, sum_scores
 from .speculation import Drafter, Frontier, Level, Lookahead, Rows, Speculation, of_rows
-from .transition import DeviceCatalogue, over_vocabulary
+from .transition import DeviceCatalogue, is_leaf, over_vocabulary
 from .tree import Nodes
 
 
@@ -336,7 +336,7 @@ def _ended(
     kept: Beams, catalogue: DeviceCatalogue, plan: DecodePlan, *, level: int
 ) -> tuple[Beams, Bool[Tensor, "batch kept"]]:
     """The candidates, and which of them are complete: nothing follows those."""
-    ends = catalogue.is_leaf(kept.states, level=level + 1)
+    ends = is_leaf(kept.states, catalogue, level=level + 1)
     if plan.stopping_criteria is None:
         return kept, ends
     ends = ends | plan.apply(plan.stopping_criteria, kept.sequences)

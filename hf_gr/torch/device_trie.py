@@ -103,19 +103,6 @@ class LivingBits:
 
 
 @dataclass(frozen=True)
-class FlatTrie:
-    """A trie without levels; the node after the last stands for no prefix.
-
-    Attributes:
-        tokens: the token on the edge into each node; 0 for the root and for no prefix.
-        first_child: the first child of each node, whose children end where those of the next one begin.
-    """
-
-    tokens: Int[Tensor, " nodes"]
-    first_child: Int[Tensor, " nodes_and_one"]
-
-
-@dataclass(frozen=True)
 class LevelConstants:
     """What every step from a level reads; made once, since a step of a small vocabulary costs as much as its calls.
 
@@ -235,17 +222,6 @@ class DeviceTrie:
         wanted = nodes << TOKEN_BITS | tokens.clamp(min=0)
         at = torch.searchsorted(self.edges, wanted).clamp(max=len(self.edges) - 1)
         return torch.where((self.edges[at] == wanted) & (tokens >= 0), at + 1, self.num_nodes)
-
-    @cached_property
-    def flat(self) -> FlatTrie:
-        """The trie without levels."""
-        nodes = torch.arange(self.num_nodes, device=self.tokens.device)
-        levels = list(zip(self.level_starts, self.level_starts[1:], strict=False))
-        first = [self.child_range(nodes[start:end], level=level)[0] for level, (start, end) in enumerate(levels[:-1])]
-        tokens = [self._edges_from(level)[1] for level in range(len(self.branching))]
-        end = nodes.new_full((levels[-1][1] - levels[-1][0] + 2,), self.num_nodes)
-        nothing = nodes.new_zeros(1)
-        return FlatTrie(tokens=torch.cat([nothing, *tokens, nothing]), first_child=torch.cat([*first, end]))
 
     def _edges_from(self, level: int) -> tuple[Int[Tensor, " children"], Int[Tensor, " children"]]:
         """The parent and the token of every node one level below, in order."""

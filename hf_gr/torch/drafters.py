@@ -78,7 +78,7 @@ class Assistant:
         logits = scorer.begin()[0]
         if level:
             logits = self._score(scorer, nodes_of(beams), depth=1)
-        search = (Samples if frontier.plan.is_relaxed else Guesses)(frontier, scorer)
+        search = (Samples if frontier.plan.is_relaxed else Best)(frontier, scorer)
         nodes, first = None, beams.scores.shape[1] * max(level - 1, 0)  # of the beams among all nodes of the forward
         for depth, number in enumerate([*whole, *[self.num_beams] * self.num_steps], start=level + 1):
             if nodes is not None:
@@ -150,64 +150,37 @@ class Samples(DraftSearch):
         return Nodes(nodes.tokens, nodes.parents, nodes.states, log_probs=log_probs)
 
 
-class Guesses(DraftSearch):
-    """What the target's beams will be if it scores as the draft does, and the N - K most likely misses.
+class Best(DraftSearch):
+    """The N best nodes of a level, with the target's own noise if it samples.
 
-    The first K nodes follow the target's own rule: from K beams, with its noise if it samples. Any other node lacks
-    something to be among them: what the worst of them is ahead of it, or what a node above it lacks, if that is more.
-    Those that lack least are taken.
-
-    Source: AtSpeed, equation 1, where all N beams compete on every level: children of nodes that the target does not
-    continue from displace there those that it chooses among.
+    Source: AtSpeed, equation 1.
     """
 
     def __init__(self, frontier: Frontier, scorer: Scorer) -> None:
         super().__init__(frontier, scorer)
-        self.lacks = torch.zeros_like(self.nodes.scores)  # in log-probability; none for what the beams would be
-        self.paths = paths_of(self.nodes)
+        # Paths that do not compete: how far each node is behind what they would choose.
+        self.paths, self.behind = None, torch.zeros_like(self.nodes.scores)
+        if not self.plan.is_beam_search:
+            self.paths = paths_of(self.nodes)
 
     def step(self, logits: Float[Tensor, "batch nodes vocab"], *, depth: int, number: int) -> Nodes:
         """See `DraftSearch.step`."""
         legal, scores = self.children(logits, depth=depth)
-        is_open = open_children(legal, self.catalogue, depth=depth)
-        lacks = torch.maximum(self._lacks(legal, scores, is_open), self.lacks[..., None])
-        lacks = torch.where(is_open & (scores > beam.DEAD), lacks, torch.inf).flatten(1)
-        least, picked = lacks.topk(min(number, lacks.shape[1]), largest=False)
-        picked = torch.where(least < torch.inf, picked, lacks.shape[1])
+        keys = scores
+        if self.plan.do_sample:
+            assert self.plan.noise is not None
+            keys = scores + self.plan.noise.gumbel(self.nodes, legal, paths=self.paths)
+        if self.paths is not None:
+            keys = keys - keys.amax(dim=-1, keepdim=True) + self.behind[..., None]
+        is_open = open_children(legal, self.catalogue, depth=depth) & (scores > beam.DEAD)
+        keys = torch.where(is_open, keys, self.dead).flatten(1)
+        best, picked = keys.topk(min(number, keys.shape[1]))
+        picked = torch.where(best > beam.DEAD, picked, keys.shape[1])
         dead_state = self.catalogue.dead_state
         nodes = beam.select(self.nodes, legal, scores, num_kept=picked.shape[1], dead_state=dead_state, picked=picked)
-        self.nodes, self.lacks, self.paths = nodes, least, self.paths.gather(1, nodes.parents)
+        self.nodes, self.behind = nodes, best
+        self.paths = None if self.paths is None else self.paths.gather(1, nodes.parents)
         return Nodes(nodes.tokens, nodes.parents, nodes.states)
-
-    def _lacks(
-        self,
-        legal: Children,
-        scores: Float[Tensor, "batch nodes children"],
-        is_open: Bool[Tensor, "batch nodes children"],
-    ) -> Float[Tensor, "batch nodes children"]:
-        """What each child lacks to be chosen, if the node above it is a beam."""
-        plan, keys = self.plan, scores
-        if plan.do_sample:
-            assert plan.noise is not None
-            paths = None if plan.is_beam_search else self.paths
-            keys = scores + plan.noise.gumbel(self.nodes, legal, paths=paths)
-        if not plan.is_beam_search:
-            return keys.amax(dim=-1, keepdim=True) - keys
-        of_beams = is_open & (self.lacks <= 0)[..., None]
-        if not plan.do_sample:
-            return _nth(torch.where(of_beams, scores, self.dead), plan.num_beams) - scores
-        # More are drawn than there are beams, and the best of those continue.
-        drawn = _nth(torch.where((self.lacks <= 0)[..., None], keys, self.dead), plan.num_kept)
-        best = _nth(torch.where(of_beams & (keys >= drawn), scores, self.dead), plan.num_beams)
-        return torch.maximum(drawn - keys, best - scores)
-
-
-def _nth(values: Float[Tensor, "batch nodes children"], number: int) -> Float[Tensor, "batch 1 1"]:
-    """The n-th largest value of every row, `-inf` if there are fewer."""
-    flat = values.flatten(1)
-    if flat.shape[1] < number:
-        return flat.new_full((len(flat), 1, 1), beam.DEAD)
-    return flat.topk(number).values[:, -1, None, None]
 
 
 class TreeDrafter:

@@ -28,7 +28,7 @@ from .children import Children
 from .plan import DecodePlan
 from .scorers import Depth, Scorer
 from .transfers import to_device
-from .transition import DeviceCatalogue
+from .transition import DeviceCatalogue, children
 from .tree import Nodes
 
 
@@ -116,7 +116,7 @@ class Frontier:
     def legal(self) -> Children:
         """The children of the beams; looked up once, when somebody asks."""
         if self._legal is None:
-            self._legal = self.catalogue.children(self.beams, level=self.level)
+            self._legal = children(self.beams.states, self.catalogue, level=self.level)
         return self._legal
 
     def where(self, flags: Sequence[bool]) -> Frontier:

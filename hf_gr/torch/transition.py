@@ -23,7 +23,6 @@ from torch import Tensor
 
 from hf_gr.catalogue.rules import BatchRules
 from hf_gr.catalogue.snapshot import Snapshot
-from hf_gr.core.beam import Beams
 
 from .children import (
     Children,
@@ -138,14 +137,6 @@ class DeviceCatalogue:
     def is_ragged(self) -> bool:
         """Whether some sequence is shorter than another."""
         return any(self.has_leaves[:-1])
-
-    def children(self, beams: Beams, *, level: int) -> Children:
-        """The living children of beams by their states; the tokens before them do not matter."""
-        return children(beams.states, self, level=level)
-
-    def is_leaf(self, states: Int[Tensor, "batch beams"], *, level: int) -> Bool[Tensor, "batch beams"]:
-        """Whether a sequence ends in each state."""
-        return is_leaf(states, self, level=level)
 
 
 @torch.inference_mode(False)  # what is kept here serves training, too

@@ -195,7 +195,7 @@ class Call:
         # A catalogue without these tokens could never begin or end with them.
         config.forced_bos_token_id = None
         config.forced_eos_token_id = forced_end(config, rules.shared, max_new_tokens) if several is None else None
-        is_ours = draft.verification.by_head_alone or _is_ours(model, config, model_kwargs)
+        is_ours = several is None and (draft.verification.by_head_alone or _is_ours(model, config, model_kwargs))
         call = cls(
             model,
             inputs,
@@ -217,11 +217,6 @@ class Call:
 
     def _check_fallback(self) -> None:
         """Refuse, or report, options that transformers' loop does not have."""
-        if self.answers is not None:
-            raise ValueError(
-                "separator is given, expected None in transformers' loop: pass logits_processor=["
-                "ConstraintLogitsProcessor(index, separator=...)] and no constraint_index"
-            )
         for name, value in (("seed", self.seeds), ("generator", self.generator)):
             if value is not None:
                 raise ValueError(f"{name} is given, expected None in transformers' loop: use torch.manual_seed")
@@ -256,10 +251,9 @@ class Call:
             config,
             plan=self._plan(input_ids, processors, criteria, forces_end=forces_end),
             rules=self.rules,
-            answers=self.answers,
             inputs=self.prompt.inputs,
             synced_gpus=self.passed_on["synced_gpus"],
-            is_static=kind == "static" and self.answers is None,
+            is_static=kind == "static",
         )
 
     def answer(self, prepared: Prepared, search: Search, decoded: Decoded) -> Any:
@@ -283,8 +277,7 @@ class Call:
             fields["beam_indices"] = decoded.beam_indices.int()
         is_encoder_decoder = self.model.config.is_encoder_decoder
         made = output_class(is_encoder_decoder=is_encoder_decoder, is_beam_search=config.num_beams > 1)
-        read = self.rules if self.answers is None else self.answers.items
-        return with_items(made(**fields), read, prompts.shape[1])
+        return with_items(made(**fields), self.rules, prompts.shape[1])
 
     def _plan(
         self, input_ids: Tensor, processors: LogitsProcessorList, criteria: StoppingCriteriaList, *, forces_end: bool

@@ -16,13 +16,10 @@ import torch
 from torch import Tensor
 
 from hf_gr.catalogue.item_ids import ItemId
-from hf_gr.catalogue.rules import BatchRules, combine_rules
-from hf_gr.catalogue.separators import check_separator, split
+from hf_gr.catalogue.rules import BatchRules
+from hf_gr.catalogue.separators import Answers, check_separator, split
 from hf_gr.catalogue.sequences import read_rows
-from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.catalogue.trie import PADDING
-from hf_gr.torch.several_labels import AnswerCatalogue, LivingLabels, allowed_tokens, living_labels, read_answers
-from hf_gr.torch.transfers import to_device
 from hf_gr.torch.transition import DeviceCatalogue, advance, children, device_catalogue
 
 MOST_NODES = 2**22  # of tries that are walked by their edges, eight bytes each: 32 MB
@@ -162,7 +159,7 @@ class OneSequence(Constraint):
 
 
 class SeveralLabels(Constraint):
-    """An answer is several labels, each at most once, with a separator between them.
+    """An answer is several labels, each at most once, with a separator between them: on the host, row by row.
 
     Args:
         rules: the catalogue of every prompt, with an end token.
@@ -170,16 +167,16 @@ class SeveralLabels(Constraint):
         max_labels: the most labels of one answer; None for as many as there are.
 
     Raises:
-        ValueError: a separator that is also inside a label; additions to views of one index.
+        ValueError: a separator that is also inside a label.
     """
 
     def __init__(self, rules: BatchRules, separator: tuple[int, ...], max_labels: int | None) -> None:
+        super().__init__(rules)
         for snapshot in rules.snapshots:
             check_separator(snapshot, separator)
-        super().__init__(_as_living_items(rules))
         self.separator = separator
         self.max_labels = max_labels
-        self._living: dict[torch.device, LivingLabels] = {}
+        self._answers: dict[int, Answers] = {}
 
     @property
     def max_token_id(self) -> int:
@@ -187,22 +184,14 @@ class SeveralLabels(Constraint):
         return max(super().max_token_id, *self.separator)
 
     def mask(self, generated: Tensor, scores: Tensor, num_prompts: int) -> Tensor:
-        """See `Constraint.mask`; every scored position of every row is a row of its own."""
-        num_rows, num_scores, vocab_size = scores.shape
-        if not num_scores:
-            return scores
-        living = self._living_on(scores.device)
-        rules = torch.zeros(num_prompts, dtype=torch.long, device=scores.device)
-        if self.rules.rule_of_row is not None:
-            rules = to_device(self.rules.rule_of_row, scores.device)
-        rules = rules.repeat_interleave(num_rows * num_scores // num_prompts)
-        places = torch.arange(generated.shape[1], device=scores.device)
-        lengths = torch.arange(num_scores, device=scores.device) + generated.shape[1] - num_scores + 1
-        known = places < lengths[:, None]
-        tokens = torch.where(known, generated[:, None].clamp(min=0), -1).flatten(0, 1)
-        options: dict[str, Any] = {"separator": self.separator, "max_labels": self.max_labels}
-        answers = read_answers(tokens, living, rules, **options)
-        allowed = allowed_tokens(answers, living, rules, vocab_size, **options).view(scores.shape)
+        """See `Constraint.mask`."""
+        (num_rows, num_scores, _), allowed = scores.shape, torch.zeros(scores.shape, dtype=torch.bool)
+        first = generated.shape[1] - num_scores + 1
+        for number, row in enumerate(generated.tolist()):
+            answers = self._answers_of(number * num_prompts // num_rows)
+            for place in range(num_scores):
+                allowed[number, place, answers.next_tokens(row[: first + place])] = True
+        allowed = allowed.to(scores.device)
         masked = self._unblocked(scores.masked_fill(~allowed, -torch.inf), allowed)
         return torch.where(allowed.any(dim=-1, keepdim=True), masked, self._over(scores))
 
@@ -212,19 +201,6 @@ class SeveralLabels(Constraint):
         assert eos_token_id is not None
         return split(row, self.separator, eos_token_id) if eos_token_id in row else []
 
-    def catalogue(self, num_prompts: int, device: torch.device, *, max_length: int) -> AnswerCatalogue:
-        """The answers as what may be generated for a batch.
-
-        Args:
-            num_prompts: B.
-            device: the device.
-            max_length: the most tokens of an answer.
-        """
-        rules = torch.zeros(num_prompts, dtype=torch.long, device=device)
-        if self.rules.rule_of_row is not None:
-            rules = to_device(self.rules.rule_of_row, device)
-        return AnswerCatalogue(self._living_on(device), rules, self.separator, self.max_labels, max_length)
-
     @property
     def longest_answer(self) -> int | None:
         """The most tokens of an answer, its end token included; None if nothing limits its labels."""
@@ -233,10 +209,19 @@ class SeveralLabels(Constraint):
         of_label = self.rules.shared.max_length - 1
         return self.max_labels * (of_label + len(self.separator)) - len(self.separator) + 1
 
-    def _living_on(self, device: torch.device) -> LivingLabels:
-        if device not in self._living:
-            self._living[device] = living_labels(self.rules.snapshots, device)
-        return self._living[device]
+    def _answers_of(self, prompt: int) -> Answers:
+        """What may follow after a prompt: what is hidden from it is dead there."""
+        rules, key = self.rules, prompt
+        if rules.excluded_ids is None:
+            key = 0 if rules.rule_of_row is None else int(rules.rule_of_row[prompt])
+        if key not in self._answers:
+            snapshot = rules.of_row(prompt)
+            if rules.excluded_ids is not None:
+                items = list(rules.excluded_ids[prompt])
+                known = [item for item, is_item in zip(items, snapshot.has_items(items), strict=True) if is_item]
+                snapshot = snapshot.remove(known) if known else snapshot
+            self._answers[key] = Answers(snapshot, self.separator, self.max_labels)
+        return self._answers[key]
 
 
 def _has_all_edges(catalogue: DeviceCatalogue) -> bool:
@@ -248,15 +233,3 @@ def _has_all_edges(catalogue: DeviceCatalogue) -> bool:
     base = catalogue.base
     is_whole = catalogue.added is None and base.alive is None and base.hidden is None
     return is_whole and base.trie.num_nodes <= MOST_NODES
-
-
-def _as_living_items(rules: BatchRules) -> BatchRules:
-    """The same rules as living items, for several labels: what is hidden from a row is dead there."""
-    if rules.excluded_ids is None:
-        return rules
-    rows: list[Snapshot] = []
-    for number, excluded in enumerate(rules.excluded_ids):
-        snapshot, items = rules.of_row(number), list(excluded)
-        known = [item for item, is_item in zip(items, snapshot.has_items(items), strict=True) if is_item]
-        rows.append(snapshot.remove(known) if known else snapshot)
-    return combine_rules(rows, one_each=True)

@@ -117,11 +117,15 @@ class ConstraintLogitsProcessor(LogitsProcessor):
         return self.constraint.rules
 
     @classmethod
-    def _of_rules(cls, rules: BatchRules, *, num_beams: int) -> ConstraintLogitsProcessor:
+    def _of(cls, constraint: Constraint) -> ConstraintLogitsProcessor:
         processor = cls.__new__(cls)
-        processor.constraint, processor.prompt_length = OneSequence(rules, num_beams=num_beams), None
+        processor.constraint, processor.prompt_length = constraint, None
         processor._prompt, processor._longest = None, 0
         return processor
+
+    @classmethod
+    def _of_rules(cls, rules: BatchRules, *, num_beams: int) -> ConstraintLogitsProcessor:
+        return cls._of(OneSequence(rules, num_beams=num_beams))
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Mask scores by the tokens before them.

@@ -34,6 +34,7 @@ from .checkpoints import prepare_upload, save_beside
 from .heads import add_draft_head
 from .logits_process import keep_dead
 from .loop import generate_by_processor
+from .several import generate_several
 from .warm_up import Capture, warm_up
 
 # Carries `push_to_hub(custom_generate=True)` through transformers' own method to `save_pretrained`.
@@ -82,8 +83,9 @@ class GRGenerationMixin(Overrides, GenerationMixin):
                 processors also see the draft's scores: they must not keep state between calls.
             separator: for answers of several sequences of the catalogue, none twice, such as labels of a text: what is
                 between two of them, token ids or a text, which needs `tokenizer=`. Labels include the space before
-                them: ",", not ", ". The catalogue needs an end token; drafts and `warm_up` are not for such calls. The
-                output's `item_ids` has the labels of every answer.
+                them: ",", not ", ". The catalogue needs an end token. Such calls run in transformers' own loop with
+                the constraint on the host, without drafts, seeds and `warm_up`. The output's `item_ids` has the labels
+                of every answer.
             max_labels: the most sequences of one answer; with `separator` this or `max_new_tokens` is needed.
             seed: of the samples: a 64-bit integer for each prompt, or one, from which every prompt gets its own (the
                 first that integer itself). A prompt's samples depend on the model, the catalogue, the settings, its
@@ -161,6 +163,8 @@ class GRGenerationMixin(Overrides, GenerationMixin):
             seed=seed,
             generator=generator,
         )
+        if call.answers is not None:
+            return generate_several(generate, call, call.answers)
         if not call.is_ours:
             return generate_by_processor(generate, call)
         prepared = call.prepare(generate)

@@ -20,7 +20,6 @@ from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.generation import internals
 from hf_gr.generation.configuration import VERIFICATION
 from hf_gr.generation.torch.caches import with_slots
-from hf_gr.generation.torch.constraints import SeveralLabels
 from hf_gr.generation.torch.layouts import attends_in_parts, may_take_nodes
 from hf_gr.generation.torch.models import is_patched
 from hf_gr.generation.torch.prompts import Prompt
@@ -46,7 +45,6 @@ class Prepared:
         inputs: the prompt as given in the call: for an encoder-decoder, the encoder's input.
         synced_gpus: whether all processes must run equally many forwards.
         is_static: whether `cache_implementation="static"` asks for a captured decode.
-        answers: the constraint of answers of several sequences; None for one sequence each.
     """
 
     input_ids: Tensor
@@ -57,7 +55,6 @@ class Prepared:
     inputs: Tensor | None
     synced_gpus: bool
     is_static: bool = False
-    answers: SeveralLabels | None = None
 
 
 @dataclass(frozen=True)
@@ -145,11 +142,7 @@ class Draft:
         """Make the scorer, the drafter and the catalogue on the device; the first forward is the search's."""
         prompts = self.prompts(prepared)
         device = prepared.input_ids.device
-        if prepared.answers is None:
-            catalogue: Any = device_catalogue(prepared.rules, device)
-        else:
-            longest = prepared.plan.max_new_tokens
-            catalogue = prepared.answers.catalogue(len(prepared.input_ids), device, max_length=longest)
+        catalogue = device_catalogue(prepared.rules, device)
         scorer = make_scorer(self.model, prompts, in_parts=attends_in_parts(self.model))
         return Search(scorer, catalogue, self.drafter(prepared, catalogue, scorer), prompts)
 
