@@ -4,20 +4,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from cpu_graph import CpuGraph, poison
 
-from hf_gr.torch.graphs import Entry, GraphCache
+from hf_gr.generation.torch import captured
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
     graph: CpuGraph
     outputs: Any
+    backend: CpuGraphs
 
     @property
     def num_bytes(self) -> int:
@@ -26,22 +28,27 @@ class Program:
     def replay(self) -> Any:
         self.graph.poison()  # as another graph of the pool would leave its memory
         self.graph.replay()
+        self.backend.num_replays += 1
         return self.outputs
 
 
 class CpuGraphs:
     """A backend that captures by `CpuGraph`."""
 
-    is_capturing = False
-
-    def __init__(self, *, waits: bool = True, device: str = "cpu") -> None:
-        self.waits = waits
+    def __init__(self, device: str = "cpu") -> None:
         self.device = device
-        self.num_captures = self.num_launches = 0
+        self.num_captures = self.num_replays = self.num_launches = 0
+        self._lock = threading.Lock()
 
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        yield
+    @classmethod
+    def installed(cls, monkeypatch: pytest.MonkeyPatch, device: str = "cpu") -> CpuGraphs:
+        """The backend of all decodes that are captured."""
+        backend = cls(device)
+        monkeypatch.setattr(captured, "backend_of", lambda device: backend)
+        return backend
+
+    def turn(self) -> Any:
+        return self._lock
 
     def capture(self, function: Callable[[], Any]) -> Program:
         function()
@@ -49,15 +56,20 @@ class CpuGraphs:
         with graph.capture():
             outputs = function()
         self.num_captures, self.num_launches = self.num_captures + 1, graph.launches
-        return Program(graph, outputs)
-
-    def settle(self) -> None:
-        pass
+        return Program(graph, outputs, self)
 
 
-def poison_buffers(cache: GraphCache) -> list[Entry]:
+def capture(model: Any, inputs: dict[str, Any], **options: Any) -> captured.Program:
+    """Capture the decode of such calls, as `model.warm_up` does."""
+    with captured.capturing() as found:
+        model.generate(**inputs, cache_implementation="static", **options)
+    (program,) = found
+    return program
+
+
+def poison_buffers(model: Any) -> list[captured.Program]:
     """Fill the static buffers of all programs with large finite values."""
-    for entry in cache.entries:
-        assert entry.recipe is not None
-        poison(entry.recipe.buffers)
-    return cache.entries
+    programs = captured.PROGRAMS.get(model, [])
+    for program in programs:
+        poison(program.captured.buffers)
+    return programs

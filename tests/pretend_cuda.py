@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 from unittest import mock
 
 import torch
@@ -344,8 +344,42 @@ def _of_values(func: Any, args: Any, kwargs: Any) -> Any:
     return func(args[0].on_host, *args[1:], **kwargs)
 
 
+@torch.library.custom_op("pretend_cuda::scaled_dot_product_attention", mutates_args=())
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Optional[Tensor],  # noqa: UP045
+    dropout_p: float,
+    is_causal: bool,
+    scale: Optional[float],  # noqa: UP045
+    enable_gqa: bool,
+) -> Tensor:
+    how = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value, **how, enable_gqa=enable_gqa)
+
+
+def _one_attention(func: Any, args: Any, kwargs: Any) -> Tensor:
+    """One operation of the device, which a graph records; the CPU's own choice of kernels is made below."""
+
+    def call(
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        return _attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+    with torch._C.DisableTorchFunctionSubclass():
+        return call(*args, **kwargs)
+
+
 SPECIAL: dict[Any, Callable[[Any, Any, Any], Any]] = {
-    torch.nn.functional.scaled_dot_product_attention: _one_kernel,
+    torch.nn.functional.scaled_dot_product_attention: _one_attention,
     Tensor.tolist: _tolist,
     Tensor.numpy: _refuse_numpy,
     Tensor.__array__: _refuse_numpy,

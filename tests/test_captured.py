@@ -8,22 +8,23 @@ that programs share. The same calls run uncaptured, which is what a CPU does.
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
-from dataclasses import replace
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
 import torch
 from cpu_graph import poison
-from cpu_graphs import CpuGraphs, poison_buffers
+from cpu_graphs import CpuGraphs, capture, poison_buffers
 from families import EOS, build, prompts
 
 from hf_gr import ConstraintIndex, enable
 from hf_gr.generation.torch import captured
 from hf_gr.generation.torch.model_state import state_of
-from hf_gr.torch.graphs import GraphCache, Uncaptured
+from hf_gr.torch.graphs import Uncaptured
 
 SCORE_TOL = 1e-5  # fp32 sums of 4 log-probabilities: a bucket's masked keys are added in another order
 STATIC = {"cache_implementation": "static"}
@@ -48,16 +49,9 @@ def new_index(**kwargs: Any) -> ConstraintIndex:
 
 
 @pytest.fixture
-def cache(monkeypatch: pytest.MonkeyPatch) -> GraphCache:
-    """An empty cache of graphs on the CPU; what is reported is an error."""
-
-    def report(message: str) -> None:
-        raise AssertionError(message)
-
-    backend = CpuGraphs()
-    cache = GraphCache(report=report, backend=lambda device: backend)
-    monkeypatch.setattr(captured, "GRAPHS", cache)
-    return cache
+def graphs(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> CpuGraphs:
+    """Graphs on the CPU."""
+    return CpuGraphs.installed(monkeypatch)
 
 
 @pytest.fixture
@@ -78,7 +72,7 @@ def assert_same(expected: Any, found: Any, *, atol: float = SCORE_TOL) -> None:
 def both(model: Any, inputs: dict[str, Any], **options: Any) -> None:
     """The eager answer and the captured one, from poisoned buffers."""
     expected = model.generate(**inputs, **DETAILS, **options)
-    poison_buffers(captured.GRAPHS)
+    poison_buffers(model)
     assert_same(expected, model.generate(**inputs, **DETAILS, **STATIC, **options))
 
 
@@ -86,100 +80,111 @@ def seeded(options: dict[str, Any], seed: int) -> dict[str, Any]:
     return options | ({"seed": seed} if options.get("do_sample") else {})
 
 
-def replay_all(model: Any, cache: GraphCache, index: ConstraintIndex, options: dict[str, Any]) -> None:
+def replay_all(model: Any, graphs: CpuGraphs, index: ConstraintIndex, options: dict[str, Any]) -> None:
     """One capture, then prompts of other lengths in the same bucket."""
-    both(model, prompts(2, 9, padded=True), constraint_index=index, **seeded(options, 0))
+    capture(model, prompts(2, 9, padded=True), constraint_index=index, **seeded(options, 0))
     for number, length in enumerate((12, 16, 5, 9)):
         inputs = prompts(2, length, padded=length != 12, seed=length)
         if length == 12:
             del inputs["attention_mask"]
         both(model, inputs, constraint_index=index, **seeded(options, number))
-    assert (cache.num_captures, cache.num_replays) == (1, 4)
+    assert (graphs.num_captures, graphs.num_replays) == (1, 5)
 
 
 # Proof 3: captured with one prompt, replayed with others
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_one_capture_answers_prompts_of_other_lengths(options: dict[str, Any], cache: GraphCache) -> None:
-    replay_all(enable(build("qwen3")), cache, new_index(), options)
+def test_one_capture_answers_prompts_of_other_lengths(options: dict[str, Any], graphs: CpuGraphs) -> None:
+    replay_all(enable(build("qwen3")), graphs, new_index(), options)
 
 
 @pytest.mark.parametrize("attention", [None, "eager"])
 @pytest.mark.parametrize("family", ["deepseek_v3", "gemma2", "gemma3_text", "gpt2", "mistral", "phi3"])
-def test_one_capture_answers_in_every_kind_of_layer(family: str, attention: str | None, cache: GraphCache) -> None:
+def test_one_capture_answers_in_every_kind_of_layer(family: str, attention: str | None, graphs: CpuGraphs) -> None:
     how = {} if attention is None else {"attn_implementation": attention}
-    replay_all(enable(build(family, **how)), cache, new_index(), BEAMS)
+    replay_all(enable(build(family, **how)), graphs, new_index(), BEAMS)
 
 
 @pytest.mark.parametrize("name", ["beams", "greedy", "sampled beams", "few of many"])
-def test_sequences_of_several_lengths_are_captured(name: str, cache: GraphCache) -> None:
+def test_sequences_of_several_lengths_are_captured(name: str, graphs: CpuGraphs) -> None:
     index = ConstraintIndex.from_sequences(RAGGED, eos_token_id=EOS)
-    replay_all(enable(build("qwen3")), cache, index, OPTIONS[name])
+    replay_all(enable(build("qwen3")), graphs, index, OPTIONS[name])
 
 
-def test_exclusions_rules_and_updates_change_between_replays(cache: GraphCache) -> None:
+def test_exclusions_rules_and_updates_change_between_replays(graphs: CpuGraphs, said: list[str]) -> None:
     model, index, generator = enable(build("qwen3")), new_index(), np.random.default_rng(1)
     inputs = prompts(2, 9, padded=True)
-    for _ in range(5):  # exclusions; as many as fill the same powers of two
-        excluded = [generator.choice(IDS, 5 + row, replace=False).tolist() for row in range(2)]
+    capture(model, inputs, constraint_index=index, exclude_items=[IDS[:7], IDS[9:12]], **BEAMS)
+    for number in (0, 1, 3, 5, 8):  # no more than there is room for
+        excluded = [generator.choice(IDS, max(number - row, 0), replace=False).tolist() for row in range(2)]
         both(model, inputs, constraint_index=index, exclude_items=excluded, **BEAMS)
-    most = cache.num_captures
-    assert most <= 3
-    assert cache.num_replays >= 2
-    for _ in range(4):  # a view for each prompt
-        views = [index.where(generator.choice(IDS, 50, replace=False).tolist()) for _ in range(2)]
-        both(model, inputs, constraint_index=views, **BEAMS)
-    assert cache.num_captures == most + 1
-    for number in range(4):  # removals
+    both(model, inputs, constraint_index=index, **BEAMS)
+    assert (graphs.num_captures, graphs.num_replays, said) == (1, 7, [])
+
+    def views() -> list[ConstraintIndex]:
+        return [index.where(generator.choice(IDS, 50, replace=False).tolist()) for _ in range(2)]
+
+    rules = views()
+    model.generate(**inputs, constraint_index=rules, **BEAMS)  # a rule's second use makes its tables
+    capture(model, inputs, constraint_index=rules, **BEAMS)
+    for _ in range(3):
+        both(model, inputs, constraint_index=views(), **BEAMS)
+    index.remove(IDS[:3])
+    model.generate(**inputs, constraint_index=index, **BEAMS)
+    capture(model, inputs, constraint_index=index, **BEAMS)
+    for number in range(1, 4):  # removals
         index.remove(IDS[3 * number : 3 * number + 3])
         both(model, inputs, constraint_index=index, **BEAMS)
-    assert cache.num_captures == most + 2
-    for number in range(4):  # additions: each may change shapes, none the answers
-        index.add(generator.integers(3, 24, size=(2, 4)), item_ids=[f"new {number}", f"newer {number}"])
-        both(model, inputs, constraint_index=index, **BEAMS)
-        both(model, inputs, constraint_index=index, **BEAMS)
-        both(model, inputs, constraint_index=index, exclude_items=[[f"new {number}"], [IDS[50]]], **BEAMS)
+    assert (graphs.num_captures, said) == (3, [])
+    assert graphs.num_replays == 7 + 4 + 4
+    index.add([[3, 3, 3, 3], [4, 4, 4, 4]], item_ids=["new", "newer"])  # other shapes: eager, until captured again
+    both(model, inputs, constraint_index=index, **BEAMS)
+    both(model, inputs, constraint_index=index, exclude_items=[IDS[30:60], []], **BEAMS)
+    assert graphs.num_replays == 7 + 4 + 4
+    assert "a call that model.warm_up has not captured" in said[0]
 
 
-def test_a_catalogue_is_replaced_by_a_larger_one(cache: GraphCache) -> None:
+def test_programs_of_a_catalogue_that_is_gone_are_dropped(graphs: CpuGraphs) -> None:
     model, inputs = enable(build("qwen3")), prompts(2, 9)
     for size in (40, 300, 150):
         index = ConstraintIndex.from_sequences(ROWS[:size])
-        for _ in range(3):
-            both(model, inputs, constraint_index=index, **BEAMS)
-    assert cache.num_captures == 3
-
-
-def test_programs_of_a_catalogue_that_is_gone_are_dropped(cache: GraphCache) -> None:
-    model, inputs = enable(build("qwen3")), prompts(2, 9)
-    for _ in range(4):
-        index = new_index()
-        for _ in range(2):
-            both(model, inputs, constraint_index=index, **BEAMS)
+        capture(model, inputs, constraint_index=index, **BEAMS)
+        both(model, inputs, constraint_index=index, **BEAMS)
+        assert len(captured.PROGRAMS[model]) == 1
         del index
-    assert cache.num_captures == 4
-    assert cache.entries == []
+    assert (graphs.num_captures, graphs.num_replays) == (3, 6)
+
+
+def test_programs_go_with_their_model(graphs: CpuGraphs) -> None:
+    model = enable(build("qwen3"))
+    program = ref(capture(model, prompts(2, 9), constraint_index=new_index(), **BEAMS))
+    assert program() is not None
+    del model
+    gc.collect()
+    assert program() is None
 
 
 @pytest.mark.parametrize("variant", [{}, {"use_placeholders": False}, {"transition": "add"}])
-def test_a_head_that_decides_alone_is_captured(variant: dict[str, Any], cache: GraphCache) -> None:
+def test_a_head_that_decides_alone_is_captured(variant: dict[str, Any], graphs: CpuGraphs) -> None:
     index = new_index()
     model = enable(build("qwen3"))
     torch.manual_seed(0)
     model.add_draft_head(index, **variant)
     for parameter in model.draft_head.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
+    capture(model, prompts(2, 9, padded=True), constraint_index=index, drafting="head", **BEAMS)
     for length in (9, 30, 5, 12):  # hidden states have no length
         inputs = prompts(2, length, padded=True)
         both(model, inputs, constraint_index=index, drafting="head", **BEAMS)
-    assert (cache.num_captures, cache.num_replays) == (1, 3)
+    assert (graphs.num_captures, graphs.num_replays) == (1, 5)
 
 
-def test_the_catalogues_draft_is_captured(cache: GraphCache, said: list[str]) -> None:
+def test_the_catalogues_draft_is_captured(graphs: CpuGraphs, said: list[str]) -> None:
     """Widths are fixed, and the host reads once whether all nodes fitted."""
     model, index = enable(build("qwen3")), new_index()
     options = {"constraint_index": index, "drafting": "trie", **BEAMS}
+    capture(model, prompts(2, 9, padded=True), **options)
     for number, length in enumerate((9, 12, 16, 5, 9)):
         both(model, prompts(2, length, padded=True, seed=number), **options)
     found = model.generate(**prompts(2, 9, padded=True), **DETAILS, **STATIC, **options)
@@ -187,38 +192,25 @@ def test_the_catalogues_draft_is_captured(cache: GraphCache, said: list[str]) ->
     assert_same(plain, found)
     assert found.speculation.target_forwards < plain.speculation.target_forwards
     assert (found.speculation.accepted_steps > 0).all()
-    assert cache.num_captures == 1
+    assert graphs.num_captures == 1
     assert said == []
 
 
-@pytest.mark.parametrize("always", [False, True])
-def test_a_draft_that_does_not_fit_is_no_answer(
-    always: bool, cache: GraphCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A plain program answers then; where that happens often, nothing is drafted."""
-    narrow = tuple((3,) if level else () for level in range(3)) if always else None
-    monkeypatch.setattr(captured, "DRAFTS", captured.Drafts())
-    right, misses = captured.Drafts.fits, []
-
-    def fits(self: Any, key: Any, flags: torch.Tensor) -> bool:
-        misses.append(not right(self, key, flags))
-        return not misses[-1]
-
-    monkeypatch.setattr(captured.Drafts, "fits", fits)
-    if narrow is not None:
-        monkeypatch.setattr(captured, "fixed_widths", lambda *args, **kwargs: (*narrow, ()))
+def test_a_draft_that_does_not_fit_is_no_answer(graphs: CpuGraphs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call is decoded eagerly then."""
+    monkeypatch.setattr(captured, "fixed_widths", lambda *args, **kwargs: ((), (3,), (3,), ()))
     model, index = enable(build("qwen3")), new_index()
-    for number in range(9):
-        inputs = prompts(2, 9, padded=True, seed=number)
-        both(model, inputs, constraint_index=index, drafting="trie", **BEAMS)
-    assert sum(misses) == (3 if always else 0)
-    assert len(misses) == (3 if always else 8)
-    assert cache.num_captures == (2 if always else 1)
+    inputs = prompts(2, 9, padded=True)
+    capture(model, inputs, constraint_index=index, drafting="trie", **BEAMS)
+    both(model, inputs, constraint_index=index, drafting="trie", **BEAMS)
+    out = model.generate(**inputs, constraint_index=index, drafting="trie", **DETAILS, **STATIC, **BEAMS)
+    assert graphs.num_replays == 3
+    assert out.speculation.drafted_nodes.sum() > 6
 
 
 @pytest.mark.parametrize("drafting", ["head", "assistant"])
 def test_drafts_are_left_out_of_a_captured_decode(
-    drafting: str, cache: GraphCache, said: list[str], caplog: pytest.LogCaptureFixture
+    drafting: str, graphs: CpuGraphs, said: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     model, index, inputs = enable(build("qwen3")), new_index(), prompts(2, 9, padded=True)
     options: dict[str, Any] = {"drafting": drafting, "verification": "strict", **BEAMS}
@@ -227,39 +219,42 @@ def test_drafts_are_left_out_of_a_captured_decode(
     if drafting == "assistant":
         options["assistant_model"] = build("llama", seed=1)
     expected = model.generate(**inputs, constraint_index=index, **DETAILS, **BEAMS)
+    capture(model, inputs, constraint_index=index, **options)
     for length in (9, 12, 14):
         both(model, prompts(2, length, padded=True), constraint_index=index, **options)
     found = model.generate(**inputs, constraint_index=index, **DETAILS, **STATIC, **options)
     assert_same(expected, found)
     assert found.speculation.drafted_nodes.sum() == 0
-    assert (cache.num_captures, cache.num_replays) == (1, 3)
+    assert (graphs.num_captures, graphs.num_replays) == (1, 5)
     assert all("without a draft" in message for message in said)
     assert caplog.messages == []
 
 
-def test_on_a_cpu_the_same_code_runs_uncaptured(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = GraphCache()
-    monkeypatch.setattr(captured, "GRAPHS", cache)
-    replay_all(enable(build("qwen3")), cache, new_index(), BEAMS)
-    assert isinstance(cache.backend(torch.device("cpu")), Uncaptured)
+def test_on_a_cpu_the_same_code_runs_uncaptured() -> None:
+    model, index = enable(build("qwen3")), new_index()
+    program = capture(model, prompts(2, 9, padded=True), constraint_index=index, **BEAMS)
+    assert isinstance(program.captured.backend, Uncaptured)
+    for length in (12, 5):
+        both(model, prompts(2, length, padded=True), constraint_index=index, **BEAMS)
 
 
-def test_the_prompts_cache_is_that_of_an_eager_call(cache: GraphCache) -> None:
+def test_the_prompts_cache_is_that_of_an_eager_call(graphs: CpuGraphs) -> None:
     model, inputs, index = enable(build("qwen3")), prompts(2, 9, padded=True), new_index()
     expected = model.generate(**inputs, constraint_index=index, **DETAILS, **BEAMS).past_key_values
-    for _ in range(3):
+    capture(model, inputs, constraint_index=index, **BEAMS)
+    for _ in range(2):
         found = model.generate(**inputs, constraint_index=index, **DETAILS, **BEAMS, **STATIC).past_key_values
         for ours, theirs in zip(found.layers, expected.layers, strict=True):
             torch.testing.assert_close(ours.keys, theirs.keys, atol=0, rtol=0)
     both(model, inputs, constraint_index=index, past_key_values=expected, **BEAMS)
-    assert cache.num_replays == 3
+    assert graphs.num_replays == 4
 
 
 # Planted: a buffer that is not copied in
 
 
 @pytest.mark.parametrize("rules", ["views", "exclusions"])
-def test_every_buffer_that_is_not_copied_in_is_noticed(rules: str, cache: GraphCache) -> None:
+def test_every_buffer_that_is_not_copied_in_is_noticed(rules: str, graphs: CpuGraphs) -> None:
     model, inputs = enable(build("qwen3")), prompts(2, 12, padded=True)
     # Nodes of every level have several children, so that some are hidden and others not.
     rows = np.stack(np.meshgrid(*[np.arange(3, 7)] * 4), axis=-1).reshape(-1, 4)
@@ -274,37 +269,37 @@ def test_every_buffer_that_is_not_copied_in_is_noticed(rules: str, cache: GraphC
         wide = [n for n in numbers if n < 64 or (n < 160 and n // 16 % 2 == 0) or (n >= 160 and n // 4 % 2 == 0)]
         options["exclude_items"] = [IDS[:256:2], [f"item {number}" for number in wide]]
     expected = model.generate(**inputs, **DETAILS, **options)
-    for _ in range(2):
-        both(model, inputs, **options)
-    (entry,) = cache.entries
-    recipe, unread = entry.recipe, []
-    assert recipe is not None
-    for number, buffer in enumerate(recipe.buffers):
+    whole = capture(model, inputs, **options)
+    program = whole.captured
+    both(model, inputs, **options)
+    right, unread = program.fill, []
+    for number, buffer in enumerate(program.buffers):
 
         def fill(given: Any, buffer: torch.Tensor = buffer) -> None:
-            recipe.fill(given)
+            right(given)
             poison(buffer)
 
-        entry.recipe = replace(recipe, fill=fill)
+        program.fill = fill
         try:
             assert_same(expected, model.generate(**inputs, **DETAILS, **STATIC, **options))
         except (AssertionError, IndexError, RuntimeError):
             continue
         unread.append(number)
-    # The prompts' tokens, of which only the number counts; and levels on which nothing is hidden.
-    is_prompt = [number for number, buffer in enumerate(recipe.buffers) if buffer.shape == (2, 1)]
-    assert set(unread) <= set(is_prompt)
-    assert len(recipe.buffers) > 8
+    # The prompts' tokens, of which only the number counts; and the root, which nothing hides.
+    shapes = [buffer.shape for buffer in program.buffers]
+    is_prompt = [number for number, shape in enumerate(shapes) if shape == (2, 1)]
+    of_hidden = [number for number, shape in enumerate(shapes) if shape == (2, whole.most_hidden)]
+    assert set(unread) <= {*is_prompt, *of_hidden[:1]}
+    assert len(program.buffers) > 8
 
 
-def test_nothing_of_a_longer_prompt_is_read(cache: GraphCache) -> None:
+def test_nothing_of_a_longer_prompt_is_read(graphs: CpuGraphs) -> None:
     """Not even what is no number: a masked NaN would still spread."""
     model, index = enable(build("qwen3")), new_index()
     with torch.no_grad():
         model.get_input_embeddings().weight[60:] = torch.nan
-    for length in (9, 13):
-        inputs = prompts(2, length, padded=True)
-        both(model, inputs | {"input_ids": inputs["input_ids"].clamp(max=59)}, constraint_index=index, **BEAMS)
+    inputs = prompts(2, 9, padded=True)
+    capture(model, inputs | {"input_ids": inputs["input_ids"].clamp(max=59)}, constraint_index=index, **BEAMS)
     for length in (16, 12, 15, 7):
         inputs = prompts(2, length, seed=length)
         broken = inputs | {"input_ids": inputs["input_ids"].index_fill(1, torch.arange(3), 61)}
@@ -314,51 +309,55 @@ def test_nothing_of_a_longer_prompt_is_read(cache: GraphCache) -> None:
         shorter = {name: value[:, 3:] for name, value in whole.items()}
         found = model.generate(**shorter, constraint_index=index, **DETAILS, **BEAMS, **STATIC)
         assert_same(model.generate(**shorter, constraint_index=index, **DETAILS, **BEAMS), found)
-    assert cache.num_captures == 1
+    assert graphs.num_captures == 1
 
 
-def test_in_inference_mode_and_after_it(cache: GraphCache) -> None:
+def test_in_inference_mode_and_after_it(graphs: CpuGraphs) -> None:
     model, index, inputs = enable(build("qwen3")), new_index(), prompts(2, 9, padded=True)
     excluded = [IDS[:5], IDS[9:13]]
     for number in range(4):
         with torch.inference_mode(number % 2 == 0):
+            if not number:
+                capture(model, inputs, constraint_index=index, exclude_items=excluded, **BEAMS)
             both(model, inputs, constraint_index=index, exclude_items=excluded, **BEAMS)
         with torch.inference_mode(number % 2 == 1):
             both(model, inputs, constraint_index=index, **BEAMS)
-    assert (cache.num_captures, cache.num_replays) == (2, 6)
+    assert (graphs.num_captures, graphs.num_replays) == (1, 9)
 
 
 # Bad input: what changes between calls is never answered from before
 
 
-def test_weights_that_change_are_read_anew(cache: GraphCache) -> None:
+def test_weights_that_change_are_read_anew(graphs: CpuGraphs) -> None:
     model, other, index = enable(build("qwen3")), build("qwen3", seed=1), new_index()
-    inputs = prompts(2, 9, padded=True)
+    inputs, answers = prompts(2, 9, padded=True), []
 
-    def twice() -> torch.Tensor:
-        for _ in range(2):
-            both(model, inputs, constraint_index=index, **BEAMS)
-        return model.generate(**inputs, constraint_index=index, **DETAILS, **BEAMS).sequences_scores
+    def ask() -> int:
+        """Programs that answer; the answer is right in any case."""
+        before = graphs.num_replays
+        both(model, inputs, constraint_index=index, **BEAMS)
+        out = model.generate(**inputs, constraint_index=index, **DETAILS, **BEAMS)
+        answers.append(out.sequences_scores)
+        return graphs.num_replays - before
 
-    answers = [twice()]
+    capture(model, inputs, constraint_index=index, **BEAMS)
+    assert ask() == 1
     model.load_state_dict(other.state_dict())  # in place: the program still reads the right numbers
-    answers.append(twice())
-    assert cache.num_captures == 1
+    assert ask() == 1
     model.load_state_dict(build("qwen3", seed=2).state_dict(), assign=True)
-    answers.append(twice())
-    assert cache.num_captures == 2
-    model.double().float()  # to other addresses
-    twice()
+    assert ask() == 0
+    capture(model, inputs, constraint_index=index, **BEAMS)
+    assert ask() == 1
     with torch.no_grad():
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.flip(0))
-    answers.append(twice())
-    model.set_attn_implementation("eager")
-    twice()
-    captures = cache.num_captures
+    assert ask() == 0
+    capture(model, inputs, constraint_index=index, **BEAMS)
     model.model.layers[0].self_attn.scaling *= 2.0  # what a module does, without any weight
-    answers.append(twice())
-    assert cache.num_captures == captures + 1
-    assert all(not torch.equal(one, two) for one, two in zip(answers, answers[1:], strict=False))
+    assert ask() == 0
+    model.set_attn_implementation("eager")
+    assert ask() == 0
+    different = [answers[0], answers[1], answers[2], answers[4], answers[5]]
+    assert all(not torch.equal(one, two) for one, two in zip(different, different[1:], strict=False))
 
 
 def test_weights_that_wrap_others_have_the_addresses_of_those() -> None:
@@ -366,26 +365,22 @@ def test_weights_that_wrap_others_have_the_addresses_of_those() -> None:
     two_tensor: Any = pytest.importorskip("torch.testing._internal.two_tensor")
     model = torch.nn.Linear(3, 3, bias=False)
     model.weight = torch.nn.Parameter(two_tensor.TwoTensor(torch.ones(3, 3), torch.ones(3, 3)))
-    before = state_of(model).token
-    assert state_of(model).token is before
+    model.config = build("qwen3").config
+    before = state_of(model)
+    assert state_of(model) == before
     model.weight.a = torch.ones(3, 3)
-    assert state_of(model).token is not before
+    assert state_of(model) != before
 
 
 def test_planted_a_key_without_the_state_answers_from_before(
-    cache: GraphCache, monkeypatch: pytest.MonkeyPatch
+    graphs: CpuGraphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    same = object()
-
-    def without(model: Any) -> Any:
-        return replace(state_of(model), token=same)
-
-    monkeypatch.setattr(captured, "state_of", without)
+    monkeypatch.setattr(captured, "state_of", lambda model: ((), None))
     with pytest.raises(AssertionError):
-        test_weights_that_change_are_read_anew(cache)
+        test_weights_that_change_are_read_anew(graphs)
 
 
-def test_adapters_are_switched_on_and_off(cache: GraphCache) -> None:
+def test_adapters_are_switched_on_and_off(graphs: CpuGraphs) -> None:
     peft: Any = pytest.importorskip("peft")
     model, index, inputs = enable(build("qwen3")), new_index(), prompts(2, 9, padded=True)
     with warnings.catch_warnings():
@@ -406,27 +401,28 @@ def test_adapters_are_switched_on_and_off(cache: GraphCache) -> None:
             model.enable_adapters,
         ):
             switch()
-            for _ in range(2):
-                both(model, inputs, constraint_index=index, **BEAMS)
+            capture(model, inputs, constraint_index=index, **BEAMS)
+            both(model, inputs, constraint_index=index, **BEAMS)
             scores.append(model.generate(**inputs, constraint_index=index, **DETAILS, **BEAMS).sequences_scores)
     assert all(not torch.equal(one, two) for one, two in zip(scores[:4], scores[1:4], strict=False))
-    assert cache.num_captures == 4  # of as many states, each of which came back
+    assert graphs.num_captures == 4  # of as many states, each of which came back
 
 
-def test_a_head_is_replaced(cache: GraphCache) -> None:
+def test_a_head_is_replaced(graphs: CpuGraphs) -> None:
     model, index, inputs = enable(build("qwen3")), new_index(), prompts(2, 9)
     for seed in range(3):
         torch.manual_seed(seed)
         model.add_draft_head(index, **({} if seed != 1 else {"use_state": False, "transition": "none"}))
-        for _ in range(3):
-            both(model, inputs, constraint_index=index, drafting="head", **BEAMS)
+        capture(model, inputs, constraint_index=index, drafting="head", **BEAMS)
+        both(model, inputs, constraint_index=index, drafting="head", **BEAMS)
         del model.draft_head
 
 
-def test_two_threads_with_one_model(cache: GraphCache) -> None:
+def test_two_threads_with_one_model(graphs: CpuGraphs) -> None:
     model, index = enable(build("qwen3")), new_index()
     given = [prompts(2, 5 + number, seed=number) for number in range(8)]
     expected = [model.generate(**one, constraint_index=index, **DETAILS, **BEAMS) for one in given]
+    capture(model, given[0], constraint_index=index, **BEAMS)
     problems: list[Exception] = []
 
     def work(first: int) -> None:
@@ -443,18 +439,15 @@ def test_two_threads_with_one_model(cache: GraphCache) -> None:
     for thread in threads:
         thread.join()
     assert not problems
-    assert cache.num_captures >= 1
-    assert cache.num_replays > 24
+    assert graphs.num_replays == 1 + 3 * 24
 
 
-def test_a_bucket_is_no_larger_than_the_models_positions(cache: GraphCache) -> None:
+def test_a_bucket_is_no_larger_than_the_models_positions(graphs: CpuGraphs) -> None:
     model, index = enable(build("gpt2", config={"n_positions": 21})), new_index()
-    for length in (17, 16, 13, 17):
-        both(model, prompts(2, length), constraint_index=index, **BEAMS)
-    assert cache.num_replays
-    assert (
-        max(buffer.shape[-1] for entry in cache.entries for buffer in entry.recipe.buffers if buffer.ndim == 2) == 17
-    )
+    program = capture(model, prompts(2, 17), constraint_index=index, **BEAMS)
+    both(model, prompts(2, 17), constraint_index=index, **BEAMS)
+    assert program.longest == 17
+    assert graphs.num_replays == 2
 
 
 def test_buckets_grow_by_a_quarter_at_most() -> None:
@@ -477,19 +470,21 @@ def test_buckets_grow_by_a_quarter_at_most() -> None:
     }.items(),
 )
 def test_what_is_not_captured_is_answered_as_ever(
-    why: str, options: dict[str, Any], cache: GraphCache, said: list[str]
+    why: str, options: dict[str, Any], graphs: CpuGraphs, said: list[str]
 ) -> None:
     model, inputs, index = enable(build("qwen3")), prompts(2, 9, padded=True), new_index()
     expected = model.generate(**inputs, constraint_index=index, **(DETAILS | options))
     for _ in range(3):
         found = model.generate(**inputs, constraint_index=index, **STATIC, **(DETAILS | options))
         assert_same(expected, found)
-    assert cache.num_captures == 0
+    assert graphs.num_captures == 0
     assert all("decoding without graphs" in message and why in message for message in said)
     assert len(said) == 3
+    with pytest.raises(ValueError, match=why):
+        capture(model, inputs, constraint_index=index, **(DETAILS | options))
 
 
-def test_models_that_are_not_captured(cache: GraphCache, said: list[str]) -> None:
+def test_models_that_are_not_captured(graphs: CpuGraphs, said: list[str]) -> None:
     index, inputs = new_index(), prompts(2, 9, padded=True)
 
     def twice(model: Any, why: str) -> None:
@@ -508,27 +503,18 @@ def test_models_that_are_not_captured(cache: GraphCache, said: list[str]) -> Non
     with torch.autocast("cpu", dtype=torch.bfloat16):
         both(model, inputs, constraint_index=index, **BEAMS)
     assert "autocast" in said[-1]
-    assert cache.num_captures == 0
+    assert graphs.num_captures == 0
 
 
-def test_a_model_that_the_host_waits_for_decodes_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_the_host_waits_for_cannot_be_captured(graphs: CpuGraphs) -> None:
     """The sparse layers of some models ask which experts have tokens."""
-    told: list[str] = []
-    backend = CpuGraphs()
-    cache = GraphCache(report=told.append, backend=lambda device: backend)
-    monkeypatch.setattr(captured, "GRAPHS", cache)
     model, inputs, index = enable(build("qwen3")), prompts(2, 9), new_index()
     own = model.model.layers[0].mlp.forward
-
-    def forward(hidden: torch.Tensor) -> torch.Tensor:
-        return own(hidden) * float(hidden.isfinite().all())
-
-    model.model.layers[0].mlp.forward = forward
-    for _ in range(4):
-        both(model, inputs, constraint_index=index, **BEAMS)
-    assert cache.num_captures == 0
-    (message,) = told  # it is not tried again
-    assert "decoding without graphs" in message
+    model.model.layers[0].mlp.forward = lambda hidden: own(hidden) * float(hidden.isfinite().all())
+    with pytest.raises(RuntimeError, match="makes the host wait"):
+        capture(model, inputs, constraint_index=index, **BEAMS)
+    both(model, inputs, constraint_index=index, **BEAMS)
+    assert graphs.num_captures == 0
 
 
 def test_other_kinds_of_caches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -546,7 +532,7 @@ def test_other_kinds_of_caches(monkeypatch: pytest.MonkeyPatch) -> None:
 # Captures ahead
 
 
-def test_a_warm_up_captures_what_is_to_come(cache: GraphCache) -> None:
+def test_a_warm_up_captures_what_is_to_come(graphs: CpuGraphs, said: list[str]) -> None:
     model, index = enable(build("qwen3")), new_index()
     options: dict[str, Any] = {"num_return_sequences": 4, "length_penalty": 0.5}
     found = model.warm_up(index, batch_sizes=[1, 2], prompt_lengths=[9, 30, 12], num_beams=4, **options)
@@ -556,11 +542,11 @@ def test_a_warm_up_captures_what_is_to_come(cache: GraphCache) -> None:
         (2, 16, 4),
         (2, 32, 4),
     ]
-    assert sum(one.num_bytes for one in found) == cache.num_bytes > 0
+    assert all(one.num_bytes > 0 for one in found)
     assert all(one.seconds > 0 for one in found)
     for batch_size, length in ((1, 5), (2, 13), (1, 29), (2, 32)):
         both(model, prompts(batch_size, length, padded=True), constraint_index=index, num_beams=4, **options)
-    assert cache.num_captures == 4
+    assert (graphs.num_captures, said) == (4, [])
     again = model.warm_up(index, batch_sizes=2, prompt_lengths=16, num_beams=4, **options)
     assert again == found[2:3]
     model.add_draft_head(index)
@@ -568,7 +554,7 @@ def test_a_warm_up_captures_what_is_to_come(cache: GraphCache) -> None:
     assert one.prompt_length is None
 
 
-def test_a_warm_up_with_a_rule_captures_what_its_later_calls_use(cache: GraphCache) -> None:
+def test_a_warm_up_with_a_rule_captures_what_its_later_calls_use(graphs: CpuGraphs) -> None:
     """A rule's second use has tables that its first one lacks."""
     model = enable(build("qwen3"))
     rows = np.random.default_rng(0).integers(4, 60, (3000, 3))
@@ -577,23 +563,10 @@ def test_a_warm_up_with_a_rule_captures_what_its_later_calls_use(cache: GraphCac
     inputs = prompts(1, 13)
     for _ in range(2):
         model.generate(**inputs, constraint_index=view, num_beams=4, cache_implementation="static")
-    assert cache.num_captures == 1
+    assert (graphs.num_captures, graphs.num_replays) == (1, 3)
 
 
-def test_a_warm_up_beyond_the_limit_is_said(cache: GraphCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, index, told = enable(build("qwen3")), new_index(), []
-    monkeypatch.setattr("hf_gr.generation.torch.warm_up.say_once", told.append)
-    (one,) = model.warm_up(index, prompt_lengths=16, num_beams=4)
-    cache.limit = 2 * one.num_bytes
-    found = model.warm_up(index, prompt_lengths=[16, 20, 24, 28], num_beams=4)
-    assert found
-    assert cache.num_bytes <= cache.limit
-    assert "captured 4 decodes, of which 1 fit" in told[0]
-
-
-def test_a_warm_up_refuses_what_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = GraphCache()
-    monkeypatch.setattr(captured, "GRAPHS", cache)
+def test_a_warm_up_refuses_what_is_not_captured() -> None:
     model, index = enable(build("gpt2")), new_index()
     how: dict[str, Any] = {"prompt_lengths": 9, "num_beams": 4}
     wrong: dict[str, dict[str, Any]] = {
@@ -604,8 +577,8 @@ def test_a_warm_up_refuses_what_is_not_captured(monkeypatch: pytest.MonkeyPatch)
         "batch_sizes=True, expected": {"batch_sizes": True},
         "prompt_lengths=1.5, expected": {"prompt_lengths": 1.5},
         "num_beams=None, expected": {"num_beams": None},
-        "captured nothing .logits processors.": {"repetition_penalty": 1.5},
-        "captured nothing .drafting='auto'": {"drafting": "auto"},
+        "warm_up with logits processors": {"repetition_penalty": 1.5},
+        "warm_up with drafting='auto'": {"drafting": "auto"},
         "cache_implementation='dynamic', expected 'static'": {"cache_implementation": "dynamic"},
     }
     for message, options in wrong.items():
@@ -615,6 +588,3 @@ def test_a_warm_up_refuses_what_is_not_captured(monkeypatch: pytest.MonkeyPatch)
         model.warm_up(**how)
     with pytest.raises(ValueError, match="an encoder-decoder"):
         enable(build("t5")).warm_up(index, **how)
-    cache.limit = 10
-    with pytest.raises(ValueError, match="captured nothing .CannotCapture: it takes .* expected at most 10"):
-        model.warm_up(index, **how)

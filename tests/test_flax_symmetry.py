@@ -39,7 +39,6 @@ UNPAIRED = {
     "processes": "several devices run one program",
     "log_probs": "XLA keeps no log-softmax of a whole vocabulary",
     "graphs": "XLA compiles programs and keeps them",
-    "static": "XLA compiles programs and keeps them",
     "tree_attention": "programs of Flax attend by masks",
     "visibility": "the same",
     "transfers": "JAX copies without waiting",

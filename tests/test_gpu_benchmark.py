@@ -19,7 +19,7 @@ import torch
 from pretend_cuda import PretendCuda, as_one_operation
 from transformers import Qwen3ForCausalLM
 
-from hf_gr.generation.torch import mixin
+from hf_gr.generation.torch import captured, mixin
 from hf_gr.torch import log_probs, top_keys
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "examples" / "benchmark"
@@ -138,15 +138,18 @@ def test_planted_answers_of_a_graph_are_seen(
     monkeypatch.setattr(mixin, "decode_captured", stale)
     reasons = wrong(gpu, capsys, "--parts", "times", "--settings", "1,16,4")
     assert len(reasons) == 2
-    assert all(reason.startswith("captured call 2 against plain decoding") for reason in reasons)
+    assert all(reason.startswith("captured call 1 against plain decoding") for reason in reasons)
 
 
 def test_calls_that_are_not_captured_are_seen(
     gpu: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(mixin, "decode_captured", lambda *_: None)
+    right = mixin.decode_captured
+    monkeypatch.setattr(
+        mixin, "decode_captured", lambda *given: right(*given) if captured._FOUND.get() is not None else None
+    )
     reasons = wrong(gpu, capsys, "--parts", "times", "--settings", "1,16,4")
-    assert all("expected one capture and two replays" in reason for reason in reasons)
+    assert all("has been decoded eagerly" in reason for reason in reasons)
 
 
 def test_a_planted_selection_is_seen(

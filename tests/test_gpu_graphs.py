@@ -7,6 +7,7 @@ The same as `test_captured.py` asks of a recorder on the CPU, of real graphs.
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -14,11 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cpu_graphs import capture
 from families import EOS, build, prompts
 
 from hf_gr import ConstraintIndex, enable
 from hf_gr.generation.torch import captured, mixin
-from hf_gr.torch.graphs import GraphCache
+from hf_gr.torch.graphs import CannotCapture, Captured
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -37,14 +39,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[GraphCache]:
-    def report(message: str) -> None:
-        raise AssertionError(message)
+def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The replays so far."""
+    replay, made = Captured.replay, []
 
-    cache = GraphCache(report=report)
-    monkeypatch.setattr(captured, "GRAPHS", cache)
-    yield cache
-    cache.clear()
+    def counted(self: Captured, inputs: Any) -> Any:
+        made.append(self)
+        return replay(self, inputs)
+
+    monkeypatch.setattr(Captured, "replay", counted)
+    yield made
+    captured.PROGRAMS.clear()
 
 
 def on_gpu(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -62,35 +67,34 @@ def both(model: Any, inputs: dict[str, Any], **options: Any) -> None:
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "gpt2", "deepseek_v3"])
-def test_cuda_graphs_equal_eager(family: str, options: dict[str, Any], ragged: bool, cache: GraphCache) -> None:
+def test_cuda_graphs_equal_eager(family: str, options: dict[str, Any], ragged: bool, replays: list[Any]) -> None:
     model = enable(build(family)).cuda()
     index = ConstraintIndex.from_sequences(ROWS, item_ids=IDS)
     if ragged:
         index = ConstraintIndex.from_sequences(
             [row[: 1 + number % 4].tolist() for number, row in enumerate(ROWS)], item_ids=IDS, eos_token_id=EOS
         )
-    for length in (9, 9, 12, 5, 16, 30, 25):
+    excluded = [IDS[:4], IDS[9:13]]
+    capture(model, on_gpu(prompts(2, 9)), constraint_index=index, exclude_items=excluded, **options)
+    for length in (9, 12, 5, 16):
         both(model, prompts(2, length, padded=True, seed=length), constraint_index=index, **options)
-    assert cache.num_replays == 4
     for number in range(3):
         excluded = [IDS[number::7][:4], IDS[number::11][:4]]
         both(model, prompts(2, 9), constraint_index=index, exclude_items=excluded, **options)
-        views = [index.where(IDS[: 100 + number]), index.where(IDS[50:])]
-        both(model, prompts(2, 9), constraint_index=views, **options)
-        index.remove([IDS[-1 - number]])
-        both(model, prompts(2, 9), constraint_index=index, **options)
+    assert len(replays) == 1 + 4 + 3
 
 
-def test_cuda_graphs_of_a_head(cache: GraphCache) -> None:
+def test_cuda_graphs_of_a_head(replays: list[Any]) -> None:
     index, model = ConstraintIndex.from_sequences(ROWS), enable(build("qwen3"))
     model.add_draft_head(index)
     model.cuda()
-    for length in (9, 12, 30):
+    capture(model, on_gpu(prompts(2, 9)), constraint_index=index, drafting="head", **BEAMS)
+    for length in (12, 30):
         both(model, prompts(2, length), constraint_index=index, drafting="head", **BEAMS)
-    assert cache.num_replays == 2
+    assert len(replays) == 3
 
 
-def test_cuda_graphs_are_never_waited_for(cache: GraphCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_graphs_are_never_waited_for(replays: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     decode_captured = mixin.decode_captured
 
     def guarded(*args: Any) -> Any:
@@ -101,17 +105,18 @@ def test_cuda_graphs_are_never_waited_for(cache: GraphCache, monkeypatch: pytest
             torch.cuda.set_sync_debug_mode("default")
 
     model, index = enable(build("qwen3")).cuda(), ConstraintIndex.from_sequences(ROWS)
-    for _ in range(2):
-        both(model, prompts(2, 9), constraint_index=index, **BEAMS)
+    capture(model, on_gpu(prompts(2, 9)), constraint_index=index, **BEAMS)
     monkeypatch.setattr(mixin, "decode_captured", guarded)
     both(model, prompts(2, 9), constraint_index=index, **BEAMS)
-    assert cache.num_replays == 2
+    assert len(replays) == 2
 
 
-def test_threads_on_streams_of_their_own(cache: GraphCache) -> None:
+def test_threads_on_streams_of_their_own(replays: list[Any]) -> None:
     model, index = enable(build("qwen3")).cuda(), ConstraintIndex.from_sequences(ROWS)
     given = [prompts(2, 5 + number, seed=number) for number in range(20)]
     expected = [model.generate(**on_gpu(one), constraint_index=index, **DETAILS, **BEAMS).sequences for one in given]
+    capture(model, on_gpu(given[0]), constraint_index=index, **BEAMS)
+    capture(model, on_gpu(given[19]), constraint_index=index, **BEAMS)
     problems: list[Exception] = []
 
     def work(first: int) -> None:
@@ -129,30 +134,28 @@ def test_threads_on_streams_of_their_own(cache: GraphCache) -> None:
     for thread in threads:
         thread.join()
     assert problems == []
-    assert cache.num_replays > 200
+    assert len(replays) > 200
 
 
-def test_memory_is_bounded_and_given_back(cache: GraphCache) -> None:
+def test_memory_is_given_back(replays: list[Any]) -> None:
     model, index = enable(build("qwen3")).cuda(), ConstraintIndex.from_sequences(ROWS)
+    before = torch.cuda.memory_allocated()
     found = model.warm_up(index, batch_sizes=[1, 2], prompt_lengths=[16, 20, 24], num_beams=[4, 5])
     assert len(found) == 12
     print("bytes", [one.num_bytes for one in found], "seconds", [round(one.seconds, 3) for one in found])
-    cache.limit = cache.num_bytes // 2
-    model.warm_up(index, batch_sizes=3, prompt_lengths=16, num_beams=4)
-    assert cache.num_bytes <= cache.limit
-    both(model, prompts(3, 9), constraint_index=index, num_beams=4)
-    cache.clear()
-    torch.cuda.empty_cache()
-    assert cache.num_bytes == 0
+    assert torch.cuda.memory_allocated() > before
+    both(model, prompts(2, 9), constraint_index=index, num_beams=4)
+    replays.clear()
+    captured.PROGRAMS.clear()
+    gc.collect()
+    assert torch.cuda.memory_allocated() < before + 2**20
 
 
-def test_a_model_that_cannot_be_captured_leaves_the_device_usable(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(captured, "GRAPHS", GraphCache(report=told.append))
+def test_a_model_that_cannot_be_captured_leaves_the_device_usable() -> None:
     model, index = enable(build("qwen3")).cuda(), ConstraintIndex.from_sequences(ROWS)
     own = model.model.layers[0].mlp.forward
     model.model.layers[0].mlp.forward = lambda hidden: own(hidden) * float(hidden.isfinite().all())
-    for _ in range(3):
-        both(model, prompts(2, 9), constraint_index=index, **BEAMS)
-    assert len(told) == 1
+    with pytest.raises(CannotCapture):
+        model.warm_up(index, prompt_lengths=9, num_beams=4)
+    both(model, prompts(2, 9), constraint_index=index, **BEAMS)
     assert torch.rand(2, device="cuda").shape == (2,)  # its generator is not left capturing

@@ -116,8 +116,8 @@ def tree_attention(
 
     # By nodes: [B, N, h, G, ...]
     of_node = query.transpose(1, 2).reshape(batch_size * num_nodes, num_key_heads, -1, width)
-    gathered = (_of_ancestors(states[:, :, length:], how, window) for states in (key, value))
-    found, weight = _attend(of_node, *gathered, _bias_of_ancestors(how, window, dtype), scale, softcap)
+    own_keys, own_values = (_of_ancestors(states[:, :, length:], how, window) for states in (key, value))
+    found, weight = _attend(of_node, own_keys, own_values, _bias_of_ancestors(how, window, dtype), scale, softcap)
     own, own_weight = (states.unflatten(0, (batch_size, num_nodes)) for states in (found, weight))
     if first < length:
         bias, blind = _bias_of_prompt(how, length, window, num_heads // num_key_heads, dtype)

@@ -2,13 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """`cache_implementation="static"`: the loop after the prompt as one captured program. Decodes nothing by itself.
 
-The program is `hf_gr.torch.decode.decode` over static buffers: a CUDA graph on a CUDA device, and on a CPU the same
-code uncaptured, so that it is tested there. The prompt is computed as ever; its keys are copied into a buffer for so
-many tokens or a few more (its bucket), at the right end, and masked on the left. What a catalogue's rules, exclusions
-and additions are is copied, too; the compiled catalogue is read where it is. What may not change between replays is in
-the program's key: shapes, options, the numbers of the catalogue's structure, and the state of the model.
+1. Plan: what a call reads, and what of it may not change between replays: shapes, options, the numbers of the
+   catalogue's structure, and the state of the model. The prompt is computed as ever.
+2. Capture, only for `model.warm_up`: `hf_gr.torch.decode.decode` over static buffers is a CUDA graph on a CUDA device,
+   and on a CPU the same code uncaptured, so that it is tested there.
+3. Replay what was captured for such calls. The prompt's keys are copied into a buffer for so many tokens or a few more
+   (its bucket), at the right end, and masked on the left; rules, exclusions and seeds are copied, too. The compiled
+   catalogue is read where it is.
 
-Calls that a program cannot answer are decoded as ever, and a message says so once.
+All other calls are decoded as ever, and a message says so once.
 
 Axes: B batch, P prompt, H heads, D their width, V vocabulary.
 """
@@ -16,20 +18,18 @@ Axes: B batch, P prompt, H heads, D their width, V vocabulary.
 from __future__ import annotations
 
 import atexit
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Protocol
-from weakref import ref
+from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
+from torch.utils._pytree import register_pytree_node, tree_flatten, tree_unflatten
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from transformers.cache_utils import DynamicCache
 
@@ -37,18 +37,19 @@ from hf_gr.core.widths import fixed_widths
 from hf_gr.generation.messages import say_once
 from hf_gr.generation.models import position_limit
 from hf_gr.torch.decode import Decoded, decode
+from hf_gr.torch.device_trie import DeviceTrie, LivingBits, WideLevel
 from hf_gr.torch.draft_head import HeadScorer
 from hf_gr.torch.drafters import FixedTree, TreeDrafter
-from hf_gr.torch.graphs import MOST_KEYS, GraphCache, Recipe
+from hf_gr.torch.graphs import Captured, backend_of
+from hf_gr.torch.noise import Noise
 from hf_gr.torch.plan import DecodePlan
 from hf_gr.torch.scorers import Prefilled, Scorer, TreeScorer
-from hf_gr.torch.static import buffers_like, copy_into, num_bytes, put_together, take_apart
+from hf_gr.torch.speculation import Speculation
 from hf_gr.torch.transition import DeviceCatalogue, DevicePart
-from hf_gr.torch.visibility import Visibility
 
 from .caches import Buffers, SlotLayer
 from .drafts import Prepared, Search
-from .model_state import ModelState, state_of
+from .model_state import state_of
 from .models import layer_types
 
 SMALLEST_BUCKET = 16
@@ -56,57 +57,98 @@ SMALLEST_BUCKET = 16
 STEPS = (1.0, 1.25, 1.5, 1.75)
 # Processors without a state, which read scores alone.
 WARPERS = frozenset([MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper])
+IN_PLACE = (DeviceTrie, WideLevel)  # read where they are
 
-# All captured programs of this process, whatever the model: they share the device's memory.
-GRAPHS = GraphCache(report=say_once)
-atexit.register(GRAPHS.clear)  # while the device's driver still answers
-# The key of a call's program and the longest prompt that it answers; or else, why there is none.
-Attempt = tuple[Hashable, int | None, str | None]
-_AT_ONCE: ContextVar[list[Attempt] | None] = ContextVar("at_once", default=None)
+# By model its captured programs; they must not hold it.
+PROGRAMS: WeakKeyDictionary[Any, list[Program]] = WeakKeyDictionary()
+atexit.register(PROGRAMS.clear)  # while the device's driver still answers
+_FOUND: ContextVar[list[Program] | None] = ContextVar("found", default=None)
 
+Keys = tuple[Tensor, Tensor] | None  # of a layer; None if it reads another one's
 
-Widths = tuple[tuple[int, ...], ...]
-NO_WIDTHS: Widths = ()
-
-
-class Drafts:
-    """Whether drafts of fixed widths fit, by program."""
-
-    def __init__(self) -> None:
-        self._counts: OrderedDict[Hashable, list[int]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def fits(self, key: Hashable, fits: Tensor) -> bool:
-        """Whether all rows of a draft fitted; synchronises."""
-        found = bool(fits.all())
-        with self._lock:
-            counts = self._counts.setdefault(key, [0, 0])
-            self._counts.move_to_end(key)
-            counts[0] += 1
-            counts[1] += not found
-            if len(self._counts) > MOST_KEYS:
-                self._counts.popitem(last=False)
-        return found
-
-    def pays(self, key: Hashable) -> bool:
-        """Whether a draft is worth trying: one that does not fit costs a decode, one that fits saves a part of one."""
-        with self._lock:
-            tried, missed = self._counts.get(key, (0, 0))
-        return missed <= 2 or missed * 4 <= tried
+for _kind in (Decoded, DecodePlan, DeviceCatalogue, DevicePart, LivingBits, Noise, Speculation):
+    register_pytree_node(
+        _kind,
+        lambda value: ([getattr(value, field.name) for field in fields(value)], type(value)),
+        lambda values, kind: kind(*values),
+    )
 
 
-DRAFTS = Drafts()
+@dataclass(frozen=True)
+class Call:
+    """What one call reads.
+
+    Attributes:
+        values: the catalogue without hidden nodes, the options, and what the scorer begins with.
+        hidden: for each part of the catalogue by level the nodes hidden from each request; nothing if none are.
+        keys: by layer the prompt's, `[B, H, P, D]`.
+        widths: by layer how many of the prompt's keys there is room for.
+        room: tokens after the prompt.
+        longest: tokens of the longest prompt that fits; None for any.
+        common: what else calls of one program have in common.
+        scorer: makes one of the model, what it begins with, and the prompt's cache.
+        draft: the nodes that are drafted, as `FixedTree` has it.
+    """
+
+    values: tuple[DeviceCatalogue, DecodePlan, Any]
+    hidden: Sequence[Sequence[Tensor | None]]
+    keys: Sequence[Keys]
+    widths: Sequence[int]
+    room: int
+    longest: int | None
+    common: tuple[Hashable, ...]
+    scorer: Callable[[Any, Any, Any], Scorer]
+    draft: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def parts(self) -> tuple[list[Any], Any]:
+        """The leaves of the values, and how they are put together."""
+        return tree_flatten(self.values)
+
+    @cached_property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for calls that one program answers, but for the width of what is hidden."""
+        leaves, structure = self.parts
+        keys = [each and [(*one.shape[:2], one.shape[3], one.dtype, one.device) for one in each] for each in self.keys]
+        return self.common, self.widths, self.room, self.draft, keys, [_fact_of(leaf) for leaf in leaves], structure
+
+    @property
+    def most_hidden(self) -> int:
+        """The largest number of nodes hidden from a request on one level."""
+        return max((nodes.shape[1] for part in self.hidden for nodes in part if nodes is not None), default=0)
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A captured decode.
+
+    Attributes:
+        key: of the calls that it answers.
+        most_hidden: nodes that may be hidden from a request on one level.
+        longest: tokens of their longest prompt; None for any.
+        captured: the function.
+        catalogue: a weak reference to the catalogue that it reads.
+    """
+
+    key: tuple[Any, ...]
+    most_hidden: int
+    longest: int | None
+    captured: Captured
+    catalogue: Callable[[], Any]
+
+    def answers(self, call: Call) -> bool:
+        """Whether a call is one of those that it was captured for."""
+        return call.most_hidden <= self.most_hidden and self.key == call.key
 
 
 @contextmanager
-def capturing_at_once() -> Iterator[list[Attempt]]:
-    """Within this context a call captures on the first use of its shape; gives what became of that."""
-    attempts: list[Attempt] = []
-    before = _AT_ONCE.set(attempts)
+def capturing() -> Iterator[list[Program]]:
+    """Within this context calls capture what is not captured; gives the programs that answered."""
+    before = _FOUND.set(found := [])
     try:
-        yield attempts
+        yield found
     finally:
-        _AT_ONCE.reset(before)
+        _FOUND.reset(before)
 
 
 def decode_captured(model: Any, prepared: Prepared, search: Search) -> Decoded | None:
@@ -118,59 +160,98 @@ def decode_captured(model: Any, prepared: Prepared, search: Search) -> Decoded |
         search: the same, ready to be decoded; not used up unless there is an answer.
 
     Returns:
-        The result; None if the caller has to decode by itself: the shape is new, or cannot be captured.
+        The result; None if the caller has to decode by itself.
+
+    Raises:
+        ValueError: within `capturing`, for a call that cannot be captured.
     """
-    attempts = _AT_ONCE.get()
+    found = _FOUND.get()
     obstacle = obstacle_of(prepared, search)
-    state = state_of(model) if obstacle is None else None  # which takes time
-    if state is None or (obstacle := state.obstacle) is not None:
-        if attempts is not None:
-            attempts.append((None, None, obstacle))
+    state, of_model = state_of(model) if obstacle is None else (None, None)  # which takes time
+    if (obstacle := obstacle or of_model) is not None:
+        if found is not None:
+            raise ValueError(f"warm_up with {obstacle}, expected calls that can be captured")
         say_once(f"cache_implementation='static' with {obstacle}: decoding without graphs")
         return None
-    widths = _widths_of(prepared, search)
-    decoded, is_whole = _run(model, prepared, search, state, widths)
-    return decoded if is_whole else _run(model, prepared, search, state, NO_WIDTHS)[0]
-
-
-def _run(
-    model: Any, prepared: Prepared, search: Search, state: ModelState, widths: Widths
-) -> tuple[Decoded | None, bool]:
-    """What the program of a call answers, and whether all that it drafted fitted; else that is no answer."""
-    given = _of_head(search.scorer, prepared, search) or _of_tree(model, prepared, search, widths)
-    key, attempts = (*given.structure, id(model), state.token), _AT_ONCE.get()
-    if any(widths) and not DRAFTS.pays(key):
-        return None, False
-    if attempts is not None:
-        attempts.append((key, given.start.longest, None))
-    of_model = ref(model)  # a program must not keep its model
-    found = GRAPHS.run(
-        key,
-        given,
-        device=given.catalogue.device,
-        size=given.size,
-        make=lambda: given.recipe(of_model),
-        owners=(*state.modules, prepared.rules.shared.trie),
-        at_once=attempts is not None,
-    )
-    if found is None:
-        return None, True
-    decoded, fits = found
-    return decoded, fits is None or DRAFTS.fits(key, fits)
-
-
-def _widths_of(prepared: Prepared, search: Search) -> Widths:
-    """The nodes that a program drafts, by level of the beams; none without the catalogue's own draft."""
-    drafter, plan = search.drafter, prepared.plan
-    if drafter is None:
-        return NO_WIDTHS
-    if not isinstance(drafter, TreeDrafter) or drafter.assistant is not None:
+    call = plan_of(model, prepared, search, state)
+    programs = PROGRAMS.setdefault(model, [])
+    programs[:] = [program for program in programs if program.catalogue() is not None]
+    program = next((program for program in programs if program.answers(call)), None)
+    if found is not None:
+        if program is None:
+            programs.append(program := capture(call, model, prepared))
+        found.append(program)
+    if program is None:
         say_once(
-            f"drafting={prepared.config.drafting!r} with cache_implementation='static': decoding by a graph without a "
-            "draft, which answers the same"
+            "cache_implementation='static' with a call that model.warm_up has not captured: decoding without graphs"
         )
-        return NO_WIDTHS
-    return fixed_widths(search.catalogue.nodes_per_level, plan.width, budget=drafter.budget)
+        return None
+    decoded, fits = program.captured.replay(call)
+    return decoded if fits is None or bool(fits.all()) else None
+
+
+# Plan
+
+
+def plan_of(model: Any, prepared: Prepared, search: Search, state: Hashable) -> Call:
+    """What a call reads; computes the prompt."""
+    warpers = tuple(_warpers_of(prepared.plan) or ())
+    # Only the number of prompts is read of their tokens.
+    plan = replace(prepared.plan, prompt=prepared.input_ids[:, :1], exit_early=False, processors=None)
+    catalogue = search.catalogue
+    parts = [part for part in (catalogue.base, catalogue.added) if part is not None]
+    hidden = [part.hidden for part in parts if part.hidden is not None]
+    bare = replace(catalogue, base=replace(catalogue.base, hidden=None))
+    if bare.added is not None:
+        bare = replace(bare, added=replace(bare.added, hidden=None))
+    scorer = search.scorer
+    if isinstance(scorer, HeadScorer):
+        vocab_size = scorer.vocab_size
+        return Call(
+            (bare, plan, scorer.hidden),
+            hidden,
+            keys=(),
+            widths=(),
+            room=0,
+            longest=None,
+            common=("head", state, warpers, vocab_size),
+            scorer=lambda model, states, cache: HeadScorer(model.draft_head, states, vocab_size=vocab_size),
+            draft=(),
+        )
+    assert isinstance(scorer, TreeScorer)
+    prompt, visibility = scorer.prefill(), scorer.visibility
+    config, length = model.config.get_text_config(decoder=True), prompt.mask.shape[-1]
+    limit, levels = position_limit(model.config), catalogue.max_length
+    bucket = bucket_of(length, most=None if limit is None else limit - levels)
+    # A sliding layer sees only the last keys.
+    kept = {
+        kind: min(bucket, max(config.sliding_window - 1, 1)) if kind == "sliding_attention" else bucket
+        for kind in layer_types(config)
+    }
+    windows = {
+        kind: (window, bucket if window is None else kept["sliding_attention"])
+        for kind, (window, _) in prompt.windows.items()
+    }
+    layers = list(zip(layer_types(config), prompt.cache.layers, strict=False))
+    draft = _draft_of(prepared, search)
+    mask = torch.nn.functional.pad(prompt.mask, (bucket - length, 0))
+
+    def new_scorer(model: Any, start: tuple[Tensor, Tensor, Tensor], cache: Any) -> Scorer:
+        logits, mask, next_position = start
+        prompt = Prefilled(logits, cache, mask=mask, next_position=next_position, windows=windows)
+        return TreeScorer(model, lambda: prompt, visibility=visibility)
+
+    return Call(
+        (bare, plan, (prompt.logits, mask, prompt.next_position)),
+        hidden,
+        keys=[(layer.keys, layer.values) if layer.is_initialized else None for _, layer in layers],
+        widths=[kept[kind] for kind, _ in layers],
+        room=plan.width * (levels - 1) + sum(map(sum, draft)),
+        longest=bucket,
+        common=("tree", state, warpers, tuple(windows.items()), visibility),
+        scorer=new_scorer,
+        draft=draft,
+    )
 
 
 def obstacle_of(prepared: Prepared, search: Search) -> str | None:
@@ -207,252 +288,105 @@ def bucket_of(length: int, *, most: int | None = None) -> int:
     return bucket if most is None else max(min(bucket, most), length)
 
 
-def _warpers_of(plan: DecodePlan) -> tuple[Hashable, ...] | None:
+def _draft_of(prepared: Prepared, search: Search) -> tuple[tuple[int, ...], ...]:
+    """The nodes that a program drafts, by level of the beams; none without the catalogue's own draft."""
+    drafter, plan = search.drafter, prepared.plan
+    if drafter is None:
+        return ()
+    if not isinstance(drafter, TreeDrafter) or drafter.assistant is not None:
+        say_once(
+            f"drafting={prepared.config.drafting!r} with cache_implementation='static': decoding by a graph without a "
+            "draft, which answers the same"
+        )
+        return ()
+    return fixed_widths(search.catalogue.nodes_per_level, plan.width, budget=drafter.budget)
+
+
+def _warpers_of(plan: DecodePlan) -> list[Hashable] | None:
     """The processors of a call, each by its kind and options; None if one is none of ours to know."""
     processors: Any = plan.processors or ()
     every = [one for part in processors for one in (*part, None)]  # None between before and after
     if any(one is not None and type(one) not in WARPERS for one in every):
         return None
-    return tuple(None if one is None else (type(one), *sorted(vars(one).items())) for one in every)
+    return [None if one is None else (type(one), *sorted(vars(one).items())) for one in every]
 
 
-@dataclass(frozen=True)
-class _Given:
-    """What one call reads that may change between replays, and what of it may not.
-
-    Attributes:
-        start: what the scorer begins with.
-        catalogue: of the call, hidden nodes padded.
-        plan: of the call.
-        widths: what is drafted, as `FixedTree` has it.
-    """
-
-    start: _Start
-    catalogue: DeviceCatalogue
-    plan: DecodePlan
-    widths: Widths
-
-    @cached_property
-    def stays(self) -> tuple[Any, ...]:
-        """What is read where it is."""
-        base = self.catalogue.base
-        return (base.trie,) if base.wide is None else (base.trie, base.wide)
-
-    @cached_property
-    def parts(self) -> Any:
-        """All but the prompt's keys."""
-        return take_apart(self._values, stays=self.stays)
-
-    @property
-    def _values(self) -> tuple[DeviceCatalogue, DecodePlan, Any]:
-        return self.catalogue, replace(self.plan, processors=None), self.start.values
-
-    @property
-    def structure(self) -> tuple[Hashable, ...]:
-        """What a program is captured for, besides the model."""
-        return type(self.start), self.start.structure, _warpers_of(self.plan), self.parts.structure, self.widths
-
-    @property
-    def size(self) -> int:
-        """Bytes of the buffers."""
-        return num_bytes(self.parts.tensors) + self.start.size
-
-    def recipe(self, model: Callable[[], Any]) -> Recipe:
-        """Buffers for calls like this one, and the program over them."""
-        buffers = buffers_like(self.parts.tensors)
-        catalogue, plan, values = put_together(self._values, buffers, stays=self.stays)
-        plan = replace(plan, processors=self.plan.processors)
-        of_start, fill_start, new_scorer = self.start.static(values, model)
-
-        def fill(given: _Given) -> None:
-            copy_into(buffers, given.parts.tensors)
-            fill_start(given.start)
-
-        widths = self.widths  # the program must not keep this call
-
-        def run() -> tuple[Decoded, Tensor | None]:
-            drafter = FixedTree(widths) if any(widths) else None
-            decoded = decode(new_scorer(), catalogue, plan, drafter)
-            return decoded, None if drafter is None else drafter.fits
-
-        return Recipe((*buffers, *of_start), fill, run)
+def _fact_of(leaf: Any) -> Hashable:
+    if isinstance(leaf, Tensor):
+        return tuple(leaf.shape), leaf.dtype, leaf.device
+    if isinstance(leaf, IN_PLACE):
+        return id(leaf)  # a program keeps it, so that no other one gets its id
+    return type(leaf), leaf
 
 
-# Buffers, how a call fills them, and how scorers over them are made.
-Static = tuple[tuple[Tensor, ...], Callable[[Any], None], Callable[[], Scorer]]
+# Capture
 
 
-class _Start(Protocol):
-    """What a scorer begins with.
+@torch.inference_mode(False)  # its buffers could not be written to after it
+@torch.no_grad()
+def capture(call: Call, model: Any, prepared: Prepared) -> Program:
+    """Capture the decode of calls like this one."""
+    leaves, structure = call.parts
+    buffers = [_buffer(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    catalogue, plan, start = tree_unflatten(buffers, structure)
+    plan = replace(plan, processors=prepared.plan.processors)
+    most_hidden = call.most_hidden and 1 << (call.most_hidden - 1).bit_length()
+    num_rows, device = len(plan.prompt), catalogue.device
+    hidden = [
+        tuple(torch.zeros((num_rows, most_hidden), dtype=torch.long, device=device) for _ in part)
+        for part in call.hidden
+    ]
+    if hidden:
+        catalogue = replace(catalogue, base=replace(catalogue.base, hidden=hidden[0]))
+        if catalogue.added is not None:
+            catalogue = replace(catalogue, added=replace(catalogue.added, hidden=hidden[1]))
+    keys = [_room_for(each, width + call.room) for each, width in zip(call.keys, call.widths, strict=True)]
+    layers = [_layer_of(*each) for each in zip(keys, call.widths, strict=True)]
+    written = [0] * len(keys)  # by layer: of the prompt's columns, how many on the right hold anything
+    copied = [number for number, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    of_model, draft, new_scorer = ref(model), call.draft, call.scorer  # a program keeps neither its model nor its call
 
-    Attributes:
-        values: its tensors that are copied as they are.
-        structure: what else a program is captured for.
-        size: bytes of the buffers for what is not among the values.
-        longest: tokens of the longest prompt that fits; None for any.
-    """
+    def fill(call: Call) -> None:
+        for number in copied:
+            buffers[number].copy_(call.parts[0][number], non_blocking=True)
+        for number, part in enumerate(hidden):
+            for level, buffer in enumerate(part):
+                nodes = call.hidden[number][level] if call.hidden else None
+                buffer.zero_()  # the root, which hides nothing; ascending: it comes first
+                if nodes is not None:
+                    buffer[:, buffer.shape[1] - nodes.shape[1] :].copy_(nodes, non_blocking=True)
+        for number, (of_layer, states) in enumerate(zip(keys, call.keys, strict=True)):
+            width, before = call.widths[number], written[number]
+            for buffer, given in zip(of_layer or (), states or (), strict=True):
+                count = written[number] = min(given.shape[-2], width)
+                if before > count:  # nothing of another prompt is left: a masked NaN would still spread
+                    buffer[..., width - before : width - count, :].zero_()
+                buffer[..., width - count : width, :].copy_(given[..., -count:, :], non_blocking=True)
 
-    values: Any
-    structure: Hashable
-    size: int
-    longest: int | None
+    def run() -> tuple[Decoded, Tensor | None]:
+        drafter = FixedTree(draft) if any(draft) else None
+        decoded = decode(new_scorer(of_model(), start, _fresh(layers)), catalogue, plan, drafter)
+        return decoded, None if drafter is None else drafter.fits
 
-    def static(self, values: Any, model: Callable[[], Any]) -> Static:
-        """Buffers of its own, how they are filled, and how scorers over them and the buffered values are made."""
-        ...
-
-
-@dataclass(frozen=True)
-class _Hidden:
-    """What a draft head begins with that decides alone: hidden states."""
-
-    values: Float[Tensor, "batch positions hidden"]
-    vocab_size: int | None
-    size: int = 0
-    longest: int | None = None
-
-    @property
-    def structure(self) -> Hashable:
-        return self.vocab_size
-
-    def static(self, values: Any, model: Callable[[], Any]) -> Static:
-        vocab_size = self.vocab_size
-        return (), lambda start: None, lambda: HeadScorer(model().draft_head, values, vocab_size=vocab_size)
-
-
-@dataclass(frozen=True)
-class _Prompt:
-    """What a tree begins with: prompts, and memory for the nodes after them.
-
-    Attributes:
-        values: logits, mask and next positions; the mask is as wide as the bucket.
-        keys: by layer its keys and values `[B, H, P, D]`; None for a layer that reads another one's.
-        widths: by layer how many of the prompt's keys it has room for.
-        room: tokens after the prompt.
-        windows: as `Prefilled.windows`, for these widths.
-        visibility: how nodes are told what they see.
-    """
-
-    values: tuple[Tensor, Tensor, Tensor]
-    keys: Sequence[tuple[Tensor, Tensor] | None]
-    widths: Sequence[int]
-    room: int
-    windows: Mapping[str | None, tuple[int | None, int]]
-    visibility: Visibility
-
-    @property
-    def longest(self) -> int:
-        return self.values[1].shape[-1]
-
-    @property
-    def _shapes(self) -> list[tuple[tuple[int, ...], torch.dtype, torch.device] | None]:
-        """Of each layer's keys, then its values, with room."""
-        return [
-            None
-            if states is None
-            else ((*states.shape[:-2], width + self.room, states.shape[-1]), states.dtype, states.device)
-            for of_layer, width in zip(self.keys, self.widths, strict=True)
-            for states in (of_layer or (None, None))
-        ]
-
-    @property
-    def structure(self) -> Hashable:
-        windows = tuple(self.windows.items())
-        return tuple(self._shapes), tuple(self.widths), self.room, windows, take_apart(self.visibility).structure
-
-    @property
-    def size(self) -> int:
-        return sum(torch.Size(each[0]).numel() * each[1].itemsize for each in self._shapes if each is not None)
-
-    def static(self, values: Any, model: Callable[[], Any]) -> Static:
-        logits, mask, next_position = values
-        made = [None if each is None else torch.zeros(each[0], dtype=each[1], device=each[2]) for each in self._shapes]
-        widths, windows, visibility = self.widths, self.windows, self.visibility
-        buffers: list[tuple[Tensor, Tensor] | None] = [
-            None if keys is None or values is None else (keys, values)
-            for keys, values in zip(made[::2], made[1::2], strict=True)
-        ]
-        layers = [_layer_of(*each) for each in zip(buffers, widths, strict=True)]
-
-        written = [0] * len(buffers)  # by layer: of the prompt's columns, how many on the right hold anything
-
-        def fill(start: _Prompt) -> None:
-            for number, (of_layer, states) in enumerate(zip(buffers, start.keys, strict=True)):
-                width, before = widths[number], written[number]
-                for buffer, given in zip(of_layer or (), states or (), strict=True):
-                    count = written[number] = min(given.shape[-2], width)  # a sliding layer sees only the last ones
-                    if before > count:  # nothing of another prompt is left: a masked NaN would still spread
-                        buffer[..., width - before : width - count, :].zero_()
-                    buffer[..., width - count : width, :].copy_(given[..., -count:, :], non_blocking=True)
-
-        def new_scorer() -> Scorer:
-            prompt = Prefilled(logits, _fresh(layers), mask=mask, next_position=next_position, windows=windows)
-            return TreeScorer(model(), lambda: prompt, visibility=visibility)
-
-        return tuple(each for each in made if each is not None), fill, new_scorer
+    static = [buffer for number, buffer in enumerate(buffers) if number in copied]
+    static += [buffer for part in (*hidden, *(each or () for each in keys)) for buffer in part]
+    captured = Captured(backend_of(device), static, fill=fill, run=run, inputs=call)
+    return Program(call.key, most_hidden, call.longest, captured, ref(prepared.rules.shared.trie))
 
 
-def _of_head(scorer: Scorer, prepared: Prepared, search: Search) -> _Given | None:
-    """A call that the draft head decodes alone; None if it does not."""
-    if not isinstance(scorer, HeadScorer):
+def _buffer(tensor: Tensor) -> Tensor:
+    return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
+def _room_for(keys: Keys, length: int) -> Keys:
+    if keys is None:
         return None
-    return _given(_Hidden(scorer.hidden, scorer.vocab_size), prepared, search, NO_WIDTHS)
+    of_keys, of_values = (one.new_zeros((*one.shape[:2], length, one.shape[3])) for one in keys)
+    return of_keys, of_values
 
 
-def _of_tree(model: Any, prepared: Prepared, search: Search, widths: Widths) -> _Given:
-    """A call in the tree layout; computes the prompt."""
-    scorer, plan = search.scorer, prepared.plan
-    assert isinstance(scorer, TreeScorer)
-    prompt, visibility = scorer.prefill(), scorer.visibility
-    config, length = model.config.get_text_config(decoder=True), prompt.mask.shape[-1]
-    num_levels = search.catalogue.max_length
-    limit = position_limit(model.config)
-    bucket = bucket_of(length, most=None if limit is None else limit - num_levels)
-    kinds = {kind: config.sliding_window if kind == "sliding_attention" else None for kind in set(layer_types(config))}
-    kept = {kind: bucket if window is None else min(bucket, max(window - 1, 1)) for kind, window in kinds.items()}
-    layers = list(zip(layer_types(config), prompt.cache.layers, strict=False))
-    windows = {
-        kind: (window, bucket if window is None else kept["sliding_attention"])
-        for kind, (window, _) in prompt.windows.items()
-    }
-    start = _Prompt(
-        (prompt.logits, torch.nn.functional.pad(prompt.mask, (bucket - length, 0)), prompt.next_position),
-        keys=[(layer.keys, layer.values) if layer.is_initialized else None for _, layer in layers],
-        widths=[kept[kind] for kind, _ in layers],
-        room=plan.width * (num_levels - 1) + sum(map(sum, widths)),
-        windows=windows,
-        visibility=visibility,
-    )
-    return _given(start, prepared, search, widths)
-
-
-def _given(start: Any, prepared: Prepared, search: Search, widths: Widths) -> _Given:
-    # Only the number of prompts is read of their tokens.
-    plan = replace(prepared.plan, prompt=prepared.input_ids[:, :1], exit_early=False)
-    catalogue, num_rows = search.catalogue, len(prepared.input_ids)
-    added = None if catalogue.added is None else _with_padding(catalogue.added, num_rows)
-    padded = replace(catalogue, base=_with_padding(catalogue.base, num_rows), added=added)
-    return _Given(start, padded, plan, widths)
-
-
-def _with_padding(part: DevicePart, num_rows: int) -> DevicePart:
-    """A segment whose hidden nodes, if it has any, are a power of two on every level; the root hides nothing."""
-    if part.hidden is None:
-        return part
-    none = torch.zeros((num_rows, 1), dtype=torch.long, device=part.trie.tokens.device)
-    hidden = [none if nodes is None else nodes for nodes in part.hidden]
-    widths = [1 << (nodes.shape[1] - 1).bit_length() for nodes in hidden]
-    return replace(
-        part,
-        hidden=tuple(
-            torch.nn.functional.pad(nodes, (width - nodes.shape[1], 0))  # ascending: the root comes first
-            for nodes, width in zip(hidden, widths, strict=True)
-        ),
-    )
-
-
-def _layer_of(buffers: tuple[Tensor, Tensor] | None, width: int) -> SlotLayer:
-    """A layer over buffers that hold the prompt's keys already; those of nodes are written behind them."""
+def _layer_of(buffers: Keys, width: int) -> SlotLayer:
+    """A layer over buffers that hold the prompt's keys already; those of nodes are written after them."""
     if buffers is None:
         return SlotLayer(0)
     keys, values = buffers

@@ -185,12 +185,14 @@ class GRGenerationMixin(Overrides, GenerationMixin):
         num_beams: int | Sequence[int],
         **options: Any,
     ) -> list[Capture]:
-        """Capture the decodes of calls to come, so that the first of them is as fast as the others.
+        """Capture the decodes of calls to come: calls with `cache_implementation="static"` replay them.
 
-        For calls with `cache_implementation="static"`: on a CUDA device each shape is one graph. Prompts of other
-        lengths share the next larger one. What a call may change without a new capture: tokens, padding, seeds,
-        weights in place; rules, exclusions and updates of the catalogue as far as they keep shapes. Calls with rules
-        or exclusions are captured on their second use, or here with `exclude_items=` for every prompt of a batch.
+        On a CUDA device each shape is one graph; prompts of other lengths share the next larger one. What a call may
+        change: tokens, padding, seeds, weights in place; rules and removals as far as they keep shapes; exclusions, if
+        no more nodes are hidden than were here by `exclude_items=`. Everything else needs a warm-up of its own: other
+        options, the first rule or removal, additions to the catalogue, weights elsewhere, another adapter or
+        attention. Without one such a call is decoded without a graph, and a message says so once. Code that is patched
+        afterwards is not noticed. Graphs live as long as the model and the catalogue.
 
         Args:
             constraint_index: the catalogue, as in `generate`.

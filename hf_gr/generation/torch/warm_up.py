@@ -12,11 +12,10 @@ from typing import Any
 import torch
 
 from hf_gr.catalogue.sequences import is_integer
-from hf_gr.generation.messages import say_once
 from hf_gr.generation.models import position_limit
 from hf_gr.generation.named_catalogues import resolve_indexes
 
-from . import captured
+from .captured import capturing
 from .layouts import ordinary_tokens
 
 
@@ -69,33 +68,20 @@ def warm_up(
             f"prompt_lengths has {max(lengths)}, expected at most {limit - levels}: the model has {limit} positions, "
             f"and the catalogue's sequences have {levels} tokens"
         )
-    found: dict[Any, tuple[int, int | None, int]] = {}
+    found: dict[Any, Capture] = {}
     for width, size, length in product(widths, sizes, sorted(lengths)):
         tokens = ordinary_tokens(model, size * length).view(size, length)
         call = options | {"attention_mask": torch.ones_like(tokens), "constraint_index": index, "num_beams": width}
         if not found:  # a rule's tables are made at its second use, and a decode is captured with them
             model.generate(tokens, **call)
-        with captured.capturing_at_once() as attempts:
+        with capturing() as programs:
             model.generate(tokens, cache_implementation="static", **call)
-        ((key, longest, why),) = attempts or [(None, None, "transformers' own loop")]
-        why = why or captured.GRAPHS.refusal(key)
-        if why is not None:
-            raise ValueError(
-                f"warm_up of {size} prompts of {length} tokens with num_beams={width} has captured nothing ({why}): "
-                "such calls are answered without graphs"
-            )
-        found[key] = (size, longest, width)
-    kept = {entry.key: entry for entry in captured.GRAPHS.entries}
-    if found.keys() - kept.keys():
-        say_once(
-            f"warm_up has captured {len(found)} decodes, of which {len(found.keys() & kept.keys())} fit the limit of "
-            f"{captured.GRAPHS.limit:,} bytes: raise hf_gr.generation.torch.captured.GRAPHS.limit"
-        )
-    return [
-        Capture(*what, num_bytes=kept[key].num_bytes, seconds=kept[key].seconds)
-        for key, what in found.items()
-        if key in kept
-    ]
+        if not programs:
+            raise ValueError("warm_up of a model that decodes in transformers' own loop, expected one of our layouts")
+        for program in programs:
+            captured = program.captured
+            found[program] = Capture(size, program.longest, width, captured.num_bytes, captured.seconds)
+    return list(found.values())
 
 
 def _read(name: str, value: Any) -> list[int]:
