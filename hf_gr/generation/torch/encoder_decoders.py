@@ -45,7 +45,7 @@ class EncoderDecoder:
     def __init__(self, model: Any, kwargs: dict[str, Any]) -> None:
         self.model = model
         self.table = _position_table(model)
-        self.attention = None if self.table is not None else _biased_attention(model)
+        self.attention: Any = None if self.table is not None else _biased_attention(model)
         self.dtype = mask_dtype(model)
         self.encoded, self.mask = kwargs["encoder_outputs"], kwargs.get("attention_mask")
         if self.mask is not None:  # as it is used: transformers would look at one of two dimensions, and wait
@@ -82,7 +82,8 @@ class EncoderDecoder:
 
     def _bias(self, positions: Int[Tensor, "batch nodes"], num_past: int) -> Float[Tensor, "batch heads nodes keys"]:
         """What is to be added to the bias that the model computes from places in the cache."""
-        attention, (batch_size, num_nodes), device = self.attention, positions.shape, positions.device
+        (batch_size, num_nodes), device = positions.shape, positions.device
+        attention: Any = self.attention
         places = torch.arange(num_past + num_nodes, device=device)
         before = places[:num_past].expand(batch_size, -1) if self.positions is None else self.positions
         self.positions = torch.cat([before, positions], dim=1)
