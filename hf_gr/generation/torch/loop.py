@@ -89,6 +89,7 @@ def generate_by_processor(generate: Callable[..., Any], call: Call) -> Any:
     if beam_indices is None:
         out.scores, out.logits = out.scores[:width], out.logits and out.logits[:width]
     else:
+        assert scores is not None
         out.sequences_scores = torch.where(is_dead, -torch.inf, scores) if with_scores else None
         out.beam_indices = beam_indices[:, :width].masked_fill(~is_there, -1)
     out.scores = out.scores if with_scores else None
