@@ -59,7 +59,7 @@ def test_every_part_is_measured_and_kept(
         (attention, mode) for attention in (gpu.IN_PARTS, gpu.BY_MASK) for mode in (gpu.EAGER, gpu.CAPTURED)
     }
     assert all(row["ms"] > row["least_ms"] > 0 for row in timed)
-    assert all(row["captures"] == 1 for row in timed if row["mode"] == gpu.CAPTURED)
+    assert all(row["graph_bytes"] > 0 for row in timed if row["mode"] == gpu.CAPTURED)
 
     # What stopped after some rows goes on with the others.
     lines = out.read_text(encoding="utf-8").splitlines(keepends=True)
