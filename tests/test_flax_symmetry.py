@@ -176,10 +176,8 @@ ALONE = {"(alone)"}
 # By name: what else differs, all of it.
 OTHERWISE = {
     "decode.decode": {"params", "draft_params", "noise"},  # arrays are arguments of a program
-    "decode.accept": {"noise"},
     # Read where they are; the longest sequence's length is static, apart from `max_new_tokens`, like the next one's.
     "decode.child_scores": {"logits", "places", "scored", "max_length"},
-    "decode.DecodePlan.has_criteria": ALONE,  # functions in JAX are among the processors
     "decode.DecodePlan": {
         "noise",
         "temperature",
@@ -192,7 +190,6 @@ OTHERWISE = {
         "tokens_per_beam",  # of the paper's own search, which a benchmark compares with
     },
     "transition.children": {"lists_all"},  # of wide levels, see children
-    "decode.DecodePlan.ends_together": ALONE,  # a program always has a pool
     "decode.DecodePlan.apply": ALONE,  # callables of PyTorch
     "decode.Decoded": {"num_levels", "may_be_shorter"},  # a program's outputs have fixed shapes
     "decode.Decoded.cropped": ALONE,  # the call crops them, on the host

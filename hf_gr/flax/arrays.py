@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
 from typing import Any
 
 import jax
@@ -22,11 +21,6 @@ HostOrDevice = jax.Array | np.ndarray
 # Numbers that change from call to call without another program: NumPy's before it, arrays inside it.
 Number = float | np.floating | Float[Array, ""]
 WholeNumber = int | np.integer | Int[Array, ""]
-
-
-def static(**kwargs: Any) -> Any:
-    """A dataclass field that is part of a program, not of its arguments."""
-    return field(metadata={"static": True}, **kwargs)
 
 
 def is_on_host(array: Any) -> bool:

@@ -27,16 +27,17 @@ from jaxtyping import Array, Bool, Float, Int
 
 from hf_gr.core import beam
 from hf_gr.core.beam import Beams, Finished, of_level, to_room
+from hf_gr.core.decide import accept, best, can_change
 from hf_gr.core.verifiers import locate, relaxed_places
 
 from . import ops
 from .arrays import along, where_rows
 from .children import Children
-from .noise import PASSES, Noise, paths_of
+from .noise import PASSES, Noise
 from .plan import DecodePlan
 from .scorers import JointScorer, Params, Prompt, Scorer, ScorerCache
 from .speculation import Context, Draft, Scored, Speculation
-from .transition import DeviceCatalogue, children, is_leaf, over_vocabulary
+from .transition import DeviceCatalogue, children, over_vocabulary
 from .tree import Nodes, nodes_seen, slots_seen
 from .warpers import keep_min_p, keep_top_k, keep_top_p, renormalize
 
@@ -121,7 +122,7 @@ def decode(
     search = _Search(scorer, params, catalogue, plan, noise, draft_params)
     state = lax.while_loop(search.any_open, search.advance, search.start(prompt))
     return Decoded(
-        *_best(state.finished, plan),
+        *best(state.finished, plan),
         num_levels=jnp.broadcast_to(_most(state.levels, plan), len(state.levels)),
         step_scores=state.step_scores,
         step_logits=state.step_logits,
@@ -372,7 +373,7 @@ class _Search:
         """The rows that have levels left, and may still change."""
         is_open = state.levels < self.num_levels
         if self.plan.exit_early and (self.catalogue.is_ragged or self.plan.has_criteria):
-            is_open = is_open & _can_change(state.beams, state.finished, self.plan)
+            is_open = is_open & can_change(state.beams, state.finished, self.plan)
         if self.plan.keeps_steps:  # of every level that any row needs
             any_open = _in_any_row(is_open, self.plan)
             behind = (state.levels < _most(state.levels, self.plan)) & (state.levels < self.num_levels)
@@ -407,16 +408,6 @@ def _with_more(array: Array, *, front: int = 0, behind: int = 0) -> Array:
 def _with_step(steps: tuple[Array, ...], step: Array, rows: Bool[Array, " batch"], *, level: int) -> tuple[Array, ...]:
     """The steps, with one level's of some rows."""
     return (*steps[:level], where_rows(rows, step, steps[level]), *steps[level + 1 :])
-
-
-def _can_change(beams: Beams, finished: Finished, plan: DecodePlan) -> Bool[Array, " batch"]:
-    """The rows that may still change."""
-    open_rows = (beams.scores > beam.DEAD).any(axis=-1, keepdims=True)
-    if plan.is_beam_search:
-        open_rows = open_rows & finished.may_improve
-        if plan.early_stopping is True:
-            open_rows = open_rows & ~finished.is_full
-    return open_rows[:, 0]
 
 
 def _in_any_row(flags: Bool[Array, " batch"], plan: DecodePlan) -> Bool[Array, ""]:
@@ -481,83 +472,6 @@ def _warped(scores: Float[Array, "batch beams children"], plan: DecodePlan) -> F
         scores = scores if plan.top_p is None else keep_top_p(scores, plan.top_p, **keep)
         scores = scores if plan.min_p is None else keep_min_p(scores, plan.min_p, **keep)
     return renormalize(scores) if plan.renormalize_logits else scores
-
-
-def accept(
-    beams: Beams,
-    finished: Finished,
-    legal: Children,
-    scores: Float[Array, "batch beams children"],
-    catalogue: DeviceCatalogue,
-    plan: DecodePlan,
-    *,
-    level: int,
-    noise: Noise | None = None,
-    picked: Int[Array, "batch kept"] | None = None,
-) -> tuple[Beams, Finished]:
-    """Decide one level: extend the beams, and move complete ones to the finished.
-
-    With `picked` those children are kept: see `beam.select`.
-    """
-    may_end = catalogue.has_leaves[level] or plan.has_criteria
-    how: dict[str, Any] = {"dead_state": catalogue.dead_state}
-    if plan.do_sample:
-        assert noise is not None, "samples are drawn from noise"
-        how["noise"] = noise.gumbel(beams, legal, paths=None if plan.is_beam_search else paths_of(beams))
-    if not plan.is_beam_search:
-        kept = beam.choose(beams, legal, scores, **how)
-        if not may_end:
-            return kept, finished
-        kept, ends = _ended(kept, catalogue, plan, level=level)
-        return beam.retire_in_place(kept, finished, ends)
-
-    is_ragged = catalogue.is_ragged or plan.has_criteria
-    all_end = level + 1 == catalogue.max_length and not is_ragged and not plan.do_sample
-    num_kept = plan.num_kept if (may_end and not all_end) or plan.do_sample else plan.num_beams
-    kept = beam.select(beams, legal, scores, num_kept=num_kept, picked=picked, **how)
-    if all_end:
-        return kept, beam.finish(kept, length_penalty=plan.length_penalty)
-    if may_end:
-        kept, ends = _ended(kept, catalogue, plan, level=level)
-        beams, finished = beam.retire(
-            kept, finished, ends, length_penalty=plan.length_penalty, early_stopping=plan.early_stopping
-        )
-    else:
-        beams = beam.keep_best(kept, plan.num_beams) if plan.do_sample else kept
-    if plan.has_criteria or any(catalogue.has_leaves[: level + 1]):
-        finished = beam.update_may_improve(
-            beams,
-            finished,
-            length_penalty=plan.length_penalty,
-            early_stopping=plan.early_stopping,
-            max_new_tokens=plan.max_new_tokens,
-        )
-    return beams, finished
-
-
-def _ended(
-    kept: Beams, catalogue: DeviceCatalogue, plan: DecodePlan, *, level: int
-) -> tuple[Beams, Bool[Array, "batch kept"]]:
-    """The candidates, and which of them are complete: nothing follows those."""
-    ends = is_leaf(kept.states, catalogue, level=level + 1)
-    if plan.processors is None or not plan.processors.criteria:
-        return kept, ends
-    ends = ends | plan.processors.ended(kept.sequences, room=catalogue.max_length)
-    # What a criterion ends may have children in the catalogue: they would have scores at later steps.
-    return replace(kept, states=jnp.where(ends, catalogue.dead_state, kept.states)), ends
-
-
-def _best(
-    finished: Finished, plan: DecodePlan
-) -> tuple[Int[Array, "batch returned length"], Float[Array, "batch returned"], Int[Array, "batch returned length"]]:
-    """The R best of every row."""
-    beam_indices = finished.beam_indices[:, : plan.num_return_sequences]
-    scores = finished.scores[:, : plan.num_return_sequences]
-    is_there = scores[..., None] > beam.DEAD
-    beam_indices = jnp.where(is_there, beam_indices, -1)
-    sequences = jnp.where(beam_indices >= 0, finished.sequences[:, : plan.num_return_sequences], plan.fill_token_id)
-    sequences = jnp.where(is_there, sequences, plan.missing_token_id)
-    return sequences, scores, beam_indices
 
 
 def _per_path(step: Float[Array, "batch beams vocab"], plan: DecodePlan) -> Float[Array, "batch paths vocab"]:

@@ -25,8 +25,9 @@ from hf_gr.catalogue.buckets import bucket
 from hf_gr.catalogue.fanout import Fanout, Longs
 from hf_gr.catalogue.items import Liveness
 from hf_gr.catalogue.trie import Trie
+from hf_gr.core.plan import static
 
-from .arrays import Device, static, windows
+from .arrays import Device, windows
 from .buckets import padded
 
 # Sizes that programs are compiled for.

@@ -22,7 +22,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from .arrays import HostOrDevice, static
+from hf_gr.core.plan import static
+
+from .arrays import HostOrDevice
 from .children import Children
 from .scorers import Prompt
 from .transition import over_vocabulary

@@ -16,8 +16,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from hf_gr.core.beam import DEAD, Beams
+from hf_gr.core.plan import static
 
-from .arrays import HostOrDevice, along, static
+from .arrays import HostOrDevice, along
 from .transition import DeviceCatalogue
 from .tree import Nodes
 

@@ -73,6 +73,10 @@ class DeviceCatalogue:
         """Whether some sequence is shorter than another."""
         return any(self.has_leaves[:-1])
 
+    def is_leaf(self, states: Int[Array, "batch beams"], *, level: int) -> Bool[Array, "batch beams"]:
+        """Whether a sequence ends in each state."""
+        return is_leaf(states, self, level=level)
+
 
 def device_catalogue(rules: BatchRules, device: Device = None, *, num_rows: int | None = None) -> DeviceCatalogue:
     """The catalogue of a batch on a device; tries and rules are moved there once, for as long as they live.

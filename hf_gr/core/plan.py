@@ -1,0 +1,85 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The options of one call that both backends have. Decides nothing.
+
+Axes: K beams, R returned sequences a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def static(**kwargs: Any) -> Any:
+    """A dataclass field that is part of a compiled program, not of its arguments."""
+    return field(metadata={"static": True}, **kwargs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of one call; names and meanings are transformers'.
+
+    Attributes:
+        num_beams: K; 1 decodes every path on its own (greedy, or sampling).
+        num_return_sequences: R.
+        num_kept: candidates kept a level: K, plus spares to replace beams that end here.
+        do_sample: sample instead of taking the best.
+        early_stopping: when a row with K complete sequences is done.
+        forces_end: whether the longest sequences' last token, the end token, is certain: transformers'
+            `forced_eos_token_id`.
+        output_scores: keep the processed scores of every level.
+        output_logits: keep the logits of every level.
+        exit_early: leave the loop once nothing can change; off where several processes must run equally many forwards.
+        is_relaxed: sampling beams accept drafted samples by relaxed verification; they compete even if there is only
+            one.
+        length_penalty: exponent of the length that scores are divided by. In Flax this and the following may change
+            from call to call without a new program.
+        max_new_tokens: the longest sequence that the heuristic of `early_stopping="never"` assumes.
+        fill_token_id: what follows the end of a sequence.
+        missing_token_id: fills a row that has no sequence left; not `fill_token_id` if such a row would be a sequence
+            of the catalogue.
+    """
+
+    num_beams: int = static()
+    num_return_sequences: int = static()
+    num_kept: int = static()
+    do_sample: bool = static()
+    early_stopping: bool | str = static()
+    forces_end: bool = static(default=False)
+    output_scores: bool = static(default=False)
+    output_logits: bool = static(default=False)
+    exit_early: bool = static(default=True)
+    is_relaxed: bool = static(default=False)
+    length_penalty: Any = 1.0
+    max_new_tokens: Any = 0
+    fill_token_id: Any = -1
+    missing_token_id: Any = -1
+
+    @property
+    def is_beam_search(self) -> bool:
+        """Whether the paths of a row compete."""
+        return self.num_beams > 1 or self.is_relaxed
+
+    @property
+    def width(self) -> int:
+        """Paths a row."""
+        return max(self.num_beams, self.num_return_sequences)
+
+    @property
+    def keeps_steps(self) -> bool:
+        """Whether scores or logits of every level are outputs."""
+        return self.output_scores or self.output_logits
+
+    @property
+    def has_criteria(self) -> bool:
+        """Whether functions of a user's may end sequences before the catalogue does."""
+        raise NotImplementedError
+
+    def meets_criteria(self, sequences: Any, *, max_length: int) -> Any:
+        """Which sequences, `[B, M, T]`, such functions end: `[B, M]`."""
+        raise NotImplementedError
+
+    def ends_together(self, *, is_ragged: bool) -> bool:
+        """Whether all sequences are complete with the last level, and none before; `is_ragged` is the catalogue's."""
+        return self.is_beam_search and not (is_ragged or self.do_sample or self.has_criteria)
