@@ -243,8 +243,8 @@ def test_damaged_and_foreign_heads_are_refused(folder: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"verification": "last_level"}, "verification='last_level' with drafting='head', expected one of.*'torch'"),
-        ({"verification": "none"}, "verification='none' with drafting='head'"),
+        ({"verification": "last_level"}, "verification='last_level', expected another one in Flax.*'torch'"),
+        ({"verification": "none"}, "verification='none', expected another one in Flax"),
         ({"constraint_index": ConstraintIndex.from_sequences([[3, 4]])}, "has 2 levels and the draft head 3"),
         ({"constraint_index": ConstraintIndex.from_sequences([[3, 60, 4]])}, "has token 60 on level 2"),
         ({"input_ids": np.full((1, 126), 5)}, "126 tokens and the draft head's placeholders 3 more"),

@@ -109,8 +109,8 @@ def test_a_draft_head_is_verified(family: str, verification: str, tmp_path: Path
     [
         ({"num_draft_beams": 2}, "num_draft_beams=2, expected at least num_beams=4"),
         ({"drafting": "trie"}, "drafting='trie' with assistant_model"),
-        ({"drafting": "head"}, "assistant_model is given with drafting='head'"),
-        ({"verification": "catalogue"}, "verification='catalogue' with assistant_model"),
+        ({"drafting": "head"}, "drafting='head' with assistant_model"),
+        ({"verification": "catalogue"}, "verification='catalogue' with drafting=None, expected drafting='head'"),
         ({"num_assistant_tokens": 0}, "num_assistant_tokens=0"),
         (
             {"verification": "relaxed", "num_return_sequences": 8},

@@ -283,6 +283,7 @@ def test_a_budget_bounds_what_is_drafted(folder: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("output", ["output_scores", "output_logits", None])
 def test_a_head_scores_the_vocabulary_where_that_is_put_out(output: str | None) -> None:
     config = GRGenerationConfig(drafting="head", length_penalty=1.0, num_beams=2, num_return_sequences=2)
+    config.verification = "catalogue"
     config.return_dict_in_generate = True
     if output is not None:
         setattr(config, output, True)
@@ -440,7 +441,7 @@ def test_generated_tokens_count_towards_learned_positions(monkeypatch: pytest.Mo
 
 
 def test_a_checkpoint_may_say_what_flax_does_not_need() -> None:
-    config: Any = GRGenerationConfig(num_draft_beams=8, draft_token_budget=9)
+    config: Any = GRGenerationConfig(num_draft_beams=8, draft_token_budget=9, verification="strict")
     Draft(None, config).check(HostPrompt(np.ones((1, 1), np.int32), np.ones((1, 1), bool)), INDEX.snapshot, given={})
     assert fill_token(GRGenerationConfig(eos_token_id=[])) == -1
 

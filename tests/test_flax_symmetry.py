@@ -399,12 +399,11 @@ def test_fields_of_a_config_are_refused_for_a_reason() -> None:
 
 def test_drafts_and_verifications_are_the_same_but_for_those_that_are_listed() -> None:
     from hf_gr.generation.configuration import DRAFTING, VERIFICATION
-    from hf_gr.generation.flax.drafts import KINDS
+    from hf_gr.generation.flax.call import KINDS
 
     assert {*KINDS, "auto"} == set(DRAFTING)
-    ours = {name for kind in KINDS.values() for name in kind.verifications}
-    assert set(VERIFICATION) - ours == set(TORCH_VERIFICATIONS)
-    assert ours <= set(VERIFICATION)
+    assert {name for kind in KINDS.values() for name in kind.lacks} == set(TORCH_VERIFICATIONS)
+    assert set(TORCH_VERIFICATIONS) <= set(VERIFICATION)
 
 
 def test_a_planted_difference_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

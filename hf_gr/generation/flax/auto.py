@@ -14,40 +14,38 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from hf_gr.catalogue.snapshot import Snapshot
-from hf_gr.core.auto import candidates, decide
+from hf_gr.core.auto import decide
 from hf_gr.flax.devices import DATA, settings_of_ours
 from hf_gr.flax.plan import DecodePlan
 from hf_gr.flax.scorers import Params
 from hf_gr.generation.checks import draft_budget
+from hf_gr.generation.drafts import BaseAuto
 
 from .drafts import AssistantDraft, Draft, SearchingHeadDraft, TrieDraft
 from .prompts import HostPrompt
 
-KINDS = {"none": Draft, "trie": TrieDraft, "head": SearchingHeadDraft, "assistant": AssistantDraft}
 
-
-class AutoDraft(Draft):
+class AutoDraft(BaseAuto, Draft):
     """A call served by whichever draft is expected to be the fastest."""
 
-    scores_ahead = True
-    candidates: dict[str, Draft]  # after `check`, the simplest first
+    kinds = {"none": Draft, "trie": TrieDraft, "head": SearchingHeadDraft, "assistant": AssistantDraft}
     served_by: Draft  # after `plan`
 
     def __init__(self, model: Any, config: Any, assistant: Any, mesh: Mesh | None) -> None:
         super().__init__(model, config, assistant)
         self.mesh = mesh
 
-    def check(self, prompt: HostPrompt, catalogue: Snapshot, *, given: Mapping[str, Any]) -> None:
-        """See `Draft.check`."""
+    def check(
+        self,
+        prompt: HostPrompt,
+        catalogue: Snapshot,
+        *,
+        given: Mapping[str, Any],
+        model_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """See `BaseAuto.check`."""
         self.prompt = prompt
-        self.candidates = candidates(
-            lambda name: KINDS[name](self.model, self.config, self.assistant if name == "assistant" else None),
-            lambda draft: draft.check(prompt, catalogue, given=given),
-            self.config,
-            has_head=self.model.draft_head is not None,
-            has_assistant=self.assistant is not None,
-            given=given,
-        )
+        super().check(prompt, catalogue, given=given, model_kwargs=model_kwargs)
 
     def plan(self, plan: DecodePlan, catalogue: Snapshot, *, num_rows: int) -> DecodePlan:
         """See `Draft.plan`."""

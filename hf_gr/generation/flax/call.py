@@ -33,18 +33,21 @@ from hf_gr.flax.processors import Processors
 from hf_gr.flax.speculation import Speculation
 from hf_gr.generation.answers import with_items
 from hf_gr.generation.checks import forced_end, missing_token
-from hf_gr.generation.configuration import set_fields
+from hf_gr.generation.configuration import VERIFICATION, set_fields
+from hf_gr.generation.drafts import kind_of
 from hf_gr.generation.internals import default_generation_fields
 from hf_gr.generation.models import fill_token, first_of, num_end_tokens
 from hf_gr.generation.named_catalogues import batch_rules, resolve_indexes
 from hf_gr.generation.seeds import row_seeds
 
+from .auto import AutoDraft
 from .checks import LARGEST, check_call, refuse_arguments
-from .drafts import Draft, draft_of
+from .drafts import AssistantDraft, Draft, HeadDraft, SearchingHeadDraft, TrieDraft
 from .outputs import FlaxGenerateOutput
 from .processors import processors_of
 from .prompts import HostPrompt
 
+KINDS = {None: Draft, "trie": TrieDraft, "assistant": AssistantDraft, "head": SearchingHeadDraft}
 OF_PROMPT = ("input_ids", "attention_mask", "decoder_input_ids")
 
 
@@ -168,6 +171,15 @@ class Call:
             fields["beam_indices"] = jax.device_put(paths)
             fields["sequences_scores"] = jax.device_put(found["scores"].reshape(-1)) if config.output_scores else None
         return with_items(FlaxGenerateOutput(**fields), self.rules, begun.shape[1])
+
+
+def draft_of(model: Any, config: Any, assistant: Any = None, mesh: Mesh | None = None) -> Draft:
+    """The draft of a call."""
+    kind = kind_of(config, assistant)
+    if kind == "auto":
+        return AutoDraft(model, config, assistant, mesh)
+    decides = kind == "head" and VERIFICATION[config.verification].by_head_alone
+    return (HeadDraft if decides else KINDS[kind])(model, config, assistant)
 
 
 def arguments_of_prompt(inputs: Any, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ Knows no PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -24,66 +24,21 @@ from hf_gr.flax.drafters import TreeDrafter
 from hf_gr.flax.model import FlaxModel
 from hf_gr.flax.plan import DecodePlan
 from hf_gr.flax.scorers import Params
-from hf_gr.generation.checks import (
-    check_assistant,
-    check_codes,
-    check_draft_width,
-    check_room_for_drafts,
-    check_room_for_placeholders,
-    draft_budget,
-)
-from hf_gr.generation.configuration import VERIFICATION
-
-from .prompts import HostPrompt
+from hf_gr.generation.checks import draft_budget
+from hf_gr.generation.drafts import BaseDraft
 
 DRAFT_BEAMS_PER_BEAM = 2
 
 
-class Draft:
-    """No draft; and what all kinds have in common. Serves one call.
+class Draft(BaseDraft):
+    """No draft; and what all kinds in Flax have in common. Serves one call."""
 
-    Args:
-        model: the model.
-        config: the prepared config, with our fields.
-        assistant: the draft model of the call, or None.
-    """
-
-    verifications: tuple[str, ...] = ("strict", "relaxed")  # that it has; the first one by default
-    scores_ahead = False  # whether nodes of several levels are scored together
-    searches = False  # whether a model or a head searches ahead
+    lacks = ("last_level", "none")
     calls_model = True  # whether the model decides levels after the prefill
-    chosen: str | None = None  # the kind that "auto" has decided on; see `Speculation.chosen`
 
-    def __init__(self, model: Any, config: Any, assistant: Any = None) -> None:
-        self.model = model
-        self.config = config
-        self.assistant = assistant
-
-    def check(self, prompt: HostPrompt, catalogue: Snapshot, *, given: Mapping[str, Any]) -> None:
-        """Refuse drafts and verifications that Flax does not have."""
-        drafting, verification = self.config.drafting, self.config.verification
-        if verification not in (None, *self.verifications):
-            what = "assistant_model" if drafting is None and self.assistant is not None else f"drafting={drafting!r}"
-            by_head = VERIFICATION[verification].by_head_alone and not isinstance(self, HeadDraft)
-            fix = "only a draft head decodes without the model" if by_head else "use backend='torch' for others"
-            raise ValueError(
-                f"verification={verification!r} with {what}, expected one of {self.verifications}: {fix}; omit it"
-            )
-        if self.config.verification == "relaxed" and self.config.num_return_sequences > self.config.num_beams:
-            raise ValueError(
-                f"num_return_sequences={self.config.num_return_sequences}, expected at most "
-                f"num_beams={self.config.num_beams}: relaxed verification samples beams"
-            )
-        if given.get("num_draft_beams") is not None and not self.searches:
-            raise ValueError(
-                f"num_draft_beams={given['num_draft_beams']} without a draft model, expected both: "
-                "pass assistant_model="
-            )
-        if given.get("draft_token_budget") is not None and not self.scores_ahead:
-            raise ValueError(
-                f"draft_token_budget={given['draft_token_budget']} without drafting, expected None: pass "
-                "drafting='trie'"
-            )
+    def not_a_model(self, assistant: Any) -> str | None:
+        """See `BaseDraft.not_a_model`."""
+        return None if isinstance(assistant, FlaxModel) else "a FlaxModel like the model: load it with backend='flax'"
 
     def plan(self, plan: DecodePlan, catalogue: Snapshot, *, num_rows: int) -> DecodePlan:
         """The plan of a call with its drafter, if there is one."""
@@ -121,27 +76,8 @@ class TrieDraft(Draft):
 class AssistantDraft(TrieDraft):
     """A draft model's beams, and the catalogue below them once that fits the budget."""
 
-    searches = True
+    searches = "assistant"
     first_level = 0  # where a search begins
-
-    def check(self, prompt: HostPrompt, catalogue: Snapshot, *, given: Mapping[str, Any]) -> None:
-        """See `Draft.check`; also refuses models that cannot draft for this one."""
-        super().check(prompt, catalogue, given=given)
-        assistant = self.assistant
-        if assistant is None:
-            raise ValueError("drafting='assistant' without assistant_model, expected both: pass assistant_model=")
-        if given.get("drafting") == "trie":
-            raise ValueError(
-                "drafting='trie' with assistant_model, expected one of them: drafting='assistant' uses both"
-            )
-        if not isinstance(assistant, FlaxModel):
-            raise ValueError(
-                f"assistant_model is a {type(assistant).__name__}, expected a FlaxModel like the model: load it with "
-                "backend='flax'"
-            )
-        check_assistant(self.model, assistant)
-        check_draft_width(self.config)
-        check_room_for_drafts(assistant, catalogue, prompt.input_ids.shape[1], prompt.mask)
 
     def plan(self, plan: DecodePlan, catalogue: Snapshot, *, num_rows: int) -> DecodePlan:
         """See `Draft.plan`."""
@@ -184,13 +120,8 @@ class AssistantDraft(TrieDraft):
 class HeadDraft(Draft):
     """The checkpoint's draft head, which decides alone after one prefill of the model."""
 
-    verifications = ("catalogue", "strict", "relaxed")  # the last two by `SearchingHeadDraft`
+    searches = "head"
     calls_model = False
-
-    def check(self, prompt: HostPrompt, catalogue: Snapshot, *, given: Mapping[str, Any]) -> None:
-        """See `Draft.check`; also refuses a head that does not fit the catalogue or the prompt."""
-        super().check(prompt, catalogue, given=given)
-        _check_head(self.model, prompt, catalogue, self.assistant)
 
     def scorer(self, plan: DecodePlan, mesh: Mesh | None) -> tuple[Any, Params]:
         """The head."""
@@ -201,13 +132,8 @@ class HeadDraft(Draft):
 class SearchingHeadDraft(AssistantDraft):
     """The checkpoint's draft head, which searches ahead; the model verifies, and reads the head's placeholders."""
 
+    searches = "head"
     first_level = 1  # it continues from the model's own forward over the prompt
-
-    def check(self, prompt: HostPrompt, catalogue: Snapshot, *, given: Mapping[str, Any]) -> None:
-        """See `Draft.check`; also refuses a head that does not fit the catalogue or the prompt."""
-        Draft.check(self, prompt, catalogue, given=given)
-        _check_head(self.model, prompt, catalogue, self.assistant)
-        check_draft_width(self.config)
 
     @property
     def tail(self) -> tuple[int, ...]:
@@ -223,18 +149,6 @@ class SearchingHeadDraft(AssistantDraft):
         return _head_params(self.model, mesh)
 
 
-def _check_head(model: Any, prompt: HostPrompt, catalogue: Snapshot, assistant: Any) -> None:
-    if assistant is not None:
-        raise ValueError("assistant_model is given with drafting='head', expected None: the head drafts; omit one")
-    if model.draft_head is None:
-        raise ValueError(
-            "drafting='head' and the model has no draft head, expected one: load a checkpoint that has one; heads "
-            "are made and trained in PyTorch"
-        )
-    check_codes(model.draft_head, catalogue)
-    check_room_for_placeholders(model.draft_head, model.config, prompt.length)
-
-
 def _head_scorer(model: Any, plan: DecodePlan, reader: Any) -> HeadScorer:
     """The head's scorer; outputs and processors need scores over the whole vocabulary."""
     is_wide = plan.output_scores or plan.output_logits or plan.processors is not None
@@ -243,28 +157,6 @@ def _head_scorer(model: Any, plan: DecodePlan, reader: Any) -> HeadScorer:
 
 def _head_params(model: Any, mesh: Mesh | None) -> Params:
     return {"model": model.params_on(mesh), "head": model.draft_head.params_on(replicated(mesh))}
-
-
-KINDS: dict[str | None, type[Draft]] = {
-    None: Draft,
-    "trie": TrieDraft,
-    "assistant": AssistantDraft,
-    "head": HeadDraft,
-}
-
-
-def draft_of(model: Any, config: Any, assistant: Any = None, mesh: Mesh | None = None) -> Draft:
-    """The draft of a call: a draft model is used whenever there is one."""
-    if config.drafting == "auto":
-        from .auto import AutoDraft  # which has these kinds
-
-        return AutoDraft(model, config, assistant, mesh)
-    kind = KINDS[config.drafting]
-    if config.drafting == "head" and config.verification in SearchingHeadDraft.verifications:
-        kind = SearchingHeadDraft
-    elif assistant is not None and config.drafting in (None, "trie"):
-        kind = AssistantDraft
-    return kind(model, config, assistant)
 
 
 def _nodes_per_level(catalogue: Snapshot) -> tuple[int, ...]:

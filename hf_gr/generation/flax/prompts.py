@@ -42,6 +42,12 @@ class HostPrompt:
     input_ids: npt.NDArray[np.int32]
     mask: npt.NDArray[np.bool_]
     decoder_input_ids: npt.NDArray[np.int32] | None = None
+    is_tokens = True  # and never embeddings
+
+    @property
+    def inputs(self) -> npt.NDArray[np.int32]:
+        """What the model, or its encoder, reads."""
+        return self.input_ids
 
     @property
     def num_rows(self) -> int:

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -16,13 +15,11 @@ from typing import Any
 from torch import Tensor
 
 from hf_gr.catalogue.rules import BatchRules
-from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.generation import internals
-from hf_gr.generation.configuration import VERIFICATION
+from hf_gr.generation.drafts import BaseDraft, kind_of
 from hf_gr.generation.torch.caches import with_slots
 from hf_gr.generation.torch.layouts import attends_in_parts, may_take_nodes
 from hf_gr.generation.torch.models import is_patched
-from hf_gr.generation.torch.prompts import Prompt
 from hf_gr.generation.torch.scorers import Prompts, make_scorer
 from hf_gr.torch.decode import Decoded, DecodePlan
 from hf_gr.torch.scorers import Scorer
@@ -74,69 +71,12 @@ class Search:
     prompts: Prompts
 
 
-class Draft:
-    """No draft; and what all kinds have in common. Serves one call.
+class Draft(BaseDraft):
+    """No draft; and what all kinds in PyTorch have in common. Serves one call."""
 
-    Args:
-        model: the model.
-        config: the prepared config, with our fields.
-        assistant: the draft model of the call, or None.
-    """
-
-    scores_ahead = False  # whether nodes of several levels are scored together
-    decides_alone = False  # whether it can answer without the model
-    chosen: str | None = None  # the kind that "auto" has decided on; see `Speculation.chosen`
-    reads_assistant = False  # whether it uses or refuses the draft model of a call; else that model drafts instead
-
-    def __init__(self, model: Any, config: Any, assistant: Any = None) -> None:
-        self.model = model
-        self.config = config
-        self.assistant = assistant
-        self.verification = VERIFICATION[config.verification]
-
-    def check(
-        self, prompt: Prompt, catalogue: Snapshot, *, given: Mapping[str, Any], model_kwargs: Mapping[str, Any]
-    ) -> None:
-        """Refuse a draft that is not possible.
-
-        Args:
-            prompt: the prompt.
-            catalogue: the catalogue of any row.
-            given: our fields as given in the call itself.
-            model_kwargs: the call's other arguments for the model.
-
-        Raises:
-            ValueError: names the argument, its value, what is expected, and the fix.
-        """
-        self.check_verification()
-        self.check_no_search(given)
-        if given.get("draft_token_budget") is not None and not self.scores_ahead:
-            raise ValueError(
-                f"draft_token_budget={given['draft_token_budget']} without drafting, expected None: "
-                "pass drafting='trie' or 'auto'"
-            )
-
-    def check_verification(self) -> None:
-        """Refuse a verification that this kind of draft, or the call, does not support."""
-        config = self.config
-        if self.verification.by_head_alone and not self.decides_alone:
-            raise ValueError(
-                f"verification={config.verification!r} with drafting={config.drafting!r}, expected drafting='head': "
-                "only a draft head decodes without the model"
-            )
-        if self.verification.samples and config.num_return_sequences > config.num_beams:
-            raise ValueError(
-                f"num_return_sequences={config.num_return_sequences}, expected at most "
-                f"num_beams={config.num_beams}: relaxed verification samples beams"
-            )
-
-    def check_no_search(self, given: Mapping[str, Any]) -> None:
-        """Refuse the width of a search if no search drafts."""
-        if given.get("num_draft_beams") is not None:
-            raise ValueError(
-                f"num_draft_beams={given['num_draft_beams']} without a draft model, expected both: "
-                "pass assistant_model="
-            )
+    def not_a_model(self, assistant: Any) -> str | None:
+        """See `BaseDraft.not_a_model`."""
+        return None if hasattr(assistant, "get_output_embeddings") else "a language model of transformers"
 
     def start(self, prepared: Prepared) -> Search:
         """Make the scorer, the drafter and the catalogue on the device; the first forward is the search's."""
@@ -186,14 +126,8 @@ class Draft:
 
 
 def draft_of(model: Any, config: Any, assistant: Any) -> Draft:
-    """The draft of a call: a draft model is used whenever there is one."""
-    kind = _kind_of(config.drafting)
-    if assistant is not None and not kind.reads_assistant:
-        kind = _kind_of("assistant")
-    return kind(model, config, assistant)
-
-
-def _kind_of(drafting: str | None) -> type[Draft]:
-    if drafting is None:
-        return Draft
-    return getattr(import_module(f"{__name__}.{drafting}"), f"{drafting.title()}Draft")
+    """The draft of a call."""
+    kind = kind_of(config, assistant)
+    if kind is None:
+        return Draft(model, config)
+    return getattr(import_module(f"{__name__}.{kind}"), f"{kind.title()}Draft")(model, config, assistant)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hf_gr.catalogue.snapshot import Snapshot
-from hf_gr.generation.checks import check_assistant, check_draft_width, check_room_for_drafts
 from hf_gr.generation.torch.layouts import prefilled, takes_tree
 from hf_gr.generation.torch.models import base_model
 from hf_gr.generation.torch.prompts import Prompt
@@ -25,33 +24,17 @@ DRAFT_BEAMS_PER_BEAM = 2
 class AssistantDraft(TrieDraft):
     """A draft model's beams, and the catalogue's subtree below them."""
 
-    reads_assistant = True
+    searches = "assistant"
 
-    def check(
-        self, prompt: Prompt, catalogue: Snapshot, *, given: Mapping[str, Any], model_kwargs: Mapping[str, Any]
-    ) -> None:
-        """See `Draft.check`."""
+    def check_own(self, prompt: Prompt, catalogue: Snapshot, model_kwargs: Mapping[str, Any]) -> None:
+        """See `BaseDraft.check_own`."""
         model, assistant, config = self.model, self.assistant, self.config
-        self.check_verification()
-        if assistant is None:
-            raise ValueError("drafting='assistant' without assistant_model, expected both: pass assistant_model=")
-        if given.get("drafting") == "trie":
-            raise ValueError(
-                "drafting='trie' with assistant_model, expected one of them: drafting='assistant' uses both"
-            )
-        if not hasattr(assistant, "get_output_embeddings"):
-            raise ValueError(
-                f"assistant_model is a {type(assistant).__name__}, expected a language model of transformers"
-            )
-        check_assistant(model, assistant)
         if assistant.training:
             raise ValueError("assistant_model is in training mode, expected evaluation: assistant_model.eval()")
         if assistant.device != model.device:
             raise ValueError(
                 f"assistant_model is on {assistant.device}, expected {model.device}: assistant_model.to(model.device)"
             )
-        if not prompt.is_tokens:
-            raise ValueError("the prompt is not given as input_ids, which assistant_model reads: pass input_ids=")
         if not takes_tree(base_model(assistant)):
             raise ValueError(
                 f"assistant_model is a {type(assistant).__name__}, which cannot score the nodes of a tree "
@@ -62,9 +45,6 @@ class AssistantDraft(TrieDraft):
                 f"guidance_scale={config.guidance_scale} with assistant_model, expected None: its processor keeps "
                 "state of the model's rows, and the draft model has others"
             )
-        check_draft_width(config)
-        assert prompt.inputs is not None
-        check_room_for_drafts(assistant, catalogue, prompt.inputs.shape[1], prompt.mask)
 
     def searcher(self, prepared: Prepared, vocab_size: int) -> Assistant | None:
         """The draft model, over a prefill of its own."""

@@ -5,19 +5,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 
-from hf_gr.catalogue.snapshot import Snapshot
-from hf_gr.core.auto import candidates, decide
+from hf_gr.core.auto import decide
 from hf_gr.generation.checks import draft_budget
+from hf_gr.generation.drafts import BaseAuto
 from hf_gr.generation.internals import attention_of
 from hf_gr.generation.torch.layouts import ordinary_tokens, prefilled
 from hf_gr.generation.torch.models import output_size_of
-from hf_gr.generation.torch.prompts import Prompt
 from hf_gr.torch.scorers import Scorer
 from hf_gr.torch.tree import Nodes
 
@@ -26,29 +25,11 @@ from .assistant import AssistantDraft
 from .head import HeadDraft
 from .trie import TrieDraft
 
-KINDS = {"none": Draft, "trie": TrieDraft, "head": HeadDraft, "assistant": AssistantDraft}
 
-
-class AutoDraft(Draft):
+class AutoDraft(BaseAuto, Draft):
     """A call served by whichever draft is expected to be the fastest."""
 
-    scores_ahead = True
-    reads_assistant = True
-    candidates: dict[str, Draft]  # after `check`, the simplest first
-
-    def check(
-        self, prompt: Prompt, catalogue: Snapshot, *, given: Mapping[str, Any], model_kwargs: Mapping[str, Any]
-    ) -> None:
-        """See `Draft.check`; a draft head that does not fit the call does not serve it."""
-        self.check_verification()
-        self.candidates = candidates(
-            lambda name: KINDS[name](self.model, self.config, self.assistant if name == "assistant" else None),
-            lambda draft: draft.check(prompt, catalogue, given=given, model_kwargs=model_kwargs),
-            self.config,
-            has_head=getattr(self.model, "draft_head", None) is not None,
-            has_assistant=self.assistant is not None,
-            given=given,
-        )
+    kinds = {"none": Draft, "trie": TrieDraft, "head": HeadDraft, "assistant": AssistantDraft}
 
     def start(self, prepared: Prepared) -> Search:
         """See `Draft.start`; no process of several may decide otherwise than the others."""

@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor
 
 from hf_gr.catalogue.snapshot import Snapshot
-from hf_gr.generation.checks import check_codes, check_draft_width, check_room_for_placeholders
 from hf_gr.generation.torch.caches import keeps_all_keys
 from hf_gr.generation.torch.models import hidden_size_of
 from hf_gr.generation.torch.prompts import Prompt, prefill_with_placeholders
@@ -29,39 +28,18 @@ from .trie import TrieDraft
 class HeadDraft(TrieDraft):
     """A search by the draft head: the answer, or a draft of it."""
 
-    decides_alone = True
-    reads_assistant = True
+    searches = "head"
     hidden: Tensor  # of the prompt's last token and of the placeholders, after the prefill
 
-    def check(
-        self, prompt: Prompt, catalogue: Snapshot, *, given: Mapping[str, Any], model_kwargs: Mapping[str, Any]
-    ) -> None:
-        """See `Draft.check`; also refuses a head that does not fit the model, the catalogue or the prompt."""
-        model, config, name = self.model, self.config, self.config.verification
-        if self.assistant is not None:
-            raise ValueError(
-                "drafting='head' with assistant_model, expected one of them, since both draft: omit one, or pass "
-                "drafting='assistant' and verification='strict' for the draft model"
-            )
-        self.check_verification()
-        if given.get("num_draft_beams") is not None and self.verification.by_head_alone:
-            raise ValueError(
-                f"num_draft_beams={given['num_draft_beams']} with verification={name!r}, expected None: the head's "
-                "own num_beams are the answer; with verification='strict' it drafts"
-            )
-        head = getattr(model, "draft_head", None)
-        if head is None:
-            raise ValueError(
-                "drafting='head' and the model has no draft head, expected one: load a checkpoint that has one, or "
-                "make one by model.add_draft_head(...) and train it with hf_gr.training.DraftHeadTrainer"
-            )
+    def check_own(self, prompt: Prompt, catalogue: Snapshot, model_kwargs: Mapping[str, Any]) -> None:
+        """See `BaseDraft.check_own`: a head that does not fit the model."""
+        model, config, head = self.model, self.config, self.model.draft_head
         sizes = head.config.hidden_size, hidden_size_of(model)
         if sizes[0] != sizes[1]:
             raise ValueError(
                 f"the draft head has hidden_size={sizes[0]}, expected the model's, {sizes[1]}: is it another model's "
                 "head?"
             )
-        check_codes(head, catalogue)
         vocabulary = model.get_input_embeddings().weight.shape[0]
         unknown = [token for token in head.config.placeholder_token_ids if token >= vocabulary]
         if unknown:
@@ -69,7 +47,6 @@ class HeadDraft(TrieDraft):
                 f"the draft head has placeholder tokens {unknown}, expected less than {vocabulary}, which the model "
                 "has embeddings for: model.add_draft_head(head) adds them"
             )
-        check_room_for_placeholders(head, model.config, prompt.length)
         cache = model_kwargs.get("past_key_values")
         if cache is not None and cache.get_seq_length() and not keeps_all_keys(cache):
             raise ValueError(
@@ -81,12 +58,10 @@ class HeadDraft(TrieDraft):
                 f"guidance_scale={config.guidance_scale} with drafting='head', expected None: its processor calls the "
                 "model after every path, and the head has paths of its own"
             )
-        if not self.verification.by_head_alone:
-            check_draft_width(config)
         is_ragged = any(catalogue.trie.has_leaves[:-1])
         if self.verification.unchecked_levels(2) and is_ragged:
             raise ValueError(
-                f"verification={name!r} with sequences of several lengths, expected one length: "
+                f"verification={config.verification!r} with sequences of several lengths, expected one length: "
                 "verification='catalogue' takes any"
             )
 
