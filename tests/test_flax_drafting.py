@@ -22,6 +22,7 @@ from test_draft_head import new_head
 from transformers import BartConfig, GPT2Config, Qwen3Config
 
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, ConstraintLogitsProcessor, enable
+from hf_gr.generation.configuration import set_fields
 from hf_gr.generation.flax.call import prepared
 from hf_gr.generation.flax.drafts import AssistantDraft
 from hf_gr.generation.flax.logits_process import FlaxConstraintLogitsProcessor
@@ -143,6 +144,7 @@ def test_prompts_longer_than_the_positions_of_a_draft_model_are_refused(family: 
     mask = np.arange(9)[None] >= (2 if family == "gpt2" else 0)
     prompt = HostPrompt(tokens, mask, None if family == "gpt2" else tokens[:, :1])
     config, _ = prepared(model, None, {"num_beams": 4})
+    set_fields(config, {})
     AssistantDraft(model, config, made(9)).check(prompt, INDEX.snapshot, given={})
     with pytest.raises(ValueError, match="assistant_model has 8 positions, expected 9 for this prompt"):
         AssistantDraft(model, config, made(8)).check(prompt, INDEX.snapshot, given={})

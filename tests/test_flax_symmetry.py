@@ -407,31 +407,31 @@ def test_drafts_and_verifications_are_the_same_but_for_those_that_are_listed() -
 
 
 def test_a_planted_difference_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_gr.flax import noise
-    from hf_gr.flax.noise import Noise
+    from hf_gr.flax import transition
+    from hf_gr.flax.transition import DeviceCatalogue
 
     def is_red() -> bool:
         try:
-            test_paired_modules_export_the_same_names_with_the_same_parameters("noise")
+            test_paired_modules_export_the_same_names_with_the_same_parameters("transition")
         except AssertionError:
             return True
         return False
 
-    def planted(name: str, value: Any, *, of: Any = noise) -> bool:
+    def planted(name: str, value: Any, *, of: Any = transition) -> bool:
         with monkeypatch.context() as patch:
             patch.setattr(of, name, value, raising=False)
             if getattr(value, "__module__", None) == __name__:
-                value.__module__ = noise.__name__
+                value.__module__ = transition.__name__
             return is_red()
 
-    assert planted("paths_of", lambda beams, more=1: beams)  # a parameter
-    assert planted("paths_of", lambda paths: paths)  # its name
+    assert planted("over_vocabulary", lambda scores, legal, vocab_size, more=1: scores)  # a parameter
+    assert planted("over_vocabulary", lambda legal, scores, vocab_size: scores)  # their order
     assert planted("another", lambda: None)  # a name
-    assert planted("another", lambda self: None, of=Noise)  # a method
-    assert planted("stream", lambda self: None, of=Noise)  # its parameters
-    monkeypatch.setitem(OTHERWISE, "noise.paths_of", {"number"})  # what is no longer true
+    assert planted("another", lambda self: None, of=DeviceCatalogue)  # a method
+    assert planted("is_leaf", lambda self: None, of=DeviceCatalogue)  # its parameters
+    monkeypatch.setitem(OTHERWISE, "transition.over_vocabulary", {"number"})  # what is no longer true
     assert is_red()
-    monkeypatch.delitem(OTHERWISE, "noise.paths_of")
+    monkeypatch.delitem(OTHERWISE, "transition.over_vocabulary")
     assert not is_red()
-    monkeypatch.delattr(noise, "paths_of")
+    monkeypatch.delattr(transition, "over_vocabulary")
     assert is_red()

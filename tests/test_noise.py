@@ -11,7 +11,7 @@ import pytest
 import torch
 from reference import reference_gumbel, reference_uniform
 
-from hf_gr.core.beam import Beams
+from hf_gr.core.beam import Beams, paths_of
 from hf_gr.generation.seeds import row_seeds
 from hf_gr.torch import noise as noise_module
 from hf_gr.torch import ops
@@ -92,7 +92,7 @@ def noise(
     """`[B, K, C]`."""
     made, beams = Noise(torch.as_tensor(seeds)), beams_of(torch.as_tensor(sequences))
     made = made.stream(stream) if stream else made
-    paths = noise_module.paths_of(beams) if independent else None
+    paths = paths_of(beams) if independent else None
     return getattr(made, kind)(beams, children_of(torch.as_tensor(tokens)), paths=paths)
 
 

@@ -133,6 +133,11 @@ class Finished:
         return (self.scores > DEAD).all(-1)[:, None]
 
 
+def paths_of(beams: Beams) -> Int[Array, "batch beams"]:
+    """The numbers of paths that do not compete, which keep their places."""
+    return beams.ops.expand(beams.ops.arange(beams.states.shape[1], beams.states), beams.states.shape)
+
+
 def select(
     beams: Beams,
     candidates: Candidates,

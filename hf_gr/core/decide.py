@@ -13,7 +13,7 @@ from typing import Any
 from jaxtyping import Bool, Float, Int
 
 from . import beam
-from .beam import DEAD, Beams, Candidates, Finished
+from .beam import DEAD, Beams, Candidates, Finished, paths_of
 from .ops import Array
 from .plan import Options
 
@@ -85,11 +85,6 @@ def _ended(
         # What a criterion ends may have children in the catalogue: they would be drafted, and have scores later.
         kept = replace(kept, states=kept.ops.fill(kept.states, ends, catalogue.dead_state))
     return kept, finished, ends
-
-
-def paths_of(beams: Beams) -> Int[Array, "batch beams"]:
-    """The numbers of paths that do not compete, which keep their places."""
-    return beams.ops.expand(beams.ops.arange(beams.states.shape[1], beams.states), beams.states.shape)
 
 
 def can_change(beams: Beams, finished: Finished | None, plan: Options) -> Bool[Array, " batch"]:

@@ -15,12 +15,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from hf_gr.core.beam import DEAD, Beams, of_level, to_room, widened
+from hf_gr.core.beam import DEAD, Beams, of_level, to_room, widened, paths_of
 
 from .arrays import along, where_rows
 from .decode import child_scores, in_columns, last_tokens
 from .drafters import TreeDrafter, best, open_children, sample, subtree
-from .noise import paths_of
 from .scorers import Params, Prompt, ScorerCache
 from .speculation import Context, Draft, Scored
 from .transition import children

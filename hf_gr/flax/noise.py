@@ -87,11 +87,6 @@ class Noise:
         return lax.scan(lambda bits, number: (_fold(bits, number), None), tuple(halves), jnp.concatenate(numbers))[0]
 
 
-def paths_of(beams: Beams) -> Int[Array, "batch beams"]:
-    """The numbers of paths that do not compete, which keep their places."""
-    return jnp.broadcast_to(jnp.arange(beams.states.shape[1], dtype=jnp.int32), beams.states.shape)
-
-
 def _fold(bits: Bits, number: Int[Array, "..."]) -> Bits:
     """Output `number`, counted from 0, of SplitMix64 that begins with `bits`."""
     steps = number + 1

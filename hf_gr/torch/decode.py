@@ -26,11 +26,12 @@ from torch import Tensor
 
 from hf_gr.core import beam
 from hf_gr.core.beam import Beams, Finished, of_level, to_room, widened
+from hf_gr.core.decide import accept, best, can_change
 from hf_gr.core.verifiers import locate, relaxed_places
 
 from . import ops
 from .children import Children
-from .noise import PASSES, paths_of
+from .noise import PASSES
 from .plan import DecodePlan
 from .scorers import Scorer
 from .scores import child_scores, in_columns, sum_scores
@@ -181,7 +182,7 @@ class _Search:
         plan, may_be_shorter = self.plan, self.catalogue.is_ragged or self.plan.stopping_criteria is not None
         assert state.finished is not None
         return Decoded(
-            *_best(state.finished, plan, may_be_shorter=may_be_shorter),
+            *_in_rows(*best(state.finished, plan), width=plan.width),
             step_scores=self._steps("scores") if plan.output_scores else None,
             step_logits=self._steps("logits") if plan.output_logits else None,
             speculation=self.lookahead.speculation,
@@ -243,7 +244,8 @@ class _Search:
             )
         if any(map(operator.and_, rows.flags, state.can_change)):
             self.deepest = max(self.deepest, level + 1)
-        kept, finished = accept(beams, state.finished, legal, scores, self.catalogue, plan, level=level, picked=picked)
+        how: dict[str, Any] = {"level": level, "noise": plan.noise, "picked": picked}
+        kept, finished = accept(beams, state.finished, legal, scores, self.catalogue, plan, **how)
         parents = kept.parents if places is None else places.gather(1, kept.parents)
         parents = parents + scored.start if scored.start else parents
         state = _State(
@@ -254,7 +256,7 @@ class _Search:
             parents=rows.where(parents, state.parents),
         )
         if self.may_close and level + 1 < self.catalogue.max_length:
-            state = replace(state, can_change=tuple(_can_change(state.beams, state.finished, plan).tolist()))
+            state = replace(state, can_change=tuple(can_change(state.beams, state.finished, plan).tolist()))
         return state
 
     def _of_both(self, rows: Rows, new: Beams, old: Beams) -> Beams:
@@ -282,91 +284,14 @@ def _where_rows(rows: Rows, new: Any, old: Any) -> Any:
     return replace(new, **{name: rows.where(getattr(new, name), getattr(old, name)) for name in names})
 
 
-def accept(
-    beams: Beams,
-    finished: Finished | None,
-    legal: Children,
-    scores: Float[Tensor, "batch beams children"],
-    catalogue: DeviceCatalogue,
-    plan: DecodePlan,
+def _in_rows(
+    sequences: Int[Tensor, "batch returned length"],
+    scores: Float[Tensor, "batch returned"],
+    beam_indices: Int[Tensor, "batch returned length"],
     *,
-    level: int,
-    picked: Int[Tensor, "batch kept"] | None = None,
-) -> tuple[Beams, Finished | None]:
-    """Decide one level: extend the beams (by `picked`, if given), and move complete ones to the finished."""
-    may_end = catalogue.has_leaves[level] or plan.stopping_criteria is not None
-    how: dict[str, Any] = {"dead_state": catalogue.dead_state}
-    if plan.do_sample and picked is None:
-        assert plan.noise is not None, "samples are drawn from noise"
-        how["noise"] = plan.noise.gumbel(beams, legal, paths=None if plan.is_beam_search else paths_of(beams))
-    if not plan.is_beam_search:
-        kept = beam.choose(beams, legal, scores, **how)
-        if not may_end:
-            return kept, finished
-        assert finished is not None
-        kept, ends = _ended(kept, catalogue, plan, level=level)
-        return beam.retire_in_place(kept, finished, ends)
-
-    all_end = level + 1 == catalogue.max_length and plan.ends_together(is_ragged=catalogue.is_ragged)
-    num_kept = plan.num_kept if (may_end and not all_end) or plan.do_sample else plan.num_beams
-    kept = beam.select(beams, legal, scores, num_kept=num_kept, picked=picked, **how)
-    if all_end:
-        return kept, beam.finish(kept, length_penalty=plan.length_penalty)
-    if may_end:
-        assert finished is not None
-        kept, ends = _ended(kept, catalogue, plan, level=level)
-        beams, finished = beam.retire(
-            kept, finished, ends, length_penalty=plan.length_penalty, early_stopping=plan.early_stopping
-        )
-    else:
-        beams = beam.keep_best(kept, plan.num_beams) if plan.do_sample else kept
-    if plan.stopping_criteria is not None or any(catalogue.has_leaves[: level + 1]):
-        assert finished is not None
-        finished = beam.update_may_improve(
-            beams,
-            finished,
-            length_penalty=plan.length_penalty,
-            early_stopping=plan.early_stopping,
-            max_new_tokens=plan.max_new_tokens,
-        )
-    return beams, finished
-
-
-def _ended(
-    kept: Beams, catalogue: DeviceCatalogue, plan: DecodePlan, *, level: int
-) -> tuple[Beams, Bool[Tensor, "batch kept"]]:
-    """The candidates, and which of them are complete: nothing follows those."""
-    ends = is_leaf(kept.states, catalogue, level=level + 1)
-    if plan.stopping_criteria is None:
-        return kept, ends
-    ends = ends | plan.apply(plan.stopping_criteria, kept.sequences)
-    # What a criterion ends may have children in the catalogue: they would be drafted, and have scores at later steps.
-    return replace(kept, states=kept.states.masked_fill(ends, catalogue.dead_state)), ends
-
-
-def _can_change(beams: Beams, finished: Finished | None, plan: DecodePlan) -> Bool[Tensor, " batch"]:
-    """Which rows can still change."""
-    is_open = (beams.scores > beam.DEAD).any(dim=-1, keepdim=True)
-    if plan.is_beam_search:
-        assert finished is not None
-        is_open = is_open & finished.may_improve
-        if plan.early_stopping is True:
-            is_open = is_open & ~finished.is_full
-    return is_open[:, 0]
-
-
-def _best(
-    finished: Finished, plan: DecodePlan, *, may_be_shorter: bool
+    width: int,
 ) -> tuple[Int[Tensor, "rows length"], Float[Tensor, " rows"], Int[Tensor, "rows length"]]:
-    """The R best of every row, one row each."""
-    beam_indices = finished.beam_indices[:, : plan.num_return_sequences]
-    scores = finished.scores[:, : plan.num_return_sequences]
-    is_dead = scores[..., None] == beam.DEAD
-    is_missing = (beam_indices < 0) | is_dead if may_be_shorter else is_dead
-    first_path = torch.arange(0, len(scores) * plan.width, plan.width, device=scores.device)[:, None, None]
-    beam_indices = (beam_indices + first_path).masked_fill(is_missing, -1).flatten(0, 1)
-    sequences = finished.sequences[:, : plan.num_return_sequences]
-    if may_be_shorter:
-        sequences = sequences.masked_fill(is_missing, plan.fill_token_id)
-    sequences = sequences.masked_fill(is_dead, plan.missing_token_id)
-    return sequences.flatten(0, 1), scores.flatten(), beam_indices
+    """What `best` found, a row each, with paths numbered over the batch."""
+    first_path = torch.arange(0, len(scores) * width, width, device=scores.device)[:, None, None]
+    beam_indices = (beam_indices + first_path).masked_fill(beam_indices < 0, -1)
+    return sequences.flatten(0, 1), scores.flatten(), beam_indices.flatten(0, 1)

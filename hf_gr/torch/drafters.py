@@ -17,10 +17,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hf_gr.core import beam
-from hf_gr.core.beam import Beams
+from hf_gr.core.beam import Beams, paths_of
 
 from .children import Children
-from .noise import DRAFTS, paths_of
+from .noise import DRAFTS
 from .scorers import Scorer
 from .scores import child_scores, in_columns, sum_scores
 from .speculation import Frontier, Part

@@ -86,11 +86,6 @@ class Noise:
         return bits
 
 
-def paths_of(beams: Beams) -> Int[Tensor, "batch beams"]:
-    """The numbers of paths that do not compete, which keep their places."""
-    return torch.arange(beams.states.shape[1], device=beams.states.device).expand(beams.states.shape)
-
-
 def _fold(bits: Int[Tensor, "*shape"], number: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
     """Output `number`, counted from 0, of SplitMix64 that begins with `bits`."""
     bits = bits + (number + 1) * GOLDEN
