@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from hf_gr.core.beam import DEAD, Beams, of_level, to_room, widened, paths_of
+from hf_gr.core.beam import DEAD, Beams, of_level, paths_of, to_room, widened
 
 from .arrays import along, where_rows
 from .decode import child_scores, in_columns, last_tokens

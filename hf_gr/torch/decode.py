@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from hf_gr.core import beam
@@ -30,13 +30,12 @@ from hf_gr.core.decide import accept, best, can_change
 from hf_gr.core.verifiers import locate, relaxed_places
 
 from . import ops
-from .children import Children
 from .noise import PASSES
 from .plan import DecodePlan
 from .scorers import Scorer
 from .scores import child_scores, in_columns, sum_scores
 from .speculation import Drafter, Frontier, Level, Lookahead, Rows, Speculation, of_rows
-from .transition import DeviceCatalogue, is_leaf, over_vocabulary
+from .transition import DeviceCatalogue, over_vocabulary
 from .tree import Nodes
 
 

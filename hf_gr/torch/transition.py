@@ -138,6 +138,10 @@ class DeviceCatalogue:
         """Whether some sequence is shorter than another."""
         return any(self.has_leaves[:-1])
 
+    def is_leaf(self, states: Int[Tensor, "batch beams"], *, level: int) -> Bool[Tensor, "batch beams"]:
+        """Whether a sequence ends in each state."""
+        return is_leaf(states, self, level=level)
+
 
 @torch.inference_mode(False)  # what is kept here serves training, too
 def device_catalogue(rules: BatchRules, device: torch.device) -> DeviceCatalogue:
