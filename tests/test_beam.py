@@ -20,7 +20,7 @@ from hf_gr.core.beam import (
 )
 from hf_gr.torch import ops
 from hf_gr.torch import top_keys as blocks
-from hf_gr.torch.children import PlainChildren
+from hf_gr.torch.children import Children
 from hf_gr.torch.top_keys import top_keys
 
 pytestmark = pytest.mark.shapes
@@ -33,11 +33,11 @@ def none_yet(width: int, max_length: int) -> Finished:
     return Finished.none_yet(ops, LIKE, batch_size=1, width=width, max_length=max_length)
 
 
-def candidates(batch_size: int, num_beams: int, num_children: int) -> PlainChildren:
+def candidates(batch_size: int, num_beams: int, num_children: int) -> Children:
     """Children with tokens 10, 11, ... and states 100, 101, ..., all of them legal."""
     shape = (batch_size, num_beams, num_children)
     numbers = torch.arange(num_beams * num_children).view(1, num_beams, num_children).expand(shape)
-    return PlainChildren(tokens=numbers + 10, legal=torch.ones(shape, dtype=torch.bool), states=numbers + 100)
+    return Children(tokens=numbers + 10, legal=torch.ones(shape, dtype=torch.bool), states=numbers + 100)
 
 
 def beams(scores: list[list[float]], length: int = 2) -> Beams:

@@ -20,7 +20,6 @@ from families import EOS, build, prompts
 from test_decode import CPU, make_plan
 
 from hf_gr import ConstraintIndex, enable
-from hf_gr.catalogue import tables
 from hf_gr.catalogue.rules import combine_rules
 from hf_gr.generation.torch import mixin
 from hf_gr.torch import decode as decoding
@@ -140,11 +139,6 @@ def check(catalogue: DeviceCatalogue, options: dict[str, Any]) -> None:
 def test_the_loop_is_one_graph(feature: str) -> None:
     catalogue, options = FEATURES[feature]
     check(catalogue(), options())
-
-
-def test_wide_levels_are_in_the_same_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "WIDE_FROM", 1)
-    check(plain(), {"num_beams": 5})
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from reference import reference_beam_search
 
 from hf_gr import ConstraintIndex
-from hf_gr.catalogue import tables
 from hf_gr.catalogue.rules import combine_rules
 from hf_gr.core import beam
 from hf_gr.core.beam import Beams, Finished
@@ -121,16 +120,6 @@ def test_ragged_catalogues_equal_the_slow_search(
     sequences: list[list[int]], num_beams: int, length_penalty: float
 ) -> None:
     check(sequences, num_beams, ragged=True, length_penalty=length_penalty)
-
-
-def test_wide_levels_equal_the_slow_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "WIDE_FROM", 1)
-    rng = np.random.default_rng(0)
-    for ragged in (False, True):
-        sequences = [rng.integers(1, 7, rng.integers(1, 5) if ragged else 4).tolist() for _ in range(60)]
-        check(sequences, 5, ragged=ragged)
-        check(sequences, 5, ragged=ragged, output_scores=True)
-        check(sequences, 5, ragged=ragged, processors=(lambda ids, scores: scores, lambda ids, scores: scores))
 
 
 def test_the_vocabulary_wide_path_gives_the_same() -> None:

@@ -28,7 +28,6 @@ from table_scorers import (
 from test_decode import CPU, make_plan
 
 from hf_gr import ConstraintIndex
-from hf_gr.catalogue import tables as wide_tables
 from hf_gr.catalogue.rules import combine_rules
 from hf_gr.core.beam import DEAD
 from hf_gr.torch import decode as loop
@@ -172,12 +171,6 @@ def test_widths_too_small_are_told_row_by_row() -> None:
     assert drafter.fits.tolist() == [False, True]
     expected = decode(TableModel(tables(0, 2), 2)(), catalogue, make_plan(2, 2))
     assert found.sequences[2:].tolist() == expected.sequences[2:].tolist()
-
-
-def test_no_draft_changes_a_result_on_wide_levels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wide_tables, "WIDE_FROM", 1)
-    for seed in range(100):
-        check_random(seed)
 
 
 Path = tuple[int, ...]

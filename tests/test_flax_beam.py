@@ -58,7 +58,7 @@ def candidates(seed: int) -> tuple[Any, Any, np.ndarray]:
     first = rng.integers(20, 90, (BATCH, WIDTH)).astype(np.int32)
     states = torch.from_numpy(first).long()[..., None] + torch.arange(CHILDREN)
     scores = np.where(legal, rng.normal(size=tokens.shape).astype(np.float32), -np.inf)
-    theirs = torch_children.PlainChildren(torch.from_numpy(tokens).long(), torch.from_numpy(legal), states)
+    theirs = torch_children.Children(torch.from_numpy(tokens).long(), torch.from_numpy(legal), states)
     return Children(jnp.where(legal, tokens, -1), jnp.asarray(first)), theirs, scores
 
 

@@ -44,7 +44,7 @@ def both(*, length: int, independent: bool, stream: int = 0) -> list[tuple[np.nd
     states = torch.from_numpy(nothing).long()
     given = (
         Beams(torch_ops, *[torch.from_numpy(sequences)] * 2, states.float(), states),
-        torch_children.PlainChildren(torch.from_numpy(tokens), torch.ones(tokens.shape, dtype=torch.bool), states),
+        torch_children.Children(torch.from_numpy(tokens), torch.ones(tokens.shape, dtype=torch.bool), states),
     )
     noise = torch_noise.Noise(torch.from_numpy(SEEDS))
     noise = noise.stream(stream) if stream else noise

@@ -58,30 +58,14 @@ UNPAIRED = {
 }
 # By module: names of one side alone, and why.
 TORCH_ONLY = {
-    "children": {
-        "ChildrenInColumns": "kinds in Flax all read scores at their tokens: those are replaced",
-        "UncheckedChildren": "every level is checked in Flax",
-        "WideChildren": "wide levels are dense in torch alone",
-        "JoinedChildren": "the same",
-        "OnlyChildren": "a step in Flax is one program: what it does not read costs nothing",
-        "RootChildren": "the same",
-        "PlainChildren": "Children in Flax",
-    },
+    "children": {},
     "decode": {
-        "sum_scores": "kinds of children in Flax all have their states checked",
         "process_scores": "a method of Processors in Flax",
     },
     "device_trie": {
-        "twins_on_device": "the same",
+        "windows": "flax.arrays.windows",
         "TOKEN_BITS": "of edges, for the same",
-        "LARGEST_TABLE": "of wide levels, see children",
-        "CHILDREN_AT_ONCE": "the same",
-        "WideLevel": "the same",
-        "LivingBits": "the same",
-        "living_bits": "the same",
-        "RootLevel": "see children",
         "LevelConstants": "constants of a program in Flax",
-        "WINDOWS_FROM": "windows of tokens are slices in Flax",
     },
     "draft_head": {"IGNORED": "heads are trained in PyTorch"},
     "drafters": {
@@ -101,8 +85,6 @@ TORCH_ONLY = {
         "of_rows": "rows that wait are computed, too, in Flax",
     },
     "transition": {
-        "HIDDEN_SHARE": "of wide levels, see children",
-        "DevicePart": "fields of the catalogue in Flax",
         "mask_illegal": "scores in Flax are put in their tokens' places: over_vocabulary",
     },
     "tree": {
@@ -189,27 +171,18 @@ OTHERWISE = {
         "rows_axis",  # several devices run one program
         "tokens_per_beam",  # of the paper's own search, which a benchmark compares with
     },
-    "transition.children": {"lists_all"},  # of wide levels, see children
     "decode.DecodePlan.apply": ALONE,  # callables of PyTorch
     "decode.Decoded": {"num_levels", "may_be_shorter"},  # a program's outputs have fixed shapes
     "decode.Decoded.cropped": ALONE,  # the call crops them, on the host
-    "children.Children": {"first", "tokens"},  # fields of each kind in torch
-    "children.Children.legal": ALONE,
-    "children.Children.shape": ALONE,  # of kinds whose tokens are put together only if they are asked for
-    "children.Children.summed": ALONE,  # kinds in Flax all have their states checked
-    "children.Children.scores": {"rows"},  # log-probabilities are not cut into pieces
-    "children.Children.take_at": ALONE,  # saves a device launches
-    "device_trie.DeviceTrie": {"tables"},  # of wide levels, see children
+    "children.Children": {"first", "legal", "states"},  # found from tokens, and from the first child
+    "children.Children.shape": ALONE,
+    "children.Children.scores": ALONE,  # illegal tokens are -1
     "device_trie.DeviceTrie.child_bounds": ALONE,
     "device_trie.DeviceTrie.constants": ALONE,
     "device_trie.DeviceTrie.has_bases": ALONE,
     "device_trie.DeviceTrie.is_chain": ALONE,
-    "device_trie.DeviceTrie.root": ALONE,
-    "device_trie.DeviceTrie.tokens_of": ALONE,
-    "device_trie.DeviceTrie.wide": ALONE,  # forms that are not read, like the next three
     "device_trie.DeviceTrie.edges": ALONE,
     "device_trie.DeviceTrie.follow": ALONE,
-    "transition.DeviceCatalogue": {"added", "alive", "base", "hidden", "trie", "twins"},  # of a part in torch
     "transition.DeviceCatalogue.nodes_per_level": ALONE,  # of plans of drafts
     "transition.device_catalogue": {"num_rows"},  # rows are filled up to a bucket
     "decode.in_columns": {"params"},

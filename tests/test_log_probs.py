@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from test_decode import make_plan
 
 from hf_gr.core.beam import Beams
 from hf_gr.torch import decode, log_probs, ops
-from hf_gr.torch.children import Children, ChildrenInColumns, PlainChildren
+from hf_gr.torch.children import Children
 from hf_gr.torch.log_probs import rows_at_once, token_log_probs
 
 pytestmark = pytest.mark.shapes
@@ -35,8 +36,8 @@ def kinds() -> dict[str, Children]:
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(VOCABULARY, (BATCH, BEAMS, CHILDREN), generator=generator)
     legal = torch.rand(tokens.shape, generator=generator) < 0.7
-    plain = PlainChildren(torch.where(legal, tokens, 0), legal, tokens)
-    return {"plain": plain, "columns": ChildrenInColumns(tokens // 2, legal, by_token=plain)}
+    plain = Children(torch.where(legal, tokens, 0), legal, tokens)
+    return {"plain": plain, "columns": replace(plain, tokens=tokens // 2)}
 
 
 def scores(given: torch.Tensor, legal: Children) -> torch.Tensor:
@@ -73,7 +74,7 @@ def test_pieces_of_every_size_give_the_log_softmax(
 def test_planted_scores_of_other_rows_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_probs, "rows_at_once", lambda *_: 3)
     plain = kinds()["plain"]
-    wrong = PlainChildren(plain.tokens.roll(1, dims=1), plain.legal, plain.tokens)
+    wrong = Children(plain.tokens.roll(1, dims=1), plain.legal, plain.tokens)
     with pytest.raises(AssertionError):
         torch.testing.assert_close(scores(logits(), wrong), expected(logits(), plain), atol=TOL, rtol=TOL)
 
@@ -153,7 +154,7 @@ def test_scores_of_a_large_vocabulary_take_few_operations_and_little_memory(
     with PretendCuda() as cuda:
         given = torch.zeros(shape, dtype=torch.bfloat16, device="cuda")
         nothing = torch.zeros((1, 512, 256), dtype=torch.long, device="cuda")
-        legal = PlainChildren(nothing, nothing == 0, nothing)
+        legal = Children(nothing, nothing == 0, nothing)
         beams = Beams.start(ops, torch.zeros((), device="cuda"), batch_size=1, width=512)
         log = cuda.clear()
         found = decode.child_scores(given, legal, beams, make_plan(1, 512))
@@ -172,6 +173,6 @@ def test_a_gpu_gives_the_log_softmax(dtype: torch.dtype, compiles: bool, monkeyp
         monkeypatch.setattr(log_probs, "_compiled", lambda device: None)
     given = torch.randn((1, 512, 40_000), device="cuda").to(dtype)
     tokens = torch.randint(40_000, (1, 512, 32), device="cuda")
-    legal = PlainChildren(tokens, tokens >= 0, tokens)
+    legal = Children(tokens, tokens >= 0, tokens)
     found = decode.child_scores(given, legal, Beams.start(ops, given, batch_size=1, width=512), make_plan(1, 512))
     torch.testing.assert_close(found, expected(given, legal), atol=1e-5, rtol=TOL)

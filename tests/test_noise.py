@@ -15,7 +15,7 @@ from hf_gr.core.beam import Beams, paths_of
 from hf_gr.generation.seeds import row_seeds
 from hf_gr.torch import noise as noise_module
 from hf_gr.torch import ops
-from hf_gr.torch.children import PlainChildren
+from hf_gr.torch.children import Children
 from hf_gr.torch.noise import DRAFTS, PASSES, Noise
 
 pytestmark = pytest.mark.shapes
@@ -82,8 +82,8 @@ def beams_of(sequences: torch.Tensor) -> Beams:
     return Beams(ops, sequences, sequences, torch.zeros(sequences.shape[:2]), torch.zeros(sequences.shape[:2]).long())
 
 
-def children_of(tokens: torch.Tensor) -> PlainChildren:
-    return PlainChildren(tokens, torch.ones_like(tokens, dtype=torch.bool), torch.zeros_like(tokens))
+def children_of(tokens: torch.Tensor) -> Children:
+    return Children(tokens, torch.ones_like(tokens, dtype=torch.bool), torch.zeros_like(tokens))
 
 
 def noise(

@@ -137,12 +137,12 @@ def test_rules_hold_in_transformers_own_loop(ragged: bool) -> None:
         check_rules(seed, ragged=ragged, use_cache=False)
 
 
-def nothing_dead(nodes: torch.Tensor, bits: torch.Tensor, rule_of_row: Any) -> torch.Tensor:
-    return torch.ones_like(nodes, dtype=torch.bool)
+def nothing_dead(first: torch.Tensor, bits: torch.Tensor, rule_of_row: Any, *, size: int) -> torch.Tensor:
+    return torch.ones((*first.shape, size), dtype=torch.bool)
 
 
-def first_rule(nodes: torch.Tensor, bits: torch.Tensor, rule_of_row: Any) -> torch.Tensor:
-    return right_bits(nodes, bits[:1], None)
+def first_rule(first: torch.Tensor, bits: torch.Tensor, rule_of_row: Any, *, size: int) -> torch.Tensor:
+    return right_bits(first, bits[:1], None, size=size)
 
 
 right_bits = transition._are_alive
@@ -154,7 +154,7 @@ right_stack = snapshot_module._stack
     [
         (transition, "_are_alive", nothing_dead),
         (transition, "_are_alive", first_rule),
-        (transition, "_hide", lambda legal, hidden, first, last: legal),
+        (transition, "_hidden_places", lambda first, hidden, size: first[..., None] * 0 - 1),
         (snapshot_module, "_stack", lambda old, new: right_stack(old, new[::-1])),
     ],
     ids=["nothing is dead", "one rule for all", "nothing is hidden", "mixed up additions"],

@@ -689,7 +689,7 @@ def test_a_catalogue_first_used_by_inference_serves_training() -> None:
     index = ConstraintIndex.from_sequences([[3, 4], [5, 6], [9, 6]])
     with torch.inference_mode():
         first = training_catalogue(index, torch.device("cpu"))
-        assert first.base.trie.root.first_token is None
+        assert first.trie.root.first_token is None
     catalogue = training_catalogue(index, torch.device("cpu"))
     level = next(iter(walk(torch.tensor([[[3, 4], [9, 6]]]), catalogue)))
     weights = torch.randn(*level.below.legal.shape[:2], 12, requires_grad=True)

@@ -35,7 +35,7 @@ from hf_gr.core.beam import DEAD, Beams
 from hf_gr.core.verifiers import locate, relaxed_places
 from hf_gr.torch import decode as decode_module
 from hf_gr.torch import ops, transition
-from hf_gr.torch.children import Children, PlainChildren
+from hf_gr.torch.children import Children
 from hf_gr.torch.decode import Decoded, decode
 from hf_gr.torch.drafters import TreeDrafter
 from hf_gr.torch.noise import Noise
@@ -147,7 +147,7 @@ class Level:
         places = torch.arange(self.num_children)
         # States are places, as those drafted.
         states = (torch.tensor(self.own * self.num_children)[:, None] + places).expand(number, -1, -1)
-        candidates = PlainChildren(torch.tensor(self.tokens).expand(number, -1, -1), legal, states)
+        candidates = Children(torch.tensor(self.tokens).expand(number, -1, -1), legal, states)
         shape = (self.num_beams + self.aliens, self.num_children)
         nodes = Nodes(tokens, parents, drafted, log_probs=q.view(shape).expand(number, -1, -1))
         return relaxed_places(
@@ -245,7 +245,7 @@ def test_as_many_as_there_are_and_none_twice(num_kept: int, alike: float) -> Non
 
 def test_rows_without_candidates_stay_without() -> None:
     nothing = torch.full((2, 3, 4), DEAD)
-    candidates = PlainChildren(torch.zeros((2, 3, 4)).long(), nothing > DEAD, torch.zeros((2, 3, 4)).long())
+    candidates = Children(torch.zeros((2, 3, 4)).long(), nothing > DEAD, torch.zeros((2, 3, 4)).long())
     zeros = torch.zeros((2, 6)).long()
     nodes = Nodes(zeros, zeros, zeros, log_probs=nothing)
     noise = {"uniform": torch.full((2, 3, 4), 0.5), "gumbel": torch.zeros((2, 3, 4))}

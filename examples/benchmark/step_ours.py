@@ -41,7 +41,6 @@ def load_rules(
     view = index.where(meets)
     excluded = combine_rules([index.snapshot], [np.flatnonzero(~row) for row in left])
     of_rule = combine_rules([view.snapshot])
-    device_catalogue(of_rule, device)  # its tables are made when it is used again
     return {
         WITH_RULE: (device_catalogue(of_rule, device), [meets] * batch),
         WITH_EXCLUSIONS: (device_catalogue(excluded, device), list(left)),

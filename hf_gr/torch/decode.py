@@ -33,7 +33,7 @@ from . import ops
 from .noise import PASSES
 from .plan import DecodePlan
 from .scorers import Scorer
-from .scores import child_scores, in_columns, sum_scores
+from .scores import child_scores, in_columns
 from .speculation import Drafter, Frontier, Level, Lookahead, Rows, Speculation, of_rows
 from .transition import DeviceCatalogue, over_vocabulary
 from .tree import Nodes
@@ -227,7 +227,7 @@ class _Search:
         if plan.output_logits:
             self._keep("logits", frontier, logits.float())
         del logits  # as wide as the vocabulary, and the next ones are about to be allocated
-        scores = sum_scores(scores, legal, beams, plan, self.dead)
+        scores = torch.where(legal.legal, beams.scores[..., None] + scores, self.dead)
         picked = None
         if plan.is_relaxed and below is not None and below.log_probs is not None:
             assert plan.noise is not None

@@ -22,7 +22,7 @@ from hf_gr.core.beam import Beams, paths_of
 from .children import Children
 from .noise import DRAFTS
 from .scorers import Scorer
-from .scores import child_scores, in_columns, sum_scores
+from .scores import child_scores, in_columns
 from .speculation import Frontier, Part
 from .transition import DeviceCatalogue, children, is_leaf
 from .tree import Nodes
@@ -39,10 +39,7 @@ def open_children(legal: Children, catalogue: DeviceCatalogue, *, depth: int) ->
     """Which children have children of their own: those after which logits are needed."""
     if not catalogue.has_leaves[depth - 1]:
         return legal.legal
-    batch_size, num_above, num_children = legal.shape
-    places = torch.arange(num_above * num_children, device=catalogue.device).expand(batch_size, -1)
-    states = legal.take_at(places)[2]
-    return legal.legal & ~is_leaf(states, catalogue, level=depth).view(legal.shape)
+    return legal.legal & ~is_leaf(legal.states.flatten(1), catalogue, level=depth).view(legal.shape)
 
 
 class Assistant:
@@ -128,7 +125,7 @@ class DraftSearch(ABC):
         """The children of the last level's nodes, and their cumulative scores."""
         legal = children(self.nodes.states, self.catalogue, level=depth - 1)
         own = child_scores(logits, in_columns(legal, self.scorer, level=depth - 1), self.nodes, self.plan)
-        return legal, sum_scores(own, legal, self.nodes, self.plan, self.dead)
+        return legal, torch.where(legal.legal, self.nodes.scores[..., None] + own, self.dead)
 
 
 class Samples(DraftSearch):
@@ -234,7 +231,7 @@ class TreeDrafter:
         # Nothing follows the last level's tokens: they need no logits.
         for depth in range(level + 1 + len(drafted), catalogue.max_length):
             if rest:
-                legal = children(rest[-1].states, catalogue, level=depth - 1, lists_all=True)
+                legal = children(rest[-1].states, catalogue, level=depth - 1)
             wanted = open_children(legal, catalogue, depth=depth).flatten(1)
             counts = wanted.sum(dim=-1).tolist()  # synchronises: the shape of the next forward depends on it
             # As many nodes as beams cost no more here than in the forward that they save.
@@ -274,7 +271,7 @@ class FixedTree:
         rest: list[Nodes] = []
         for depth, width in enumerate(self.widths[level], start=level + 1):
             if rest:
-                legal = children(rest[-1].states, catalogue, level=depth - 1, lists_all=True)
+                legal = children(rest[-1].states, catalogue, level=depth - 1)
             wanted = open_children(legal, catalogue, depth=depth).flatten(1)
             fits = wanted.sum(dim=-1) <= width
             self.fits = fits if self.fits is None else self.fits & fits

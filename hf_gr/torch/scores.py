@@ -16,7 +16,7 @@ from torch import Tensor
 from hf_gr.core import beam
 from hf_gr.core.beam import Beams
 
-from .children import Children, ChildrenInColumns
+from .children import Children
 from .log_probs import token_log_probs
 from .plan import DecodePlan, Processor
 from .scorers import Scorer
@@ -27,7 +27,7 @@ def in_columns(legal: Children, scorer: Scorer, *, level: int) -> Children:
     """Children by their columns in a scorer's logits, if those are not over the vocabulary."""
     if scorer.columns is None:
         return legal
-    return ChildrenInColumns(scorer.columns(legal.tokens, level=level), legal.legal, by_token=legal)
+    return replace(legal, tokens=scorer.columns(legal.tokens, level=level))
 
 
 def child_scores(
@@ -49,20 +49,6 @@ def child_scores(
     if not plan.is_beam_search:
         return logits.gather(-1, legal.tokens).float()
     return token_log_probs(logits.flatten(0, 1), legal.tokens.flatten(0, 1)).view(legal.shape)
-
-
-def sum_scores(
-    scores: Float[Tensor, "batch beams children"],
-    legal: Children,
-    beams: Beams,
-    plan: DecodePlan,
-    dead: Float[Tensor, ""],
-) -> Float[Tensor, "batch beams children"]:
-    """The cumulative scores of legal children, `dead` for all others."""
-    if plan.is_beam_search and plan.processors is None:
-        return legal.summed(scores, beams.scores, dead)
-    # A processor's scores, and logits, may be no numbers at illegal tokens alone.
-    return Children.summed(legal, scores, beams.scores, dead)
 
 
 def process_scores(

@@ -48,7 +48,7 @@ class PathLevel:
 
     def gather(self, log_probs: Float[Tensor, "batch prefixes vocab"]) -> Float[Tensor, "batch prefixes children"]:
         """The values of the children of every prefix; meaningless at illegal ones."""
-        return self.below.scores(log_probs.flatten(0, 1)).view(self.below.shape)
+        return log_probs.gather(-1, self.below.tokens)
 
     def restore(self, values: Float[Tensor, " stored"]) -> Float[Tensor, "batch prefixes children"]:
         """The inverse of `log_probs[level.stored]`, with equal prefixes filled in and 0 at illegal children."""

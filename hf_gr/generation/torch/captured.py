@@ -37,7 +37,7 @@ from hf_gr.core.widths import fixed_widths
 from hf_gr.generation.messages import say_once
 from hf_gr.generation.models import position_limit
 from hf_gr.torch.decode import Decoded, decode
-from hf_gr.torch.device_trie import DeviceTrie, LivingBits, WideLevel
+from hf_gr.torch.device_trie import DeviceTrie
 from hf_gr.torch.draft_head import HeadScorer
 from hf_gr.torch.drafters import FixedTree, TreeDrafter
 from hf_gr.torch.graphs import Captured, backend_of
@@ -45,7 +45,7 @@ from hf_gr.torch.noise import Noise
 from hf_gr.torch.plan import DecodePlan
 from hf_gr.torch.scorers import Prefilled, Scorer, TreeScorer
 from hf_gr.torch.speculation import Speculation
-from hf_gr.torch.transition import DeviceCatalogue, DevicePart
+from hf_gr.torch.transition import DeviceCatalogue
 
 from .caches import Buffers, SlotLayer
 from .drafts import Prepared, Search
@@ -57,7 +57,6 @@ SMALLEST_BUCKET = 16
 STEPS = (1.0, 1.25, 1.5, 1.75)
 # Processors without a state, which read scores alone.
 WARPERS = frozenset([MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper])
-IN_PLACE = (DeviceTrie, WideLevel)  # read where they are
 
 # By model its captured programs; they must not hold it.
 PROGRAMS: WeakKeyDictionary[Any, list[Program]] = WeakKeyDictionary()
@@ -66,7 +65,7 @@ _FOUND: ContextVar[list[Program] | None] = ContextVar("found", default=None)
 
 Keys = tuple[Tensor, Tensor] | None  # of a layer; None if it reads another one's
 
-for _kind in (Decoded, DecodePlan, DeviceCatalogue, DevicePart, LivingBits, Noise, Speculation):
+for _kind in (Decoded, DecodePlan, DeviceCatalogue, Noise, Speculation):
     register_pytree_node(
         _kind,
         lambda value: ([getattr(value, field.name) for field in fields(value)], type(value)),
@@ -80,7 +79,7 @@ class Call:
 
     Attributes:
         values: the catalogue without hidden nodes, the options, and what the scorer begins with.
-        hidden: for each part of the catalogue by level the nodes hidden from each request; nothing if none are.
+        hidden: by level the nodes hidden from each request; nothing if none are.
         keys: by layer the prompt's, `[B, H, P, D]`.
         widths: by layer how many of the prompt's keys there is room for.
         room: tokens after the prompt.
@@ -91,7 +90,7 @@ class Call:
     """
 
     values: tuple[DeviceCatalogue, DecodePlan, Any]
-    hidden: Sequence[Sequence[Tensor | None]]
+    hidden: Sequence[Tensor | None]
     keys: Sequence[Keys]
     widths: Sequence[int]
     room: int
@@ -115,7 +114,7 @@ class Call:
     @property
     def most_hidden(self) -> int:
         """The largest number of nodes hidden from a request on one level."""
-        return max((nodes.shape[1] for part in self.hidden for nodes in part if nodes is not None), default=0)
+        return max((nodes.shape[1] for nodes in self.hidden if nodes is not None), default=0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,11 +198,7 @@ def plan_of(model: Any, prepared: Prepared, search: Search, state: Hashable) -> 
     # Only the number of prompts is read of their tokens.
     plan = replace(prepared.plan, prompt=prepared.input_ids[:, :1], exit_early=False, processors=None)
     catalogue = search.catalogue
-    parts = [part for part in (catalogue.base, catalogue.added) if part is not None]
-    hidden = [part.hidden for part in parts if part.hidden is not None]
-    bare = replace(catalogue, base=replace(catalogue.base, hidden=None))
-    if bare.added is not None:
-        bare = replace(bare, added=replace(bare.added, hidden=None))
+    hidden, bare = catalogue.hidden or (), replace(catalogue, hidden=None)
     scorer = search.scorer
     if isinstance(scorer, HeadScorer):
         vocab_size = scorer.vocab_size
@@ -314,7 +309,7 @@ def _warpers_of(plan: DecodePlan) -> list[Hashable] | None:
 def _fact_of(leaf: Any) -> Hashable:
     if isinstance(leaf, Tensor):
         return tuple(leaf.shape), leaf.dtype, leaf.device
-    if isinstance(leaf, IN_PLACE):
+    if isinstance(leaf, DeviceTrie):
         return id(leaf)  # a program keeps it, so that no other one gets its id
     return type(leaf), leaf
 
@@ -332,14 +327,8 @@ def capture(call: Call, model: Any, prepared: Prepared) -> Program:
     plan = replace(plan, processors=prepared.plan.processors)
     most_hidden = call.most_hidden and 1 << (call.most_hidden - 1).bit_length()
     num_rows, device = len(plan.prompt), catalogue.device
-    hidden = [
-        tuple(torch.zeros((num_rows, most_hidden), dtype=torch.long, device=device) for _ in part)
-        for part in call.hidden
-    ]
-    if hidden:
-        catalogue = replace(catalogue, base=replace(catalogue.base, hidden=hidden[0]))
-        if catalogue.added is not None:
-            catalogue = replace(catalogue, added=replace(catalogue.added, hidden=hidden[1]))
+    hidden = tuple(torch.zeros((num_rows, most_hidden), dtype=torch.long, device=device) for _ in call.hidden)
+    catalogue = replace(catalogue, hidden=hidden or None)
     keys = [_room_for(each, width + call.room) for each, width in zip(call.keys, call.widths, strict=True)]
     layers = [_layer_of(*each) for each in zip(keys, call.widths, strict=True)]
     written = [0] * len(keys)  # by layer: of the prompt's columns, how many on the right hold anything
@@ -349,12 +338,11 @@ def capture(call: Call, model: Any, prepared: Prepared) -> Program:
     def fill(call: Call) -> None:
         for number in copied:
             buffers[number].copy_(call.parts[0][number], non_blocking=True)
-        for number, part in enumerate(hidden):
-            for level, buffer in enumerate(part):
-                nodes = call.hidden[number][level] if call.hidden else None
-                buffer.zero_()  # the root, which hides nothing; ascending: it comes first
-                if nodes is not None:
-                    buffer[:, buffer.shape[1] - nodes.shape[1] :].copy_(nodes, non_blocking=True)
+        for level, buffer in enumerate(hidden):
+            nodes = call.hidden[level] if call.hidden else None
+            buffer.zero_()  # the root, which hides nothing; ascending: it comes first
+            if nodes is not None:
+                buffer[:, buffer.shape[1] - nodes.shape[1] :].copy_(nodes, non_blocking=True)
         for number, (of_layer, states) in enumerate(zip(keys, call.keys, strict=True)):
             width, before = call.widths[number], written[number]
             for buffer, given in zip(of_layer or (), states or (), strict=True):
@@ -369,7 +357,7 @@ def capture(call: Call, model: Any, prepared: Prepared) -> Program:
         return decoded, None if drafter is None else drafter.fits
 
     static = [buffer for number, buffer in enumerate(buffers) if number in copied]
-    static += [buffer for part in (*hidden, *(each or () for each in keys)) for buffer in part]
+    static += [buffer for part in (hidden, *(each or () for each in keys)) for buffer in part]
     captured = Captured(backend_of(device), static, fill=fill, run=run, inputs=call)
     return Program(call.key, most_hidden, call.longest, captured, ref(prepared.rules.shared.trie))
 

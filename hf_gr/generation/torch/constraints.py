@@ -130,7 +130,7 @@ class OneSequence(Constraint):
             if level < min(generated.shape[1], catalogue.max_length):
                 tokens = generated[:, level].reshape(states.shape)
                 if by_edges:
-                    states = catalogue.base.trie.follow(states, tokens)
+                    states = catalogue.trie.follow(states, tokens)
                 else:
                     states = advance(states, tokens, catalogue, level=level)
         return torch.stack(masked, dim=1) if num_scores > 1 else masked[0][:, None] if masked else scores
@@ -225,11 +225,10 @@ class SeveralLabels(Constraint):
 
 
 def _has_all_edges(catalogue: DeviceCatalogue) -> bool:
-    """Whether the edges of the base say how to continue, and are few enough.
+    """Whether the edges of the trie say how to continue, and are few enough.
 
     A step along them does not check what is alive: where one child alone continues, a dead node's child has no bits of
-    its own. Nodes hidden from a row have living children, and additions have edges of their own.
+    its own. Nodes hidden from a row have living children.
     """
-    base = catalogue.base
-    is_whole = catalogue.added is None and base.alive is None and base.hidden is None
-    return is_whole and base.trie.num_nodes <= MOST_NODES
+    is_whole = catalogue.alive is None and catalogue.hidden is None
+    return is_whole and catalogue.trie.num_nodes <= MOST_NODES

@@ -72,8 +72,6 @@ def warm_up(
     for width, size, length in product(widths, sizes, sorted(lengths)):
         tokens = ordinary_tokens(model, size * length).view(size, length)
         call = options | {"attention_mask": torch.ones_like(tokens), "constraint_index": index, "num_beams": width}
-        if not found:  # a rule's tables are made at its second use, and a decode is captured with them
-            model.generate(tokens, **call)
         with capturing() as programs:
             model.generate(tokens, cache_implementation="static", **call)
         if not programs:

@@ -72,9 +72,11 @@ class HeadDraft(TrieDraft):
         prompts = self.prompts(prepared)
         head, catalogue = self.model.draft_head, device_catalogue(prepared.rules, prepared.input_ids.device)
         num_unchecked = self.verification.unchecked_levels(catalogue.max_length)
-        codes = tuple(head.codebook(level).to(catalogue.device) for level in range(num_unchecked))
+        codebooks = [head.codebook(level).to(catalogue.device) for level in range(num_unchecked)]
         scorer = self._scorers(prepared, prompts.outputs.logits.shape[-1])()
-        return Search(scorer, replace(catalogue, unchecked=codes), None, prompts)
+        return Search(
+            scorer, replace(catalogue, unchecked=tuple(codes.sort().values for codes in codebooks)), None, prompts
+        )
 
     def prompts(self, prepared: Prepared) -> Prompts:
         """The prompts; their forward stores the placeholders' hidden states for the head."""
