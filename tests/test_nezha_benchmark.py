@@ -274,7 +274,7 @@ def test_the_papers_search_finds_what_generate_finds_in_its_form(
 
 def test_all_work_of_the_catalogue_is_timed_and_only_inside(benchmark: Any) -> None:
     times, index_of = import_module("nezha_times"), SemanticIds.constraint_index
-    places = [(times.DeviceCatalogue, "children"), (times.Children, "take"), (times.drafters, "children")]
+    places = [(times.DeviceCatalogue, "is_leaf"), (times.Children, "take"), (times.drafters, "children")]
     before = [getattr(owner, name) for owner, name in places]
     model, ids = model_of((5, 4, 3), num_items=20)
     prompt = torch.from_numpy(ids.token_sequences()[:2].reshape(1, -1))

@@ -57,7 +57,7 @@ from transformers import DynamicCache
 from transformers.utils.logging import disable_progress_bar
 
 from hf_gr.files.cache import cache_folder
-from hf_gr.torch import decode, drafters
+from hf_gr.torch import decode, drafters, speculation
 from hf_gr.torch.children import Children
 from hf_gr.torch.transition import DeviceCatalogue
 from hf_gr.training import small_recommender
@@ -117,7 +117,8 @@ def timed_constraint() -> Iterator[list[float]]:
         return call
 
     places: list[tuple[Any, str]] = [
-        *((DeviceCatalogue, name) for name in ("children", "is_leaf")),
+        (DeviceCatalogue, "is_leaf"),
+        (speculation, "children"),
         (decode, "in_columns"),
         *((drafters, name) for name in ("children", "open_children")),
         (Children, "take"),

@@ -69,7 +69,7 @@ for _kind in (Decoded, DecodePlan, DeviceCatalogue, Noise, Speculation):
     register_pytree_node(
         _kind,
         lambda value: ([getattr(value, field.name) for field in fields(value)], type(value)),
-        lambda values, kind: kind(*values),
+        lambda values, kind: kind(**dict(zip((field.name for field in fields(kind)), values, strict=True))),
     )
 
 
