@@ -21,6 +21,7 @@ from test_drafting import DETAILS, assert_same, index_of
 from hf_gr import ConstraintIndex, enable
 from hf_gr.core import auto
 from hf_gr.core.auto import LEAST_GAIN, ROOM, WIDER_BY, Costs, Search, choose_draft, costs_of
+from hf_gr.generation.torch.drafts.auto import AutoDraft
 
 BEAUTY = (1, 91, 6539, 11172, 12023)  # nodes of the Beauty catalogue by level
 REL_TOL = 1e-9  # sums of a few doubles
@@ -259,13 +260,13 @@ def test_processes_that_must_agree_time_nothing(monkeypatch: pytest.MonkeyPatch)
 def test_what_there_is_to_choose_from(
     options: dict[str, Any], expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, seen = auto.decide, []
+    real, seen = AutoDraft.start, []
 
-    def decide(model: Any, assistant: Any, config: Any, names: Any, *rest: Any, **how: Any) -> Any:
-        seen.extend(names)
-        return real(model, assistant, config, names, *rest, **how)
+    def start(self: AutoDraft, prepared: Any) -> Any:
+        seen.extend(self.candidates)
+        return real(self, prepared)
 
-    monkeypatch.setattr("hf_gr.generation.torch.drafts.auto.decide", decide)
+    monkeypatch.setattr(AutoDraft, "start", start)
     known(monkeypatch, 1e-2, 1e-6)
     ask(drafting="auto", **options | ({"assistant_model": small()} if "assistant_model" in options else {}))
     assert seen == expected

@@ -13,16 +13,13 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
-
-from hf_gr.catalogue.snapshot import Snapshot
+from .widths import nodes_below
 
 LEAST_GAIN = 0.05  # of the time after the prefill: what gains less is not used
 ROOM = 2.0  # how much more than on average a catalogue branches below the beams, which favour large subtrees
@@ -64,21 +61,21 @@ _LOCK = threading.Lock()  # held while forwards are timed, so that no two calls 
 
 
 def costs_of(
-    model: Any, kind: tuple[Any, ...], new_forward: Callable[[int], Callable[[], None]], num_beams: int, budget: int
+    model: Any, kind: tuple[Any, ...], timed_forward: Callable[[int], Callable[[], Any]], num_beams: int, budget: int
 ) -> Costs:
     """The costs of a kind of call, timed once: a forward of K nodes, and one of K and the budget's.
 
     Args:
         model: the model.
         kind: what the costs depend on.
-        new_forward: prepares a forward of so many nodes, which returns when it is done.
+        timed_forward: prepares a forward of so many nodes, which returns when it is done.
         num_beams: K.
         budget: nodes that may be scored ahead.
     """
     wider_by = max(min(budget, WIDER_BY), num_beams)
 
     def timed(num_nodes: int) -> float:
-        forward = new_forward(num_nodes)
+        forward = timed_forward(num_nodes)
         start = time.perf_counter()
         forward()
         return time.perf_counter() - start
@@ -87,24 +84,22 @@ def costs_of(
         known = _KNOWN.setdefault(model, {})
         if kind not in known:
             sizes = (num_beams, num_beams + wider_by)
-            for size in sizes:
-                timed(size)  # the first forward of a shape compiles or allocates
-            # Disturbances only make a time longer.
-            narrow, wide = (min(times) for times in zip(*(map(timed, sizes) for _ in range(NUM_TIMES)), strict=True))
+            # The first forward of a shape compiles or allocates; disturbances only make a time longer.
+            _, *times = [tuple(map(timed, sizes)) for _ in range(1 + NUM_TIMES)]
+            narrow, wide = map(min, zip(*times, strict=True))
             token = max(wide - narrow, 0.0) / wider_by
             known[kind] = Costs(forward=max(narrow - token * num_beams, 0.0), token=token)
         return known[kind]
 
 
-@lru_cache(maxsize=1024)
 def choose_draft(
-    widths: tuple[int, ...],
+    widths: Sequence[int],
     num_beams: int,
     costs: Costs,
     *,
     budget: int,
     below_prompt: bool = True,
-    searches: tuple[Search, ...] = (),
+    searches: Sequence[Search] = (),
 ) -> tuple[str, int]:
     """The draft that is expected to be the fastest, and the nodes besides the live beams that it may score.
 
@@ -126,123 +121,41 @@ def choose_draft(
         >>> choose_draft(beauty, 20, Costs(forward=8e-3, token=1e-3), budget=512)
         ('none', 1)
     """
-    plain = narrow = costs.forward + costs.token * num_beams
-    plain *= len(widths) - 2
-    best, name = plain, "none"
-    sizes = {1, *(size for level in range(len(widths)) for size in accumulate(_below(widths, num_beams, level)))}
-    ways = [(_tree_seconds(widths, num_beams, costs, size, below_prompt), size) for size in sizes if size <= budget]
-    seconds, chosen = min(ways)  # of equally fast ones the smallest
-    if seconds < (1.0 - LEAST_GAIN) * best:
-        best, name = seconds, "trie"
-    for search in searches:
-        seconds, level = 0.0, max(search.first_level, int(not below_prompt))
-        while level < len(widths) - 1:
-            steps = min(search.num_steps, len(widths) - 2 - level)
-            seconds += (narrow if level else 0.0) + steps * (search.share * narrow + costs.token * search.num_beams)
+    last, plain = len(widths) - 1, costs.forward + costs.token * num_beams
+    below = [_nodes_below_beams(widths, num_beams, level) for level in range(last)]
+
+    def with_trie(size: int) -> float:
+        """What follows the prompt's forward, if whole levels are scored as far as they fit."""
+        level, seconds = 0, 0.0
+        while level < last:
+            seconds += plain if level else 0.0
+            used, depth = 0, level + 1
+            for number in below[level] if level or below_prompt else ():
+                if number > max(size - used, num_beams):  # as many nodes as beams are always allowed
+                    break
+                used, depth = used + number, depth + 1
+            seconds, level = seconds + costs.token * used, depth
+        return seconds
+
+    def with_search(search: Search) -> float:
+        level, seconds = max(search.first_level, int(not below_prompt)), 0.0
+        while level < last:
+            steps = min(search.num_steps, last - 1 - level)
+            seconds += (plain if level else 0.0) + steps * (search.share * plain + costs.token * search.num_beams)
             level += 1 + int(ACCEPTED * steps)
+        return seconds
+
+    sizes = {1, *(size for numbers in below for size in accumulate(numbers) if size <= budget)}
+    size = min(sorted(sizes), key=with_trie)  # of equally fast ones the smallest
+    best, name = plain * (last - 1), "none"
+    for other, seconds in [("trie", with_trie(size)), *((search.name, with_search(search)) for search in searches)]:
         if seconds < (1.0 - LEAST_GAIN) * best:
-            best, name = seconds, search.name
-    return name, chosen
+            best, name = seconds, other
+    return name, size
 
 
-def candidates(
-    new_draft: Callable[[str], Any],
-    check: Callable[[Any], None],
-    config: Any,
-    *,
-    has_head: bool,
-    has_assistant: bool,
-    given: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The drafts that may serve a call, checked, the simplest first: no draft, the catalogue, a head, a draft model.
-
-    Args:
-        new_draft: makes one by its name.
-        check: of a draft, with the call's arguments; raises a `ValueError`.
-        config: the prepared config; where answers depend on the draft, a draft model always drafts, and a head never.
-        has_head: whether the model has a draft head.
-        has_assistant: whether the call has a draft model.
-        given: our fields as given in the call.
-    """
-    is_relaxed = config.verification == "relaxed"
-    found = {} if is_relaxed and has_assistant else {name: new_draft(name) for name in ("none", "trie")}
-    if has_head and not is_relaxed:
-        head = new_draft("head")
-        try:
-            check(head)
-            found["head"] = head
-        except ValueError:  # it does not fit the catalogue, say
-            if not has_assistant and given.get("num_draft_beams") is not None:
-                raise  # only the head could have used them
-    if has_assistant:
-        found["assistant"] = new_draft("assistant")
-    if "head" not in found or has_assistant:
-        check(found["assistant" if has_assistant else "trie"])
-    return found
-
-
-def decide(
-    model: Any,
-    assistant: Any,
-    config: Any,
-    names: Collection[str],
-    catalogue: Snapshot,
-    new_forward: Callable[[int], Callable[[], None]],
-    *,
-    kind: tuple[Any, ...],
-    num_beams: int,
-    budget: int,
-    below_prompt: bool,
-) -> tuple[str, int]:
-    """The draft of a call, and its node budget; the first call of a kind times two forwards.
-
-    Args:
-        model: the model.
-        assistant: the draft model, or None.
-        config: the prepared config.
-        names: of the drafts that may serve it.
-        catalogue: the catalogue of any row.
-        new_forward: see `costs_of`.
-        kind: see `costs_of`.
-        num_beams: K.
-        budget: the most nodes besides the live beams.
-        below_prompt: whether the prompt's own forward may score nodes.
-    """
-    if "trie" not in names:  # a single one: there is nothing to choose
-        return next(iter(names)), budget
-    widths = tuple(np.diff(catalogue.trie.level_starts).tolist())
-    if len(widths) < 3 - below_prompt:
-        return "none", budget
-    costs = costs_of(model, (*kind, num_beams), new_forward, num_beams, budget)
-    shares = {"head": HEAD} | ({} if assistant is None else {"assistant": _size(assistant) / _size(model)})
-    width, steps = config.num_draft_beams or 2 * num_beams, config.num_assistant_tokens
-    searches = [Search(name, shares[name], width, steps, int(name == "head")) for name in shares if name in names]
-    return choose_draft(widths, num_beams, costs, budget=budget, below_prompt=below_prompt, searches=tuple(searches))
-
-
-def _size(model: Any) -> int:
-    """What weights grow with."""
-    config = model.config.get_text_config(decoder=True)
-    return config.num_hidden_layers * config.hidden_size**2
-
-
-def _below(widths: Sequence[int], num_beams: int, level: int) -> Iterator[int]:
-    """Nodes of each level below the beams of one, if they branch as the catalogue does; the last needs no logits."""
-    number = min(num_beams, widths[level])
-    for depth in range(level + 1, len(widths) - 1):
-        growth = widths[depth] / max(widths[level], 1) - 1.0
-        yield math.ceil(min(number * (1.0 + ROOM * growth), widths[depth]))
-
-
-def _tree_seconds(widths: Sequence[int], num_beams: int, costs: Costs, budget: int, below_prompt: bool) -> float:
-    """What follows the prompt's forward, if whole levels are scored as far as they fit the budget."""
-    level, seconds = 0, 0.0
-    while level < len(widths) - 1:
-        seconds += costs.forward + costs.token * num_beams if level else 0.0
-        used, merged = 0, 0
-        for number in _below(widths, num_beams, level) if level or below_prompt else ():
-            if number > max(budget - used, num_beams):  # as many nodes as beams are always allowed
-                break
-            used, merged = used + number, merged + 1
-        seconds, level = seconds + costs.token * used, level + merged + 1
-    return seconds
+def _nodes_below_beams(widths: Sequence[int], num_beams: int, level: int) -> list[int]:
+    """Nodes of each level below the beams of one; the last needs no logits."""
+    own = min(num_beams, widths[level])
+    averages = zip(nodes_below(widths, num_beams, level), widths[level + 1 :], strict=False)
+    return [math.ceil(min(own + ROOM * (average - own), number)) for average, number in averages]

@@ -32,10 +32,9 @@ def nodes_below(nodes_per_level: Sequence[int], number: int, level: int) -> Iter
         >>> [round(width) for width in nodes_below([1, 91, 6539, 11172, 12023], 20, 1)]
         [1437, 2455]
     """
-    width = float(min(number, nodes_per_level[level]))
-    for depth in range(level + 1, len(nodes_per_level) - 1):
-        width *= nodes_per_level[depth] / nodes_per_level[depth - 1]
-        yield width
+    above = nodes_per_level[level]
+    for below in nodes_per_level[level + 1 : -1]:
+        yield min(number, above) * below / max(above, 1)
 
 
 def fixed_widths(nodes_per_level: Sequence[int], num_beams: int, *, budget: int) -> tuple[tuple[int, ...], ...]:

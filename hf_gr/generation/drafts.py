@@ -4,11 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+import numpy as np
+
 from hf_gr.catalogue.snapshot import Snapshot
-from hf_gr.core.auto import candidates
+from hf_gr.core import auto
 
 from .checks import (
     check_assistant,
@@ -146,6 +149,7 @@ class BaseAuto(BaseDraft):
     scores_ahead = True
     kinds: Mapping[str, type[BaseDraft]]  # of the backend
     candidates: dict[str, Any]  # after `check`, the simplest first
+    prompt: Any  # after `check`
 
     def check(
         self,
@@ -157,14 +161,68 @@ class BaseAuto(BaseDraft):
     ) -> None:
         """Refuse what none could serve; a draft head that does not fit the call does not serve it."""
         self.check_verification()
-        self.candidates = candidates(
-            lambda name: self.kinds[name](self.model, self.config, self.assistant if name == "assistant" else None),
-            lambda draft: draft.check(prompt, catalogue, given=given, model_kwargs=model_kwargs),
-            self.config,
-            has_head=getattr(self.model, "draft_head", None) is not None,
-            has_assistant=self.assistant is not None,
-            given=given,
-        )
+        model, assistant, is_relaxed = self.model, self.assistant, self.config.verification == "relaxed"
+        has_head = getattr(model, "draft_head", None) is not None and not is_relaxed
+        names = ["none", "trie", *["head"] * has_head, *["assistant"] * (assistant is not None)]
+        if is_relaxed and assistant is not None:  # answers depend on the draft: the draft model always drafts
+            names = ["assistant"]
+        of_call = {"assistant": assistant}
+        drafts = {name: self.kinds[name](model, self.config, of_call.get(name)) for name in names}
+
+        def check(name: str) -> None:
+            drafts[name].check(prompt, catalogue, given=given, model_kwargs=model_kwargs)
+
+        if has_head:
+            try:
+                check("head")
+            except ValueError:  # it does not fit the catalogue, say
+                if assistant is None and given.get("num_draft_beams") is not None:
+                    raise  # only the head could have used them
+                del drafts["head"]
+        if (last := list(drafts)[-1]) != "head":
+            check(last)
+        self.candidates, self.prompt = drafts, prompt
+
+    def decide(
+        self, catalogue: Snapshot, *, kind: tuple[Any, ...], num_beams: int, budget: int, below_prompt: bool
+    ) -> Any:
+        """The draft that serves the call, with its node budget; the first call of a kind times two forwards.
+
+        Args:
+            catalogue: the catalogue of any row.
+            kind: what a forward's time depends on, besides the beams.
+            num_beams: K.
+            budget: the most nodes besides the live beams.
+            below_prompt: whether the prompt's own forward may score nodes.
+        """
+        model, config, drafts = self.model, copy.copy(self.config), self.candidates
+        widths = np.diff(catalogue.trie.level_starts).tolist()
+        self.chosen, config.draft_token_budget = next(iter(drafts)), budget
+        if "trie" in drafts and len(widths) > 2:  # there is something to choose
+            costs = auto.costs_of(model, (*kind, num_beams), self.timed_forward, num_beams, budget)
+            width, steps = config.num_draft_beams or 2 * num_beams, config.num_assistant_tokens
+            searches = []
+            if "head" in drafts:
+                searches.append(auto.Search("head", auto.HEAD, width, steps, first_level=1))
+            if "assistant" in drafts:
+                share = _size(self.assistant) / _size(model)
+                searches.append(auto.Search("assistant", share, width, steps, first_level=0))
+            self.chosen, config.draft_token_budget = auto.choose_draft(
+                widths, num_beams, costs, budget=budget, below_prompt=below_prompt, searches=searches
+            )
+        served_by = drafts[self.chosen]
+        served_by.config = config
+        return served_by
+
+    def timed_forward(self, num_nodes: int) -> Callable[[], Any]:
+        """Prepares a forward of so many nodes after prompts of the call's size; it returns when it is done."""
+        raise NotImplementedError
+
+
+def _size(model: Any) -> int:
+    """What weights grow with."""
+    config = model.config.get_text_config(decoder=True)
+    return config.num_hidden_layers * config.hidden_size**2
 
 
 def kind_of(config: Any, assistant: Any) -> str | None:

@@ -4,9 +4,8 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -14,7 +13,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from hf_gr.catalogue.snapshot import Snapshot
-from hf_gr.core.auto import decide
 from hf_gr.flax.devices import DATA, settings_of_ours
 from hf_gr.flax.plan import DecodePlan
 from hf_gr.flax.scorers import Params
@@ -22,7 +20,6 @@ from hf_gr.generation.checks import draft_budget
 from hf_gr.generation.drafts import BaseAuto
 
 from .drafts import AssistantDraft, Draft, SearchingHeadDraft, TrieDraft
-from .prompts import HostPrompt
 
 
 class AutoDraft(BaseAuto, Draft):
@@ -35,69 +32,39 @@ class AutoDraft(BaseAuto, Draft):
         super().__init__(model, config, assistant)
         self.mesh = mesh
 
-    def check(
-        self,
-        prompt: HostPrompt,
-        catalogue: Snapshot,
-        *,
-        given: Mapping[str, Any],
-        model_kwargs: Mapping[str, Any] | None = None,
-    ) -> None:
-        """See `BaseAuto.check`."""
-        self.prompt = prompt
-        super().check(prompt, catalogue, given=given, model_kwargs=model_kwargs)
-
     def plan(self, plan: DecodePlan, catalogue: Snapshot, *, num_rows: int) -> DecodePlan:
         """See `Draft.plan`."""
-        config = copy.copy(self.config)
-        rows = num_rows // (1 if self.mesh is None else self.mesh.shape[DATA])  # of one device
-        self.chosen, config.draft_token_budget = decide(
-            self.model,
-            self.assistant,
-            config,
-            self.candidates,
+        self.num_rows = num_rows // (1 if self.mesh is None else self.mesh.shape[DATA])  # of one device
+        self.served_by = self.decide(
             catalogue,
-            self._timed_forwards(rows),
-            kind=(self.mesh, rows),
+            kind=(self.mesh, self.num_rows),
             num_beams=plan.width,
-            budget=draft_budget(config, batch_size=num_rows, vocab_size=self.model.config.vocab_size),
+            budget=draft_budget(self.config, batch_size=num_rows, vocab_size=self.model.config.vocab_size),
             below_prompt=True,
         )
-        self.served_by = self.candidates[self.chosen]
-        self.served_by.config = config
+        self.__dict__.pop("_prefilled", None)  # frees what was computed of the prompts
         return self.served_by.plan(plan, catalogue, num_rows=num_rows)
-
-    def scorer(self, plan: DecodePlan, mesh: Mesh | None) -> tuple[Any, Params]:
-        """See `Draft.scorer`."""
-        return self.served_by.scorer(plan, mesh)
 
     def draft_params(self, mesh: Mesh | None) -> Params | None:
         """See `Draft.draft_params`."""
         return self.served_by.draft_params(mesh)
 
-    @property
-    def calls_model(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """See `Draft.calls_model`."""
-        return self.served_by.calls_model
+    @cached_property
+    def _prefilled(self) -> tuple[Any, Params, Any]:
+        """A compiled scorer, its parameters, and the cache of the prompts."""
+        scorer, params = self.model.scorer, self.model.params_on(self.mesh)
+        _, memory = jax.jit(scorer.prefill)(params, self.prompt.to_bucket(self.num_rows))
+        return jax.jit(scorer.score), params, memory
 
-    def _timed_forwards(self, num_rows: int) -> Callable[[int], Callable[[], None]]:
-        """Prepares forwards of nodes after the prompts, which are computed with the first one."""
-        model, mesh = self.model, self.mesh
-        score = jax.jit(model.scorer.score)
+    def timed_forward(self, num_nodes: int) -> Callable[[], Any]:
+        """See `BaseAuto.timed_forward`."""
+        shape = self.num_rows, num_nodes
 
-        @cache
-        def prefill() -> tuple[Params, Any]:
-            params = model.params_on(mesh)
-            return params, jax.jit(model.scorer.prefill)(params, self.prompt.to_bucket(num_rows))[1]
+        def forward() -> None:
+            with settings_of_ours(self.mesh):
+                score, params, memory = self._prefilled
+                tokens = jnp.zeros(shape, dtype=jnp.int32)
+                visible = jnp.broadcast_to(jnp.eye(num_nodes, dtype=bool), (*shape, num_nodes))
+                jax.block_until_ready(score(params, memory, tokens, tokens + 1, visible)[0])
 
-        def new_forward(num_nodes: int) -> Callable[[], None]:
-            def forward() -> None:
-                with settings_of_ours(mesh):
-                    params, memory = prefill()
-                    depths = jnp.ones((num_rows, num_nodes), dtype=jnp.int32)
-                    visible = jnp.broadcast_to(jnp.eye(num_nodes, dtype=bool), (num_rows, num_nodes, num_nodes))
-                    jax.block_until_ready(score(params, memory, jnp.zeros_like(depths), depths, visible)[0])
-
-            return forward
-
-        return new_forward
+        return forward
