@@ -16,8 +16,8 @@ from reference import ReferenceTrie, reference_beam_search
 
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue import item_ids as item_ids_module
+from hf_gr.catalogue import items as items_module
 from hf_gr.catalogue import pieces
-from hf_gr.catalogue import segment as segment_module
 from hf_gr.catalogue import trie as trie_module
 from hf_gr.catalogue.fanout import Fanout
 from hf_gr.catalogue.generated import read_generated
@@ -89,7 +89,7 @@ def check_against_twin(rows: Rows, eos_token_id: int | None) -> None:
 
 
 def check_shape(trie: Trie) -> None:
-    """The facts that the torch side and a segment's items build on, by plain loops."""
+    """The facts that the torch side and the items build on, by plain loops."""
     starts = trie.level_starts
     assert starts[:2] == (0, 1)
     assert starts[-1] + max(trie.branching) == len(trie.tokens)  # as many may be read from any node on
@@ -370,8 +370,8 @@ RANGES, CHILDREN = Fanout.ranges, Trie.children
     "plant",
     [
         pytest.param(swap("sort_rows", lambda rows: (np.arange(len(rows)), rows), trie_module), id="no sort"),
-        pytest.param(swap("build_trie", no_duplicates, segment_module), id="no duplicates"),
-        pytest.param(swap("build_trie", unstable, segment_module), id="items in another order"),
+        pytest.param(swap("build_trie", no_duplicates, items_module), id="no duplicates"),
+        pytest.param(swap("build_trie", unstable, items_module), id="items in another order"),
         pytest.param(swap("PADDING", -2, trie_module), id="another padding"),
         pytest.param(swap("ranges", last_child_lost, Fanout), id="last child lost"),
         pytest.param(swap("children", any_level, Trie), id="nodes of other levels with children"),

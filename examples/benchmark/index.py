@@ -119,7 +119,7 @@ def check_items(index: ConstraintIndex, rows: np.ndarray, alive: np.ndarray, rng
 
 
 def measure_load(folder: Path, repeat: int) -> tuple[dict[str, float], ConstraintIndex]:
-    """Times of loading, in turns: without reading, compared with the checksum (the default), and checked as a trie.
+    """Times of loading, in turns: without reading, compared with the checksum (the default), and with SHA-256, too.
 
     And with the digest alone that files of older versions have. The file was just saved and is in the cache.
     """

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Damaged and forged files: each is refused by a `ValueError` that names it, or loads as what was saved.
 
-Damage is any change of bytes. A forgery has valid digests: it is refused, or it is a sound file of something else, as
-it could have been saved. Formats without digests (`.npy`, recipes, tables) are read anew by a slow twin.
+Damage is any change of bytes. A forgery has valid digests: a head is refused, or it is a sound file of something else,
+as it could have been saved; an index may be anything, since its digests alone are compared. Formats without digests
+(`.npy`, recipes, tables) are read anew by a slow twin.
 """
 
 from __future__ import annotations

@@ -75,7 +75,9 @@ def warm_up(
         with capturing() as programs:
             model.generate(tokens, cache_implementation="static", **call)
         if not programs:
-            raise ValueError("warm_up of a model that decodes in transformers' own loop, expected one of our layouts")
+            raise ValueError(
+                "warm_up of a call in transformers' own loop, expected a model that takes beams as a tree"
+            )
         for program in programs:
             captured = program.captured
             found[program] = Capture(size, program.longest, width, captured.num_bytes, captured.seconds)
