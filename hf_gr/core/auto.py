@@ -39,21 +39,13 @@ class Costs:
 
 @dataclass(frozen=True)
 class Search:
-    """A draft model or a draft head.
-
-    Attributes:
-        name: of the draft.
-        share: what a level of its search takes, of a forward of the model.
-        num_beams: nodes that it drafts a level.
-        num_steps: levels of a draft.
-        first_level: where it can begin.
-    """
+    """A draft model or a draft head."""
 
     name: str
-    share: float
-    num_beams: int
-    num_steps: int
-    first_level: int
+    share: float  # what a level of its search takes, of a forward of the model
+    num_beams: int  # nodes that it drafts a level
+    num_steps: int  # levels of a draft
+    first_level: int  # where it can begin
 
 
 _KNOWN: WeakKeyDictionary[Any, dict[tuple[Any, ...], Costs]] = WeakKeyDictionary()
@@ -65,12 +57,7 @@ def costs_of(
 ) -> Costs:
     """The costs of a kind of call, timed once: a forward of K nodes, and one of K and the budget's.
 
-    Args:
-        model: the model.
-        kind: what the costs depend on.
-        timed_forward: prepares a forward of so many nodes, which returns when it is done.
-        num_beams: K.
-        budget: nodes that may be scored ahead.
+    `new_forward` prepares a forward of so many nodes, which returns when it is done.
     """
     wider_by = max(min(budget, WIDER_BY), num_beams)
 
@@ -97,22 +84,13 @@ def choose_draft(
     num_beams: int,
     costs: Costs,
     *,
-    budget: int,
-    below_prompt: bool = True,
+    budget: int,  # the most nodes besides the live beams
+    below_prompt: bool = True,  # whether the prompt's own forward may score nodes
     searches: Sequence[Search] = (),
 ) -> tuple[str, int]:
-    """The draft that is expected to be the fastest, and the nodes besides the live beams that it may score.
+    """The draft that is expected to be the fastest: "none", "trie" or a search's name; and its node budget.
 
-    Args:
-        widths: nodes of the catalogue with 0 to L tokens.
-        num_beams: K.
-        costs: of a forward.
-        budget: the most nodes besides the live beams.
-        below_prompt: whether the prompt's own forward may score nodes.
-        searches: what may search ahead.
-
-    Returns:
-        "none", "trie" or the name of a search; and the node budget, which says what levels are scored together.
+    The budget says what levels are scored together. `widths` are the nodes of the catalogue with 0 to L tokens.
 
     Example:
         >>> beauty = (1, 91, 6539, 11172, 12023)

@@ -23,12 +23,7 @@ DEAD = -math.inf
 
 
 class Candidates(Protocol):
-    """The children of every beam, padded to C.
-
-    Attributes:
-        tokens: the token that leads to each child; anything where `legal` is false.
-        legal: whether there is such a child, and it is alive.
-    """
+    """The children of every beam, padded to C; tokens are anything where `legal` is false: no child, or a dead one."""
 
     @property
     def tokens(self) -> Int[Array, "batch beams children"]: ...  # noqa: D102
@@ -43,33 +38,17 @@ class Candidates(Protocol):
 
 @dataclass(frozen=True)
 class Beams:
-    """Prefixes with their scores.
+    """Prefixes with their scores."""
 
-    Attributes:
-        ops: of the backend that made the arrays.
-        sequences: generated tokens.
-        beam_indices: which beam of the row each token was appended to: transformers' field, without the batch offset.
-        scores: sum of log-probabilities; `-inf` for a beam that does not exist.
-        states: trie nodes.
-    """
-
-    ops: Any
+    ops: Any  # of the backend that made the arrays
     sequences: Int[Array, "batch beams length"]
-    beam_indices: Int[Array, "batch beams length"]
-    scores: Float[Array, "batch beams"]
-    states: Int[Array, "batch beams"]
+    beam_indices: Int[Array, "batch beams length"]  # of the row, to which a token was appended; no batch offset
+    scores: Float[Array, "batch beams"]  # sum of log-probabilities; `-inf` for a beam that does not exist
+    states: Int[Array, "batch beams"]  # trie nodes
 
     @classmethod
     def start(cls, ops: Any, like: Array, *, batch_size: int, width: int, independent: bool = False) -> Beams:
-        """Empty prefixes at the root: one alive, so that equal beams do not compete; all of them if `independent`.
-
-        Args:
-            ops: of the backend.
-            like: an array where the new ones are to be.
-            batch_size: B.
-            width: K.
-            independent: whether the paths of a row do not compete.
-        """
+        """Empty prefixes at the root: one alive, so that equal beams do not compete; all if they are `independent`."""
         nothing = ops.full((batch_size, width, 0), 0, like)
         scores = ops.full((batch_size, width), 0.0, like)
         if not independent:
@@ -99,21 +78,13 @@ class Beams:
 
 @dataclass(frozen=True)
 class Finished:
-    """The complete sequences of every row so far: for beams the best, best first; else one for each path.
-
-    Attributes:
-        ops: of the backend that made the arrays.
-        sequences: tokens; anything after the end.
-        beam_indices: as in `Beams`, -1 after the end.
-        scores: of beams, divided by their length's penalty; `-inf` where there is no sequence yet.
-        may_improve: whether the row's live beams may still beat its finished ones.
-    """
+    """The complete sequences of every row so far: for beams the best, best first; else one for each path."""
 
     ops: Any
-    sequences: Int[Array, "batch beams max_length"]
-    beam_indices: Int[Array, "batch beams max_length"]
-    scores: Float[Array, "batch beams"]
-    may_improve: Bool[Array, "batch 1"]
+    sequences: Int[Array, "batch beams max_length"]  # anything after the end
+    beam_indices: Int[Array, "batch beams max_length"]  # as in `Beams`, -1 after the end
+    scores: Float[Array, "batch beams"]  # of beams, divided by their length's penalty; `-inf` for none yet
+    may_improve: Bool[Array, "batch 1"]  # whether the row's live beams may still beat its finished ones
 
     @classmethod
     def none_yet(cls, ops: Any, like: Array, *, batch_size: int, width: int, max_length: int) -> Finished:
@@ -141,25 +112,18 @@ def paths_of(beams: Beams) -> Int[Array, "batch beams"]:
 def select(
     beams: Beams,
     candidates: Candidates,
-    scores: Float[Array, "batch beams children"],
+    scores: Float[Array, "batch beams children"],  # cumulative, `-inf` where there is no child
     *,
-    num_kept: int,
-    dead_state: int | Array,
+    num_kept: int,  # M
+    dead_state: int | Array,  # of a kept beam that does not exist
     noise: Float[Array, "batch beams children"] | None = None,
     picked: Int[Array, "batch kept"] | None = None,
 ) -> Beams:
     """Extend every beam by every legal child and keep the M best, or M drawn without replacement, in order of drawing.
 
-    Args:
-        beams: the prefixes.
-        candidates: their children.
-        scores: cumulative score of each child, `-inf` where there is none.
-        num_kept: M.
-        dead_state: the state of a kept beam that does not exist.
-        noise: Gumbel noise of each child: added to the scores, it draws with probability proportional to `exp(score)`
-            instead (the Gumbel top-k trick).
-        picked: places among all children of a row, chosen elsewhere: those are kept instead. The place after the last
-            one stands for none.
+    Gumbel noise, added to the scores, draws with probability proportional to `exp(score)` (the Gumbel top-k
+    trick). Places among all children of a row that were `picked` elsewhere are kept instead; the one after the
+    last stands for none.
 
     Source: STATIC, algorithm 1; xGR, section 6.
     """
@@ -186,10 +150,7 @@ def choose(
     dead_state: int | Array,
     noise: Float[Array, "batch beams children"] | None = None,
 ) -> Beams:
-    """Extend every beam by its own best child, or by one drawn from its own children: beams do not compete.
-
-    The arguments, and the meaning of a score of `-inf`, are those of `select`.
-    """
+    """Extend every beam by its own best child, or by one drawn from its own: no competition. Else as `select`."""
     ops = beams.ops
     best = ops.argmax(scores if noise is None else scores + noise)
     parents = ops.expand(ops.arange(scores.shape[1], scores), scores.shape[:2])
@@ -217,27 +178,15 @@ def penalized(scores: Float[Array, "batch _"], length: Any, length_penalty: Any)
 
 
 def retire(
-    kept: Beams,
+    kept: Beams,  # M of one length, best first
     finished: Finished,
     ends: Bool[Array, "batch kept"],
     *,
-    length_penalty: float | Array,
-    early_stopping: bool | str,
-    length: int | Int[Array, " batch"] | None = None,
+    length_penalty: float | Array,  # as in transformers: scores are divided by `length ** length_penalty`
+    early_stopping: bool | str,  # as in transformers: True closes a row as soon as its pool is full
+    length: int | Int[Array, " batch"] | None = None,  # of the candidates; None for as many as they have columns
 ) -> tuple[Beams, Finished]:
-    """Move the candidates that end, and are among the K best, into the pool; the K best of the others continue.
-
-    Args:
-        kept: M candidates of one length, best first.
-        finished: the pool of K.
-        ends: which candidates are complete.
-        length_penalty: as in transformers: scores are divided by `length ** length_penalty`.
-        early_stopping: as in transformers: True closes a row as soon as its pool is full.
-        length: tokens of the candidates, whose arrays may have room for more; None for as many as they have columns.
-
-    Returns:
-        The K beams that continue, best first, and the new pool.
-    """
+    """Move the candidates that end, and are among the K best, into the pool; the K best of the others continue."""
     ops, num_beams = kept.ops, finished.scores.shape[1]
     is_open = finished.may_improve
     if early_stopping is True:
@@ -290,14 +239,10 @@ def update_may_improve(
     *,
     length_penalty: float | Array,
     early_stopping: bool | str,
-    max_new_tokens: int | Array,
-    length: int | Int[Array, " batch"] | None = None,
+    max_new_tokens: int | Array,  # that `early_stopping="never"` assumes where longer sequences score better
+    length: int | Int[Array, " batch"] | None = None,  # as for `retire`
 ) -> Finished:
-    """Close the rows whose best live beam cannot beat the worst finished one, by transformers' own heuristic.
-
-    `max_new_tokens` is the length that `early_stopping="never"` assumes where longer sequences score better; `length`
-    is as for `retire`.
-    """
+    """Close the rows whose best live beam cannot beat the worst finished one, by transformers' own heuristic."""
     now = penalized(beams.scores[:, :1], beams.length if length is None else length, length_penalty)
     if early_stopping == "never":
         at_end = penalized(beams.scores[:, :1], max_new_tokens, length_penalty)

@@ -19,33 +19,18 @@ from .plan import Options
 
 
 def accept(
-    beams: Beams,
-    finished: Finished | None,
+    beams: Beams,  # prefixes of `level` tokens; those returned have one more
+    finished: Finished | None,  # None where all sequences end together
     legal: Candidates,
-    scores: Float[Array, "batch beams children"],
+    scores: Float[Array, "batch beams children"],  # cumulative, `-inf` where there is no child
     catalogue: Any,
     plan: Options,
     *,
     level: int,
-    noise: Any = None,
-    picked: Int[Array, "batch kept"] | None = None,
+    noise: Any = None,  # what is drawn comes from
+    picked: Int[Array, "batch kept"] | None = None,  # as in `beam.select`
 ) -> tuple[Beams, Finished | None]:
-    """Decide one level: extend the beams (by `picked`, if given), and move complete ones to the finished.
-
-    Args:
-        beams: prefixes of `level` tokens.
-        finished: what is complete so far; may be None where all sequences end together.
-        legal: the children of the beams.
-        scores: their cumulative scores, `-inf` where there is none.
-        catalogue: the legal sequences, on the device.
-        plan: the options.
-        level: tokens of the beams.
-        noise: what is drawn comes from.
-        picked: as in `beam.select`.
-
-    Returns:
-        Beams of `level + 1` tokens, and what is complete.
-    """
+    """Decide one level: extend the beams, and move complete ones to the finished."""
     may_end = catalogue.has_leaves[level] or plan.has_criteria
     how: dict[str, Any] = {"dead_state": catalogue.dead_state}
     if plan.do_sample and picked is None:

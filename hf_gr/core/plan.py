@@ -18,43 +18,24 @@ def static(**kwargs: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of one call; names and meanings are transformers'.
+    """The options of one call; names and meanings are transformers'."""
 
-    Attributes:
-        num_beams: K; 1 decodes every path on its own (greedy, or sampling).
-        num_return_sequences: R.
-        num_kept: candidates kept a level: K, plus spares to replace beams that end here.
-        do_sample: sample instead of taking the best.
-        early_stopping: when a row with K complete sequences is done.
-        forces_end: whether the longest sequences' last token, the end token, is certain: transformers'
-            `forced_eos_token_id`.
-        output_scores: keep the processed scores of every level.
-        output_logits: keep the logits of every level.
-        exit_early: leave the loop once nothing can change; off where several processes must run equally many forwards.
-        is_relaxed: sampling beams accept drafted samples by relaxed verification; they compete even if there is only
-            one.
-        length_penalty: exponent of the length that scores are divided by. In Flax this and the following may change
-            from call to call without a new program.
-        max_new_tokens: the longest sequence that the heuristic of `early_stopping="never"` assumes.
-        fill_token_id: what follows the end of a sequence.
-        missing_token_id: fills a row that has no sequence left; not `fill_token_id` if such a row would be a sequence
-            of the catalogue.
-    """
-
-    num_beams: int = static()
-    num_return_sequences: int = static()
-    num_kept: int = static()
+    num_beams: int = static()  # K; 1 decodes every path on its own (greedy, or sampling)
+    num_return_sequences: int = static()  # R
+    num_kept: int = static()  # candidates kept a level: K, plus spares to replace beams that end here
     do_sample: bool = static()
     early_stopping: bool | str = static()
-    forces_end: bool = static(default=False)
+    forces_end: bool = static(default=False)  # the longest sequences' last token is certain: `forced_eos_token_id`
     output_scores: bool = static(default=False)
     output_logits: bool = static(default=False)
+    # Leave the loop once nothing can change; off where several processes must run equally many forwards.
     exit_early: bool = static(default=True)
+    # Sampling beams accept drafted samples by relaxed verification; they compete even if there is only one.
     is_relaxed: bool = static(default=False)
-    length_penalty: Any = 1.0
-    max_new_tokens: Any = 0
-    fill_token_id: Any = -1
-    missing_token_id: Any = -1
+    length_penalty: Any = 1.0  # in Flax this and the following may change from call to call without a new program
+    max_new_tokens: Any = 0  # the longest sequence that the heuristic of `early_stopping="never"` assumes
+    fill_token_id: Any = -1  # what follows the end of a sequence
+    missing_token_id: Any = -1  # fills a row without a sequence; another if such a row were one of the catalogue
 
     @property
     def is_beam_search(self) -> bool:

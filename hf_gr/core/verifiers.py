@@ -18,15 +18,10 @@ LAST_RESORT = 1e3  # what a candidate outside the residual loses, in log-probabi
 
 
 def locate(beams: Beams, states: Int[Array, "batch nodes"]) -> tuple[Int[Array, "batch beams"], Bool[Array, " batch"]]:
-    """Where each beam is among the nodes of its level that are scored already, which have these states.
+    """The place of each beam among its level's scored nodes; whether all living ones of a row have one.
 
     This is all of strict verification: a step is accepted if all its beams were drafted. The target's scores alone
-    decide which beams those are, so results are those without a draft.
-
-    Returns:
-        The place of every beam, anything where it has none; and whether all living beams of a row have one.
-
-    Source: AtSpeed, section 2 and algorithm 1.
+    decide which beams those are, so results are those without a draft. Source: AtSpeed, section 2 and algorithm 1.
     """
     same = beams.states[..., None] == states[:, None]
     found = same.any(-1) | (beams.scores == DEAD)
@@ -35,41 +30,27 @@ def locate(beams: Beams, states: Int[Array, "batch nodes"]) -> tuple[Int[Array, 
 
 def relaxed_places(
     candidates: Candidates,
-    scores: Float[Array, "batch beams children"],
-    nodes: Any,
-    places: Int[Array, "batch beams"] | None,
+    scores: Float[Array, "batch beams children"],  # cumulative, `-inf` where there is no child
+    nodes: Any,  # drafted, in drawing order; `log_probs` `[B, W, C]` of all that could have been drawn
+    places: Int[Array, "batch beams"] | None,  # of beams among the nodes one level above; None: each is at its own
     *,
-    num_kept: int,
-    uniform: Float[Array, "batch beams children"],
-    gumbel: Float[Array, "batch beams children"],
+    num_kept: int,  # M; fewer are picked if there are fewer candidates and drafted nodes in all
+    uniform: Float[Array, "batch beams children"],  # in (0, 1), not the draft's: by it drafted ones pass
+    gumbel: Float[Array, "batch beams children"],  # independent of both: by it the others are drawn
     ops: Any,
 ) -> Int[Array, "batch kept"]:
     """Pick M children by relaxed sampling verification: a drafted one passes with probability `min(1, p / q)`.
 
-    p is the softmax over all children of the target's beams of their cumulative scores; q the same of the draft model
-    over its own beams. Of those that pass, the first M in the order in which the draft drew them are kept: a random
-    choice that preserves the distribution where p equals q (a uniform choice would flatten it). If fewer pass, the
-    others are drawn from `norm(max(0, p - q))`, and if that has too few, from p: so there are M distinct ones wherever
-    M exist.
+    p is the softmax over all children of the target's beams of their cumulative scores; q the same of the draft
+    model over its own beams. Of those that pass, the first M in the order in which the draft drew them are kept: a
+    random choice that preserves the distribution where p equals q (a uniform choice would flatten it). If fewer
+    pass, the others are drawn from `norm(max(0, p - q))`, and if that has too few, from p: so there are M distinct
+    ones wherever M exist. What is picked are places among all children of a row.
 
     How close this is to the target's own draws, by total variation of how often each item is drawn (256 items of 4
-    levels, K = 3; two samples of the same differ by 0.02): 0.05 with as many drafted as are kept, from any draft; 0.09
-    and 0.13 with two and four times as many from a draft that alone is 0.24 away, and 0.12 and 0.19 from one that is
-    0.93 away. With one draft of one beam it is exact.
-
-    Args:
-        candidates: the children of the target's beams.
-        scores: their cumulative scores, `-inf` where there is none.
-        nodes: the drafted ones in drawing order: `tokens`, `parents` and `states` `[B, N]`, and `log_probs`
-            `[B, W, C]` of all that the draft could have drawn.
-        places: of the target's beams among the nodes one level above; None if each is at its own.
-        num_kept: M; fewer are picked if there are fewer candidates and drafted nodes in all.
-        uniform: noise in (0, 1), independent of what the draft drew, by which drafted children pass.
-        gumbel: Gumbel noise, independent of both, by which the others are drawn.
-        ops: of the backend.
-
-    Returns:
-        Places among all children of a row, as `beam.select` takes them.
+    levels, K = 3; two samples of the same differ by 0.02): 0.05 with as many drafted as are kept, from any draft;
+    0.09 and 0.13 with two and four times as many from a draft that alone is 0.24 away, and 0.12 and 0.19 from one
+    that is 0.93 away. With one draft of one beam it is exact.
 
     Source: AtSpeed, section 3.2 and algorithm 2.
     """

@@ -19,14 +19,7 @@ STEPS = 8  # sizes of a draft from the root per doubling: all of it is there, so
 
 
 def nodes_below(nodes_per_level: Sequence[int], number: int, level: int) -> Iterator[float]:
-    """The nodes that as many of a level have below them on average, level by level.
-
-    The last level is left out: nothing follows its tokens, which need no logits.
-
-    Args:
-        nodes_per_level: nodes of the catalogue with 0 to L tokens.
-        number: of nodes.
-        level: of them.
+    """The nodes that so many of a level have below them on average, by level; the last one needs no logits.
 
     Example:
         >>> [round(width) for width in nodes_below([1, 91, 6539, 11172, 12023], 20, 1)]
@@ -38,15 +31,9 @@ def nodes_below(nodes_per_level: Sequence[int], number: int, level: int) -> Iter
 
 
 def fixed_widths(nodes_per_level: Sequence[int], num_beams: int, *, budget: int) -> tuple[tuple[int, ...], ...]:
-    """Widths for `FixedTree`: room for a few times the nodes that beams have below them on average.
+    """Widths for `FixedTree` by level of the beams: room for a few times the nodes below them on average.
 
-    Args:
-        nodes_per_level: nodes of the catalogue with 0 to L tokens.
-        num_beams: K.
-        budget: nodes besides the live beams that a forward may score; as many as beams always may be.
-
-    Returns:
-        By level of the beams 0 to L - 1; powers of two.
+    `budget` counts nodes besides the live beams; as many as beams always may be scored.
 
     Example:
         >>> fixed_widths([1, 91, 6539, 11172, 12023], 20, budget=512)
@@ -70,11 +57,8 @@ def plan_first(open_nodes: Iterable[int], num_beams: int, *, budget: int) -> tup
     """How many whole levels of the catalogue are scored together with the prompt, and the size of such a draft.
 
     It holds the nodes of every request, and some more, so that one program serves while a catalogue changes.
-
-    Args:
-        open_nodes: nodes of the catalogue with children, by level from 1; read no further than needed.
-        num_beams: K.
-        budget: the largest draft; as many nodes a level as there are beams are always allowed.
+    `open_nodes`, those with children by level from 1, are read no further than needed; as many nodes a level as
+    beams are always allowed.
 
     Example:
         >>> plan_first([91, 6300, 10500], 20, budget=512)
@@ -90,22 +74,13 @@ def plan_first(open_nodes: Iterable[int], num_beams: int, *, budget: int) -> tup
 
 
 def plan_sizes(nodes_per_level: Sequence[int], num_beams: int, *, budget: int, first: int = 1) -> tuple[int, ...]:
-    """How many nodes a draft has, by the level of the live beams.
+    """How many nodes a draft has, by the level of the live beams; 0 where nothing is drafted.
 
-    Padding costs as much as other nodes, so sizes follow the catalogue's average number of nodes below as many beams,
-    rounded to a power of two, so that one program serves while a catalogue changes. Only two levels draft, since a
-    program compiles a forward for each: the first level where that average is within the budget, and the one above it,
-    for beams and filters that leave less (the one below it, if there is none above).
-
-    Args:
-        nodes_per_level: nodes of the catalogue with 0 to L tokens.
-        num_beams: K.
-        budget: the largest draft; as many nodes a level as there are beams are always allowed.
-        first: the first level that the prefill does not decide.
-
-    Returns:
-        For each level 0 to L - 1 the size; 0 where nothing is drafted: on the levels that the prefill decides, and on
-        the last one, below which no node needs logits.
+    Padding costs as much as other nodes, so sizes follow the catalogue's average number of nodes below as many
+    beams, rounded to a power of two, so that one program serves while a catalogue changes. Only two levels draft,
+    since a program compiles a forward for each: the first level where that average is within the budget, and the
+    one above it, for beams and filters that leave less (the one below it, if there is none above). Levels before
+    `first` are decided by the prefill. As many nodes a level as beams are always allowed.
 
     Example:
         >>> beauty = [1, 91, 6539, 11172, 12023]
@@ -129,16 +104,10 @@ def plan_sizes(nodes_per_level: Sequence[int], num_beams: int, *, budget: int, f
 
 
 def plan_rest(nodes_per_level: Sequence[int], num_nodes: int, *, budget: int, least: int) -> tuple[int, ...]:
-    """How many nodes there is room for below those that a search has found, by the level of these.
+    """How much room there is below N nodes that a search has found, by their level; 0: all below is too much.
 
-    Args:
-        nodes_per_level: nodes of the catalogue with 0 to L tokens, as far as they have children.
-        num_nodes: N.
-        budget: the largest draft, those found included.
-        least: nodes of a level that are always allowed.
-
-    Returns:
-        For each level 0 to L - 1 the room; 0 where all that follows is too much on average, or nothing needs logits.
+    `budget` includes those found, `least` nodes of a level are always allowed, and nothing below needs logits at
+    the end.
 
     Example:
         >>> plan_rest([1, 91, 6539, 11172, 12023], 40, budget=512, least=20)

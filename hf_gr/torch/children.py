@@ -16,13 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Children:
-    """The children of every state, padded to C.
-
-    Attributes:
-        tokens: the token that leads to each child; some other node's, or 0, where `legal` is false.
-        legal: whether there is such a child, and it is alive.
-        states: the state of each child; meaningless where `legal` is false.
-    """
+    """The children of every state, padded to C; tokens and states mean nothing where `legal` is false."""
 
     tokens: Int[Tensor, "batch beams children"]
     legal: Bool[Tensor, "batch beams children"]

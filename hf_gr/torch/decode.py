@@ -41,26 +41,15 @@ from .tree import Nodes
 
 @dataclass(frozen=True)
 class Decoded:
-    """The result: transformers' fields, generated part only.
+    """The result: transformers' fields, generated part only."""
 
-    Attributes:
-        sequences: tokens, `fill_token_id` after the end; a row of `missing_token_id` where no sequence is left. They
-            are as long as the catalogue's longest, until they are `cropped`.
-        scores: `-inf` for such a row.
-        beam_indices: with the batch offset, -1 after the end.
-        step_scores: one entry a level, if requested; `-inf` after the end of a path.
-        step_logits: one entry a level, if requested; those after the end of a path mean nothing.
-        speculation: how many forwards it took, and what was scored ahead.
-        may_be_shorter: whether the last columns may be empty in all rows.
-    """
-
-    sequences: Int[Tensor, "rows length"]
-    scores: Float[Tensor, " rows"]
-    beam_indices: Int[Tensor, "rows length"]
-    step_scores: tuple[Float[Tensor, "paths vocab"], ...] | None
-    step_logits: tuple[Float[Tensor, "paths vocab"], ...] | None
+    sequences: Int[Tensor, "rows length"]  # as long as the catalogue's longest, until they are `cropped`
+    scores: Float[Tensor, " rows"]  # `-inf` for a row of `missing_token_id`
+    beam_indices: Int[Tensor, "rows length"]  # with the batch offset, -1 after the end
+    step_scores: tuple[Float[Tensor, "paths vocab"], ...] | None  # by level; `-inf` after the end of a path
+    step_logits: tuple[Float[Tensor, "paths vocab"], ...] | None  # by level; anything after the end
     speculation: Speculation
-    may_be_shorter: bool = False
+    may_be_shorter: bool = False  # whether the last columns may be empty in all rows
 
     def cropped(self) -> Decoded:
         """The same without columns that are empty in all rows; synchronises where there may be some."""
@@ -71,16 +60,9 @@ class Decoded:
 
 
 def decode(scorer: Scorer, catalogue: DeviceCatalogue, plan: DecodePlan, drafter: Drafter | None = None) -> Decoded:
-    """Decode the best legal sequences of a batch.
+    """The best legal sequences of a batch, R rows a request, best first, then padding; this uses the scorer up.
 
-    Args:
-        scorer: over the prompt; this call uses it up.
-        catalogue: the legal sequences of each row, on the scorer's device.
-        plan: the options.
-        drafter: proposes nodes to score ahead; the result does not depend on it, unless the plan is relaxed.
-
-    Returns:
-        R rows a request: the best first, then rows of padding if there are fewer.
+    The result does not depend on a drafter, unless the plan is relaxed.
 
     Source: STATIC, algorithm 1, with candidates scored before any truncation; AtSpeed, algorithms 1 and 2.
     """
@@ -94,21 +76,13 @@ def decode(scorer: Scorer, catalogue: DeviceCatalogue, plan: DecodePlan, drafter
 
 @dataclass(frozen=True)
 class _State:
-    """The state passed from one forward to the next.
+    """The state passed from one forward to the next."""
 
-    Attributes:
-        beams: as long as their level, if all rows have come to the same one; else with room for all tokens.
-        levels: tokens of the beams of each row.
-        can_change: which rows can still change.
-        finished: the results so far; None if there are none before the last level.
-        parents: where the parent of each beam is among the nodes that were scored last.
-    """
-
-    beams: Beams
-    levels: tuple[int, ...]
-    can_change: tuple[bool, ...]
-    finished: Finished | None
-    parents: Int[Tensor, "batch beams"]
+    beams: Beams  # as long as their level, if all rows are at the same one; else with room for all tokens
+    levels: tuple[int, ...]  # tokens of the beams of each row
+    can_change: tuple[bool, ...]  # by row
+    finished: Finished | None  # None if there are no results before the last level
+    parents: Int[Tensor, "batch beams"]  # places among the nodes that were scored last
 
     def at(self, level: int, flags: Iterable[bool]) -> tuple[bool, ...]:
         """The rows with a flag that have come to a level."""
@@ -203,18 +177,10 @@ class _Search:
         state: _State,
         frontier: Frontier,
         scored: Level,
-        places: Int[Tensor, "batch beams"] | None,
-        below: Nodes | None,
+        places: Int[Tensor, "batch beams"] | None,  # of the beams among the nodes; None if each is its own
+        below: Nodes | None,  # what was drafted below the nodes
     ) -> _State:
-        """Decide one level.
-
-        Args:
-            state: the state.
-            frontier: the rows whose beams are among the scored nodes.
-            scored: nodes of their level with their logits.
-            places: of the beams among those; None if each is its own.
-            below: what was drafted below the nodes.
-        """
+        """Decide one level, for the rows whose beams are among the scored nodes."""
         beams, legal, rows, level = frontier.beams, frontier.legal, frontier.rows, frontier.level
         plan, logits = self.plan, scored.logits
         if scored.nodes is None:  # the root

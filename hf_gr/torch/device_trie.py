@@ -30,23 +30,17 @@ TOKEN_BITS = 32
 
 @dataclass(frozen=True)
 class LevelConstants:
-    """What every step from a level reads; made once, since a step of a small vocabulary costs as much as its calls.
+    """What every step from a level reads; made once, since a step of a small vocabulary costs as much as its calls."""
 
-    Attributes:
-        own_and_next: 0 and 1.
-        places: of the children of a node.
-    """
-
-    own_and_next: Int[Tensor, "2"]
-    places: Int[Tensor, " children"]
+    own_and_next: Int[Tensor, "2"]  # 0 and 1
+    places: Int[Tensor, " children"]  # of the children of a node
 
 
 @dataclass(frozen=True)
 class DeviceTrie:
-    """A trie on a device; the fields are those of `hf_gr.catalogue.trie.Trie` and its fanouts.
+    """`hf_gr.catalogue.trie.Trie` and its fanouts on a device; nodes are numbered as there, not within their levels.
 
-    Parents and children are numbered as in the trie, not within their levels: a child's number is an offset of its
-    parent, or the parent's own and such an offset.
+    A child's number is an offset of its parent, or the parent's own and such an offset.
     """
 
     tokens: Int[Tensor, " nodes_and_padding"]
@@ -112,10 +106,7 @@ class DeviceTrie:
 
     @cached_property
     def edges(self) -> Int[Tensor, " edges"]:
-        """By node from 1: its parent and its token in one number; the numbers ascend.
-
-        Eight bytes a node, too much for a catalogue of millions of items: that one reads children by level.
-        """
+        """By node from 1 its parent and token in one ascending number: 8 bytes, too much for millions of items."""
         levels = [self._edges_from(level) for level in range(len(self.branching))]
         return torch.cat([parents << TOKEN_BITS | tokens for parents, tokens in levels])
 

@@ -255,15 +255,11 @@ def _gone() -> None:
 
 
 class HeadScorer:
-    """A draft head as a scorer: nodes cost a small matrix product and no forward of the model.
+    """A draft head as a scorer of one call: nodes cost a small matrix product and no forward of the model.
 
-    Serves one call.
-
-    Args:
-        head: the head.
-        hidden: hidden states of the prompt's last token and of the placeholders.
-        vocab_size: return logits over the whole vocabulary, `-inf` for all but the level's codes, as processors need;
-            None for the codes alone, at the places given by `columns`.
+    `hidden` is of the prompt's last token and of the placeholders. With a `vocab_size`, as processors need, logits
+    are over the whole vocabulary, `-inf` for all but the level's codes; else of the codes alone, at the places
+    given by `columns`.
     """
 
     def __init__(

@@ -45,13 +45,8 @@ def open_children(legal: Children, catalogue: DeviceCatalogue, *, depth: int) ->
 class Assistant:
     """A draft model, which searches the catalogue for what the target's beams will be.
 
-    It continues from the target's beams and their scores: only what follows is guessed.
-
-    Args:
-        new_scorer: makes a scorer over the prompts; called for every draft.
-        num_beams: N.
-        num_steps: levels of a draft (AtSpeed's gamma).
-        first_level: where it can begin: below the prompt, or only after it.
+    It continues from the target's beams and their scores: only what follows is guessed. N is `num_beams`,
+    AtSpeed's gamma is `num_steps`; `first_level` says whether it can begin below the prompt.
     """
 
     def __init__(
@@ -66,9 +61,7 @@ class Assistant:
     def draft(self, frontier: Frontier, whole: Sequence[int] = ()) -> Iterator[Nodes]:
         """The nodes, level by level; each forward runs when its level is requested.
 
-        Args:
-            frontier: the target's beams.
-            whole: for the first levels how many nodes they have, where all of them are wanted.
+        `whole` says for the first levels how many nodes they have, where all of them are wanted.
         """
         beams, level = frontier.beams, frontier.level
         scorer = self.new_scorer()
@@ -94,12 +87,7 @@ class Assistant:
 
 
 class DraftSearch(ABC):
-    """A search by a draft model's scores, one level after the other.
-
-    Args:
-        frontier: where it begins.
-        scorer: the draft model.
-    """
+    """A search by a draft model's scores, one level after the other, from a frontier on."""
 
     def __init__(self, frontier: Frontier, scorer: Scorer) -> None:
         plan = frontier.plan
@@ -111,13 +99,7 @@ class DraftSearch(ABC):
 
     @abstractmethod
     def step(self, logits: Float[Tensor, "batch nodes vocab"], *, depth: int, number: int) -> Nodes:
-        """The nodes of the next level.
-
-        Args:
-            logits: after the nodes of the last one.
-            depth: tokens of each new node.
-            number: N.
-        """
+        """The `number` nodes of the next level, of `depth` tokens, given the logits after those of the last one."""
 
     def children(
         self, logits: Float[Tensor, "batch nodes vocab"], *, depth: int
@@ -129,10 +111,7 @@ class DraftSearch(ABC):
 
 
 class Samples(DraftSearch):
-    """N samples without replacement, in drawing order, with the probabilities that they were drawn with.
-
-    Source: AtSpeed, section 3.2.
-    """
+    """N samples without replacement, in drawing order, with their probabilities (AtSpeed, section 3.2)."""
 
     def step(self, logits: Float[Tensor, "batch nodes vocab"], *, depth: int, number: int) -> Nodes:
         """See `DraftSearch.step`."""
@@ -148,10 +127,7 @@ class Samples(DraftSearch):
 
 
 class Best(DraftSearch):
-    """The N best nodes of a level, with the target's own noise if it samples.
-
-    Source: AtSpeed, equation 1.
-    """
+    """The N best nodes of a level (AtSpeed, equation 1), with the target's own noise if it samples."""
 
     def __init__(self, frontier: Frontier, scorer: Scorer) -> None:
         super().__init__(frontier, scorer)
@@ -183,12 +159,9 @@ class Best(DraftSearch):
 class TreeDrafter:
     """Drafts the whole legal subtree below the beams once it fits; a draft model narrows it until then.
 
-    The catalogue's draft holds all legal continuations, so it is never rejected and its levels are decided together.
-
-    Args:
-        budget: nodes besides the live beams that one forward may score, per row; as many as there are beams are
-            always allowed.
-        assistant: the draft model, if there is one.
+    The catalogue's draft holds all legal continuations, so it is never rejected and its levels are decided
+    together. `budget` counts nodes besides the live beams a forward and row; as many as there are beams are always
+    allowed.
     """
 
     def __init__(self, *, budget: int, assistant: Assistant | None = None) -> None:
@@ -247,16 +220,11 @@ class TreeDrafter:
 
 
 class FixedTree:
-    """Drafts the whole legal subtree below the beams within widths fixed ahead: no size depends on what is found.
+    """Drafts the whole legal subtree within widths fixed ahead, for programs whose shapes stay. Serves one call.
 
-    That is for programs whose shapes stay. Whether all of it fitted is said afterwards, on the device; where it did
-    not, the answer is none. Serves one call.
-
-    Args:
-        widths: by level of the beams, the nodes of each level below them that is scored together with them.
-
-    Attributes:
-        fits: whether all nodes of each row fitted so far; None before the first draft.
+    A width is the nodes of a level that is scored together with beams, by level of these. Whether all nodes of
+    each row fitted so far is said afterwards, on the device (`fits`, None before the first draft); where they did
+    not, the answer is none.
     """
 
     num_forwards = 0

@@ -98,9 +98,6 @@ class CudaGraphs:
 
     All are captured on one stream, since only then do they share their pool. That stream is nobody else's: work of
     other threads goes on during a capture, which is why the error mode is "thread_local".
-
-    Args:
-        device: the device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -193,11 +190,7 @@ def _without_collection() -> Iterator[None]:
 
 
 class Rehearsal(TorchDispatchMode):
-    """Refuses, in a warm-up, what would break a capture off: a broken one leaves the allocator in an unknown state.
-
-    Args:
-        device: the type of device that is captured.
-    """
+    """Refuses, in a warm-up, what would break a capture off: a broken one leaves the allocator in an unknown state."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -254,17 +247,10 @@ def _cuda_graphs(number: int) -> CudaGraphs:
 
 
 class Captured:
-    """A function over static buffers, captured.
+    """A function over static buffers, captured for inputs like those of one call; `seconds` is what that took.
 
-    Args:
-        backend: of the device of the buffers.
-        buffers: the static ones.
-        fill: copies the inputs of a call into them; what it does not write, `run` does not read.
-        run: computes outputs from them: nested tuples, lists, dictionaries and registered dataclasses.
-        inputs: of the call that is captured.
-
-    Attributes:
-        seconds: that the capture took.
+    `fill` copies the inputs of a call into the buffers; what it does not write, `run` does not read, which
+    computes outputs: nested tuples, lists, dictionaries and registered dataclasses.
     """
 
     def __init__(

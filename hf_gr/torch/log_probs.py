@@ -34,11 +34,7 @@ def rows_at_once(rows: Float[Tensor, "rows vocab"]) -> int:
 def token_log_probs(
     logits: Float[Tensor, "rows vocab"], tokens: Int[Tensor, "rows children"]
 ) -> Float[Tensor, "rows children"]:
-    """Log-probabilities of each row's tokens in fp32, whatever the dtype of the logits.
-
-    In plain loops: `for r, c: out[r, c] = logits[r, tokens[r, c]] - log(sum(exp(logits[r])))`. A row of `-inf` alone
-    gives `nan`, as log-softmax does.
-    """
+    """Log-probabilities of each row's tokens, in fp32 for any dtype of the logits; `nan` for a row of `-inf` alone."""
     at_once = rows_at_once(logits)
     if len(logits) <= at_once or torch.compiler.is_compiling():
         return _log_probs(logits, tokens)

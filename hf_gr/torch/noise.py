@@ -38,11 +38,7 @@ LARGEST = 1 - 2.0**-24  # below 1 in fp32
 
 @dataclass(frozen=True)
 class Noise:
-    """What all draws of a call come from.
-
-    Attributes:
-        seeds: of every prompt.
-    """
+    """What all draws of a call come from: the seeds of every prompt."""
 
     seeds: Int[Tensor, " batch"]
 
@@ -55,10 +51,7 @@ class Noise:
     ) -> Float[Tensor, "batch beams children"]:
         """Gumbel noise: the k largest of `scores + noise` are k draws without replacement from `softmax(scores)`.
 
-        Args:
-            beams: the prefixes.
-            candidates: their children.
-            paths: numbers of paths that do not compete: equal prefixes with different numbers get different noise.
+        Equal prefixes whose `paths` have different numbers get different noise: such paths do not compete.
         """
         # Precise where it is large, which is where it decides: a small exponential variable has a small `uniform`.
         exponential = self.uniform(beams, candidates, paths=paths).neg_().log1p_().neg_()

@@ -25,25 +25,16 @@ Processor = Callable[[Any, Any], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class DecodePlan(Options):
-    """The options of one call.
+    """The options of one call."""
 
-    Attributes:
-        prompt: the prompt's tokens, for processors and stopping criteria.
-        processors: logits processors before the constraint and after it; None if there are none, which saves all work
-            as wide as the vocabulary except the normalisation.
-        processor_width: paths a row that processors expect; None for as many as there are.
-        tokens_per_beam: only so many of each beam's best tokens compete, legal or not (NEZHA, algorithm 3, line 19);
-            None for all. Of calls without processors, among which it would be one.
-        stopping_criteria: the user's own; sequences that meet them are complete.
-        noise: what is drawn comes from; None if nothing is.
-    """
-
-    prompt: Int[Tensor, "batch prompt"]
+    prompt: Int[Tensor, "batch prompt"]  # for processors and stopping criteria
+    # Before the constraint and after it; None saves all work as wide as the vocabulary but the normalisation.
     processors: tuple[Processor, Processor] | None = None
-    processor_width: int | None = None
+    processor_width: int | None = None  # paths a row that processors expect; None for as many as there are
+    # Only so many of each beam's best tokens compete, legal or not (NEZHA, algorithm 3, line 19); without processors.
     tokens_per_beam: int | None = None
-    stopping_criteria: Callable[[Tensor], Tensor] | None = None
-    noise: Noise | None = None
+    stopping_criteria: Callable[[Tensor], Tensor] | None = None  # the user's own
+    noise: Noise | None = None  # None if nothing is drawn
 
     @property
     def has_criteria(self) -> bool:
@@ -61,13 +52,7 @@ class DecodePlan(Options):
         sequences: Int[Tensor, "batch beams length"],
         *others: Float[Tensor, "batch beams *shape"],
     ) -> Tensor:
-        """A user's function of full sequences, prompt included, one row a path; and of other values of each path.
-
-        Such a function may know the rows of the call by their numbers: it gets all of them, also those that wait.
-
-        Returns:
-            What the function returned for each path.
-        """
+        """A user's function of full sequences, one row a path: all rows of the call, also those that wait."""
         num_beams = sequences.shape[1]
         prompt = self.prompt[:, None].expand(-1, num_beams, -1)
         full = torch.cat([prompt, sequences], dim=-1).flatten(0, 1)

@@ -77,11 +77,7 @@ class Processes:
         return held[0]
 
     def by_main(self, work: Callable[[], Any], *, doing: str) -> Any:
-        """The result of a function that only the main process calls.
-
-        Raises:
-            RuntimeError: in the other processes if it failed; `doing` says at what. The main one raises its own error.
-        """
+        """What only the main process computes; or its error, of which others get a `RuntimeError` with `doing`."""
         value: Any = None
         failure: Exception | None = None
         if self.is_main:
@@ -104,14 +100,9 @@ class Processes:
             return gather_object([value])
 
     def by_all(self, work: Callable[[], Any], *, after_failure: Callable[[], None] = lambda: None) -> list[Any]:
-        """The results of a function that every process calls, in order.
+        """The results of a function that every process calls, in order; if one fails, an error in each.
 
-        Args:
-            work: the function.
-            after_failure: what the main process does if one fails, once none works any more.
-
-        Raises:
-            RuntimeError: in the processes that did their work if one failed. That one raises its own error.
+        `after_failure` is what the main process does then, once none works any more.
         """
         value: Any = None
         failure: Exception | None = None

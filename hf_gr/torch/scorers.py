@@ -27,96 +27,53 @@ Depth = int | Sequence[int]
 
 @runtime_checkable
 class Scorer(Protocol):
-    """Scores the children of a prompt, then of its tree nodes. Serves one call.
+    """Scores the children of a prompt, then of its tree nodes. Serves one call."""
 
-    Attributes:
-        num_forwards: forwards after the prompt's so far.
-        takes_prompt: whether nodes can be scored in the prompt's own forward.
-        columns: maps tokens and the level that they follow to their columns in that level's logits; None if those are
-            over the whole vocabulary.
-    """
-
-    num_forwards: int
-    takes_prompt: bool
-    columns: Callable[..., Tensor] | None
+    num_forwards: int  # after the prompt's, so far
+    takes_prompt: bool  # whether nodes can be scored in the prompt's own forward
+    columns: Callable[..., Tensor] | None  # of tokens and their level in that level's logits; None for all tokens
 
     def begin(self, levels: Sequence[Nodes] = ()) -> list[Float[Tensor, "batch _ vocab"]]:
-        """Logits after the prompt, and after nodes that are read together with it. To be called once, first.
-
-        Args:
-            levels: nodes of consecutive levels from the first on; none unless the scorer takes the prompt.
-
-        Returns:
-            The logits after the prompt, as those of one node, and those of each level's nodes.
-        """
+        """Logits after the prompt, and after levels of nodes read with it, if it takes any. To be called once."""
         ...
 
     def score(self, levels: Sequence[Nodes], *, depth: Depth) -> list[Float[Tensor, "batch _ vocab"]]:
-        """Logits after new nodes.
-
-        Args:
-            levels: nodes of consecutive levels, each below the one before it; the first level's parents are among all
-                nodes of the forward before.
-            depth: of the first level.
-
-        Returns:
-            The logits of each level's nodes.
-        """
+        """Logits after new nodes of consecutive levels, the first at a depth, below nodes of the last forward."""
         ...
 
 
 @dataclass(frozen=True)
 class Prefilled:
-    """A prompt whose keys are known.
-
-    Attributes:
-        logits: after the prompt.
-        cache: its keys and values, which the model appends to.
-        mask: its real tokens.
-        next_position: `[..., B, 1]`, the position after it.
-        windows: for every kind of layer, how far back it sees and how many of the prompt's keys its cache holds; a
-            single entry under the key None for a model that takes one mask.
-    """
+    """A prompt whose keys are known."""
 
     logits: Float[Tensor, "batch 1 vocab"]
-    cache: Any
-    mask: Bool[Tensor, "batch prompt"]
-    next_position: Int[Tensor, "*batch 1"]
+    cache: Any  # the model appends to it
+    mask: Bool[Tensor, "batch prompt"]  # its real tokens
+    next_position: Int[Tensor, "*batch 1"]  # `[..., B, 1]`, the position after it
+    # By kind of layer, how far back it sees and how many of the prompt's keys its cache holds; one mask for all is
+    # under None.
     windows: Mapping[str | None, tuple[int | None, int]]
 
 
 @dataclass(frozen=True)
 class Unread:
-    """A prompt that can be read together with nodes after it.
-
-    Attributes:
-        input_ids: its tokens.
-        positions: `[..., B, P]`.
-        mask: its real tokens.
-        windows: for every kind of layer how far back it sees; see `Prefilled`.
-        tail: tokens that are read after the prompt, for their hidden states; no node sees them.
-        of_model: masks as the model takes them.
-        read: the model's forward, given the number of last tokens whose logits are needed, and arguments; appends to
-            a new cache whose layers keep all keys, and returns that, too.
-    """
+    """A prompt that can be read together with nodes after it."""
 
     input_ids: Int[Tensor, "batch prompt"]
-    positions: Int[Tensor, "*batch prompt"]
-    mask: Bool[Tensor, "batch prompt"]
-    windows: Mapping[str | None, int | None]
-    tail: Int[Tensor, " tail"]
-    of_model: Callable[[Mapping[str | None, Tensor]], Any]
+    positions: Int[Tensor, "*batch prompt"]  # `[..., B, P]`
+    mask: Bool[Tensor, "batch prompt"]  # its real tokens
+    windows: Mapping[str | None, int | None]  # how far back a kind of layer sees; see `Prefilled`
+    tail: Int[Tensor, " tail"]  # read after the prompt, for hidden states; no node sees it
+    of_model: Callable[[Mapping[str | None, Tensor]], Any]  # masks as the model takes them
+    # The forward, given how many last tokens need logits, and arguments; appends to a new cache that keeps all keys.
     read: Callable[..., tuple[Any, Any]]
 
 
 class TreeScorer:
     """Beams on the sequence axis: one forward of `[B, K]` tokens over `P + slots` keys, nothing ever reordered.
 
-    Args:
-        model: called with `input_ids`, `position_ids`, `attention_mask` and `past_key_values`.
-        prefill: computes the prompt alone; the cache is this scorer's own.
-        visibility: how the model is told what nodes see.
-        unread: the prompt, if it may be read together with nodes, which takes masks.
+    `prefill` computes the prompt alone, into a cache of this scorer's own; `unread` is the prompt, if it may be
+    read together with nodes, which takes masks.
     """
 
     def __init__(
@@ -195,12 +152,9 @@ class TreeScorer:
     def read(
         self, tokens: Int[Tensor, "batch nodes"], tree: Tree, depths: Int[Tensor, "#batch nodes"]
     ) -> Float[Tensor, "batch nodes vocab"]:
-        """Logits after new nodes, wherever among all nodes so far their ancestors are.
+        """Logits after nodes in the last slots of a tree, wherever among all so far their ancestors are.
 
-        Args:
-            tokens: of the nodes, which get the last slots of the tree.
-            tree: the nodes by the slots of their ancestors.
-            depths: tokens from the prompt to each node, itself included.
+        Depths are tokens from the prompt to each node, itself included.
         """
         self.tree = tree
         prompt = self.prompt

@@ -58,12 +58,7 @@ class Speculation:
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of a batch, as the host knows them; all others wait.
-
-    Attributes:
-        flags: by row.
-        device: where the batch is.
-    """
+    """Some rows of a batch, as the host knows them; all others wait."""
 
     flags: tuple[bool, ...]
     device: torch.device
@@ -93,21 +88,12 @@ class Rows:
 
 @dataclass
 class Frontier:
-    """The rows of a batch whose beams have come to one level: what is drafted, and decided, together.
-
-    Attributes:
-        rows: those.
-        level: tokens of each beam.
-        beams: the live beams; those of other rows are dead.
-        parents: where the parent of each beam is among the nodes that were scored last.
-        catalogue: the legal sequences of each row.
-        plan: the options.
-    """
+    """The rows of a batch whose beams have come to one level: what is drafted, and decided, together."""
 
     rows: Rows
     level: int
-    beams: Beams
-    parents: Int[Tensor, "batch beams"]
+    beams: Beams  # those of other rows are dead
+    parents: Int[Tensor, "batch beams"]  # places among the nodes that were scored last
     catalogue: DeviceCatalogue
     plan: DecodePlan
     _legal: Children | None = None
@@ -145,47 +131,27 @@ Part = tuple[Frontier, list[Nodes]]
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Proposes nodes below the live beams.
-
-    Attributes:
-        num_forwards: forwards of a draft model so far.
-    """
+    """Proposes nodes below the live beams; counts the forwards of a draft model."""
 
     @property
     def num_forwards(self) -> int: ...  # noqa: D102
 
     def draft(self, frontier: Frontier) -> list[Part]:
-        """The rows of a frontier, in parts, each with nodes of consecutive levels, the first below the beams.
-
-        There are no nodes where nothing is worth scoring ahead.
-        """
+        """The rows in parts, each with levels of nodes below the beams; without, if none are worth scoring."""
         ...
 
 
 @dataclass(frozen=True)
 class Level:
-    """Nodes of one level below some rows, scored.
+    """Nodes of one level below some rows, scored."""
 
-    Attributes:
-        nodes: the live beams on the first level (None for the root), then what was drafted.
-        logits: after each.
-        start: where the first of them is among all nodes of the forward.
-    """
-
-    nodes: Nodes | None
+    nodes: Nodes | None  # the live beams on the first level (None for the root), then what was drafted
     logits: Float[Tensor, "batch _ vocab"]
-    start: int
+    start: int  # where the first of them is among all nodes of the forward
 
 
 class Lookahead:
-    """A scorer, what is drafted for it, and the counts. Serves one call.
-
-    Args:
-        scorer: the model.
-        drafter: proposes nodes; None for no draft.
-        catalogue: the legal sequences of each row.
-        num_rows: B.
-    """
+    """A scorer, what is drafted for it, and the counts. Serves one call."""
 
     def __init__(self, scorer: Scorer, drafter: Drafter | None, catalogue: DeviceCatalogue, num_rows: int) -> None:
         self.scorer = scorer
@@ -197,11 +163,7 @@ class Lookahead:
         self.counts = {name: nothing if drafter is None else nothing.clone() for name in names}
 
     def score(self, frontiers: Sequence[Frontier]) -> list[tuple[Frontier, list[Level]]]:
-        """One forward for all rows of the frontiers.
-
-        Returns:
-            The rows, in parts, each with the level of its beams and what was drafted below it.
-        """
+        """One forward for all rows: these in parts, each with the level of its beams and what is drafted below."""
         parts = [part for frontier in frontiers for part in self._draft(frontier)]
         levels = [(frontier.rows, [_live(frontier), *drafted]) for frontier, drafted in parts]
         if frontiers[0].rows.are_all:
@@ -233,13 +195,7 @@ class Lookahead:
         return _numbered([None, *drafted], self.scorer.begin(drafted))
 
     def accept(self, frontier: Frontier, nodes: Nodes, places: Int[Tensor, "batch beams"]) -> None:
-        """Count a level whose beams had all been drafted.
-
-        Args:
-            frontier: the beams.
-            nodes: the drafted nodes.
-            places: of the beams among the nodes; paths of a row that do not compete may share a node.
-        """
+        """Count a level whose beams had all been drafted; paths of a row that do not compete may share a node."""
         num_rows, num_nodes = nodes.states.shape
         columns = torch.where(frontier.beams.scores > DEAD, places, num_nodes)
         hit = torch.zeros((num_rows, num_nodes + 1), dtype=torch.long, device=columns.device)

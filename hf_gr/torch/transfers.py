@@ -17,16 +17,7 @@ from torch import Tensor
 
 
 def to_device(numbers: npt.NDArray[Any] | Sequence[int], device: torch.device) -> Tensor:
-    """An array as a tensor, on a CUDA device without waiting for it; integers of a list become 64-bit ones.
-
-    Args:
-        numbers: the array; a tensor of the CPU may share its memory.
-        device: where to.
-
-    Example:
-        >>> to_device([3, 4], torch.device("cpu"))
-        tensor([3, 4])
-    """
+    """An array as a tensor, without waiting for a CUDA device; lists become 64-bit integers."""
     array = numbers if isinstance(numbers, np.ndarray) else np.array(numbers, dtype=np.int64)
     tensor = torch.from_numpy(array)
     if device.type != "cuda":

@@ -29,20 +29,17 @@ from .transfers import to_device
 class DeviceCatalogue:
     """What may be generated for a batch. A state is a node of the trie; the root is 0.
 
-    Attributes:
-        trie: the trie.
-        alive: by level from 1, one bit a node for every rule; None where everything is alive, or is if its parent is.
-        hidden: by level from 1, nodes hidden from each request, sorted, padded with the root; None without any.
-        rule_of_row: which rule each request has; None where there is one for all.
-        unchecked: for the first levels, tokens that may follow anything, legal or not, ascending; an illegal one leads
-            to the dead state.
+    `alive` has by level from 1 one bit a node for every rule, `hidden` nodes hidden from each request, sorted,
+    padded with the root. An illegal one of the `unchecked` tokens, which may follow anything on the first levels,
+    leads to the dead state.
     """
 
     trie: DeviceTrie
+    # None where everything is alive, or is if its parent is.
     alive: tuple[UInt8[Tensor, "rules _"] | None, ...] | None = None
-    hidden: tuple[Int[Tensor, "batch _"] | None, ...] | None = None
-    rule_of_row: Int[Tensor, " batch"] | None = None
-    unchecked: tuple[Int[Tensor, " codes"], ...] = ()
+    hidden: tuple[Int[Tensor, "batch _"] | None, ...] | None = None  # None without any
+    rule_of_row: Int[Tensor, " batch"] | None = None  # None where there is one for all
+    unchecked: tuple[Int[Tensor, " codes"], ...] = ()  # ascending
 
     @property
     def device(self) -> torch.device:
@@ -82,10 +79,7 @@ class DeviceCatalogue:
 
 @torch.inference_mode(False)  # what is kept here serves training, too
 def device_catalogue(rules: BatchRules, device: torch.device) -> DeviceCatalogue:
-    """The catalogue of a batch on a device; tries and rules are moved there once, for as long as they live.
-
-    What only this batch has joins the device's queue: nobody waits for it.
-    """
+    """A batch's catalogue on a device; tries and rules move there once, and nobody waits for the rest."""
     trie = on_device(rules.shared.trie, device)
     # What one child alone continues is checked above it; the root is not.
     is_checked = [level > 0 and trie.is_chain(level) for level in range(len(trie.branching))]

@@ -25,20 +25,15 @@ NO_SLOT = -1
 class Nodes:
     """Nodes of one level, scored together: those of the live beams, or drafted ones below them.
 
-    Attributes:
-        tokens: the last token of each.
-        parents: places among the nodes of the level above; on the first level scored, among all nodes of the forward
-            before, level after level, where the prompt alone is place 0.
-        states: trie nodes, by which beams are found among the drafted nodes; the dead state for padding.
-        is_complete: whether every legal child of the nodes above is here, so that nothing needs verifying.
-        log_probs: for samples, which are in drawing order: the log-probabilities they were drawn with (AtSpeed's q),
-            of all children of the nodes above.
+    Parents are places among the nodes of the level above; on the first level scored, among all nodes of the
+    forward before, level after level, where the prompt alone is place 0. Samples, in drawing order, have the
+    log-probabilities they were drawn with (AtSpeed's q), of all children of the nodes above.
     """
 
-    tokens: Int[Tensor, "batch nodes"]
+    tokens: Int[Tensor, "batch nodes"]  # the last one of each
     parents: Int[Tensor, "batch nodes"]
-    states: Int[Tensor, "batch nodes"]
-    is_complete: bool = False
+    states: Int[Tensor, "batch nodes"]  # trie nodes, by which beams are found; the dead state for padding
+    is_complete: bool = False  # with every legal child of the nodes above, so that nothing needs verifying
     log_probs: Float[Tensor, "batch above children"] | None = None
 
 
@@ -50,18 +45,11 @@ def to_additive(mask: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tenso
 
 @dataclass(frozen=True)
 class Tree:
-    """The nodes scored last, by the slots of their ancestors and their own.
+    """The nodes scored last, by the slots of their ancestors and their own."""
 
-    Attributes:
-        ancestry: slots from the first token to the node itself; on the left of those of a node that is less deep than
-            others, NO_SLOT.
-        num_slots: slots in use, those of other nodes included.
-        is_level: whether all nodes have one depth, so that nothing is NO_SLOT.
-    """
-
-    ancestry: Int[Tensor, "batch nodes depth"]
-    num_slots: int
-    is_level: bool = True
+    ancestry: Int[Tensor, "batch nodes depth"]  # to the node itself; NO_SLOT on the left of less deep ones
+    num_slots: int  # in use, those of other nodes included
+    is_level: bool = True  # whether all nodes have one depth, so that nothing is NO_SLOT
 
     @classmethod
     def over_prompt(cls, batch_size: int, device: torch.device) -> Tree:
@@ -74,13 +62,7 @@ class Tree:
         return self.ancestry.shape[-1]
 
     def grow(self, parents: Int[Tensor, "batch nodes"], *, depth: int, is_level: bool = True) -> Tree:
-        """One new node below each of `parents` (positions among the nodes of this tree).
-
-        Args:
-            parents: the positions.
-            depth: of the deepest new node.
-            is_level: whether the new nodes have one depth.
-        """
+        """One new node below each of `parents` (positions among the nodes of this tree); `depth` is of the deepest."""
         batch_size, num_nodes = parents.shape
         ancestry = self.ancestry[..., self.depth + 1 - depth :]
         inherited = ancestry.gather(1, parents[..., None].expand(-1, -1, depth - 1))
@@ -99,19 +81,12 @@ class Tree:
 
     def attention_mask(
         self,
-        prompt_mask: Bool[Tensor, "batch prompt"],
-        window: int | None = None,
+        prompt_mask: Bool[Tensor, "batch prompt"],  # of the keys in the cache: the last ones if a layer dropped others
+        window: int | None = None,  # how far back a sliding layer sees, the node itself included; None for everything
         *,
-        depths: Int[Tensor, "#batch nodes"] | None = None,
+        depths: Int[Tensor, "#batch nodes"] | None = None,  # from the prompt to each; None: as deep as the tree
     ) -> Bool[Tensor, "batch 1 nodes keys"]:
-        """Who sees whom: a node sees the prompt's real tokens, its ancestors and itself.
-
-        Args:
-            prompt_mask: real tokens of the prompt whose keys are in the cache: only the last ones if a layer dropped
-                others.
-            window: how far back a sliding layer sees, the node itself included; None for everything.
-            depths: tokens from the prompt to each node; None if all are as deep as the tree.
-        """
+        """Who sees whom: a node sees the prompt's real tokens, its ancestors and itself."""
         seen = self.ancestry if window is None else self.ancestry[..., -window:]
         batch_size, num_nodes, _ = seen.shape
         # What is no slot is written to an extra column, which is dropped.
@@ -131,13 +106,7 @@ class Tree:
 def prompt_attention(
     prompt_mask: Bool[Tensor, "batch prompt"], num_slots: int, window: int | None = None
 ) -> Bool[Tensor, "batch 1 prompt keys"]:
-    """Who sees whom in a prompt that is read together with nodes after it: real tokens before, and the token itself.
-
-    Args:
-        prompt_mask: real tokens of the prompt.
-        num_slots: nodes after it, which it does not see.
-        window: how far back a sliding layer sees, the token itself included; None for everything.
-    """
+    """Who sees whom in a prompt with slots after it: real tokens before, and the token itself, in a window."""
     length = prompt_mask.shape[-1]
     places = torch.arange(length, device=prompt_mask.device)
     behind = places[:, None] - places

@@ -36,16 +36,12 @@ ALIGNMENT = 16  # numbers, to which scaled_dot_product_attention would pad the r
 class TreeAttention:
     """What the attention of one forward of tree nodes needs besides queries, keys and values.
 
-    Attributes:
-        tree: the nodes.
-        prompt_mask: real tokens of the prompt.
-        depths: tokens from the prompt to each node: one number if all have one depth.
-        made: what layers have in common, kept from the first one that needs it.
+    What layers have in common is kept from the first one that needs it (`made`).
     """
 
     tree: Tree
-    prompt_mask: Bool[Tensor, "batch prompt"]
-    depths: int | Int[Tensor, "#batch nodes"]
+    prompt_mask: Bool[Tensor, "batch prompt"]  # real tokens
+    depths: int | Int[Tensor, "#batch nodes"]  # one number if all nodes have one
     made: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def to(self, device: torch.device) -> TreeAttention:
@@ -60,13 +56,7 @@ class TreeAttention:
         return TreeAttention(tree, self.prompt_mask.to(device), depths)
 
     def kept(self, name: Any, inputs: Any, make: Callable[[], Any]) -> Any:
-        """What `make` returns for inputs; layers with the same inputs share it.
-
-        Args:
-            name: of the thing, known when a program is traced.
-            inputs: what it is made of besides this tree.
-            make: computes it.
-        """
+        """What `make` returns for inputs; layers with the same share it. The name is known in tracing."""
         known = self.made.get(name)
         if known is None or known[0] != inputs:
             known = self.made[name] = (inputs, make())
@@ -75,24 +65,16 @@ class TreeAttention:
 
 def tree_attention(
     query: Float[Tensor, "batch heads nodes width"],
+    # Of the prompt's last tokens (a sliding layer may have dropped earlier ones), then of all slots.
     key: Float[Tensor, "batch key_heads keys width"],
     value: Float[Tensor, "batch key_heads keys value_width"],
     how: TreeAttention,
     *,
     scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
+    window: int | None = None,  # how far back a node sees, itself included; None for everything
+    softcap: float | None = None,  # the bound that a tanh puts on scores (Gemma 2)
 ) -> Float[Tensor, "batch nodes heads value_width"]:
     """What every node makes of the prompt's real tokens, its ancestors and itself.
-
-    Args:
-        query: of the nodes.
-        key: of the prompt's last tokens (a sliding layer may have dropped earlier ones), then of all slots.
-        value: likewise.
-        how: who sees whom.
-        scale: of the products.
-        window: how far back a node sees, itself included; None for everything.
-        softcap: the bound that a tanh puts on scores (Gemma 2).
 
     Example:
         >>> tree = Tree(torch.tensor([[[0], [1]]]), 2)  # two nodes below a prompt

@@ -27,15 +27,10 @@ Windows = Mapping[str | None, tuple[int | None, int]]
 
 @dataclass(frozen=True)
 class Visibility:
-    """How.
+    """How."""
 
-    Attributes:
-        dtype: the model's dtype if masks are added to attention scores (eager), None if they are boolean (sdpa).
-        argument: the argument's name; None for a mask `[B, 1, N, keys]` for every kind of layer.
-    """
-
-    dtype: torch.dtype | None
-    argument: str | None = None
+    dtype: torch.dtype | None  # the model's if masks are added to scores (eager), None if they are boolean (sdpa)
+    argument: str | None = None  # its name; None for a mask `[B, 1, N, keys]` for every kind of layer
 
     def arguments(
         self,
@@ -45,14 +40,7 @@ class Visibility:
         *,
         depths: Int[Tensor, "#batch nodes"],
     ) -> dict[str, Any]:
-        """The arguments of a forward of nodes.
-
-        Args:
-            tree: the nodes.
-            prompt_mask: real tokens of the prompt.
-            windows: by kind of layer.
-            depths: tokens from the prompt to each node.
-        """
+        """The arguments of a forward of nodes; depths are tokens from the prompt to each."""
         if self.argument is None:
             masks = {
                 kind: tree.attention_mask(prompt_mask[:, prompt_mask.shape[-1] - width :], window, depths=depths)
