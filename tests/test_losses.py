@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_gr import ConstraintIndex, reference
+from hf_gr import ConstraintIndex
 from hf_gr.training import losses
 from hf_gr.training.atspeed_trainer import compare_levels
 from hf_gr.training.losses import LevelLogProbs

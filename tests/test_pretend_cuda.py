@@ -103,7 +103,7 @@ FIXED = {
     "logits of steps": Mode(BEAMS | {"output_logits": True}),
     "a head alone": Mode(BEAMS | {"drafting": "head"}),
     "static": Mode(BEAMS | {"cache_implementation": "static"}),
-    **{name: Mode(BEAMS, family=name) for name in ("gpt2", "gemma2", "gemma3_text", "deepseek_v3", "bloom", "t5")},
+    **{name: Mode(BEAMS, family=name) for name in ("gpt2", "gemma2", "gemma3_text", "deepseek_v3", "t5")},
 }
 OTHERS = {
     "ragged": Mode(BEAMS | {"constraint_index": RAGGED}, in_decode=LEAVES_EARLY, after=LENGTH),
@@ -125,7 +125,7 @@ OTHERS = {
     "head, verified": Mode(
         BEAMS | {"drafting": "head", "verification": "strict"}, in_decode=SIZE_OF_DRAFT | IS_ACCEPTED
     ),
-    "auto": Mode(BEAMS | {"drafting": "auto"}),
+    "auto": Mode(BEAMS | {"drafting": "auto"}, in_decode=SIZE_OF_DRAFT, after=WAS_THERE_A_DRAFT),
 }
 MODES = FIXED | OTHERS
 

@@ -14,12 +14,13 @@ from typing import Any
 import families
 import numpy as np
 import pytest
+import reference
 import torch
 from torch.utils.data import Subset
 from transformers import TrainingArguments
 
 import hf_gr
-from hf_gr import ConstraintIndex, reference
+from hf_gr import ConstraintIndex
 from hf_gr.training import (
     AtSpeedTrainer,
     TeacherCollator,
