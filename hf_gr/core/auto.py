@@ -57,7 +57,7 @@ def costs_of(
 ) -> Costs:
     """The costs of a kind of call, timed once: a forward of K nodes, and one of K and the budget's.
 
-    `new_forward` prepares a forward of so many nodes, which returns when it is done.
+    `timed_forward` prepares a forward of so many nodes, which returns when it is done.
     """
     wider_by = max(min(budget, WIDER_BY), num_beams)
 

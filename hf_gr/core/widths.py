@@ -19,7 +19,7 @@ STEPS = 8  # sizes of a draft from the root per doubling: all of it is there, so
 
 
 def nodes_below(nodes_per_level: Sequence[int], number: int, level: int) -> Iterator[float]:
-    """The nodes that so many of a level have below them on average, by level; the last one needs no logits.
+    """The nodes that so many of a level have below them on average, by level, but the last: it needs no logits.
 
     Example:
         >>> [round(width) for width in nodes_below([1, 91, 6539, 11172, 12023], 20, 1)]
@@ -104,10 +104,10 @@ def plan_sizes(nodes_per_level: Sequence[int], num_beams: int, *, budget: int, f
 
 
 def plan_rest(nodes_per_level: Sequence[int], num_nodes: int, *, budget: int, least: int) -> tuple[int, ...]:
-    """How much room there is below N nodes that a search has found, by their level; 0: all below is too much.
+    """By level, how many nodes there is room for below N that a search has found; 0 where all below is too much.
 
-    `budget` includes those found, `least` nodes of a level are always allowed, and nothing below needs logits at
-    the end.
+    `budget` includes those found; `least` nodes of a level are always allowed; nothing below the last but one
+    needs logits.
 
     Example:
         >>> plan_rest([1, 91, 6539, 11172, 12023], 40, budget=512, least=20)

@@ -132,14 +132,7 @@ def choose_backend() -> Literal["torch", "flax"]:
 def _dispatch(
     backend: str, in_torch: Callable[[Any], Any], in_flax: Callable[[Any], Any], *, lacks: str | None
 ) -> Any:
-    """Load by the module of a backend. If Flax cannot and nobody insists on it, PyTorch does, and a warning says so.
-
-    Args:
-        backend: as the caller gave it.
-        in_torch: loads by `torch.loading`.
-        in_flax: loads by `flax.loading`.
-        lacks: which of the given options Flax does not take; None for none.
-    """
+    """Load by a backend. If Flax cannot (it `lacks` options) and nobody insists on it, PyTorch does, and warns."""
     if backend not in BACKENDS:
         raise ValueError(f"backend={backend!r}, expected one of {BACKENDS}")
     chosen = choose_backend() if backend == "auto" else backend

@@ -51,14 +51,7 @@ def is_synced(model: Any, synced_gpus: bool | None) -> bool:
 def next_inputs(
     model: Any, input_ids: Any, outputs: Any, model_kwargs: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arguments of transformers' own next forward, and those of the call for the forward after it.
-
-    Args:
-        model: the model.
-        input_ids: `[batch, tokens]`; the last token is read next.
-        outputs: of the forward before.
-        model_kwargs: the call's arguments for that forward; not changed.
-    """
+    """The arguments of transformers' own next forward, which reads the last token, and those of the call after it."""
     is_encoder_decoder = model.config.is_encoder_decoder
     kwargs = model._update_model_kwargs_for_generation(outputs, dict(model_kwargs), is_encoder_decoder)
     return model.prepare_inputs_for_generation(input_ids, next_sequence_length=1, **kwargs), kwargs
@@ -95,10 +88,7 @@ def default_generation_fields(config: Any) -> dict[str, Any]:
 
 
 def without_bookkeeping(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a generation config, less those that say how it was read.
-
-    transformers reads no fields but its own from a file that it takes for a copy of a model's config.
-    """
+    """A generation config's fields less the mark of a model's copy: with it transformers reads only its own."""
     return {name: value for name, value in fields.items() if name != "_from_model_config"}
 
 

@@ -13,21 +13,13 @@ UNDECIDING = frozenset({"_name_or_path", "transformers_version", "dtype", "torch
 
 
 def start_token(*configs: Any) -> Any:
-    """The token that an encoder-decoder's sequences begin with, by transformers' rule; None if no config names one.
-
-    Args:
-        configs: generation configs or model configs; the first that names a token decides.
-    """
+    """The first token of an encoder-decoder's sequences, by transformers' rule; None if no config names one."""
     start = first_of("decoder_start_token_id", {}, *configs)
     return first_of("bos_token_id", {}, *configs) if start is None else start
 
 
 def special_tokens(*configs: Any) -> set[int]:
-    """The tokens that configs name: padding, end, start, placeholders of images, ...
-
-    Args:
-        configs: generation configs or model configs.
-    """
+    """The tokens that configs name: padding, end, start, placeholders of images, ..."""
     fields = [item for config in configs for item in vars(config).items()]
     named = [value for name, value in fields if re.search(r"_token_(ids?|index)$", name)]
     values = [value if isinstance(value, list | tuple) else [value] for value in named]
@@ -35,12 +27,7 @@ def special_tokens(*configs: Any) -> set[int]:
 
 
 def position_limit(config: Any, *, of_encoder: bool = False) -> int | None:
-    """The most tokens that a model has positions for; None if its config sets no limit.
-
-    Args:
-        config: a model's.
-        of_encoder: read the encoder's limit, if there is one, instead of the decoder's.
-    """
+    """The most tokens that a model has positions for; None if its config sets no limit."""
     return getattr(config.get_text_config(decoder=not of_encoder), "max_position_embeddings", None)
 
 

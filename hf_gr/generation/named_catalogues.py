@@ -36,17 +36,7 @@ def resolve_indexes(model: Any, indexes: Any) -> list[ConstraintIndex] | Constra
 def batch_rules(
     indexes: Sequence[ConstraintIndex] | ConstraintIndex, exclude_items: Any, *, num_prompts: int | None = None
 ) -> BatchRules:
-    """The catalogue of every prompt, as it is now.
-
-    Args:
-        indexes: one for all prompts, or one for each.
-        exclude_items: ids for each prompt, or None.
-        num_prompts: the number of prompts, if known.
-
-    Raises:
-        ValueError: not as many indexes or exclusions as prompts, indexes that share no arrays, ids of another type
-            than the catalogue's.
-    """
+    """The catalogue of every prompt, as it is now; a `ValueError` where indexes or exclusions do not fit."""
     one_each = not isinstance(indexes, ConstraintIndex)
     every = indexes if one_each else [indexes]
     # An index given several times is one rule, even if it changes while this runs.
@@ -57,12 +47,9 @@ def batch_rules(
 
 
 def resolve_index(model: Any, index: Any) -> ConstraintIndex:
-    """An index object as it is; a repository id or folder loaded; `"."` from the checkpoint that the model came from.
+    """An index as it is; one of a repository or folder loaded; `"."` from the checkpoint that the model came from.
 
     What is loaded is loaded with the token and the cache that the model was loaded with.
-
-    Raises:
-        ValueError: anything else, or nothing there.
     """
     if isinstance(index, ConstraintIndex):
         return index

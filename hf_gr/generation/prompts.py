@@ -26,11 +26,6 @@ def pad(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """`[B, P]` tokens and their attention mask, 1 at tokens and 0 at padding.
 
-    Args:
-        prompts: the tokens of each.
-        fill: the token at padding.
-        side: where padding goes.
-
     Example:
         >>> tokens, mask = pad([[5, 6], [7]], 0)
         >>> tokens.tolist(), mask.tolist()

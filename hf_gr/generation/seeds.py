@@ -16,15 +16,10 @@ FIX = "pass seed=7, or one integer for each prompt"
 
 
 def row_seeds(seed: Any, num_prompts: int) -> npt.NDArray[np.int64]:
-    """A seed for every prompt: `[B]`.
+    """A seed of 64 bits for every prompt, given, or derived from one.
 
-    Args:
-        seed: integers, one for each prompt; or one: the first prompt gets itself, prompt i the upper 63 bits of
-            output i + 1 of SplitMix64 that begins with it.
-        num_prompts: B.
-
-    Raises:
-        ValueError: anything but integers of 64 bits, or of another number.
+    Of one, the first prompt gets itself, prompt i the upper 63 bits of output i + 1 of SplitMix64 that begins with
+    it.
 
     Example:
         >>> row_seeds(7, 3).tolist()

@@ -38,11 +38,7 @@ def may_attend_in_parts(model: Any) -> bool:
 
 
 def attend_in_parts(model: Any) -> None:
-    """Have the model's attention function answer forwards of tree nodes by ours.
-
-    Args:
-        model: one that `may_attend_in_parts`.
-    """
+    """Have the model's attention function answer forwards of tree nodes by ours; for what `may_attend_in_parts`."""
     name = attention_of(model.config.get_text_config(decoder=True))
     with _LOCK:
         if not hasattr(plain := AttentionInterface()[name], ARGUMENT):

@@ -22,13 +22,7 @@ from hf_gr.generation.messages import say_once
 
 @dataclass
 class Buffers:
-    """Memory for the keys and values of a layer.
-
-    Attributes:
-        keys: of more tokens than there are.
-        values: likewise.
-        used: tokens that are there.
-    """
+    """Memory for the keys and values of a layer, of which the first tokens are `used`."""
 
     keys: Float[Tensor, "batch heads capacity width"]
     values: Float[Tensor, "batch heads capacity value_width"]
@@ -39,10 +33,7 @@ class SlotLayer(DynamicLayer):
     """Keys and values with room behind them: new ones are written in place, and those that are there never move.
 
     A copy of the layer (`copy_cache`) shares its buffers. The first of them to append writes in place; another one
-    then moves to buffers of its own.
-
-    Args:
-        room: tokens to have room for behind the first ones; more are added when they are needed.
+    then moves to buffers of its own. More room is added when it is needed.
     """
 
     def __init__(self, room: int) -> None:
@@ -125,10 +116,7 @@ def keeps_all_keys(cache: Any) -> bool:
 
 
 def copy_cache(cache: Any) -> Any:
-    """A cache of the same tensors: appending to it, repeating or reordering it does not change the original.
-
-    Layers that write in place are copied with their tensors.
-    """
+    """A cache of the same tensors, copied where layers write in place: changing it leaves the original."""
     twin = copy.copy(cache)
     if isinstance(cache, EncoderDecoderCache):
         twin.self_attention_cache = copy_cache(cache.self_attention_cache)
@@ -142,15 +130,9 @@ def copy_cache(cache: Any) -> Any:
 def continued(cache: Any, *, num_given: int, num_known: int) -> Any:
     """A copy of a user's cache, from which a prompt continues; None if the prompt has to be computed again.
 
-    A cache of the whole prompt loses its last token, which is read again for its logits.
-
-    Args:
-        cache: of the prompt's first tokens.
-        num_given: the prompt's tokens, as given in the call.
-        num_known: those and the ones before them that only the mask knows.
-
-    Raises:
-        ValueError: a cache of more tokens or, where the prompt is only its rest, fewer; one that cannot tell.
+    A cache of the whole prompt loses its last token, which is read again for its logits. `num_known` counts the
+    tokens given and those before them that only the mask knows. A cache of more tokens is a `ValueError`; so is
+    one of fewer, where the prompt is only its rest, and one that cannot tell.
     """
     own, is_whole = of_decoder(cache), num_given == num_known
     if own.layers and not any(hasattr(layer, "keys") for layer in own.layers):
@@ -185,12 +167,7 @@ def _has_dropped_keys(layer: Any) -> bool:
 
 
 def with_slots(cache: Any, room: int) -> Any:
-    """The same cache, whose layers that keep all keys have room behind them; another kind of cache as it is.
-
-    Args:
-        cache: may be empty, and may have layers still to be made.
-        room: see `SlotLayer`; 0 for layers as they are.
-    """
+    """The same cache, maybe empty, whose layers that keep all keys have room behind them; another kind as it is."""
     if type(cache) is not DynamicCache or cache.offloading or not room:
         return cache
     twin: Any = copy.copy(cache)

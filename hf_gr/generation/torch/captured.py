@@ -75,29 +75,17 @@ for _kind in (Decoded, DecodePlan, DeviceCatalogue, Noise, Speculation):
 
 @dataclass(frozen=True)
 class Call:
-    """What one call reads.
+    """What one call reads."""
 
-    Attributes:
-        values: the catalogue without hidden nodes, the options, and what the scorer begins with.
-        hidden: by level the nodes hidden from each request; nothing if none are.
-        keys: by layer the prompt's, `[B, H, P, D]`.
-        widths: by layer how many of the prompt's keys there is room for.
-        room: tokens after the prompt.
-        longest: tokens of the longest prompt that fits; None for any.
-        common: what else calls of one program have in common.
-        scorer: makes one of the model, what it begins with, and the prompt's cache.
-        draft: the nodes that are drafted, as `FixedTree` has it.
-    """
-
-    values: tuple[DeviceCatalogue, DecodePlan, Any]
-    hidden: Sequence[Tensor | None]
-    keys: Sequence[Keys]
-    widths: Sequence[int]
-    room: int
-    longest: int | None
-    common: tuple[Hashable, ...]
-    scorer: Callable[[Any, Any, Any], Scorer]
-    draft: tuple[tuple[int, ...], ...]
+    values: tuple[DeviceCatalogue, DecodePlan, Any]  # without hidden nodes; the last is what the scorer begins with
+    hidden: Sequence[Tensor | None]  # by level and request; nothing if no node is
+    keys: Sequence[Keys]  # by layer the prompt's, `[B, H, P, D]`
+    widths: Sequence[int]  # by layer how many of the prompt's keys there is room for
+    room: int  # tokens after the prompt
+    longest: int | None  # tokens of the longest prompt that fits; None for any
+    common: tuple[Hashable, ...]  # what else calls of one program have in common
+    scorer: Callable[[Any, Any, Any], Scorer]  # of the model, what it begins with, and the prompt's cache
+    draft: tuple[tuple[int, ...], ...]  # as `FixedTree` has it
 
     @cached_property
     def parts(self) -> tuple[list[Any], Any]:
@@ -119,21 +107,13 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A captured decode.
+    """A captured decode."""
 
-    Attributes:
-        key: of the calls that it answers.
-        most_hidden: nodes that may be hidden from a request on one level.
-        longest: tokens of their longest prompt; None for any.
-        captured: the function.
-        catalogue: a weak reference to the catalogue that it reads.
-    """
-
-    key: tuple[Any, ...]
-    most_hidden: int
-    longest: int | None
+    key: tuple[Any, ...]  # of the calls that it answers
+    most_hidden: int  # nodes that may be hidden from a request on one level
+    longest: int | None  # tokens of their longest prompt; None for any
     captured: Captured
-    catalogue: Callable[[], Any]
+    catalogue: Callable[[], Any]  # a weak reference to the one that it reads
 
     def answers(self, call: Call) -> bool:
         """Whether a call is one of those that it was captured for."""
@@ -151,18 +131,9 @@ def capturing() -> Iterator[list[Program]]:
 
 
 def decode_captured(model: Any, prepared: Prepared, search: Search) -> Decoded | None:
-    """Decode a call by a captured program.
+    """Decode a call by a captured program; None if the caller has to, and the search is not used up.
 
-    Args:
-        model: the model.
-        prepared: the call.
-        search: the same, ready to be decoded; not used up unless there is an answer.
-
-    Returns:
-        The result; None if the caller has to decode by itself.
-
-    Raises:
-        ValueError: within `capturing`, for a call that cannot be captured.
+    Within `capturing` a call that cannot be captured is a `ValueError`.
     """
     found = _FOUND.get()
     obstacle = obstacle_of(prepared, search)
@@ -266,11 +237,7 @@ def obstacle_of(prepared: Prepared, search: Search) -> str | None:
 
 
 def bucket_of(length: int, *, most: int | None = None) -> int:
-    """The tokens that a prompt of a length gets memory for.
-
-    Args:
-        length: of the prompt.
-        most: that the model has positions for; a longer prompt gets exactly its own.
+    """The tokens that a prompt of a length gets memory for; its own beyond the `most` that have positions.
 
     Example:
         >>> [bucket_of(length) for length in (9, 17, 33, 1000)]

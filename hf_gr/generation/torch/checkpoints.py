@@ -29,18 +29,7 @@ def save_beside(
     state_dict: Mapping[str, Tensor] | None = None,
     custom_generate: bool = False,
 ) -> None:
-    """Write the files of a checkpoint that transformers does not know, and a card where there is none.
-
-    Args:
-        model: the model.
-        directory: the folder of its checkpoint.
-        state_dict: as in `save_draft_head`.
-        custom_generate: whether it carries `custom_generate/generate.py`.
-
-    Raises:
-        ValueError: as `save_draft_head`.
-        OSError: the disk is full or read-only.
-    """
+    """Write the files of a checkpoint that transformers does not know, and a card where there is none."""
     folder = Path(directory)
     save_draft_head(model, folder, state_dict=state_dict)
     if not _is_ours(model, custom_generate):
@@ -64,18 +53,8 @@ def prepare_upload(
     """What transformers is to upload of a saved model: our files in any case, and a card that describes them.
 
     A card that a user wrote gets tags and keeps its text. The one that transformers makes for a new repository is
-    replaced by ours.
-
-    Args:
-        model: the model.
-        directory: where it was saved, with transformers' model card.
-        repo_id: the repository.
-        files_timestamps: when the folder's files that are on the Hub already were written, as transformers recorded
-            it: before it saved the model, but after we saved our files.
-        custom_generate: whether the checkpoint carries `custom_generate/generate.py`.
-
-    Returns:
-        The same without our files.
+    replaced by ours. The timestamps say when the folder's files that are on the Hub already were written: recorded
+    by transformers before it saved the model, but after we saved our files, which are left out of the answer.
     """
     card = Path(directory, CARD_FILE)
     if _is_ours(model, custom_generate) and card.is_file():

@@ -30,30 +30,16 @@ from .prompts import Prompt
 
 def check_call(
     model: Any,
-    catalogue: Snapshot,
-    config: Any,
+    catalogue: Snapshot,  # of any row: the checked facts are the same for all
+    config: Any,  # prepared
     prompt: Prompt,
     *,
-    max_new_tokens: int | None,
-    max_length: int | None,
-    functions: Mapping[str, Any],
-    past_key_values: Any,
+    max_new_tokens: int | None,  # as given in the call itself
+    max_length: int | None,  # likewise; `max_new_tokens` takes precedence
+    functions: Mapping[str, Any],  # the user's own processors and criteria, by argument
+    past_key_values: Any,  # the user's own
 ) -> None:
-    """Refuse calls that cannot generate the catalogue's sequences.
-
-    Args:
-        model: the model.
-        catalogue: the catalogue of any row; the checked facts are the same for all.
-        config: the prepared generation config.
-        prompt: the prompt.
-        max_new_tokens: as given in the call itself.
-        max_length: as given in the call itself; `max_new_tokens` takes precedence.
-        functions: the user's own processors and criteria, by argument.
-        past_key_values: the user's own.
-
-    Raises:
-        ValueError: names the argument, its value, what is expected, and the fix.
-    """
+    """Refuse calls that cannot generate the catalogue's sequences, by a `ValueError` that names the fix."""
     check_config(config)
     _check_functions(functions)
     check_vocabulary(model, catalogue, name="constraint_index")
@@ -71,13 +57,7 @@ def check_call(
 
 
 def check_vocabulary(model: Any, catalogue: Snapshot, *, name: str) -> None:
-    """Refuse a catalogue with tokens outside the model's vocabulary.
-
-    Args:
-        model: the model.
-        catalogue: the catalogue.
-        name: the argument that holds the catalogue.
-    """
+    """Refuse a catalogue with tokens outside the model's vocabulary; `name` is the argument that holds it."""
     check_tokens_of_catalogue(catalogue, output_size_of(model), name=name)
 
 

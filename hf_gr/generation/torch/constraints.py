@@ -31,11 +31,7 @@ NEARLY_IMPOSSIBLE = -1e20
 
 
 class Constraint(ABC):
-    """Which tokens may follow.
-
-    Args:
-        rules: the catalogue of every prompt.
-    """
+    """Which tokens may follow."""
 
     def __init__(self, rules: BatchRules) -> None:
         self.rules = rules
@@ -101,10 +97,8 @@ class Constraint(ABC):
 class OneSequence(Constraint):
     """An answer is one sequence of the catalogue.
 
-    Args:
-        rules: the catalogue of every prompt.
-        num_beams: how many rows of a prompt compete, of which one is alive at first. If they do, no dead or complete
-            one ends again: transformers' beam search would count it as another sequence found.
+    Where `num_beams` rows of a prompt compete, one is alive at first, and no dead or complete one ends again:
+    transformers' beam search would count it as another sequence found.
     """
 
     def __init__(self, rules: BatchRules, *, num_beams: int = 1) -> None:
@@ -161,13 +155,7 @@ class OneSequence(Constraint):
 class SeveralLabels(Constraint):
     """An answer is several labels, each at most once, with a separator between them: on the host, row by row.
 
-    Args:
-        rules: the catalogue of every prompt, with an end token.
-        separator: its tokens.
-        max_labels: the most labels of one answer; None for as many as there are.
-
-    Raises:
-        ValueError: a separator that is also inside a label.
+    The separator, as tokens, must not be inside a label; the catalogue has an end token.
     """
 
     def __init__(self, rules: BatchRules, separator: tuple[int, ...], max_labels: int | None) -> None:

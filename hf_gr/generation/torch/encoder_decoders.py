@@ -35,12 +35,7 @@ def takes_positions(model: Any) -> bool:
 
 
 class EncoderDecoder:
-    """A model with the encoder's outputs of some prompts; serves one scorer.
-
-    Args:
-        model: one that `takes_positions`.
-        kwargs: the arguments of the prompts' forward.
-    """
+    """A model that `takes_positions` with the encoder's outputs of some prompts; serves one scorer."""
 
     def __init__(self, model: Any, kwargs: dict[str, Any]) -> None:
         self.model = model

@@ -120,15 +120,8 @@ def add_draft_head(
 def save_draft_head(model: Any, directory: str | Path, *, state_dict: Mapping[str, Tensor] | None = None) -> None:
     """Write the draft head's files beside a model's; nothing, if it has no head.
 
-    Args:
-        model: the model.
-        directory: the folder of its checkpoint.
-        state_dict: the model's, where it was gathered from several processes; the head's and the embeddings' tensors
-            are taken from there, if it has them.
-
-    Raises:
-        ValueError: a file in the folder's place, or a head with layers of an adapter.
-        OSError: the disk is full or read-only; the previous head is still readable.
+    Tensors are taken from a `state_dict` of the model, where that was gathered from several processes, if it has
+    them. If writing fails, the previous head is still readable; a head with layers of an adapter is refused.
     """
     inner = base_model(model)
     head: DraftHead | None = getattr(inner, NAME, None)
@@ -147,22 +140,11 @@ def save_draft_head(model: Any, directory: str | Path, *, state_dict: Mapping[st
 
 
 def load_draft_head(model: Any, source: Source, *, force_download: bool = False) -> DraftHead | None:
-    """Give a model the draft head of its checkpoint.
+    """Give a model the draft head of its checkpoint; None if that has neither of its files.
 
-    If the model already has a head of the same shape, that head is kept and gets the weights: an optimizer may hold
-    it.
-
-    Args:
-        model: the model, its weights loaded.
-        source: the checkpoint.
-        force_download: download even what is cached.
-
-    Returns:
-        The head; None if the checkpoint has neither of its files.
-
-    Raises:
-        ValueError: one of the two files is missing, or cannot be read, or the head is not for this model.
-        ConnectionError: the Hub does not say whether there is a head.
+    If the model already has a head of the same shape, that head is kept and gets the weights: an optimizer may
+    hold it. A `ValueError` for a head that is not whole or not for this model; a `ConnectionError` if the Hub does
+    not say whether there is one.
     """
     folder = head_files.find(source, force_download=force_download)
     if folder is None:
@@ -182,11 +164,7 @@ def load_draft_head(model: Any, source: Source, *, force_download: bool = False)
 
 
 def check_bare(head: Any) -> None:
-    """Refuse a head that an adapter has put layers into, or around: its weights would have other names.
-
-    Raises:
-        ValueError: says how to exclude it.
-    """
+    """Refuse a head that an adapter has put layers into, or around: its weights would have other names."""
     if not isinstance(head, DraftHead) or any(hasattr(module, "base_layer") for module in head.modules()):
         raise ValueError(
             "model.draft_head has layers of an adapter (PEFT), expected its own, which are trained beside the "
@@ -195,11 +173,7 @@ def check_bare(head: Any) -> None:
 
 
 def check_tokenizer(head: DraftHead, tokenizer: Any) -> None:
-    """Check that a tokenizer has the head's placeholders, with the head's ids.
-
-    Raises:
-        ValueError: one that is missing, or has another id.
-    """
+    """Check that a tokenizer has the head's placeholders, with the head's ids."""
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     for name, token in zip(head.config.placeholder_tokens, head.config.placeholder_token_ids, strict=True):
         if name not in vocabulary:

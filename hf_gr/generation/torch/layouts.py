@@ -75,13 +75,7 @@ def every_step_may_read(model: Any, model_kwargs: Mapping[str, Any]) -> list[str
 
 
 def may_take_nodes(model: Any, config: Any, model_kwargs: Mapping[str, Any]) -> bool:
-    """Whether nodes may be read in the prompts' own forward: for plain prompts, computed from their first token on.
-
-    Args:
-        model: one that takes trees.
-        config: the prepared generation config.
-        model_kwargs: the arguments of the prompts' forward, prepared by transformers.
-    """
+    """Whether nodes may be read in the prompts' own forward: for plain prompts, computed from their first token on."""
     cache = model_kwargs.get("past_key_values")
     return (
         model.config.get_text_config(decoder=True).model_type in TREE_FAMILIES
@@ -97,15 +91,7 @@ def may_take_nodes(model: Any, config: Any, model_kwargs: Mapping[str, Any]) -> 
 def prefilled(
     model: Any, prompt: Tensor, inputs: Tensor | None, attention_mask: Tensor | None, *, width: int
 ) -> Callable[[], TreeScorer]:
-    """Makes scorers of a model over prompts; the first one runs the prefill.
-
-    Args:
-        model: one that takes trees, in evaluation mode.
-        prompt: tokens of a decoder.
-        inputs: an encoder's tokens.
-        attention_mask: of the encoder's tokens, or of the decoder's.
-        width: paths a request.
-    """
+    """Makes scorers of a model over prompts; the first one prefills. Inputs and their mask are of encoders."""
 
     @cache
     def prompts() -> Prompts:

@@ -25,15 +25,7 @@ from .outputs import output_class
 
 
 def generate_by_processor(generate: Callable[..., Any], call: Call) -> Any:
-    """Call transformers' `generate` with the constraint among the logits processors.
-
-    Args:
-        generate: transformers' own, bound to the model.
-        call: the call; its config is changed.
-
-    Raises:
-        ValueError: `past_key_values` together with several paths a prompt, which this loop cannot share.
-    """
+    """Call transformers' `generate` with the constraint among the logits processors. Changes the call's config."""
     config, rules, passed_on = call.config, call.rules, call.passed_on
     if call.model_kwargs.get("past_key_values") is not None and max(config.num_beams, config.num_return_sequences) > 1:
         raise ValueError(

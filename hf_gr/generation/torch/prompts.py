@@ -32,19 +32,12 @@ from .models import base_model, takes_argument
 
 @dataclass(frozen=True)
 class Prompt:
-    """The prompt of a call as its arguments give it.
+    """The prompt of a call as its arguments give it."""
 
-    Attributes:
-        inputs: `[B, P]` tokens, `[B, P, H]` embeddings, or an encoder's input; None if the model makes its own.
-        mask: the attention mask, given or inferred from padding; None for no padding.
-        length: tokens before the generated ones, by which `max_length` counts.
-        num_rows: B, the number of prompts.
-    """
-
-    inputs: Tensor | None
-    mask: Tensor | None
-    length: int
-    num_rows: int
+    inputs: Tensor | None  # tokens, `[B, P, H]` embeddings, or an encoder's; None if the model makes its own
+    mask: Tensor | None  # given, or inferred from padding; None for no padding
+    length: int  # tokens before the generated ones, by which `max_length` counts
+    num_rows: int  # B
 
     @property
     def is_tokens(self) -> bool:
@@ -53,11 +46,7 @@ class Prompt:
 
     @classmethod
     def read(cls, model: Any, inputs: Any, config: Any, model_kwargs: dict[str, Any]) -> Prompt:
-        """Find the prompt among the arguments of a call, by the rules by which transformers prepares it.
-
-        Raises:
-            ValueError: tokens or a mask of the wrong rank, type or number of rows.
-        """
+        """Find the prompt among the arguments of a call by transformers' own rules, and check it."""
         input_ids = inputs if inputs is not None else model_kwargs.get("input_ids")
         embeds = model_kwargs.get("inputs_embeds")
         prompt = embeds if embeds is not None else input_ids
@@ -125,17 +114,7 @@ def with_placeholders(
 def prefill(
     model: Any, prompt: Tensor, inputs: Tensor | None, attention_mask: Tensor | None
 ) -> tuple[Any, dict[str, Any]]:
-    """Compute prompts without transformers' `generate`.
-
-    Args:
-        model: in evaluation mode.
-        prompt: tokens of a decoder.
-        inputs: an encoder's tokens.
-        attention_mask: of the encoder's tokens, or of the decoder's.
-
-    Returns:
-        The outputs, and the arguments from which a scorer continues.
-    """
+    """Compute prompts without transformers' `generate`: the outputs, and arguments from which a scorer continues."""
     mask = {} if attention_mask is None else {"attention_mask": attention_mask}
     kwargs: dict[str, Any] = {"use_cache": True, **mask}
     if model.config.is_encoder_decoder:
@@ -152,11 +131,7 @@ def prefill(
 
 @contextmanager
 def catch_hidden_states(model: Any) -> Iterator[list[Tensor]]:
-    """The decoder's last hidden states `[B, P, H]` of every forward in this context, after the final normalisation.
-
-    Args:
-        model: of transformers, or wrapped for training; forwards of other threads are not seen.
-    """
+    """Last hidden states `[B, P, H]`, normalised, of the decoder's every forward in this context and thread."""
     caught: list[Tensor] = []
     own = threading.get_ident()
 
@@ -174,19 +149,11 @@ def catch_hidden_states(model: Any) -> Iterator[list[Tensor]]:
 def prefill_with_placeholders(
     model: Any, input_ids: Tensor, config: Any, model_kwargs: dict[str, Any], *, placeholder_ids: tuple[int, ...]
 ) -> tuple[Any, Float[Tensor, "batch positions hidden"]]:
-    """Compute a prompt and the placeholders after it in one prefill.
+    """Compute a prompt and the placeholders after it in one prefill: outputs as without them, and hidden states.
 
-    Args:
-        model: the model.
-        input_ids: the decoder's prompt, prepared by transformers.
-        config: the prepared generation config.
-        model_kwargs: the prepared arguments, of the prompt alone; not changed.
-        placeholder_ids: the placeholders; may be none.
-
-    Returns:
-        The outputs as if there were no placeholders (logits of the prompt's last token, its cache), and the hidden
-        states of that token and of the placeholders, `[B, L + 1, H]`. No cache if it is a recurrent state, from which
-        the placeholders cannot be removed.
+    These are of the prompt's last token and of the placeholders, `[B, L + 1, H]`. There is no cache if it is a
+    recurrent state, from which the placeholders cannot be removed. The arguments, prepared by transformers for the
+    prompt alone, are not changed.
     """
     kwargs, size, device = dict(model_kwargs), len(placeholder_ids), input_ids.device
     cache = kwargs.get("past_key_values")

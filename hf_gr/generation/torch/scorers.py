@@ -32,14 +32,10 @@ from .prompts import catch_hidden_states, positions_of
 class Prompts:
     """Prompts of a batch, computed when that is needed, and at most once: alone, or together with nodes after them.
 
-    Args:
-        input_ids: the decoder's tokens.
-        kwargs: the other arguments of their forward, prepared by transformers.
-        run: their forward alone, from which transformers' own next step would continue.
-        takes_nodes: whether nodes may be read in their own forward instead.
-        tail: tokens to be read after each prompt, for their hidden states; they are not part of it.
-        catch: told those of a prompt's last token and of its tail, if nodes are read with it.
-        room: nodes whose keys will follow the prompts', as far as that is known.
+    `run` is their forward alone, from which transformers' own next step would continue; nodes may be read in
+    another one instead if it `takes_nodes`. A `tail` of tokens, no part of a prompt, is read after each for hidden
+    states; `catch` is told them and the last token's if nodes are read with it. `room` is how many nodes' keys
+    will follow, as far as that is known.
     """
 
     def __init__(
@@ -69,10 +65,7 @@ class Prompts:
 
     @property
     def cache(self) -> Any:
-        """Their cache, for another call; copied from that of a forward with nodes.
-
-        Else its tensors are the first part of the call's own: while they live, so does the rest.
-        """
+        """Their cache, for another call: a copy if nodes were read, else a view, which keeps the call's own alive."""
         return (
             to_plain(self.outputs.get("past_key_values")) if self.read_with_nodes is None else self.read_with_nodes()
         )
@@ -84,13 +77,7 @@ class Prompts:
 
 
 def make_scorer(model: Any, prompts: Prompts, *, in_parts: bool = False) -> TreeScorer:
-    """A scorer over prompts.
-
-    Args:
-        model: one that takes trees.
-        prompts: shared by all scorers over them.
-        in_parts: whether the model's attention can be ours where nodes are scored.
-    """
+    """A scorer over prompts, which all scorers over them share; `in_parts` if attention to nodes can be ours."""
     if model.config.is_encoder_decoder:
         decoder = EncoderDecoder(model, prompts.kwargs)
 

@@ -36,13 +36,7 @@ def is_dead(scores: Tensor) -> Tensor:
 
 
 def generate_several(generate: Callable[..., Any], call: Call, answers: SeveralLabels) -> Any:
-    """Answers of several labels; rows that are none are missing, as elsewhere.
-
-    Args:
-        generate: transformers' own, bound to the model.
-        call: the call; its config is changed.
-        answers: the constraint.
-    """
+    """Answers of several labels; rows that are none are missing, as elsewhere. This changes the call's config."""
     config, rules, fill = call.config, call.rules, fill_token(call.config)
     if call.model_kwargs.get("past_key_values") is not None and max(config.num_beams, config.num_return_sequences) > 1:
         raise ValueError("past_key_values is given with separator and several paths a prompt, expected None: omit it")
