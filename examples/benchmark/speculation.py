@@ -9,8 +9,7 @@ Target and drafts are those of `atspeed.py`, which compares the drafts; here it 
 - `sample`: sampling beams with strict and with relaxed verification, beside the target's own from the same seeds.
 - `measure`: time, on Beauty. Users are served one at a time, with N = 40 and gamma = 4, by strict verification, whose
   answers must equal plain beam search's before any time is printed; by relaxed verification; by the catalogue as
-  drafter, which is not in the paper; by whichever `drafting="auto"` chooses; and plain search without tree attention
-  ("w/o TA"): one row of the batch for every beam, with the prompt's keys repeated. Nothing is drafted in that layout.
+  drafter, which is not in the paper; and by whichever `drafting="auto"` chooses.
 
 WS@K is the median over users of baseline time / time, paired: every user goes through all rows, in an order that
 rotates from user to user. The baseline is plain beam search for strict rows, the target's own sampling beams for

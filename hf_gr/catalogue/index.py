@@ -64,7 +64,7 @@ class ConstraintIndex(
         [7]
 
     Source: STATIC, section 4 (the trie in compressed sparse rows); see `hf_gr.catalogue.trie` for the differences, and
-    `hf_gr.catalogue.items` for how it changes.
+    `hf_gr.catalogue.snapshot` for how it changes.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -91,7 +91,7 @@ class ConstraintIndex(
                 sequences need it: it tells a sequence from a longer one with the same beginning.
 
         Returns:
-            The index. 20 million rows of 8 tokens take about 6 seconds and 21 bytes each (the guide on catalogues).
+            The index. 20 million rows of 8 tokens take some seconds and 21 bytes each (the guide on catalogues).
 
         Raises:
             ValueError: no sequence, an empty one, tokens that are not integers from 0 to 2**31 - 1, ragged rows

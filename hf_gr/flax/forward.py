@@ -3,8 +3,7 @@
 """The forward of models: one for all families, which `spec.py` describes. Knows no files.
 
 Decoders, and encoder-decoders in the same tree layout: nodes on the sequence axis, the encoder's keys and values
-stored once a request. (Transformers derives an encoder-decoder's positions from lengths, so that it needs a row a
-beam. Here they come from the depths of nodes.)
+stored once a request. Positions come from the depths of nodes; transformers derives them from lengths.
 
 Parameters are in torch's `[out, in]` layout, under the names that `Spec.arrange` gives them. A sliding window counts
 tokens: of a prompt by their places in it, of nodes by their depths.

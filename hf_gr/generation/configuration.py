@@ -89,8 +89,8 @@ class GRGenerationConfig(GenerationConfig):
             Models that decode in transformers' loop, `synced_gpus`, and processors of transformers that keep state
             between levels (`guidance_scale`, SynthID watermarks) decode without a draft, and log that once. Prompts
             that are given as embeddings or with images, in chunks, or after a cache, are computed before anything is
-            drafted. With a draft, rows go on by themselves: logits processors and stopping criteria of your own must
-            not keep state between calls.
+            drafted. With a draft, rows advance at their own pace: logits processors and stopping criteria of your own
+            must not keep state between calls.
         verification: how drafts are accepted: `"strict"`, results are the same as without a draft (AtSpeed-S);
             `"relaxed"`, sampling beams accept a drafted sample by the ratio of both models' probabilities (AtSpeed-R),
             which implies `do_sample`, and `top_k=0` unless `top_k` is set. With `drafting="head"` also, and by
@@ -100,7 +100,7 @@ class GRGenerationConfig(GenerationConfig):
             items. Both need sequences of one length. By default `"strict"`, with a head `"catalogue"`.
             Strict verification loses nothing when sampling, either: drafts follow the model's own noise (`seed`).
             Relaxed answers are only close to the model's own samples: with as many draft beams as beams few drafts
-            are accepted, with more the answers move towards the draft model's (numbers: `hf_gr.core.verifiers`).
+            are accepted, with more the answers move towards the draft model's (numbers: RESULTS.md).
         num_draft_beams: beams of the draft model or head, at least `num_beams`; by default twice as many, or as many
             if relaxed.
         draft_token_budget: the most nodes that the catalogue drafts for one forward, per row, less those that the

@@ -95,15 +95,15 @@ class FlaxGenerationMixin:
             ValueError: before any work, for arguments that cannot lead to the catalogue's sequences, or that Flax does
                 not support.
 
-        The first call of a bucket compiles; later ones do not, whatever the prompts, filters, exclusions, penalties
-        and temperatures, and even after small changes of the catalogue. A program is specific to: the model's shape;
-        the buckets of prompt and batch; `num_beams`, `num_return_sequences`, `do_sample`, `early_stopping`, `top_k`,
-        `renormalize_logits`, `drafting` and its numbers, the draft model, the outputs; which warpers and processors
-        are used, and the functions among them; the length of `decoder_input_ids`; the number of different catalogues
-        in a batch, up to a power of two; and the most prefixes that exclusions hide from one row: none, up to 16, up
-        to 64, ... Buckets of prompts are 32, 48, 64, 96, 128, ... tokens, those of batches powers of two (for each
-        device along "data"). A new program is also compiled once the catalogue has grown by a ninth, was compacted, or
-        has additions of more than 1,024 nodes or with more than 16 children at one node.
+        The first call of a bucket compiles; later ones do not, whatever the prompts, filters, exclusions, length
+        penalties and temperatures, and even after small changes of the catalogue. A program is specific to: the
+        model's shape; the buckets of prompt and batch; `num_beams`, `num_return_sequences`, `do_sample`,
+        `early_stopping`, `top_k`, `renormalize_logits`, `drafting` and its numbers, the draft model, the outputs;
+        which warpers and processors are used, and the functions among them; the length of `decoder_input_ids`; the
+        number of different catalogues in a batch, up to a power of two; and the most prefixes that exclusions hide
+        from one row: none, up to 16, up to 64, ... Buckets of prompts are 32, 48, 64, 96, 128, ... tokens, those of
+        batches powers of two (for each device along "data"). A new program is also compiled once the catalogue was
+        compacted, or has grown beyond the room of its arrays, which is at most an eighth of what they hold.
 
         To compile before the first request, call `generate` once for every bucket; with
         `jax.config.update("jax_compilation_cache_dir", folder)` later processes load what earlier ones compiled, as
