@@ -21,7 +21,9 @@ def locate(beams: Beams, states: Int[Array, "batch nodes"]) -> tuple[Int[Array, 
     """The place of each beam among its level's scored nodes; whether all living ones of a row have one.
 
     This is all of strict verification: a step is accepted if all its beams were drafted. The target's scores alone
-    decide which beams those are, so results are those without a draft. Source: AtSpeed, section 2 and algorithm 1.
+    decide which beams those are, so results are those without a draft. A place is anything where there is none.
+
+    Source: AtSpeed, section 2 and algorithm 1.
     """
     same = beams.states[..., None] == states[:, None]
     found = same.any(-1) | (beams.scores == DEAD)

@@ -19,19 +19,14 @@ DRAFTING = (None, "auto", "trie", "assistant", "head")  # in PyTorch, each is a 
 
 @dataclass(frozen=True)
 class Verification:
-    """How scores become an answer.
+    """How scores become an answer."""
 
-    Attributes:
-        samples: beams are drawn, and drafted samples are accepted by the ratio of both models' probabilities.
-        by_head_alone: the draft head's own search is the answer; the model is not called after the prefill.
-        unchecked_levels: given L levels, how many of the first ones are not constrained to the catalogue.
-        is_narrow: each beam keeps its `num_beams` best tokens (NEZHA, algorithm 3, line 19).
-    """
-
+    # Beams are drawn, and drafted samples are accepted by the ratio of both models' probabilities.
     samples: bool = False
-    by_head_alone: bool = False
+    by_head_alone: bool = False  # the head's own search is the answer; no call of the model after the prefill
+    # Given L levels, how many of the first ones are not constrained to the catalogue.
     unchecked_levels: Callable[[int], int] = lambda num_levels: 0
-    is_narrow: bool = False
+    is_narrow: bool = False  # each beam keeps its `num_beams` best tokens (NEZHA, algorithm 3, line 19)
 
 
 VERIFICATION = {

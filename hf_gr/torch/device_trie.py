@@ -72,7 +72,9 @@ class DeviceTrie:
     @cached_property
     def constants(self) -> tuple[LevelConstants, ...]:
         """By level."""
-        return tuple(_constants(self, level) for level in range(len(self.branching)))
+        device = self.tokens.device
+        own_and_next = torch.arange(2, device=device)
+        return tuple(LevelConstants(own_and_next, torch.arange(size, device=device)) for size in self.branching)
 
     def child_bounds(
         self, nodes: Int[Tensor, "*shape"], *, level: int
@@ -171,11 +173,6 @@ def _form(fanout: Fanout, start: int, end: int) -> tuple[Array, Array | None]:
     if fanout.exceptions is None:
         return fanout.offsets.astype(dtype) + dtype.type(end), None
     return fanout.offsets.astype(dtype) + dtype.type(end - start), fanout.exceptions.astype(dtype) + dtype.type(start)
-
-
-def _constants(trie: DeviceTrie, level: int) -> LevelConstants:
-    device = trie.tokens.device
-    return LevelConstants(torch.arange(2, device=device), torch.arange(trie.branching[level], device=device))
 
 
 def _move_bits(alive: Liveness, device: torch.device) -> tuple[Tensor, ...]:

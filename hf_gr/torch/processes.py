@@ -100,7 +100,7 @@ class Processes:
             return gather_object([value])
 
     def by_all(self, work: Callable[[], Any], *, after_failure: Callable[[], None] = lambda: None) -> list[Any]:
-        """The results of a function that every process calls, in order; if one fails, an error in each.
+        """The results of a function that every process calls, in order; if one fails, an error in each, there its own.
 
         `after_failure` is what the main process does then, once none works any more.
         """

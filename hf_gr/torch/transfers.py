@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 def to_device(numbers: npt.NDArray[Any] | Sequence[int], device: torch.device) -> Tensor:
-    """An array as a tensor, without waiting for a CUDA device; lists become 64-bit integers."""
+    """An array as a tensor, on a CPU maybe of one memory; CUDA is not waited for. Lists become 64-bit integers."""
     array = numbers if isinstance(numbers, np.ndarray) else np.array(numbers, dtype=np.int64)
     tensor = torch.from_numpy(array)
     if device.type != "cuda":

@@ -289,7 +289,7 @@ def _fact_of(leaf: Any) -> Hashable:
 def capture(call: Call, model: Any, prepared: Prepared) -> Program:
     """Capture the decode of calls like this one."""
     leaves, structure = call.parts
-    buffers = [_buffer(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    buffers = [leaf.new_zeros(leaf.shape) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     catalogue, plan, start = tree_unflatten(buffers, structure)
     plan = replace(plan, processors=prepared.plan.processors)
     most_hidden = call.most_hidden and 1 << (call.most_hidden - 1).bit_length()
@@ -327,10 +327,6 @@ def capture(call: Call, model: Any, prepared: Prepared) -> Program:
     static += [buffer for part in (hidden, *(each or () for each in keys)) for buffer in part]
     captured = Captured(backend_of(device), static, fill=fill, run=run, inputs=call)
     return Program(call.key, most_hidden, call.longest, captured, ref(prepared.rules.shared.trie))
-
-
-def _buffer(tensor: Tensor) -> Tensor:
-    return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def _room_for(keys: Keys, length: int) -> Keys:

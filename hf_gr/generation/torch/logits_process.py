@@ -185,11 +185,7 @@ class ConstraintLogitsProcessor(LogitsProcessor):
 
 
 class OfLiving(LogitsProcessor):
-    """A processor that leaves impossible tokens as they are, and sees no row without any other: dead paths stay dead.
-
-    Args:
-        inner: the processor.
-    """
+    """A processor that leaves impossible tokens alone, and sees no row without any other: dead paths stay dead."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -214,17 +210,7 @@ def keeper_of_state(processors: Iterable[Any]) -> LogitsProcessor | None:
 
 
 def read_several(rules: BatchRules, separator: Any, max_labels: Any, tokenizer: Any) -> SeveralLabels:
-    """The constraint of answers of several labels.
-
-    Args:
-        rules: the labels of every prompt.
-        separator: token ids, or a text with `tokenizer`.
-        max_labels: the most labels of one answer, or None.
-        tokenizer: reads `separator`.
-
-    Raises:
-        ValueError: names the argument, its value, what is expected, and the fix.
-    """
+    """The constraint of answers of several labels; `tokenizer` reads a separator that is a text."""
     tokens = _read_separator(separator, tokenizer, rules.shared.eos_token_id)
     if max_labels is not None and (not is_integer(max_labels) or max_labels < 1):
         raise ValueError(f"max_labels={max_labels}, expected 1 or more, together with separator=")

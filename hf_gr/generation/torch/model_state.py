@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -23,12 +23,14 @@ ADAPTERS = ("_active_adapter", "merged_adapters", "scaling")
 HARMLESS = frozenset(["hf_gr", "transformers"])
 
 
-def state_of(model: nn.Module) -> tuple[Hashable, str | None]:
+def state_of(model: Any) -> tuple[Hashable, str | None]:
     """The state of a model, and why it cannot be captured (after "with"), or None; 0.1 ms a layer of Qwen3."""
     obstacle = "training mode" if model.training else None
     if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
         obstacle = obstacle or "forward hooks of all modules"
-    facts: list[Hashable] = [torch.get_float32_matmul_precision(), *_of_config(model)]
+    config = vars(model.config.get_text_config(decoder=True))  # such as its attention implementation
+    facts: list[Hashable] = [torch.get_float32_matmul_precision()]
+    facts += (item for item in config.items() if type(item[1]) in PLAIN)
     devices: set[torch.device] = set()
     for module in model.modules():
         own = vars(module)
@@ -45,11 +47,6 @@ def state_of(model: nn.Module) -> tuple[Hashable, str | None]:
     elif any(device.type != "meta" and torch.is_autocast_enabled(device.type) for device in devices):
         obstacle = obstacle or "autocast"
     return tuple(facts), obstacle
-
-
-def _of_config(model: Any) -> list[Hashable]:
-    """The plain values of a model's config, such as its attention implementation."""
-    return [item for item in vars(model.config.get_text_config(decoder=True)).items() if type(item[1]) in PLAIN]
 
 
 def _hook_of(own: Mapping[str, Any]) -> str | None:
