@@ -4,8 +4,8 @@
 
     python examples/filters_and_exclusions.py    # seconds; a made-up shop, a model with random weights
 
-None of it rebuilds the index. Rules apply before a beam is spent: a row gets as many items as its rule allows, not the
-remains of a longer list.
+Rules and removals rebuild nothing; additions compile the index anew, beside the calls that read it. Rules apply before
+a beam is spent: a row gets as many items as its rule allows, not the remains of a longer list.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ def test_the_roofline_counts_the_models_weights(name: str, gpu: Any, roofline: A
 
 
 def test_the_roofline_is_that_of_the_design(roofline: Any) -> None:
-    """GPU.md's table: an H100, prompts of 1,000 tokens; it leaves out the attention and the logits of a prefill."""
+    """An H100, prompts of 1,000 tokens; it leaves out the attention and the logits of a prefill."""
     h100 = roofline.Device(3.35e12, 800e12)
     expected = {("Qwen3-0.6B", 4): (0.42, 0.49, 0.96), ("Qwen3-1.7B", 3): (1.09, 1.21, 2.40)}
     for (name, length), levels in expected.items():

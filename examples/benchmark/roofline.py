@@ -5,7 +5,7 @@
 Every part takes the longer of the two, as if it reached both limits, and nothing else took time: no launches, no
 selection, no memory that caches do not hold. A measured time is given as a multiple of it.
 
-    python examples/benchmark/roofline.py                                 # an H100: GPU.md's table
+    python examples/benchmark/roofline.py                                 # an H100
     python examples/benchmark/roofline.py --bandwidth 4.8 --tflops 800    # another device
 
 Axes: B batch, P prompt, K beams, L tokens of an item, V vocabulary.
