@@ -25,6 +25,7 @@ from test_decode import CPU, make_plan
 from hf_gr.catalogue.rules import BatchRules
 from hf_gr.core import beam
 from hf_gr.core.beam import Beams
+from hf_gr.core.decide import draft_best
 from hf_gr.core.verifiers import relaxed_places
 from hf_gr.flax import decode, drafters, ops, transition
 from hf_gr.flax.children import Children
@@ -140,8 +141,8 @@ def _step(
         below, log_probs = drafters.sample(nodes, legal, scores, number=NUMBER, catalogue=catalogue, noise=noise)
         return below, log_probs
     is_open = drafters.open_children(legal, catalogue, depth=level + 1)
-    how = {"number": NUMBER, "plan": plan, "catalogue": catalogue, "noise": noise}
-    return drafters.best(nodes, paths, behind, legal, scores, is_open, **how)
+    how = {"number": NUMBER, "dead_state": catalogue.dead_state, "noise": noise}
+    return draft_best(nodes, paths, behind, legal, scores, is_open, plan, **how)
 
 
 step = jax.jit(_step, static_argnames=("level", "kind"))

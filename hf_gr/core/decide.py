@@ -60,6 +60,54 @@ def accept(
     return beams, finished
 
 
+def draft_best(
+    nodes: Beams,
+    paths: Int[Array, "batch above"],
+    behind: Float[Array, "batch above"],
+    legal: Candidates,
+    scores: Float[Array, "batch above children"],
+    is_open: Bool[Array, "batch above children"],
+    plan: Options,
+    *,
+    number: int,
+    dead_state: int | Array,
+    noise: Any = None,
+) -> tuple[Beams, Int[Array, "batch nodes"], Float[Array, "batch nodes"]]:
+    """The N best nodes of one more level of a draft model's search, with the target's own noise if it samples.
+
+    Args:
+        nodes: the draft's last level; on its first one the target's beams.
+        paths: numbers of the paths that they belong to; they count where paths do not compete.
+        behind: how far each is behind what its path would choose; 0 for the beams.
+        legal: their children.
+        scores: cumulative scores of those, `-inf` where there is none.
+        is_open: which children have children.
+        plan: the options of the call.
+        number: N.
+        dead_state: the state of padding.
+        noise: the target's own, if it samples.
+
+    Returns:
+        N nodes, the best first, then padding; their paths; and how far each is behind.
+
+    Source: AtSpeed, equation 1.
+    """
+    ops, keys = nodes.ops, scores
+    if plan.do_sample:
+        assert noise is not None, "samples are drawn from noise"
+        keys = scores + noise.gumbel(nodes, legal, paths=None if plan.is_beam_search else paths)
+    if not plan.is_beam_search:
+        keys = keys - ops.pick(keys, ops.argmax(keys))[..., None] + behind[..., None]
+    keys = ops.fill(keys, ~(is_open & (scores > DEAD)), DEAD).reshape(len(scores), -1)
+    after_last = keys.shape[1]
+    if missing := max(number - after_last, 0):
+        keys = ops.pad(keys, missing, DEAD)
+    behind, picked = ops.topk(keys, number)
+    picked = ops.fill(picked, ~(behind > DEAD), after_last)
+    below = beam.select(nodes, legal, scores, num_kept=number, dead_state=dead_state, picked=picked)
+    return below, ops.along(paths, below.parents), behind
+
+
 def _ended(
     kept: Beams, finished: Finished, catalogue: Any, plan: Options, *, level: int
 ) -> tuple[Beams, Finished, Bool[Array, "batch kept"]]:

@@ -16,10 +16,11 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from hf_gr.core.beam import DEAD, Beams, of_level, paths_of, to_room, widened
+from hf_gr.core.decide import draft_best
 
 from .arrays import along, where_rows
 from .decode import child_scores, in_columns, last_tokens
-from .drafters import TreeDrafter, best, open_children, sample, subtree
+from .drafters import TreeDrafter, open_children, sample, subtree
 from .scorers import Params, Prompt, ScorerCache
 from .speculation import Context, Draft, Scored
 from .transition import children
@@ -281,16 +282,16 @@ class ModelDrafter:
             is_open = open_children(legal, catalogue, depth=level + 1)
             at_root = width > self.num_beams
             wanted = self.whole[level] if at_root and level < len(self.whole) else self.num_beams
-            below, paths, behind = best(
+            below, paths, behind = draft_best(
                 above,
                 paths,
                 behind,
                 legal,
                 scores,
                 is_open,
+                plan,
                 number=wanted,
-                plan=plan,
-                catalogue=catalogue,
+                dead_state=catalogue.dead_state,
                 noise=context.noise,
             )
             missing = ((0, 0), (0, width - wanted))

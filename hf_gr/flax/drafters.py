@@ -24,7 +24,6 @@ from hf_gr.core.beam import Beams
 from .arrays import along
 from .children import Children
 from .noise import DRAFTS, Noise
-from .plan import DecodePlan
 from .speculation import Context, Draft
 from .transition import DeviceCatalogue, children, is_leaf
 from .tree import Nodes
@@ -228,55 +227,6 @@ def _put(
     return put(longer, new, starts)[:, : rows.shape[1]]
 
 
-def best(
-    nodes: Beams,
-    paths: Int[Array, "batch above"],
-    behind: Float[Array, "batch above"],
-    legal: Children,
-    scores: Float[Array, "batch above children"],
-    is_open: Bool[Array, "batch above children"],
-    *,
-    number: int,
-    plan: DecodePlan,
-    catalogue: DeviceCatalogue,
-    noise: Noise | None = None,
-) -> tuple[Beams, Int[Array, "batch nodes"], Float[Array, "batch nodes"]]:
-    """The N best nodes of a level, with the target's own noise if it samples.
-
-    Equal to `hf_gr.torch.drafters.Best.step`; which of several equally good nodes are taken is arbitrary there, and
-    the first of them here.
-
-    Args:
-        nodes: the draft's last level; on its first one the target's beams.
-        paths: numbers of the paths that they belong to, where paths do not compete: `noise.paths_of` the beams.
-        behind: how far each is behind what its path would choose; 0 for the beams.
-        legal: their children.
-        scores: cumulative scores of those, `-inf` where there is none.
-        is_open: which children have children: `open_children`.
-        number: N.
-        plan: the options of the call.
-        catalogue: the catalogue.
-        noise: the target's own, if it samples.
-
-    Returns:
-        N nodes, the best first, then padding; their paths; and how far each is behind.
-
-    Source: AtSpeed, equation 1.
-    """
-    keys = scores
-    if plan.do_sample:
-        assert noise is not None, "samples are drawn from noise"
-        keys = scores + noise.gumbel(nodes, legal, paths=None if plan.is_beam_search else paths)
-    if not plan.is_beam_search:
-        keys = keys - keys.max(axis=-1, keepdims=True) + behind[..., None]
-    keys = jnp.where(is_open & (scores > beam.DEAD), keys, beam.DEAD).reshape(len(scores), -1)
-    found, picked = lax.top_k(keys, min(number, keys.shape[1]))
-    picked = jnp.where(found > beam.DEAD, picked, keys.shape[1])
-    below = _extended(nodes, legal, scores, picked, number, catalogue)
-    found = jnp.pad(found, ((0, 0), (0, number - found.shape[1])), constant_values=beam.DEAD)
-    return below, along(paths, below.parents), found
-
-
 def sample(
     nodes: Beams,
     legal: Children,
@@ -288,30 +238,14 @@ def sample(
 ) -> tuple[Beams, Float[Array, "batch above children"]]:
     """N samples without replacement, in drawing order, and the probabilities that they were drawn with: one level.
 
-    Equal to `hf_gr.torch.drafters.Samples.step`; the arguments are those of `best`.
+    Equal to `hf_gr.torch.drafters.Samples.step`; the arguments are those of `draft_best`.
 
     Returns:
         N nodes, then padding; and the log-probabilities of all children (AtSpeed's q), `-inf` where there is none.
 
     Source: AtSpeed, section 3.2.
     """
-    flat = scores.reshape(len(scores), -1)
-    keys = flat + noise.stream(DRAFTS).gumbel(nodes, legal).reshape(flat.shape)
-    picked = lax.top_k(keys, min(number, flat.shape[1]))[1]
-    total = jax.nn.logsumexp(flat, axis=-1)[:, None, None]
-    log_probs = jnp.where(total > beam.DEAD, scores - total, beam.DEAD)
-    return _extended(nodes, legal, scores, picked, number, catalogue), log_probs
-
-
-def _extended(
-    nodes: Beams,
-    legal: Children,
-    scores: Float[Array, "batch above children"],
-    picked: Int[Array, "batch picked"],
-    number: int,
-    catalogue: DeviceCatalogue,
-) -> Beams:
-    """The nodes below at some places, and after them as many dead ones as are missing."""
-    after_last = scores.shape[1] * scores.shape[2]
-    picked = jnp.pad(picked, ((0, 0), (0, number - picked.shape[1])), constant_values=after_last)
-    return beam.select(nodes, legal, scores, num_kept=number, dead_state=catalogue.dead_state, picked=picked)
+    gumbel = noise.stream(DRAFTS).gumbel(nodes, legal)
+    below = beam.select(nodes, legal, scores, num_kept=number, dead_state=catalogue.dead_state, noise=gumbel)
+    total = jax.nn.logsumexp(scores, axis=(1, 2), keepdims=True)
+    return below, jnp.where(total > beam.DEAD, scores - total, beam.DEAD)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hf_gr.core import beam
 from hf_gr.core.beam import Beams, paths_of
+from hf_gr.core.decide import draft_best
 
 from .children import Children
 from .noise import DRAFTS
@@ -131,29 +132,25 @@ class Best(DraftSearch):
 
     def __init__(self, frontier: Frontier, scorer: Scorer) -> None:
         super().__init__(frontier, scorer)
-        # Paths that do not compete: how far each node is behind what they would choose.
-        self.paths, self.behind = None, torch.zeros_like(self.nodes.scores)
-        if not self.plan.is_beam_search:
-            self.paths = paths_of(self.nodes)
+        self.paths = paths_of(self.nodes)
+        self.behind = torch.zeros_like(self.nodes.scores)  # how far each is behind what its path would choose
 
     def step(self, logits: Float[Tensor, "batch nodes vocab"], *, depth: int, number: int) -> Nodes:
         """See `DraftSearch.step`."""
         legal, scores = self.children(logits, depth=depth)
-        keys = scores
-        if self.plan.do_sample:
-            assert self.plan.noise is not None
-            keys = scores + self.plan.noise.gumbel(self.nodes, legal, paths=self.paths)
-        if self.paths is not None:
-            keys = keys - keys.amax(dim=-1, keepdim=True) + self.behind[..., None]
-        is_open = open_children(legal, self.catalogue, depth=depth) & (scores > beam.DEAD)
-        keys = torch.where(is_open, keys, self.dead).flatten(1)
-        best, picked = keys.topk(min(number, keys.shape[1]))
-        picked = torch.where(best > beam.DEAD, picked, keys.shape[1])
-        dead_state = self.catalogue.dead_state
-        nodes = beam.select(self.nodes, legal, scores, num_kept=picked.shape[1], dead_state=dead_state, picked=picked)
-        self.nodes, self.behind = nodes, best
-        self.paths = None if self.paths is None else self.paths.gather(1, nodes.parents)
-        return Nodes(nodes.tokens, nodes.parents, nodes.states)
+        self.nodes, self.paths, self.behind = draft_best(
+            self.nodes,
+            self.paths,
+            self.behind,
+            legal,
+            scores,
+            open_children(legal, self.catalogue, depth=depth),
+            self.plan,
+            number=min(number, scores[0].numel()),
+            dead_state=self.catalogue.dead_state,
+            noise=self.plan.noise,
+        )
+        return Nodes(self.nodes.tokens, self.nodes.parents, self.nodes.states)
 
 
 class TreeDrafter:
