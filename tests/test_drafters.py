@@ -7,8 +7,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -29,7 +31,9 @@ from test_decode import CPU, make_plan
 
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue.rules import combine_rules
-from hf_gr.core.beam import DEAD
+from hf_gr.core import ops
+from hf_gr.core.beam import DEAD, Beams
+from hf_gr.core.decide import draft_best
 from hf_gr.torch import decode as loop
 from hf_gr.torch import drafters, transition
 from hf_gr.torch.children import Children
@@ -466,3 +470,16 @@ def test_tables_and_children_agree_with_each_other() -> None:
             legal = children(here, catalogue, level=level)
             assert bool((legal.legal & (legal.tokens == token)).any())
             here = transition.advance(here, torch.tensor([[token]]), catalogue, level=level)
+
+
+def test_paths_draft_what_is_least_behind_their_own_choice() -> None:
+    scores = np.array([[[0.0, -3.0], [-7.0, -7.25], [-2.0, -9.0]]])  # of two children of three nodes
+    nodes = Beams.start(ops, scores, batch_size=1, width=3, independent=True)
+    legal: Any = SimpleNamespace(take=lambda parents, places: (places, 10 * parents + places))
+    plan: Any = SimpleNamespace(do_sample=False, is_beam_search=False)
+    paths, behind, is_open = np.array([[0, 1, 1]]), np.array([[0.0, -0.5, -1.0]]), scores > -8.0
+    how = {"number": 7, "dead_state": 99}
+    below, paths, behind = draft_best(nodes, paths, behind, legal, scores, is_open, plan, **how)
+    assert below.states.tolist() == [[0, 10, 11, 20, 1, 99, 99]]  # one is not open, one is padding
+    assert behind[0, :5].tolist() == [0.0, -0.5, -0.75, -1.0, -3.0]
+    assert paths[0, :5].tolist() == [0, 1, 1, 1, 0]
