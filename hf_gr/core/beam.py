@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
 
@@ -22,6 +22,7 @@ from .ops import Array
 DEAD = -math.inf
 
 
+@runtime_checkable
 class Candidates(Protocol):
     """The children of every beam, padded to C; tokens are anything where `legal` is false: no child, or a dead one."""
 

@@ -49,7 +49,8 @@ def pad(values: Array, number: int, fill: bool | int | float) -> Array:  # noqa:
 
 def topk(keys: Array, number: int) -> tuple[Array, Array]:  # noqa: D103
     # Not in blocks as in PyTorch: XLA's own top-k of 34,000 candidates is faster (0.1 ms on a CPU).
-    return lax.top_k(keys, number)
+    values, places = lax.top_k(keys, number)
+    return values, places
 
 
 def argmax(values: Array) -> Array:  # noqa: D103
