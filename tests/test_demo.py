@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from hf_gr import ConstraintIndex, SemanticIds
 from hf_gr.commands import app as cli
+from hf_gr.commands import programs
 from hf_gr.demo import evaluate, run
 from hf_gr.demo.cache import default_folder
 from hf_gr.demo.data import keep_most_rated, leave_one_out, load_movielens, popularity_order
@@ -240,7 +241,7 @@ def test_folder_that_cannot_be_written_is_refused_before_the_training(tmp_path, 
 
 
 def test_missing_package_names_the_extra(monkeypatch, capsys):
-    monkeypatch.setattr(cli, "find_spec", lambda name: None if name == "sklearn" else object())
+    monkeypatch.setattr(programs, "find_spec", lambda name: None if name == "sklearn" else object())
     with pytest.raises(SystemExit, match="1"):
         cli.demo()
     assert 'hf-gr demo needs scikit-learn: pip install "hf-gr[demo]"' in capsys.readouterr().err

@@ -338,7 +338,10 @@ def test_a_checkpoint_names_its_catalogue_and_its_defaults(tmp_path: Path) -> No
         ({"drafting": "assistant"}, "drafting='assistant' without assistant_model, expected both"),
         ({"drafting": "trie", "verification": "catalogue"}, "verification='catalogue' with drafting='trie'"),
         ({"drafting": "head", "verification": "strict"}, "drafting='head' and the model has no draft head"),
-        ({"drafting": "head", "verification": "last_level"}, "verification='last_level' with drafting='head'"),
+        (
+            {"drafting": "head", "verification": "last_level"},
+            "verification='last_level', expected another one in Flax",
+        ),
         ({"drafting": "head"}, "the model has no draft head"),
         ({"draft_token_budget": 5}, "draft_token_budget=5 without drafting"),
         ({"num_draft_beams": 5}, "num_draft_beams=5"),

@@ -13,7 +13,7 @@ import torch
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 
-from hf_gr.core.beam import Beams  # noqa: E402
+from hf_gr.core.beam import Beams, paths_of  # noqa: E402
 from hf_gr.flax import noise as noise_module  # noqa: E402
 from hf_gr.flax import ops  # noqa: E402
 from hf_gr.flax.children import Children  # noqa: E402
@@ -37,7 +37,7 @@ def both(*, length: int, independent: bool, stream: int = 0) -> list[tuple[np.nd
 
     @jax.jit
     def ours(noise: Noise) -> Any:
-        paths = noise_module.paths_of(beams) if independent else None
+        paths = paths_of(beams) if independent else None
         noise = noise.stream(stream) if stream else noise
         return [getattr(noise, kind)(beams, children, paths=paths) for kind in ("uniform", "gumbel")]
 
@@ -48,7 +48,7 @@ def both(*, length: int, independent: bool, stream: int = 0) -> list[tuple[np.nd
     )
     noise = torch_noise.Noise(torch.from_numpy(SEEDS))
     noise = noise.stream(stream) if stream else noise
-    paths = torch_noise.paths_of(given[0]) if independent else None
+    paths = paths_of(given[0]) if independent else None
     theirs = [make(*given, paths=paths).numpy() for make in (noise.uniform, noise.gumbel)]
     return list(zip(map(np.asarray, ours(Noise.of(SEEDS))), theirs, strict=True))
 

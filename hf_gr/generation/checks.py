@@ -20,7 +20,7 @@ from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.catalogue.trie import PADDING
 
 from .configuration import GR_FIELDS, check_fields
-from .models import position_limit
+from .models import fill_token, num_end_tokens, position_limit
 
 # By draft head, the tries whose tokens are all among its codes.
 _FITTING: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
@@ -259,6 +259,27 @@ def missing_token(catalogue: Snapshot, fill: int) -> int:
     places = np.arange(catalogue.max_length)
     rows = np.where(places <= places[:, None], fill, PADDING)
     return -1 if (catalogue.trie.walk(rows, catalogue.eos_token_id)[0] >= 0).any() else fill
+
+
+def options_of(config: Any, catalogue: Snapshot, *, max_new_tokens: int, forces_end: bool) -> dict[str, Any]:
+    """What `core.plan.Options` holds of a prepared config, in numbers of the host."""
+    fill, has_details = fill_token(config), bool(config.return_dict_in_generate)
+    is_relaxed = getattr(config, "verification", None) == "relaxed"
+    return {
+        "num_beams": config.num_beams,
+        "num_return_sequences": config.num_return_sequences,
+        "num_kept": (1 if is_relaxed else max(2, 1 + num_end_tokens(config))) * config.num_beams,
+        "do_sample": config.do_sample,
+        "early_stopping": config.early_stopping,
+        "forces_end": forces_end,
+        "output_scores": has_details and bool(config.output_scores),
+        "output_logits": has_details and bool(config.output_logits),
+        "is_relaxed": is_relaxed,
+        "length_penalty": config.length_penalty,
+        "max_new_tokens": max_new_tokens,
+        "fill_token_id": fill,
+        "missing_token_id": missing_token(catalogue, fill),
+    }
 
 
 def draft_budget(config: Any, *, batch_size: int, vocab_size: int) -> int:

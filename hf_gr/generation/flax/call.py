@@ -32,11 +32,11 @@ from hf_gr.flax.plan import DecodePlan
 from hf_gr.flax.processors import Processors
 from hf_gr.flax.speculation import Speculation
 from hf_gr.generation.answers import with_items
-from hf_gr.generation.checks import forced_end, missing_token
+from hf_gr.generation.checks import forced_end, options_of
 from hf_gr.generation.configuration import VERIFICATION, set_fields
 from hf_gr.generation.drafts import kind_of
 from hf_gr.generation.internals import default_generation_fields
-from hf_gr.generation.models import fill_token, first_of, num_end_tokens
+from hf_gr.generation.models import first_of, num_end_tokens
 from hf_gr.generation.named_catalogues import batch_rules, resolve_indexes
 from hf_gr.generation.seeds import row_seeds
 
@@ -226,39 +226,25 @@ def make_plan(
     config: Any, catalogue: Snapshot, max_new_tokens: int, processors: Processors | None = None
 ) -> DecodePlan:
     """The options of a call; those that may change without a new program have one type for all calls."""
-    fill = fill_token(config)
     num_ends = num_end_tokens(config)
-    is_relaxed = getattr(config, "verification", None) == "relaxed"
-    is_beam_search = config.num_beams > 1 or is_relaxed
-
-    def number(value: float) -> Any:
-        return np.float32(value)
+    forces_end = forced_end(config, catalogue, max_new_tokens) is not None
+    options = options_of(config, catalogue, max_new_tokens=min(max_new_tokens, LARGEST), forces_end=forces_end)
+    options["length_penalty"] = np.float32(options["length_penalty"] or 0.0)
+    options |= {name: np.int32(options[name]) for name in ("max_new_tokens", "fill_token_id", "missing_token_id")}
 
     def warper(name: str, *, neutral: float | None = None) -> Any:
         value = getattr(config, name)
-        return None if not config.do_sample or value is None or value == neutral else number(value)
+        return None if not config.do_sample or value is None or value == neutral else np.float32(value)
 
     return DecodePlan(
-        num_beams=config.num_beams,
-        num_return_sequences=config.num_return_sequences,
-        num_kept=(1 if is_relaxed else max(2, 1 + num_ends)) * config.num_beams,
-        do_sample=config.do_sample,
-        early_stopping=config.early_stopping,
+        **options,
         top_k=(config.top_k or None) if config.do_sample else None,
-        min_tokens_to_keep=(num_ends + 1 if num_ends else 2) if is_beam_search else 1,
+        min_tokens_to_keep=(num_ends + 1 if num_ends else 2) if config.num_beams > 1 or options["is_relaxed"] else 1,
         renormalize_logits=config.renormalize_logits is True,
-        forces_end=forced_end(config, catalogue, max_new_tokens) is not None,
-        output_scores=bool(config.return_dict_in_generate and config.output_scores),
-        output_logits=bool(config.return_dict_in_generate and config.output_logits),
-        length_penalty=number(min(max(config.length_penalty or 0.0, -LARGEST), LARGEST)),
-        max_new_tokens=np.int32(min(max_new_tokens, LARGEST)),
-        fill_token_id=np.int32(fill),
-        missing_token_id=np.int32(missing_token(catalogue, fill)),
         temperature=warper("temperature", neutral=1.0),
         top_p=warper("top_p", neutral=1.0),
         min_p=warper("min_p"),
         processors=processors,
-        is_relaxed=is_relaxed,
     )
 
 

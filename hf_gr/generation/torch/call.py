@@ -27,10 +27,10 @@ from transformers.generation import (
 from hf_gr.catalogue.rules import BatchRules
 from hf_gr.generation import internals
 from hf_gr.generation.answers import with_items
-from hf_gr.generation.checks import check_tokens_of_catalogue, forced_end, missing_token
+from hf_gr.generation.checks import check_tokens_of_catalogue, forced_end, options_of
 from hf_gr.generation.configuration import set_fields
 from hf_gr.generation.messages import say_once
-from hf_gr.generation.models import fill_token, first_of, num_end_tokens
+from hf_gr.generation.models import first_of
 from hf_gr.generation.named_catalogues import batch_rules, resolve_indexes
 from hf_gr.generation.seeds import row_seeds
 from hf_gr.torch.decode import Decoded, DecodePlan
@@ -290,28 +290,15 @@ class Call:
             before.append(TopKLogitsWarper(tokens_per_beam))
             tokens_per_beam = None
         stop: Any = _own_criteria(criteria, self.passed_on["stopping_criteria"] or ())
-        fill = fill_token(config)
-        wants_details = bool(config.return_dict_in_generate)
-        spares = max(2, 1 + num_end_tokens(config))
+        options = options_of(config, self.rules.shared, max_new_tokens=config.max_new_tokens, forces_end=forces_end)
+        options["output_scores"] &= self.keeps_step_scores
         return DecodePlan(
+            **options,
             prompt=input_ids,
-            num_beams=config.num_beams,
-            num_return_sequences=config.num_return_sequences,
-            num_kept=config.num_beams if verification.samples else spares * config.num_beams,
-            do_sample=config.do_sample,
-            length_penalty=config.length_penalty,
-            early_stopping=config.early_stopping,
-            max_new_tokens=config.max_new_tokens,
-            forces_end=forces_end,
-            fill_token_id=fill,
-            missing_token_id=missing_token(self.rules.shared, fill),
             processors=(before, after) if len(before) or len(after) else None,
             tokens_per_beam=tokens_per_beam,
             stopping_criteria=(lambda sequences: stop(sequences, None)) if len(stop) else None,
-            output_scores=bool(wants_details and config.output_scores and self.keeps_step_scores),
-            output_logits=bool(wants_details and config.output_logits),
             exit_early=not self.passed_on["synced_gpus"],
-            is_relaxed=verification.samples,
             noise=Noise(self._seeds(input_ids)) if config.do_sample else None,
         )
 
