@@ -340,7 +340,7 @@ def test_a_checkpoint_names_its_catalogue_and_its_defaults(tmp_path: Path) -> No
         ({"drafting": "head", "verification": "strict"}, "drafting='head' and the model has no draft head"),
         (
             {"drafting": "head", "verification": "last_level"},
-            "verification='last_level', expected another one in Flax",
+            "verification='last_level', expected another",
         ),
         ({"drafting": "head"}, "the model has no draft head"),
         ({"draft_token_budget": 5}, "draft_token_budget=5 without drafting"),
