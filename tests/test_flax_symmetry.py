@@ -119,7 +119,6 @@ FLAX_ONLY = {
         "shapes_of": "torch's modules know theirs",
     },
     "drafters": {
-        "best": "the class Best in PyTorch",
         "subtree": "a method in torch",
         "sample": "the class Samples in PyTorch",
     },
