@@ -832,6 +832,25 @@ def test_the_processor_path_samples_where_one_item_is_left(kwargs: dict[str, Any
         assert index.items(generated(out, inputs)) == [[item], [], []] * 2
 
 
+def test_the_processor_path_refuses_penalties_that_outrank_its_scores() -> None:
+    options = {**prompts(1, 5), "constraint_index": INDEX, "num_beams": 3, "use_cache": False}
+    with pytest.raises(ValueError, match=r"length_penalty=-25.0, expected at least -8.3 in transformers' own loop"):
+        enabled().generate(**options, length_penalty=-25.0)
+    assert INDEX.items(generated(enabled().generate(**options, length_penalty=-8.0), options))[0]
+
+
+def test_outputs_that_a_checkpoint_asks_for_are_ignored() -> None:
+    model, inputs = enabled(), prompts(1, 5)
+    expected = model.generate(**inputs, constraint_index=INDEX, num_beams=3)
+    model.generation_config.output_hidden_states = True
+    try:
+        assert torch.equal(model.generate(**inputs, constraint_index=INDEX, num_beams=3), expected)
+        with pytest.raises(ValueError, match="output_hidden_states with constraint_index"):
+            model.generate(**inputs, constraint_index=INDEX, num_beams=3, output_hidden_states=True)
+    finally:
+        model.generation_config.output_hidden_states = False
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_the_processor_path_loses_no_item_when_it_renormalises(seed: int) -> None:
     index, inputs = ConstraintIndex.from_sequences([[3], [4, 5, 6]], eos_token_id=EOS), prompts(2, 6, seed=seed)

@@ -72,6 +72,22 @@ def test_views_exclusions_and_length_penalties() -> None:
         assert all(items <= {"a", "cd"} if exclude is None else "a" not in items for items in labels[:5])
 
 
+@pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 1.0, 8.0])
+def test_rows_without_an_answer_of_their_own_are_missing(length_penalty: float) -> None:
+    model, options = enable(model_of("llama")), {"separator": SEPARATOR, "max_labels": 1, "max_new_tokens": 6}
+    details = {"return_dict_in_generate": True, "output_scores": True}
+    beams = {"num_beams": 3, "num_return_sequences": 3, "length_penalty": length_penalty}
+    index, others = index_of(), ["ab", "cd", "cea"]
+    out = model.generate(PROMPT, constraint_index=index, exclude_items=[others, []], **options, **beams, **details)
+    assert len(out.item_ids[0]) == 1
+    two = {tuple(items) for items in out.item_ids[:3]}
+    assert two == {("a",), ("dab",), ()}, two  # of two labels left, and a missing row
+    assert out.sequences_scores[:3].isfinite().tolist() == [True, True, False]
+    assert out.item_ids[3:] == [items for items in out.item_ids[3:] if items]
+    alone = model.generate(PROMPT, constraint_index=index, exclude_items=[["a", *others, "dab"], []], **options)
+    assert (alone[0, PROMPT.shape[1] :] == 1).all()
+
+
 def test_a_planted_error_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels that may repeat."""
     right = separators.Answers.next_tokens

@@ -47,6 +47,8 @@ from .models import output_size_of
 from .outputs import output_class
 from .prompts import Prompt
 
+ONE_ROW_A_PATH = ("output_attentions", "output_hidden_states", "stop_strings")  # outputs of transformers' loop alone
+
 
 @dataclass(frozen=True)
 class Call:
@@ -143,10 +145,12 @@ class Call:
             kwargs.get(name, getattr(generation_config, name, None))
             for name in ("max_new_tokens", "max_length", "use_cache")
         )
+        _refuse_outputs(lambda name: kwargs.get(name, getattr(generation_config, name, None)))
         keeps_step_scores = kwargs.pop("_step_scores", True)
         config, model_kwargs = internals.prepare_config(model, generation_config, kwargs)
         set_fields(config, fields)
-        _check_options(config)
+        for name in ONE_ROW_A_PATH:
+            setattr(config, name, None)
         prompt = Prompt.read(model, inputs, config, model_kwargs)
         rules = batch_rules(indexes, exclude_items, num_prompts=prompt.num_rows)
         check_call(
@@ -326,9 +330,9 @@ def _read_answers(
     return several
 
 
-def _check_options(config: GenerationConfig) -> None:
-    """Refuse what a forward over all beams of a prompt cannot give."""
-    asked = [name for name in ("output_attentions", "output_hidden_states", "stop_strings") if getattr(config, name)]
+def _refuse_outputs(given: Callable[[str], Any]) -> None:
+    """Refuse what a forward over all beams of a prompt cannot give; a checkpoint's own wishes are ignored."""
+    asked = [name for name in ONE_ROW_A_PATH if given(name)]
     if asked:
         raise ValueError(
             f"{', '.join(asked)} with constraint_index, expected none: in transformers' own loop, pass "

@@ -120,6 +120,9 @@ class Program:
         return call.most_hidden <= self.most_hidden and self.key == call.key
 
 
+NOT_CAPTURED = "cache_implementation='static' with a call that model.warm_up has not captured: decoding without graphs"
+
+
 @contextmanager
 def capturing() -> Iterator[list[Program]]:
     """Within this context calls capture what is not captured; gives the programs that answered."""
@@ -143,18 +146,20 @@ def decode_captured(model: Any, prepared: Prepared, search: Search) -> Decoded |
             raise ValueError(f"warm_up with {obstacle}, expected calls that can be captured")
         say_once(f"cache_implementation='static' with {obstacle}: decoding without graphs")
         return None
-    call = plan_of(model, prepared, search, state)
     programs = PROGRAMS.setdefault(model, [])
-    programs[:] = [program for program in programs if program.catalogue() is not None]
+    for gone in [program for program in programs if program.catalogue() is None]:
+        programs.remove(gone)  # one by one: another thread may be appending
+    if found is None and not programs:
+        say_once(NOT_CAPTURED)  # before the plan, which computes the prompt without the nodes of a draft
+        return None
+    call = plan_of(model, prepared, search, state)
     program = next((program for program in programs if program.answers(call)), None)
     if found is not None:
         if program is None:
             programs.append(program := capture(call, model, prepared))
         found.append(program)
     if program is None:
-        say_once(
-            "cache_implementation='static' with a call that model.warm_up has not captured: decoding without graphs"
-        )
+        say_once(NOT_CAPTURED)
         return None
     decoded, fits = program.captured.replay(call)
     return decoded if fits is None or bool(fits.all()) else None

@@ -82,7 +82,7 @@ class EncoderDecoder:
         places = torch.arange(num_past + num_nodes, device=device)
         before = places[:num_past].expand(batch_size, -1) if self.positions is None else self.positions
         self.positions = torch.cat([before, positions], dim=1)
-        by_distance = attention.relative_attention_bias(relative_buckets(attention, -places)).T  # [H, S]
+        by_distance = attention.relative_attention_bias(relative_buckets(attention, -places)).T.to(device)  # [H, S]
         wanted = (positions[..., None] - self.positions[:, None]).clamp(min=0)
         computed = (places[num_past:, None] - places).clamp(min=0)
         return (by_distance[:, wanted].transpose(0, 1) - by_distance[:, computed]).to(self.model.dtype)

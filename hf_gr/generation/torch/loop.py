@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,13 @@ def generate_by_processor(generate: Callable[..., Any], call: Call) -> Any:
         raise ValueError(
             "past_key_values is given for several paths a prompt, expected None: this model or these options "
             "decode in transformers' own loop, which needs a row a beam"
+        )
+    # Below it transformers' mark of what is no beam, -1e9 divided by the length, outranks real scores.
+    least = -math.log(1e5) / math.log(max(rules.shared.max_length, 2))
+    if config.num_beams > 1 and config.length_penalty < least:
+        raise ValueError(
+            f"length_penalty={config.length_penalty}, expected at least {least:.1f} in transformers' own loop, which "
+            "this model or these options need"
         )
     constraint = ConstraintLogitsProcessor._of_rules(rules, num_beams=config.num_beams)
     processors = LogitsProcessorList([constraint, *(passed_on["logits_processor"] or ())])
@@ -84,6 +92,9 @@ def generate_by_processor(generate: Callable[..., Any], call: Call) -> Any:
         assert scores is not None
         out.sequences_scores = torch.where(is_dead, -torch.inf, scores) if with_scores else None
         out.beam_indices = beam_indices[:, :width].masked_fill(~is_there, -1)
+        # The beams of a prompt begin as equals; the constraint hides all but the first, which would repeat each other.
+        equal = out.scores[0].unflatten(0, (-1, config.num_beams))[:, :1].expand(-1, config.num_beams, -1)
+        out.scores = (equal.flatten(0, 1), *out.scores[1:])
     out.scores = out.scores if with_scores else None
     is_encoder_decoder = hasattr(out, "decoder_attentions")
     made = output_class(is_encoder_decoder=is_encoder_decoder, is_beam_search=beam_indices is not None)

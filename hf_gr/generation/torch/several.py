@@ -22,7 +22,7 @@ from hf_gr.generation.internals import as_it_is
 from hf_gr.generation.models import fill_token
 
 from .call import Call
-from .constraints import SeveralLabels
+from .constraints import NEARLY_IMPOSSIBLE, SeveralLabels
 from .logits_process import ConstraintLogitsProcessor
 from .outputs import output_class
 
@@ -54,8 +54,13 @@ def generate_several(generate: Callable[..., Any], call: Call, answers: SeveralL
     generated = out.sequences[:, -width:]
     ended = (generated == config.eos_token_id).cumsum(1)
     generated.masked_fill_((ended > 0) & ~((ended == 1) & (generated == config.eos_token_id)), fill)
-    if beam_indices is not None:
-        dead = is_dead(out.sequences_scores)
+    if beam_indices is None:
+        first = out.scores[0].gather(1, generated[:, :1])
+        generated.masked_fill_(first < NEARLY_IMPOSSIBLE, missing_token(rules.shared, fill))
+    else:
+        lengths = (beam_indices >= 0).sum(1).clamp_min(1)  # by which the mark may have been divided
+        sums = out.sequences_scores.double() * lengths**config.length_penalty
+        dead = is_dead(out.sequences_scores) | is_dead(sums)
         generated.masked_fill_(dead[:, None], missing_token(rules.shared, fill))
         out.beam_indices = beam_indices.masked_fill(dead[:, None], -1)
         out.sequences_scores = out.sequences_scores.masked_fill(dead, -torch.inf) if asked[1] else None
