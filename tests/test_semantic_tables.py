@@ -127,6 +127,9 @@ def test_a_table_in_memory(kind: str, names: list[Any]) -> None:
     table = library.table(columns) if kind == "pyarrow" else library.DataFrame(columns)
     ids = SemanticIds.from_table(table, offset=OFFSET)
     assert (ids.codes.tolist(), ids.item_ids) == (CODES, names)
+    columns["codes"] = [texts(row) for row in CODES]
+    written = library.table(columns) if kind == "pyarrow" else library.DataFrame(columns)
+    assert SemanticIds.from_table(written, offset=OFFSET).codes.tolist() == CODES
     assert ConstraintIndex.from_table(table, sequence="tokens").items([[7, 9]]) == [[names[1]]]
     with pytest.raises(ValueError, match="the table has no column 'code', expected one of 'codes', "):
         SemanticIds.from_table(table, codes="code")

@@ -64,7 +64,7 @@ class CodeReader:
             expected = token_text(self.template, level, 0)
             wanted = f"expected an integer or a text such as {expected!r}"
             raise ValueError(f"{of} has {parts[level]!r} at level {level}, {wanted}: {_FIX}")
-        if any(isinstance(part, str) for part in parts):
+        if any(isinstance(part, str) and not _NUMBERS.fullmatch(part.strip()) for part in parts):
             if not self._takes_texts:
                 raise ValueError(
                     f"{of} has the token texts {value!r}, expected tokenizer= or offset=: texts name tokens of a "

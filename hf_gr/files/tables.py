@@ -199,7 +199,11 @@ class _Batch:
     def column(self, name: str) -> Any:
         column: Any = self.columns.column(name)
         column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-        return column.cast(pa.string()) if pa.types.is_string_view(column.type) else column  # Polars has these
+        if pa.types.is_string_view(column.type):  # Polars has these, also in lists
+            return column.cast(pa.string())
+        is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+        is_views = is_list and pa.types.is_string_view(column.type.value_type)
+        return column.cast(pa.large_list(pa.string())) if is_views else column
 
     def type_error(self, name: str, expected: str) -> ValueError:
         found = self.columns.column(name).type

@@ -60,7 +60,8 @@ def check_options(config: Any) -> None:
     check_config(config)
     for name, values in (NEUTRAL | NEUTRAL_SCORES | (NEUTRAL_WARPERS if config.do_sample else {})).items():
         if (value := getattr(config, name, None)) not in values:
-            fix = ", or pass a function in JAX as logits_processor=[...]" if name in NEUTRAL_SCORES else ""
+            in_jax = f", or pass {name}={values[-1]!r} and a function in JAX as logits_processor=[...]"
+            fix = in_jax if name in NEUTRAL_SCORES else ""
             raise ValueError(
                 f"{name}={value!r}, expected {values[-1]!r}: not supported in Flax; use backend='torch'{fix}"
             )
