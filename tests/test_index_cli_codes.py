@@ -60,7 +60,7 @@ def test_codes_of_a_table_become_the_tokens_of_a_tokenizer(tmp_path: Path) -> No
     assert index.encode(NAMES) == tokenizer.convert_tokens_to_ids([text for row in rows for text in row])
     said = fail("build", table, "--codes", "codes", *options, "--template", "[{level}{code}]")
     assert "row 0 is ['<A_0>', '<B_1>'], it has '<A_0>' at level 0, expected" in said
-    assert "pass --template '<{LEVEL}_{code}>'?" in said
+    assert "texts are written otherwise" in said
     pq.write_table(pa.table({"codes": [[5, 5]], "item_id": ["pie"]}), tmp_path / "more.parquet")
     said = fail("build", tmp_path / "more.parquet", "--codes", "codes", *options)
     assert (
@@ -150,7 +150,7 @@ def test_every_command_prints_json(table: Path, tmp_path: Path, monkeypatch: pyt
         "warnings": [],
     }
     checked = json.loads(succeed("check", tmp_path / "built", "--json"))
-    assert set(checked["checked"]) == {"files", "digests", "structure", "items"}
+    assert set(checked["checked"]) == {"files", "digests", "catalogue"}
     assert checked["warnings"] == []
     monkeypatch.setattr(huggingface_hub, "HfApi", FakeApi)
     pushed = json.loads(succeed("push", tmp_path / "built", "me/catalogue", "--json"))
@@ -160,7 +160,7 @@ def test_every_command_prints_json(table: Path, tmp_path: Path, monkeypatch: pyt
 def test_one_item_is_no_plural(tmp_path: Path) -> None:
     np.save(tmp_path / "one.npy", np.array([[7]]))
     assert ": 1 item, 1 sequence of up to 1 token," in succeed("build", tmp_path / "one.npy", "-o", tmp_path / "built")
-    assert "1 sequence in 1 level:" in succeed("check", tmp_path / "built")
+    assert "1 sequence in 1 level; 1 item," in succeed("check", tmp_path / "built")
 
 
 def test_errors_name_options() -> None:

@@ -42,7 +42,7 @@ def one_of(inputs: dict[str, torch.Tensor], row: int) -> dict[str, torch.Tensor]
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("family", ["qwen3", "gpt2", "bart", "t5"])
+@pytest.mark.parametrize("family", ["qwen3", "gpt2", "t5"])
 def test_a_prompts_samples_are_its_own(family: str, mode: str) -> None:
     inputs = prompts(4, 12, padded=True)
     together = sample(family, inputs, 7, mode=mode)
@@ -217,6 +217,6 @@ def test_seeds_come_from_the_generator_or_the_device() -> None:
 
 def test_transformers_loop_takes_no_seed() -> None:
     model, inputs = enable(build("qwen3", attn_implementation="eager")), prompts(2, 6)
-    options = {"constraint_index": INDEX, "do_sample": True, "output_attentions": True}
+    options = {"constraint_index": INDEX, "do_sample": True, "use_cache": False}
     with pytest.raises(ValueError, match="seed is given, expected None in transformers' loop: use torch.manual_seed"):
         model.generate(**inputs, **options, seed=7)
