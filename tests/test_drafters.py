@@ -34,6 +34,7 @@ from hf_gr.catalogue.rules import combine_rules
 from hf_gr.core import ops
 from hf_gr.core.beam import DEAD, Beams
 from hf_gr.core.decide import draft_best
+from hf_gr.core.plan import Options
 from hf_gr.torch import decode as loop
 from hf_gr.torch import drafters, transition
 from hf_gr.torch.children import Children
@@ -473,11 +474,14 @@ def test_tables_and_children_agree_with_each_other() -> None:
 
 
 def test_paths_draft_what_is_least_behind_their_own_choice() -> None:
-    scores = np.array([[[0.0, -3.0], [-7.0, -7.25], [-2.0, -9.0]]])  # of two children of three nodes
+    scores = np.array([[[0.0, -3.0], [-7.0, -7.25], [-2.0, -9.0]]], np.float32)  # of two children of three nodes
     nodes = Beams.start(ops, scores, batch_size=1, width=3, independent=True)
-    legal: Any = SimpleNamespace(take=lambda parents, places: (places, 10 * parents + places))
-    plan: Any = SimpleNamespace(do_sample=False, is_beam_search=False)
-    paths, behind, is_open = np.array([[0, 1, 1]]), np.array([[0.0, -0.5, -1.0]]), scores > -8.0
+    nothing = np.zeros((1, 3, 2), np.int64)  # nobody reads it
+    legal: Any = SimpleNamespace(
+        tokens=nothing, legal=nothing > 0, take=lambda parents, places: (places, 10 * parents + places)
+    )
+    plan = Options(num_beams=1, num_return_sequences=1, num_kept=1, do_sample=False, early_stopping=False)
+    paths, behind, is_open = np.array([[0, 1, 1]]), np.array([[0.0, -0.5, -1.0]], np.float32), scores > -8.0
     how = {"number": 7, "dead_state": 99}
     below, paths, behind = draft_best(nodes, paths, behind, legal, scores, is_open, plan, **how)
     assert below.states.tolist() == [[0, 10, 11, 20, 1, 99, 99]]  # one is not open, one is padding

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +19,11 @@ exp, log, where, expand = jnp.exp, jnp.log, jnp.where, jnp.broadcast_to
 log_softmax = partial(jax.nn.log_softmax, axis=-1)
 
 
-def full(shape: Sequence[int], value: bool | int | float, like: Array) -> Array:  # noqa: D103
+def full(shape: Sequence[int], value: bool | int | float, like: Any) -> Array:  # noqa: D103
     return jnp.full(shape, value, {bool: jnp.bool_, int: jnp.int32, float: jnp.float32}[type(value)])
 
 
-def arange(number: int, like: Array) -> Array:  # noqa: D103
+def arange(number: int, like: Any) -> Array:  # noqa: D103
     return jnp.arange(number, dtype=jnp.int32)
 
 

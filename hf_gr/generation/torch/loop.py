@@ -57,6 +57,9 @@ def generate_by_processor(generate: Callable[..., Any], call: Call) -> Any:
     beam_indices: Any = getattr(out, "beam_indices", None)
     num_steps = len(out.scores) if beam_indices is None else beam_indices.shape[1]
     prompt, generated = out.sequences.tensor_split([out.sequences.shape[1] - num_steps], dim=1)
+    if not num_steps:  # beams of transformers' that all ended before their first token
+        num_steps, generated = 1, generated.new_full((len(generated), 1), fill_token(config))
+        beam_indices = torch.full_like(generated, -1)
     steps, fill = torch.arange(num_steps, device=generated.device), fill_token(config)
     lengths = steps.new_full((len(generated),), num_steps)
     if end is not None:
@@ -93,8 +96,9 @@ def generate_by_processor(generate: Callable[..., Any], call: Call) -> Any:
         out.sequences_scores = torch.where(is_dead, -torch.inf, scores) if with_scores else None
         out.beam_indices = beam_indices[:, :width].masked_fill(~is_there, -1)
         # The beams of a prompt begin as equals; the constraint hides all but the first, which would repeat each other.
-        equal = out.scores[0].unflatten(0, (-1, config.num_beams))[:, :1].expand(-1, config.num_beams, -1)
-        out.scores = (equal.flatten(0, 1), *out.scores[1:])
+        for first in out.scores[:1]:
+            equal = first.unflatten(0, (-1, config.num_beams))[:, :1].expand(-1, config.num_beams, -1)
+            out.scores = (equal.flatten(0, 1), *out.scores[1:])
     out.scores = out.scores if with_scores else None
     is_encoder_decoder = hasattr(out, "decoder_attentions")
     made = output_class(is_encoder_decoder=is_encoder_decoder, is_beam_search=beam_indices is not None)
