@@ -15,6 +15,8 @@ from jaxtyping import Array
 
 from hf_gr.core import beam
 
+from .arrays import along as take_along
+
 exp, log, where, expand = jnp.exp, jnp.log, jnp.where, jnp.broadcast_to
 log_softmax = partial(jax.nn.log_softmax, axis=-1)
 
@@ -32,12 +34,11 @@ def fill(values: Array, flags: Array, number: int | float | Array) -> Array:  # 
 
 
 def along(values: Array, places: Array) -> Array:  # noqa: D103
-    places = places if places.ndim == values.ndim else places[..., None]
-    return jnp.take_along_axis(values, places, axis=1, mode="promise_in_bounds")  # saves the checks
+    return take_along(values, places if places.ndim == values.ndim else places[..., None])
 
 
 def pick(values: Array, places: Array) -> Array:  # noqa: D103
-    return jnp.take_along_axis(values, places[..., None], axis=-1, mode="promise_in_bounds")[..., 0]
+    return take_along(values, places[..., None], axis=-1)[..., 0]
 
 
 def concat(arrays: Sequence[Array], axis: int) -> Array:  # noqa: D103
