@@ -741,6 +741,15 @@ def test_a_missing_row_of_transformers_loop_is_no_forbidden_item(family: str) ->
     assert sorted(index.items(generated(out, inputs))) == [[], [1], [2]]
 
 
+@pytest.mark.parametrize("how", [{}, {"do_sample": True, "temperature": 0.5}], ids=["beams", "samples"])
+def test_items_whose_end_is_forbidden_are_no_answers_of_transformers_loop(how: dict) -> None:
+    index = ConstraintIndex.from_sequences([[5], [6]], eos_token_id=2)
+    inputs = prompts(2, 5)
+    options = {"num_beams": 4, "num_return_sequences": 4, "suppress_tokens": [2], "pad_token_id": PAD, **LOOP}
+    out = enabled().generate(**inputs, constraint_index=index, exclude_items=[[0, 1], [0]], **options, **how)
+    assert index.items(generated(out, inputs)) == [[]] * 8
+
+
 @pytest.mark.parametrize("index", [INDEX, RAGGED], ids=["fixed", "ragged"])
 @pytest.mark.parametrize("drafts", [{}, {"drafting": "trie"}, LOOP], ids=str)
 def test_no_item_is_lost_to_beams_that_processors_leave_no_token(index: ConstraintIndex, drafts: dict) -> None:

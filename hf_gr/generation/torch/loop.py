@@ -76,7 +76,7 @@ def generate_by_processor(generate: Callable[..., Any], call: Call) -> Any:
         is_dead |= torch.tensor(is_copy, device=is_dead.device)
     if not passed_on["stopping_criteria"]:  # which may leave a part of an item
         is_item = [
-            bool(rules.items(number // config.num_return_sequences, row))
+            (end is None or end in row) and bool(rules.items(number // config.num_return_sequences, row))
             for number, row in enumerate(generated.tolist())
         ]
         is_dead |= ~torch.tensor(is_item, device=is_dead.device)
