@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from hf_gr import ConstraintIndex
+from hf_gr.answering.histories import join_tokens, tokens_of_items
 from hf_gr.catalogue.rules import combine_rules
 from hf_gr.serving import catalogues
 from hf_gr.serving.catalogues import LiveCatalogue, Update
-from hf_gr.serving.requests import RequestReader
 
 END = 9
 
@@ -22,12 +22,6 @@ END = 9
 def small_index(strings: bool = True) -> ConstraintIndex:
     ids = ["ham", "jam", "yam"] if strings else [10, 20, 30]
     return ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]], item_ids=ids)
-
-
-def compact_early(monkeypatch: pytest.MonkeyPatch, share: float = 0.0) -> None:
-    """Compact as soon as items were removed, or more than a share of all."""
-    monkeypatch.setattr(catalogues, "LEAST_REMOVED", 0)
-    monkeypatch.setattr(catalogues, "MOST_REMOVED", share)
 
 
 class Plain:
@@ -81,8 +75,8 @@ def random_update(draw: random.Random, plain: Plain, strings: bool) -> Update:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_updates_equal_sets(seed, monkeypatch):
-    """With many compactions, each of which other updates overtake."""
-    compact_early(monkeypatch, 0.1)
+    """Also where the arrays forget what was removed."""
+    monkeypatch.setattr(catalogues, "MOST_REMOVED", 0)
     draw, strings = random.Random(seed), seed % 2 == 0
     ids = [f"item {n}" if strings else n for n in range(30)]
     items = {item: [draw.randrange(4) for _ in range(draw.randint(1, 3))] + [END] for item in ids}
@@ -97,72 +91,22 @@ def test_updates_equal_sets(seed, monkeypatch):
         plain.check(edition)
         plain.check(catalogue.edition)
         taken.append((edition, list(edition.index), list(edition.index.item_ids)))
-        if draw.random() < 0.3:
-            catalogue.wait()
-            plain.check(catalogue.edition)
     for edition, rows, item_ids in taken:  # an edition stays as it was
         assert list(edition.index) == rows
         assert list(edition.index.item_ids) == item_ids
 
 
-@pytest.mark.parametrize("num_before", [0, 5])  # the last one is repeated while other updates wait
-def test_compaction_keeps_what_came_meanwhile(num_before, monkeypatch):
-    """An update and a new rule while the arrays are recompiled; the version stays, the arrays are new."""
-    compact_early(monkeypatch)
-    compacting, go_on = threading.Event(), threading.Event()
-    compact = ConstraintIndex.compact
-
-    def slow(index):
-        compacting.set()
-        assert go_on.wait(10)
-        compact(index)
-
-    monkeypatch.setattr(ConstraintIndex, "compact", slow)
-    catalogue = LiveCatalogue(small_index())
-    catalogue.apply(Update(remove=["yam"], add=[{"item_id": "pie", "sequence": [6, 9]}]))
-    assert compacting.wait(10)
-    for number in range(num_before):
-        catalogue.apply(Update(add=[{"item_id": f"new {number}", "sequence": [7, number]}]))
-    edition = catalogue.apply(Update(remove=["ham"], rules={"sweet": ["jam", "pie"]}))
-    go_on.set()
-    catalogue.wait()
-    assert edition.index.snapshot.items is not catalogue.edition.index.snapshot.items
-    assert catalogue.edition.version == edition.version == num_before + 2
-    assert sorted(catalogue.edition.index.item_ids) == sorted(edition.index.item_ids)
-    assert sorted(catalogue.edition.rules["sweet"].item_ids) == ["jam", "pie"]
-
-
-def test_swap_ends_a_compaction(monkeypatch):
-    """What was being compacted never replaces the new index."""
-    compact_early(monkeypatch)
-    go_on = threading.Event()
-    compact = ConstraintIndex.compact
-    monkeypatch.setattr(ConstraintIndex, "compact", lambda index: (go_on.wait(10), compact(index)))
+def test_a_new_index_in_place_of_the_old_one(caplog):
+    """Rules keep the ids that it has; the type of ids stays, since requests that wait name items by it."""
     catalogue = LiveCatalogue(small_index(), {"sweet": ["jam", "yam"]})
-    catalogue.apply(Update(remove=["ham"]))
     edition = catalogue.swap(ConstraintIndex.from_sequences([[1], [2]], item_ids=["jam", "tea"]))
-    go_on.set()
-    catalogue.wait()
     assert catalogue.edition is edition
-    assert (edition.version, edition.index.item_ids) == (2, ["jam", "tea"])
+    assert (edition.version, edition.index.item_ids) == (1, ["jam", "tea"])
     assert edition.rules["sweet"].item_ids == ["jam"]
-    assert edition.lost == {"sweet": ("yam",)}
-
-
-def test_a_failed_compaction_leaves_all_as_it_is(monkeypatch, caplog):
-    compact_early(monkeypatch)
-    compact = ConstraintIndex.compact
-    monkeypatch.setattr(ConstraintIndex, "compact", lambda index: 1 / 0)
-    catalogue = LiveCatalogue(small_index())
-    edition = catalogue.apply(Update(remove=["ham"], add=[{"item_id": "pie", "sequence": [6, 9]}]))
-    catalogue.wait()
+    assert "rule 'sweet' has lost 1 item" in caplog.text
+    with pytest.raises(ValueError, match="the index has item ids of integers, expected strings"):
+        catalogue.swap(ConstraintIndex.from_sequences([[1], [2]], item_ids=[1, 2]))
     assert catalogue.edition is edition
-    assert "could not be compacted" in caplog.text
-    monkeypatch.setattr(ConstraintIndex, "compact", compact)
-    catalogue.apply(Update(remove=["jam"]))
-    catalogue.wait()
-    assert catalogue.edition.index.snapshot.is_compact
-    assert catalogue.edition.index.item_ids == ["yam", "pie"]
 
 
 def test_a_replaced_sequence_keeps_its_rules():
@@ -231,15 +175,13 @@ def test_updates_are_json(tmp_path):
 def test_all_items_may_go():
     catalogue = LiveCatalogue(small_index(strings=False), {"a": [10]})
     edition = catalogue.apply(Update(remove=[10, 20, 30]))
-    catalogue.wait()
     assert (len(edition.index), len(edition.rules["a"])) == (0, 0)
     edition = catalogue.apply(Update(add=[{"item_id": 7, "sequence": [1, 2]}], rules={"a": [7]}))
     assert list(edition.rules["a"]) == [[1, 2]]
 
 
-def test_readers_and_writers_in_threads(monkeypatch):
+def test_readers_and_writers_in_threads():
     """Every edition that a reader takes is whole: its rules are within it, and versions only rise."""
-    compact_early(monkeypatch, 0.1)
     catalogue = LiveCatalogue(small_index(), {"sweet": ["jam"], "all": ["ham", "jam", "yam"]})
     done = threading.Event()
     failures: list[BaseException] = []
@@ -277,7 +219,6 @@ def test_readers_and_writers_in_threads(monkeypatch):
     done.set()
     for thread in readers:
         thread.join()
-    catalogue.wait()
     assert not failures
     assert catalogue.edition.version == 3 * (16 + 8)
     kept = {f"{number} {step}" for number in range(3) for step in range(0, 16, 2)}
@@ -285,34 +226,31 @@ def test_readers_and_writers_in_threads(monkeypatch):
 
 
 def test_histories_keep_what_was_removed(monkeypatch):
-    """Also after a compaction, whose arrays have forgotten it: replicas compact at different times."""
+    """Until more was removed than is left: an addition forgets it then, all but what the same update removes."""
     ends = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6]], item_ids=["ham", "jam", "yam"], eos_token_id=END)
     catalogue = LiveCatalogue(ends)
-    reader = RequestReader(num_results=2, num_beams=2, max_beams=9, timeout=1, unknown_items="refuse", vocab_size=99)
 
-    def prompt(*history):
-        return reader.read(catalogue.edition, room=None, history=history).request.tokens
+    def tokens(*history):
+        return join_tokens(history, tokens_of_items(catalogue.edition.index.snapshot, history))
 
     catalogue.apply(Update(add=[{"item_id": "pie", "sequence": [6, 8]}]))
     catalogue.apply(Update(remove=["jam", "pie"]))
-    assert prompt("pie", "jam", "ham") == [6, 8, 5, 8, 5, 7]
-    compact_early(monkeypatch)
-    catalogue.apply(Update(add=[{"item_id": "tea", "sequence": [6, 7]}]))
-    catalogue.wait()
-    assert catalogue.edition.index.snapshot.is_compact
-    assert prompt("pie", "jam", "ham") == [6, 8, 5, 8, 5, 7]
+    assert tokens("pie", "jam", "ham") == [6, 8, 5, 8, 5, 7]
     catalogue.apply(Update(add=[{"item_id": "pie", "sequence": [7, 7]}]))
-    assert prompt("pie") == [7, 7]
-    with pytest.raises(ValueError, match="history has 'rum'"):
-        prompt("rum")
-
-
-def test_a_swap_keeps_the_type_of_item_ids():
-    """Requests that wait name items by the old ones; without rules nothing else would compare them."""
-    catalogue = LiveCatalogue(ConstraintIndex.from_sequences([[1], [2]], item_ids=["jam", "tea"]))
-    with pytest.raises(ValueError, match="the index has item ids of integers, expected strings"):
-        catalogue.swap(ConstraintIndex.from_sequences([[1], [2]], item_ids=[1, 2]))
-    assert catalogue.edition.version == 0
+    assert tokens("pie", "jam") == [7, 7, 5, 8]
+    monkeypatch.setattr(catalogues, "MOST_REMOVED", 0)
+    catalogue.apply(Update(add=[{"item_id": "tea", "sequence": [6, 7]}]))
+    catalogue.apply(Update(remove=["ham", "pie"]))
+    assert tokens("jam", "ham") == [5, 8, 5, 7]
+    catalogue.apply(Update(add=[{"item_id": "rye", "sequence": [6, 5]}], remove=["tea"]))
+    assert tokens("tea") == [6, 7]
+    with pytest.raises(KeyError):
+        tokens("jam")
+    before = "rye"
+    for step in range(20):  # the arrays do not grow with every update
+        catalogue.apply(Update(add=[{"item_id": f"{step}", "sequence": [step + 10]}], remove=[before]))
+        before = f"{step}"
+    assert len(catalogue.edition.index.snapshot.items) < 8
 
 
 def test_who_hears_of_a_change_cannot_undo_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -325,10 +263,3 @@ def test_who_hears_of_a_change_cannot_undo_it(caplog: pytest.LogCaptureFixture) 
     edition = catalogue.apply(Update(remove=["jam"]))
     assert (edition.version, catalogue.edition) == (1, edition)
     assert "not everybody was told of catalogue version 1" in caplog.text
-
-
-def test_a_rule_that_is_set_anew_has_lost_nothing() -> None:
-    catalogue = LiveCatalogue(small_index(), {"all": ["ham", "jam"], "sweet": ["jam"]})
-    catalogue.swap(ConstraintIndex.from_sequences([[5, 7]], item_ids=["ham"]))
-    assert dict(catalogue.edition.lost) == {"all": ("jam",), "sweet": ("jam",)}
-    assert dict(catalogue.apply(Update(rules={"all": ["ham"], "sweet": None})).lost) == {}

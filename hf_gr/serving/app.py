@@ -217,7 +217,6 @@ class Server:
             num_items=edition.index.num_items,
             max_length=edition.index.max_length,
             rules={name: rule.num_items for name, rule in edition.rules.items()},
-            lost={name: list(items) for name, items in edition.lost.items()},
         )
 
     def sequences(self, items: list[Any]) -> list[list[int] | None]:

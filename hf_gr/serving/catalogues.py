@@ -11,7 +11,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from threading import Event, Lock, Thread
 from types import MappingProxyType
 from typing import Any
@@ -21,16 +21,14 @@ import numpy as np
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.item_ids import ItemId
 from hf_gr.catalogue.sequences import ERRORS_SHOWN, is_integer
-from hf_gr.catalogue.snapshot import Snapshot
-from hf_gr.catalogue.trie import PADDING
 from hf_gr.files.text import counted
 
 from .update_log import Base, UpdateLog
 
 logger = logging.getLogger(__name__)
 
-# Of what was compiled: removed items take memory, and nothing else.
-LEAST_REMOVED, MOST_REMOVED = 5_000, 0.5  # items, share
+# An addition forgets the items that earlier updates removed when they are more than this, and more than those left.
+MOST_REMOVED = 5_000
 
 
 @dataclass(frozen=True)
@@ -39,17 +37,13 @@ class Edition:
 
     Attributes:
         version: counts updates.
-        index: all items; nobody else changes it.
+        index: all items; nobody else changes it. Histories may still name items that were removed.
         rules: named views of it.
-        lost: by rule, the ids that it lost when the index was swapped, since the new one does not have them.
-        retired: the tokens of removed items, by id: users' histories still have them.
     """
 
     version: int
     index: ConstraintIndex
     rules: Mapping[str, ConstraintIndex] = field(default_factory=lambda: MappingProxyType({}))
-    lost: Mapping[str, tuple[ItemId, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    retired: Mapping[ItemId, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True)
@@ -140,8 +134,6 @@ class LiveCatalogue:
         self.on_change: Callable[[Edition], None] | None = None
         self._log = log
         self._writing = Lock()  # held by one update at a time; readers take `edition` once and need none
-        self._since: list[Update] | None = None  # the updates made while a compaction is under way
-        self._compaction: Thread | None = None
         self._following: tuple[Thread, Event] | None = None
         self._unread: list[Base | Update] = []  # of the log
         with nullcontext() if log is None or not log.is_empty else log.writing():
@@ -160,7 +152,9 @@ class LiveCatalogue:
         return self._edition
 
     def apply(self, update: Update) -> Edition:
-        """Make an update, and return the edition with it. Batches under way keep theirs.
+        """Make an update, and return the edition with it. Batches in flight keep theirs.
+
+        An addition compiles the whole index: 0.1 s for 100,000 items, 1 s for a million. Send many items at once.
 
         Raises:
             ValueError: unknown ids, sequences that do not fit the catalogue, or what `check` refuses; nothing has
@@ -171,11 +165,12 @@ class LiveCatalogue:
             edition = self._updated(self._edition, update)
             if self._log is not None:
                 self._log.append(edition.version, update.to_dict())
-            self._publish(edition, update)
+            self._edition = edition
+            self._renew_base()
         return self._told(edition)
 
     def swap(self, index: ConstraintIndex) -> Edition:
-        """Replace the whole index. Rules keep their ids; those that the new index does not have are in `lost`.
+        """Replace the whole index. Rules lose the ids that the new index does not have: a warning counts them.
 
         Raises:
             ValueError: the ids are of another type, or `check` refuses the index; nothing has changed then.
@@ -192,11 +187,14 @@ class LiveCatalogue:
                 )
             if self.check is not None:
                 self.check(index)
-            rules, lost = _carried_over(self._edition.rules, index)
-            edition = Edition(self._edition.version + 1, index, rules, lost)
+            rules = {name: _living(index, view) for name, view in self._edition.rules.items()}
+            edition = Edition(self._edition.version + 1, index, MappingProxyType(rules))
+            for name, view in self._edition.rules.items():
+                if lost := view.num_items - rules[name].num_items:
+                    logger.warning("rule %r has lost %s: the new index lacks them", name, counted(lost, "item"))
             if self._log is not None:
                 self._log.begin(_base(edition))
-            self._publish(edition)
+            self._edition = edition
         return self._told(edition)
 
     def refresh(self) -> Edition:
@@ -218,42 +216,47 @@ class LiveCatalogue:
         thread.start()
 
     def close(self) -> None:
-        """End what `follow` began, and wait for a compaction that is under way."""
+        """End what `follow` began."""
         if self._following is not None:
             thread, stop = self._following
             self._following = None
             stop.set()
             thread.join()
-        self.wait()
-
-    def wait(self) -> None:
-        """Return when no compaction is under way."""
-        while (thread := self._compaction) is not None and thread.is_alive():
-            thread.join()
 
     def _updated(self, edition: Edition, update: Update) -> Edition:
         """An edition after an update, of the next version."""
-        index = copy.copy(edition.index)
-        retired = edition.retired
+        index, rules = copy.copy(edition.index), dict(edition.rules)
         if update.remove:
             _refuse_unknown(index, update.remove, "remove")
-            sequences = index.snapshot.sequences_of(list(update.remove))[1].tolist()
-            tokens = (tuple(token for token in sequence if token != PADDING) for sequence in sequences)
-            retired = {**retired, **dict(zip(update.remove, tokens, strict=True))}
+        if update.add and (num_left := index.num_items):
+            if len(index.snapshot.items) - num_left > max(MOST_REMOVED, num_left):
+                index.compact()
+        if update.remove:
             index.remove(list(update.remove))
-        before = index.snapshot
+            for name, view in edition.rules.items():
+                if gone := _select(update.remove, view.has_items(list(update.remove))):
+                    rules[name] = copy.copy(view)  # the arrays of the others stay on their devices
+                    rules[name].remove(gone)
         if update.add:
-            ids = [item["item_id"] for item in update.add]
-            if not retired.keys().isdisjoint(ids):
-                retired = {item: tokens for item, tokens in retired.items() if item not in set(ids)}
             try:
-                index.add([item["sequence"] for item in update.add], ids)
+                index.add([item["sequence"] for item in update.add], [item["item_id"] for item in update.add])
             except ValueError as error:
                 raise ValueError(f"add: {error}") from error
+            rules = {name: _living(index, view) for name, view in edition.rules.items() if name not in update.rules}
         if self.check is not None:
             self.check(index)
-        lost = MappingProxyType({name: ids for name, ids in edition.lost.items() if name not in update.rules})
-        return Edition(edition.version + 1, index, _updated_rules(edition, before, index, update), lost, retired)
+        for name, ids in update.rules.items():
+            if ids is not None:
+                _refuse_unknown(index, ids, f"rules[{name!r}]")
+                rules[name] = index.where(list(ids))
+            elif name not in edition.rules:
+                raise ValueError(
+                    f"rules[{name!r}]=None, expected item ids: no rule has this name, so it cannot be deleted; there "
+                    f"are {', '.join(map(repr, edition.rules)) or 'none'}"
+                )
+            else:
+                rules.pop(name, None)
+        return Edition(edition.version + 1, index, MappingProxyType(rules))
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -274,18 +277,22 @@ class LiveCatalogue:
             new = self._unread[0]
             try:
                 if isinstance(new, Base):
-                    self._publish(self._begun(new))
+                    self._edition = self._updated(Edition(new.version - 1, new.index), Update(rules=new.rules))
                 else:
-                    self._publish(self._updated(self._edition, new), new)
+                    self._edition = self._updated(self._edition, new)
             except ValueError as error:
                 version = new.version if isinstance(new, Base) else self._edition.version + 1
                 raise ValueError(f"{self._log.folder}, version {version}: {error}") from error
             del self._unread[0]
 
-    def _begun(self, base: Base) -> Edition:
-        """The edition of a saved base."""
-        empty = Edition(base.version - 1, base.index, retired={item: tuple(tokens) for item, tokens in base.retired})
-        return self._updated(empty, Update(rules=base.rules))
+    def _renew_base(self) -> None:
+        """Begin the log anew, in this turn, if a replica that starts would have much to repeat."""
+        if self._log is None or not self._log.needs_base:
+            return
+        try:
+            self._log.begin(_base(self._edition))
+        except OSError:
+            logger.exception("the log cannot begin anew: it grows until the next update")
 
     def _told(self, edition: Edition) -> Edition:
         if self.on_change is not None:
@@ -295,59 +302,6 @@ class LiveCatalogue:
                 logger.exception("not everybody was told of catalogue version %d", edition.version)
         return edition
 
-    def _publish(self, edition: Edition, update: Update | None = None) -> None:
-        """Serve from an edition: one with an update more, or with another index."""
-        self._edition = edition
-        if update is None:
-            self._since = None  # what is being compacted is no longer wanted
-        elif self._since is not None:
-            self._since.append(update)
-        is_due = needs_compaction(edition.index) or (self._log is not None and self._log.needs_base)
-        is_busy = self._compaction is not None and self._compaction.is_alive()
-        if is_due and not is_busy and edition.index.num_items:
-            self._begin_compaction()
-
-    def _begin_compaction(self) -> None:
-        self._since = []
-        self._compaction = Thread(
-            target=self._compact, args=(self._edition, self._since), name="hf_gr-compaction", daemon=True
-        )
-        self._compaction.start()
-
-    def _compact(self, edition: Edition, since: list[Update]) -> None:
-        """Recompile an edition, repeat what came `since`, and serve from the result; its version stays."""
-        try:
-            index, snapshot = copy.copy(edition.index), edition.index.snapshot
-            index.compact()
-            rules = {name: index.where(snapshot.flags_of(view.snapshot)) for name, view in edition.rules.items()}
-            compacted = replace(edition, index=index, rules=MappingProxyType(rules))
-            if self._repeat(compacted, since) and self._log is not None and self._log.needs_base:
-                with self._log.compacting() as is_mine:
-                    if is_mine:
-                        self._log.compact(_base(compacted))
-        except Exception:
-            logger.exception("the catalogue could not be compacted: it stays as it is, until the next update")
-        finally:
-            with self._writing:
-                if self._since is since:
-                    self._since = None
-
-    def _repeat(self, edition: Edition, since: list[Update]) -> bool:
-        """Make updates of an edition that was recompiled, and serve it; False if it is no longer wanted."""
-        first = edition.version
-        while True:
-            with self._writing:
-                if self._since is not since:  # swapped meanwhile
-                    return False
-                left = since[edition.version - first :]
-                if len(left) <= 1:  # more are repeated while other updates go on
-                    for update in left:
-                        edition = self._updated(edition, update)
-                    self._edition, self._since = edition, None
-                    return True
-            for update in left:
-                edition = self._updated(edition, update)
-
     def _follow(self, stop: Event, seconds: float) -> None:
         while not stop.wait(seconds):
             try:
@@ -356,71 +310,16 @@ class LiveCatalogue:
                 logger.exception("the catalogue could not be refreshed: version %d stays", self._edition.version)
 
 
-def needs_compaction(index: ConstraintIndex) -> bool:
-    """Whether so many items were removed that compiling the index without them pays."""
-    num_items = len(index.snapshot.items)
-    return num_items - index.num_items > max(LEAST_REMOVED, MOST_REMOVED * num_items)
-
-
 def _base(edition: Edition) -> Base:
     """An edition as a log keeps it."""
     rules = {name: _select(view.item_ids, np.ones(view.num_items, dtype=bool)) for name, view in edition.rules.items()}
-    retired = [[item, list(tokens)] for item, tokens in edition.retired.items()]
-    return Base(edition.version, edition.index, rules, retired)
+    return Base(edition.version, edition.index, rules)
 
 
-def _updated_rules(
-    edition: Edition, before: Snapshot, index: ConstraintIndex, update: Update
-) -> Mapping[str, ConstraintIndex]:
-    """The rules of an edition over an updated index, which was `before` its additions."""
-    rules: dict[str, ConstraintIndex] = {}
-    new_ids = [item["item_id"] for item in update.add]
-    items, num_new = index.snapshot.items, index.num_items - before.num_items
-    added = items.ids_of(np.arange(len(items) - num_new, len(items)))  # they are the last
-    for name, view in edition.rules.items():
-        if name in update.rules:
-            continue
-        kept = set(_select(new_ids, view.has_items(new_ids)))  # another sequence of what is in the rule
-        gone = _select(update.remove, view.has_items(list(update.remove))) if update.remove else []
-        if gone:
-            view = copy.copy(view)
-            view.remove(gone)
-        if items is not before.items:
-            is_kept = np.array([item in kept for item in added], dtype=bool)
-            view = index.where(np.append(before.flags_of(view.snapshot), is_kept))
-        rules[name] = view
-    for name, ids in update.rules.items():
-        if ids is not None:
-            rules[name] = _view(index, ids, name)
-        elif name not in edition.rules:
-            raise ValueError(
-                f"rules[{name!r}]=None, expected item ids: no rule has this name, so it cannot be deleted; there are "
-                f"{', '.join(map(repr, edition.rules)) or 'none'}"
-            )
-    return MappingProxyType(rules)
-
-
-def _carried_over(
-    rules: Mapping[str, ConstraintIndex], index: ConstraintIndex
-) -> tuple[Mapping[str, ConstraintIndex], Mapping[str, tuple[ItemId, ...]]]:
-    """Rules over another index, and by rule the ids that this does not have."""
-    views: dict[str, ConstraintIndex] = {}
-    lost: dict[str, tuple[ItemId, ...]] = {}
-    for name, view in rules.items():
-        ids = view.item_ids
-        known = index.has_items(ids)
-        views[name] = index.where(_select(ids, known))
-        if not known.all():
-            lost[name] = tuple(dict.fromkeys(_select(ids, ~known)))
-    return MappingProxyType(views), MappingProxyType(lost)
-
-
-def _view(index: ConstraintIndex, ids: Sequence[ItemId], name: str) -> ConstraintIndex:
-    try:
-        return index.where(list(ids))
-    except ValueError:
-        _refuse_unknown(index, ids, f"rules[{name!r}]")
-        raise
+def _living(index: ConstraintIndex, view: ConstraintIndex) -> ConstraintIndex:
+    """The items of another index's view that an index has."""
+    ids = view.item_ids
+    return index.where(_select(ids, index.has_items(ids)))
 
 
 def _refuse_unknown(index: ConstraintIndex, ids: Sequence[ItemId], argument: str) -> None:

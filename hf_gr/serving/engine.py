@@ -414,7 +414,7 @@ class Engine:
     def _decoder(self, edition: Edition, num_beams: Any) -> Decoder:
         """A lane's decoder for an edition."""
         served, decoders = getattr(self._own, "decoders", (None, {}))
-        if served is not edition:  # a compaction keeps the version
+        if served is not edition:
             decoders = {}
         if num_beams not in decoders:
             if len(decoders) == DECODERS:

@@ -137,9 +137,6 @@ class RequestReader:
         snapshot = edition.index.snapshot
         items = item_list(history, "history", snapshot)
         tokens_of: Mapping[Any, list[int]] = tokens_of_items(snapshot, items) if items else {}
-        endings = (snapshot.eos_token_id,)  # what was removed is forgotten by the arrays when these are compacted
-        retired = {item: edition.retired[item] for item in items if item in edition.retired}
-        tokens_of |= {item: [token for token in row if token not in endings] for item, row in retired.items()}
         known = [item for item in items if item in tokens_of]
         dropped = tuple(dict.fromkeys(item for item in items if item not in tokens_of))
         if dropped and self.unknown_items == "refuse":

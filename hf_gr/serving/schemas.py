@@ -126,9 +126,6 @@ class CatalogueState(Given):
     num_items: int
     max_length: int = Field(description="Tokens of the longest sequence.")
     rules: dict[str, int] = Field(description="Items by name of a rule.")
-    lost: dict[str, list[ItemId]] = Field(
-        description="Ids by name of a rule that it lost with the last new index, which does not have them."
-    )
 
 
 class Error(BaseModel):

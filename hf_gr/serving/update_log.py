@@ -5,9 +5,9 @@
 Knows files and JSON; what an update means, `hf_gr.serving.catalogues` knows. In the folder, for a base of version 12:
 
     log.json                    {"format_version": 1, "version": 12}: which base, replaced in one step
-    base-000000000012/          the saved index, and rules.json with what else belongs to it
+    base-000000000012/          the saved index, with the items that were removed, and state.json: which, and the rules
     updates-000000000012.jsonl  a line for each update: {"version": 13, "remove": ["B01"], "digest": "..."}
-    lock, compacting            held by a writer, and by a process that writes a new base
+    lock                        held by a writer
 
 An update counts once its line is on the disk: a last line that a kill or a power failure left unfinished never
 counted, and the next writer removes it. Locks are those of one machine: on a shared disk let one machine write.
@@ -20,10 +20,11 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xxhash
 
 from hf_gr.catalogue import ConstraintIndex
@@ -35,7 +36,7 @@ except ImportError:  # Windows
     fcntl = None
 
 FORMAT_VERSION = 1
-LOG_FILE, RULES_FILE = "log.json", "rules.json"
+LOG_FILE, STATE_FILE = "log.json", "state.json"
 # After a base. A replica repeats them before it is ready; each addition compiles: 80 ms at 100,000 items, 1 s at 1e6.
 MOST_UPDATES = 50
 MOST_BYTES = 2**24
@@ -47,15 +48,13 @@ class Base:
 
     Attributes:
         version: of the catalogue.
-        index: all items.
+        index: all items; those that were removed are saved, too: users' histories still have them.
         rules: item ids by name.
-        retired: tokens of removed items by id, as `[id, tokens]` pairs.
     """
 
     version: int
     index: ConstraintIndex
     rules: Mapping[str, list[Any]]
-    retired: list[list[Any]]
 
 
 @dataclass
@@ -96,17 +95,13 @@ class UpdateLog:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Be the only writer; then `read`, before anything is written."""
-        with self._locked("lock"):
-            yield
-
-    @contextmanager
-    def compacting(self) -> Iterator[bool]:
-        """Be the only one that writes a new base; False if another process does."""
+        assert fcntl is not None
+        lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            with self._locked("compacting", wait=False):
-                yield True
-        except BlockingIOError:
-            yield False
+            fcntl.flock(lock, fcntl.LOCK_EX)  # which the system releases if this process ends
+            yield
+        finally:
+            os.close(lock)
 
     def read(self) -> tuple[Base | None, list[dict[str, Any]]]:
         """What is new since the last call: another base to begin with, if there is one, and the updates after it.
@@ -150,23 +145,17 @@ class UpdateLog:
             OSError: it cannot be written; then it does not count.
         """
         self._save(base)
-        self._go_on_with(base.version, tail=b"")
+        with replaced_file(self._updates(base.version)):
+            pass
+        before = self._base_version()
+        with replaced_file(self.folder / LOG_FILE) as file:
+            file.write(json.dumps({"format_version": FORMAT_VERSION, "version": base.version}).encode())
         self._base, self._version, self._end = base.version, base.version, 0
-
-    def compact(self, base: Base) -> None:
-        """Replace the base and the updates up to its version by it, while others write; within `compacting`."""
-        known = self._base_version()
-        if known is None or (
-            base.version - known <= MOST_UPDATES and self._updates(known).stat().st_size <= MOST_BYTES
-        ):
-            return  # another process has done it
-        self._save(base)
-        with self.writing():
-            if self._base_version() != known:  # swapped meanwhile
-                shutil.rmtree(self._folder(base.version), ignore_errors=True)
-                return
-            lines = self._updates(known).read_bytes().splitlines(keepends=True)
-            self._go_on_with(base.version, tail=b"".join(lines[base.version - known :]))
+        # A process that is about to read the last one finds it still.
+        kept = [show(version) for version in (before, base.version) if version is not None for show in self._names]
+        for path in (*self.folder.glob("base-*"), *self.folder.glob("updates-*.jsonl")):
+            if path not in kept:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def _read(self, version: int | None) -> tuple[Base | None, list[dict[str, Any]]]:
         if version is None:
@@ -200,30 +189,23 @@ class UpdateLog:
 
     def _load(self, version: int) -> Base:
         folder = self._folder(version)
-        index = ConstraintIndex.from_pretrained(folder)
+        whole = ConstraintIndex.from_pretrained(folder)
         try:
-            fields = json.loads((folder / RULES_FILE).read_text(encoding="utf-8"))
-            return Base(version, index, fields["rules"], fields["retired"])
-        except (ValueError, KeyError) as error:
-            raise ValueError(f"{folder / RULES_FILE} is damaged ({error}): restore the folder from a copy") from error
+            state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+            is_living = np.ones(whole.num_items, dtype=bool)
+            is_living[state["removed"]] = False
+            return Base(version, whole if is_living.all() else whole.where(is_living), state["rules"])
+        except (ValueError, KeyError, IndexError) as error:
+            raise ValueError(f"{folder / STATE_FILE} is damaged ({error}): restore the folder from a copy") from error
 
     def _save(self, base: Base) -> None:
+        snapshot = base.index.snapshot
+        whole = replace(snapshot, alive=None)
+        removed = np.flatnonzero(~whole.flags_of(snapshot)).tolist()
         with replaced_folder(self._folder(base.version)) as new:
-            base.index.save_pretrained(new)
-            text = json.dumps({"rules": dict(base.rules), "retired": base.retired})
-            (new / RULES_FILE).write_text(text, encoding="utf-8")
-
-    def _go_on_with(self, version: int, *, tail: bytes) -> None:
-        """From here on the base of this version counts; those before the last one are removed."""
-        with replaced_file(self._updates(version)) as file:
-            file.write(tail)
-        before = self._base_version()
-        with replaced_file(self.folder / LOG_FILE) as file:
-            file.write(json.dumps({"format_version": FORMAT_VERSION, "version": version}).encode())
-        for path in (*self.folder.glob("base-*"), *self.folder.glob("updates-*.jsonl")):
-            # A process that is about to read the last one finds it still.
-            if path not in [show(kept) for kept in (before, version) if kept is not None for show in self._names]:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            ConstraintIndex(whole).save_pretrained(new)
+            text = json.dumps({"rules": dict(base.rules), "removed": removed})
+            (new / STATE_FILE).write_text(text, encoding="utf-8")
 
     def _base_version(self) -> int | None:
         path = self.folder / LOG_FILE
@@ -250,21 +232,6 @@ class UpdateLog:
 
     def _updates(self, version: int) -> Path:
         return self.folder / f"updates-{version:012d}.jsonl"
-
-    @contextmanager
-    def _locked(self, name: str, *, wait: bool = True) -> Iterator[None]:
-        """Hold a lock, which the system releases if this process ends.
-
-        Raises:
-            BlockingIOError: another process holds it, and this one does not wait.
-        """
-        assert fcntl is not None
-        lock = os.open(self.folder / name, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            yield
-        finally:
-            os.close(lock)
 
 
 def _to_line(fields: Mapping[str, Any]) -> bytes:
