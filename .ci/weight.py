@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The weight of the package: lines of Python by folder, and how many of our functions a plain call enters.
 
-    python .ci/weight.py            # lines
+    python .ci/weight.py            # lines; an error where pyproject.toml's budget, [tool.weight], is exceeded
     python .ci/weight.py --calls    # and the functions of a second, warm call, in PyTorch and in Flax
 
 A function counts once, however often it is called; so do comprehensions and lambdas, by their line.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -121,6 +122,18 @@ def main() -> None:
     package = sum(number for folder, number in found.items() if folder.startswith("hf_gr"))
     engine = sum(found[f"hf_gr/{name}"] for name in ENGINE)
     print(f"{package:7,d}  the package\n{engine:7,d}  its engine: {', '.join(ENGINE)}")
+    results = ROOT / "examples/benchmark/RESULTS.md"
+    weights = {"engine": engine, "surface": package - engine, "tests": found["tests"], "examples": found["examples"]}
+    weights["results"] = len(results.read_text().splitlines())
+    budgets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["weight"]
+    too_heavy = [
+        f"{name} has {weights[name]:,d} lines, expected at most {budget:,d}: take something away, or raise the budget "
+        "in pyproject.toml and say why"
+        for name, budget in budgets.items()
+        if weights[name] > budget
+    ]
+    if too_heavy:
+        sys.exit("\n".join(too_heavy))
     if not (arguments.calls or arguments.names):
         return
     print(f"import circles: {circles() or 'none'}")

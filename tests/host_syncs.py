@@ -111,12 +111,10 @@ def caller() -> Line:
 
 @cache
 def _short(name: str) -> str:
-    """A path from its package on."""
-    path = Path(name)
-    for home in ("hf_gr", "transformers", "tests"):
-        if home in path.parts:
-            return "/".join(path.parts[len(path.parts) - 1 - path.parts[::-1].index(home) :])
-    return path.name
+    """A path from its package on; the folder above may have any name, and hold the environment."""
+    parts = Path(name.rpartition("/site-packages/")[2]).parts
+    homes = [place for place, part in enumerate(parts) if part in ("hf_gr", "transformers", "tests")]
+    return "/".join(parts[homes[-1] :]) if homes else parts[-1]
 
 
 def _is_there(args: Any, device: str) -> bool:

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `.ci/run` finds by a mark or a guard, and would drop without a word if that went missing."""
+"""What `.ci/run` and `.ci/nightly` find by a mark or a guard, and would drop without a word if that went missing."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def test_every_example_is_run_or_imported(file: Path) -> None:
 
 
 def test_every_script_that_a_test_runs_exists() -> None:
-    """.ci/run leaves these scripts to their tests."""
+    """.ci/nightly leaves these scripts to their tests."""
     texts = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests").glob("test_*.py"))
     marked = set(re.findall(r"^@pytest\.mark\.script\(\"(.+)\"\)$", texts, re.MULTILINE))
     assert len(marked) > 5
     assert [path for path in marked if not (ROOT / "examples" / path).is_file()] == []
-    assert "-m script" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "-m script" in (ROOT / ".ci" / "nightly").read_text(encoding="utf-8")

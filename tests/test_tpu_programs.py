@@ -3,7 +3,7 @@
 """Every program of `generate`, for TPUs, on a machine without one: lowered, and compiled where libtpu is installed.
 
 Lowering proves that a TPU has every operation of a program. libtpu's compiler (`pip install libtpu`, the version that
-`jax[tpu]` names; .ci/run has it beside the environment) proves that it compiles, and that its memory fits. Neither
+`jax[tpu]` names; .ci/nightly has it beside the environment) proves that it compiles, and that its memory fits. Neither
 proves its numbers: `examples/benchmark/tpu.py` compares those, on the day that a TPU is at hand.
 """
 
