@@ -4,20 +4,16 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from offline_case import Case, command, make_case, make_users, options_of, read, run, write_users
 
 from hf_gr import ConstraintIndex, evaluate, recommend
-from hf_gr.commands.items import read_items
 from hf_gr.offline.metrics import user_metrics
 from hf_gr.offline.prompts import PromptMaker
 from hf_gr.offline.run import Recommended
@@ -167,40 +163,6 @@ def test_evaluate_counts_what_such_users_get(case: Case) -> None:
 # Files
 
 
-@pytest.mark.parametrize("name", ["a.parquet", "a.csv", "a.tsv", "a.jsonl", "a.jsonl.gz", "a.json", "a.txt", "a"])
-def test_a_list_of_items_in_a_file(tmp_path: Path, name: str) -> None:
-    path, ids = tmp_path / name, [107, 7, 103]
-    if name == "a.parquet":
-        pq.write_table(pa.table({"n": [1, 2, 3], "item_id": ids}), path)
-    elif name.endswith("sv"):
-        mark = "," if name == "a.csv" else "\t"
-        path.write_text("".join(f"{number}{mark}{item}\n" for number, item in [("n", "item_id"), *enumerate(ids)]))
-    elif "jsonl" in name:
-        text = "".join(json.dumps({"item_id": item}) + "\n" for item in ids).encode()
-        path.write_bytes(gzip.compress(text) if name.endswith("gz") else text)
-    else:
-        path.write_text(json.dumps(ids) if name == "a.json" else "\n107\n 7 \n103\n")
-    assert [int(item) for item in read_items("--fallback", path)] == ids
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("a.csv", "id\n7\n", "--fallback '.*a.csv' has the columns 'id', expected one 'item_id': rename the column"),
-        ("a.csv", "n,item_id\n1,7\n2,\n", "row 1 has no item_id, expected an id"),
-        ("a.json", "{", 'is no JSON .*, expected \\["B01", "B02"\\]'),
-        ("a.json", "{}", 'has a dict, expected \\["B01", "B02"\\]'),
-        ("a.parquet", "nothing", "cannot be read .*, expected a table with the column 'item_id'"),
-        ("a.txt", "item_id\n7\n", "--fallback '.*a.txt' begins with 'item_id', expected an id: .* has no header"),
-        ("a.txt", "\udcff", "cannot be read .*, expected item ids"),
-    ],
-)
-def test_a_file_without_a_list_of_items(tmp_path: Path, name: str, text: str, message: str) -> None:
-    (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(ValueError, match=message):
-        read_items("--fallback", tmp_path / name)
-
-
 def test_the_command_says_how_many(case: Case, real: Any, tmp_path: Path) -> None:
     users, output = write_users(tmp_path / "u.parquet", real), tmp_path / "recs.parquet"
     (tmp_path / "popular.csv").write_text("item_id\n" + "".join(f"{item}\n" for item in POPULAR))
@@ -240,7 +202,7 @@ def test_items_that_are_removed_are_read_and_not_recommended(case: Case, tmp_pat
 def test_the_command_removes_what_a_file_lists(case: Case, tmp_path: Path) -> None:
     users, output = write_users(tmp_path / "u.parquet", make_users(case, 5)), tmp_path / "recs.parquet"
     flags = options_of(case, users, output)
-    (tmp_path / "gone.txt").write_text("107\n103\n998\n")
+    (tmp_path / "gone.txt").write_text("107\n103\n998\n", encoding="utf-8-sig")  # as Excel writes it
     done = command("recommend", *flags, "--remove", tmp_path / "gone.txt")
     assert done.exit_code == 0
     assert f"--remove {tmp_path / 'gone.txt'} with has 3 ids" not in done.stderr

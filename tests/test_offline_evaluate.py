@@ -24,7 +24,7 @@ from typer.main import get_command as build_command
 
 from hf_gr import ConstraintIndex, evaluate, recommend
 from hf_gr.commands import app as cli
-from hf_gr.files.tables import Format
+from hf_gr.tables.files import Format
 from hf_gr.generation.torch.mixin import GRGenerationMixin
 from hf_gr.offline.metrics import RankingTotals
 from hf_gr.offline.options import options_for

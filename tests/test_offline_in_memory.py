@@ -17,8 +17,7 @@ import torch
 from offline_case import Case, make_case, make_users, write_users
 
 from hf_gr import evaluate, recommend
-from hf_gr.offline.columns import UserColumns
-from hf_gr.offline.in_memory import InMemory
+from hf_gr.tables.table import Table
 
 NUM_USERS = 40
 OPTIONS = {"history": "seen", "user": "who", "exclude": "not", "filter": "only", "top_k": 6, "num_beams": 8}
@@ -164,11 +163,8 @@ def test_evaluate_takes_the_same_tables(case: Case, loaded: Any, table: pa.Table
     ("users", "message"),
     [
         (7, "users is a int, expected a file or several, a pandas, Polars or Arrow table"),
-        (
-            {"seen": [[100]]},
-            r"users is a dict, .*: pass list\(users.values\(\)\) if .*, or pandas.DataFrame\(users\) if",
-        ),
-        (np.array([[100, 101]]), r"users is a ndarray, .*: \.tolist\(\) makes a list of it"),
+        ({"ann": [100]}, "users has no column 'seen', expected one of 'ann'"),
+        (np.array([[100, 101]]), r"users is a ndarray, .*: .*\.tolist\(\) an array"),
         ([100, 101], r"users\[0\] is 100, expected a list of item ids: one user's history is a list in a list"),
         (
             ["B01", "B02"],
@@ -191,7 +187,7 @@ def test_frames_that_are_near_to_a_table(case: Case, table: pa.Table) -> None:
     options: dict[str, Any] = {"constraint_index": case.index, "history": "seen"}
     for users, message in (
         (frame.assign(seen=[set(one) for one in frame["seen"]]), "row 0 is {.*, expected a list: a set has no order"),
-        (frame["seen"], r"users is a Series, .*\.reset_index\(\) makes a data frame of it"),
+        (frame["seen"], r"users is a Series, .*\.to_frame\(\) a Series"),
         (frame.rename(columns={"who": "seen"}), "users has 2 columns 'seen', expected one of"),
         (frame.drop(columns="seen"), "users has no column 'seen', expected one of 'who', 'not', 'only'"),
         (frame.iloc[:0], "users has no row"),
@@ -209,14 +205,14 @@ def test_frames_that_are_near_to_a_table(case: Case, table: pa.Table) -> None:
 def test_columns_that_are_not_named_are_not_looked_at() -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"seen": [[1], None, [2, 3]], "x": [1, "a", object()], 5: [1, 2, 3]})
-    users = InMemory(frame, UserColumns(history="seen"))
-    assert [batch.to_pylist() for _, batch in users.batches(2)] == [
+    users = Table(frame, {"seen": "history"})
+    assert [rows.columns.to_pylist() for rows, _ in users.batches(2)] == [
         [{"seen": [1]}, {"seen": None}],
         [{"seen": [2, 3]}],
     ]
-    other = InMemory(pa.table({"seen": [[1], None, [2, 3]]}), UserColumns(history="seen"))
+    other = Table({"seen": [[1], None, [2, 3]]}, {"seen": "history"}, name="the table")
     assert users.fingerprint() == other.fingerprint()
-    changed = InMemory(pa.table({"seen": [[1], None, [2, 4]]}), UserColumns(history="seen"))
+    changed = Table(pa.table({"seen": [[1], None, [2, 4]]}), {"seen": "history"})
     assert users.fingerprint() != changed.fingerprint()
 
 

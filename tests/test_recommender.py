@@ -88,13 +88,17 @@ def test_ids_are_of_the_kind_of_the_catalogue(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "how", "message"),
     [
-        ({"user": [1], "item": [2]}, {"item": "what"}, "has no column 'what', expected one among 'user', 'item'"),
-        ({"user": [1], "item": [None]}, {}, "item='item' is empty in row 0"),
+        (
+            {"user": [1], "item": [2]},
+            {"item": "what"},
+            "has no column 'what', expected one of .*: name it with item=",
+        ),
+        ({"user": [1], "item": [None]}, {}, "column 'item', row 0 is None, expected a value"),
         ({"user": [], "item": []}, {}, "has no row"),
-        ({"user": [1], "item": [2, 3]}, {}, "item='item' has 2 rows, expected 1"),
+        ({"user": [1], "item": [2, 3]}, {}, "expected length 2 but got length 1"),
         ({"user": [1], "item": [2], "t": ["yesterday"]}, {"time": "t"}, "'yesterday' in the first row, expected num"),
         ("nothing.csv", {}, "nothing.csv is not there"),
-        ("rows.xlsx", {}, "is of no known kind"),
+        ("rows.xlsx", {}, "does not say what it is"),
         ({"user": [1], "item": [2]}, {"unknown_items": "skip"}, "expected 'refuse' or 'drop'"),
     ],
 )

@@ -11,6 +11,7 @@ from typing import Any
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.sequences import is_integer
 from hf_gr.catalogue.snapshot import Snapshot
+from hf_gr.tables.cells import read_integer
 
 
 def read_fallback(fallback: Any, snapshot: Snapshot, *, name: str = "fallback") -> list[Any]:
@@ -28,8 +29,8 @@ def read_fallback(fallback: Any, snapshot: Snapshot, *, name: str = "fallback") 
         raise ValueError(f"{name}={fallback!r}, expected a list of item ids")
     items: list[Any] = []
     for number, item in enumerate(fallback):
-        if not snapshot.are_strings and isinstance(item, str) and item.removeprefix("-").isdecimal():
-            item = int(item)
+        if not snapshot.are_strings and isinstance(item, str):
+            item = item if (found := read_integer(item)) is None else found
         if not (isinstance(item, str) if snapshot.are_strings else is_integer(item) and -(2**63) <= item < 2**63):
             kind = "strings" if snapshot.are_strings else "integers"
             raise ValueError(

@@ -165,12 +165,13 @@ class ConstraintIndex(
             ValueError: as `from_sequences`; also a missing file or column, or a value of another type, by its row.
             ImportError: pyarrow is missing: `pip install "hf-gr[tables]"`.
         """
-        from hf_gr.files.tables import names_of, read_table
+        from hf_gr.tables.memory import paths_of
+        from hf_gr.tables.sequences import read_sequences
 
-        how: Any = {"sequence": sequence, "item_id": item_id, "delimiter": delimiter, "progress": progress}
-        found = read_table(table, format=format, **how)
-        with named_in_errors(names_of(table)):
-            return cls.from_sequences(found.sequences, item_ids=found.item_ids, eos_token_id=eos_token_id)
+        how: Any = {"format": format, "delimiter": delimiter, "progress": progress}
+        tokens, item_ids = read_sequences(table, sequence=sequence, item_id=item_id, **how)
+        with named_in_errors(paths_of(table)):
+            return cls.from_sequences(tokens, item_ids=item_ids, eos_token_id=eos_token_id)
 
     @classmethod
     def from_parquet(cls, path: str | Path | Sequence[str | Path], **options: Any) -> ConstraintIndex:

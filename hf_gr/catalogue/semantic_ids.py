@@ -212,15 +212,16 @@ class SemanticIds(
             >>> ids.encode(["jam"]), ids.constraint_index().items([[5, 6]])
             ([5, 6], [['jam']])
         """
-        from hf_gr.files.tables import names_of, read_table
+        from hf_gr.tables.memory import paths_of
+        from hf_gr.tables.sequences import read_sequences
 
         _check_tokens(tokenizer, model, offset)
         reader = CodeReader(template or TEMPLATE, takes_texts=tokenizer is not None or offset is not None)
-        how: Any = {"item_id": item_id, "delimiter": delimiter, "progress": progress}
-        found = read_table(table, format=format, sequence=codes, argument="codes", read_text=reader.read, **how)
+        how: Any = {"item_id": item_id, "format": format, "delimiter": delimiter, "progress": progress}
+        found, item_ids = read_sequences(table, sequence=codes, argument="codes", read_text=reader.read, **how)
         given = (level_sizes, offset, tokenizer, model, template or reader.template)
-        with named_in_errors(names_of(table)):
-            return cls._with_tokens(found.sequences, found.item_ids, *given)
+        with named_in_errors(paths_of(table)):
+            return cls._with_tokens(found, item_ids, *given)
 
     @classmethod
     def from_parquet(cls, path: str | Path | Sequence[str | Path], **options: Any) -> SemanticIds:

@@ -1,114 +1,69 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Texts from tables, and their labels as a table: Parquet, CSV and JSON lines. Knows no model."""
+"""Texts from tables, and their labels as a table of Parquet. Knows no model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hf_gr.files.atomic import replaced_file
-from hf_gr.files.tables import (
-    Format,
-    format_of,
-    list_files,
-    pa,
-    pyarrow,
-    read_csv,
-    read_jsonl,
-    read_object,
-    read_parquet,
-)
+from hf_gr.tables.files import pa, pyarrow
+from hf_gr.tables.table import Table, is_text
 
 from .result import RankedLabels
 
 OUTPUT_COLUMNS = ("labels", "probabilities", "parents", "parent_probabilities")
+WINDOW_ROWS = 2**16
 
 
-@dataclass(frozen=True)
-class TextColumns:
-    """The columns to read; None for those that do not exist.
-
-    Attributes:
-        text: the texts.
-        id: what names a row in the output; by default its number.
-        target: the right labels.
-    """
-
-    text: str
-    id: str | None = None
-    target: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.id in OUTPUT_COLUMNS:
-            raise ValueError(
-                f"id={self.id!r} is also a column of the output, expected another than {', '.join(OUTPUT_COLUMNS)}: "
-                "rename the column"
-            )
-
-    @property
-    def names(self) -> list[str]:
-        """The columns, each once."""
-        return list(dict.fromkeys(name for name in (self.text, self.id, self.target) if name is not None))
-
-    def check(self, file: Path, names: Sequence[str], there: Sequence[str]) -> None:
-        """Raise unless a file has each of these columns exactly once."""
-        for name in names:
-            if there.count(name) != 1:
-                role = next(role for role in ("text", "id", "target") if getattr(self, role) == name)
-                how_many = f"{there.count(name)} columns" if name in there else "no column"
-                listed = ", ".join(map(repr, there)) or "(there are none)"
-                raise ValueError(f"{file} has {how_many} {name!r}, expected one of {listed}: name it with --{role}")
-
-
-def read_texts(
-    paths: Sequence[Path], columns: TextColumns, *, format: Format | None = None, delimiter: str | None = None
-) -> Any:
-    """The rows of all files as one Arrow table.
+def read_texts(texts: Any, *, text: str, id: str | None = None, target: str | None = None, **how: Any) -> Any:
+    """The rows of a table of texts, as one Arrow table.
 
     Args:
-        paths: files, or folders of them.
-        columns: what to read.
-        format: `"parquet"`, `"csv"` or `"jsonl"`; by default from the first file's suffix.
-        delimiter: between the columns of CSV; by default a tab in `.tsv` and a comma elsewhere.
+        texts: see `Table`.
+        text: the column of texts.
+        id: the column that names a row in the output; by default its number does.
+        target: the column of the right labels.
+        how: `format` and `delimiter` of `Table`.
 
     Raises:
-        ValueError: a file is missing, damaged or of another format; a column is missing; a text or a target is missing
-            or no text; there is no row.
+        ValueError: as `Table`; a text or a target is missing or no text; there is no row.
     """
-    found: Format = format or format_of(paths)
-    batches: list[Any] = []
-    for file in list_files(paths, found):
-        number = 0
-        try:
-            for batch, _ in _batches(file, columns, found, delimiter):
-                for role in ("text", "target"):
-                    _check_texts(batch, getattr(columns, role), file, number)
-                number += batch.num_rows
-                batches.append(batch)
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"{file} is no whole {found} file ({error}), expected one: write it again") from error
-    table: Any = pa.Table.from_batches(batches) if batches else None
-    if table is None or not table.num_rows:
-        raise ValueError(f"{paths[0]} has no row, expected at least one text")
-    return table
+    if id in OUTPUT_COLUMNS:
+        raise ValueError(
+            f"id={id!r} is also a column of the output, expected another than {', '.join(OUTPUT_COLUMNS)}: "
+            "rename the column"
+        )
+    columns = {"id": id, "target": target, "text": text}  # one column may have several roles: errors name the last
+    table = Table(texts, {name: role for role, name in columns.items() if name is not None}, name="texts", **how)
+    windows: list[Any] = []
+    for rows in table.windows(WINDOW_ROWS):
+        for name in dict.fromkeys(name for name in (text, target) if name is not None):
+            values = rows.columns.column(name)
+            if not is_text(values.type):
+                raise ValueError(rows.problem_of_type(name, "texts: name another column"))
+            if values.null_count:
+                row = rows.cells(name).index(None)
+                raise ValueError(rows.problem(name, row, None, "a text: drop the row"))
+        windows.append(rows.columns)
+    if not windows:
+        raise ValueError(f"{table.name} has no row, expected at least one text")
+    return pa.concat_tables(windows)
 
 
-def write_ranked(file: Path, table: Any, columns: TextColumns, ranked: RankedLabels) -> None:
+def write_ranked(file: Path, table: Any, id: str | None, ranked: RankedLabels) -> None:
     """Write the labels of every row as Parquet: all of it, or nothing.
 
     Columns: the ids (`row`, their number, without any), `labels` and `probabilities` (lists, the most probable first;
     an answer of several labels is a list of labels), with a hierarchy also `parents` and `parent_probabilities`: the
     most probable one of every level, the topmost first.
     """
-    name = columns.id or "row"
-    ids = pa.array(range(table.num_rows), pa.int64()) if columns.id is None else table.column(columns.id)
+    ids = pa.array(range(table.num_rows), pa.int64()) if id is None else table.column(id)
     is_of_several = any(isinstance(label, tuple) for labels in ranked for label, _ in labels)
     kind: Any = pa.list_(pa.string()) if is_of_several else pa.string()
     made: dict[str, Any] = {
-        name: ids,
+        id or "row": ids,
         "labels": pa.array(([_plain(label) for label, _ in labels] for labels in ranked), pa.list_(kind)),
         "probabilities": pa.array(([p for _, p in labels] for labels in ranked), pa.list_(pa.float64())),
     }
@@ -124,29 +79,5 @@ def _plain(label: Any) -> Any:
     return list(label) if isinstance(label, tuple) else label
 
 
-def _batches(file: Path, columns: TextColumns, format: Format, delimiter: str | None) -> Iterator[tuple[Any, int]]:
-    if format == "parquet":
-        return read_parquet(file, columns)
-    if format == "csv":
-        return read_csv(file, columns, delimiter)
-
-    def schema(number: int, line: bytes) -> Any:
-        there = read_object(file, number, line, pa.schema([]))
-        columns.check(file, columns.names, list(there))
-        kinds = {name: pa.string() for name in (columns.text, columns.target) if name is not None}
-        own = {} if columns.id is None else {columns.id: pa.array([there[columns.id]]).type}
-        return pa.schema(list((own | kinds).items()))
-
-    return read_jsonl(file, schema)
-
-
-def _check_texts(batch: Any, name: str | None, file: Path, start: int) -> None:
-    """Raise for a column that is no text, or has gaps."""
-    if name is None:
-        return
-    values = batch.column(name)
-    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
-        raise ValueError(f"{file} has {values.type} in column {name!r}, expected texts: name another column")
-    if values.null_count:
-        row = start + values.is_null().to_pylist().index(True)
-        raise ValueError(f"{file} has no text in row {row} of column {name!r}, expected one: drop the row")
+def _plain(label: Any) -> Any:
+    return list(label) if isinstance(label, tuple) else label

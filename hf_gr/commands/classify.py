@@ -188,7 +188,7 @@ def classify(
     start = perf_counter()
     flags = {name: flag_of(name) for name in FLAGS} | {"texts": "--input", "constraint_index": "--index"}
     with errors_on_one_line("classify", smaller="--batch-size", flags=flags, as_json=as_json):
-        from hf_gr.classification.tables import TextColumns, read_texts, write_ranked
+        from hf_gr.classification.tables import read_texts, write_ranked
         from hf_gr.offline.parts import check_output
 
         check_output(output, input, argument="texts")  # before any long work
@@ -196,8 +196,8 @@ def classify(
             raise ValueError(f"{output} is there already, expected a new name: name another one, or pass --overwrite")
         if target is not None and separator is not None:
             raise ValueError("target= and separator= are given, expected one: such answers have no measure")
-        columns = TextColumns(text, id, target)
-        table = read_texts(input, columns, format=None if format is None else format.value, delimiter=delimiter)
+        how = {"format": None if format is None else format.value, "delimiter": delimiter}
+        table = read_texts(input, text=text, id=id, target=target, **how)
         from hf_gr.offline.early import load_named
 
         named = load_named(index)
@@ -236,7 +236,7 @@ def classify(
             progress=progress,
         )
         metrics = [] if target is None else [asdict(one) for one in ranked.metrics(table.column(target).to_pylist())]
-        write_ranked(output, table, columns, ranked)
+        write_ranked(output, table, id, ranked)
         facts = to_facts(ranked, metrics, perf_counter() - start)
         typer.echo(json.dumps(facts | {"output": str(output)})) if as_json else print_facts(facts, output)
 

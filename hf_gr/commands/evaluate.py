@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import typer
 
 from .flags import MODELS, command, flags_as_given, to_arguments
-from .items import read_items
 from .recommend import SKIPPED, errors_on_one_line, is_main, quiet_libraries
 
 NAMED = re.compile(r"([^=/\\]+)=(.+)")  # NAME=PATH
@@ -110,5 +109,9 @@ def _by_name(texts: Sequence[str], flag: str) -> dict[str, str]:
 
 def _read_ids(path: Path) -> list[int | str]:
     """Item ids in a file; integers also as text: the library ignores the unused kind."""
+    from hf_gr.tables.cells import read_integer
+    from hf_gr.tables.items import read_items
+
     items = read_items("--new-items", path)
-    return [*items, *(int(item) for item in items if isinstance(item, str) and item.lstrip("-").isdecimal())]
+    numbers = [read_integer(item) for item in items if isinstance(item, str)]
+    return [*items, *(number for number in numbers if number is not None)]

@@ -29,7 +29,6 @@ from hf_gr.offline.options import (
 )
 from hf_gr.offline.settings import Settings
 
-from .items import read_items
 from .text import flag_of
 
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -126,6 +125,8 @@ def to_arguments(function: str, flags: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: a value is no list of integers, or `--option` is not NAME=VALUE.
     """
     given = {name: value for name, value in flags.items() if value is not None}
+    from hf_gr.tables.items import read_items  # a slow import, which `--help` does not need
+
     for stated in options_for(Settings, function):
         flag = stated.option.flag or stated.name
         if flag in given:

@@ -19,7 +19,6 @@ import typer
 from hf_gr.offline.options import DEVICE_HELP, REVISION_HELP
 
 from .flags import DRAFTING, GENERATE, read_integers, read_options
-from .items import read_items
 from .programs import require
 from .text import fail, flag_of, in_flags
 
@@ -204,6 +203,8 @@ def serve(
             if given and not begins:
                 what = f"{' and '.join(given)} {'are' if len(given) > 1 else 'is'} not read"
                 typer.echo(f"hf-gr serve: {what}: {updates} has a catalogue; PUT and PATCH /v1/catalogue change it")
+        from hf_gr.tables.items import read_items
+
         engine = _make_engine(
             name,
             index if catalogue is None else catalogue,

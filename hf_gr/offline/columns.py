@@ -4,13 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from os import PathLike
-from typing import Any
 
 PROMPTS = ("history", "tokens", "text")  # columns that make the prompt: one of them
-HISTORY = "history"  # the only column of a list of histories
 
 
 @dataclass(frozen=True)
@@ -49,28 +45,6 @@ class UserColumns:
             )
 
     @property
-    def by_role(self) -> dict[str, str]:
-        """The meaning of each column, and its name."""
-        return {role: name for role, name in asdict(self).items() if name is not None}
-
-    @property
-    def names(self) -> list[str]:
-        """The columns, each once: the history may also be the column to exclude."""
-        return list(dict.fromkeys(self.by_role.values()))
-
-    def check(self, file: object, names: Sequence[str], there: Sequence[str]) -> None:
-        """Raise unless a file has each of these columns exactly once."""
-        for name in names:
-            if there.count(name) != 1:
-                role = next(role for role, column in self.by_role.items() if column == name)
-                how_many = f"{there.count(name)} columns" if name in there else "no column"
-                listed = ", ".join(map(repr, there)) or "(there are none)"
-                raise ValueError(
-                    f"{file} has {how_many} {name!r}, expected one of {listed}: name it with {role}= "
-                    f"(--{role.replace('_', '-')})"
-                )
-
-
-def is_histories(users: Any) -> bool:
-    """Whether users are given as a list of histories, and not as a table, a file or a list of files."""
-    return isinstance(users, (list, tuple)) and not (users and all(isinstance(one, (str, PathLike)) for one in users))
+    def roles(self) -> dict[str, str]:
+        """The columns, each once, and their meaning: the history may also be the column to exclude."""
+        return {name: role for role, name in reversed(asdict(self).items()) if name is not None}

@@ -15,8 +15,8 @@ from hf_gr.answering.fallback import living_fallback
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.storage import JSON_FILE
 from hf_gr.files.hub import Source, check_revision
+from hf_gr.tables.table import Table
 
-from .files import InFiles
 from .options import EVALUATE
 from .parts import check_output
 from .settings import Settings, cutoffs_and_beams
@@ -62,7 +62,7 @@ def check_early(
     if known:
         read_users(users, settings, known[0])
     else:
-        InFiles(users, settings.columns, are_strings=False, format=settings.format, delimiter=settings.delimiter)
+        Table(users, settings.columns.roles, format=settings.format, delimiter=settings.delimiter)
     if named is None:
         return dict(given)
     return {**given, "constraint_index": indexes if isinstance(named, Mapping) else indexes[None]}

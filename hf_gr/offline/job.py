@@ -20,17 +20,18 @@ from hf_gr.answering.loading import fingerprint_tokenizer, load_index, load_toke
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.doubts import doubts_of
 from hf_gr.catalogue.fingerprints import fingerprint_index
-from hf_gr.files.tables import pa, shorten
 from hf_gr.generation.configuration import GRGenerationConfig
+from hf_gr.tables.cells import shorten
+from hf_gr.tables.files import pa
+from hf_gr.tables.table import Rows
 
 from .early import read_users
-from .in_memory import InMemory
 from .noticed import Noticed
 from .options import deciding_rows
 from .parts import IS_FALLBACK, NUM_DROPPED
 from .prompts import PromptMaker, Requests
 from .settings import NUM_BEAMS, Settings
-from .users import Users, Window
+from .users import Users
 
 USER, WAS_EXCLUDED = "user", "was_excluded"  # columns of the rows of `evaluate`
 BOOKKEEPING = ("transformers_version", "_from_model_config")  # in a generation config; they affect no row
@@ -56,7 +57,7 @@ class Job:
     doubts: tuple[str, ...] = ()
     noticed: Noticed = field(default_factory=Noticed)
 
-    def run(self, window: Window, on_progress: Callable[[int], None] = lambda num_rows: None) -> Any:
+    def run(self, window: Rows, on_progress: Callable[[int], None] = lambda num_rows: None) -> Any:
         """The rows of a window.
 
         Raises:
@@ -112,7 +113,7 @@ class Job:
         config = decoder.model.generation_config
         described = {
             "hf_gr": __version__,
-            "users": users.source.fingerprint(),
+            "users": users.fingerprint(),
             "model": backend_of(decoder.model).fingerprint(decoder.model),
             "generation config": _describe(config),
             "catalogue": fingerprint_index(decoder.index),
@@ -123,7 +124,7 @@ class Job:
         return json.loads(json.dumps(described))  # as read back: tuples become lists
 
     def _notice(
-        self, window: Window, made: Requests, items: Sequence[Sequence[Any]], problems: Mapping[int, str]
+        self, window: Rows, made: Requests, items: Sequence[Sequence[Any]], problems: Mapping[int, str]
     ) -> None:
         noticed, user = self.noticed, self.settings.columns.user
         answered = [row for row in range(len(window)) if row not in problems]
@@ -162,8 +163,8 @@ def make_job(model: Any, users: Any, settings: Settings, processes: Any) -> tupl
     index = load_index(index, model)  # a copy: the caller's keeps what is removed
     removed, missing = remove_listed(settings.remove_items or (), index)
     table = table or read_users(users, settings, index)
-    if processes.count > 1 and isinstance(table.source, InMemory):
-        every = processes.gather(table.source.fingerprint())
+    if processes.count > 1 and table.files is None:
+        every = processes.gather(table.fingerprint())
         if any(one != every[0] for one in every):
             raise ValueError(
                 "users differ between processes, expected the same table in all: pass it whole to each, as each takes "

@@ -20,7 +20,7 @@ from hf_gr.answering.backends import backend_of
 from hf_gr.answering.requests import Request
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.sequences import to_host
-from hf_gr.files.tables import pyarrow
+from hf_gr.tables.files import pyarrow
 
 from .baselines import Baselines, Histories
 from .intervals import UserValues

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hf_gr.files.tables import pc, shorten
+from hf_gr.tables.cells import shorten
+from hf_gr.tables.files import pc
 
 
 @dataclass

@@ -23,10 +23,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hf_gr.files.atomic import replaced_file
-from hf_gr.files.tables import pa, pc, pyarrow
-
-from .files import READ_ERRORS
-from .users import is_in_memory
+from hf_gr.tables.files import READ_ERRORS, pa, pc, pyarrow
+from hf_gr.tables.memory import paths_of
 
 try:
     import fcntl
@@ -270,8 +268,7 @@ def check_output(output: Path, users: Any, *, argument: str = "users") -> None:
             f"output={str(output)!r}: {found} is {'a folder' if output.is_dir() else 'no folder to write to'}, "
             "expected a file in a folder that may be written to: name another one"
         )
-    given = [users] if isinstance(users, (str, os.PathLike)) else users
-    for path in () if is_in_memory(users) else map(Path, given):
+    for path in map(Path, paths_of(users)):
         if path.resolve() in (output.resolve(), output.resolve().parent):
             raise ValueError(
                 f"output={str(output)!r} is {'in ' if path.is_dir() else ''}{argument}={str(path)!r}, expected a "

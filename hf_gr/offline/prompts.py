@@ -16,9 +16,11 @@ from hf_gr.answering.fallback import first_allowed
 from hf_gr.answering.histories import join_tokens, latest_that_fit, tokens_of_items
 from hf_gr.answering.requests import Request
 from hf_gr.catalogue.snapshot import Snapshot
+from hf_gr.tables.cells import read_list
+from hf_gr.tables.table import Rows
 
 from .columns import UserColumns
-from .users import SKIPPING, Window, read_list
+from .users import SKIPPING
 
 ANSWERED = "or answer it with fallback="
 TRUTHS = {"true": True, "1": True, "false": False, "0": False}
@@ -92,7 +94,7 @@ class PromptMaker:
     top_k: int = 10
     removed: frozenset[Any] = frozenset()
 
-    def __call__(self, window: Window) -> Requests:
+    def __call__(self, window: Rows) -> Requests:
         """The requests of a window."""
         problems: dict[int, str] = {}
         targets = self._read_targets(window, problems)
@@ -155,7 +157,7 @@ class PromptMaker:
 
     def _from_histories(
         self,
-        window: Window,
+        window: Rows,
         problems: dict[int, str],
         targets: dict[int, list[Any]],
         dropped: dict[int, int],
@@ -193,7 +195,7 @@ class PromptMaker:
             prompts[row] = [*self.prefix_tokens, *join_tokens(latest, tokens_of), *self.suffix_tokens]
         return prompts
 
-    def _from_tokens(self, window: Window, problems: dict[int, str]) -> dict[int, list[int]]:
+    def _from_tokens(self, window: Rows, problems: dict[int, str]) -> dict[int, list[int]]:
         name = self.columns.tokens
         assert name is not None
         below = "" if self.vocab_size is None else f" below the model's {self.vocab_size}"
@@ -210,7 +212,7 @@ class PromptMaker:
                 prompts[row] = self._cut(window, name, row, tokens, problems)
         return prompts
 
-    def _from_texts(self, window: Window, problems: dict[int, str]) -> dict[int, list[int]]:
+    def _from_texts(self, window: Rows, problems: dict[int, str]) -> dict[int, list[int]]:
         name = self.columns.text
         assert name is not None
         cells = window.cells(name)
@@ -236,7 +238,7 @@ class PromptMaker:
         limits = [limit for limit in (self.longest, self.max_prompt_tokens) if limit is not None]
         return min(limits, default=2**31)
 
-    def _cut(self, window: Window, name: str, row: int, tokens: list[int], problems: dict[int, str]) -> list[int]:
+    def _cut(self, window: Rows, name: str, row: int, tokens: list[int], problems: dict[int, str]) -> list[int]:
         if self.max_prompt_tokens is not None:
             return tokens[-self._room :]
         if self.longest is not None and len(tokens) > self.longest:
@@ -247,7 +249,7 @@ class PromptMaker:
             problems.setdefault(row, window.problem(name, row, tokens, expected))
         return tokens
 
-    def _read_targets(self, window: Window, problems: dict[int, str]) -> dict[int, list[Any]]:
+    def _read_targets(self, window: Rows, problems: dict[int, str]) -> dict[int, list[Any]]:
         name = self.columns.target
         if name is None:
             return {}
@@ -262,7 +264,7 @@ class PromptMaker:
                 problems.setdefault(row, window.problem(name, row, cell, expected))
         return targets
 
-    def _read_truths(self, window: Window, name: str | None, problems: dict[int, str]) -> dict[int, bool]:
+    def _read_truths(self, window: Rows, name: str | None, problems: dict[int, str]) -> dict[int, bool]:
         """By row the value of a column of true and false, also given as texts or numbers."""
         truths: dict[int, bool] = {}
         for row, cell in enumerate(window.cells(name) if name is not None else ()):
@@ -273,7 +275,7 @@ class PromptMaker:
         return truths
 
     def _read_lists(
-        self, window: Window, name: str | None, problems: dict[int, str], *, at_least: int = 0
+        self, window: Rows, name: str | None, problems: dict[int, str], *, at_least: int = 0
     ) -> dict[int, list[Any]]:
         """By row the lists of item ids of a column; rows where it is null, if it may be, are omitted."""
         if name is None:
@@ -295,7 +297,7 @@ class PromptMaker:
 
     def _know(
         self,
-        window: Window,
+        window: Rows,
         name: str | None,
         lists: dict[int, list[Any]],
         known: Container[Any],

@@ -20,15 +20,16 @@ from typing import Any
 
 from hf_gr.answering.backends import backend_for
 from hf_gr.files.progress import progress_bar
-from hf_gr.files.tables import pa, shorten
+from hf_gr.tables.cells import shorten
+from hf_gr.tables.files import pa
+from hf_gr.tables.memory import give_back, is_in_memory
 
-from .in_memory import InMemory
 from .job import Job, make_job
 from .noticed import Noticed, warnings_of
 from .options import RECOMMEND, takes_options
 from .parts import Parts, Totals, check_output
 from .settings import Settings
-from .users import Users, is_in_memory
+from .users import Users
 
 logger = logging.getLogger("hf_gr.recommend")
 
@@ -114,7 +115,8 @@ def recommend(model: Any, users: Any, output: str | PathLike[str] | None = None,
         for doubt in job.doubts:
             logger.warning(doubt)
     if output is None:
-        return _run_in_memory(job, table, processes)
+        rows = _run_in_memory(job, table, processes)
+        return give_back(rows, users, settings.columns.user)
     return run_job(job, table, Path(output), processes)
 
 
@@ -148,7 +150,7 @@ class Held:
 
 
 def _run_in_memory(job: Job, users: Users, processes: Any) -> Any:
-    """Run a job over a table in memory, with all processes; its rows, as the same kind of table."""
+    """Run a job over a table in memory, with all processes; its rows."""
     held = Held(num_processes=processes.count)
     _, parts, noticed = zip(
         *processes.by_all(lambda: (_run_windows(job, users, held, processes), held.rows, job.noticed)), strict=True
@@ -156,9 +158,7 @@ def _run_in_memory(job: Job, users: Users, processes: Any) -> Any:
     windows = {number: rows for part in parts for number, rows in part.items()}
     _warn(processes, noticed)
     rows = pa.concat_tables([windows[number] for number in sorted(windows)]).combine_chunks()
-    source = users.source
-    assert isinstance(source, InMemory)
-    return source.like(rows if job.settings.on_error == "skip" else rows.drop_columns(["error"]))
+    return rows if job.settings.on_error == "skip" else rows.drop_columns(["error"])
 
 
 def run_job(job: Job, users: Users, output: Path, processes: Any) -> Recommended:
@@ -220,6 +220,6 @@ def _run_windows(job: Job, users: Users, parts: Parts | Held, processes: Any) ->
 
 
 def _merge(parts: Parts, num_windows: int, users: Users) -> Totals:
-    if users.source.fingerprint() != parts.manifest["users"]:
+    if users.fingerprint() != parts.manifest["users"]:
         raise ValueError(f"{users.name} has changed since the run began, expected the same rows to the end: repeat it")
     return parts.merge(num_windows)

@@ -15,7 +15,7 @@ from functools import cached_property
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from .columns import HISTORY, PROMPTS, UserColumns, is_histories
+from .columns import PROMPTS, UserColumns
 from .options import (
     BACKEND_HELP,
     COLUMNS,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hf_gr.catalogue import ConstraintIndex
-    from hf_gr.files.tables import Format
+    from hf_gr.tables.files import Format
 
 WINDOW_ROWS = 2048  # about ten batches: sorting finds similar lengths, and a killed run loses little
 TOKEN_BUDGET = 16_384
@@ -460,6 +460,8 @@ class Settings:
 
         A list of histories is a table with one column, which need not be named.
         """
+        from hf_gr.tables.memory import HISTORY, is_histories  # a slow import, which `--help` does not need
+
         if is_histories(users) and not any(given.get(name) is not None for name in PROMPTS):
             given = {**given, "history": HISTORY}
         names = {each.name for each in options_for(cls, function)}

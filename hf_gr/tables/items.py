@@ -1,0 +1,50 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Lists of item ids in files. Knows no catalogue: ids of text files are texts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .files import READ_ERRORS, SUFFIXES, open_file, suffix_of
+from .table import Table
+
+COLUMN = "item_id"
+
+
+def read_items(argument: str, path: Path) -> list[Any]:
+    """The item ids in a file that an argument names, in its order.
+
+    They are the column `item_id` of a table (`.parquet`, `.csv`, `.tsv`, `.jsonl`), a JSON list (`.json`), or, in any
+    other file, one per line.
+
+    Raises:
+        ValueError: the file is damaged, has no such column or list, or has a header though it is no table.
+    """
+    suffix = suffix_of(path)
+    if suffix != ".json" and any(suffix in suffixes for suffixes in SUFFIXES.values()):
+        items: list[Any] = []
+        for rows, _ in Table(path, {COLUMN: ""}).batches():
+            items += rows.cells(COLUMN)
+            if None in items:
+                raise ValueError(f"{argument} {str(path)!r}, row {items.index(None)} has no {COLUMN}: drop the row")
+        return items
+    try:
+        with open_file(path) as (_, stream):
+            text = stream.read().decode("utf-8-sig")  # Excel and PowerShell begin files with a mark
+        items = json.loads(text) if suffix == ".json" else [line.strip() for line in text.splitlines() if line.strip()]
+    except (*READ_ERRORS, ValueError) as error:
+        raise ValueError(
+            f"{argument} {str(path)!r} cannot be read ({error}), expected item ids: check the file"
+        ) from error
+    if not isinstance(items, list):
+        found = type(items).__name__
+        raise ValueError(f'{argument} {str(path)!r} has a {found}, expected a list such as ["B01", "B02"]')
+    if items[:1] == [COLUMN]:
+        raise ValueError(
+            f"{argument} {str(path)!r} begins with {COLUMN!r}, expected an id: a file of one id per line has no "
+            "header; remove it, or name the file .csv"
+        )
+    return items
