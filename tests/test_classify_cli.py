@@ -85,8 +85,8 @@ def test_answers_of_several_labels_are_lists(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--text", "body"], "no column 'body', expected one of 'id', 'text', 'label': name it with --text"),
-        (["--text", "id"], "has int64 in column 'id', expected texts"),
+        (["--text", "body"], "no column 'body', expected one of 'id', 'text', 'label': name it with"),
+        (["--text", "id"], "column 'id' has type int64, expected texts"),
         (["--target", "right"], "no column 'right'"),
         (["--top-k", "0"], "--top-k 0, expected 1 or more"),
         (["--separator", ";"], "--separator ';' and no --max-labels, expected both"),
@@ -107,9 +107,11 @@ def test_what_is_wrong_is_said_on_one_line(folder: Path, arguments: list[str], m
 
 def test_damaged_tables_are_named(folder: Path) -> None:
     pq.write_table(pa.table({"text": ["a", None]}), folder / "gap.parquet")
-    assert "gap.parquet has no text in row 1 of column 'text'" in run(folder, table="gap.parquet", code=2)
+    assert "gap.parquet, column 'text', row 1 is None, expected a text" in run(folder, table="gap.parquet", code=2)
     (folder / "cut.parquet").write_bytes((folder / "texts.parquet").read_bytes()[:-20])
-    assert "cut.parquet is no whole parquet file" in run(folder, table="cut.parquet", code=2)
+    assert "cut.parquet cannot be read from row 0 on, expected complete parquet" in run(
+        folder, table="cut.parquet", code=2
+    )
     (folder / "empty.csv").write_text("text\n")
     assert "has no row" in run(folder, table="empty.csv", code=2)
 

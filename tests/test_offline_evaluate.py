@@ -24,11 +24,11 @@ from typer.main import get_command as build_command
 
 from hf_gr import ConstraintIndex, evaluate, recommend
 from hf_gr.commands import app as cli
-from hf_gr.tables.files import Format
 from hf_gr.generation.torch.mixin import GRGenerationMixin
 from hf_gr.offline.metrics import RankingTotals
 from hf_gr.offline.options import options_for
 from hf_gr.offline.settings import Settings
+from hf_gr.tables.files import Format
 
 NUM_USERS = 60
 

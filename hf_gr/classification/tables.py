@@ -77,7 +77,3 @@ def write_ranked(file: Path, table: Any, id: str | None, ranked: RankedLabels) -
 
 def _plain(label: Any) -> Any:
     return list(label) if isinstance(label, tuple) else label
-
-
-def _plain(label: Any) -> Any:
-    return list(label) if isinstance(label, tuple) else label

@@ -52,8 +52,9 @@ class Users(Table):
         self.schema = first.columns.schema
         kind, is_id = ("texts", is_text) if are_strings else ("integers", pa.types.is_integer)
         for role in ("history", "exclude", "filter"):
-            name = getattr(columns, role)
-            found = pa.null() if name is None else self.schema.field(name).type
+            if (name := getattr(columns, role)) is None:
+                continue
+            found = self.schema.field(name).type
             value = getattr(found, "value_type", None)
             if not (pa.types.is_null(value or found) or is_text(found) or (value is not None and is_id(value))):
                 expected = f"lists of {kind}, as the catalogue's ids are: convert the column"

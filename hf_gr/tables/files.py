@@ -70,14 +70,14 @@ def find_files(paths: Paths, format: Format | None = None) -> tuple[list[Path], 
         for entry in entries
     ]
     if format is None:
-        known = {suffix: kind for kind, suffixes in SUFFIXES.items() for suffix in suffixes}
+        known: dict[str, Format] = {suffix: kind for kind, suffixes in SUFFIXES.items() for suffix in suffixes}
         found = {known[suffix] for files in held for file in files if (suffix := suffix_of(file)) in known}
         if len(found) != 1:
             says = f"has files of {' and '.join(sorted(found))}" if found else "does not say what it is"
             raise ValueError(
                 f"{entries[0]} {says}, expected names that end in one of {', '.join(known)}: pass format="
             )
-        (format,) = found
+        format = found.pop()
     files: list[Path] = []
     for entry, inside in zip(entries, held, strict=True):
         if entry.is_dir():
@@ -170,8 +170,9 @@ def _first_types(file: Path, number: int, line: bytes, roles: Mapping[str, str],
             raise ValueError("it is no object")
     except ValueError as error:
         raise _line_error(file, number, line, roles, error) from error
-    first_of_role = {role: name for name, role in reversed(roles.items())}
-    check_columns(file, {name: role for role, name in reversed(first_of_role.items())}, list(found))
+    before: set[str] = set()
+    needed = {name: role for name, role in roles.items() if not (role in before or before.add(role))}
+    check_columns(file, needed, list(found))
     kinds = {name: pa.scalar(found.get(name)).type for name in roles}
     is_unknown = {name: pa.types.is_null(getattr(kind, "value_type", kind)) for name, kind in kinds.items()}
     return pa.schema(

@@ -50,7 +50,7 @@ def to_arrow(table: Any, roles: Mapping[str, str], name: str) -> Any:
     if is_histories(table):
         table = {HISTORY: _read_histories(table, name)}
     if _is(table, "pandas", "DataFrame") or isinstance(table, Mapping):
-        check_columns(name, roles, list(table.columns if hasattr(table, "columns") else table))
+        check_columns(name, roles, list(table))  # the columns of both
         return pa.table({column: _to_column(table[column], f"{name}, column {column!r}") for column in names})
     if _is(table, "polars", "DataFrame"):
         check_columns(name, roles, table.columns)

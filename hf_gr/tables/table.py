@@ -102,7 +102,8 @@ class Table:
         if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii()):
             raise ValueError(f"delimiter={delimiter!r}, expected one ASCII character: omit it for a tab or comma")
         self.roles, self._delimiter, self._types = dict(roles), delimiter, types or {}
-        self.files, self.format, self._rows, self.name = None, format, None, name
+        self.files, self.format, self.name = None, format, name
+        self._rows: Any = None
         if is_in_memory(data) and (HISTORY in self.roles.values() or not is_histories(data)):
             if format is not None or delimiter is not None:
                 raise ValueError("format= or delimiter= with a table in memory, expected neither: they are of files")
