@@ -21,7 +21,8 @@ from test_drafting import DETAILS, assert_same, index_of
 from hf_gr import ConstraintIndex, enable
 from hf_gr.core import auto
 from hf_gr.core.auto import LEAST_GAIN, ROOM, WIDER_BY, Costs, Search, choose_draft, costs_of
-from hf_gr.generation.torch.drafts.auto import AutoDraft
+from hf_gr.generation import drafts
+from hf_gr.generation.torch.drafts import auto as of_torch
 
 BEAUTY = (1, 91, 6539, 11172, 12023)  # nodes of the Beauty catalogue by level
 REL_TOL = 1e-9  # sums of a few doubles
@@ -260,13 +261,10 @@ def test_processes_that_must_agree_time_nothing(monkeypatch: pytest.MonkeyPatch)
 def test_what_there_is_to_choose_from(
     options: dict[str, Any], expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, seen = AutoDraft.start, []
-
-    def start(self: AutoDraft, prepared: Any) -> Any:
-        seen.extend(self.candidates)
-        return real(self, prepared)
-
-    monkeypatch.setattr(AutoDraft, "start", start)
+    right, seen = drafts.fastest, []
+    monkeypatch.setattr(
+        of_torch, "fastest", lambda names, *rest, **how: seen.extend(names) or right(names, *rest, **how)
+    )
     known(monkeypatch, 1e-2, 1e-6)
     ask(drafting="auto", **options | ({"assistant_model": small()} if "assistant_model" in options else {}))
     assert seen == expected

@@ -465,7 +465,7 @@ def test_level_one_is_drafted_in_the_forward_of_prompt_and_placeholders(
 
     monkeypatch.setattr(drafts.head.HeadScorer, "__init__", init)
     together = model.generate(**inputs, **settings, **how)
-    monkeypatch.setattr(drafts, "may_take_nodes", lambda *args: False)
+    monkeypatch.setattr(drafts.base, "may_take_nodes", lambda *args: False)
     apart = model.generate(**inputs, **settings, **how)
     assert_same(together, apart)
     torch.testing.assert_close(hidden[0], hidden[-1], atol=1e-5, rtol=1e-5)  # fp32, two layers

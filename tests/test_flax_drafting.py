@@ -22,11 +22,11 @@ from test_draft_head import new_head
 from transformers import BartConfig, GPT2Config, Qwen3Config
 
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, ConstraintLogitsProcessor, enable
+from hf_gr.generation.call import Prompt
 from hf_gr.generation.configuration import set_fields
-from hf_gr.generation.flax.call import prepared
+from hf_gr.generation.flax.call import Call
 from hf_gr.generation.flax.drafts import AssistantDraft
 from hf_gr.generation.flax.logits_process import FlaxConstraintLogitsProcessor
-from hf_gr.generation.flax.prompts import HostPrompt
 
 SCORE_TOL = 1e-4
 ROWS = np.unique(np.random.default_rng(0).integers(3, 35, size=(600, 4)), axis=0)
@@ -142,12 +142,12 @@ def test_prompts_longer_than_the_positions_of_a_draft_model_are_refused(family: 
     # A decoder has 7 tokens behind 2 of padding, and reads all of a sequence but its last two; an encoder has 9.
     model, tokens = enable(made(32)), np.full((1, 9), 5, np.int32)
     mask = np.arange(9)[None] >= (2 if family == "gpt2" else 0)
-    prompt = HostPrompt(tokens, mask, None if family == "gpt2" else tokens[:, :1])
-    config, _ = prepared(model, None, {"num_beams": 4})
+    prompt = Prompt(tokens, mask, *tokens.shape)
+    config, _ = Call.prepare_config(model, None, {"num_beams": 4})
     set_fields(config, {})
-    AssistantDraft(model, config, made(9)).check(prompt, INDEX.snapshot, given={})
+    AssistantDraft(model, config, made(9)).check(prompt, INDEX.snapshot, {}, {})
     with pytest.raises(ValueError, match="assistant_model has 8 positions, expected 9 for this prompt"):
-        AssistantDraft(model, config, made(8)).check(prompt, INDEX.snapshot, given={})
+        AssistantDraft(model, config, made(8)).check(prompt, INDEX.snapshot, {}, {})
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_prompts_longer_than_the_positions_of_a_draft_model_are_refused(family: 
     [
         ({"constraint_indx": INDEX}, "constraint_index=None, expected a catalogue"),
         ({"draft_model": 5, "constraint_index": INDEX}, "draft_model is given"),
-        ({"max_new_tokens": "3"}, "max_new_tokens='3', expected a number"),
+        ({"max_new_tokens": "3", "constraint_index": INDEX}, "max_new_tokens='3', expected a number"),
         ({"separator": ";", "constraint_index": INDEX}, "separator is given, expected None in Flax: an answer is one"),
         (
             {"constraint_index": INDEX, "logits_processor": [ConstraintLogitsProcessor(INDEX)]},

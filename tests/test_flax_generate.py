@@ -36,7 +36,6 @@ from hf_gr.generation.flax.call import Call, make_plan
 from hf_gr.generation.flax.drafts import Draft, HeadDraft
 from hf_gr.generation.flax.loading import enable as enable_flax
 from hf_gr.generation.flax.outputs import FlaxGenerateOutput
-from hf_gr.generation.flax.prompts import HostPrompt
 from hf_gr.generation.models import fill_token
 from hf_gr.generation.named_catalogues import batch_rules
 from hf_gr.generation.torch import mixin
@@ -291,7 +290,8 @@ def test_a_head_scores_the_vocabulary_where_that_is_put_out(output: str | None) 
     model = SimpleNamespace(
         draft_head=head, scorer=None, params_on=head.params_on, spec=SimpleNamespace(vocab_size=VOCABULARY)
     )
-    scorer, _ = HeadDraft(model, config).scorer(make_plan(config, INDEX.snapshot, LENGTH), None)
+    config.max_new_tokens = LENGTH
+    scorer, _ = HeadDraft(model, config).scorer(make_plan(config, INDEX.snapshot), None)
     assert scorer.vocab_size == (None if output is None else VOCABULARY)
 
 
@@ -445,7 +445,7 @@ def test_generated_tokens_count_towards_learned_positions(monkeypatch: pytest.Mo
 
 def test_a_checkpoint_may_say_what_flax_does_not_need() -> None:
     config: Any = GRGenerationConfig(num_draft_beams=8, draft_token_budget=9, verification="strict")
-    Draft(None, config).check(HostPrompt(np.ones((1, 1), np.int32), np.ones((1, 1), bool)), INDEX.snapshot, given={})
+    Draft(None, config).check(None, INDEX.snapshot, {}, {})
     assert fill_token(GRGenerationConfig(eos_token_id=[])) == -1
 
 
@@ -517,15 +517,15 @@ def test_what_is_pytorchs_alone_loads_pytorch_whatever_auto_means(
 def test_a_planted_error_is_seen(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Rows that fill the bucket, a mask that is lost, a catalogue of another call."""
     models = pair("qwen3", folder)
-    right = HostPrompt.to_bucket
+    right = flax.to_bucket
     monkeypatch.setattr(
-        HostPrompt,
+        flax,
         "to_bucket",
         lambda *args: jax.tree.map(lambda a: np.ones_like(a) if a.dtype == bool else a, right(*args)),
     )
     with pytest.raises(AssertionError):
         check(models, prompts(3, 9, padded=True), constraint_index=INDEX, **BEAMS)
-    monkeypatch.setattr(HostPrompt, "to_bucket", right)
+    monkeypatch.setattr(flax, "to_bucket", right)
 
     def everything(rules: Any, *args: Any, **kwargs: Any) -> DeviceCatalogue:
         return device_catalogue(batch_rules(INDEX, None), *args, **kwargs)

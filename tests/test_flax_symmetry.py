@@ -10,7 +10,7 @@ from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -371,11 +371,22 @@ def test_fields_of_a_config_are_refused_for_a_reason() -> None:
 
 def test_drafts_and_verifications_are_the_same_but_for_those_that_are_listed() -> None:
     from hf_gr.generation.configuration import DRAFTING, VERIFICATION
-    from hf_gr.generation.flax.call import KINDS
+    from hf_gr.generation.flax.drafts import KINDS
 
     assert {*KINDS, "auto"} == set(DRAFTING)
     assert {name for kind in KINDS.values() for name in kind.lacks} == set(TORCH_VERIFICATIONS)
     assert set(TORCH_VERIFICATIONS) <= set(VERIFICATION)
+
+
+def test_a_draft_that_flax_lacks_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hf_gr.generation.drafts import drafts_of
+    from hf_gr.generation.flax.drafts import KINDS
+
+    config = SimpleNamespace(drafting="exact", verification="strict")
+    with pytest.raises(
+        ValueError, match=r"drafting='exact', expected one of .*'auto'\) in Flax: omit it, or use backend"
+    ):
+        drafts_of(KINDS, None, config, None, None, None, {}, {})  # pyright: ignore
 
 
 def test_a_planted_difference_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1190,17 +1190,17 @@ def test_a_seventh_positional_argument_is_counted() -> None:
         ({"constraint_index": ""}, "constraint_index is '', expected"),
         ({"verification": "lax"}, "verification='lax', expected one of"),
         ({"drafting": ["trie"]}, r"drafting=\['trie'\], expected one of"),
-        ({"attention_mask": torch.ones(1, 6)}, "with a row for every prompt"),
+        ({"attention_mask": torch.ones(1, 6)}, r"attention_mask is \[1, 6\], expected \[2, 6\] as the prompt"),
         ({"attention_mask": torch.ones(2, 1, 6, 6)}, r"attention_mask is \[2, 1, 6, 6\]"),
         ({"attention_mask": torch.tensor([[1] * 6, [0] * 6])}, "prompt 1 is all padding"),
         ({"input_ids": torch.ones(6, dtype=torch.long), "attention_mask": None}, r"the prompt is \[6\]"),
-        ({"input_ids": [[5, 6]], "attention_mask": None}, "the prompt is list"),
+        ({"input_ids": [[5, 6]], "attention_mask": None}, "the prompt is a list"),
         ({"input_ids": torch.ones(2, 0, dtype=torch.long), "attention_mask": None}, "the prompt has no token"),
         ({"input_ids": torch.ones(0, 2, dtype=torch.long), "attention_mask": None}, "the batch has 0 prompts"),
         ({"length_penalty": None, "num_beams": 2}, "length_penalty=None, expected a finite number"),
         ({"pad_token_id": 1.5}, "pad_token_id=1.5, expected a token id"),
         ({"length_penalty": 300.0, "num_beams": 2, "constraint_index": RAGGED}, "length_penalty=300.0, expected -42"),
-        ({"input_ids": torch.ones(2, 6)}, "the prompt has dtype torch.float32, expected integers"),
+        ({"input_ids": torch.ones(2, 6)}, "of float32, expected integers"),
         ({"top_k": "8"}, "top_k='8', expected an int"),
         ({"max_length": "8"}, "max_length='8', expected an int"),
         ({"max_new_tokens": 7.5}, "max_new_tokens=7.5, expected an int"),
@@ -1223,7 +1223,7 @@ def test_bad_arguments_are_refused_before_any_work(
 @pytest.mark.parametrize(("family", "length"), [("t5", 5), ("t5", 7), ("qwen3", 5)])
 def test_a_mask_has_an_entry_for_every_token(family: str, length: int) -> None:
     inputs = prompts(2, 6) | {"attention_mask": torch.ones(2, length)}
-    with pytest.raises(ValueError, match=rf"attention_mask is \[2, {length}\], expected a tensor"):
+    with pytest.raises(ValueError, match=rf"attention_mask is \[2, {length}\], expected \[2, 6\]"):
         enabled(family).generate(**inputs, constraint_index=INDEX)
 
 

@@ -57,9 +57,7 @@ def updated() -> ConstraintIndex:
 
 # Where the host may wait, by file and function. Before the prefill, of any call:
 BEFORE = {
-    ("hf_gr/generation/checks.py", "check_mask"),
-    ("hf_gr/generation/torch/checks.py", "_check_tokens"),
-    ("hf_gr/generation/torch/checks.py", "_check_prompt"),
+    ("hf_gr/catalogue/sequences.py", "to_host"),  # of tokens and their mask
     ("hf_gr/generation/torch/scorers.py", "make_scorer"),  # is the prompt padded?
 }
 # In transformers' own code, which prepares a call, and looks at masks in a prefill.

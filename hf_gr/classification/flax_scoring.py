@@ -37,7 +37,7 @@ from hf_gr.flax.model import FlaxModel
 from hf_gr.flax.plan import DecodePlan
 from hf_gr.flax.scorers import Params, Prompt, Scorer
 from hf_gr.flax.transition import device_catalogue
-from hf_gr.generation.flax.prompts import HostPrompt
+from hf_gr.generation.flax.prompts import to_bucket
 from hf_gr.generation.models import start_token
 
 from .finders import Floats, Scoring
@@ -135,7 +135,7 @@ class FlaxScoring(Scoring):
             start = np.full((len(input_ids), 1), token, np.int32)
         else:
             self.model.spec.check_length(input_ids.shape[1] + longest)
-        return HostPrompt(input_ids.astype(np.int32), mask != 0, start).to_bucket(num_rows)
+        return to_bucket(input_ids.astype(np.int32), mask != 0, start, num_rows)
 
 
 @jax.tree_util.register_dataclass

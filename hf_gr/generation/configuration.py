@@ -14,7 +14,7 @@ from transformers import GenerationConfig
 from hf_gr.catalogue.sequences import is_integer
 from hf_gr.generation.internals import without_bookkeeping
 
-DRAFTING = (None, "auto", "trie", "assistant", "head")  # in PyTorch, each is a module of `generation.torch.drafts`
+DRAFTING = (None, "auto", "trie", "assistant", "head")  # each is a line in `KINDS` of either backend
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ GR_FIELDS: dict[str, Any] = {
     "num_draft_beams": None,
     "draft_token_budget": None,
 }
+# Of these fields and of `generate`'s arguments, what transformers' own loop has not, and what to do there.
+OF_OUR_LOOP = {"seed": "use torch.manual_seed", "generator": "use torch.manual_seed"}
 SAVED_AS = "hf_gr"
 
 
@@ -136,7 +138,7 @@ class GRGenerationConfig(GenerationConfig):
         super().validate(*args, **kwargs)
 
 
-def check_fields(fields: dict[str, Any]) -> None:
+def check_fields(fields: Mapping[str, Any]) -> None:
     """Refuse invalid values of our fields."""
     index = fields.get("constraint_index")
     if index is not None and not isinstance(index, str):

@@ -10,17 +10,15 @@ from typing import Any, Literal
 
 import numpy as np
 
+from hf_gr.catalogue.sequences import is_integer
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.core import auto
 
-from .checks import (
-    check_assistant,
-    check_codes,
-    check_draft_width,
-    check_room_for_drafts,
-    check_room_for_placeholders,
-)
+from .checks import check_codes
 from .configuration import VERIFICATION
+from .models import position_limit
+
+DRAFT_BEAMS_PER_BEAM = 2
 
 
 class BaseDraft:
@@ -44,12 +42,7 @@ class BaseDraft:
         self.verification = VERIFICATION[config.verification]
 
     def check(
-        self,
-        prompt: Any,
-        catalogue: Snapshot,
-        *,
-        given: Mapping[str, Any],
-        model_kwargs: Mapping[str, Any] | None = None,
+        self, prompt: Any, catalogue: Snapshot, given: Mapping[str, Any], model_kwargs: Mapping[str, Any]
     ) -> None:
         """Refuse a draft that is not possible.
 
@@ -68,24 +61,22 @@ class BaseDraft:
                 "drafting='assistant' and verification='strict' for the draft model"
             )
         self.check_verification()
+        num_draft_beams, budget = (given.get(field) for field in ("num_draft_beams", "draft_token_budget"))
         if self.searches == "assistant":
             self._check_assistant(prompt, catalogue, given)
         elif self.searches == "head":
-            self._check_head(prompt, catalogue, given)
-        elif given.get("num_draft_beams") is not None:
+            self._check_head(prompt, catalogue, num_draft_beams)
+        elif num_draft_beams is not None:
             raise ValueError(
-                f"num_draft_beams={given['num_draft_beams']} without a draft model, expected both: "
-                "pass assistant_model="
+                f"num_draft_beams={num_draft_beams} without a draft model, expected both: pass assistant_model="
             )
-        if given.get("draft_token_budget") is not None and not self.scores_ahead:
+        if self.searches and not self.verification.by_head_alone:
+            self._check_widths()
+        if budget is not None and not self.scores_ahead:
             raise ValueError(
-                f"draft_token_budget={given['draft_token_budget']} without drafting, expected None: "
-                "pass drafting='trie' or 'auto'"
+                f"draft_token_budget={budget} without drafting, expected None: pass drafting='trie' or 'auto'"
             )
-        self.check_own(prompt, catalogue, model_kwargs or {})
-
-    def check_own(self, prompt: Any, catalogue: Snapshot, model_kwargs: Mapping[str, Any]) -> None:
-        """Refuse what one backend alone cannot do; the arguments are those of `check`."""
+        self.check_own(prompt, catalogue, model_kwargs)
 
     def check_verification(self) -> None:
         """Refuse a verification that this kind of draft, or the call, does not support."""
@@ -103,34 +94,65 @@ class BaseDraft:
                 f"num_beams={config.num_beams}: relaxed verification samples beams"
             )
 
+    def check_own(self, prompt: Any, catalogue: Snapshot, model_kwargs: Mapping[str, Any]) -> None:
+        """Refuse what one backend alone cannot do; the arguments are those of `check`."""
+
+    def not_a_model(self, assistant: Any) -> str | None:
+        """What a draft model should be, if it is none of this backend's."""
+        raise NotImplementedError
+
+    def draft_beams(self, plan: Any) -> tuple[int, int]:
+        """How many beams a search has, and the level where it may begin."""
+        # Relaxed answers would be further from the model's own with every level drafted: the first one is exact.
+        beams_per_beam = 1 if plan.is_relaxed else DRAFT_BEAMS_PER_BEAM
+        return self.config.num_draft_beams or plan.width * beams_per_beam, int(plan.is_relaxed)
+
     def _check_assistant(self, prompt: Any, catalogue: Snapshot, given: Mapping[str, Any]) -> None:
-        """Refuse a draft model that cannot draft for the model."""
-        assistant = self.assistant
+        """Refuse a draft model that cannot draft for the model, or has no positions for these prompts."""
+        model, assistant = self.model, self.assistant
         if assistant is None:
             raise ValueError("drafting='assistant' without assistant_model, expected both: pass assistant_model=")
         if given.get("drafting") == "trie":
             raise ValueError(
                 "drafting='trie' with assistant_model, expected one of them: drafting='assistant' uses both"
             )
+        name = type(assistant).__name__
         if (expected := self.not_a_model(assistant)) is not None:
-            raise ValueError(f"assistant_model is a {type(assistant).__name__}, expected {expected}")
-        check_assistant(self.model, assistant)
+            raise ValueError(f"assistant_model is a {name}, expected {expected}")
+        is_encoder_decoder = assistant.config.is_encoder_decoder
+        if is_encoder_decoder != model.config.is_encoder_decoder:
+            kinds = ["encoder-decoder" if one.config.is_encoder_decoder else "decoder" for one in (assistant, model)]
+            raise ValueError(
+                f"assistant_model is a {name}, {kinds[0]}, expected {kinds[1]} like the model: both must read the "
+                "same prompt"
+            )
+        ours, theirs = (one.config.get_text_config(decoder=True).vocab_size for one in (model, assistant))
+        if ours != theirs:
+            raise ValueError(
+                f"assistant_model has a vocabulary of {theirs} tokens, expected the model's, {ours}: "
+                "both must be trained with one tokenizer, and resized alike"
+            )
         if not prompt.is_tokens:
             raise ValueError("the prompt is not given as input_ids, which assistant_model reads: pass input_ids=")
-        check_draft_width(self.config)
-        check_room_for_drafts(assistant, catalogue, prompt.inputs.shape[1], prompt.mask)
-
-    def not_a_model(self, assistant: Any) -> str | None:
-        """What a draft model should be, if it is none of this backend's."""
-        raise NotImplementedError
-
-    def _check_head(self, prompt: Any, catalogue: Snapshot, given: Mapping[str, Any]) -> None:
-        """Refuse a head that does not fit the catalogue or the prompt."""
-        head, name = getattr(self.model, "draft_head", None), self.config.verification
-        if given.get("num_draft_beams") is not None and self.verification.by_head_alone:
+        if getattr(assistant.config.get_text_config(decoder=True), "rope_parameters", None) is not None:
+            return  # positions for any length
+        num_tokens, limit = prompt.inputs.shape[1], position_limit(assistant.config, of_encoder=is_encoder_decoder)
+        if not is_encoder_decoder:  # where padding has no position; the target alone reads the last level drafted
+            num_tokens = num_tokens if prompt.mask is None else int(prompt.mask.sum(-1).max())
+            num_tokens += max(catalogue.max_length - 2, 0)
+        if limit is not None and num_tokens > limit:
             raise ValueError(
-                f"num_draft_beams={given['num_draft_beams']} with verification={name!r}, expected None: the head's "
-                "own num_beams are the answer; with verification='strict' it drafts"
+                f"assistant_model has {limit} positions, expected {num_tokens} for this prompt and its drafts: "
+                "shorten the prompt, or omit assistant_model"
+            )
+
+    def _check_head(self, prompt: Any, catalogue: Snapshot, num_draft_beams: int | None) -> None:
+        """Refuse a head that does not fit the catalogue, or whose placeholders have no position after the prompt."""
+        head = getattr(self.model, "draft_head", None)
+        if num_draft_beams is not None and self.verification.by_head_alone:
+            raise ValueError(
+                f"num_draft_beams={num_draft_beams} with verification={self.config.verification!r}, expected None: "
+                "the head's own num_beams are the answer; with verification='strict' it drafts"
             )
         if head is None:
             raise ValueError(
@@ -138,93 +160,111 @@ class BaseDraft:
                 "in PyTorch make one by model.add_draft_head(...) and train it with hf_gr.training.DraftHeadTrainer"
             )
         check_codes(head, catalogue)
-        check_room_for_placeholders(head, self.model.config, prompt.length)
-        if not self.verification.by_head_alone:
-            check_draft_width(self.config)
-
-
-class BaseAuto(BaseDraft):
-    """A call served by whichever draft is expected to be the fastest."""
-
-    scores_ahead = True
-    kinds: Mapping[str, type[BaseDraft]]  # of the backend
-    candidates: dict[str, Any]  # after `check`, the simplest first
-    prompt: Any  # after `check`
-
-    def check(
-        self,
-        prompt: Any,
-        catalogue: Snapshot,
-        *,
-        given: Mapping[str, Any],
-        model_kwargs: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Refuse what none could serve; a draft head that does not fit the call does not serve it."""
-        self.check_verification()
-        model, assistant, is_relaxed = self.model, self.assistant, self.config.verification == "relaxed"
-        has_head = getattr(model, "draft_head", None) is not None and not is_relaxed
-        names = ["none", "trie", *["head"] * has_head, *["assistant"] * (assistant is not None)]
-        if is_relaxed and assistant is not None:  # answers depend on the draft: the draft model always drafts
-            names = ["assistant"]
-        of_call = {"assistant": assistant}
-        drafts = {name: self.kinds[name](model, self.config, of_call.get(name)) for name in names}
-
-        def check(name: str) -> None:
-            drafts[name].check(prompt, catalogue, given=given, model_kwargs=model_kwargs)
-
-        if has_head:
-            try:
-                check("head")
-            except ValueError:  # it does not fit the catalogue, say
-                if assistant is None and given.get("num_draft_beams") is not None:
-                    raise  # only the head could have used them
-                del drafts["head"]
-        if (last := list(drafts)[-1]) != "head":
-            check(last)
-        self.candidates, self.prompt = drafts, prompt
-
-    def decide(
-        self, catalogue: Snapshot, *, kind: tuple[Any, ...], num_beams: int, budget: int, below_prompt: bool
-    ) -> Any:
-        """The draft that serves the call, with its node budget; the first call of a kind times two forwards.
-
-        Args:
-            catalogue: the catalogue of any row.
-            kind: what a forward's time depends on, besides the beams.
-            num_beams: K.
-            budget: the most nodes besides the live beams.
-            below_prompt: whether the prompt's own forward may score nodes.
-        """
-        model, config, drafts = self.model, copy.copy(self.config), self.candidates
-        widths = np.diff(catalogue.trie.level_starts).tolist()
-        self.chosen, config.draft_token_budget = next(iter(drafts)), budget
-        if "trie" in drafts and len(widths) > 2:  # there is something to choose
-            costs = auto.costs_of(model, (*kind, num_beams), self.timed_forward, num_beams, budget)
-            width, steps = config.num_draft_beams or 2 * num_beams, config.num_assistant_tokens
-            searches = []
-            if "head" in drafts:
-                searches.append(auto.Search("head", auto.HEAD, width, steps, first_level=1))
-            if "assistant" in drafts:
-                share = _size(self.assistant) / _size(model)
-                searches.append(auto.Search("assistant", share, width, steps, first_level=0))
-            self.chosen, config.draft_token_budget = auto.choose_draft(
-                widths, num_beams, costs, budget=budget, below_prompt=below_prompt, searches=searches
+        num, limit = head.config.num_placeholders, position_limit(self.model.config)
+        if limit is not None and prompt.length + num > limit:
+            raise ValueError(
+                f"the prompt has {prompt.length} tokens and the draft head's placeholders {num} more, expected at "
+                f"most {limit} together, which is the model's max_position_embeddings: shorten the prompt"
             )
-        served_by = drafts[self.chosen]
-        served_by.config = config
-        return served_by
 
-    def timed_forward(self, num_nodes: int) -> Callable[[], Any]:
-        """Prepares a forward of so many nodes after prompts of the call's size; it returns when it is done."""
-        raise NotImplementedError
+    def _check_widths(self) -> None:
+        """Refuse searches that could never be accepted, or that draft no level."""
+        config = self.config
+        name = "num_beams" if config.num_beams >= config.num_return_sequences else "num_return_sequences"
+        if config.num_draft_beams is not None and config.num_draft_beams < getattr(config, name):
+            raise ValueError(
+                f"num_draft_beams={config.num_draft_beams}, expected at least {name}={getattr(config, name)}: "
+                "a step is accepted only if all beams are among those of the draft"
+            )
+        if not is_integer(config.num_assistant_tokens) or config.num_assistant_tokens < 1:
+            raise ValueError(
+                f"num_assistant_tokens={config.num_assistant_tokens!r}, expected 1 or more levels a draft"
+            )
+
+
+def drafts_of(
+    kinds: Mapping[str | None, Any],
+    model: Any,
+    config: Any,
+    assistant: Any,
+    prompt: Any,
+    catalogue: Snapshot,
+    given: Mapping[str, Any],
+    model_kwargs: Mapping[str, Any],
+) -> dict[str | None, Any]:
+    """What may draft in a call, by name, checked, the simplest first: one draft, or those that "auto" chooses from.
+
+    `kinds` are those of a backend, by what `drafting` calls them; the others are the arguments of `BaseDraft` and of
+    its `check`. A draft model is used whenever there is one, unless another kind is named.
+    """
+    name = "assistant" if assistant is not None and config.drafting in (None, "trie") else config.drafting
+    if name != "auto":
+        if name not in kinds:
+            expected = (*kinds, "auto")
+            raise ValueError(f"drafting={name!r}, expected one of {expected} in Flax: omit it, or use backend='torch'")
+        draft = kinds[name](model, config, assistant)
+        draft.check(prompt, catalogue, given, model_kwargs)
+        return {name: draft}
+    is_relaxed = config.verification == "relaxed"
+    has_head = getattr(model, "draft_head", None) is not None and not is_relaxed
+    names = [None, "trie", *["head"] * has_head, *["assistant"] * (assistant is not None)]
+    if is_relaxed and assistant is not None:  # answers depend on the draft: the draft model always drafts
+        names = ["assistant"]
+    drafts = {name: kinds[name](model, config, assistant if name == "assistant" else None) for name in names}
+    drafts[names[0]].check_verification()
+    if has_head:
+        try:
+            drafts["head"].check(prompt, catalogue, given, model_kwargs)
+        except ValueError:  # it does not fit the catalogue, say
+            if assistant is None and given.get("num_draft_beams") is not None:
+                raise  # only the head could have used them
+            del drafts["head"]
+    if (last := list(drafts)[-1]) != "head":
+        drafts[last].check(prompt, catalogue, given, model_kwargs)
+    return drafts
+
+
+def fastest(
+    drafts: Mapping[str | None, Any],
+    catalogue: Snapshot,
+    *,
+    kind: tuple[Any, ...],
+    num_beams: int,
+    budget: int,
+    below_prompt: bool,
+    timed_forward: Callable[[int], Callable[[], Any]],
+) -> Any:
+    """The draft of `drafting="auto"`, with its node budget; the first call of a kind times two forwards.
+
+    Args:
+        drafts: those to choose from.
+        catalogue: the catalogue of any row.
+        kind: what a forward's time depends on, besides the beams.
+        num_beams: K.
+        budget: the most nodes besides the live beams.
+        below_prompt: whether the prompt's own forward may score nodes.
+        timed_forward: see `auto.costs_of`.
+    """
+    draft = next(iter(drafts.values()))
+    model, config = draft.model, copy.copy(draft.config)
+    widths = np.diff(catalogue.trie.level_starts).tolist()
+    name, config.draft_token_budget = next(iter(drafts)) or "none", budget
+    if "trie" in drafts and len(widths) > 2:  # there is something to choose
+        costs = auto.costs_of(model, (*kind, num_beams), timed_forward, num_beams, budget)
+        width, steps = config.num_draft_beams or DRAFT_BEAMS_PER_BEAM * num_beams, config.num_assistant_tokens
+        searches = [auto.Search("head", auto.HEAD, width, steps, first_level=1)] if "head" in drafts else []
+        if "assistant" in drafts:
+            share = _size(drafts["assistant"].assistant) / _size(model)
+            searches.append(auto.Search("assistant", share, width, steps, first_level=0))
+        name, config.draft_token_budget = auto.choose_draft(
+            widths, num_beams, costs, budget=budget, below_prompt=below_prompt, searches=searches
+        )
+    draft = drafts[None if name == "none" else name]
+    draft.config, draft.chosen = config, name
+    return draft
 
 
 def _size(model: Any) -> int:
     """What weights grow with."""
     config = model.config.get_text_config(decoder=True)
     return config.num_hidden_layers * config.hidden_size**2
-
-
-def kind_of(config: Any, assistant: Any) -> str | None:
-    """The kind of draft of a call: a draft model is used whenever there is one, unless another kind is named."""
-    return "assistant" if assistant is not None and config.drafting in (None, "trie") else config.drafting

@@ -39,11 +39,6 @@ def end_tokens(config: Any) -> list[int]:
     return [int(token) for token in eos] if hasattr(eos, "__len__") and getattr(eos, "ndim", 1) else [int(eos)]
 
 
-def num_end_tokens(config: Any) -> int:
-    """How many end tokens a generation config names."""
-    return len(end_tokens(config))
-
-
 def inferred_padding(config: Any) -> int | None:
     """The token that is padding if no mask is given, as in transformers; None if no token certainly is."""
     eos = config.eos_token_id
@@ -54,10 +49,15 @@ def inferred_padding(config: Any) -> int | None:
 def fill_token(config: Any) -> int:
     """The token after the end of a sequence: the padding token, else the end token, else -1, which is no token."""
     eos = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    return next((token for token in (config.pad_token_id, *eos) if token is not None), -1)
+    for token in (config.pad_token_id, *eos):
+        if token is not None:
+            return token
+    return -1
 
 
 def first_of(name: str, given: Mapping[str, Any], *configs: Any) -> Any:
     """A field from the call, else from the first config that sets it; None if none does."""
-    values = [given.get(name), *(getattr(config, name, None) for config in configs)]
-    return next((value for value in values if value is not None), None)
+    value = given.get(name)
+    for config in configs:
+        value = getattr(config, name, None) if value is None else value
+    return value

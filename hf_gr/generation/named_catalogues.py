@@ -10,10 +10,15 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from transformers import GenerationConfig
+
 from hf_gr.catalogue import ConstraintIndex, SemanticIds
 from hf_gr.catalogue.rules import BatchRules, combine_rules
+from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.catalogue.storage import ARRAYS_FILE
 from hf_gr.files.hub import Source
+
+from .models import first_of
 
 # By model and name: a checkpoint's catalogue lives as long as the checkpoint, or until its file changes.
 _LOADED: WeakKeyDictionary[Any, dict[str, tuple[int | None, ConstraintIndex]]] = WeakKeyDictionary()
@@ -24,6 +29,17 @@ _SOURCES: WeakKeyDictionary[Any, Source] = WeakKeyDictionary()
 def remember_source(model: Any, source: Source) -> None:
     """Note where on the Hub a model came from, so that `"."` finds its catalogue there."""
     _SOURCES[model] = source
+
+
+def index_of_call(model: Any, config: Any, given: Any) -> Any:
+    """The catalogue, or the name of one, that a call gives or its configs name; None for none."""
+    if not isinstance(config, GenerationConfig | None):
+        what = type(config).__name__
+        fix = "pass it as constraint_index=" if what == "ConstraintIndex" else "pass its fields as arguments"
+        raise ValueError(f"generation_config is a {what}, expected a GenerationConfig: {fix}")
+    if given is None:
+        given = first_of("constraint_index", {}, config, model.generation_config)
+    return None if given is False else given
 
 
 def resolve_indexes(model: Any, indexes: Any) -> list[ConstraintIndex] | ConstraintIndex:
@@ -39,8 +55,9 @@ def batch_rules(
     """The catalogue of every prompt, as it is now; a `ValueError` where indexes or exclusions do not fit."""
     one_each = not isinstance(indexes, ConstraintIndex)
     every = indexes if one_each else [indexes]
-    # An index given several times is one rule, even if it changes while this runs.
-    snapshots = {id(index): index.snapshot for index in every}
+    snapshots: dict[int, Snapshot] = {}
+    for index in every:  # one given several times is one rule, even if it changes while this runs
+        snapshots.setdefault(id(index), index.snapshot)
     return combine_rules(
         [snapshots[id(index)] for index in every], exclude_items, num_prompts=num_prompts, one_each=one_each
     )

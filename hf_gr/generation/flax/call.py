@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import copy
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
-from jax.core import Tracer
 from jax.sharding import Mesh
 from jaxtyping import Array, Key
 from transformers import GenerationConfig
 
-from hf_gr.catalogue.rules import BatchRules
 from hf_gr.catalogue.sequences import is_integer
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.flax.decode import Decoded
@@ -32,108 +28,98 @@ from hf_gr.flax.plan import DecodePlan
 from hf_gr.flax.processors import Processors
 from hf_gr.flax.speculation import Speculation
 from hf_gr.generation.answers import with_items
-from hf_gr.generation.checks import forced_end, options_of
-from hf_gr.generation.configuration import VERIFICATION, set_fields
-from hf_gr.generation.drafts import kind_of
+from hf_gr.generation.call import BaseCall
+from hf_gr.generation.checks import options_of
 from hf_gr.generation.internals import default_generation_fields
-from hf_gr.generation.models import first_of, num_end_tokens
-from hf_gr.generation.named_catalogues import batch_rules, resolve_indexes
+from hf_gr.generation.models import end_tokens
 from hf_gr.generation.seeds import row_seeds
 
-from .auto import AutoDraft
-from .checks import LARGEST, check_call, refuse_arguments
-from .drafts import AssistantDraft, Draft, HeadDraft, SearchingHeadDraft, TrieDraft
+from .checks import LARGEST
+from .drafts import KINDS, Draft, draft_of
 from .outputs import FlaxGenerateOutput
 from .processors import processors_of
-from .prompts import HostPrompt
-
-KINDS = {None: Draft, "trie": TrieDraft, "assistant": AssistantDraft, "head": SearchingHeadDraft}
-OF_PROMPT = ("input_ids", "attention_mask", "decoder_input_ids")
+from .prompts import read_prompt
 
 
 @dataclass(frozen=True)
-class Call:
-    """A call, checked.
+class Call(BaseCall):
+    """A checked call, in Flax.
 
     Attributes:
-        config: the prepared generation config, with our fields.
-        prompt: the prompt.
-        rules: the catalogue of every prompt.
-        draft: the kind of draft.
+        draft: what drafts.
         plan: the options.
         num_rows: B of the program.
-        seeds: of the prompts' samples; None if nothing is drawn.
         mesh: where the program runs; None for one device.
     """
 
-    config: Any
-    prompt: HostPrompt
-    rules: BatchRules
-    draft: Draft
-    plan: DecodePlan
-    num_rows: int
-    seeds: npt.NDArray[np.int64] | None
-    mesh: Mesh | None
+    kinds = KINDS
+    read_prompt = staticmethod(read_prompt)
 
-    @property
-    def noise(self) -> Noise | None:
-        """What the program's rows draw from: those that only fill the bucket, too."""
-        return noise_of(self.seeds, num_rows=self.num_rows)
+    draft: Any = None
+    plan: Any = None
+    num_rows: int = 0
+    mesh: Mesh | None = None
 
     @classmethod
     def read(
         cls,
         model: Any,
         inputs: Any,
-        generation_config: GenerationConfig | None,
+        generation_config: Any,
         kwargs: dict[str, Any],
         *,
-        fields: Mapping[str, Any],
-        indexes: Any,
-        exclude_items: Any,
-        assistant: Any,
-        seed: Any,
+        logits_processor: Any,
+        stopping_criteria: Any,
         key: Any,
         mesh: Mesh | None,
-        logits_processor: Any = None,
-        stopping_criteria: Any = None,
+        **shared: Any,
     ) -> Call:
-        """Read the arguments of a call."""
-        arguments = arguments_of_prompt(inputs, kwargs)
-        max_new_tokens, max_length = (
-            kwargs.get(name, getattr(generation_config, name, None)) for name in ("max_new_tokens", "max_length")
-        )
-        configs = (generation_config, model.generation_config)
-        if first_of("verification", fields, *configs) == "relaxed":
-            if kwargs.setdefault("do_sample", True) is False:
-                raise ValueError("do_sample=False with verification='relaxed', expected True: it samples beams")
-            if first_of("top_k", kwargs, *configs) is None:
-                kwargs["top_k"] = 0  # transformers' default, 50, could leave fewer candidates than beams
-        config, rest = prepared(model, generation_config, kwargs)
-        set_fields(config, fields)
-        step_scores = rest.pop("_step_scores", True)  # whether `output_scores` asks for more than `sequences_scores`
-        refuse_arguments(rest)
-        mesh = to_mesh(mesh)
-        indexes = resolve_indexes(model, indexes)
-        prompt = HostPrompt.read(model, config, inputs=inputs, **arguments)
-        rules = batch_rules(indexes, exclude_items, num_prompts=prompt.num_rows)
-        check_call(model, rules.shared, config, prompt, max_new_tokens=max_new_tokens, max_length=max_length)
-        draft = draft_of(model, config, assistant, mesh)
-        draft.check(prompt, rules.shared, given=fields)
-        seeds = read_seeds(config, seed, key, num_prompts=prompt.num_rows)
-        if max_new_tokens is None:
-            max_new_tokens = rules.shared.max_length if max_length is None else max_length - prompt.length
-        num_rows = num_rows_on(mesh, prompt.num_rows)
+        """Read the arguments of a call; `shared` are those of `BaseCall.read`."""
+        if shared["seed"] is not None and key is not None:
+            raise ValueError("seed and key are given, expected one of them: a key draws the seed")
+        call = super().read(model, inputs, generation_config, kwargs, **shared)
+        config, catalogue, prompt = call.config, call.rules.shared, call.prompt
+        # The last token of a sequence is not computed.
+        model.spec.check_length(prompt.length + catalogue.max_length - 1, of_encoder=prompt.inputs.shape[1])
+        if config.max_new_tokens is None:
+            config.max_new_tokens = catalogue.max_length
+        seeds = call.seeds if config.do_sample else None
+        if config.do_sample and seeds is None:
+            seeds = row_seeds(_drawn_seed(key), prompt.num_rows)
         processors = processors_of(
             config,
             vocab_size=model.config.vocab_size,
             logits_processor=logits_processor,
             stopping_criteria=stopping_criteria,
         )
-        plan = make_plan(config, rules.shared, max_new_tokens, processors)
-        plan = replace(plan, output_scores=plan.output_scores and step_scores)
-        plan = draft.plan(plan, rules.shared, num_rows=num_rows)
-        return cls(config, prompt, rules, draft, plan, num_rows, seeds, mesh)
+        plan = make_plan(config, catalogue, processors, step_scores=call.step_scores)
+        mesh = to_mesh(mesh)
+        num_rows = num_rows_on(mesh, prompt.num_rows)
+        draft: Draft = draft_of(call.drafts, prompt, catalogue, plan, mesh, num_rows=num_rows)
+        plan = draft.plan(plan, catalogue, num_rows=num_rows)
+        return replace(call, seeds=seeds, draft=draft, plan=plan, num_rows=num_rows, mesh=mesh)
+
+    @staticmethod
+    def prepare_config(model: Any, config: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """In order of precedence: the call's fields, the call's config, the model's config, the defaults."""
+        prepared: Any = GenerationConfig() if config is None else copy.deepcopy(config)
+        # One update where transformers has two: each checks all fields. The model's own values are never changed.
+        defaults = default_generation_fields(prepared)
+        for name, value in vars(model.generation_config).items():
+            if not name.startswith("_") and (value is not None or name not in defaults):
+                defaults[name] = value
+        prepared.update(**defaults, defaults_only=True, allow_custom_entries=True)
+        return prepared, prepared.update(**kwargs)
+
+    @staticmethod
+    def vocabulary_of(model: Any) -> int:
+        """See `BaseCall.vocabulary_of`."""
+        return model.config.vocab_size
+
+    @property
+    def noise(self) -> Noise | None:
+        """What the program's rows draw from: those that only fill the bucket, too."""
+        return None if self.seeds is None else Noise.of(np.pad(self.seeds, (0, self.num_rows - len(self.seeds))))
 
     def answer(self, decoded: Decoded, *, is_ragged: bool) -> Any:
         """transformers' output, without the rows that only fill the bucket."""
@@ -145,7 +131,7 @@ class Call:
         found = {name: array[: prompt.num_rows] for name, array in zip(names, arrays, strict=True)}
         sequences = found["sequences"]
         length = max(int((found["beam_indices"] >= 0).sum(-1).max()), 1) if is_ragged else sequences.shape[-1]
-        begun = prompt.input_ids if prompt.decoder_input_ids is None else prompt.decoder_input_ids
+        begun = prompt.inputs if prompt.start is None else prompt.start
         new = sequences[..., :length].reshape(-1, length)
         # `jnp.asarray` would compile a program for every shape.
         rows = jax.device_put(np.concatenate([np.repeat(begun, plan.num_return_sequences, axis=0), new], axis=1))
@@ -173,63 +159,13 @@ class Call:
         return with_items(FlaxGenerateOutput(**fields), self.rules, begun.shape[1])
 
 
-def draft_of(model: Any, config: Any, assistant: Any = None, mesh: Mesh | None = None) -> Draft:
-    """The draft of a call."""
-    kind = kind_of(config, assistant)
-    if kind == "auto":
-        return AutoDraft(model, config, assistant, mesh)
-    decides = kind == "head" and VERIFICATION[config.verification].by_head_alone
-    return (HeadDraft if decides else KINDS[kind])(model, config, assistant)
-
-
-def arguments_of_prompt(inputs: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Those arguments of a call that are its prompt, taken out of `kwargs`; refuses arrays that are traced."""
-    arguments = {name: kwargs.pop(name) for name in OF_PROMPT if name in kwargs}
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((inputs, arguments))):
-        raise ValueError(
-            "the prompt is traced, expected arrays: generate is one program already, call it outside of jit"
-        )
-    return arguments
-
-
-def prepared(model: Any, config: GenerationConfig | None, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The config of a call, and arguments that are not fields, by transformers' own rules.
-
-    In order of precedence: the call's fields, the call's config, the model's config, the defaults.
-    """
-    prepared: Any = GenerationConfig() if config is None else copy.deepcopy(config)
-    # One update where transformers has two: each checks all fields. Values are the model's own: nothing changes them.
-    defaults = default_generation_fields(prepared)
-    for name, value in vars(model.generation_config).items():
-        if not name.startswith("_") and (value is not None or name not in defaults):
-            defaults[name] = value
-    prepared.update(**defaults, defaults_only=True, allow_custom_entries=True)
-    return prepared, prepared.update(**kwargs)
-
-
-def read_seeds(config: Any, seed: Any, key: Any, *, num_prompts: int) -> npt.NDArray[np.int64] | None:
-    """The seeds of the prompts' samples, drawn if none are given; None if the config draws no samples."""
-    if seed is not None and key is not None:
-        raise ValueError("seed and key are given, expected one of them: a key draws the seed")
-    seeds = None if seed is None else row_seeds(seed, num_prompts)
-    if not config.do_sample:
-        return None
-    return row_seeds(_drawn_seed(key), num_prompts) if seeds is None else seeds
-
-
-def noise_of(seeds: npt.NDArray[np.int64] | None, *, num_rows: int) -> Noise | None:
-    """What the program's rows draw from: those that only fill the bucket, too."""
-    return None if seeds is None else Noise.of(np.pad(seeds, (0, num_rows - len(seeds))))
-
-
 def make_plan(
-    config: Any, catalogue: Snapshot, max_new_tokens: int, processors: Processors | None = None
+    config: Any, catalogue: Snapshot, processors: Processors | None = None, *, step_scores: bool = True
 ) -> DecodePlan:
     """The options of a call; those that may change without a new program have one type for all calls."""
-    num_ends = num_end_tokens(config)
-    forces_end = forced_end(config, catalogue, max_new_tokens) is not None
-    options = options_of(config, catalogue, max_new_tokens=min(max_new_tokens, LARGEST), forces_end=forces_end)
+    num_ends, options = len(end_tokens(config)), options_of(config, catalogue, step_scores=step_scores)
     options["length_penalty"] = np.float32(options["length_penalty"] or 0.0)
+    options["max_new_tokens"] = min(options["max_new_tokens"], LARGEST)
     options |= {name: np.int32(options[name]) for name in ("max_new_tokens", "fill_token_id", "missing_token_id")}
 
     def warper(name: str, *, neutral: float | None = None) -> Any:
@@ -253,7 +189,7 @@ def _on_host(speculation: Speculation, num_rows: int, draft: Draft) -> Speculati
     by_row = jax.tree.map(lambda array: array[:num_rows], jax.device_get(speculation))
     return replace(
         by_row,
-        target_forwards=int(by_row.target_forwards.max()) if draft.calls_model else 0,
+        target_forwards=0 if draft.verification.by_head_alone else int(by_row.target_forwards.max()),
         draft_forwards=int(by_row.draft_forwards.max()),
         chosen=draft.chosen,
     )

@@ -6,15 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_gr.catalogue.sequences import is_integer
-from hf_gr.catalogue.snapshot import Snapshot
-from hf_gr.generation.checks import check_config, check_penalty, check_room, check_tokens_of_catalogue, rooms_of
 from hf_gr.generation.models import fill_token
-
-if TYPE_CHECKING:
-    from .prompts import HostPrompt
 
 # By field of a generation config: the values that have no effect.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -56,8 +51,7 @@ LARGEST = 2**31 - 1  # of JAX's 32-bit integers
 
 
 def check_options(config: Any) -> None:
-    """Refuse options with invalid values, or that Flax does not support."""
-    check_config(config)
+    """Refuse options that Flax does not support."""
     for name, values in (NEUTRAL | NEUTRAL_SCORES | (NEUTRAL_WARPERS if config.do_sample else {})).items():
         if (value := getattr(config, name, None)) not in values:
             in_jax = f", or pass {name}={values[-1]!r} and a function in JAX as logits_processor=[...]"
@@ -74,24 +68,6 @@ def check_options(config: Any) -> None:
         raise ValueError(
             f"{name}={fill}, expected at most {LARGEST}, which is what JAX's 32-bit integers hold: set pad_token_id"
         )
-
-
-def check_call(
-    model: Any,
-    catalogue: Snapshot,
-    config: Any,
-    prompt: HostPrompt,
-    *,
-    max_new_tokens: int | None,
-    max_length: int | None,
-) -> None:
-    """Refuse calls that cannot generate the catalogue's sequences, or that Flax does not support."""
-    check_options(config)
-    check_tokens_of_catalogue(catalogue, model.config.vocab_size, name="constraint_index")
-    check_penalty(config, catalogue, max_new_tokens=max_new_tokens)
-    check_room(catalogue, rooms_of(max_new_tokens, max_length, prompt_length=prompt.length))
-    # The last token of a sequence is not computed.
-    model.spec.check_length(prompt.length + catalogue.max_length - 1, of_encoder=prompt.input_ids.shape[1])
 
 
 ONE_LABEL = "an answer is one label in Flax; use backend='torch'"

@@ -7,34 +7,37 @@ Knows no PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from itertools import islice
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from hf_gr.catalogue.buckets import bucket
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.core.widths import STEPS, plan_first, plan_rest, plan_sizes
 from hf_gr.flax.assistants import ModelDrafter
-from hf_gr.flax.devices import replicated
+from hf_gr.flax.devices import DATA, replicated, settings_of_ours
 from hf_gr.flax.draft_head import HeadScorer
 from hf_gr.flax.drafters import TreeDrafter
 from hf_gr.flax.model import FlaxModel
 from hf_gr.flax.plan import DecodePlan
 from hf_gr.flax.scorers import Params
+from hf_gr.generation.call import Prompt
 from hf_gr.generation.checks import draft_budget
-from hf_gr.generation.drafts import BaseDraft
+from hf_gr.generation.drafts import BaseDraft, fastest
 
-DRAFT_BEAMS_PER_BEAM = 2
+from .prompts import to_bucket
 
 
 class Draft(BaseDraft):
     """No draft; and what all kinds in Flax have in common. Serves one call."""
 
     lacks = ("last_level", "none")
-    calls_model = True  # whether the model decides levels after the prefill
 
     def not_a_model(self, assistant: Any) -> str | None:
         """See `BaseDraft.not_a_model`."""
@@ -85,9 +88,8 @@ class AssistantDraft(TrieDraft):
         if num_levels == 1:  # nothing to draft
             return plan
         tree = self.tree(plan, catalogue, num_rows=num_rows)
-        num_beams = self.config.num_draft_beams or plan.width * (1 if plan.is_relaxed else DRAFT_BEAMS_PER_BEAM)
-        # Relaxed answers would be further from the model's own with every level that is drafted: the first is exact.
-        first_level = max(self.first_level, int(plan.is_relaxed))
+        num_beams, first_level = self.draft_beams(plan)
+        first_level = max(self.first_level, first_level)
         # In buckets, so that one program serves while a catalogue changes.
         whole = [bucket(number, steps=STEPS) for number in islice(_open_nodes(catalogue), tree.num_first)]
         drafter = ModelDrafter(
@@ -117,23 +119,21 @@ class AssistantDraft(TrieDraft):
         return self.assistant.params_on(mesh)
 
 
-class HeadDraft(Draft):
-    """The checkpoint's draft head, which decides alone after one prefill of the model."""
-
-    searches = "head"
-    calls_model = False
-
-    def scorer(self, plan: DecodePlan, mesh: Mesh | None) -> tuple[Any, Params]:
-        """The head."""
-        model, _ = super().scorer(plan, mesh)
-        return _head_scorer(self.model, plan, model), _head_params(self.model, mesh)
-
-
-class SearchingHeadDraft(AssistantDraft):
-    """The checkpoint's draft head, which searches ahead; the model verifies, and reads the head's placeholders."""
+class HeadDraft(AssistantDraft):
+    """The checkpoint's draft head: it decides alone after one prefill of the model, or searches ahead for it."""
 
     searches = "head"
     first_level = 1  # it continues from the model's own forward over the prompt
+
+    def plan(self, plan: DecodePlan, catalogue: Snapshot, *, num_rows: int) -> DecodePlan:
+        """See `Draft.plan`."""
+        return plan if self.verification.by_head_alone else super().plan(plan, catalogue, num_rows=num_rows)
+
+    def scorer(self, plan: DecodePlan, mesh: Mesh | None) -> tuple[Any, Params]:
+        """See `Draft.scorer`."""
+        if self.verification.by_head_alone:
+            return self.draft_scorer(plan), self.draft_params(mesh)
+        return super().scorer(plan, mesh)
 
     @property
     def tail(self) -> tuple[int, ...]:
@@ -141,22 +141,66 @@ class SearchingHeadDraft(AssistantDraft):
         return tuple(self.model.draft_head.config.placeholder_token_ids)
 
     def draft_scorer(self, plan: DecodePlan) -> Any:
-        """See `AssistantDraft.draft_scorer`."""
-        return _head_scorer(self.model, plan, self.model.scorer)
+        """The head's scorer; outputs and processors need scores over the whole vocabulary."""
+        model, is_wide = self.model, plan.keeps_steps or plan.processors is not None
+        vocab_size = model.spec.vocab_size if is_wide else None
+        return HeadScorer(model.draft_head.config, model.scorer, vocab_size=vocab_size)
 
-    def draft_params(self, mesh: Mesh | None) -> Params | None:
+    def draft_params(self, mesh: Mesh | None) -> Params:
         """See `Draft.draft_params`."""
-        return _head_params(self.model, mesh)
+        return {"model": self.model.params_on(mesh), "head": self.model.draft_head.params_on(replicated(mesh))}
 
 
-def _head_scorer(model: Any, plan: DecodePlan, reader: Any) -> HeadScorer:
-    """The head's scorer; outputs and processors need scores over the whole vocabulary."""
-    is_wide = plan.output_scores or plan.output_logits or plan.processors is not None
-    return HeadScorer(model.draft_head.config, reader, vocab_size=model.spec.vocab_size if is_wide else None)
+# By what `drafting` calls them; "auto" chooses among these.
+KINDS: Mapping[str | None, type[Draft]] = {
+    None: Draft,
+    "trie": TrieDraft,
+    "assistant": AssistantDraft,
+    "head": HeadDraft,
+}
 
 
-def _head_params(model: Any, mesh: Mesh | None) -> Params:
-    return {"model": model.params_on(mesh), "head": model.draft_head.params_on(replicated(mesh))}
+def draft_of(
+    drafts: Mapping[str | None, Draft],
+    prompt: Prompt,
+    catalogue: Snapshot,
+    plan: DecodePlan,
+    mesh: Mesh | None,
+    *,
+    num_rows: int,
+) -> Draft:
+    """The draft of a call, of several the fastest."""
+    draft = next(iter(drafts.values()))
+    if draft.config.drafting != "auto":
+        return draft
+    model, rows = draft.model, num_rows // (1 if mesh is None else mesh.shape[DATA])  # of one device
+
+    @cache
+    def prefilled() -> tuple[Any, Params, Any]:
+        """A compiled scorer, its parameters, and the cache of the prompts."""
+        scorer, params = model.scorer, model.params_on(mesh)
+        _, memory = jax.jit(scorer.prefill)(params, to_bucket(prompt.inputs, prompt.mask, prompt.start, rows))
+        return jax.jit(scorer.score), params, memory
+
+    def timed_forward(num_nodes: int) -> Callable[[], Any]:
+        def forward() -> None:
+            with settings_of_ours(mesh):
+                score, params, memory = prefilled()
+                tokens = jnp.zeros((rows, num_nodes), dtype=jnp.int32)
+                visible = jnp.broadcast_to(jnp.eye(num_nodes, dtype=bool), (rows, num_nodes, num_nodes))
+                jax.block_until_ready(score(params, memory, tokens, tokens + 1, visible)[0])
+
+        return forward
+
+    return fastest(
+        drafts,
+        catalogue,
+        kind=(mesh, rows),
+        num_beams=plan.width,
+        budget=draft_budget(draft.config, batch_size=num_rows, vocab_size=model.config.vocab_size),
+        below_prompt=True,
+        timed_forward=timed_forward,
+    )
 
 
 def _nodes_per_level(catalogue: Snapshot) -> tuple[int, ...]:

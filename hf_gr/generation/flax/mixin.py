@@ -28,11 +28,10 @@ from hf_gr.catalogue.item_ids import ItemId
 from hf_gr.flax.decode import decode_program
 from hf_gr.flax.devices import decode_on_mesh, replicated, settings_of_ours
 from hf_gr.flax.transition import device_catalogue
-from hf_gr.generation.checks import check_numbers
-from hf_gr.generation.configuration import GR_FIELDS
-from hf_gr.generation.models import first_of
+from hf_gr.generation.named_catalogues import index_of_call
 
 from .call import Call
+from .prompts import to_bucket
 
 
 class FlaxGenerationMixin:
@@ -122,39 +121,32 @@ class FlaxGenerationMixin:
 
         Source: STATIC, algorithm 1; xGR, sections 4 and 5.
         """
-        if not isinstance(generation_config, GenerationConfig | None):
-            what = type(generation_config).__name__
-            fix = "pass it as constraint_index=" if what == "ConstraintIndex" else "pass its fields as arguments"
-            raise ValueError(f"generation_config is a {what}, expected a GenerationConfig: {fix}")
-        check_numbers(kwargs)
-        if constraint_index is None:
-            constraint_index = first_of("constraint_index", {}, generation_config, self.generation_config)
-        if constraint_index is None or constraint_index is False:
+        indexes = index_of_call(self, generation_config, constraint_index)
+        if indexes is None:
             raise ValueError(
                 f"constraint_index={constraint_index}, expected a catalogue: Flax generates nothing without one; "
                 "load the model with backend='torch'"
             )
-        fields = {name: kwargs.pop(name) for name in GR_FIELDS if name in kwargs}
         call = Call.read(
             self,
             inputs,
             generation_config,
             kwargs,
-            fields=fields,
-            indexes=constraint_index,
-            exclude_items=exclude_items,
-            assistant=assistant_model,
-            mesh=mesh,
             logits_processor=logits_processor,
             stopping_criteria=stopping_criteria,
-            seed=seed,
             key=key,
+            mesh=mesh,
+            indexes=indexes,
+            exclude_items=exclude_items,
+            assistant=assistant_model,
+            seed=seed,
         )
         mesh = call.mesh
         program = decode_program if mesh is None else partial(decode_on_mesh, mesh)
         with settings_of_ours(mesh):
             catalogue = device_catalogue(call.rules, replicated(mesh), num_rows=call.num_rows)
             scorer, params = call.draft.scorer(call.plan, mesh)
-            prompt, draft_params = call.prompt.to_bucket(call.num_rows), call.draft.draft_params(mesh)
+            draft_params, of_call = call.draft.draft_params(mesh), call.prompt
+            prompt = to_bucket(of_call.inputs, of_call.mask, of_call.start, call.num_rows)
             decoded = program(scorer, params, catalogue, prompt, call.plan, call.noise, draft_params)
             return call.answer(decoded, is_ragged=catalogue.is_ragged or call.plan.has_criteria)

@@ -21,16 +21,17 @@ from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList,
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.item_ids import ItemId
-from hf_gr.generation.checks import check_numbers, refuse_without_catalogue
+from hf_gr.generation.checks import refuse_without_catalogue
 from hf_gr.generation.configuration import GR_FIELDS
 from hf_gr.generation.internals import Overrides
-from hf_gr.generation.models import first_of
+from hf_gr.generation.named_catalogues import index_of_call
 from hf_gr.torch.decode import decode
 from hf_gr.torch.draft_head import DraftHead
 
 from .call import Call
 from .captured import decode_captured
 from .checkpoints import prepare_upload, save_beside
+from .drafts import draft_of
 from .heads import add_draft_head
 from .logits_process import keep_dead
 from .loop import generate_by_processor
@@ -128,20 +129,17 @@ class GRGenerationMixin(Overrides, GenerationMixin):
         Source: STATIC, algorithm 1; xGR, sections 4 and 5.
         """
         generate: Callable[..., Any] = super().generate  # pyright: ignore
-        if isinstance(generation_config, ConstraintIndex):
-            raise ValueError("generation_config is a ConstraintIndex, expected a config: pass it as constraint_index=")
-        fields = {name: kwargs.pop(name) for name in GR_FIELDS if name in kwargs}
-        check_numbers(kwargs)
+        indexes = index_of_call(self, generation_config, constraint_index)
         passed_on: dict[str, Any] = {
             "logits_processor": logits_processor,
             "stopping_criteria": stopping_criteria,
             "prefix_allowed_tokens_fn": prefix_allowed_tokens_fn,
             "synced_gpus": synced_gpus,
         }
-        named = first_of("constraint_index", {}, generation_config, self.generation_config)
-        if constraint_index is False or (constraint_index is None and named is None):
-            given = {"exclude_items": exclude_items, "separator": separator, "max_labels": max_labels}
-            refuse_without_catalogue(fields | given | {"seed": seed, "generator": generator})
+        if indexes is None:
+            given = {"exclude_items": exclude_items, "separator": separator, "max_labels": max_labels, "seed": seed}
+            fields = {name: kwargs.pop(name) for name in GR_FIELDS if name in kwargs}
+            refuse_without_catalogue(fields | given | {"generator": generator})
             kwargs |= {} if assistant_model is None else {"assistant_model": assistant_model}
             return generate(inputs, generation_config, *passed_on.values(), *args, **kwargs)
         if args:
@@ -155,20 +153,19 @@ class GRGenerationMixin(Overrides, GenerationMixin):
             generation_config,
             kwargs,
             passed_on=passed_on,
-            fields=fields,
-            indexes=named if constraint_index is None else constraint_index,
+            answers=(separator, max_labels),
+            generator=generator,
+            indexes=indexes,
             exclude_items=exclude_items,
             assistant=assistant_model,
-            answers=(separator, max_labels),
             seed=seed,
-            generator=generator,
         )
-        if call.answers is not None:
-            return generate_several(generate, call, call.answers)
+        if call.several is not None:
+            return generate_several(generate, call, call.several)
         if not call.is_ours:
             return generate_by_processor(generate, call)
         prepared = call.prepare(generate)
-        search = call.draft.start(prepared)
+        search = draft_of(call.drafts, prepared).start(prepared)
         decoded = decode_captured(self, prepared, search) if prepared.is_static else None
         if decoded is None:
             decoded = decode(search.scorer, search.catalogue, prepared.plan, search.drafter)

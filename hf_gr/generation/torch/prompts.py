@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import copy
 import itertools
-import operator
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,80 +20,56 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from hf_gr.generation import internals
-from hf_gr.generation.checks import check_mask
-from hf_gr.generation.models import inferred_padding, start_token
+from hf_gr.generation.call import Prompt, check_some_tokens, read_mask, read_tokens
+from hf_gr.generation.models import start_token
 from hf_gr.torch.transfers import to_device
 
 from .caches import holds_keys
-from .models import base_model, takes_argument
+from .models import base_model, embeddings_of, takes_argument
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """The prompt of a call as its arguments give it."""
-
-    inputs: Tensor | None  # tokens, `[B, P, H]` embeddings, or an encoder's; None if the model makes its own
-    mask: Tensor | None  # given, or inferred from padding; None for no padding
-    length: int  # tokens before the generated ones, by which `max_length` counts
-    num_rows: int  # B
-
-    @property
-    def is_tokens(self) -> bool:
-        """Whether the prompt is `[B, P]` tokens."""
-        return self.inputs is not None and self.inputs.ndim == 2 and not self.inputs.is_floating_point()
-
-    @classmethod
-    def read(cls, model: Any, inputs: Any, config: Any, model_kwargs: dict[str, Any]) -> Prompt:
-        """Find the prompt among the arguments of a call by transformers' own rules, and check it."""
-        input_ids = inputs if inputs is not None else model_kwargs.get("input_ids")
-        embeds = model_kwargs.get("inputs_embeds")
-        prompt = embeds if embeds is not None else input_ids
-        is_text = embeds is None and model.main_input_name == "input_ids"
-        if prompt is not None and (not isinstance(prompt, Tensor) or (is_text and prompt.ndim != 2)):
-            shape = list(prompt.shape) if isinstance(prompt, Tensor) else type(prompt).__name__
-            raise ValueError(
-                f"the prompt is {shape}, expected a tensor [batch, length]: pad, stack and unsqueeze first"
-            )
-        reads_tokens = model.main_input_name == "input_ids"
-        if reads_tokens and isinstance(input_ids, Tensor) and input_ids.is_floating_point():
-            raise ValueError(f"the prompt has dtype {input_ids.dtype}, expected integers: pass token ids")
-        mask = model_kwargs.get("attention_mask")
-        has_tokens = is_text or embeds is not None
-        # A decoder's may be longer: tokens in a cache need not be given again.
-        fits = operator.eq if model.config.is_encoder_decoder else operator.ge
-        if mask is not None and (
-            not isinstance(mask, Tensor)
-            or mask.ndim != 2
-            or (prompt is not None and len(mask) != len(prompt))
-            or (prompt is not None and has_tokens and not fits(mask.shape[1], prompt.shape[1]))
-        ):
-            shape = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-            raise ValueError(
-                f"attention_mask is {shape}, expected a tensor [batch, length] with a row for every prompt and an "
-                "entry for every token"
-            )
-        if mask is not None:
-            check_mask(mask)
-        encoded, begun = model_kwargs.get("encoder_outputs"), model_kwargs.get("decoder_input_ids")
-        batched = (prompt, None if encoded is None else encoded[0], mask, begun)
-        num_rows = next((one.shape[0] for one in batched if one is not None), 1)
-        if model.config.is_encoder_decoder:
-            return cls(prompt, None, _decoder_length(config, begun), num_rows)
-        if mask is None and is_text and prompt is not None and config.pad_token_id is not None:
-            padding = inferred_padding(config)
-            mask = None if padding is None else prompt != padding
-        return cls(prompt, mask, 0 if prompt is None else prompt.shape[1], num_rows)
+def read_prompt(model: Any, inputs: Any, config: Any, model_kwargs: dict[str, Any]) -> Prompt:
+    """Find the prompts among the arguments of a call by transformers' own rules, and check them."""
+    is_encoder_decoder, reads_tokens = model.config.is_encoder_decoder, model.main_input_name == "input_ids"
+    given = model_kwargs.get("inputs_embeds")
+    is_embedded = given is not None
+    if not is_embedded:
+        given = inputs if inputs is not None else model_kwargs.get("input_ids")
+    mask, begun = model_kwargs.get("attention_mask"), model_kwargs.get("decoder_input_ids")
+    for name, value in (("the prompt", given), ("attention_mask", mask)):
+        if value is not None and not isinstance(value, Tensor):
+            what = type(value).__name__
+            raise ValueError(f"{name} is a {what}, expected a tensor [batch, length]: pad, stack and unsqueeze first")
+    tokens, length = None, None
+    if given is not None and not is_embedded and (reads_tokens or (given.ndim == 2 and not given.is_floating_point())):
+        tokens = read_tokens(given, "the prompt", embeddings_of(model))
+    if given is not None and (tokens is not None or is_embedded):
+        check_some_tokens(*given.shape[:2])
+        length = given.shape[1]
+    encoded = model_kwargs.get("encoder_outputs")
+    num_rows = None
+    for one in (given, None if encoded is None else encoded[0], mask, begun):
+        num_rows = one.shape[0] if num_rows is None and one is not None else num_rows
+    host = read_mask(
+        mask,
+        config,
+        tokens=tokens if reads_tokens else None,
+        shape=(num_rows, length),
+        is_encoder_decoder=is_encoder_decoder,
+        may_be_longer=not is_encoder_decoder,
+    )
+    before = 0 if given is None else given.shape[1]
+    if is_encoder_decoder:
+        before = 1 if begun is None else begun.shape[1] + _lacks_start(config, begun)
+    return Prompt(given, host, num_rows or 1, before, is_tokens=tokens is not None)
 
 
-def _decoder_length(config: Any, decoder_input_ids: Tensor | None) -> int:
-    """Tokens that a decoder starts with; transformers prepends the start token if it is missing."""
-    if decoder_input_ids is None:
-        return 1
+def _lacks_start(config: Any, decoder_input_ids: Tensor) -> bool:
+    """Whether transformers prepends the start token, which a config may name for every row."""
     start = start_token(config)
-    if start is not None:  # of a list there is one for every row
-        start = torch.as_tensor(start, device=decoder_input_ids.device)
-    starts = start is None or bool((decoder_input_ids[:, 0] == start).any())
-    return decoder_input_ids.shape[1] + (not starts)
+    if start is None:
+        return False
+    return not bool((decoder_input_ids[:, 0] == torch.as_tensor(start, device=decoder_input_ids.device)).any())
 
 
 def positions_of(mask: Int[Tensor, "batch tokens"]) -> Int[Tensor, "batch tokens"]:

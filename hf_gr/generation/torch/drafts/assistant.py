@@ -4,21 +4,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from hf_gr.catalogue.snapshot import Snapshot
+from hf_gr.generation.call import Prompt
 from hf_gr.generation.torch.layouts import prefilled, takes_tree
 from hf_gr.generation.torch.models import base_model
-from hf_gr.generation.torch.prompts import Prompt
-from hf_gr.torch.decode import DecodePlan
 from hf_gr.torch.drafters import Assistant
-from hf_gr.torch.scorers import Scorer
 
-from . import Prepared
+from .base import Prepared
 from .trie import TrieDraft
-
-DRAFT_BEAMS_PER_BEAM = 2
 
 
 class AssistantDraft(TrieDraft):
@@ -46,22 +42,10 @@ class AssistantDraft(TrieDraft):
                 "state of the model's rows, and the draft model has others"
             )
 
-    def searcher(self, prepared: Prepared, vocab_size: int) -> Assistant | None:
+    def searcher(self, prepared: Prepared, vocab_size: int) -> Assistant:
         """The draft model, over a prefill of its own."""
+        num_beams, first_level = self.draft_beams(prepared.plan)
         inner, mask = base_model(self.assistant), prepared.model_kwargs.get("attention_mask")
-        return make_searcher(
-            self.config,
-            prepared.plan,
-            lambda width: prefilled(inner, prepared.plan.prompt, prepared.inputs, mask, width=width),
-        )
-
-
-def make_searcher(
-    config: Any, plan: DecodePlan, scorers: Callable[[int], Callable[[], Scorer]], *, first_level: int = 0
-) -> Assistant:
-    """A search that drafts, with the width of the config; `scorers` makes scorers for a width."""
-    num_beams = config.num_draft_beams or plan.width * (1 if plan.is_relaxed else DRAFT_BEAMS_PER_BEAM)
-    # Relaxed answers would be further from the model's own with every level that is drafted: the first one is exact.
-    first_level = max(first_level, int(plan.is_relaxed))
-    num_steps = config.num_assistant_tokens
-    return Assistant(scorers(num_beams), num_beams=num_beams, num_steps=num_steps, first_level=first_level)
+        scorers = prefilled(inner, prepared.plan.prompt, prepared.inputs, mask, width=num_beams)
+        num_steps = self.config.num_assistant_tokens
+        return Assistant(scorers, num_beams=num_beams, num_steps=num_steps, first_level=first_level)

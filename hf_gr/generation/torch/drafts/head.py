@@ -11,17 +11,17 @@ from typing import Any
 from torch import Tensor
 
 from hf_gr.catalogue.snapshot import Snapshot
+from hf_gr.generation.call import Prompt
 from hf_gr.generation.torch.caches import keeps_all_keys
 from hf_gr.generation.torch.models import hidden_size_of
-from hf_gr.generation.torch.prompts import Prompt, prefill_with_placeholders
+from hf_gr.generation.torch.prompts import prefill_with_placeholders
 from hf_gr.generation.torch.scorers import Prompts
 from hf_gr.torch.draft_head import HeadScorer
 from hf_gr.torch.drafters import Assistant
 from hf_gr.torch.scorers import Scorer
 from hf_gr.torch.transition import device_catalogue
 
-from . import Prepared, Search
-from .assistant import make_searcher
+from .base import Prepared, Search
 from .trie import TrieDraft
 
 
@@ -73,41 +73,33 @@ class HeadDraft(TrieDraft):
         head, catalogue = self.model.draft_head, device_catalogue(prepared.rules, prepared.input_ids.device)
         num_unchecked = self.verification.unchecked_levels(catalogue.max_length)
         codebooks = [head.codebook(level).to(catalogue.device) for level in range(num_unchecked)]
+        catalogue = replace(catalogue, unchecked=tuple(codes.sort().values for codes in codebooks))
         scorer = self._scorers(prepared, prompts.outputs.logits.shape[-1])()
-        return Search(
-            scorer, replace(catalogue, unchecked=tuple(codes.sort().values for codes in codebooks)), None, prompts
+        return Search(scorer, catalogue, None, prompts, self)
+
+    def prompts(self, prepared: Prepared, **of_head: Any) -> Prompts:
+        """See `Draft.prompts`; the head's placeholders are read after them."""
+        tail = self.model.draft_head.config.placeholder_token_ids
+        return super().prompts(prepared, tail=tail, catch=self._catch, **of_head)
+
+    def prefill(self, prepared: Prepared, room: int) -> Any:
+        """See `Draft.prefill`."""
+        tail = self.model.draft_head.config.placeholder_token_ids
+        outputs, hidden = prefill_with_placeholders(
+            self.model, prepared.input_ids, prepared.config, prepared.model_kwargs, placeholder_ids=tail
         )
+        self._catch(hidden)
+        return outputs
 
-    def prompts(self, prepared: Prepared) -> Prompts:
-        """The prompts; their forward stores the placeholders' hidden states for the head."""
-        model, tail = self.model, self.model.draft_head.config.placeholder_token_ids
-        parameter = next(model.draft_head.parameters())
+    def _catch(self, hidden: Tensor) -> None:
+        """Keep the placeholders' hidden states, on the head's device and in its dtype."""
+        self.hidden = hidden.to(next(self.model.draft_head.parameters()))
 
-        def catch(hidden: Tensor) -> None:
-            self.hidden = hidden.to(parameter)  # its device and dtype, which may differ from the model's
-
-        def run() -> Any:
-            outputs, hidden = prefill_with_placeholders(
-                model, prepared.input_ids, prepared.config, prepared.model_kwargs, placeholder_ids=tail
-            )
-            catch(hidden)
-            return outputs
-
-        takes_nodes = self.takes_nodes(prepared)
-        return Prompts(
-            prepared.input_ids,
-            prepared.model_kwargs,
-            run,
-            takes_nodes=takes_nodes,
-            tail=tail,
-            catch=catch,
-            room=self.room(prepared),
-        )
-
-    def searcher(self, prepared: Prepared, vocab_size: int) -> Assistant | None:
+    def searcher(self, prepared: Prepared, vocab_size: int) -> Assistant:
         """The head, which continues from the prompt's own forward: the catalogue alone drafts within that."""
-        scorers = self._scorers(prepared, vocab_size)
-        return make_searcher(self.config, prepared.plan, lambda width: scorers, first_level=1)
+        num_beams, _ = self.draft_beams(prepared.plan)
+        scorers, num_steps = self._scorers(prepared, vocab_size), self.config.num_assistant_tokens
+        return Assistant(scorers, num_beams=num_beams, num_steps=num_steps, first_level=1)
 
     def _scorers(self, prepared: Prepared, vocab_size: int) -> Callable[[], Scorer]:
         """Makes scorers; processors and outputs need scores over the whole vocabulary."""

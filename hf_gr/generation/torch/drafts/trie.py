@@ -16,7 +16,7 @@ from hf_gr.torch.drafters import Assistant, TreeDrafter
 from hf_gr.torch.scorers import Scorer
 from hf_gr.torch.transition import DeviceCatalogue
 
-from . import Draft, Prepared, Search
+from .base import Draft, Prepared, Search
 
 
 class TrieDraft(Draft):
@@ -37,10 +37,7 @@ class TrieDraft(Draft):
             return None
         batch_size, vocab_size = len(prepared.input_ids), output_size_of(self.model)
         budget = draft_budget(self.config, batch_size=batch_size, vocab_size=vocab_size)
-        return TreeDrafter(
-            budget=budget,
-            assistant=self.searcher(prepared, vocab_size),
-        )
+        return TreeDrafter(budget=budget, assistant=self.searcher(prepared, vocab_size))
 
     def searcher(self, prepared: Prepared, vocab_size: int) -> Assistant | None:
         """The search that narrows levels too wide for the catalogue; None for no search."""

@@ -1,0 +1,234 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One call of `generate`, read and checked before any work, for both backends. Knows NumPy alone; decodes nothing.
+
+Axes: B batch, P prompt, Q first tokens of an encoder-decoder's sequences.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from hf_gr.catalogue.rules import BatchRules
+from hf_gr.catalogue.sequences import to_host
+
+from .checks import check_config, check_lengths, check_tokens_of_catalogue
+from .configuration import GR_FIELDS, set_fields
+from .drafts import BaseDraft, drafts_of
+from .models import first_of, inferred_padding
+from .named_catalogues import batch_rules, resolve_indexes
+from .seeds import row_seeds
+
+# Which transformers compares before we see them.
+NUMBERS = "num_return_sequences max_new_tokens min_new_tokens min_length num_assistant_tokens temperature".split()
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The prompts of a call.
+
+    Attributes:
+        inputs: what the model, or its encoder, reads: `[B, P]` tokens, in Flax in NumPy; in PyTorch also embeddings,
+            images, ..., and None if the model makes its own.
+        mask: `[B, P]`, on the host: which are tokens and no padding; None for no padding.
+        num_rows: B.
+        length: tokens before the generated ones, by which `max_length` counts.
+        is_tokens: whether the inputs are tokens.
+        start: `[B, Q]`, the first tokens of an encoder-decoder's sequences in Flax.
+    """
+
+    inputs: Any
+    mask: npt.NDArray[np.bool_] | None
+    num_rows: int
+    length: int
+    is_tokens: bool = True
+    start: npt.NDArray[np.int32] | None = None
+
+
+@dataclass(frozen=True)
+class BaseCall(ABC):
+    """A checked call: from here on, only the model can fail.
+
+    Attributes:
+        model: the model.
+        config: the prepared generation config, with our fields.
+        model_kwargs: the arguments that are no fields of it.
+        prompt: the prompts.
+        rules: the catalogue of every prompt.
+        drafts: what may draft, by name, the simplest first: one, or what `drafting="auto"` chooses from.
+        seeds: of the prompts' samples; None if none are given.
+        step_scores: whether `output_scores` asks for more than `sequences_scores`.
+    """
+
+    kinds: ClassVar[Mapping[str | None, type[BaseDraft]]]  # of drafts, by what `drafting` calls them
+
+    model: Any
+    config: Any
+    model_kwargs: dict[str, Any]
+    prompt: Prompt
+    rules: BatchRules
+    drafts: dict[str | None, Any]
+    seeds: npt.NDArray[np.int64] | None
+    step_scores: bool
+
+    @classmethod
+    def read(
+        cls,
+        model: Any,
+        inputs: Any,
+        generation_config: Any,
+        kwargs: dict[str, Any],
+        *,
+        indexes: Any,
+        exclude_items: Any,
+        assistant: Any,
+        seed: Any,
+        max_lengths: Mapping[str, int] = MappingProxyType({}),
+    ) -> Any:
+        """Read and check the arguments that both backends have.
+
+        Args:
+            model: the model.
+            inputs: as in transformers.
+            generation_config: as in transformers.
+            kwargs: fields of the config, ours among them, and arguments of the model.
+            indexes: the catalogue or catalogues, or their names.
+            exclude_items: as in `generate`.
+            assistant: the draft model, or None.
+            seed: as in `generate`.
+            max_lengths: by what else limits it, the length of prompt and answer.
+
+        Raises:
+            ValueError: names the argument, its value, what is expected, and the fix.
+        """
+        for name in NUMBERS:
+            if isinstance(kwargs.get(name), str):
+                raise ValueError(f"{name}={kwargs[name]!r}, expected a number and not a text")
+        fields = {name: kwargs.pop(name) for name in GR_FIELDS if name in kwargs}
+        configs = generation_config, model.generation_config
+        if first_of("verification", fields, *configs) == "relaxed":
+            if kwargs.setdefault("do_sample", True) is False:
+                raise ValueError("do_sample=False with verification='relaxed', expected True: it samples beams")
+            if first_of("top_k", kwargs, *configs) is None:
+                kwargs["top_k"] = 0  # transformers' default, 50, could leave fewer candidates than beams
+        # The call's own only: a checkpoint's lengths predate its catalogue.
+        limits = {
+            name: kwargs.get(name, getattr(generation_config, name, None)) for name in ("max_new_tokens", "max_length")
+        }
+        step_scores = kwargs.pop("_step_scores", True)
+        config, model_kwargs = cls.prepare_config(model, generation_config, kwargs)
+        set_fields(config, fields)
+        check_config(config)
+        indexes = resolve_indexes(model, indexes)
+        prompt = cls.read_prompt(model, inputs, config, model_kwargs)
+        rules = batch_rules(indexes, exclude_items, num_prompts=prompt.num_rows)
+        catalogue = rules.shared
+        check_tokens_of_catalogue(catalogue, cls.vocabulary_of(model), name="constraint_index")
+        config.max_new_tokens = check_lengths(config, catalogue, limits, prompt.length, others=max_lengths)
+        config.max_length = None
+        drafts = drafts_of(cls.kinds, model, config, assistant, prompt, catalogue, fields, model_kwargs)
+        seeds = None if seed is None else row_seeds(seed, prompt.num_rows)
+        return cls(model, config, model_kwargs, prompt, rules, drafts, seeds, step_scores)
+
+    @staticmethod
+    @abstractmethod
+    def prepare_config(model: Any, config: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The config of a call by transformers' rules, and those arguments that are no fields of it."""
+
+    @staticmethod
+    @abstractmethod
+    def read_prompt(model: Any, inputs: Any, config: Any, model_kwargs: dict[str, Any]) -> Prompt:
+        """Find the prompts among the arguments of a call by transformers' rules, and check them."""
+
+    @staticmethod
+    @abstractmethod
+    def vocabulary_of(model: Any) -> int:
+        """How many tokens a model can write."""
+
+
+def read_tokens(given: Any, name: str, vocabulary: int | None) -> npt.NDArray[Any]:
+    """`[B, P]` tokens that a model has embeddings for, on the host."""
+    host = to_array(given, name)
+    if host.ndim != 2 or host.dtype.kind not in "iu":
+        raise ValueError(
+            f"{name} is {list(host.shape)} of {host.dtype}, expected integers [batch, length]: pad, stack and "
+            "unsqueeze first"
+        )
+    check_some_tokens(*host.shape)
+    least, most = int(host.min()), int(host.max())
+    if least < 0 or (vocabulary is not None and most >= vocabulary):
+        raise ValueError(
+            f"{name} has token {least if least < 0 else most}, expected 0 to less than {vocabulary}: "
+            "is it another model's prompt, or a label such as -100?"
+        )
+    return host
+
+
+def read_mask(
+    given: Any,
+    config: Any,
+    *,
+    tokens: npt.NDArray[Any] | None,
+    shape: tuple[int | None, int | None],
+    is_encoder_decoder: bool,
+    may_be_longer: bool = False,
+) -> npt.NDArray[np.bool_] | None:
+    """Which tokens are no padding, as given, or as transformers infers it; None if nothing is known to be padding.
+
+    Args:
+        given: the attention mask, or None.
+        config: the prepared config, which names the padding.
+        tokens: `[B, P]`, from which padding can be inferred; None if it cannot.
+        shape: of the prompts; None for what is not known.
+        is_encoder_decoder: whether an encoder reads them, for which no padding is inferred, and which takes any side.
+        may_be_longer: whether tokens in a cache need not be given again.
+    """
+    if given is not None:
+        host = to_array(given, "attention_mask")
+        width = host.shape[-1] if host.ndim else 0
+        num_rows, length = shape[0] or len(host), width if shape[1] is None else shape[1]
+        fits = host.ndim == 2 and len(host) == num_rows
+        if not (fits and (width == length or (may_be_longer and width > length))):
+            raise ValueError(
+                f"attention_mask is {list(host.shape)}, expected {[num_rows, length]} as the prompt: a row for "
+                "every prompt, an entry for every token"
+            )
+        if len(strange := host[(host != 0) & (host != 1)]):
+            raise ValueError(f"attention_mask has {strange[0]}, expected 0 at padding and 1 at all other tokens")
+        mask = host != 0
+    else:
+        padding = None if is_encoder_decoder or tokens is None else inferred_padding(config)
+        if padding is None:
+            return None
+        mask = tokens != padding
+    for row in np.flatnonzero(~mask.any(-1))[:1]:
+        raise ValueError(f"prompt {row} is all padding, expected at least one token: begin it with bos_token_id")
+    for row in np.flatnonzero(~mask[:, -1:].all(-1))[:1]:
+        if not is_encoder_decoder:
+            raise ValueError(
+                f"prompt {row} ends with padding, expected padding on the left: set tokenizer.padding_side='left'"
+            )
+    return mask
+
+
+def check_some_tokens(num_rows: int, length: int) -> None:
+    """Refuse a batch without prompts, and prompts without tokens."""
+    if num_rows == 0:
+        raise ValueError("the batch has 0 prompts, expected at least one: omit such a call")
+    if length == 0:
+        raise ValueError("the prompt has no token, expected at least one: begin it with bos_token_id")
+
+
+def to_array(values: Any, name: str) -> npt.NDArray[Any]:
+    """An array of the host; refuses nested lists of several lengths."""
+    try:
+        return np.asarray(to_host(values))
+    except ValueError as error:
+        raise ValueError(f"{name} is ragged, expected an array [batch, length]: pad it on the left") from error
