@@ -184,6 +184,16 @@ def test_item_ids_of_any_kind_come_back_as_pythons_own(ids: Any, tmp_path: Path)
         assert {type(item) for items in found for item in items} <= {int, str}
 
 
+def test_integer_ids_have_64_bits_before_and_after_updates() -> None:
+    for ids in (None, [4, 3, 2, 1], np.array([4, 3, 2, 1], dtype=np.int16)):
+        index = ConstraintIndex.from_sequences([[5], [6], [7], [8]], item_ids=ids)
+        found = [index.item_ids]
+        index.add([[9]], [9])
+        index.remove([1])
+        found += [index.item_ids, index.where([9]).item_ids]
+        assert [ids.dtype for ids in found if isinstance(ids, np.ndarray)] == [np.int64] * 3
+
+
 def test_an_item_on_several_sequences_and_several_items_on_one() -> None:
     index = ConstraintIndex.from_sequences([[5, 7], [6, 7], [5, 7], [5, 7]], item_ids=["ham", "ham", "jam", "ham"])
     assert index.items([[5, 7], [6, 7]]) == [["ham", "jam"], ["ham"]]
@@ -254,7 +264,11 @@ def test_an_item_on_several_sequences_and_several_items_on_one() -> None:
             {"item_ids": [1, 2, 3, 2**63]},
             "item_ids has an integer beyond 64 bits, expected less: pass such ids as str",
         ),
-        (ROWS, {"item_ids": ["a", "b", "\ud800", "d"]}, r"item_ids\[2\]='\\ud800' has a lone surrogate"),
+        (
+            ROWS,
+            {"item_ids": ["a", "b", "\ud800", "d"]},
+            r"item_ids\[2\] is '\\ud800', expected Unicode without lone surrogates",
+        ),
         ([[5, EOS, 7]], {"eos_token_id": EOS}, r"sequence 0 is \[5, 2, 7\], expected eos_token_id=2 at its end only"),
         (
             [[5, EOS, EOS]],

@@ -187,7 +187,7 @@ def test_another_end_token_is_another_tokenizer() -> None:
         (
             ["a", "日本", "ok", "ありがとう", "한국", "ไทย"],
             "unigram",
-            "'日本', 'ありがとう', '한국' and 1 more do not survive",
+            "'日本', 'ありがとう', '한국', ... do not survive",
         ),
         (["a", "😀"], "wordpiece", "labels '😀' do not survive the tokenizer"),
         (["a", "a\u200b\u0000"], "wordpiece", None),

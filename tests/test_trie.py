@@ -270,7 +270,7 @@ def test_one_row_and_equal_rows_keep_their_order(dtype: Any) -> None:
 
 
 def test_a_planted_error_in_sorting_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trie_module, "KEY_BITS", 64)  # one bit too many: keys turn negative
+    monkeypatch.setattr(trie_module, "KEY_BITS", 80)  # more than a key holds
     with pytest.raises(AssertionError):
         test_rows_that_tie_for_several_rounds_sort_stably(8, 0.0, 7, monkeypatch)
 

@@ -10,6 +10,7 @@ Axes: P parents, C children, E exceptions: the parents with no child or several.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,8 +22,6 @@ from .pieces import in_pieces, select
 Array = npt.NDArray[np.integer]
 Longs = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-
-FEW = 32  # an exception among more parents is looked at on its own
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,12 +123,6 @@ class Fanout:
         # A child belongs to the last exception that begins before it, if that one's children reach so far.
         return np.where((through > 0) & (regular <= self.exceptions[before]), self.exceptions[before], regular)
 
-    def branches(self) -> Array:
-        """How many children each parent has; where exceptions are listed, each of those."""
-        if self.exceptions is None:
-            return np.diff(self.offsets)
-        return 1 + np.diff(self.offsets.astype(np.int64))  # shifts may rise by more than their type holds
-
     def childless(self) -> Array:
         """The parents without children, ascending."""
         if self.exceptions is None:
@@ -143,44 +136,25 @@ class Fanout:
         found = np.empty(self.num_parents, dtype=bool)
 
         def find(piece: slice) -> None:
-            found[piece] = self._any_child(flags, piece)
+            bounds = self._bounds(piece)
+            below = np.cumsum(flags[bounds[0] : bounds[-1]], dtype=np.int32)
+            set_before = np.append(np.int32(0), below)[bounds - bounds[0]]
+            found[piece] = set_before[1:] != set_before[:-1]  # three times faster than `np.logical_or.reduceat`
 
         in_pieces(find, self.num_parents)
         return found
 
-    def _any_child(self, flags: Bools, piece: slice) -> Bools:
-        """The flags of some consecutive parents."""
+    def _bounds(self, piece: slice) -> Longs:
+        """The first child of each of some consecutive parents, then one past the last child."""
         if self.exceptions is None:
-            first: Longs = self.offsets[piece.start : piece.stop + 1].astype(np.int64)
-            lowest, highest = int(first[0]), int(first[-1])
-            first -= lowest
-            return _any_between(flags[lowest:highest], first)
+            return self.offsets[piece.start : piece.stop + 1].astype(np.int64)
         # Numbers of the exceptions' own type: otherwise NumPy copies all of them.
-        bounds = np.array([piece.start, piece.stop], dtype=np.int64).astype(self.exceptions.dtype)
-        own = slice(*np.searchsorted(self.exceptions, bounds).tolist())
-        exceptions = self.exceptions[own].astype(np.int64) - piece.start
-        shifts = self.offsets[own.start : own.stop + 1].astype(np.int64)
-        size = piece.stop - piece.start
-        below = flags[piece.start + int(shifts[0]) : piece.stop + int(shifts[-1])]
-        if not len(exceptions):
-            return below
-        shifts -= shifts[0]
-        if self.largest == 1:  # an exception has no child
-            has_child = np.ones(size, dtype=bool)
-            has_child[exceptions] = False
-            if len(below):
-                return np.take(below, np.cumsum(has_child) - 1, mode="clip") & has_child
-            return has_child
-        if not self.num_childless and FEW * len(exceptions) < size:
-            begin, end = exceptions + shifts[:-1], exceptions + 1 + shifts[1:]
-            is_first = np.ones(len(below), dtype=bool)
-            is_first[spans(begin + 1, end)] = False
-            found = below[is_first]
-            counts = end - begin
-            found[exceptions] = np.logical_or.reduceat(below[spans(begin, end)], np.cumsum(counts) - counts)
-            return found
-        runs: Longs = np.diff(exceptions, prepend=-1, append=size)  # parents after one exception, up to the next
-        return _any_between(below, np.arange(size + 1, dtype=np.int64) + np.repeat(shifts, runs))
+        ends = np.array([piece.start, piece.stop], dtype=np.int64).astype(self.exceptions.dtype)
+        start, stop = np.searchsorted(self.exceptions, ends).tolist()
+        exceptions = self.exceptions[start:stop].astype(np.int64)
+        runs = np.diff(exceptions, prepend=piece.start - 1, append=piece.stop)  # after one exception, up to the next
+        shifts = self.offsets[start : stop + 1].astype(np.int64)
+        return np.arange(piece.start, piece.stop + 1, dtype=np.int64) + np.repeat(shifts, runs)
 
     def first_children(self) -> Bools:
         """`[C]`: whether a child is its parent's first."""
@@ -219,19 +193,23 @@ class Fanout:
         return self._ranges_of_exceptions()[0].astype(smallest_dtype(self.num_children))
 
 
-def _any_between(flags: Bools, bounds: Longs) -> Bools:
-    """Whether a flag is set from each bound to the next: three times faster than `np.logical_or.reduceat`."""
-    before = np.zeros(len(flags) + 1, dtype=np.int32)
-    np.cumsum(flags, out=before[1:])
-    set_before = before[bounds]
-    return set_before[1:] != set_before[:-1]
-
-
 def spans(first: Array, last: Array) -> Longs:
     """The numbers `first[i] .. last[i]` of all ranges, concatenated."""
     counts = (last - first).astype(np.int64)
     before = np.cumsum(counts) - counts
     return np.repeat(first - before, counts) + np.arange(int(counts.sum()))
+
+
+def bisect(low: Longs, high: Longs, is_before: Callable[[Longs], Bools]) -> Longs:
+    """The first place of each range `[low, high)` that is not before what is sought there, by binary search.
+
+    Places that are asked for may be those of empty ranges: out of bounds.
+    """
+    for _ in range(int((high - low).max(initial=0)).bit_length()):
+        middle = (low + high) // 2
+        is_right = (low < high) & is_before(middle)
+        low, high = np.where(is_right, middle + 1, low), np.where(is_right | (low >= high), high, middle)
+    return low
 
 
 def require(condition: bool | np.bool_, fact: str) -> None:

@@ -39,15 +39,22 @@ def read_generated(sequences: Any) -> Longs:
     return np.where(np.logical_or.accumulate(rows < 0, axis=1), PADDING, rows)
 
 
-def check_ends(snapshot: Snapshot, rows: Longs, found: list[list[ItemId]]) -> None:
-    """Refuse rows that go on after their item: a prompt was not cut off, whose own items these would be.
+def check_cut(snapshot: Snapshot, rows: Longs, found: list[list[ItemId]]) -> None:
+    """Refuse rows from which a prompt, or a start token, was not cut off; `found` are their items.
 
     After an item comes padding: one token, repeated. A catalogue without end tokens does not know the model's: one
     other token may come first, unless a sequence begins with it.
 
     Raises:
-        ValueError: names the row, its item, and how to cut.
+        ValueError: names the row and its item, or the token before all items; and how to cut.
     """
+    if not any(found) and rows.shape[1] > 1:
+        others = rows[np.any((rows != rows[:, :1]) & (rows != PADDING), axis=1)]  # not padding alone
+        if len(others) > 1 and np.all(others[:, 0] == others[0, 0]) and all(snapshot.items_of(others[:, 1:])):
+            raise ValueError(
+                f"no row of sequences is an item, but each is after its first token, {others[0, 0]}, expected "
+                f"generated tokens: a decoder's start token is none. Pass {CUT}"
+            )
     if snapshot.eos_token_id is None and rows.shape[1] <= snapshot.max_length:
         return  # all sequences have this length
     numbers = np.array([number for number, items in enumerate(found) if items], dtype=np.int64)
@@ -57,27 +64,11 @@ def check_ends(snapshot: Snapshot, rows: Longs, found: list[list[ItemId]]) -> No
     is_other = _unlike_the_last(rows, lengths)
     for row in np.flatnonzero(np.any(is_other, axis=1)).tolist():
         others, end = np.flatnonzero(is_other[row]).tolist(), int(lengths[row])
-        if others == [end] and snapshot.eos_token_id is None and not _begins(snapshot, int(rows[row, end])):
+        if others == [end] and snapshot.eos_token_id is None and snapshot.trie.find([rows[row, end]]) < 0:
             continue
         raise ValueError(
             f"sequences[{numbers[row]}] is item {found[numbers[row]][0]!r} and goes on with other tokens, expected "
             f"generated tokens and then padding, one token: was the prompt cut off? Pass {CUT}"
-        )
-
-
-def check_begins(snapshot: Snapshot, rows: Longs, found: list[list[ItemId]]) -> None:
-    """Refuse rows of which none is an item, but every one is after the same first token: a start token was left on.
-
-    Raises:
-        ValueError: names the token, and how to cut.
-    """
-    if rows.shape[1] < 2 or any(found):
-        return
-    others = rows[np.any((rows != rows[:, :1]) & (rows != PADDING), axis=1)]  # not padding alone
-    if len(others) > 1 and np.all(others[:, 0] == others[0, 0]) and all(snapshot.items_of(others[:, 1:])):
-        raise ValueError(
-            f"no row of sequences is an item, but each is after its first token, {others[0, 0]}, expected generated "
-            f"tokens: a decoder's start token is none. Pass {CUT}"
         )
 
 
@@ -113,8 +104,3 @@ def _unlike_the_last(rows: Longs, lengths: Longs) -> Bools:
     places = np.arange(rows.shape[1], dtype=np.int64)
     last = np.take_along_axis(rows, ends[:, None] - 1, axis=1)
     return (places >= lengths[:, None]) & (places < ends[:, None]) & (rows != last)
-
-
-def _begins(snapshot: Snapshot, token: int) -> bool:
-    """Whether a sequence begins with this token."""
-    return snapshot.trie.find([token]) >= 0

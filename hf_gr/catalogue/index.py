@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, Unpack, cast
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from hf_gr.files.text import named_in_errors
 
 from . import storage
 from .fanout import Bools
-from .generated import check_begins, check_ends, read_generated
+from .generated import check_cut, read_generated
 from .item_ids import ItemId, check_item_ids, read_item_ids
 from .items import build_items
 from .labels import fingerprint, read_labels, tokenize_labels
@@ -292,8 +292,7 @@ class ConstraintIndex(
         snapshot = self._snapshot
         rows = read_generated(sequences)
         found = snapshot.items_of(rows)
-        check_begins(snapshot, rows, found)
-        check_ends(snapshot, rows, found)
+        check_cut(snapshot, rows, found)
         if exclude_items is None:
             return found
         excluded = [set(row) for row in read_exclusions(exclude_items, snapshot)]
@@ -319,7 +318,9 @@ class ConstraintIndex(
             [5, 8, 5, 7]
         """
         snapshot = self._snapshot
-        ids = check_item_ids(_of_one_history(item_ids))
+        if isinstance(item_ids, (list, tuple)) and item_ids and isinstance(item_ids[0], (list, tuple)):
+            raise ValueError("item_ids holds several histories, expected the ids of one: call encode once for each")
+        ids = check_item_ids(item_ids)
         is_known, rows = snapshot.sequences_of(ids)
         refuse_unknown(ids, is_known, "item_ids")
         endings = [PADDING, *([] if snapshot.eos_token_id is None else [snapshot.eos_token_id])]
@@ -476,17 +477,5 @@ class ConstraintIndex(
         }
         if index.snapshot.tokenizer is not None:
             description["tokenizer"] = index.snapshot.tokenizer
-        storage.save(directory, description, items.arrays(), card=_card(index.snapshot, name))
-
-
-def _of_one_history(item_ids: Any) -> Any:
-    """Refuse several histories where one is encoded."""
-    if isinstance(item_ids, (list, tuple)) and item_ids and isinstance(item_ids[0], (list, tuple)):
-        raise ValueError("item_ids holds several histories, expected the ids of one: call encode once for each")
-    return cast(Any, item_ids)
-
-
-def _card(snapshot: Snapshot, name: str) -> str:
-    """The model card of a compact catalogue."""
-    codebooks = snapshot.trie.codebooks
-    return index_card(summarise(snapshot), [len(tokens) for tokens in codebooks], name)
+        card = index_card(summarise(index.snapshot), [len(tokens) for tokens in items.trie.codebooks], name)
+        storage.save(directory, description, items.arrays(), card=card)

@@ -15,8 +15,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from .fanout import Array, Bools, Longs, smallest_dtype, spans
-from .sequences import is_integer, to_host
+from .fanout import Array, Bools, Longs, bisect, smallest_dtype, spans
+from .sequences import check_is_unicode, is_integer, to_host
 
 ItemId = int | str
 HASH_BASIS, HASH_FACTOR = np.int64(0xCBF29CE484222325 - 2**64), np.int64(1_099_511_628_211)  # FNV's, in 64 bits
@@ -65,23 +65,22 @@ class ItemIds:
         return self.values[items] if self.bounds is None else cast("list[str]", self.take(items))
 
     def find(self, ids: Array | list[str]) -> tuple[Longs, Longs]:
-        """The items that have these ids: `[Q]` counts, and the items of all Q ids, concatenated."""
+        """The items that have these ids, id by id: of each the number of its id among the Q, and the item."""
         if isinstance(ids, np.ndarray):
             # Same dtype as the ids: otherwise NumPy copies them all.
             held = np.iinfo(self.values.dtype)
             may_be = (ids >= held.min) & (ids <= held.max)
             sought = ids.astype(self.values.dtype)
-            first = self._search(sought, after=False)
-            last = np.where(may_be, self._search(sought, after=True), first)
-            items = spans(first, last)
-            return last - first, items if self.order is None else self.order[items].astype(np.int64)
+            first, last = self._search(sought)
+            last = np.where(may_be, last, first)
+            items, of = spans(first, last), np.repeat(np.arange(len(ids)), last - first)
+            return of, items if self.order is None else self.order[items].astype(np.int64)
         sought = ItemIds._of_texts(ids)
-        hashes = sought._hashes(np.arange(len(ids)))
-        first, last = self._search(hashes, after=False), self._search(hashes, after=True)
+        first, last = self._search(sought._hashes(np.arange(len(ids))))
         assert self.order is not None
         items, of = self.order[spans(first, last)].astype(np.int64), np.repeat(np.arange(len(ids)), last - first)
         same = np.array([self._text(int(item)) == ids[int(q)] for item, q in zip(items, of, strict=True)], dtype=bool)
-        return np.bincount(of[same], minlength=len(ids)), items[same]
+        return of[same], items[same]
 
     @classmethod
     def _of_texts(cls, ids: list[str]) -> ItemIds:
@@ -90,22 +89,19 @@ class ItemIds:
         values = np.frombuffer(bytearray().join(encoded), dtype=np.uint8)
         return cls(values, bounds.astype(smallest_dtype(len(values))))
 
-    def _search(self, sought: Array, *, after: bool) -> Longs:
-        """`np.searchsorted` over the keys in sorted order, which are computed on demand and, of many, not stored.
+    def _search(self, sought: Array) -> tuple[Longs, Longs]:
+        """The first and one past the last place of each key in sorted order; of many, keys are computed on demand.
 
         NumPy's own `sorter` has 64 bits: it would copy all of `order` at every call.
         """
-        if self.order is None:
-            return np.searchsorted(self.values, sought, side="right" if after else "left")
-        if self.bounds is not None and len(self) <= MOST_HELD:
-            return np.searchsorted(self._sorted_keys, sought, side="right" if after else "left")
+        order = self.order
+        if order is None or (self.bounds is not None and len(self) <= MOST_HELD):
+            keys = self.values if order is None else self._sorted_keys
+            return np.searchsorted(keys, sought), np.searchsorted(keys, sought, side="right")
         low, high = np.zeros(len(sought), dtype=np.int64), np.full(len(sought), len(self), dtype=np.int64)
-        for _ in range(len(self).bit_length()):
-            middle = np.minimum((low + high) // 2, len(self) - 1)
-            met = self._keys(self.order[middle])
-            right = (low < high) & ((met <= sought) if after else (met < sought))
-            low, high = np.where(right, middle + 1, low), np.where(right | (low >= high), high, middle)
-        return low
+        last = len(self) - 1
+        first = bisect(low, high, lambda places: self._keys(order[np.minimum(places, last)]) < sought)
+        return first, bisect(first, high, lambda places: self._keys(order[np.minimum(places, last)]) <= sought)
 
     @cached_property
     def _sorted_keys(self) -> Array:
@@ -179,7 +175,9 @@ def check_item_ids(item_ids: Any, *, argument: str = "item_ids") -> Array | list
     ids = list(cast("Iterable[Any]", host))
     kinds = set(map(type, ids))
     if ids and all(issubclass(kind, str) for kind in kinds):
-        return [_check_text(str(item_id), f"{argument}[{number}]") for number, item_id in enumerate(ids)]
+        for number, item_id in enumerate(ids):
+            check_is_unicode(item_id, f"{argument}[{number}]")
+        return list(map(str, ids))
     if any(kind is bool or not issubclass(kind, (int, np.integer)) for kind in kinds):
         integers = is_integer(ids[0])
         number = next(
@@ -231,14 +229,3 @@ def _dtype_of(array: npt.NDArray[Any]) -> np.dtype[np.signedinteger]:
 
 def _beyond_64_bits(argument: str) -> ValueError:
     return ValueError(f"{argument} has an integer beyond 64 bits, expected less: pass such ids as strings")
-
-
-def _check_text(item_id: str, name: str) -> str:
-    if not item_id.isascii():
-        try:
-            item_id.encode()
-        except UnicodeEncodeError:
-            raise ValueError(
-                f"{name}={item_id!r} has a lone surrogate, expected Unicode text: decode it with its own encoding"
-            ) from None
-    return item_id

@@ -56,6 +56,11 @@ class Items:
         sizes = [fanout.num_children for fanout in self.trie.fanouts]
         return Liveness(self, tuple(map(ones, sizes)), ones(len(self)))
 
+    @property
+    def are_strings(self) -> bool:
+        """Whether ids are strings."""
+        return self.ids is not None and self.ids.are_strings
+
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """Everything that is stored, by its name in the file; no item ids where they are the row numbers."""
         fanouts = {f"children.{level}": fanout for level, fanout in enumerate(self.trie.fanouts)}
@@ -79,16 +84,16 @@ class Items:
         return numbers if self.ids is None else self.ids.select(numbers)
 
     def find(self, ids: Array | list[str]) -> tuple[Longs, Longs]:
-        """`[Q]` counts of the items that have these ids, and the positions of all of them, concatenated."""
-        if self.ids is None:
-            numbers = ids if isinstance(ids, np.ndarray) else np.full(len(ids), -1)
-            is_item = (numbers >= 0) & (numbers < len(self))
-            counts, numbers = is_item.astype(np.int64), numbers[is_item]
-        elif self.ids.are_strings == isinstance(ids, np.ndarray):
-            counts, numbers = np.zeros(len(ids), dtype=np.int64), np.zeros(0, dtype=np.int64)
+        """The items that have these ids, id by id: of each the number of its id among the Q, and its position."""
+        if self.are_strings == isinstance(ids, np.ndarray):
+            of = numbers = np.zeros(0, dtype=np.int64)
+        elif self.ids is not None:
+            of, numbers = self.ids.find(ids)
         else:
-            counts, numbers = self.ids.find(ids)
-        return counts, self.positions[numbers].astype(np.int64)
+            numbers = np.asarray(ids)
+            of = np.flatnonzero((numbers >= 0) & (numbers < len(self)))
+            numbers = numbers[of]
+        return of, self.positions[numbers].astype(np.int64)
 
     def rows(self, flags: Bools) -> tuple[Array, Longs]:
         """The sequences and the numbers of items flagged by position, in the order in which they were given."""

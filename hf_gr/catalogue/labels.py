@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
-from .sequences import ERRORS_SHOWN, is_integer
+from .sequences import check_is_unicode, is_integer, shown
 
 SPACES = ("\u2581", "Ġ")  # how SentencePiece and byte-level BPE write a space
 ANCHORS = (":", "a", "\n")  # texts to continue: a tokenizer may merge one of them with what follows
@@ -39,7 +39,7 @@ def read_labels(labels: Any) -> list[str]:
     seen: set[str] = set()
     twice = list(dict.fromkeys(label for label in found if label in seen or seen.add(label)))
     if twice:
-        raise ValueError(f"labels has {_shown(twice)} more than once, expected distinct labels: omit the copies")
+        raise ValueError(f"labels has {shown(twice)} more than once, expected distinct labels: omit the copies")
     return found
 
 
@@ -62,13 +62,13 @@ def tokenize_labels(labels: Sequence[str], tokenizer: Any, prefix: str) -> tuple
     ended = [label for label, row in zip(labels, rows, strict=True) if eos_token_id in row]
     if ended:
         raise ValueError(
-            f"labels {_shown(ended)} have the end token {eos_token_id} inside, expected it after a label only: "
+            f"labels {shown(ended)} have the end token {eos_token_id} inside, expected it after a label only: "
             "name them without it, or choose another tokenizer.eos_token"
         )
     lost = _lost(labels, rows, tokenizer, prefix)
     if lost:
         raise ValueError(
-            f"labels {_shown(lost)} do not survive the tokenizer, expected to get them back from their tokens: "
+            f"labels {shown(lost)} do not survive the tokenizer, expected to get them back from their tokens: "
             "spell them with what it knows, or add the missing tokens to it (and to the model)"
         )
     return rows, int(eos_token_id)
@@ -115,16 +115,6 @@ def fingerprint(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(encode(tokenizer, PROBES)).encode()).hexdigest()
 
 
-def check_is_unicode(text: str, name: str) -> None:
-    """Refuse lone surrogates, such as `errors="surrogateescape"` leaves: no tokenizer accepts them."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{name} is {text!r}, expected Unicode without lone surrogates: decode it with its encoding"
-        ) from error
-
-
 def check_is_tokenizer(tokenizer: Any) -> None:
     """Check that the object has a tokenizer's methods."""
     names = ("eos_token_id", "batch_decode", "convert_ids_to_tokens")
@@ -161,8 +151,3 @@ def _letters(text: str) -> str:
     """What normalisation preserves: the text without case, accents, spaces, controls and compatibility forms."""
     plain = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
     return "".join(c for c in plain if not c.isspace() and unicodedata.category(c) not in ("Mn", "Cc", "Cf"))
-
-
-def _shown(labels: list[str]) -> str:
-    shown = ", ".join(map(repr, labels[:ERRORS_SHOWN]))
-    return f"{shown} and {len(labels) - ERRORS_SHOWN} more" if len(labels) > ERRORS_SHOWN else shown

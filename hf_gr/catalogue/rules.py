@@ -108,8 +108,8 @@ def _excluded_nodes(rules: BatchRules, ids: Array | list[str], rows: Longs) -> t
     """By level: the nodes hidden from each request, one row each."""
     assert rules.excluded_ids is not None
     items = rules.shared.items
-    counts, positions = items.find(ids)
-    rows, positions = np.unique(np.stack([np.repeat(rows, counts), positions]), axis=1)
+    of, positions = items.find(ids)
+    rows, positions = np.unique(np.stack([rows[of], positions]), axis=1)
     found: list[tuple[tuple[Longs, Longs], ...]] = []
     for rule, snapshot in enumerate(rules.snapshots):
         mine = snapshot.living(positions)

@@ -34,17 +34,31 @@ def to_host(values: Any) -> Any:
     return np.asarray(values) if hasattr(values, "__array__") else values
 
 
+def shown(values: Iterable[Any]) -> str:
+    """The first few of some values, for a message."""
+    texts = [str(value) if is_integer(value) else repr(value) for value in values]
+    return ", ".join(texts[:ERRORS_SHOWN]) + (", ..." if len(texts) > ERRORS_SHOWN else "")
+
+
 def is_integer(value: object) -> bool:
     """Whether a value is an integer, Python's or NumPy's, and not a bool."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def read_rows(sequences: Any, *, one_is_enough: bool = False) -> tuple[Rows, Rows]:
-    """Sequences as one `[N, T]` array, padded with `PADDING`, and their `[N]` lengths.
+def check_is_unicode(text: str, name: str) -> None:
+    """Refuse lone surrogates, such as `errors="surrogateescape"` leaves: no tokenizer and no file takes them."""
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} is {text!r}, expected Unicode without lone surrogates: decode it with its encoding"
+        ) from error
 
-    Args:
-        sequences: integers with two axes, or N sequences of integers.
-        one_is_enough: accept integers with one axis as one sequence.
+
+def read_rows(sequences: Any, *, one_is_enough: bool = False) -> tuple[Rows, Rows]:
+    """Sequences as one `[N, T]` array, padded with `PADDING`, and their `[N]` lengths; `[T]` may be one sequence.
 
     Raises:
         ValueError: something that is not an integer or takes more than 64 bits, by sequence and position; or other
@@ -70,7 +84,17 @@ def read_rows(sequences: Any, *, one_is_enough: bool = False) -> tuple[Rows, Row
             raise TypeError
         flat = np.array(tokens, dtype=np.int64)
     except (TypeError, OverflowError) as error:
-        raise _first_error(lists) from error
+        number, position, token = next(
+            (number, position, token)
+            for number, row in enumerate(lists)
+            for position, token in enumerate(row)
+            if not is_integer(token) or not -(2**63) <= token < 2**63
+        )
+        if is_integer(token):
+            raise _range_error(number, position, token) from error
+        raise ValueError(
+            f"sequence {number} has {token!r} at position {position}, expected an integer: pass token ids, not text"
+        ) from error
     longest = int(lengths.max(initial=0))
     if len(flat) == len(lists) * longest:
         return flat.reshape(len(lists), longest), lengths
@@ -153,20 +177,6 @@ def _read_row(row: Any, number: int) -> list[Any]:
     if not isinstance(values, Iterable) or isinstance(values, (str, bytes)):
         raise ValueError(f"sequence {number} is {values!r}, expected a list of token ids: pass token ids, not text")
     return list(cast("Iterable[Any]", values))
-
-
-def _first_error(rows: list[Any]) -> ValueError:
-    """What is wrong with the first token that is not a 64-bit integer."""
-    for number, row in enumerate(rows):
-        for position, token in enumerate(row):
-            if not is_integer(token):
-                return ValueError(
-                    f"sequence {number} has {token!r} at position {position}, expected an integer: "
-                    "pass token ids, not text"
-                )
-            if not -(2**63) <= token < 2**63:
-                return _range_error(number, position, token)
-    raise AssertionError("every token is a 64-bit integer")
 
 
 def _range_error(row: int, position: int, token: Any) -> ValueError:

@@ -23,7 +23,7 @@ from .fanout import Array, Bools, Longs, spans
 from .item_ids import ItemId, check_item_ids
 from .items import Items, Liveness, build_items
 from .pieces import take
-from .sequences import ERRORS_SHOWN, is_integer, read_catalogue, to_host
+from .sequences import read_catalogue, shown, to_host
 from .trie import PADDING, Trie, lexicographic_order, take_rows
 
 
@@ -81,7 +81,7 @@ class Snapshot:
     @property
     def are_strings(self) -> bool:
         """Whether item ids are strings."""
-        return self.items.ids is not None and self.items.ids.are_strings
+        return self.items.are_strings
 
     def living(self, positions: Longs) -> Bools:
         """Whether the items at some positions are alive."""
@@ -123,8 +123,9 @@ class Snapshot:
         return self.trie.token(nodes, level + 1).tolist()
 
     def item_ids(self) -> Array | list[str]:
-        """The ids of living items, in the order in which they were given."""
-        return self.items.select_ids(np.flatnonzero(self._flags_by_number()))
+        """The ids of living items, in the order in which they were given; integers have 64 bits, however stored."""
+        ids = self.items.select_ids(np.flatnonzero(self._flags_by_number()))
+        return ids.astype(np.int64) if isinstance(ids, np.ndarray) else ids
 
     def has_items(self, item_ids: Any) -> Bools:
         """`[Q]`: whether there is a living item with this id."""
@@ -143,12 +144,13 @@ class Snapshot:
         """
         ids = self._check_ids(item_ids, "item_ids")
         rows = np.full((len(ids), self.max_length), PADDING, dtype=np.int64)
-        counts, at = self.items.find(ids)
-        of = np.repeat(np.arange(len(ids)), counts)
+        of, at = self.items.find(ids)
         order = np.lexsort((~self.living(at), of))  # stable
-        order = order[np.append(True, of[order][1:] != of[order][:-1])[: len(order)]]
-        rows[of[order]] = self.trie.sequences(self.items.at_leaf.parents(at[order]))
-        return counts > 0, rows
+        known, first = np.unique(of[order], return_index=True)
+        rows[known] = self.trie.sequences(self.items.at_leaf.parents(at[order[first]]))
+        is_known = np.zeros(len(ids), dtype=bool)
+        is_known[known] = True
+        return is_known, rows
 
     def where(self, mask_or_item_ids: Any) -> Snapshot:
         """Only some of the living items: a mask with an entry for each of `item_ids`, or ids."""
@@ -192,8 +194,7 @@ class Snapshot:
                 "other lengths need an index with eos_token_id="
             )
         leaves, _ = self.trie.walk(rows.astype(np.int64), None)
-        counts, at = self.items.find(ids)
-        of = np.repeat(np.arange(len(ids)), counts)
+        of, at = self.items.find(ids)
         is_same = self.items.at_leaf.parents(at) == leaves[of]
         of, at, alive = of[is_same], at[is_same], self.living(at[is_same])
         is_new = np.ones(len(rows), dtype=bool)
@@ -248,40 +249,34 @@ class Snapshot:
 
     def _find_living(self, ids: Array | list[str]) -> tuple[Bools, Longs]:
         """`[Q]`: whether a living item has this id; and the positions of those that have one."""
-        counts, at = self.items.find(ids)
+        of, at = self.items.find(ids)
         alive = self.living(at)
         known = np.zeros(len(ids), dtype=bool)
-        known[np.repeat(np.arange(len(ids)), counts)[alive]] = True
+        known[of[alive]] = True
         return known, at[alive]
 
 
 def _read_mask(mask_or_item_ids: Any, num_items: int) -> Bools | None:
-    """A mask as an array; None for anything else."""
+    """A mask as an array; None for ids, which must not be a mask of another type by mistake."""
     host: Any = to_host(mask_or_item_ids)
     if isinstance(host, (list, tuple)) and host and isinstance(host[0], (bool, np.bool_)):
         host = np.asarray(cast("Sequence[Any]", host))
-    mask = cast("Bools", host)
-    if not isinstance(host, np.ndarray) or mask.dtype != np.bool_:
-        _refuse_flags(host, num_items)
+    if not isinstance(host, np.ndarray):
         return None
-    if mask.shape != (num_items,):
+    mask = cast("Bools", host)
+    is_mask = mask.dtype == np.bool_
+    if is_mask and mask.shape != (num_items,):
         raise ValueError(
             f"mask has shape {list(mask.shape)}, expected [{num_items}]: one entry for each of index.item_ids, in "
             "that order"
         )
-    return mask
-
-
-def _refuse_flags(ids: Any, num_items: int) -> None:
-    """Refuse what must be a mask by mistake of another type: its entries would be the ids 0 and 1."""
-    if not isinstance(ids, np.ndarray) or num_items <= 2:
-        return
-    flags = cast("Array", ids)
-    if flags.dtype.kind in "iu" and flags.shape == (num_items,) and flags.min() >= 0 and flags.max() <= 1:
+    is_whole = mask.dtype.kind in "iu" and mask.shape == (num_items,) and num_items > 2
+    if is_whole and mask.min() >= 0 and mask.max() <= 1:
         raise ValueError(
-            f"mask has type {flags.dtype} and {num_items} entries of 0 and 1, expected bool: pass mask.astype(bool); "
+            f"mask has type {mask.dtype} and {num_items} entries of 0 and 1, expected bool: pass mask.astype(bool); "
             "as ids they would be of two items"
         )
+    return mask if is_mask else None
 
 
 def refuse_unknown(ids: Array | list[str], known: Bools, argument: str) -> None:
@@ -289,10 +284,8 @@ def refuse_unknown(ids: Array | list[str], known: Bools, argument: str) -> None:
     if known.all():
         return
     unknown = [ids[int(place)] for place in np.flatnonzero(~known)]
-    shown = ", ".join(str(item) if is_integer(item) else repr(item) for item in unknown[:ERRORS_SHOWN])
-    shown += ", ..." if len(unknown) > ERRORS_SHOWN else ""
     raise ValueError(
-        f"{argument} has {counted(len(unknown), 'id')} that the catalogue does not have ({shown}), "
+        f"{argument} has {counted(len(unknown), 'id')} that the catalogue does not have ({shown(unknown)}), "
         "expected ids of its items: index.has_items(ids) tells which are"
     )
 

@@ -93,7 +93,7 @@ def describe_items(items: Items) -> dict[str, Any]:
     """What the arrays alone do not say, or only once all of them are read."""
     fanouts = items.trie.fanouts
     return {
-        "item_id_type": "string" if items.ids is not None and items.ids.are_strings else "integer",
+        "item_id_type": "string" if items.are_strings else "integer",
         "level_sizes": [fanout.num_children for fanout in fanouts],
         "branching": [fanout.largest for fanout in fanouts],
         "childless": [fanout.num_childless for fanout in fanouts],

@@ -80,7 +80,8 @@ def _levels(items: Items) -> tuple[LevelSummary, ...]:
                 offset_bytes=fanout.nbytes,
             )
         )
-        one_leaf = _lead_to_one(fanout, only & one_leaf)
+        one_leaf = fanout.any_child(only & one_leaf)
+        one_leaf[fanout.childless()] = True
     return tuple(reversed(levels))
 
 
@@ -90,19 +91,7 @@ def _only_children(fanout: Fanout) -> Bools:
     return is_first & np.append(is_first[1:], True)
 
 
-def _lead_to_one(fanout: Fanout, below: Bools) -> Bools:
-    """`[P]`: whether a parent is a leaf, or its child flagged, which is then its only one."""
-    flags = below[fanout.first_children()]
-    if not fanout.num_childless:
-        return flags
-    found = np.ones(fanout.num_parents, dtype=bool)
-    going_on = found.copy()
-    going_on[fanout.childless()] = False
-    found[going_on] = flags
-    return found
-
-
 def _item_id_type(items: Items) -> str:
     if items.ids is None:
         return "row number"
-    return "string" if items.ids.are_strings else "integer"
+    return "string" if items.are_strings else "integer"

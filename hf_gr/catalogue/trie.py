@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .fanout import Array, Bools, Fanout, Longs, smallest_dtype
+from .fanout import Array, Bools, Fanout, Longs, bisect, smallest_dtype
 from .pieces import in_pieces, range_of_columns, select, sort, take
 
 PADDING = -1  # fills the tail of a ragged row; a token is never negative
@@ -107,13 +107,10 @@ class Trie:
 
     def advance(self, nodes: Array, tokens: Array, level: int) -> Longs:
         """Follow one token from every node of a level by binary search; -1 where there is no such child."""
-        low, end = self.children(nodes, level)
-        high, is_node = end, low < end
-        for _ in range(self.branching[level].bit_length()):
-            middle = np.minimum((low + high) // 2, len(self.tokens) - 1)
-            before = (low < high) & (self.token(middle, level + 1) < tokens)
-            low, high = np.where(before, middle + 1, low), np.where(before | (low >= high), high, middle)
-        found = is_node & (low < end)
+        first, end = self.children(nodes, level)
+        size = len(self.tokens) - 1
+        low = bisect(first, end, lambda places: self.token(np.minimum(places, size), level + 1) < tokens)
+        found = low < end
         found &= self.token(np.where(found, low, 0), level + 1) == tokens
         return np.where(found, low, -1)
 
@@ -287,88 +284,39 @@ def lexicographic_order(rows: Array) -> Array:
 def sort_rows(rows: Array) -> tuple[Array, Array]:
     """The stable permutation that sorts rows, and the sorted rows.
 
-    A radix sort whose digits are what fits into a 64-bit key: as many leading bits of a row as there is room for, and
-    the row's number, so that one sort of plain integers (seven times faster than an argsort) yields the order, too.
-    Rows that tie go into another round, with the number of their group before their next bits; they are neighbours by
-    then, so that only the first round reads all over memory.
+    One sort of plain integers (seven times faster than an argsort) yields the order, too: a key holds as many leading
+    columns as there is room for, and the row's number. Rows that tie, which are neighbours then, are sorted by the
+    other columns.
     """
     rows = np.ascontiguousarray(rows)
     least, largest = range_of_columns(rows)
     widths = [(high - low).bit_length() for low, high in zip(least, largest, strict=True)]
     number_bits = (len(rows) - 1).bit_length()
-    digits, done = _next_digits(least, widths, 0, KEY_BITS - number_bits)
-    order = np.arange(len(rows), dtype=smallest_dtype(len(rows)))
-    if not done:
-        return order, rows
-    keys = _keys(rows, digits, number_bits)
-    sort(keys)
-    numbers = (1 << number_bits) - 1
-
-    def read_order(piece: slice) -> None:
-        np.bitwise_and(keys[piece], numbers, out=order[piece], casting="unsafe")
-        keys[piece] >>= number_bits
-
-    in_pieces(read_order, len(rows))
-    rows = take_rows(rows, order)
-    is_tied, begins = _ties(keys)
-    while done < sum(widths) and is_tied.any():
-        places = np.flatnonzero(is_tied)
-        groups = np.cumsum(begins[is_tied], dtype=np.int64)
-        groups -= 1
-        tied = _whole(rows)[places]
-        number_bits = (len(places) - 1).bit_length()
-        room = KEY_BITS - number_bits - int(groups[-1]).bit_length()
-        digits, done = _next_digits(least, widths, done, room)
-        keys = _keys(tied.view(rows.dtype).reshape(len(places), -1), digits, number_bits, groups)
-        del groups
-        sort(keys)
-        moved = keys & (1 << number_bits) - 1
-        keys >>= number_bits
-        order[places] = order[places][moved]
-        _whole(rows)[places] = tied[moved]
-        ties_again, begins_again = _ties(keys)
-        is_tied[places], begins[places] = ties_again, begins_again
-    return order, rows
-
-
-def _next_digits(least: list[int], widths: list[int], done: int, room: int) -> tuple[list[tuple[int, ...]], int]:
-    """What the next keys hold: columns, their least numbers, bits to drop and to keep; and how many bits are done."""
-    digits: list[tuple[int, ...]] = []
-    start = 0
-    for column, (low, width) in enumerate(zip(least, widths, strict=True)):
-        first = max(done - start, 0)  # bits of this column that are done
-        taken = min(room, width - first)
-        if taken > 0:
-            digits.append((column, low, width - first - taken, taken))
-            room -= taken
-        start += width
-    return digits, done + sum(taken for *_, taken in digits)
-
-
-def _keys(rows: Array, digits: list[tuple[int, ...]], number_bits: int, groups: Longs | None = None) -> Longs:
-    """One number for every row: its group, its digits, and its own number."""
-    keys = np.zeros(len(rows), dtype=np.int64) if groups is None else groups
+    num_keyed = sum(bits <= KEY_BITS - number_bits for bits in accumulate(widths))
+    keys = np.zeros(len(rows), dtype=np.int64)
+    order = np.empty(len(rows), dtype=smallest_dtype(len(rows)))
 
     def fill(piece: slice) -> None:
         own: Longs = keys[piece]
-        for column, low, dropped, taken in digits:
-            values: Longs = rows[piece, column].astype(np.int64)
-            values -= low
-            values >>= dropped
-            np.bitwise_and(values, (1 << taken) - 1, out=values)
-            own <<= taken
-            np.bitwise_or(own, values, out=own)
+        for column in range(num_keyed):
+            own <<= widths[column]
+            own |= rows[piece, column].astype(np.int64) - least[column]
         own <<= number_bits
-        np.bitwise_or(own, np.arange(piece.start, piece.stop, dtype=np.int64), out=own)
+        own |= np.arange(piece.start, piece.stop, dtype=np.int64)
+
+    def read_order(piece: slice) -> None:
+        np.bitwise_and(keys[piece], (1 << number_bits) - 1, out=order[piece], casting="unsafe")
+        keys[piece] >>= number_bits
 
     in_pieces(fill, len(rows))
-    return keys
-
-
-def _ties(keys: Longs) -> tuple[Bools, Bools]:
-    """Whether a sorted key is also that of a neighbour; and whether it is not that of the one before."""
-    begins = np.ones(len(keys), dtype=bool)
-    np.not_equal(keys[1:], keys[:-1], out=begins[1:])
-    is_tied = ~begins
-    is_tied[:-1] |= ~begins[1:]
-    return is_tied, begins
+    sort(keys)
+    in_pieces(read_order, len(rows))
+    rows = take_rows(rows, order)
+    is_same = keys[1:] == keys[:-1]
+    if num_keyed < len(widths) and is_same.any():
+        places = np.flatnonzero(np.append(is_same, False) | np.append(False, is_same))
+        tied = _whole(rows)[places]
+        others = tied.view(rows.dtype).reshape(len(places), -1)[:, num_keyed:]
+        moved = np.lexsort([*others.T[::-1], keys[places]])
+        order[places], _whole(rows)[places] = order[places][moved], tied[moved]
+    return order, rows

@@ -17,8 +17,8 @@ import numpy as np
 
 from hf_gr.answering.backends import backend_of
 from hf_gr.catalogue import ConstraintIndex
-from hf_gr.catalogue.labels import check_is_tokenizer, check_is_unicode
-from hf_gr.catalogue.sequences import is_integer
+from hf_gr.catalogue.labels import check_is_tokenizer
+from hf_gr.catalogue.sequences import check_is_unicode, is_integer
 from hf_gr.catalogue.snapshot import Snapshot
 from hf_gr.files.progress import progress_bar
 from hf_gr.generation.checks import check_tokens_of_catalogue
