@@ -354,7 +354,7 @@ def test_an_engine_starts_with_a_catalogue_that_updates_have_emptied() -> None:
     asyncio.run(main())
 
 
-def test_a_returning_user_goes_on_from_kept_keys() -> None:
+def test_a_returning_users_prefix_is_cached() -> None:
     model, log = model_of(), Log()
     histories = [IDS[start : start + 8] for start in range(4)]
 
@@ -368,9 +368,9 @@ def test_a_returning_user_goes_on_from_kept_keys() -> None:
                     same(answer, expected(model, INDEX, [30] * 20 + tokens_of(history)))
 
     asyncio.run(main())
-    kept = [batch.num_kept_tokens for batch in log.batches]
+    kept = [batch.num_cached_tokens for batch in log.batches]
     assert kept[0] == 0  # the second lane may begin before the first has ended, or after
-    assert kept[-1] >= 2 * (20 + 3 * 9)
+    assert kept[-1] >= 2 * 32  # blocks of 16 tokens
 
 
 def test_an_engine_is_closed_before_it_is_ready_and_after_it_has_ended() -> None:

@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def example(folder: Path, port: int) -> dict[str, Any]:
-    """The YAML of the examples, with models of ours; beside it an application with several models."""
+    """The YAML of the examples, with a model of ours."""
     config = yaml.safe_load(EXAMPLE.read_text())
     config["http_options"] = {"host": "127.0.0.1", "port": port}
     engine = {"num_beams": 4, "num_results": 3, "timeout": 20.0, "key_cache_bytes": 0}
@@ -71,13 +71,7 @@ def example(folder: Path, port: int) -> dict[str, Any]:
     one["args"] |= {"engine": engine, "constraint_index": f"{folder}/index"}
     one["args"] |= {"model": f"{folder}/model", "updates": f"{folder}/log"}
     one["deployments"][0]["ray_actor_options"] = {"num_cpus": 0.5}
-    models = {
-        name: {"model": f"{folder}/{name}", "constraint_index": f"{folder}/index", "engine": engine}
-        for name in ("model", "other")
-    }
-    several = {**one, "name": "several", "route_prefix": "/several", "args": {"models": models, "most_models": 1}}
-    small = {"name": "Recommender", "num_replicas": 1, "ray_actor_options": {"num_cpus": 0.5}}
-    return config | {"applications": [one, {**several, "deployments": [small]}]}
+    return config
 
 
 @dataclass
@@ -88,13 +82,8 @@ class Cluster:
     pid: int
     environment: dict[str, str]
 
-    @property
-    def several(self) -> str:
-        """The application with several models."""
-        return f"{self.url}/several"
-
     def replicas(self) -> set[int]:
-        """The processes of the application with one model."""
+        """The processes of the application."""
         parents: dict[int, int] = {}
         found: set[int] = set()
         for path in Path("/proc").iterdir():
@@ -133,7 +122,7 @@ def cluster(folder: Path) -> Iterator[Cluster]:
     try:
         deadline = time.monotonic() + START_SECONDS
         made = Cluster(f"http://127.0.0.1:{port}", process.pid, environment)
-        while not (is_ready(made.url) and is_ready(made.several, "model") and len(made.replicas()) == 2):
+        while not (is_ready(made.url) and len(made.replicas()) == 2):
             assert process.poll() is None, log.read_text()[-5000:]
             assert time.monotonic() < deadline, log.read_text()[-5000:]
             time.sleep(0.5)
@@ -147,15 +136,11 @@ def cluster(folder: Path) -> Iterator[Cluster]:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def is_ready(url: str, model: str | None = None) -> bool:
+def is_ready(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/readyz", headers=header(model), timeout=10).status_code == 200
+        return httpx.get(f"{url}/readyz", timeout=10).status_code == 200
     except httpx.HTTPError:
         return False
-
-
-def header(model: str | None) -> dict[str, str]:
-    return {} if model is None else {"serve_multiplexed_model_id": model}
 
 
 def change(url: str, **fields: Any) -> dict[str, Any]:
@@ -164,9 +149,8 @@ def change(url: str, **fields: Any) -> dict[str, Any]:
     return answer.json()
 
 
-def ask(url: str, model: str | None = None, **wishes: Any) -> Any:
-    body = {"history": HISTORY, **wishes}
-    return httpx.post(f"{url}/v1/recommend", json=body, headers=header(model), timeout=60)
+def ask(url: str) -> Any:
+    return httpx.post(f"{url}/v1/recommend", json={"history": HISTORY}, timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -174,14 +158,6 @@ def ask(url: str, model: str | None = None, **wishes: Any) -> Any:
     [
         ({}, "args={}, expected a model in it"),
         ({"model": "m", "indx": "i"}, "args has 'indx', expected some of model, constraint_index"),
-        ({"models": {}}, "args has models, expected {name: {'model': ...}}"),
-        (
-            {"models": {"a": {"model": "m"}}, "model": "m"},
-            "args has models, expected .* and beside it most_models alone",
-        ),
-        ({"models": {"a": {}}}, r"models\['a'\]={}, expected a model in it"),
-        ({"models": {"a": {"model": "m"}}, "most_models": 0}, "most_models=0, expected an integer, 1 or more"),
-        ({"models": {"a": {"model": "m"}}, "most_models": True}, "most_models=True, expected an integer"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Using extra keyword arguments on:DeprecationWarning")  # Ray's own
@@ -200,7 +176,7 @@ def test_a_replica_switches_threads_as_the_server_does(monkeypatch: pytest.Monke
     for name in ("Engine", "make_app", "_num_cpus"):
         monkeypatch.setattr(module, name, lambda *_, **__: None)
     try:
-        module.Served({"model": "m"})
+        module.load({"model": "m"})
         assert sys.getswitchinterval() == pytest.approx(0.02)
     finally:
         sys.setswitchinterval(known)
@@ -210,11 +186,9 @@ def test_a_replica_switches_threads_as_the_server_does(monkeypatch: pytest.Monke
 def test_replicas_answer_as_generate(cluster: Cluster, folder: Path) -> None:
     """Alone in its batch, bit for bit, through HAProxy and JSON."""
     index = ConstraintIndex.from_pretrained(folder / "index")
-    for url, name, header in ((cluster.url, "model", None), (cluster.several, "other", "other")):
-        items, scores = expected(name, index)
-        answer = ask(url, header).json()
-        assert answer["items"] == items
-        assert answer["scores"] == scores
+    items, scores = expected("model", index)
+    answer = ask(cluster.url).json()
+    assert (answer["items"], answer["scores"]) == (items, scores)
 
 
 def expected(name: str, index: ConstraintIndex) -> tuple[list[str], list[float]]:
@@ -233,22 +207,6 @@ def expected(name: str, index: ConstraintIndex) -> tuple[list[str], list[float]]
     torch.set_num_threads(threads)
     items = [item for row in index.items(out.sequences[:, len(tokens) :]) for item in row]
     return items[:3], out.sequences_scores.tolist()[:3]
-
-
-@pytest.mark.slow
-def test_several_models_take_turns(cluster: Cluster) -> None:
-    """One replica holds one of them at once; each request finds its own."""
-    url = cluster.several
-    first, second = (ask(url, name).json()["items"] for name in ("model", "other"))
-    assert first != second
-    for _ in range(2):
-        assert ask(url, "model").json()["items"] == first
-        assert ask(url, "other").json()["items"] == second
-    answer = ask(url, "third")
-    assert answer.status_code == 404
-    assert "one of model, other" in answer.text
-    refused = httpx.patch(f"{url}/v1/catalogue", json={"remove": ["B01"]}, headers=header("model"), timeout=60)
-    assert refused.status_code in (401, 403)  # no log: replicas would differ
 
 
 @pytest.mark.slow

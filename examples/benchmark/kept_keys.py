@@ -30,8 +30,7 @@ from report import print_json_line, print_table
 
 from hf_gr import ConstraintIndex, enable
 from hf_gr.answering.decoding import Answer, Decoder
-from hf_gr.answering.keeping import keep_computed
-from hf_gr.answering.kept import Kept
+from hf_gr.answering.prefix_cache import PrefixCache, prefix_cache
 from hf_gr.answering.requests import Request
 
 WITHOUT, WITH = "whole prompts", "kept keys"
@@ -89,11 +88,11 @@ def difference(found: list[Answer], expected: list[Answer]) -> str | None:
 
 
 def run_case(
-    case: Case, plain: Decoder, keys: Kept, rows: np.ndarray, options: argparse.Namespace, *, batch_size: int
+    case: Case, plain: Decoder, keys: PrefixCache, rows: np.ndarray, options: argparse.Namespace, *, batch_size: int
 ) -> dict[str, Any]:
     """Time a kind of prompts, whole and with kept keys, in turn."""
     random = np.random.default_rng(options.seed)
-    keeping = replace(plain, keys=keys)
+    keeping = replace(plain, prefix_cache=keys)
     shared = draw(random, rows, case.num_known)
     times: dict[str, list[float]] = {WITHOUT: [], WITH: []}
     num_missing = []
@@ -144,7 +143,7 @@ def main(arguments: list[str] | None = None) -> None:
     torch.manual_seed(options.seed)
     rows = generate.make_catalogue(described)
     model = enable(generate.make_model(described))
-    keys = keep_computed(model)
+    keys = prefix_cache(model)
     assert keys is not None
     decoder = Decoder(model, ConstraintIndex.from_sequences(rows), top_k=TOP_K, num_beams=2, token_budget=0)
     decoder = replace(decoder, options={} if options.drafting is None else {"drafting": options.drafting})

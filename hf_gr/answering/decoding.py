@@ -17,7 +17,7 @@ from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.sequences import to_host
 
 from .backends import Backend, backend_of
-from .kept import Kept, Reuse, fits_options
+from .prefix_cache import PrefixCache, Reuse, takes_options
 from .requests import Request
 
 MOST_VIEWS = 64  # filters kept for later rows: most tables have few distinct ones
@@ -52,7 +52,7 @@ class Decoder:
         token_budget: see `make_batches`.
         options: further arguments of `generate`.
         rules: views of the catalogue that requests name.
-        keys: what the model has computed of earlier prompts, shared by decoders; None to compute every prompt whole.
+        prefix_cache: keys of earlier prompts, shared by decoders; None to compute every prompt whole.
     """
 
     model: Any
@@ -62,7 +62,7 @@ class Decoder:
     token_budget: int
     options: Mapping[str, Any] = field(default_factory=dict)
     rules: Mapping[str, ConstraintIndex] = field(default_factory=dict)
-    keys: Kept | None = None
+    prefix_cache: PrefixCache | None = None
     _views: OrderedDict[tuple[Any, ...], ConstraintIndex] = field(default_factory=OrderedDict, repr=False)
 
     def answer_all(
@@ -93,9 +93,9 @@ class Decoder:
         views = [self._view(request) for request in batch]
         rules: Any = views if any(view is not self.index for view in views) else self.index
         seed = self._seeds(batch)
-        keys = self._usable_keys
+        cache = self._usable_cache
         given = [request.tokens for request in batch]
-        reuse = Reuse() if keys is None else keys.begin(given)
+        reuse = Reuse() if cache is None else cache.begin(given)
         excluded = [request.exclude for request in batch] if any(request.exclude for request in batch) else None
         out = self.model.generate(
             **prompts,
@@ -111,8 +111,8 @@ class Decoder:
             **self.options,
         )
         on_output(out, reuse)
-        if keys is not None:
-            keys.keep(given, reuse, out)
+        if cache is not None:
+            cache.keep(given, reuse, out)
         length = 1 if self.model.config.is_encoder_decoder else prompts["input_ids"].shape[1]
         found = self.index.items(to_host(out.sequences)[:, length:])
         scores = out.sequences_scores.tolist()
@@ -138,8 +138,8 @@ class Decoder:
         return backend_of(self.model)
 
     @cached_property
-    def _usable_keys(self) -> Kept | None:
-        return self.keys if self.keys is not None and fits_options(self.options) else None
+    def _usable_cache(self) -> PrefixCache | None:
+        return self.prefix_cache if self.prefix_cache is not None and takes_options(self.options) else None
 
     def _seeds(self, batch: Sequence[Request]) -> dict[str, Any]:
         """The argument of `generate`: requests without a seed draw one where others have theirs."""

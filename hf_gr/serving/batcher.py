@@ -60,7 +60,7 @@ class Computed:
     """What `run` gives back: a value or an error for every job, and what the observer is told."""
 
     values: Sequence[Any]
-    num_kept_tokens: int = 0
+    num_cached_tokens: int = 0
     target_forwards: int | None = None
     accepted: int | None = None
 
@@ -252,7 +252,7 @@ class Batcher:
                 self._end(job, value)
             elif not job.future.done():
                 job.future.set_result(Done(value, began - job.arrived, took, len(batch)))
-        told = computed.num_kept_tokens, took, predicted, computed.target_forwards, computed.accepted
+        told = computed.num_cached_tokens, took, predicted, computed.target_forwards, computed.accepted
         self.observer.computed(Batch(len(batch), tokens, *told))
 
     async def _alone(self, job: Job) -> Any:

@@ -15,9 +15,8 @@ from typing import Any
 
 from hf_gr.answering.decoding import Decoder, useful_beams
 from hf_gr.answering.fallback import first_allowed, read_fallback
-from hf_gr.answering.keeping import keep_computed
-from hf_gr.answering.kept import Kept, Reuse
 from hf_gr.answering.loading import load_index, load_tokenizer, prompt_room
+from hf_gr.answering.prefix_cache import PrefixCache, Reuse, prefix_cache
 from hf_gr.answering.torch_models import input_device, load_draft_model, load_model
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.sequences import is_integer
@@ -45,7 +44,7 @@ class Engine:
     """Answers many users at once: batches by token capacity, deadlines, lanes, a catalogue that changes meanwhile.
 
     Call it from one event loop. A request alone in its batch is answered as `model.generate` answers it, bit for bit
-    unless its prompt goes on from kept keys; in a batch, scores are the same but for rounding.
+    unless the keys of its prompt's first tokens are cached; in a batch, scores are the same but for rounding.
 
     Args:
         model: a loaded model in evaluation mode, or the folder or repository of one.
@@ -68,8 +67,8 @@ class Engine:
         max_prompt_tokens: prompts keep their latest tokens; None for as many as the model has positions for.
         prefix_tokens: before every prompt made from a history.
         suffix_tokens: after it.
-        key_cache_bytes: of memory for what was computed of earlier prompts, which later ones that begin alike go on
-            from: a shared instruction, a returning user. 0 to compute every prompt whole.
+        key_cache_bytes: of memory for the keys of earlier prompts, which later ones that begin alike reuse: a shared
+            instruction, a returning user. 0 to compute every prompt whole, as is done for encoder-decoders.
         device: of a model loaded by name: `"cpu"`, `"cuda:1"`, ...; None for a GPU if there is one.
         revision: branch, tag or commit of a model loaded by name from the Hub, and of its tokenizer.
         prompt: what `classify` reads, with `{text}` in the text's place.
@@ -169,7 +168,7 @@ class Engine:
         self._limits = {"max_batch": max_batch, "max_queue": max_queue}
         self._token_budget = token_budget
         self._key_cache_bytes = key_cache_bytes
-        self._keys: Kept | None = None
+        self._prefix_cache: PrefixCache | None = None
         self._own = threading.local()  # of every lane
         self._batcher: Batcher | None = None
         self._is_closed = False
@@ -289,7 +288,7 @@ class Engine:
             num_beams = useful_beams(read.num_beams, edition.index, read.num_results)
             ahead = num_beams * (edition.index.max_length - 1)
             prompt = read.request.tokens
-            length = len(prompt) if self._keys is None else self._keys.num_missing(prompt)
+            length = len(prompt) if self._prefix_cache is None else self._prefix_cache.num_missing(prompt)
             job = Job(read, num_beams, length, ahead, arrived + read.timeout, arrived)
             done = await self._submit(job)
             answer, version = done.value
@@ -360,8 +359,8 @@ class Engine:
         edition = self.catalogue.edition
         room = self._room(edition.index)
         num_beams = useful_beams(self._reader.num_beams, edition.index, 2)
-        decoder = self._new_decoder(edition, num_beams)  # measured without kept keys
-        self._keys = keep_computed(self.model, num_bytes=self._key_cache_bytes)
+        decoder = self._new_decoder(edition, num_beams)  # measured without a prefix cache
+        self._prefix_cache = prefix_cache(self.model, num_bytes=self._key_cache_bytes)
         costs = fit_costs(decoder, self._lanes, room=room)
         if decoder.option("drafting") == "auto":
             settle(decoder, self._lanes, costs, max_batch=self._limits["max_batch"], room=room)
@@ -382,7 +381,7 @@ class Engine:
         told: dict[str, Any] = {}
 
         def on_output(out: Any, reuse: Reuse) -> None:
-            told["num_kept_tokens"] = reuse.num_kept_tokens
+            told["num_cached_tokens"] = reuse.num_cached_tokens
             if (speculation := getattr(out, "speculation", None)) is not None:
                 told["target_forwards"] = speculation.target_forwards
                 told["accepted"] = int(speculation.accepted_steps.sum())
@@ -432,7 +431,7 @@ class Engine:
             token_budget=0,  # the batcher's
             options=self._options,
             rules=edition.rules,
-            keys=self._keys,
+            prefix_cache=self._prefix_cache,
         )
 
     async def _read(self, edition: Edition, **arguments: Any) -> Read:

@@ -57,8 +57,10 @@ class Metrics(Observer):
         self._tokens = Counter(
             "hf_gr_tokens", "Tokens of batches, padding and beams counted, as the budget does.", registry=registry
         )
-        self._kept = Counter(
-            "hf_gr_kept_tokens", "Tokens of prompts whose keys were kept, and not computed.", registry=registry
+        self._cached = Counter(
+            "hf_gr_cached_tokens",
+            "Tokens of prompts whose keys were cached.",
+            registry=registry,
         )
         self._forwards = Counter("hf_gr_forwards", "Forwards of the model after the prefill.", registry=registry)
         self._accepted = Counter("hf_gr_accepted_drafts", "Drafted steps that were accepted.", registry=registry)
@@ -80,7 +82,7 @@ class Metrics(Observer):
         self._batch_seconds.observe(batch.seconds)
         self._predicted.inc(batch.predicted_seconds)
         self._tokens.inc(batch.num_tokens)
-        self._kept.inc(batch.num_kept_tokens)
+        self._cached.inc(batch.num_cached_tokens)
         self._forwards.inc(batch.target_forwards or 0)
         self._accepted.inc(batch.accepted or 0)
 

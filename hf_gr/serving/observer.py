@@ -21,7 +21,7 @@ class Batch:
     Attributes:
         num_requests: computed together.
         num_tokens: of the budget, padding and beams counted.
-        num_kept_tokens: of prompts that were not computed, since their keys were kept.
+        num_cached_tokens: of prompts that were not computed, since their keys were cached.
         seconds: it took.
         predicted_seconds: it was expected to take.
         target_forwards: forwards of the model besides the prefill; None if unknown.
@@ -30,7 +30,7 @@ class Batch:
 
     num_requests: int
     num_tokens: int
-    num_kept_tokens: int
+    num_cached_tokens: int
     seconds: float
     predicted_seconds: float
     target_forwards: int | None = None

@@ -1,0 +1,297 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Keys and values of prompts in blocks, cached for later prompts that begin alike. Knows no catalogue and no requests.
+
+A row's first tokens may be cached and its last ones not, so a batch is read from the column on where every row has
+tokens that are not: the columns before are one cache, padded on the left as the batch is. Nothing else about the call
+changes. Blocks of equal prefixes are shared, as in vLLM (Kwon et al. 2023, section 4.2); the least recently used goes
+first.
+
+Axes: N layers, B batch, H heads, D their width.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+from transformers.cache_utils import DynamicCache
+
+from hf_gr.generation.configuration import GR_FIELDS
+from hf_gr.generation.messages import say_once
+from hf_gr.generation.models import first_of
+from hf_gr.generation.torch.caches import cache_of, keeps_all_keys
+from hf_gr.generation.torch.layouts import TREE_FAMILIES
+from hf_gr.generation.torch.models import layer_types
+
+BLOCK = 16  # tokens: computing fewer again costs less than joining their keys
+# Arguments of `generate` that the keys of a prompt do not depend on, besides the fields of a generation config.
+HARMLESS = frozenset(
+    "assistant_model constraint_index exclude_items generation_config generator logits_processor "
+    "prefix_allowed_tokens_fn seed stopping_criteria synced_gpus".split()
+)
+
+Tokens = Sequence[int]
+Planes = tuple[Tensor, Tensor]  # keys and values, `[N, H, tokens, D]`
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """What a batch takes over.
+
+    Attributes:
+        arguments: of `generate`, besides the prompts.
+        num_cached_tokens: of the prompts that need not be computed, padding not counted.
+        version: of the weights that the call will use.
+    """
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    num_cached_tokens: int = 0
+    version: int = 0
+
+
+@dataclass(eq=False)
+class _Block:
+    """Tokens after those of `parent`, and their keys and values."""
+
+    tokens: tuple[int, ...]
+    planes: Planes
+    parent: _Block | None
+    children: dict[tuple[int, ...], _Block] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(one.nbytes for one in self.planes)
+
+
+def prefix_cache(model: Any, *, num_bytes: int = 2**28, block: int = BLOCK) -> PrefixCache | None:
+    """A cache for a model; None, said once, for a model that is not known to compute the same keys of a prefix.
+
+    Args:
+        model: in evaluation mode, with `GRGenerationMixin`.
+        num_bytes: of memory at most; none for 0.
+        block: see `PrefixCache`.
+    """
+    if num_bytes <= 0:
+        return None
+    reason = _why_not(model)
+    if reason is not None:
+        say_once(f"{type(model).__name__} {reason}: every prompt is computed from its first token on")
+        return None
+    return PrefixCache(model, num_bytes=num_bytes, block=block)
+
+
+def takes_options(options: Mapping[str, Any]) -> bool:
+    """Whether calls with these options of `generate` may use and fill a cache; said once, if not."""
+    config = options.get("generation_config")
+    names = [name for name in options if name not in HARMLESS and name not in _fields()]
+    names += ["use_cache"] if first_of("use_cache", options, config) is False else []
+    if names:
+        say_once(f"{', '.join(names)}: every prompt is computed from its first token on")
+    return not names
+
+
+class PrefixCache:
+    """The keys of a decoder's prompts, by their tokens from the first on, until its weights change.
+
+    Serves several threads. Whether weights are still the same is read off their places in memory, their versions and
+    the adapters in use (`load_state_dict`, optimisers, `.to(...)` and LoRA are noticed). Whoever writes to
+    `parameter.data` in place calls `clear()`.
+
+    Args:
+        model: in evaluation mode; one that `prefix_cache` accepts.
+        num_bytes: of memory at most.
+        block: tokens of a block; prefixes of fewer are not cached.
+    """
+
+    def __init__(self, model: Any, *, num_bytes: int = 2**28, block: int = BLOCK) -> None:
+        self.model, self.capacity, self.block = model, num_bytes, block
+        self.num_bytes = 0  # in use
+        self._roots: dict[tuple[int, ...], _Block] = {}
+        # The least recently used first. A block is used whenever one after it is, and after that: the first has none.
+        self._by_use: OrderedDict[_Block, None] = OrderedDict()
+        self._lock = threading.Lock()
+        self._version = 0
+        self._weights = _state_of_weights(model)
+        self._drops_keys = "sliding_attention" in layer_types(model.config.get_text_config(decoder=True))
+
+    def num_missing(self, tokens: Tokens) -> int:
+        """The tokens of a prompt that have to be computed; the last one always, for its scores."""
+        with self._lock:
+            return len(tokens) - self._num_useful(tokens, self._find(tokens))
+
+    @torch.no_grad()
+    def begin(self, batch: Sequence[Tokens]) -> Reuse:
+        """What is cached of the prompts of a batch."""
+        with self._lock:
+            self._check_weights()
+            version, found = self._version, [self._find(tokens) for tokens in batch]
+            for path in found:
+                self._use(path)
+        useful = [self._num_useful(tokens, path) for tokens, path in zip(batch, found, strict=True)]
+        num_read = max(len(tokens) - of_row for tokens, of_row in zip(batch, useful, strict=True))
+        width = max(map(len, batch)) - num_read
+        if width <= 0:
+            # Layers of windows would drop keys; in layers that keep them all, masks say how far each one sees.
+            return Reuse({"past_key_values": DynamicCache()} if self._drops_keys else {}, version=version)
+        used = [max(0, len(tokens) - num_read) for tokens in batch]
+        planes = [[block.planes for block in path] for path in found]
+        keys, values = (_joined([[one[kind] for one in row] for row in planes], used, width) for kind in (0, 1))
+        return Reuse({"past_key_values": cache_of(zip(keys, values, strict=True))}, sum(used), version)
+
+    @torch.no_grad()
+    def keep(self, batch: Sequence[Tokens], reuse: Reuse, out: Any) -> None:
+        """Cache what a call has computed.
+
+        Args:
+            batch: the prompts, padded to the longest.
+            reuse: from `begin`.
+            out: what `generate` returned.
+        """
+        past, width = out.past_key_values, max(len(tokens) for tokens in batch)
+        if past is None or not keeps_all_keys(past) or past.get_seq_length() != width or not _is_uniform(past):
+            say_once(f"{type(self.model).__name__} returns no plain keys of its prompts: none are cached")
+            return
+        first = past.layers[0]
+        most = self.capacity // (len(past.layers) * (first.keys[0, :, 0].nbytes + first.values[0, :, 0].nbytes))
+        with self._lock:
+            self._check_weights()
+        for row, tokens in enumerate(batch):
+            stop = min(len(tokens), most) // self.block * self.block
+            with self._lock:  # for each row: other threads need not wait for all of them
+                if reuse.version != self._version:
+                    return
+                path = self._find(tokens[:stop])
+                start = len(path) * self.block
+                if start < stop:
+                    at = slice(width - len(tokens) + start, width - len(tokens) + stop)
+                    self._add(path, tokens[start:stop], _copied(past, row, at))
+                self._use(path)
+                while self.num_bytes > self.capacity:
+                    self._drop(next(iter(self._by_use)))
+
+    def clear(self) -> None:
+        """Forget everything. Results of calls in flight are discarded."""
+        with self._lock:
+            self._forget()
+
+    def _num_useful(self, tokens: Tokens, path: Sequence[_Block]) -> int:
+        return min(len(path) * self.block, len(tokens) - 1)
+
+    def _find(self, tokens: Tokens) -> list[_Block]:
+        """The blocks that tokens begin with."""
+        path: list[_Block] = []
+        children = self._roots
+        for start in range(0, len(tokens) - self.block + 1, self.block):
+            block = children.get(tuple(tokens[start : start + self.block]))
+            if block is None:
+                break
+            path.append(block)
+            children = block.children
+        return path
+
+    def _add(self, path: list[_Block], tokens: Tokens, planes: Planes) -> None:
+        """Append blocks to a path; copies, none of which keeps the others alive."""
+        for start in range(0, len(tokens), self.block):
+            columns = slice(start, start + self.block)
+            keys, values = (one[:, :, columns].clone() for one in planes)
+            block = _Block(tuple(tokens[columns]), (keys, values), path[-1] if path else None)
+            (path[-1].children if path else self._roots)[block.tokens] = block
+            self.num_bytes += block.num_bytes
+            path.append(block)
+        if planes[0].is_cuda:  # other threads read them in streams of their own
+            torch.cuda.current_stream(planes[0].device).synchronize()
+
+    def _use(self, path: Sequence[_Block]) -> None:
+        for block in reversed(path):
+            self._by_use[block] = None
+            self._by_use.move_to_end(block)
+
+    def _drop(self, block: _Block) -> None:
+        assert not block.children
+        del (self._roots if block.parent is None else block.parent.children)[block.tokens], self._by_use[block]
+        self.num_bytes -= block.num_bytes
+
+    def _check_weights(self) -> None:
+        """Forget everything if the weights have changed; to be called with the lock."""
+        if (found := _state_of_weights(self.model)) != self._weights:
+            self._weights = found
+            self._forget()
+
+    def _forget(self) -> None:
+        self._version += 1
+        self._roots.clear()
+        self._by_use.clear()
+        self.num_bytes = 0
+
+
+def _why_not(model: Any) -> str | None:
+    """Why a model's keys cannot be cached; None if they can."""
+    config = model.config.get_text_config(decoder=True)
+    if model.config.is_encoder_decoder:
+        return "has an encoder, whose tokens see later ones"
+    if config.model_type not in TREE_FAMILIES or "prepare_inputs_for_generation" in vars(model):  # PEFT's prompts
+        return f"is of no family with tested prefix caches (model_type={config.model_type!r})"
+    if kinds := set(layer_types(config)) - {"full_attention", "sliding_attention"}:
+        return f"has layers of {', '.join(sorted(kinds))}"
+    if getattr(config, "use_bidirectional_attention", None):
+        return "computes other keys if later tokens are others (use_bidirectional_attention)"
+    ropes = getattr(config, "rope_parameters", None) or {}
+    by_kind = [ropes, *(one for one in ropes.values() if isinstance(one, Mapping))]
+    if any(one.get("rope_type") in ("dynamic", "longrope") for one in by_kind):
+        return "turns keys by angles that depend on the length of the prompt (rope_type)"
+    return None
+
+
+@cache
+def _fields() -> frozenset[str]:
+    """The fields of a generation config."""
+    return frozenset({*vars(GenerationConfig()), *GR_FIELDS})
+
+
+def _state_of_weights(model: Any) -> tuple[Any, ...]:
+    """What tells whether weights are the same as before: where they are, their versions, and adapters in use."""
+    weights = [(one.data_ptr(), one.dtype, 0 if one.is_inference() else one._version) for one in model.parameters()]
+    adapters: Any = getattr(sys.modules.get("peft.tuners.tuners_utils"), "BaseTunerLayer", ())
+    layers = [module for module in model.modules() if isinstance(module, adapters)] if adapters else []
+    return (
+        *weights,
+        *((tuple(one.active_adapters), one.disable_adapters, dict(getattr(one, "scaling", {}))) for one in layers),
+    )
+
+
+def _is_uniform(past: Any) -> bool:
+    """Whether the keys of all layers, and the values, are of one shape, dtype and device."""
+    kinds = {
+        tuple((one.shape[1], one.shape[3], one.dtype, one.device) for one in (layer.keys, layer.values))
+        for layer in past.layers
+        if layer.is_initialized
+    }
+    return len(kinds) == 1 and all(layer.is_initialized for layer in past.layers)
+
+
+def _copied(past: Any, row: int, columns: slice) -> Planes:
+    """The planes of a row's columns."""
+    keys = torch.stack([layer.keys[row, :, columns] for layer in past.layers])
+    return keys, torch.stack([layer.values[row, :, columns] for layer in past.layers])
+
+
+def _joined(rows: Sequence[Sequence[Tensor]], used: Sequence[int], width: int) -> Tensor:
+    """`[N, B, H, width, D]`: the first `used` tokens of each row, padded on the left."""
+    like = next(part for parts in rows for part in parts)
+    joined = like.new_zeros((len(like), len(rows), like.shape[1], width, like.shape[3]))
+    for row, (parts, num_tokens) in enumerate(zip(rows, used, strict=True)):
+        if num_tokens:
+            joined[:, row, :, width - num_tokens :] = torch.cat(list(parts), dim=2)[:, :, :num_tokens]
+        for part in parts if like.is_cuda else ():
+            # The memory of what is forgotten meanwhile must not be used again before.
+            part.record_stream(torch.cuda.current_stream(part.device))
+    return joined

@@ -1,0 +1,407 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Answers with cached prefixes against those without: families, drafts, rules, eviction, threads, new weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import families
+import numpy as np
+import pytest
+import torch
+from families import PAD, VOCABULARY, build, shared
+from hypothesis import given
+from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+from transformers import GenerationConfig
+
+from hf_gr import ConstraintIndex, enable
+from hf_gr.answering import prefix_cache as module
+from hf_gr.answering.decoding import Answer, Decoder
+from hf_gr.answering.prefix_cache import BLOCK, PrefixCache, prefix_cache, takes_options
+from hf_gr.answering.requests import Request
+from hf_gr.generation import messages
+
+SCORE_TOL = 1e-4  # fp32: sums of 3 log-probabilities after prompts in pieces, in batches of other sizes and paddings
+draw = np.random.default_rng(0)
+ROWS = np.unique(draw.integers(3, VOCABULARY, size=(120, 3)), axis=0)
+INDEX = ConstraintIndex.from_sequences(draw.permutation(ROWS), item_ids=range(100, 100 + len(ROWS)))
+INSTRUCTION = draw.integers(3, VOCABULARY, size=9).tolist()
+BYTES = 2 * 2 * 2 * 8 * 4  # of a token of qwen3: layers, keys and values, heads, width, bytes
+
+
+@pytest.fixture(autouse=True)
+def _says_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "_SAID", set())
+
+
+def cache_all(model: Any, **options: Any) -> PrefixCache:
+    """A cache that knows prefixes to the token."""
+    cache = prefix_cache(model, block=1, **options)
+    assert cache is not None
+    return cache
+
+
+def make_decoder(model: Any, cache: PrefixCache | None = None, **options: Any) -> Decoder:
+    return Decoder(model, INDEX, top_k=5, num_beams=6, token_budget=10**6, options=options, prefix_cache=cache)
+
+
+def items_of(number: int) -> list[int]:
+    """The tokens of an item."""
+    return ROWS[number % len(ROWS)].tolist()
+
+
+def visits(num_batches: int, *, seed: int = 0, longest: int = 8) -> Iterator[list[Request]]:
+    """Batches of users, some of whom return with a longer history, some with rules and exclusions of their own."""
+    random = np.random.default_rng(seed)
+    histories: list[list[int]] = [[int(random.integers(len(ROWS)))] for _ in range(6)]
+    for _ in range(num_batches):
+        batch = []
+        for user in random.permutation(len(histories))[: random.integers(1, 5)].tolist():
+            grown = random.integers(0, 3)  # none: the same prompt again
+            histories[user] = [*histories[user], *random.integers(0, len(ROWS), size=grown).tolist()][-longest:]
+            tokens = INSTRUCTION + [token for item in histories[user] for token in items_of(item)]
+            exclude = tuple(int(one) for one in random.integers(100, 100 + len(ROWS), size=3))
+            allowed = tuple(range(100, 100 + len(ROWS), 2)) if user % 3 == 0 else None
+            batch.append(Request(user, tokens, exclude=exclude, allowed=allowed))
+        yield batch
+
+
+def assert_same(found: list[Answer], expected: list[Answer]) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.items == theirs.items
+        np.testing.assert_allclose(ours.scores, theirs.scores, atol=SCORE_TOL, rtol=0)
+
+
+def assert_as_without(model: Any, cache: PrefixCache, *, num_batches: int = 6, **options: Any) -> int:
+    """The tokens that were not computed again."""
+    plain, caching = make_decoder(model, **options), make_decoder(model, cache, **options)
+    num_cached = 0
+
+    def count(out: Any, reuse: module.Reuse) -> None:
+        nonlocal num_cached
+        num_cached += reuse.num_cached_tokens
+
+    for batch in visits(num_batches):
+        assert_same(caching.answer(batch, count), plain.answer(batch))
+        if takes_options(options):
+            assert all(cache.num_missing(request.tokens) == 1 for request in batch)
+    return num_cached
+
+
+@pytest.mark.parametrize("family", sorted(families.DECODERS))
+def test_answers_are_those_without(family: str) -> None:
+    model = enable(shared(family))
+    assert assert_as_without(model, cache_all(model)) > 9 * 3  # the instruction, and more
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "mistral"])
+def test_windows_that_have_passed_tokens_lose_nothing(family: str) -> None:
+    assert families.DECODERS[family]["sliding_window"] == 3
+    model = enable(shared(family))
+    cache = cache_all(model)
+    assert assert_as_without(model, cache, num_batches=8) > 100
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"drafting": "trie"},
+        {"drafting": "head", "verification": "strict"},
+        {"drafting": "head"},
+        {"drafting": "auto"},
+        {"do_sample": True, "seed": 7},
+        {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+        {"renormalize_logits": True, "prefill_chunk_size": 4},
+    ],
+    ids=str,
+)
+def test_options_of_generate_change_nothing(options: dict[str, Any], attention: str) -> None:
+    model = enable(build("qwen3", attn_implementation=attention))
+    torch.manual_seed(0)
+    model.add_draft_head(INDEX)
+    cache = cache_all(model)
+    assert assert_as_without(model, cache, **options) > 0
+
+
+def test_a_draft_model_changes_nothing() -> None:
+    model = enable(shared("llama"))
+    cache = cache_all(model)
+    assert assert_as_without(model, cache, assistant_model=build("llama", seed=1)) > 0
+
+
+def test_a_wrong_token_of_a_key_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = enable(shared("qwen3"))
+    joined = module._joined
+
+    def wrong(*arguments: Any) -> Any:
+        planes = joined(*arguments)
+        planes[:, :, :, -1] = planes[:, :, :, -2]
+        return planes
+
+    monkeypatch.setattr(module, "_joined", wrong)
+    with pytest.raises(AssertionError):
+        assert_as_without(model, cache_all(model))
+
+
+def test_one_instruction_is_read_once_for_all() -> None:
+    model = enable(shared("qwen3"))
+    cache = cache_all(model)
+    first, second = (INSTRUCTION + items_of(number) for number in (0, 1))
+    assert (ROWS[0] == ROWS[1]).tolist()[:2] == [True, False]
+    assert cache.num_missing(first) == len(first)
+    make_decoder(model, cache).answer([Request(0, first)])
+    assert cache.num_missing(second) == 2  # they share the first token of their items, too
+    reuse = cache.begin([second, INSTRUCTION + [*items_of(5), 3, 4]])
+    # The second has five unknown tokens, which takes the last one of the first's instruction along.
+    assert reuse.arguments["past_key_values"].get_seq_length() == len(INSTRUCTION)
+    assert reuse.num_cached_tokens == len(INSTRUCTION) + len(second) - 5
+    assert cache.num_bytes == BYTES * len(first)
+
+
+def test_blocks_are_whole() -> None:
+    model = enable(shared("qwen3"))
+    cache = prefix_cache(model)
+    assert cache is not None
+    prompt = [token for number in range(12) for token in items_of(number)]
+    assert BLOCK == 16
+    for tokens in (prompt[:15], prompt[:36]):
+        make_decoder(model, cache).answer([Request(0, tokens)])
+    assert cache.num_bytes == 32 * BYTES
+    for length, num_missing in ((16, 1), (20, 4), (32, 1), (36, 4)):
+        assert cache.num_missing(prompt[:length]) == num_missing
+        request = Request(0, prompt[:length])
+        assert_same(make_decoder(model, cache).answer([request]), make_decoder(model).answer([request]))
+
+
+SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=12)
+
+
+def num_common(first: list[int], second: list[int]) -> int:
+    pairs = zip(first, second, strict=False)
+    return next((at for at, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(first), len(second)))
+
+
+class Past:
+    """The keys of one layer for one row: its tokens."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.keys = self.values = torch.tensor(tokens).view(1, 1, -1, 1)
+        self.layers, self.is_initialized, self.past_key_values = [self], True, self
+
+    def get_seq_length(self) -> int:
+        return self.keys.shape[2]
+
+
+@given(SEQUENCES, SEQUENCES, st.integers(1, 3), st.integers(1, 12))
+def test_what_is_cached_is_the_longest_common_prefix(
+    seen: list[list[int]], asked: list[list[int]], block: int, capacity: int
+) -> None:
+    """Against a plain list of all sequences; with little memory, of what was used last."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "keeps_all_keys", lambda past: True)
+        for num_bytes in (10**6, 16 * capacity):
+            cache = PrefixCache(shared("qwen3"), num_bytes=num_bytes, block=block)
+            for number, tokens in enumerate(seen, start=1):
+                cache.keep([tokens], cache.begin([tokens]), Past(tokens))
+                most = min(num_bytes // 16, len(tokens)) // block * block
+                assert len(cache._find(tokens)) * block == most
+                assert cache.num_bytes <= num_bytes
+                if num_bytes == 10**6:  # every prefix is cached once
+                    starts = {tuple(one[:at]) for one in seen[:number] for at in range(block, len(one) + 1, block)}
+                    assert cache.num_bytes == 16 * block * len(starts)
+            for tokens in asked + seen:
+                path = cache._find(tokens)
+                found = [token for one in path for token in one.planes[0].flatten().tolist()]
+                assert found == tokens[: len(found)]
+                if num_bytes == 10**6:
+                    assert len(found) == max(num_common(tokens, one) // block * block for one in seen)
+
+
+def test_the_least_recently_used_goes_first_and_never_what_others_begin_with() -> None:
+    model = enable(shared("qwen3"))
+    cache = cache_all(model, num_bytes=10 * BYTES)
+    prompts = [[*INSTRUCTION[:3], token, *INSTRUCTION[4:6]] for token in (3, 4, 5)]
+    for prompt in (prompts[0], prompts[1], prompts[0], prompts[2]):
+        make_decoder(model, cache).answer([Request(0, prompt)])
+    assert [cache.num_missing(prompt) for prompt in prompts] == [1, 2, 1]
+    assert cache.num_bytes == cache.capacity
+
+
+def test_what_is_cached_stays_within_its_bytes() -> None:
+    model = enable(shared("qwen3"))
+    cache = cache_all(model, num_bytes=40 * BYTES)
+    plain, caching = make_decoder(model), make_decoder(model, cache)
+    held = []
+    for batch in visits(12):
+        assert_same(caching.answer(batch), plain.answer(batch))
+        held.append(cache.num_bytes)
+    assert 0 < max(held) <= 40 * BYTES
+    assert any(cache.num_missing(request.tokens) > 1 for batch in visits(12) for request in batch)
+
+
+def test_threads_share_what_is_cached() -> None:
+    model = enable(shared("qwen3"))
+    caching = make_decoder(model, cache_all(model, num_bytes=2**17))
+    batches = [batch for seed in range(3) for batch in visits(6, seed=seed)]
+    expected = [make_decoder(model).answer(batch) for batch in batches]
+
+    def work(start: int) -> None:
+        for number in range(len(batches)):
+            at = (start + number) % len(batches)
+            assert_same(caching.answer(batches[at]), expected[at])
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(work, (0, 5, 11)))
+
+
+def test_catalogues_and_numbers_of_beams_share_what_is_cached() -> None:
+    model = enable(shared("qwen3"))
+    cache = cache_all(model)
+    other = ConstraintIndex.from_sequences(ROWS[::2], item_ids=[f"item-{number}" for number in range(len(ROWS[::2]))])
+    requests = [Request(0, INSTRUCTION + items_of(1) + items_of(2) + items_of(number)) for number in range(4)]
+    for request, index, num_beams in zip(requests, (INDEX, other, INDEX, other), (2, 9, 5, 6), strict=True):
+        decoder = dataclasses.replace(make_decoder(model), index=index, num_beams=num_beams, top_k=min(num_beams, 5))
+        assert_same(dataclasses.replace(decoder, prefix_cache=cache).answer([request]), decoder.answer([request]))
+    assert cache.num_missing(requests[0].tokens) == 1
+
+
+# Weights that change
+
+
+def load_others(model: Any) -> None:
+    model.load_state_dict(build("qwen3", seed=1).state_dict())
+
+
+def train_a_step(model: Any) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    model(torch.tensor([[3, 4, 5]]), labels=torch.tensor([[3, 4, 5]])).loss.backward()
+    optimizer.step()
+    model.zero_grad()
+
+
+def change_dtype(model: Any) -> None:
+    model.to(torch.float32 if model.dtype == torch.float64 else torch.float64)
+
+
+def write_to_data(model: Any) -> None:
+    for parameter in model.parameters():
+        parameter.data.mul_(0.9)
+
+
+@pytest.mark.parametrize("change", [load_others, train_a_step, change_dtype])
+def test_other_weights_forget_everything(change: Any) -> None:
+    model = enable(build("qwen3"))
+    cache = cache_all(model)
+    for _ in range(2):
+        assert_as_without(model, cache, num_batches=3)
+        change(model)
+    reuse = cache.begin([next(visits(1))[0].tokens])
+    assert (reuse.arguments, cache.num_bytes) == ({}, 0)
+
+
+def test_weights_that_are_written_to_in_place_need_a_word() -> None:
+    model = enable(build("qwen3"))
+    cache = cache_all(model)
+    assert_as_without(model, cache, num_batches=3)
+    write_to_data(model)
+    with pytest.raises(AssertionError):
+        assert_as_without(model, cache, num_batches=3)
+    cache.clear()
+    assert cache.num_bytes == 0
+    assert_as_without(model, cache, num_batches=3)
+
+
+def test_what_a_call_computed_before_a_change_is_not_kept() -> None:
+    model = enable(build("qwen3"))
+    for change in (load_others, None):
+        cache = cache_all(model)
+        tokens = [INSTRUCTION + items_of(1)]
+        reuse = cache.begin(tokens)
+        out = model.generate(torch.tensor(tokens), constraint_index=INDEX, num_beams=2, return_dict_in_generate=True)
+        cache.clear() if change is None else change(model)
+        cache.begin([[3, 4]])  # another thread has noticed
+        cache.keep(tokens, reuse, out)
+        assert cache.num_bytes == 0
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # inside PEFT
+def test_adapters_that_come_and_go_forget_everything() -> None:
+    adapted = get_peft_model(build("qwen3"), LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    adapted.add_adapter("other", LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    adapted.eval()
+    model = enable(adapted)
+    cache = cache_all(model)
+    assert_as_without(model, cache, num_batches=3)
+    with adapted.disable_adapter():
+        assert_as_without(model, cache, num_batches=3)
+    adapted.set_adapter("other", inference_mode=True)
+    assert_as_without(model, cache, num_batches=3)
+    adapted.set_adapter("default", inference_mode=True)
+    assert_as_without(model, cache, num_batches=3)
+
+
+# Where nothing can be cached
+
+ROPE = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0, "original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "reason"),
+    [
+        ("t5", {}, "has an encoder"),
+        ("mamba", {}, "is of no family with tested prefix caches"),
+        ("llama", {"rope_parameters": ROPE}, "depend on the length of the prompt"),
+        ("gemma3_text", {"use_bidirectional_attention": True, "sliding_window": 64}, "computes other keys if later"),
+    ],
+)
+def test_models_that_are_not_known_to_compute_the_same_keys(
+    family: str, config: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = enable(build(family, config=config))
+    with caplog.at_level(logging.WARNING):
+        assert [prefix_cache(model) for _ in range(2)] == [None, None]
+    (record,) = [one for one in caplog.records if one.name.startswith("hf_gr")]
+    assert record.getMessage().startswith(type(model).__name__)
+    assert reason in record.getMessage()
+
+
+def test_no_memory_is_no_cache() -> None:
+    assert prefix_cache(enable(shared("qwen3")), num_bytes=0) is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_cache": False},
+        {"token_type_ids": torch.ones(1, 3)},
+        {"generation_config": GenerationConfig(use_cache=False)},
+    ],
+    ids=str,
+)
+def test_options_of_another_loop_or_another_prompt_use_no_cache(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert not takes_options(options)
+    assert "every prompt is computed from its first token on" in caplog.text
+    assert takes_options({"do_sample": True, "drafting": "trie", "assistant_model": None, "length_penalty": 0.0})
+
+
+def test_such_options_answer_as_without() -> None:
+    model = enable(shared("qwen3"))
+    cache = cache_all(model)
+    assert assert_as_without(model, cache, use_cache=False) == cache.num_bytes == 0
+
+
+def test_padding_is_never_cached() -> None:
+    model = enable(shared("qwen3"))
+    cache = cache_all(model)
+    make_decoder(model, cache).answer([Request(0, items_of(1)), Request(1, INSTRUCTION + items_of(2))])
+    assert cache.num_missing([PAD] * 9 + items_of(1)) == 12
+    assert cache.num_missing(items_of(1)) == 1
