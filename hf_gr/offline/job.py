@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
@@ -111,7 +110,7 @@ class Job:
         settings |= {"columns": columns, "num_beams": decoder.num_beams, "options": {}}  # these are below
         tokenizer = self.maker.tokenizer if self.settings.columns.text is not None else None
         config = decoder.model.generation_config
-        described = {
+        return {
             "hf_gr": __version__,
             "users": users.fingerprint(),
             "model": backend_of(decoder.model).fingerprint(decoder.model),
@@ -121,7 +120,6 @@ class Job:
             "settings": settings,
             "options": {name: _describe(value) for name, value in sorted(self.settings.options.items())},
         }
-        return json.loads(json.dumps(described))  # as read back: tuples become lists
 
     def _notice(
         self, window: Rows, made: Requests, items: Sequence[Sequence[Any]], problems: Mapping[int, str]

@@ -163,10 +163,11 @@ def _run_in_memory(job: Job, users: Users, processes: Any) -> Any:
 
 def run_job(job: Job, users: Users, output: Path, processes: Any) -> Recommended:
     """Run a job over a table, with all processes, or resume it."""
-    parts = Parts(output, with_errors=job.settings.on_error == "skip")
+    manifest = processes.by_main(lambda: job.manifest(users), doing="cannot tell what decides the rows")
+    parts = Parts(output, manifest, with_errors=job.settings.on_error == "skip")
     try:
         is_done = processes.by_main(
-            lambda: parts.prepare(job.manifest(users), overwrite=job.settings.overwrite), doing="has refused the run"
+            lambda: parts.prepare(overwrite=job.settings.overwrite), doing="has refused the run"
         )
         if is_done:
             found = processes.by_main(parts.totals, doing="cannot read the output")
@@ -220,6 +221,6 @@ def _run_windows(job: Job, users: Users, parts: Parts | Held, processes: Any) ->
 
 
 def _merge(parts: Parts, num_windows: int, users: Users) -> Totals:
-    if users.fingerprint() != parts.manifest["users"]:
+    if users.fingerprint() != parts.settings["users"]:
         raise ValueError(f"{users.name} has changed since the run began, expected the same rows to the end: repeat it")
     return parts.merge(num_windows)

@@ -71,7 +71,9 @@ def find_files(paths: Paths, format: Format | None = None) -> tuple[list[Path], 
     ]
     if format is None:
         known: dict[str, Format] = {suffix: kind for kind, suffixes in SUFFIXES.items() for suffix in suffixes}
-        found = {known[suffix] for files in held for file in files if (suffix := suffix_of(file)) in known}
+        found: set[Format] = {
+            known[suffix] for files in held for file in files if (suffix := suffix_of(file)) in known
+        }
         if len(found) != 1:
             says = f"has files of {' and '.join(sorted(found))}" if found else "does not say what it is"
             raise ValueError(
