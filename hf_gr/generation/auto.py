@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -79,16 +78,8 @@ class AutoModelForGenerativeRetrieval:
             ValueError: an unknown backend; arguments that Flax does not take, and nothing but Flax may load it; one of
                 a draft head's two files without the other, or a head that cannot be read or belongs to another model.
         """
-
-        def load(loading: Any) -> Any:
-            with naming_model(repo_or_dir, "repo_or_dir"):
-                return loading.load(repo_or_dir, *args, **kwargs)
-
-        def load_in_flax(loading: Any) -> Any:
-            with naming_model(repo_or_dir, "repo_or_dir"):
-                return loading.load(repo_or_dir, **_given(kwargs))
-
-        return _dispatch(backend, load, load_in_flax, lacks=_only_torchs(args, kwargs, _OF_LOADING))
+        with naming_model(repo_or_dir, "repo_or_dir"):
+            return _dispatch("load", backend, _OF_LOADING, (repo_or_dir, *args), kwargs)
 
     @classmethod
     def from_config(cls, config: Any, *, backend: Literal["auto", "torch", "flax"] = "auto", **kwargs: Any) -> Any:
@@ -104,14 +95,7 @@ class AutoModelForGenerativeRetrieval:
             NotImplementedError: as for `from_pretrained`.
             ValueError: an unknown backend; arguments that Flax does not take, and nothing but Flax may make it.
         """
-
-        def make(loading: Any) -> Any:
-            return loading.from_config(config, **kwargs)
-
-        def make_in_flax(loading: Any) -> Any:
-            return loading.from_config(config, **_given(kwargs))
-
-        return _dispatch(backend, make, make_in_flax, lacks=_only_torchs((), kwargs, _OF_CONFIG))
+        return _dispatch("from_config", backend, _OF_CONFIG, (config,), kwargs)
 
 
 def backend_of_model(model: Any) -> Literal["torch", "flax"]:
@@ -129,34 +113,30 @@ def choose_backend() -> Literal["torch", "flax"]:
     return "flax" if import_module("jax").default_backend() == "tpu" else "torch"
 
 
-def _dispatch(
-    backend: str, in_torch: Callable[[Any], Any], in_flax: Callable[[Any], Any], *, lacks: str | None
-) -> Any:
-    """Load by a backend. If Flax cannot (it `lacks` options) and nobody insists on it, PyTorch does, and warns."""
+class _OnlyTorchs(ValueError):
+    """Options that Flax does not take."""
+
+
+def _dispatch(name: str, backend: str, taken: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function of a backend's; what Flax cannot do PyTorch does, unless somebody insists on Flax."""
     if backend not in BACKENDS:
         raise ValueError(f"backend={backend!r}, expected one of {BACKENDS}")
-    chosen = choose_backend() if backend == "auto" else backend
-    if chosen == "torch":
-        return in_torch(_backend("torch"))
-    has_torch = find_spec("torch") is not None
-    remedy = "" if has_torch else ", which needs PyTorch: pip install torch"
-    try:
-        if lacks is not None:
-            raise ValueError(f"{lacks}{remedy}")
-        return in_flax(_backend("flax"))
-    except (ImportError, NotImplementedError, ValueError) as error:
-        is_lack = isinstance(error, NotImplementedError) or lacks is not None or _is_uninstalled(error)
-        if is_lack and backend == "auto" and has_torch:
-            message = _REMEDY.sub("", str(error))
-        elif isinstance(error, NotImplementedError) and not has_torch:
-            raise NotImplementedError(f"{error}{remedy}") from error
-        else:
-            raise
-    say_once(
-        f"backend='auto' loads PyTorch, though JAX has a TPU, which PyTorch does not use: {message}. "
-        "Pass backend='torch' to choose this, or backend='flax' to be refused"
-    )
-    return in_torch(_backend("torch"))
+    if (choose_backend() if backend == "auto" else backend) == "flax":
+        given, has_torch = {option: value for option, value in kwargs.items() if value is not None}, find_spec("torch")
+        try:
+            _refuse_only_torchs(args[1:], given, taken)
+            return getattr(_backend("flax"), name)(*args, **given)
+        except (ImportError, NotImplementedError, _OnlyTorchs) as error:
+            is_mistake = isinstance(error, ImportError) and error.name not in ("jax", "flax")
+            if not has_torch and not isinstance(error, ImportError):
+                raise type(error)(f"{error}, which needs PyTorch: pip install torch") from error
+            if backend == "flax" or is_mistake or not has_torch:
+                raise
+            say_once(
+                "backend='auto' loads PyTorch, though JAX has a TPU, which PyTorch does not use: "
+                f"{_REMEDY.sub('', str(error))}. Pass backend='torch' to choose this, or backend='flax' to be refused"
+            )
+    return getattr(_backend("torch"), name)(*args, **kwargs)
 
 
 def _backend(name: Literal["torch", "flax"]) -> Any:
@@ -169,44 +149,25 @@ def _backend(name: Literal["torch", "flax"]) -> Any:
     return import_module(".torch.loading", __package__)
 
 
-def _is_uninstalled(error: Exception) -> bool:
-    return isinstance(error, ImportError) and error.name in ("jax", "flax")
-
-
-def _given(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in kwargs.items() if value is not None}
-
-
-def _only_torchs(args: tuple[Any, ...], kwargs: dict[str, Any], taken: tuple[str, ...]) -> str | None:
-    """Which options Flax does not take, with a remedy for each; None if it takes all."""
+def _refuse_only_torchs(args: tuple[Any, ...], given: dict[str, Any], taken: tuple[str, ...]) -> None:
+    """Refuse options that Flax does not take, with a remedy for each."""
     found = [
         f"{name} is given, expected one of {taken} with backend='flax': {_INSTEAD.get(name, 'omit it')}"
-        for name in _given(kwargs)
+        for name in given
         if name not in taken
     ]
     if args:
         found.append(f"{len(args)} positional arguments, expected none besides the checkpoint with backend='flax'")
-    return None if not found else f"{'; '.join(found)}; or use backend='torch'"
+    if found:
+        raise _OnlyTorchs(f"{'; '.join(found)}; or use backend='torch'")
 
 
 _REMEDY = re.compile(r"(; or|[:;]) use backend='torch'$")
 _OF_LOADING = ("dtype", "revision", "token", "cache_dir", "local_files_only", "subfolder")
 _OF_CONFIG = ("dtype", "rngs")
-_SHARDED = "pass mesh= to generate"
-_UNQUANTISED = "load a checkpoint that is not quantised, with dtype='bfloat16'"
 _INSTEAD = {  # of options that only PyTorch's side takes
     "torch_dtype": "pass dtype=",
-    "mesh": _SHARDED,
-    "device_map": _SHARDED,
-    "device_mesh": _SHARDED,
-    "max_memory": _SHARDED,
-    "tp_plan": _SHARDED,
-    "tp_size": _SHARDED,
     "attn_implementation": "omit it, as Flax has one attention",
-    "quantization_config": _UNQUANTISED,
-    "load_in_4bit": _UNQUANTISED,
-    "load_in_8bit": _UNQUANTISED,
-    "config": "save it beside the weights",
-    "trust_remote_code": "omit it, as Flax runs no code of checkpoints",
-    "generation_config": "set model.generation_config after loading",
+    "quantization_config": "load a checkpoint that is not quantised, with dtype='bfloat16'",
+    **dict.fromkeys(("mesh", "device_map", "device_mesh", "max_memory", "tp_plan"), "pass mesh= to generate"),
 }

@@ -119,9 +119,8 @@ class BaseCall(ABC):
             if first_of("top_k", kwargs, *configs) is None:
                 kwargs["top_k"] = 0  # transformers' default, 50, could leave fewer candidates than beams
         # The call's own only: a checkpoint's lengths predate its catalogue.
-        limits = {
-            name: kwargs.get(name, getattr(generation_config, name, None)) for name in ("max_new_tokens", "max_length")
-        }
+        max_new_tokens = kwargs.get("max_new_tokens", getattr(generation_config, "max_new_tokens", None))
+        max_length = kwargs.get("max_length", getattr(generation_config, "max_length", None))
         step_scores = kwargs.pop("_step_scores", True)
         config, model_kwargs = cls.prepare_config(model, generation_config, kwargs)
         set_fields(config, fields)
@@ -131,8 +130,14 @@ class BaseCall(ABC):
         rules = batch_rules(indexes, exclude_items, num_prompts=prompt.num_rows)
         catalogue = rules.shared
         check_tokens_of_catalogue(catalogue, cls.vocabulary_of(model), name="constraint_index")
-        config.max_new_tokens = check_lengths(config, catalogue, limits, prompt.length, others=max_lengths)
-        config.max_length = None
+        room = check_lengths(
+            config, catalogue, max_new_tokens, max_length, prompt_length=prompt.length, others=max_lengths
+        )
+        config.max_new_tokens, config.max_length = room or catalogue.max_length, None
+        end, forced = catalogue.eos_token_id, np.ravel(to_host(config.forced_eos_token_id))
+        is_forced = end is not None and end in forced and config.max_new_tokens == catalogue.max_length
+        # A catalogue without these tokens could never begin or end with them.
+        config.forced_bos_token_id, config.forced_eos_token_id = None, end if is_forced else None
         drafts = drafts_of(cls.kinds, model, config, assistant, prompt, catalogue, fields, model_kwargs)
         seeds = None if seed is None else row_seeds(seed, prompt.num_rows)
         return cls(model, config, model_kwargs, prompt, rules, drafts, seeds, step_scores)

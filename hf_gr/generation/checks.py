@@ -150,24 +150,30 @@ def check_codes(head: Any, catalogue: Snapshot) -> None:
 
 
 def check_lengths(
-    config: Any, catalogue: Snapshot, limits: Mapping[str, Any], prompt_length: int, *, others: Mapping[str, int]
+    config: Any,
+    catalogue: Snapshot,
+    max_new_tokens: Any,
+    max_length: Any,
+    *,
+    prompt_length: int,
+    others: Mapping[str, int],
 ) -> int | None:
     """Refuse lengths too small for the longest sequence, and penalties too large for it.
 
     Args:
         config: the prepared config.
         catalogue: the catalogue of any row.
-        limits: `max_new_tokens` and `max_length`, as given in the call itself; the former takes precedence.
+        max_new_tokens: as given in the call itself; it takes precedence.
+        max_length: likewise.
         prompt_length: tokens before the generated ones.
         others: by what else limits it, the length of prompt and answer.
 
     Returns:
         The new tokens that the call leaves room for; None without a limit.
     """
-    for name, value in limits.items():
+    for name, value in (("max_new_tokens", max_new_tokens), ("max_length", max_length)):
         if value is not None and not is_integer(value):
             raise ValueError(f"{name}={value!r}, expected an int: omit it, the catalogue gives the length")
-    max_new_tokens, max_length = limits["max_new_tokens"], limits["max_length"]
     room, name = max_new_tokens, f"max_new_tokens={max_new_tokens}"
     if room is None and max_length is not None:
         room, name = max_length - prompt_length, f"max_length={max_length}"
@@ -178,21 +184,14 @@ def check_lengths(
             f"length_penalty={config.length_penalty}, expected {-largest:.1f} to {largest:.1f} for sequences of up to "
             f"{longest} tokens: larger ones leave no score but 0"
         )
-    rooms = {name: room} | {other: length - prompt_length for other, length in others.items()}
-    for limit, left in rooms.items():
-        if left is not None and left < catalogue.max_length:
+    lengths = others if room is None else {name: room + prompt_length, **others}
+    for limit, length in lengths.items():
+        if length - prompt_length < catalogue.max_length:
             raise ValueError(
-                f"{limit} leaves {left} new tokens, expected at least {catalogue.max_length} for the longest "
-                "sequence: omit the length, the catalogue gives it"
+                f"{limit} leaves {length - prompt_length} new tokens, expected at least {catalogue.max_length} for "
+                "the longest sequence: omit the length, the catalogue gives it"
             )
     return room
-
-
-def forced_end(config: Any, catalogue: Snapshot) -> int | None:
-    """The catalogue's end token, if the config forces it and the longest sequences reach that place; else None."""
-    forced: Any = to_host(config.forced_eos_token_id)
-    is_end = catalogue.eos_token_id is not None and catalogue.eos_token_id in np.ravel(forced)
-    return catalogue.eos_token_id if is_end and config.max_new_tokens == catalogue.max_length else None
 
 
 def missing_token(catalogue: Snapshot, fill: int) -> int:
@@ -217,7 +216,7 @@ def options_of(config: Any, catalogue: Snapshot, *, step_scores: bool = True) ->
         "num_kept": (1 if is_relaxed else max(2, 1 + len(end_tokens(config)))) * config.num_beams,
         "do_sample": config.do_sample,
         "early_stopping": config.early_stopping,
-        "forces_end": forced_end(config, catalogue) is not None,
+        "forces_end": config.forced_eos_token_id is not None,
         "output_scores": step_scores and has_details and bool(config.output_scores),
         "output_logits": has_details and bool(config.output_logits),
         "is_relaxed": is_relaxed,

@@ -61,7 +61,7 @@ class BaseDraft:
                 "drafting='assistant' and verification='strict' for the draft model"
             )
         self.check_verification()
-        num_draft_beams, budget = (given.get(field) for field in ("num_draft_beams", "draft_token_budget"))
+        num_draft_beams, budget = given.get("num_draft_beams"), given.get("draft_token_budget")
         if self.searches == "assistant":
             self._check_assistant(prompt, catalogue, given)
         elif self.searches == "head":

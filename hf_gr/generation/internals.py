@@ -121,12 +121,10 @@ class Overrides:
         paths = getattr(config, PATHS, None)
         if paths is not None and paths != (config.num_beams, config.num_return_sequences):
             config.num_beams, config.num_return_sequences = paths
-            # Processors that keep a mask get it with one row a path, as they will see the scores.
-            masks = {name: (model_kwargs or {}).get(name) for name in ("attention_mask", "decoder_attention_mask")}
-            repeated = {
-                name: mask.repeat_interleave(max(paths), dim=0) for name, mask in masks.items() if mask is not None
-            }
-            model_kwargs = {**(model_kwargs or {}), **repeated}
+            model_kwargs = dict(model_kwargs or {})
+            for name in ("attention_mask", "decoder_attention_mask"):
+                if model_kwargs.get(name) is not None:  # of processors that keep it: one row a path, as of the scores
+                    model_kwargs[name] = model_kwargs[name].repeat_interleave(max(paths), dim=0)
         made = super_._get_logits_processor(config, *args, model_kwargs=model_kwargs, **kwargs)  # pyright: ignore
         return made if paths is None else self._own_processors(made)
 

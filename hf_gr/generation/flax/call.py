@@ -81,8 +81,6 @@ class Call(BaseCall):
         config, catalogue, prompt = call.config, call.rules.shared, call.prompt
         # The last token of a sequence is not computed.
         model.spec.check_length(prompt.length + catalogue.max_length - 1, of_encoder=prompt.inputs.shape[1])
-        if config.max_new_tokens is None:
-            config.max_new_tokens = catalogue.max_length
         seeds = call.seeds if config.do_sample else None
         if config.do_sample and seeds is None:
             seeds = row_seeds(_drawn_seed(key), prompt.num_rows)

@@ -20,7 +20,7 @@ from transformers.generation import EosTokenCriteria, PrefixConstrainedLogitsPro
 from hf_gr.generation import internals
 from hf_gr.generation.answers import with_items
 from hf_gr.generation.call import BaseCall
-from hf_gr.generation.checks import check_tokens_of_catalogue, forced_end, options_of
+from hf_gr.generation.checks import check_tokens_of_catalogue, options_of
 from hf_gr.generation.configuration import OF_OUR_LOOP, VERIFICATION
 from hf_gr.generation.messages import say_once
 from hf_gr.torch.decode import Decoded, DecodePlan
@@ -97,33 +97,38 @@ class Call(BaseCall):
             raise ValueError("seed and generator are given, expected one of them: a generator draws the seeds")
         if separator is None and max_labels is not None:
             raise ValueError(f"max_labels={max_labels} without separator, expected both: pass separator=")
+
+        def in_call(name: str) -> Any:
+            return kwargs.get(name, getattr(generation_config, name, None))
+
         # The call's own only: a checkpoint's use_cache=False is from training.
-        use_cache = kwargs.get("use_cache", getattr(generation_config, "use_cache", None))
-        criteria = [one for one in passed_on["stopping_criteria"] or () if isinstance(one, MaxLengthCriteria)]
-        ends = {f"stopping criterion of max_length={one.max_length}": one.max_length for one in criteria}
+        use_cache, ends = in_call("use_cache"), {}
+        is_limited = in_call("max_new_tokens") is not None or in_call("max_length") is not None
+        for one in passed_on["stopping_criteria"] or ():
+            if isinstance(one, MaxLengthCriteria):
+                ends[f"stopping criterion of max_length={one.max_length}"] = one.max_length
         call = super().read(model, inputs, generation_config, kwargs, max_lengths=ends, **shared)
-        config, catalogue, several = call.config, call.rules.shared, None
+        config, several = call.config, None
         if separator is not None:
             several = read_several(call.rules, separator, max_labels, tokenizer)
             check_tokens_of_catalogue(several, output_size_of(model), name="separator")
             if None not in call.drafts or len(call.drafts) > 1:
                 kind = "a draft model" if shared["assistant"] is not None else repr(config.drafting)
                 raise ValueError(f"separator is given with drafting={kind}, expected no draft: omit one of them")
-        for name in ONE_ROW_A_PATH:
-            setattr(config, name, None)
-        checkpoints = model.training and any(getattr(one, "gradient_checkpointing", False) for one in model.modules())
-        call._continue_cache(use_cache, checkpoints_activations=checkpoints)
-        config.use_cache = use_cache is not False and not checkpoints
-        if config.max_new_tokens is None:
-            config.max_new_tokens = catalogue.max_length if several is None else several.longest_answer
+            if not is_limited:
+                config.max_new_tokens = several.longest_answer
             if config.max_new_tokens is None:
                 raise ValueError(
                     "separator is given without a limit, expected max_labels= or max_new_tokens=: an answer could "
                     "name all labels"
                 )
-        # A catalogue without these tokens could never begin or end with them.
-        config.forced_bos_token_id = None
-        config.forced_eos_token_id = forced_end(config, catalogue) if several is None else None
+            config.forced_eos_token_id = None
+        for name in ONE_ROW_A_PATH:
+            setattr(config, name, None)
+        checkpoints = model.training and any(getattr(one, "gradient_checkpointing", False) for one in model.modules())
+        if call.model_kwargs.get("past_key_values") is not None:
+            call._continue_cache(use_cache, checkpoints_activations=checkpoints)
+        config.use_cache = use_cache is not False and not checkpoints
         passed_on = passed_on | {"synced_gpus": internals.is_synced(model, passed_on["synced_gpus"])}
         is_ours = several is None and call._is_ours()
         given = vars(config) | {"seed": shared["seed"], "generator": generator}
@@ -134,9 +139,7 @@ class Call(BaseCall):
 
     def _continue_cache(self, use_cache: Any, *, checkpoints_activations: bool) -> None:
         """Check a user's cache, and take a copy of it."""
-        cache, prompt = self.model_kwargs.get("past_key_values"), self.prompt
-        if cache is None:
-            return
+        cache, prompt = self.model_kwargs["past_key_values"], self.prompt
         if prompt.inputs is not None:
             check_cache(cache, prompt.num_rows)
         if use_cache is False:
@@ -154,8 +157,7 @@ class Call(BaseCall):
 
     def _is_ours(self) -> bool:
         """Whether our loop decodes the call; else transformers' does, which is logged once."""
-        drafts = self.drafts.values()
-        if any(draft.verification.by_head_alone for draft in drafts):
+        if VERIFICATION[self.config.verification].by_head_alone:
             return True
         if not self.config.use_cache:
             why = "no cache (use_cache=False, or gradient checkpointing in training mode)"
@@ -166,7 +168,7 @@ class Call(BaseCall):
         else:
             return True
         say_once(f"{why}: decoding in transformers' own loop, with a logits processor for the catalogue; it is slower")
-        if any(draft.scores_ahead for draft in drafts):
+        if any(draft.scores_ahead for draft in self.drafts.values()):
             say_once("decoding in transformers' loop: without a draft")
         return False
 
