@@ -20,11 +20,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tpu_lacks import what_a_tpu_lacks
-from transformers import AutoConfig, PreTrainedTokenizerFast
-
-# isort: split
-# `tpu_lacks` has said where these are.
 from tpu_programs import ON_MESHES, Bench, tpu_devices
+from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from hf_gr import ConstraintIndex, classify, enable, recommend
 from hf_gr.files.draft_head_config import DraftHeadConfig

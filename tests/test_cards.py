@@ -28,7 +28,6 @@ from hf_gr.generation.torch.heads import add_draft_head
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "model_cards"
 WRITTEN = sorted(path.name for path in FOLDER.glob("*.md") if path.name != "README.md")
-RESULTS = (ROOT / "examples" / "benchmark" / "RESULTS.md").read_text(encoding="utf-8")
 # What the Hub takes for `license`, of those that cards here have.
 LICENSES = {"apache-2.0", "unknown"}
 ROWS = [[3, 10, 20], [3, 11, 20], [4, 10, 21], [5, 12, 22]]
@@ -137,40 +136,6 @@ def test_written_python_runs(name: str, home: Path, capsys: pytest.CaptureFixtur
     printed = capsys.readouterr().out.splitlines()
     for expected in re.findall(r"^print\(.*# -> (.*)$", text, flags=re.MULTILINE):
         assert expected in printed
-
-
-@pytest.mark.parametrize("name", WRITTEN)
-def test_every_number_stands_in_the_results_under_the_same_command(name: str) -> None:
-    text = (FOLDER / name).read_text(encoding="utf-8")
-    section = re.search(r"^## Measured\n(.*?)^## ", text, flags=re.MULTILINE | re.DOTALL)
-    assert section is not None
-    (command,) = blocks(section[1], "sh")
-    start = RESULTS.index(f"$ {command.strip()}\n")
-    there = re.split(r"\n(?:```|\$ )", RESULTS[start:], maxsplit=1)[0]
-    found = tables(section[1])
-    assert found
-    lines = [set(re.split(r"  +", line.strip())) | set(line.split()) for line in there.splitlines()]
-    for row in (row for table in found for row in table):
-        cells = {re.sub(r" s$", "", cell) for cell in row if cell}
-        cells -= {row[0]} & {"10", "50"}  # beams, which most tables have as their heading
-        assert any(cells <= line for line in lines), row
-    around = RESULTS[RESULTS.rindex("\n## ", 0, start) : RESULTS.find("\n## ", start)]
-    for number in re.findall(
-        r"(?<![@\w.])\d[\d,.]*\b%?", re.sub(r"^(\||AMD).*\n", "", section[1], flags=re.MULTILINE)
-    ):
-        assert re.search(rf"(?<![\d.,]){re.escape(number)}(?!\d)", around), number
-    told = " ".join(section[1].split()).replace("Python", "python")
-    # Lines of JSON, or what `record.py` leaves of them.
-    versions = dict(re.findall(r'\b(python|torch|transformers|numpy)(?:": "| )(\d[\w.+]*)', there))
-    assert len(versions) == 4
-    for library, version in versions.items():
-        assert f"{library} {version}" in told
-    for commit in re.findall(r'^(?:.*"commit": "|commit )([\w-]+)', there, flags=re.MULTILINE):
-        assert commit in told
-    machines = re.findall(r'"cpu": "([^"]+)", "cpus": (\d+), "threads": (\d+)', there)
-    machines += [(cpu, cpus, used) for cpu, used, cpus in re.findall(r", ([^,]+), (\d+) of (\d+) CPUs", there)]
-    cpu, cpus, threads = machines[-1]
-    assert f"{cpu}, {cpus} CPUs, {threads} thread" in told
 
 
 @pytest.mark.parametrize("name", WRITTEN)

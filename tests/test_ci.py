@@ -26,12 +26,3 @@ def test_every_example_is_run_or_imported(file: Path) -> None:
     others = (other.read_text(encoding="utf-8") for other in (ROOT / "examples").rglob("*.py") if other != file)
     is_imported = any(re.search(rf"^ *(from|import) (\w+\.)?{file.stem}\b", other, re.MULTILINE) for other in others)
     assert re.search(r"^if __name__ == ", text, re.MULTILINE) or is_imported
-
-
-def test_every_script_that_a_test_runs_exists() -> None:
-    """.ci/nightly leaves these scripts to their tests."""
-    texts = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests").glob("test_*.py"))
-    marked = set(re.findall(r"^@pytest\.mark\.script\(\"(.+)\"\)$", texts, re.MULTILINE))
-    assert len(marked) > 5
-    assert [path for path in marked if not (ROOT / "examples" / path).is_file()] == []
-    assert "-m script" in (ROOT / ".ci" / "nightly").read_text(encoding="utf-8")

@@ -5,13 +5,11 @@
 from __future__ import annotations
 
 import doctest
-import json
 import os
 import pickle
 import socket
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -534,80 +532,6 @@ def test_batches_of_encoder_decoders_are_padded_on_the_right() -> None:
         "decoder_input_ids": [[3, 8, 9], [3, 8, 9]],
         "labels": [[0, 2], [1, -100]],
     }
-
-
-# The script
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    return import_module("train_draft_head")
-
-
-def test_the_script_reads_items_and_says_what_it_omits(
-    script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("pyarrow")
-    codes, rows = tmp_path / "codes.csv", tmp_path / "rows.csv"
-    codes.write_text("item,one,two\n007,1,2\n7,0,3\n8,1,1\n")
-    ids = script.read_items(codes)
-    assert (ids.item_ids, ids.codes.tolist()) == (["007", "7", "8"], [[1, 2], [0, 3], [1, 1]])
-    rows.write_text("user,item,time\nb,007,3\nb,7,1\nb,x,0\nb,8,2\na,7,1\n")
-    given = ["--interactions", str(rows), "--items", str(codes)]
-    assert script.read_data(script.parse(given))[1] == [["7", "8", "007"]]
-    assert "'x' in row 2, and 1 of 5 rows have items without a semantic ID" in capsys.readouterr().out
-    rows.write_text("user,item\nb,007\nb,7\nb,8\n")
-    assert script.read_data(script.parse(given))[1] == [["007", "7", "8"]]
-    assert "no column 'time': rows are taken to be in order" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="--columns"):
-        script.read_data(script.parse([*given, "--columns", "who", "item"]))
-    codes.with_suffix(".json").write_text('{"17": [1, 2], "23": [0, 3]}')
-    assert script.read_items(codes.with_suffix(".json")).item_ids == [17, 23]
-    codes.write_text("item,one,two\n007,1,a\n")
-    with pytest.raises(SystemExit, match="integers from 0"):
-        script.read_items(codes)
-
-
-def test_the_script_trains_a_head_and_then_another_on_its_checkpoint(
-    script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("pyarrow")
-    interactions_file, items_file = script.make_up(tmp_path, np.random.default_rng(0))
-    files = ["--interactions", str(interactions_file), "--items", str(items_file), "--max-items", "4", "--users", "20"]
-    steps = ["--steps", "5", "--base-steps", "5", "--output", str(tmp_path / "one")]
-    script.main([*files, *steps])
-    model = ["--model", str(tmp_path / "one"), "--output", str(tmp_path / "two"), "--steps", "3", "--head-only"]
-    script.main([*files, *model, "--transition", "add"])
-    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{"))
-    assert first["rows"].keys() == second["rows"].keys() == {"beam search by the model", "draft head"}
-    loaded = hf_gr.AutoModelForGenerativeRetrieval.from_pretrained(tmp_path / "two")
-    assert loaded.draft_head.config.transition == "add"
-    assert loaded.generation_config.constraint_index == "."  # and so needs no more than its folder
-
-
-@pytest.mark.script("train_draft_head.py")
-def test_the_script_is_quick() -> None:
-    pytest.importorskip("pyarrow")
-    command = [sys.executable, str(ROOT / "examples" / "train_draft_head.py"), "--fast"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout.splitlines()[-1])["rows"]
-    assert all(row["recall@10"] > 0.3 for row in rows.values())  # 10 of 120 items by chance are 0.08
-
-
-@pytest.mark.slow
-def test_the_script_runs_in_two_processes() -> None:
-    pytest.importorskip("pyarrow")
-    # `accelerate launch --cpu` would start one.
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    threads = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    env = os.environ | threads | {"PYTHONPATH": str(ROOT)}
-    command = [*launch, str(ROOT / "examples" / "train_draft_head.py"), "--fast"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("Recall@10") == 1
-    assert "number of processes: 2" in done.stdout
 
 
 @pytest.mark.parametrize("module", [interactions, trainer_module])

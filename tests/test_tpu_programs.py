@@ -4,12 +4,13 @@
 
 Lowering proves that a TPU has every operation of a program. libtpu's compiler (`pip install libtpu`, the version that
 `jax[tpu]` names; .ci/nightly has it beside the environment) proves that it compiles, and that its memory fits. Neither
-proves its numbers: `examples/benchmark/tpu.py` compares those, on the day that a TPU is at hand.
+proves its numbers.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -23,11 +24,9 @@ pytest.importorskip("flax")
 import jax
 import jax.numpy as jnp
 from tpu_lacks import what_a_tpu_lacks
-
-# isort: split
-# `tpu_lacks` has said where these are.
-from tpu import LOGIT_ERROR, SAME_BEAMS, SAME_FIRST, bf16_differences
 from tpu_programs import PROGRAMS, Bench, Size, tpu_devices
+
+BF16_SIZE = Size(replace(Size().shape, layers=2, hidden=64), items=300, length=2, batch=16, beams=10)
 
 
 @cache
@@ -115,11 +114,18 @@ def test_bf16_is_within_its_bounds_of_fp32() -> None:
     """Logits have 8 bits. Measured on a CPU, by three seeds: errors of 0.08 to 0.13 where the deviation is 2.0; of 16
     best items 15 to 16 stay, and of all beams 98 to 100 %.
     """
-    found = bf16_differences()
-    assert found["logit_deviation"] > 1  # else all answers would be alike
-    assert 0 < found["logit_error"] <= LOGIT_ERROR
-    assert found["same_first"] >= SAME_FIRST
-    assert found["same_beams"] >= SAME_BEAMS
+    answers = []
+    for dtype in ("float32", "bfloat16"):
+        with jax.default_matmul_precision("highest" if dtype == "float32" else "default"):
+            answers.append(Bench(BF16_SIZE, dtype=dtype).call(PROGRAMS["all scores"]))
+    exact, rounded = (np.asarray(answer.logits[0], dtype=np.float32) for answer in answers)
+    shape = (BF16_SIZE.batch, BF16_SIZE.beams, -1)
+    items = [np.asarray(answer.sequences)[:, -BF16_SIZE.length :].reshape(shape) for answer in answers]
+    sets = [[set(map(tuple, row)) for row in some.tolist()] for some in items]
+    assert exact.std() > 1  # else all answers would be alike
+    assert 0 < np.abs(exact - rounded).max() <= 0.2
+    assert (items[0][:, 0] == items[1][:, 0]).all(-1).mean() >= 0.85
+    assert np.mean([len(one & other) / len(one) for one, other in zip(*sets, strict=True)]) >= 0.95
 
 
 @pytest.mark.slow

@@ -4,12 +4,8 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -289,13 +285,3 @@ def test_another_device_is_moved_to_once() -> None:
     assert how.to(torch.device("meta")) is moved
     assert moved.made == {}
     assert {each.device.type for each in (moved.tree.ancestry, moved.prompt_mask, moved.depths)} == {"meta"}  # pyright: ignore
-
-
-@pytest.mark.script("benchmark/attention.py")
-def test_the_benchmark_compares_and_reports() -> None:
-    script = Path(__file__).resolve().parents[1] / "examples" / "benchmark" / "attention.py"
-    done = subprocess.run([sys.executable, str(script), "--fast"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    results = json.loads(done.stdout.splitlines()[-1])["results"]
-    assert len(results) == 3
-    assert all(result["ours_ms"] > 0 and result["mask_ms"] > 0 for result in results)

@@ -4,14 +4,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import jax
 from jax.extend.mlir import ir
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "examples" / "benchmark"))  # tpu_programs
 
 # Custom calls that the TPU's compiler knows; all others are code of a CPU or GPU, or of the host.
 CUSTOM_CALLS = {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"}

@@ -1,349 +1,317 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""AtSpeed's experiments on Beauty and MovieLens: tables 1 and 2, figures 3 to 6, and what each term of a loss does.
+"""AtSpeed's tables 1 and 2 on Beauty and MovieLens: accepted steps of drafts, and recall under relaxed verification.
 
 The target is the experiments' common backbone (`backbone_models.py`). A draft of a fourteenth of its size learns from
 the same histories. Users of whom neither has seen anything give the teacher prompts; each method aligns a copy of the
 draft with the target's answers to them, for 3 epochs of all prompts, with equally many steps. (The paper takes 20
-epochs, also of users that the target learned from; four rows of `terms` take 20.) What follows counts, and times
-nothing (`speculation.py --stages measure` does):
+epochs, also of users that the target learned from.)
 
-- `alpha` (figures 4c and 5b): the weight of the alignment, on validation rows of users whom no other stage asks. The
-  best of each method, by accepted steps at K = 10, has rows of its own in table 1, "tuned"; MovieLens takes Beauty's.
 - `table 1`: AS@K, the mean number of accepted steps a user, with N = 40 and gamma = 4, strict and relaxed. Of L levels
-  the last needs no logits, so at most L - 1 steps are accepted, and then one forward of the target reads the prompt
-  and all drafted nodes. Relaxed answers draft nothing at level 1 (they would leave the target's further), so there it
+  the last needs no logits, so at most L - 1 steps are accepted. Relaxed answers draft nothing at level 1, so there it
   is L - 2. The row of random weights is the floor: levels without alternatives are accepted under any draft.
 - `table 2`: what relaxed verification does to Recall@K, by temperature.
-- `terms` (figure 3): one change at a time, and its difference to the unchanged method.
-- `sweeps` (figures 4 and 6): draft beams N and draft length gamma.
 
-Strict counts are those of `generate`, with the target's logits remembered, not computed again for every draft; each
-answer is compared with plain beam search's. Rows of table 1 have three seeds, of the draft's weights, its training and
-the order of teacher prompts; the rest has seed 0. Intervals are 95%: over users, and over seeds by Student's t.
-Differences are paired by user and seed.
+Strict answers are compared with plain beam search's. Rows of table 1 have three seeds, of the draft's weights, its
+training and the order of teacher prompts. Intervals are 95%: over users, and over seeds by Student's t. Models are
+kept in the folder `--work` under names that tell how they were made.
 
-Results are kept in the folder `--work` under names that tell how they were made, and a run resumes from there.
-
-    python examples/benchmark/atspeed.py             # about an hour of one core
-    python examples/benchmark/atspeed.py --plots     # prints again from the folder, and draws the figures
+    python examples/benchmark/atspeed.py             # some hours of one core
     python examples/benchmark/atspeed.py --fast      # a minute: the method, not the numbers
+
+Axes: seeds, users.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
+import math
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import speculation_counts as counts
 import torch
-from atspeed_counts import STUDENT, TRIE, Counter, Scale, Steps, differences, rows_of
-from report import add_plots_option, commit, environment, print_table, save_plot
-from speculation_counts import ASSISTANT, GAMMA, NUM_DRAFT_BEAMS, interval_cell
-from speculation_models import BASE, METHODS, RANDOM, Variant, Workshop, add_options, data_of, workshops
+from backbone_data import STUDIES, Study, has_study, read_study
+from backbone_models import backbone_folder, load, make_once, max_items, show_progress
+from report import print_json_line, print_table
+from torch import Tensor
+from transformers import TrainingArguments
 from transformers.utils.logging import disable_progress_bar
 
-BOTH = "SeqKD and trie"
-REFERENCE = "SeqKD"
-BUDGET = 256  # nodes of the trie's draft
-
-S, R, B = METHODS["AtSpeed-S"], METHODS["AtSpeed-R"], METHODS["BeamKD"]
-
-
-def changed(
-    variant: Variant, *, data: str = "plain", share: float = 1.0, epochs: int | None = None, **options: Any
-) -> Variant:
-    """A variant with other options."""
-    return replace(variant, options=variant.options | options, data=data, share=share, epochs=epochs)
-
-
-# One change at a time; the names are printed, and begin with that of the method.
-TERMS = {
-    "AtSpeed-S": S,
-    "AtSpeed-S, w/o DR": changed(S, density_weight=0.0),
-    "AtSpeed-S, w/o CA": changed(S, data="whole", constrained=False),
-    "AtSpeed-S, mean of sequences": changed(S, reduction="mean"),
-    "AtSpeed-S, all legal tokens": changed(S, num_tokens="all"),
-    "AtSpeed-S, w/o DR, all legal tokens": changed(S, density_weight=0.0, num_tokens="all"),
-    "AtSpeed-S, lambda = 0.5": changed(S, data="lambda 0.5"),
-    "AtSpeed-S, lambda = 0": changed(S, data="lambda 0"),
-    "AtSpeed-S, 20 epochs": changed(S, epochs=20),
-    "AtSpeed-R": R,
-    "AtSpeed-R, w/o CA": changed(R, data="whole", constrained=False),
-    "AtSpeed-R, w/o top-K": changed(R, num_sequences=1),
-    "AtSpeed-R, all legal tokens": changed(R, num_tokens="all"),
-    "AtSpeed-R, target's top tokens": changed(R, top_of="target"),
-    "AtSpeed-R, 20 epochs": changed(R, epochs=20),
-    "SeqKD": METHODS["SeqKD"],
-    "SeqKD, 20 epochs": changed(METHODS["SeqKD"], epochs=20),
-    "SeqKD, 20 epochs of fewer prompts": changed(METHODS["SeqKD"], epochs=20, share=0.15),
-    "BeamKD": B,
-    "BeamKD, w/o top-K": changed(B, num_sequences=1),
-    "BeamKD, lambda = 0.5": changed(B, data="lambda 0.5"),
-    "BeamKD, 20 beams": changed(B, data="20 beams"),
-    "BeamKD, 20 epochs": changed(B, epochs=20),
-}
-# What is tried for `alpha`; 1 learns from the target alone.
-ALPHAS = {
-    method: {alpha: changed(METHODS[method], alpha=alpha) for alpha in (0.1, 0.3, 0.5, 0.7, 1.0)}
-    for method in ("SeqKD", "AtSpeed-S", "AtSpeed-R", "BeamKD")
-}
-
-
-FULL = Scale()
-FAST_SCALE = Scale(
-    users=12,
-    beams=(1, 5),
-    relaxed_users=6,
-    valid_users=6,
-    batch_size=3,
-    seeds=2,
-    few_beams=(5,),
-    draft_beams=(10, 20),
-    gammas=(1, 4),
-    terms=("AtSpeed-S", "AtSpeed-S, w/o CA", "AtSpeed-S, lambda = 0.5"),
-    alphas=(0.5, 1.0),
+from hf_gr.demo.evaluate import make_prompts
+from hf_gr.files.cache import cache_folder
+from hf_gr.training import (
+    AtSpeedTrainer,
+    TeacherDataset,
+    small_recommender,
+    train_recommender,
+    write_teacher_data,
 )
+
+BASE, RANDOM, TRIE, BOTH = "before alignment", "random weights", "trie", "SeqKD and trie"
+NUM_DRAFT_BEAMS, GAMMA = 40, 4
+# A budget of one node keeps the catalogue from drafting: what remains is AtSpeed.
+ASSISTANT: dict[str, Any] = {
+    "drafting": "assistant",
+    "num_draft_beams": NUM_DRAFT_BEAMS,
+    "num_assistant_tokens": GAMMA,
+    "draft_token_budget": 1,
+}
+BUDGET = 256  # nodes of the trie's draft
+RELAXED: dict[str, Any] = {"do_sample": True, "top_k": 0, "verification": "relaxed"}
+NUM_BEAMS = 10  # sequences of a teacher prompt
+PROMPTS_SEED = 0  # of the order of teacher prompts: never a run's
+# The paper's (section A.3), with a share of the steps for warm-up in the place of 200.
+ALIGNMENT: dict[str, Any] = {
+    "learning_rate": 1e-3,
+    "lr_scheduler_type": "cosine",
+    "weight_decay": 0.1,
+    "train_sampling_strategy": "group_by_length",
+}
+WARMUP_SHARE = 0.1
+STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}  # 97.5% quantiles of Student's t, by the number of seeds
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # a loss of `AtSpeedTrainer`, and its options
+    "SFT": ("sft", {}),
+    "WordKD": ("wordkd", {}),
+    "TVDKD": ("tvdkd", {}),
+    "SeqKD": ("seqkd", {}),
+    "AtSpeed-S": ("atspeed-s", {"reduction": "sum", "alpha": 0.5}),  # equations 4 and 5 to the letter
+    "AtSpeed-R": ("atspeed-r", {"alpha": 0.5}),
+    "BeamKD": ("beamkd", {"alpha": 1.0}),  # ours
+}
 
 
 @dataclass(frozen=True)
-class Bench:
-    """One study: counters of test rows and of validation rows, and what was chosen on the latter."""
+class Plan:
+    """How large the draft is, how long it trains, how much teacher data an alignment sees, and what is counted."""
 
-    test: Counter
-    valid: Counter
-    tuned: dict[str, Variant]
-
-    @property
-    def scale(self) -> Scale:
-        """How much is counted."""
-        return self.test.scale
-
-
-# ------------------------------------------------------------------------------------------------------------- stages
-
-
-def alpha(bench: Bench) -> list[dict[str, Any]]:
-    """Every alpha of every method on validation rows; AtSpeed-R's by relaxed verification, as in the paper."""
-    beams, rows = bench.scale.few_beams, []
-    for method, variants in ALPHAS.items():
-        verification = "relaxed" if method == "AtSpeed-R" else "strict"
-        for value in bench.scale.alphas:
-            name = f"{method}, alpha = {value}"
-            steps = bench.valid.steps(verification, name, beams, variant=variants[value], seeds=1)
-            rows += rows_of(steps, beams, verification=verification, method=method, sweep="alpha", value=value)
-    return rows
+    draft: dict[str, int] = field(
+        default_factory=lambda: {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    )
+    draft_steps: int = 1500
+    prompts: int = 6784
+    epochs: int = 3
+    align_batch: int = 64
+    users: int = 1000
+    relaxed_users: int = 300
+    user_batch: int = 50
+    beams: tuple[int, ...] = (1, 3, 5, 10, 20)
+    seeds: int = 3
 
 
-def best_alphas(rows: Sequence[dict[str, Any]]) -> dict[str, Variant]:
-    """The alpha that accepts most at the first K, by method."""
-    width = rows[0]["num_beams"]
-    best: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        if row["num_beams"] == width:
-            best[row["method"]] = max(best.get(row["method"], row), row, key=lambda one: one["accepted_steps"][0])
-    return {f"{method}, tuned: {row['value']}": ALPHAS[method][row["value"]] for method, row in best.items()}
+FAST: dict[str, Any] = {
+    "draft": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+    "draft_steps": 5,
+    "prompts": 32,
+    "epochs": 2,
+    "align_batch": 8,
+    "users": 6,
+    "relaxed_users": 6,
+    "user_batch": 3,
+    "beams": (5,),
+    "seeds": 1,
+}
 
 
-def table_1(bench: Bench) -> list[dict[str, Any]]:
-    """All methods, strict and relaxed, and differences to SeqKD."""
-    count, beams, rows = bench.test.steps, bench.scale.beams, []
-    variants: dict[str, Variant | None] = {**METHODS, **bench.tuned, BASE: None, RANDOM: None}
-    strict = {name: count("strict", name, beams, variant=variant) for name, variant in variants.items()}
-    tree: dict[str, Any] = {"drafting": "trie", "num_draft_beams": None, "draft_token_budget": BUDGET}
-    others = {
-        TRIE: count("strict", TRIE, beams, **tree),
-        BOTH: count("strict", REFERENCE, beams, draft_token_budget=BUDGET),
-    }
-    for name, steps in (strict | others).items():
-        rows += rows_of(steps, beams, verification="strict", method=name)
-    for name, steps in strict.items():
-        if name not in (REFERENCE, RANDOM):
-            rows += rows_of(differences(steps, strict[REFERENCE]), beams, verification="less SeqKD", method=name)
-    for name, variant in variants.items():
-        rows += rows_of(count("relaxed", name, beams, variant=variant), beams, verification="relaxed", method=name)
-    return rows
+class Workshop:
+    """The models, teacher data and users of one study; models are made when they are needed, and kept in a folder."""
+
+    def __init__(self, study: Study, plan: Plan, folder: Path, *, fast: bool) -> None:
+        self.study, self.plan = study, plan
+        self.length = max_items(study, fast)
+        backbone = backbone_folder(study, folder / "backbones" if fast else None, fast=fast)
+        weights = hashlib.sha256((backbone / "model.safetensors").read_bytes()).hexdigest()
+        made_from = [weights, plan.draft, plan.draft_steps, plan.prompts, plan.epochs, plan.align_batch, ALIGNMENT]
+        key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:8]
+        self.folder = folder / f"{study.name}-{key}"
+        self.target = load(backbone)
+        # Of all users but those whose histories are teacher prompts.
+        taught = {tuple(history) for history in study.align}
+        rows = [row for row in study.test if tuple(row.history[:-1]) not in taught]
+        self.rows = [rows[place] for place in np.random.default_rng(0).permutation(len(rows))[: plan.users]]
+
+    def draft(self, name: str, seed: int) -> Any:
+        """A draft with random weights, one that was trained on the backbone's histories, or that one aligned."""
+        if name == RANDOM:
+            return small_recommender(self.study.ids, max_items=self.length, seed=seed, **self.plan.draft).eval()
+        if name == BASE:
+            return load(make_once(self.folder / f"draft-{seed}", lambda part: self._train(part, seed)))
+        return load(make_once(self.folder / f"{name.lower()}-{seed}", lambda part: self._align(part, name, seed)))
+
+    def _train(self, part: Path, seed: int) -> None:
+        how: dict[str, Any] = {"max_items": self.length, "max_steps": self.plan.draft_steps, "seed": seed}
+        model = self.draft(RANDOM, seed)
+        train_recommender(self.study.train, self.study.ids, model=model, output_dir=part, progress=False, **how)
+
+    def _align(self, part: Path, name: str, seed: int) -> None:
+        loss, options = METHODS[name]
+        steps = -(-len(self.teacher) // self.plan.align_batch) * self.plan.epochs
+        args = TrainingArguments(
+            output_dir=str(part),
+            max_steps=steps,
+            per_device_train_batch_size=self.plan.align_batch,
+            warmup_steps=int(WARMUP_SHARE * steps),
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            use_cpu=True,
+            seed=seed,
+            **ALIGNMENT,
+        )
+        how: dict[str, Any] = {"constraint_index": self.study.index, "loss": loss, **options}
+        trainer = AtSpeedTrainer(model=self.draft(BASE, seed), args=args, train_dataset=self.teacher, **how)
+        trainer.train()
+        trainer.model.eval().save_pretrained(part)
+        show_progress(f"{self.study.name}: {name}, seed {seed}")
+
+    @cached_property
+    def teacher(self) -> TeacherDataset:
+        """The target's answers to beginnings of two or more items of the held-out histories."""
+        study = self.study
+        places = [(history, end) for history in study.align for end in range(2, len(history))]
+        order = np.random.default_rng(PROMPTS_SEED).permutation(len(places))[: self.plan.prompts].tolist()
+        chosen = [places[place] for place in order]
+        prompts = [study.tokens[history[max(0, end - self.length) : end]].ravel().tolist() for history, end in chosen]
+        labels = [study.tokens[history[end]].tolist() for history, end in chosen]
+        folder = self.folder / "teacher"
+        how: dict[str, Any] = {"labels": labels, "num_beams": NUM_BEAMS, "full_vocabulary": True, "batch_size": 64}
+        write_teacher_data(self.target, prompts, study.index, folder, **how)
+        return TeacherDataset(folder)
+
+    def batches(self, number: int) -> list[list[int]]:
+        """Some rows, those with prompts of similar lengths together."""
+        order = sorted(range(min(number, len(self.rows))), key=lambda row: len(self.rows[row].history))
+        return [order[start : start + self.plan.user_batch] for start in range(0, len(order), self.plan.user_batch)]
+
+    def ask(self, batch: Sequence[int], num_beams: int, settings: dict[str, Any]) -> tuple[Any, Tensor]:
+        """What the target answers to a batch of rows, and the answers' tokens."""
+        histories = [self.rows[row].history[-self.length :] for row in batch]
+        fill = self.target.config.pad_token_id
+        prompt = make_prompts(histories, self.study.tokens, num_films=self.length, pad_token_id=fill)
+        seed = {"seed": batch[0]} if settings.get("do_sample") else {}
+        widths = {"num_beams": num_beams, "num_return_sequences": num_beams}
+        how = {"constraint_index": self.study.index, "return_dict_in_generate": True}
+        out = self.target.generate(**prompt, **settings, **seed, **widths, **how)
+        return out, out.sequences[:, prompt["input_ids"].shape[1] :]
 
 
-def table_2(bench: Bench) -> list[dict[str, Any]]:
-    """Recall by temperature; 0 is beam search. The paper does not say what a bad draft does to the answers."""
-    drafts = {name: bench.test.drafts(name, None, 1)[0] for name in ("AtSpeed-R", RANDOM)}
-    ways: dict[str, tuple[dict[str, Any], Any]] = {"temperature 0: the target": ({}, None)}
-    for temperature in (0.5, 1.0):
-        settings = counts.OWN["relaxed"] | {"temperature": temperature}
-        ways[f"temperature {temperature}: the target"] = (settings, None)
-        for name, draft in drafts.items():
-            ways[f"temperature {temperature}: {name}"] = (settings | ASSISTANT, draft)
-    rows, users = [], [user for batch in bench.test.batches(bench.test.users) for user in batch]
-    for (name, (settings, draft)), num_beams in product(ways.items(), (5, 10)):
-
-        def hits(settings: dict[str, Any] = settings, draft: Any = draft, num_beams: int = num_beams) -> list[int]:
-            more = {} if draft is None else {"assistant_model": draft[1]()}
-            return bench.test.recall(settings | more, num_beams)
-
-        what = None if draft is None else draft[0]
-        found = bench.test.kept(f"recall {name} {num_beams}", [settings, what, users, num_beams], hits)
-        recall = [round(one, 4) for one in Steps(np.array([found])).interval]
-        rows.append({"method": name, "num_beams": num_beams, "recall": recall, "users": len(found)})
-    return rows
+def interval(values: np.ndarray) -> list[float]:
+    """The mean of `[seeds, users]` and its 95% interval."""
+    num_seeds, num_users = values.shape
+    variance = 1.96**2 * float(values.mean(0).var()) / num_users
+    if num_seeds > 1:
+        variance += STUDENT[num_seeds] ** 2 * float(values.mean(1).var(ddof=1)) / num_seeds
+    mean, half = float(values.mean()), math.sqrt(variance)
+    return [round(mean, 4), round(mean - half, 4), round(mean + half, 4)]
 
 
-def terms(bench: Bench) -> list[dict[str, Any]]:
-    """What each term does; and the difference to the method without the change."""
-    beams, rows = bench.scale.few_beams, []
+def accepted(shop: Workshop, verification: str, settings: dict[str, Any], plain: dict[Any, Tensor]) -> list[list[int]]:
+    """Accepted steps of users, for every K; `plain` has the answers that strict ones must equal."""
+    is_strict = verification == "strict"
+    found = []
+    for num_beams in shop.plan.beams:
+        steps: list[int] = []
+        for batch in shop.batches(shop.plan.users if is_strict else shop.plan.relaxed_users):
+            out, tokens = shop.ask(batch, num_beams, settings if is_strict else RELAXED | settings)
+            if is_strict and not torch.equal(tokens, plain[num_beams, batch[0]]):
+                raise SystemExit(f"{settings}, K = {num_beams}: another answer than plain beam search's")
+            steps += out.speculation.accepted_steps.tolist()
+        found.append(steps)
+    return found
+
+
+def table_1(shop: Workshop) -> list[dict[str, Any]]:
+    """All methods, strict and relaxed; differences to SeqKD are paired by user and seed."""
+    plan, batches = shop.plan, shop.batches(shop.plan.users)
+    plain = {(width, batch[0]): shop.ask(batch, width, {})[1] for width in plan.beams for batch in batches}
+    trie: dict[str, Any] = {"drafting": "trie", "draft_token_budget": BUDGET}
+    rows = []
     for verification in ("strict", "relaxed"):
-        found: dict[str, list[Steps]] = {}
-        for name in bench.scale.terms or TERMS:
-            how: dict[str, Any] = {"variant": TERMS[name], "seeds": 1, "every": bench.scale.every}
-            found[name] = bench.test.steps(verification, name, beams, **how)
-            rows += rows_of(found[name], beams, verification=verification, method=name)
-        for name, steps in found.items():
-            method, _, change = name.partition(", ")
-            if change:
-                difference = differences(steps, found[method])
-                rows += rows_of(difference, beams, verification=f"{verification}, change", method=name)
+        counts: dict[str, np.ndarray] = {}
+        names = [*METHODS, BASE, RANDOM, *((BOTH,) if verification == "strict" else ())]
+        for name in names:
+            found = []
+            for seed in range(plan.seeds):
+                settings = ASSISTANT | {"assistant_model": shop.draft("SeqKD" if name == BOTH else name, seed)}
+                settings |= {"draft_token_budget": BUDGET} if name == BOTH else {}
+                found.append(accepted(shop, verification, settings, plain))
+            counts[name] = np.array(found)  # [seeds, K, users]
+            show_progress(f"{shop.study.name}: {verification}, {name}")
+        if verification == "strict":
+            counts[TRIE] = np.array([accepted(shop, verification, trie, plain)])
+        for name, values in counts.items():
+            steps = {width: interval(values[:, at]) for at, width in enumerate(plan.beams)}
+            less = {width: interval(values[:, at] - counts["SeqKD"][:, at]) for at, width in enumerate(plan.beams)}
+            rows.append({"verification": verification, "method": name, "accepted_steps": steps, "less_seqkd": less})
     return rows
 
 
-def sweeps(bench: Bench) -> list[dict[str, Any]]:
-    """Draft beams N and draft length gamma."""
-    scale, rows = bench.scale, []
-    ways = [("N", "num_draft_beams", scale.draft_beams), ("gamma", "num_assistant_tokens", scale.gammas)]
-    for (sweep, setting, values), method in product(ways, ("AtSpeed-S", "AtSpeed-R", "BeamKD")):
-        verification = "relaxed" if method == "AtSpeed-R" else "strict"
-        for value in values:
-            how: dict[str, Any] = {"seeds": 1, "every": scale.every, setting: value}
-            steps = bench.test.steps(verification, method, scale.few_beams, **how)
-            names = {"sweep": sweep, "value": value, "verification": verification, "method": method}
-            rows += rows_of(steps, scale.few_beams, **names)
+def table_2(shop: Workshop) -> list[dict[str, Any]]:
+    """Recall by temperature; 0 is beam search. The paper does not say what a bad draft does to the answers."""
+    ways: dict[str, dict[str, Any]] = {"temperature 0: the target": {}}
+    for temperature in (0.5, 1.0):
+        own = RELAXED | {"temperature": temperature}
+        ways[f"temperature {temperature}: the target"] = own
+        for name in ("AtSpeed-R", RANDOM):
+            ways[f"temperature {temperature}: {name}"] = own | ASSISTANT | {"assistant_model": shop.draft(name, 0)}
+    rows = []
+    for name, settings in ways.items():
+        recall: dict[int, list[float]] = {}
+        for num_beams in (5, 10):
+            hits = []
+            for batch in shop.batches(shop.plan.users):
+                items = shop.study.index.items(shop.ask(batch, num_beams, settings)[1])
+                for place, row in enumerate(batch):
+                    own_items = items[place * num_beams : (place + 1) * num_beams]
+                    hits.append(any(shop.rows[row].item in found for found in own_items))
+            recall[num_beams] = interval(np.array([hits], dtype=float))
+        rows.append({"method": name, "recall": recall})
     return rows
 
 
-# ---------------------------------------------------------------------------------------------------------- reporting
-
-STEPS = f"accepted steps, N = {NUM_DRAFT_BEAMS}, gamma = {GAMMA}"
-TITLES = {
-    "alpha": (f"{STEPS}; validation rows (figures 4c and 5b)", ("verification", "method", "value")),
-    "table 1": (f"{STEPS} (AS@K)", ("verification", "method")),
-    "table 2": ("test items recommended under relaxed verification", ("method",)),
-    "terms": (f"{STEPS}; one change at a time (figure 3)", ("verification", "method")),
-    "sweeps": ("accepted steps (figures 4 and 6)", ("sweep", "verification", "method", "value")),
-}
-STAGES: dict[str, Callable[[Bench], list[dict[str, Any]]]] = {
-    "alpha": alpha,
-    "table 1": table_1,
-    "table 2": table_2,
-    "terms": terms,
-    "sweeps": sweeps,
-}
-ON_BEAUTY_ALONE = ("alpha", "terms", "sweeps")
-
-
-def show(stage: str, rows: Sequence[dict[str, Any]]) -> None:
-    """A table with a column for every K."""
-    title, keys = TITLES[stage]
-    numbers = sorted({row["users"] for row in rows}, reverse=True)
-    print(f"{stage}: {title}; means and 95% intervals; users: {', '.join(f'{number:,}' for number in numbers)}")
-    beams = sorted({row["num_beams"] for row in rows})
-    cells: dict[tuple[str, ...], dict[int, str]] = {}
-    for row in rows:
-        if "recall" in row:
-            cell = "{:.2%} ({:.2%}, {:.2%})".format(*row["recall"])
-        else:
-            cell = interval_cell(row["accepted_steps"])
-        cells.setdefault(tuple(str(row[key]) for key in keys), {})[row["num_beams"]] = cell
-    header = [*keys, *(f"K = {width}" for width in beams)]
-    print_table(header, [[*names, *(found.get(width, "") for width in beams)] for names, found in cells.items()])
-    print()
-
-
-def draw(name: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Figures 4 to 6 in one: accepted steps over N, gamma and alpha."""
-    from matplotlib.figure import Figure
-
-    kinds = list(dict.fromkeys(row["sweep"] for row in rows))
-    figure = Figure(figsize=(4 * len(kinds), 3))
-    for axes, kind in zip(figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0], kinds, strict=True):
-        lines: dict[tuple[str, int], list[tuple[float, list[float]]]] = {}
-        for row in rows:
-            if row["sweep"] == kind:
-                lines.setdefault((row["method"], row["num_beams"]), []).append((row["value"], row["accepted_steps"]))
-        for (method, width), points in lines.items():
-            values, steps = zip(*sorted(points), strict=True)
-            middle, low, high = np.array(steps).T
-            axes.plot(values, middle, marker="o", label=f"{method}, K = {width}")
-            axes.fill_between(values, low, high, alpha=0.15)
-        axes.set_xlabel({"N": "draft beams N", "gamma": "draft length", "alpha": "alpha, validation rows"}[kind])
-        axes.legend(fontsize=6)
-    figure.axes[0].set_ylabel("accepted steps")
-    save_plot(f"atspeed-{name}", figure)
-
-
-def make_bench(shop: Workshop, scale: Scale, tuned: dict[str, Variant]) -> Bench:
-    """Test rows; and validation rows of users who are not among those."""
-    fast, folder = shop.plan.is_fast, shop.folder / "counts"
-    data = data_of(shop.study, fast=fast)
-    asked = {data.users[row] for row in counts.some_users(data, scale.users)}
-    valid = data_of(shop.study, fast=fast, rows=shop.study.valid, without=asked)
-    return Bench(
-        Counter(shop, data, scale, scale.users, folder), Counter(shop, valid, scale, scale.valid_users, folder), tuned
-    )
-
-
-def run(
-    shop: Workshop, scale: Scale, options: argparse.Namespace, tuned: dict[str, Variant]
-) -> tuple[dict[str, Any], dict[str, Variant], set[str]]:
-    """All stages of one study: results, the alphas chosen, and the commits that made them."""
-    name, bench = shop.study.name, make_bench(shop, scale, tuned)
-    wanted = [stage for stage in STAGES if stage in options.stages]
-    results: dict[str, list[dict[str, Any]]] = {}
-    print(
-        f"{name}: {len(shop.study.index):,} items of {shop.study.index.max_length} levels; target "
-        f"{shop.target.num_parameters():,} parameters, draft {shop.untrained(0).num_parameters():,}; "
-        f"{len(shop.teacher()):,} teacher prompts, {shop.plan.epochs} epochs"
-    )
-    if name == "beauty" and {"alpha", "table 1"} & {*wanted}:
-        rows = alpha(bench)
-        bench = replace(bench, tuned=best_alphas(rows))
-    for stage in wanted:
-        if name == "beauty" or stage not in ON_BEAUTY_ALONE:
-            results[stage] = STAGES[stage](bench)
-            show(stage, results[stage])
-    drawn = [row for rows in results.values() for row in rows if "sweep" in row]
-    if options.plots and drawn:
-        draw(name, drawn)
-    return results, bench.tuned, shop.commits | bench.test.commits | bench.valid.commits
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser)
-    parser.add_argument("--stages", nargs="+", choices=STAGES, default=[*STAGES])
-    parser.add_argument("--seeds", type=int, choices=(1, *STUDENT), help="drafts of each row of table 1")
-    add_plots_option(parser)
-    return parser.parse_args(arguments)
+def show(title: str, keys: Sequence[str], rows: Sequence[dict[str, Any]], figure: str, form: str) -> None:
+    beams = list(rows[0][figure])
+    cells = [[*(row[key] for key in keys), *(form.format(*row[figure][width]) for width in beams)] for row in rows]
+    print(f"\n{title}; means and 95% intervals")
+    print_table([*keys, *(f"K = {width}" for width in beams)], cells)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = parse(arguments)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--studies", nargs="+", choices=STUDIES, default=STUDIES)
+    parser.add_argument("--seeds", type=int, choices=(1, *STUDENT), help="drafts of each row of table 1")
+    parser.add_argument("--work", type=Path, help="where models are kept; for --fast nowhere")
+    parser.add_argument("--fast", action="store_true", help="tiny models, few users; skips data that are not there")
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # a second thread hardly helps such small models, and costs a lot where a core is busy
     disable_progress_bar()
-    scale = FAST_SCALE if options.fast else FULL
-    scale = replace(scale, seeds=options.seeds or scale.seeds)
     results: dict[str, Any] = {}
-    tuned: dict[str, Variant] = {}
-    commits: set[str] = set()
-    with workshops(options) as shops:
-        for shop in shops:
-            results[shop.study.name], tuned, made_by = run(shop, scale, options, tuned)
-            commits |= made_by
-    made = environment(torch.device("cpu")) | {"commit": " ".join(sorted(commits)) or commit()}
-    print(json.dumps({"benchmark": "atspeed", **results, **made}), flush=True)
+    with tempfile.TemporaryDirectory(prefix="hf_gr_atspeed_") as nowhere:
+        folder = options.work or (Path(nowhere) if options.fast else cache_folder("experiments") / "atspeed")
+        for name in options.studies:
+            if options.fast and not has_study(name):
+                print(f"skipped: no data of {name}")
+                continue
+            sizes = FAST if options.fast else {"prompts": 6784 if name == "beauty" else 2000}
+            plan = Plan(**sizes | ({"seeds": options.seeds} if options.seeds else {}))
+            shop = Workshop(read_study(name, fast=options.fast), plan, folder, fast=options.fast)
+            print(
+                f"{name}: {len(shop.study.index):,} items of {shop.study.index.max_length} levels; target "
+                f"{shop.target.num_parameters():,} parameters, draft {shop.draft(RANDOM, 0).num_parameters():,}; "
+                f"{len(shop.teacher):,} teacher prompts, {plan.epochs} epochs; {len(shop.rows):,} users"
+            )
+            rows = {"table 1": table_1(shop), "table 2": table_2(shop)}
+            steps = f"accepted steps, N = {NUM_DRAFT_BEAMS}, gamma = {GAMMA} (AS@K)"
+            show(steps, ("verification", "method"), rows["table 1"], "accepted_steps", "{:.2f} ({:.2f}, {:.2f})")
+            show("test items recommended", ("method",), rows["table 2"], "recall", "{:.2%} ({:.2%}, {:.2%})")
+            results[name] = {"plan": asdict(plan), **rows}
+    print_json_line("atspeed", torch.device("cpu"), results)
 
 
 if __name__ == "__main__":

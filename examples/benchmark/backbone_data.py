@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from beauty_data import DEFAULT_DATA, read_items, read_users
@@ -26,14 +25,12 @@ from beauty_data import DEFAULT_DATA, read_items, read_users
 from hf_gr import ConstraintIndex, SemanticIds
 from hf_gr.demo.data import keep_most_rated, load_movielens
 from hf_gr.demo.semantic_ids import film_features
-from hf_gr.files.atomic import replaced_file
 from hf_gr.files.cache import cache_folder
 from hf_gr.training import semantic_ids_from_features
 from hf_gr.training.item_codes import neighbour_factors
 
 STUDIES = ("beauty", "movielens")
 TEXTS = "beauty-texts"  # the first with the codes that come with it
-PERIODS = "beauty-periods"  # the first with its own split by time
 HELD_OUT = 10  # one user in so many trains nothing
 FAST_USERS, FAST_FILMS = 400, 500
 CODES = {"beauty": 256, "movielens": 128}  # of each of three levels
@@ -94,16 +91,15 @@ def read_study(name: str, fast: bool = False, data: Path = DEFAULT_DATA) -> Stud
     """Read a data set and split it.
 
     Args:
-        name: "beauty" or "movielens"; "beauty-texts" is Beauty with the codes that come with it, "beauty-periods" with
-            its own split by time, where every item of a period is a row.
+        name: "beauty" or "movielens"; "beauty-texts" is Beauty with the codes that come with it.
         fast: few users, and of the films the most rated: to show an experiment, not to measure.
         data: the folder of the Beauty data.
     """
-    if name in ("beauty", TEXTS, PERIODS):
+    if name in ("beauty", TEXTS):
         return _beauty(name, data, fast)
     if name == "movielens":
         return _movielens(fast)
-    raise ValueError(f"name={name!r}, expected one of {', '.join((*STUDIES, TEXTS, PERIODS))}")
+    raise ValueError(f"name={name!r}, expected one of {', '.join((*STUDIES, TEXTS))}")
 
 
 def has_study(name: str, data: Path = DEFAULT_DATA) -> bool:
@@ -119,7 +115,7 @@ def _beauty(name: str, data: Path, fast: bool) -> Study:
     users = read_users(data)[: FAST_USERS if fast else None]
     ids = SemanticIds(codes, level_sizes=[256] * codes.shape[1])
     histories = [np.array(user["train"] + user["valid"] + user["test"]) for user in users]
-    study = _split_by_time(name, ids, users) if name == PERIODS else _split(name, ids, histories)
+    study = _split(name, ids, histories)
     if name == TEXTS:
         return study
     return replace(study, ids=_ids(name, _neighbours_and_texts(study.train, codes), fast))
@@ -135,8 +131,9 @@ def _ids(name: str, features: np.ndarray, fast: bool) -> SemanticIds:
     file = cache_folder("experiments") / "codes" / f"{name}-{key}.npy"
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
-        with replaced_file(file) as unfinished:
-            np.save(unfinished, semantic_ids_from_features(features, num_codes=num_codes, seed=SEED).codes)
+        part = file.with_suffix(".part.npy")
+        np.save(part, semantic_ids_from_features(features, num_codes=num_codes, seed=SEED).codes)
+        part.rename(file)
     return SemanticIds(np.load(file))
 
 
@@ -181,21 +178,6 @@ def _split(name: str, ids: SemanticIds, histories: Sequence[np.ndarray]) -> Stud
     )
     train, align, held = _hold_out(known)
     return Study(name, ids, train, align, valid, test, held)
-
-
-def _split_by_time(name: str, ids: SemanticIds, users: Sequence[dict[str, Any]]) -> Study:
-    """Rows are all items of a period, after what their user had before."""
-    rows: dict[str, list[Row]] = {"valid": [], "test": []}
-    for number, user in enumerate(users):
-        history = list(user["train"])
-        for period, found in rows.items():
-            for item in user[period]:
-                if history:
-                    found.append(Row(np.array(history), item, number))
-                history.append(item)
-    known = [np.array(user["train"], dtype=np.int64) for user in users]
-    train, align, held = _hold_out(known)
-    return Study(name, ids, train, align, rows["valid"], rows["test"], held)
 
 
 def _hold_out(known: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray], frozenset[int]]:

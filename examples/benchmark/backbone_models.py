@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The recommender that the papers' experiments start from, and what it is compared with. Measures nothing.
 
-All are trained by `hf_gr.training.train_recommender` on the same histories, with the same noise, and the weights with
-the least validation loss are kept. Each is trained once; a changed recipe trains again.
+All are trained by `hf_gr.training.train_recommender` on the same histories, and the weights with the least validation
+loss are kept. Each is trained once; a changed recipe trains again.
 
 - backbone: a Qwen3 over semantic IDs;
 - t5: TIGER's encoder-decoder, with as much processor time;
@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -26,13 +28,10 @@ from report import commit
 from transformers import T5Config, T5ForConditionalGeneration, TrainerCallback, set_seed
 
 from hf_gr import AutoModelForGenerativeRetrieval, enable
-from hf_gr.files.atomic import replaced_folder
 from hf_gr.files.cache import cache_folder
 from hf_gr.training import small_recommender, train_recommender
 
-EARLY = 0.1  # of the training: the weights in the folder `early`
 CHECK_ROWS = 1000  # validation rows for the loss that picks the weights
-NOISE = {"dropout": 0.1, "jitter": 1.0, "masked_items": 0.1}
 RECIPES: dict[str, dict[str, Any]] = {
     "beauty": {
         "max_items": 20,
@@ -41,7 +40,6 @@ RECIPES: dict[str, dict[str, Any]] = {
             "num_train_epochs": 12,
             "per_device_train_batch_size": 128,
             "learning_rate": 2e-3,
-            **NOISE,
         },
     },
     "movielens": {
@@ -51,13 +49,11 @@ RECIPES: dict[str, dict[str, Any]] = {
             "num_train_epochs": 12,
             "per_device_train_batch_size": 32,
             "learning_rate": 2e-3,
-            **NOISE,
         },
     },
 }
 # One token per item: the vocabulary is the catalogue, so that the model is as large with half the width.
 ITEMS = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-ITEMS_NOISE = {"dropout": 0.3, "masked_items": 0.0}
 T5 = {"d_model": 128, "d_ff": 256, "num_layers": 2, "num_heads": 4, "d_kv": 32}
 FAST_T5 = {"d_model": 32, "d_ff": 64, "num_layers": 1, "num_heads": 2, "d_kv": 16}
 T5_TRAINING = {"per_device_train_batch_size": 128, "learning_rate": 3e-3}
@@ -65,7 +61,7 @@ NOTE = "recipe.json"
 FAST: dict[str, Any] = {
     "max_items": 8,
     "model": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
-    "training": {"max_steps": 30, "eval_steps": 15, **NOISE},
+    "training": {"max_steps": 30, "eval_steps": 15},
 }
 
 
@@ -79,50 +75,56 @@ def max_items(study: Study, fast: bool = False) -> int:
     return recipe_of(study, fast=fast)["max_items"]
 
 
-def backbone_folder(study: Study, work: Path | None = None, fast: bool = False, early: bool = False) -> Path:
+def backbone_folder(study: Study, work: Path | None = None, fast: bool = False) -> Path:
     """The folder of the trained backbone, with its catalogue; trained if it is not there.
 
     Args:
         study: the data.
         work: the folder of all experiments' models, by default `~/.cache/hf_gr/experiments`.
         fast: a tiny model, hardly trained.
-        early: the weights after a tenth of the training, which invent items where the catalogue is not given.
     """
     recipe = recipe_of(study, fast=fast)
-    folder = _made(f"backbone-{study.name}", study, recipe, work, fast, lambda folder: train(study, recipe, folder))
-    return folder / "early" if early else folder
+    return _made(f"backbone-{study.name}", study, recipe, work, lambda folder: train(study, recipe, folder))
 
 
 def items_folder(study: Study, work: Path | None = None, fast: bool = False) -> Path:
     """The folder of the model with one token per item, with its own catalogue."""
-    recipe = (
-        FAST
-        if fast
-        else {**recipe_of(study), "model": ITEMS, "training": {**recipe_of(study)["training"], **ITEMS_NOISE}}
-    )
+    recipe = FAST if fast else {**recipe_of(study), "model": ITEMS}
     tokens = np.arange(len(study.ids))[:, None]
-    return _made(
-        f"items-{study.name}", study, recipe, work, fast, lambda folder: train(study, recipe, folder, items=tokens)
-    )
+    return _made(f"items-{study.name}", study, recipe, work, lambda folder: train(study, recipe, folder, items=tokens))
 
 
 def t5_folder(study: Study, work: Path | None = None, fast: bool = False) -> Path:
     """The folder of TIGER's T5, trained with as much processor time as the backbone."""
     budget = facts(backbone_folder(study, work, fast))["cpu_seconds"]
-    recipe = recipe_of(study, fast=fast)
-    noise = {name: recipe["training"][name] for name in ("jitter", "masked_items")}
     how = {
-        "max_items": recipe["max_items"],
+        "max_items": recipe_of(study, fast=fast)["max_items"],
         "cpu_seconds": budget,
         "model": FAST_T5 if fast else T5,
-        "training": {**T5_TRAINING, **noise},
+        "training": T5_TRAINING,
     }
 
     def make(folder: Path) -> dict[str, Any]:
         steps = 1 if fast else round(budget / _seconds_of_a_step(study, how))
         return train(study, how, folder, model=new_t5(study, how["model"]), max_steps=max(30, steps))
 
-    return _made(f"t5-{study.name}", study, how, work, fast, make)
+    return _made(f"t5-{study.name}", study, how, work, make)
+
+
+def make_once(folder: Path, make: Callable[[Path], Any]) -> Path:
+    """Make a folder unless it is complete; one that an earlier run left half-made is made again."""
+    if not folder.exists():
+        part = folder.with_name(folder.name + ".part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        make(part)
+        part.rename(folder)
+    return folder
+
+
+def show_progress(text: str) -> None:
+    """To stderr: results alone go to stdout."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def facts(folder: Path) -> dict[str, Any]:
@@ -154,7 +156,7 @@ def train(
     items = study.ids if items is None else items
     if model is None:
         model = small_recommender(items, max_items=recipe["max_items"], **recipe["model"])
-    watch = Watch(folder / "early", study)
+    watch = Watch()
     start = time.process_time()
     train_recommender(
         study.train,
@@ -193,23 +195,17 @@ def _seconds_of_a_step(study: Study, recipe: dict[str, Any], steps: int = 80) ->
 
 
 def _made(
-    name: str,
-    study: Study,
-    recipe: dict[str, Any],
-    work: Path | None,
-    fast: bool,
-    make: Callable[[Path], dict[str, Any]],
+    name: str, study: Study, recipe: dict[str, Any], work: Path | None, make: Callable[[Path], dict[str, Any]]
 ) -> Path:
     """A folder with a trained model and the facts about it; another recipe or catalogue has another folder."""
     wanted = {"recipe": recipe, "catalogue": hashlib.sha256(study.tokens.tobytes()).hexdigest()[:16]}
     key = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:8]
-    folder = (work or cache_folder("experiments")) / f"{name}{'-fast' if fast else ''}-{key}"
-    if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with replaced_folder(folder) as unfinished:
-            measured = make(unfinished)
-            (unfinished / NOTE).write_text(json.dumps({**wanted, **measured, "commit": commit()}), encoding="utf-8")
-    return folder
+
+    def make_and_note(folder: Path) -> None:
+        measured = make(folder)
+        (folder / NOTE).write_text(json.dumps({**wanted, **measured, "commit": commit()}), encoding="utf-8")
+
+    return make_once((work or cache_folder("experiments")) / f"{name}-{key}", make_and_note)
 
 
 def check_rows(study: Study) -> list[Any]:
@@ -219,18 +215,14 @@ def check_rows(study: Study) -> list[Any]:
 
 
 class Watch(TrainerCallback):
-    """Keeps validation losses, and saves early weights of a training."""
+    """Keeps validation losses."""
 
-    def __init__(self, early: Path, study: Study) -> None:
-        self.early, self.study = early, study
+    def __init__(self) -> None:
         self.losses: dict[int, float] = {}
         self.steps = 0
 
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.steps = state.global_step
-        if state.global_step == max(1, round(EARLY * state.max_steps)):
-            model.save_pretrained(self.early)
-            self.study.index.save_pretrained(self.early)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         self.losses[state.global_step] = metrics["eval_loss"]

@@ -7,9 +7,8 @@ extensions are legal, and the selection that ours has, too (`top_keys`), picks t
 baseline: it starts from one beam instead of K equal ones, and carries over what a step can hand to the next (a hash, a
 range of rows).
 
-Sources: STATIC, algorithms 1 and 2, appendix A, section 5.2 and its public code for the sizes (the 50 best logits; a
-bitmap of 2**30 bits); Ye et al., "Efficient and asymptotically unbiased constrained decoding", for PPV; Bloom for the
-bitmap.
+Sources: STATIC, algorithms 1 and 2, appendix A, section 5.2 and its public code; Ye et al., "Efficient and
+asymptotically unbiased constrained decoding", for PPV.
 
 Axes: B batch, K beams, V vocabulary, M candidates of a beam, N rows of the catalogue, sorted and distinct, L
     their tokens.
@@ -17,9 +16,8 @@ Axes: B batch, K beams, V vocabulary, M candidates of a beam, N rows of the cata
 
 from __future__ import annotations
 
-import copy
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,13 +32,6 @@ from hf_gr.torch.top_keys import top_keys
 from hf_gr.torch.tree import Nodes
 
 DEAD = -torch.inf
-PPV_LOGITS = 50  # the approximate variant verifies this many per beam
-BITMAP_BITS = 30  # log2 of the bitmap's size: 128 MiB
-MULTIPLIER = 0x9E3779B1  # odd, so that a prefix's hash keeps depending on its first tokens
-
-
-# The largest of every row, and their places.
-Select = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 
 
 class Scorer(Protocol):
@@ -76,12 +67,12 @@ class Beams:
     def parents(self) -> Tensor:
         return self.beam_indices[..., -1]
 
-    def extend(self, scores: Tensor, tokens: Tensor | None, num_beams: int, top: Select) -> Beams:
+    def extend(self, scores: Tensor, tokens: Tensor | None, num_beams: int) -> Beams:
         """The K best of the candidates `[B, k, M]`; without tokens, they are the whole vocabulary."""
         width = scores.shape[-1]
         flat = scores.flatten(1)
         missing = num_beams - flat.shape[-1]
-        best, chosen = top(F.pad(flat, (0, missing), value=DEAD) if missing > 0 else flat, num_beams)
+        best, chosen = top_keys(F.pad(flat, (0, missing), value=DEAD) if missing > 0 else flat, num_beams)
         if missing > 0:
             chosen = chosen.clamp(max=flat.shape[-1] - 1)
         parents = chosen // width
@@ -96,14 +87,7 @@ class Beams:
 
 
 class Method:
-    """A way to know which extensions are legal. This one allows all: unconstrained beam search.
-
-    Attributes:
-        top: selects the next beams.
-    """
-
-    def __init__(self, top: Select = top_keys) -> None:
-        self.top = top
+    """A way to know which extensions are legal. This one allows all: unconstrained beam search."""
 
     def start(self, batch_size: int, device: torch.device) -> Any:
         """What is known of the empty prefix, one per row."""
@@ -118,12 +102,6 @@ class Method:
         return state
 
 
-def sort_flat(keys: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """PyTorch's own selection."""
-    best = keys.topk(number)
-    return best.values, best.indices
-
-
 class Static(Method):
     """STATIC: a mask and states over V x V for the first two levels, below them tokens and states in rows (CSR).
 
@@ -134,7 +112,6 @@ class Static(Method):
     DENSE_VOCAB = 8192  # 5 bytes for each pair of tokens: 335 MB
 
     def __init__(self, trie: Trie, vocab_size: int, device: torch.device, dense_levels: int = 2) -> None:
-        super().__init__()
         self.branching = trie.branching
         edges, rows = [], []
         for level, (start, end) in enumerate(zip(trie.level_starts, trie.level_starts[1:], strict=False)):
@@ -193,7 +170,6 @@ class CpuTrie(Method):
     """A dict trie on the host: at every step the partial beams go there and a mask comes back."""
 
     def __init__(self, rows: np.ndarray, vocab_size: int) -> None:
-        super().__init__()
         self.vocab_size = vocab_size
         before = resident_bytes()
         self.root = dict_trie(rows)
@@ -235,17 +211,9 @@ class Ppv(Method):
     """Parallel prefix verification: a binary search in the sorted rows for every extension of a beam."""
 
     def __init__(self, rows: np.ndarray, device: torch.device) -> None:
-        super().__init__()
-        self.logits: int | None = None
         self.columns = [torch.from_numpy(np.ascontiguousarray(column)).to(device) for column in rows.T]
         # A binary search among the rows of a prefix of this length takes that many rounds: known in advance.
         self.rounds = [int(size - 1).bit_length() for size in longest_runs(rows)]
-
-    def approximate(self, logits: int) -> Ppv:
-        """The same over the same rows, only for a beam's largest logits."""
-        other = copy.copy(self)
-        other.logits = logits
-        return other
 
     def start(self, batch_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """The first and one past the last row of every beam's prefix."""
@@ -255,15 +223,8 @@ class Ppv(Method):
     def candidates(
         self, scores: Tensor, beams: Beams, state: tuple[Tensor, Tensor], level: int
     ) -> tuple[Tensor, Tensor | None]:
-        if self.logits is None:
-            return torch.where(self.legal(scores.shape, state, level), scores, DEAD), None
-        best, tokens = scores.topk(min(self.logits, scores.shape[-1]))
-        return torch.where(self._has(tokens, state, level), best, DEAD), tokens
-
-    def legal(self, shape: torch.Size, state: tuple[Tensor, Tensor], level: int) -> Tensor:
-        """Which of all extensions `[B, k, V]` are prefixes of the catalogue."""
-        tokens = torch.arange(shape[-1], device=state[0].device, dtype=self.columns[level].dtype)
-        return self._has(tokens.expand(shape), state, level)
+        tokens = torch.arange(scores.shape[-1], device=scores.device, dtype=self.columns[level].dtype)
+        return torch.where(self._has(tokens.expand(scores.shape), state, level), scores, DEAD), None
 
     def follow(self, state: tuple[Tensor, Tensor], beams: Beams, level: int) -> tuple[Tensor, Tensor]:
         first, last = (bound.gather(1, beams.parents) for bound in state)
@@ -307,44 +268,6 @@ def longest_runs(rows: np.ndarray) -> list[int]:
     return longest
 
 
-class HashBitmap(Method):
-    """One bit per hashed prefix, a Bloom filter with one hash: all legal tokens pass, and some illegal ones."""
-
-    EMPTY = 1  # the empty prefix; from 0, a leading token 0 would leave no trace
-
-    def __init__(self, rows: np.ndarray, device: torch.device, bits: int = BITMAP_BITS) -> None:
-        super().__init__()
-        self.mask = (1 << bits) - 1
-        is_set = np.zeros(1 << bits, dtype=bool)
-        hashes = np.full(len(rows), self.EMPTY, dtype=np.int64)
-        for column in rows.T:
-            hashes = self._next(hashes, column)
-            is_set[hashes] = True
-        self.bitmap = torch.from_numpy(np.packbits(is_set, bitorder="little")).to(device)
-
-    def start(self, batch_size: int, device: torch.device) -> Tensor:
-        """The hash of every beam's prefix."""
-        return torch.full((batch_size, 1), self.EMPTY, device=device)
-
-    def candidates(self, scores: Tensor, beams: Beams, state: Tensor, level: int) -> tuple[Tensor, None]:
-        return torch.where(self.legal(scores.shape, state, level), scores, DEAD), None
-
-    def legal(self, shape: torch.Size, state: Tensor, level: int) -> Tensor:
-        """Which of all extensions `[B, k, V]` have their bit set."""
-        bits = self._next(state[..., None], torch.arange(shape[-1], device=state.device))
-        return (self.bitmap[bits >> 3] >> (bits & 7).to(torch.uint8) & 1).bool()
-
-    def follow(self, state: Tensor, beams: Beams, level: int) -> Tensor:
-        return self.extend(state.gather(1, beams.parents), beams.tokens, level)
-
-    def extend(self, state: Tensor, tokens: Tensor, level: int) -> Tensor:
-        """The hashes of longer prefixes."""
-        return self._next(state, tokens)
-
-    def _next(self, hashes: Any, tokens: Any) -> Any:
-        return (hashes * MULTIPLIER + tokens) & self.mask
-
-
 def search(method: Method, scorer: Scorer, num_beams: int, length: int) -> Beams:
     """Beam search over L levels under one method's constraint."""
     beams = Beams.start(len(scorer.prompt_logits), scorer.prompt_logits.device)
@@ -355,7 +278,7 @@ def search(method: Method, scorer: Scorer, num_beams: int, length: int) -> Beams
             [logits] = scorer.score([Nodes(beams.tokens, beams.parents, beams.tokens)], depth=level)
         scores = beams.scores[..., None] + logits.float().log_softmax(-1)
         scores, tokens = method.candidates(scores, beams, state, level)
-        beams = beams.extend(scores, tokens, num_beams, method.top)
+        beams = beams.extend(scores, tokens, num_beams)
         state = method.follow(state, beams, level)
     return beams
 

@@ -4,8 +4,6 @@
 
     python examples/benchmark/index.py                        # 20 million items of 8 tokens, three kinds of catalogue
     python examples/benchmark/index.py --items 1e6 --kinds uniform
-    python examples/benchmark/index.py --load                 # loading alone: unread, compared, checked
-    python examples/benchmark/index.py --items 1e8 --mapped   # from a mapped file to a mapped file; 8 GB of memory
 
 Kinds: "uniform", each token at random, as in STATIC's experiments; "skewed", tokens by Zipf's law (exponent 1.3): some
 prefixes have thousands of children, and many sequences are equal; "ragged", 4 to 8 tokens and an end token.
@@ -41,16 +39,15 @@ UPDATE = 1000  # items per update
 REQUESTS, SEEN = 64, 100  # batch size, and items that each user already has
 CHECKED = 200  # items looked up after every step
 
-# Goals for 20 million uniform items: name, unit, most.
-GOALS = {
-    "build": ("s", 10.0),
-    "build_memory": ("GB beyond the input", 3.0),
-    "item_bytes": ("bytes an item, a rule included", 35.0),
-    "disk_bytes": ("bytes an item on disk", 35.0),
-    "load": ("s, every byte compared with its checksum", 0.3),
-    "where_mask": ("s", 0.3),
-    "where_ids": ("s", 0.3),
-    "remove": ("s for 1,000 items", 0.05),
+UNITS = {  # seconds, if not here
+    "build_memory": "GB beyond the input",
+    "item_bytes": "bytes an item, a rule included",
+    "disk_bytes": "bytes an item on disk",
+    "load": "s, every byte compared with its checksum",
+    "load_unread": "s, verify=False",
+    "remove": f"s for {UPDATE:,} items",
+    "add": f"s for {UPDATE:,} items",
+    "exclude": f"s for {REQUESTS} x {SEEN} items",
 }
 
 
@@ -119,23 +116,13 @@ def check_items(index: ConstraintIndex, rows: np.ndarray, alive: np.ndarray, rng
 
 
 def measure_load(folder: Path, repeat: int) -> tuple[dict[str, float], ConstraintIndex]:
-    """Times of loading, in turns: without reading, compared with the checksum (the default), and with SHA-256, too.
-
-    And with the digest alone that files of older versions have. The file was just saved and is in the cache.
-    """
+    """Times of loading, in turns: without reading, and compared with the checksum. The file is in the cache."""
     load = ConstraintIndex.from_pretrained
-    ways = {"load_unread": {"verify": False}, "load": {}, "load_old": {}, "verify": {"verify": True}}
+    ways = {"load_unread": {"verify": False}, "load": {}}
     times: dict[str, list[float]] = {name: [] for name in ways}
-    digests = dict(storage.DIGESTS)
-    for turn in range(repeat):
+    for _ in range(repeat):
         for name, how in ways.items():
-            if name == "verify" and turn:
-                continue
-            if name == "load_old":
-                del storage.DIGESTS["arrays_xxh3"]
             times[name].append(timed(lambda how=how: load(folder, **how))[0])
-            storage.DIGESTS.clear()
-            storage.DIGESTS.update(digests)
     index = load(folder)
     damage(folder)
     try:
@@ -153,16 +140,6 @@ def damage(folder: Path) -> None:
     copy = path.with_suffix(".new")
     copy.write_bytes(data)
     copy.replace(path)
-
-
-def measure_loading(kind: str, num_items: int, seed: int, repeat: int) -> dict[str, float]:
-    """The figures of loading alone."""
-    rows = make_rows(kind, num_items, np.random.default_rng(seed))
-    index = ConstraintIndex.from_sequences(rows, eos_token_id=EOS if kind == "ragged" else None)
-    with tempfile.TemporaryDirectory() as folder:
-        save, _ = timed(lambda: index.save_pretrained(folder))
-        figures, _ = measure_load(Path(folder), repeat)
-        return {"megabytes": index.nbytes / 1e6, "save": save, **figures}
 
 
 def measure(kind: str, num_items: int, seed: int, repeat: int) -> dict[str, float]:
@@ -219,51 +196,22 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=["uniform", "skewed", "ragged"])
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--load", action="store_true", help="measure loading alone")
-    parser.add_argument("--mapped", action="store_true", help="files mapped into memory, and steps on them")
     parser.add_argument("--fast", action="store_true", help="200,000 items: does it still work?")
     arguments = parser.parse_args()
     num_items = 200_000 if arguments.fast else int(arguments.items)
-    if arguments.mapped:
-        from index_mapped import measure_mapped, print_mapped
-
-        print_mapped(num_items, measure_mapped(num_items, arguments.seed, arguments.repeat))
-        return
-    work = measure_loading if arguments.load else measure
     # One process each: memory that one has freed would hide what the next one takes.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        jobs = {kind: pool.submit(work, kind, num_items, arguments.seed, arguments.repeat) for kind in arguments.kinds}
+        jobs = {
+            kind: pool.submit(measure, kind, num_items, arguments.seed, arguments.repeat) for kind in arguments.kinds
+        }
         results = {kind: job.result() for kind, job in jobs.items()}
     names = next(iter(results.values()))
-    units = {name: unit for name, (unit, _) in GOALS.items()} | {
-        "add": f"s for {UPDATE:,} items",
-        "exclude": f"s for {REQUESTS} x {SEEN} items",
-        "load_unread": "s, verify=False",
-        "load_old": "s, an older file, with SHA-256",
-        "verify": "s, verify=True",
-        "megabytes": "MB",
-    }
     print(f"{num_items:,} items of up to {LENGTH} tokens, V = {VOCABULARY}\n")
     print_table(
-        ["figure", "unit", *results, "goal"],
-        [
-            [name, units.get(name, "s"), *(f"{figures[name]:.3g}" for figures in results.values()), _goal(name)]
-            for name in names
-        ],
+        ["figure", "unit", *results],
+        [[name, UNITS.get(name, "s"), *(f"{figures[name]:.3g}" for figures in results.values())] for name in names],
     )
-    if not arguments.fast:
-        missed = [
-            f"{kind} {name}: {figures[name]:.3g} > {most} {unit}"
-            for kind, figures in results.items()
-            for name, (unit, most) in GOALS.items()
-            if figures.get(name, 0) > most
-        ]
-        print("\n" + ("all goals met" if not missed else "missed:\n  " + "\n  ".join(missed)))
     print_json_line("index", torch.device("cpu"), {"items": num_items, "length": LENGTH, "figures": results})
-
-
-def _goal(name: str) -> str:
-    return f"{GOALS[name][1]:g}" if name in GOALS else ""
 
 
 if __name__ == "__main__":

@@ -4,24 +4,23 @@
 
 The backbone is that of `backbone_models.py`. To it are added, and trained with it (paper, algorithm 3): NEZHA's head,
 MTP's independent heads, the paper's ablations 1 to 3; and once more NEZHA's head alone, whose frozen backbone verifies
-what the head drafts. The control is the backbone, trained further with its own loss. All have the same budget, three
-seeds each (`nezha_heads.py`). NEZHA-4 is NEZHA without verification; "last level" is the paper's form, which searches
-without the catalogue and checks at the end.
+what the head drafts. The control is the backbone, trained further with its own loss for as many steps. NEZHA-4 is
+NEZHA without verification; "last level" is the paper's form, which searches without the catalogue and checks at the
+end.
 
-Rows are users: the last item of each is to be found among ten (`nezha_lists.py`). Intervals are of 95%, over users
-drawn again; "seeds" are the smallest and the largest H@10 of a seed; the shares are of beam search's H@10 and of the
-control's, on the same users. Unconstrained beam search is transformers' own, which computes the prompt once a beam: on
-few rows.
+Logit heads and embeddings start as the backbone's rows of the same codes, and learn three times as fast as the
+backbone; the paper trains heads together with a language model that knows no item yet, 100 and 10 times as fast.
 
-The last table repeats the comparison on a backbone after a tenth of its training, which often invents items.
+Rows are users: the last item of each is to be found among ten, and items of the history are not left out. A sequence
+that is no item keeps its place. Intervals are of 95%, over users drawn again; "seeds" are the smallest and the largest
+H@10 of a seed; the shares are of the control's H@10, on the same users. Unconstrained beam search is transformers'
+own, which computes the prompt once a beam: on few rows. `drafting.py` has the times.
 
-What is trained and answered stays in the folder `--work`, under a name that tells backbone and settings, and is not
-made again.
+    python examples/benchmark/nezha.py              # hours of one core, after the backbones; models are kept
+    python examples/benchmark/nezha.py --factor 4   # four times the steps
+    python examples/benchmark/nezha.py --fast       # half a minute: the method, not the numbers
 
-    python examples/benchmark/nezha.py          # 45 minutes of one core, after the backbones
-    python examples/benchmark/nezha.py --fast   # half a minute: the method, not the numbers
-
-`nezha_times.py` has the times (tables 1 and 3).
+Axes: S seeds, R rows.
 """
 
 from __future__ import annotations
@@ -31,26 +30,40 @@ import hashlib
 import json
 import math
 import tempfile
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from backbone_data import STUDIES, Row, Study, has_study, read_study
-from backbone_models import backbone_folder, load, max_items
-from experiments import show_progress
-from nezha_heads import ALONE, FURTHER, VARIANTS, HeadSettings, train_all
-from nezha_lists import Lists, compare_strict, ratio, recommend, some_of, summary, write_json
-from report import add_plots_option, environment, print_table, save_plot
+from backbone_models import backbone_folder, load, make_once, max_items, show_progress
+from report import print_json_line, print_table
+from torch.utils.data import Subset
+from transformers import TrainingArguments, set_seed
 from transformers.utils.logging import disable_progress_bar
 
+from hf_gr.demo.evaluate import make_prompts, same_answers
 from hf_gr.files.cache import cache_folder
+from hf_gr.training import DraftHeadTrainer, InteractionDataset, train_recommender
 
-BACKBONE = "backbone"
-NEZHA = "nezha"
+BACKBONE, FURTHER, ALONE = "backbone", "backbone-further", "nezha-alone"
+# Arguments of `add_draft_head`: NEZHA, the independent heads of MTP, and the ablations of the paper's section 4.3.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "nezha": {},
+    "mtp": {"use_placeholders": False, "transition": "none"},
+    "nezha-1": {"use_state": False, "transition": "none"},
+    "nezha-2": {"use_placeholders": False},
+    "nezha-3": {"transition": "add"},
+    ALONE: {},
+}
+HEAD: dict[str, Any] = {"drafting": "head"}
+LIST_LENGTH, NO_ITEM = 10, -1
+NODES = 4096  # beams of a batch at most: beyond that a CPU gains nothing
+RESAMPLES = 1000
+PAIRS_AT_ONCE = 80  # of a step of training
+RATES = {"embedding_lr": 3.0, "transition_lr": 3.0, "logit_lr": 3.0}
 
 
 @dataclass(frozen=True)
@@ -62,324 +75,242 @@ class Method:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-HEAD: dict[str, Any] = {"drafting": "head"}
-CONSTRAINED = Method("constrained beam search", BACKBONE)
 CONTROL = Method("constrained, trained further", FURTHER)
 FREE = Method("unconstrained beam search", BACKBONE, {"is_constrained": False})
-FREE_FURTHER = Method("unconstrained, trained further", FURTHER, {"is_constrained": False})
-ON_FEW = "constrained, on as few rows"
-STRICT = "self-speculation (strict)"
-UNCHECKED = Method("NEZHA-4 (no verification)", NEZHA, HEAD | {"verification": "none"})
-LAST_LEVEL = Method("NEZHA, last level (paper)", NEZHA, HEAD | {"verification": "last_level"})
-HEADS = (
+METHODS = (
+    CONTROL,
+    Method("constrained beam search", BACKBONE),
     Method("MTP", "mtp", HEAD),
-    Method("NEZHA", NEZHA, HEAD),
+    Method("NEZHA", "nezha", HEAD),
     Method("NEZHA-1 (no state)", "nezha-1", HEAD),
     Method("NEZHA-2 (no placeholders)", "nezha-2", HEAD),
     Method("NEZHA-3 (add)", "nezha-3", HEAD),
-    UNCHECKED,
-    LAST_LEVEL,
+    Method("NEZHA-4 (no verification)", "nezha", HEAD | {"verification": "none"}),
+    Method("NEZHA, last level (paper)", "nezha", HEAD | {"verification": "last_level"}),
     Method("NEZHA, head trained alone", ALONE, HEAD),
 )
-EARLY_HEADS = tuple(method for method in HEADS if method.model == NEZHA)
-
-
-@dataclass(frozen=True)
-class Width:
-    """A number of beams, and on how many rows methods are compared with it: all, transformers' own, strict."""
-
-    num_beams: int
-    rows: int
-    free_rows: int
-    strict_rows: int
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of everything."""
+    """How much of everything; widths are beams, rows, rows of transformers' own, rows of strict verification."""
 
     steps: dict[str, int]  # of training, by study
-    windows: dict[str, int]  # of a step, by study: up to 20 pairs each, about 5 in Beauty
     seeds: tuple[int, ...] = (0, 1, 2)
-    widths: tuple[Width, ...] = (Width(10, 8000, 300, 200), Width(50, 2000, 300, 50), Width(512, 200, 10, 5))
-    early_rows: int = 1000
+    widths: tuple[tuple[int, int, int, int], ...] = ((10, 8000, 300, 200), (50, 2000, 300, 50), (512, 200, 10, 5))
 
 
-FULL = Scale(  # half of all windows once
-    steps={"beauty": 490, "movielens": 142}, windows={"beauty": 16, "movielens": 16}
-)
-FAST = Scale(
-    steps=dict.fromkeys(STUDIES, 4),
-    windows=dict.fromkeys(STUDIES, 8),
-    seeds=(0, 1),
-    widths=(Width(10, 32, 8, 16), Width(12, 16, 4, 8)),
-    early_rows=16,
-)
+FULL = Scale(steps={"beauty": 490, "movielens": 142})  # half of all pairs of Beauty once
+FAST = Scale(steps=dict.fromkeys(STUDIES, 4), seeds=(0,), widths=((10, 32, 8, 16),))
 
 
-@dataclass
-class Comparison:
-    """One backbone with all that was trained from it; answers are read from earlier runs if they are there.
+class Bench:
+    """One backbone with all that was trained from it, kept in a folder whose name tells backbone and steps."""
 
-    Attributes:
-        study: The data.
-        backbone: The folder of its backbone.
-        folder: Where models and answers are.
-        settings: How everything is trained.
-        seeds: Of what is trained.
-        models: Folders by name and seed.
-        commits: Of the code that trained and answered, maybe in earlier runs.
-    """
+    def __init__(self, study: Study, backbone: Path, work: Path, steps: int, *, fast: bool) -> None:
+        self.study, self.backbone, self.steps, self.window = study, backbone, steps, max_items(study, fast)
+        weights = hashlib.sha256((backbone / "model.safetensors").read_bytes()).hexdigest()
+        key = hashlib.sha256(json.dumps([weights, steps, PAIRS_AT_ONCE, RATES]).encode()).hexdigest()[:8]
+        self.folder = work / f"nezha-{study.name}-{key}"
 
-    study: Study
-    backbone: Path
-    folder: Path
-    settings: HeadSettings
-    seeds: tuple[int, ...]
-    models: dict[tuple[str, int], Path] = field(default_factory=dict)
-    commits: set[str] = field(default_factory=set)
+    def model(self, name: str, seed: int) -> Any:
+        """The backbone, one trained further, or one with a head; trained if it is not there."""
+        if name == BACKBONE:
+            return load(self.backbone)
+        return load(make_once(self.folder / f"{name}-{seed}", lambda part: self._train(part, name, seed)))
 
-    def train(self, names: Sequence[str]) -> None:
-        trained = train_all(self.folder, self.backbone, self.study, self.settings, seeds=self.seeds, names=names)
-        self.models = {(BACKBONE, 0): self.backbone} | trained
-
-    def training(self) -> dict[str, Any]:
-        """Mean seconds of the processor by name, and the pairs that each model learned from."""
-        logs: dict[str, list[dict[str, Any]]] = {}
-        for (name, _), folder in self.models.items():
-            if name != BACKBONE:
-                log = json.loads((folder / "training.json").read_text(encoding="utf-8"))
-                logs.setdefault(name, []).append(log)
-                self.commits.add(log["commit"])
-        return {
-            "seconds": {name: float(np.mean([log["seconds"] for log in some])) for name, some in logs.items()},
-            "pairs": float(np.mean([log["pairs"] for some in logs.values() for log in some])),
-        }
-
-    def lists(self, method: Method, rows: Sequence[Row], num_beams: int) -> list[Lists]:
-        """What a method recommends, by seed."""
-        found = []
-        for seed in [seed for name, seed in self.models if name == method.model]:
-            file = self.file(method.name, seed, num_beams, len(rows))
-            if not file.exists():
-                start = time.process_time()
-                model = load(self.models[method.model, seed])
-                how = {"window": self.settings.window, "num_beams": num_beams}
-                recommend(model, rows, self.study, **how, **method.settings).write(file)
-                spent = time.process_time() - start
-                show_progress(f"{self.study.name}, {method.name}, {num_beams} beams, seed {seed}: {spent:.0f} s")
-            found.append(Lists.read(file))
-            self.commits.add(found[-1].commit)
-        return found
-
-    def strict(self, rows: Sequence[Row], num_beams: int) -> tuple[list[Lists], list[dict[str, Any]]]:
-        """What self-speculation recommends, by seed, and how far it is what its own model recommends."""
-        lists, agreements = [], []
-        for seed in self.seeds:
-            file = self.file(STRICT, seed, num_beams, len(rows))
-            note = file.with_name(f"agreement-{file.name}")
-            if not note.exists():
-                one, same = compare_strict(
-                    load(self.models[ALONE, seed]),
-                    rows,
-                    self.study,
-                    window=self.settings.window,
-                    num_beams=num_beams,
-                )
-                one.write(file)
-                write_json(note, same.means())
-            lists.append(Lists.read(file))
-            agreements.append(json.loads(note.read_text(encoding="utf-8")))
-        return lists, agreements
-
-    def file(self, name: str, seed: int, num_beams: int, num_rows: int) -> Path:
-        plain = "".join(letter if letter.isalnum() else "_" for letter in name)
-        return self.folder / "answers" / f"{plain}-{seed}-{num_beams}-{num_rows}.json"
-
-    def table(self, width: Width, heads: Sequence[Method], *, has_strict: bool) -> dict[str, Any]:
-        """All methods with one number of beams, beside beam search on the same rows."""
-        rows = some_of(self.study.test, width.rows)
-        few, fewest = rows[: width.free_rows], rows[: width.strict_rows]
-        base = self.lists(CONSTRAINED, rows, width.num_beams)
-        control = self.lists(CONTROL, rows, width.num_beams)
-
-        def entry(name: str, lists: Sequence[Lists], rows: Sequence[Row]) -> dict[str, Any]:
-            own, hits = summary(lists, rows)
-            for baseline, others in (("share", base), ("of_control", control)):
-                cut = [Lists(one.ranked[: len(rows)], one.valid) for one in others]
-                own[baseline] = ratio(hits, summary(cut, rows)[1])
-            return {"method": name, **own}
-
-        found = [entry(CONSTRAINED.name, base, rows)]
-        found.append(entry(CONTROL.name, control, rows))
-        for method in (FREE, FREE_FURTHER):
-            found.append(entry(method.name, self.lists(method, few, width.num_beams), few))
-        found.append(entry(ON_FEW, [Lists(one.ranked[: len(few)], one.valid) for one in base], few))
-        found += [entry(method.name, self.lists(method, rows, width.num_beams), rows) for method in heads]
-        agreements = []
-        if has_strict:
-            lists, agreements = self.strict(fewest, width.num_beams)
-            found.append(entry(STRICT, lists, fewest))
-        return {"num_beams": width.num_beams, "methods": found, "strict": agreements}
-
-
-def comparison_of(work: Path, name: str, scale: Scale, *, fast: bool, early: bool) -> Comparison:
-    """The backbone of a data set, and the folder of what is trained from it later."""
-    study = read_study(name, fast=fast)
-    settings = HeadSettings(max_items(study, fast), scale.steps[name], scale.windows[name])
-    backbone = backbone_folder(study, work=work, fast=fast, early=early)
-    folder = work / f"nezha-{name}{'-early' if early else ''}-{fingerprint(backbone, settings)}"
-    return Comparison(study, backbone, folder, settings, scale.seeds)
-
-
-def run_study(work: Path, name: str, scale: Scale, *, fast: bool, early: bool) -> dict[str, Any]:
-    """All that is measured with one data set, or only what its early backbone invents."""
-    ours = comparison_of(work, name, scale, fast=fast, early=early)
-    ours.train([NEZHA, FURTHER] if early else [*VARIANTS, FURTHER, ALONE])
-    widths = [replace(one, rows=min(one.rows, scale.early_rows)) if early else one for one in scale.widths]
-    tables = [ours.table(width, EARLY_HEADS if early else HEADS, has_strict=not early) for width in widths]
-    return {
-        "study": name,
-        "early": early,
-        "parameters": load(ours.backbone).num_parameters(),
-        "settings": asdict(ours.settings),
-        "all_pairs": sum(len(history) - 1 for history in ours.study.train),
-        **ours.training(),
-        "tables": tables,
-        "commits": sorted(ours.commits),
-    }
-
-
-def fingerprint(backbone: Path, settings: HeadSettings) -> str:
-    """Another backbone, or other settings, have another one."""
-    weights = hashlib.sha256((backbone / "model.safetensors").read_bytes()).hexdigest()
-    return hashlib.sha256(json.dumps([weights, asdict(settings)]).encode()).hexdigest()[:8]
-
-
-def show(result: dict[str, Any]) -> None:
-    settings, seconds = result["settings"], result["seconds"]
-    early = ", after a tenth of its training" if result["early"] else ""
-    spent = ", ".join(f"{name} {value:.0f}" for name, value in seconds.items())
-    print(
-        f"\n{result['study']}: backbone of {result['parameters'] / 1e6:.2f} M parameters{early}; each model "
-        f"learned from {result['pairs']:,.0f} of {result['all_pairs']:,} pairs, in {settings['num_steps']:,} steps; "
-        f"seconds of a core: {spent}"
-    )
-    print_table(
-        [
-            *("beams", "method", "rows", "H@5", "H@10", "95%", "seeds", "N@5", "N@10", "valid"),
-            *("/ beam search", "95%", "/ control", "95%"),
-        ],
-        [
-            [
-                str(table["num_beams"]),
-                row["method"],
-                f"{row['rows']:,}",
-                f"{row['H@5']:.2%}",
-                f"{row['H@10']:.2%}",
-                span(row["interval"]),
-                span((min(row["seeds"]), max(row["seeds"]))) if len(row["seeds"]) > 1 else "",
-                f"{row['N@5']:.2%}",
-                f"{row['N@10']:.2%}",
-                f"{row['valid']:.1%}",
-                *(cell for name in ("share", "of_control") for cell in shares(row[name])),
-            ]
-            for table in result["tables"]
-            for row in table["methods"]
-        ],
-    )
-    strict = [(table["num_beams"], one) for table in result["tables"] for one in table["strict"]]
-    if strict:
-        print("\nself-speculation against the same model's own beam search, all its beams, by seed")
-        print_table(
-            ["beams", "rows", "not equal", "beyond rounding", "accepted steps", "forwards of a batch"],
-            [
-                [
-                    str(num_beams),
-                    f"{one['rows']:,}",
-                    str(one["not_equal"]),
-                    str(one["wrong"]),
-                    f"{one['accepted_steps']:.2f}",
-                    f"{one['forwards']:.2f}",
-                ]
-                for num_beams, one in strict
-            ],
+    def _train(self, part: Path, name: str, seed: int) -> None:
+        study, model = self.study, load(self.backbone)
+        how: dict[str, Any] = {"learning_rate": 1e-3, "lr_scheduler_type": "cosine", "weight_decay": 0.1}
+        if name == FURTHER:
+            how |= {"max_steps": self.steps, "per_device_train_batch_size": 16, "max_items": self.window, "seed": seed}
+            train_recommender(study.train, study.ids, model=model, output_dir=part, progress=False, **how)
+            return
+        set_seed(seed)
+        model.add_draft_head(study.ids, **VARIANTS[name])
+        start_from_backbone(model)
+        pairs = InteractionDataset.from_histories(study.train, study.tokens, max_items=self.window)
+        chosen = np.random.default_rng(seed).permutation(len(pairs))[: self.steps * PAIRS_AT_ONCE]
+        args = TrainingArguments(
+            str(part),
+            max_steps=self.steps,
+            per_device_train_batch_size=PAIRS_AT_ONCE,
+            warmup_steps=min(100, self.steps // 5),
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            use_cpu=True,
+            seed=seed,
+            **how,
         )
+        data = Subset(pairs, chosen.tolist())
+        trainer = DraftHeadTrainer(model, args, train_dataset=data, train_backbone=name != ALONE, **RATES)
+        trainer.train()
+        model.eval().save_pretrained(part)
+        show_progress(f"{study.name}: {name}, seed {seed}")
+
+    def batches(self, rows: Sequence[Row], size: int) -> list[list[int]]:
+        """Row numbers, grouped by prompts of similar length."""
+        order = sorted(range(len(rows)), key=lambda number: min(len(rows[number].history), self.window))
+        return [order[start : start + size] for start in range(0, len(order), size)]
+
+    def ask(
+        self, model: Any, rows: Sequence[Row], num_beams: int, *, is_constrained: bool = True, **settings: Any
+    ) -> Any:
+        """One call; all beams are returned, and the prompt's width."""
+        histories = [row.history for row in rows]
+        fill = model.config.pad_token_id
+        prompt = make_prompts(histories, self.study.tokens, num_films=self.window, pad_token_id=fill)
+        catalogue: dict[str, Any] = {"constraint_index": self.study.index}
+        if not is_constrained:  # False: a backbone has its catalogue beside it, and would take that
+            catalogue = {"constraint_index": False, "max_new_tokens": self.study.index.max_length}
+        width = {"num_beams": num_beams, "num_return_sequences": num_beams, "do_sample": False}
+        return model.generate(**prompt, **catalogue, **width, **settings), prompt["input_ids"].shape[1]
+
+    def lists(self, method: Method, rows: Sequence[Row], num_beams: int, seed: int) -> tuple[list[list[int]], float]:
+        """Ten items a row, and the share of all beams that are items."""
+        model, ranked, num_valid = self.model(method.model, seed), [[] for _ in rows], 0
+        # transformers computes the prompt once a beam: more memory and more time.
+        size = max(1, min(64, NODES // num_beams // (1 if method.settings.get("is_constrained", True) else 4)))
+        for numbers in self.batches(rows, size):
+            sequences, length = self.ask(model, [rows[number] for number in numbers], num_beams, **method.settings)
+            found = self.study.index.items(sequences[:, length:])
+            num_valid += sum(map(bool, found))
+            for place, number in enumerate(numbers):
+                best = found[place * num_beams : place * num_beams + min(LIST_LENGTH, num_beams)]
+                ranked[number] = [item for items in best for item in items or [NO_ITEM]][:LIST_LENGTH]
+        return ranked, num_valid / (len(rows) * num_beams)
+
+    def strict(self, rows: Sequence[Row], num_beams: int, seed: int) -> dict[str, float]:
+        """Self-speculation beside the same model's own beam search, all beams of every row."""
+        model, wrong, accepted, forwards = self.model(ALONE, seed), 0, [], []
+        for numbers in self.batches(rows, max(1, min(16, NODES // num_beams))):
+            batch = [rows[number] for number in numbers]
+            details = {"return_dict_in_generate": True, "output_scores": True}
+            plain, _ = self.ask(model, batch, num_beams, **details)
+            strict, _ = self.ask(model, batch, num_beams, **details, **HEAD, verification="strict")
+            wrong += 0 if same_answers(plain, strict, num_beams=num_beams) else len(batch)
+            accepted += strict.speculation.accepted_steps.tolist()
+            forwards.append(strict.speculation.target_forwards)
+        return {"rows": len(rows), "wrong": wrong, "accepted": float(np.mean(accepted)), "forwards": np.mean(forwards)}
 
 
-def draw(results: Sequence[dict[str, Any]]) -> None:
-    """Shares of beam search's H@10 with their intervals, by method and number of beams."""
-    from matplotlib.figure import Figure
+def start_from_backbone(model: Any) -> None:
+    """The best first guess any head can get: what the backbone itself predicts at the prompt's last token."""
+    head = model.draft_head
+    with torch.no_grad():
+        for level in range(head.config.num_levels):
+            codes = head.codebook(level)
+            head.logit_heads[level].weight.copy_(model.get_output_embeddings().weight[codes])
+            if level < len(head.embeddings):
+                head.embeddings[level].weight.copy_(model.get_input_embeddings().weight[codes])
 
-    names = [CONTROL.name, *(method.name for method in HEADS)]
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    panels = figure.subplots(1, len(results), sharey=True, squeeze=False)[0]
-    for panel, result in zip(panels, results, strict=True):
-        for number, table in enumerate(result["tables"]):
-            rows = {row["method"]: row for row in table["methods"]}
-            shares = np.array([rows[name]["share"] for name in names])
-            errors = np.abs(shares[:, 1:] - shares[:, :1]).T
-            places = np.arange(len(names)) + 0.2 * (number - 1)
-            panel.errorbar(shares[:, 0], places, xerr=errors, fmt="o", label=f"{table['num_beams']} beams")
-        panel.axvline(1.0, color="grey", linewidth=0.8)
-        panel.axvline(0.95, color="grey", linewidth=0.8, linestyle=":")
-        panel.set(title=result["study"], xlabel="H@10 / that of constrained beam search")
-    panels[0].set_yticks(range(len(names)), names)
-    panels[0].invert_yaxis()
-    panels[-1].legend()
-    save_plot("nezha", figure)
+
+def hits_of(ranked: Sequence[Sequence[int]], rows: Sequence[Row], cutoff: int) -> np.ndarray:
+    """Whether each row's item is in its list, `[R]`."""
+    return np.array([row.item in items[:cutoff] for items, row in zip(ranked, rows, strict=True)], dtype=float)
+
+
+def interval(ours: np.ndarray, theirs: np.ndarray | None = None) -> tuple[float, float]:
+    """A 95% interval of a mean over rows, or of the ratio of two means over the same rows: rows are resampled."""
+    drawn = np.random.default_rng(0).integers(len(ours), size=(RESAMPLES, len(ours)))
+    found = ours[drawn].mean(axis=1)
+    if theirs is not None:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = found / theirs[drawn].mean(axis=1)
+        found = found[np.isfinite(found)]
+    low, high = np.percentile(found, [2.5, 97.5]) if len(found) else (math.nan, math.nan)
+    return float(low), float(high)
+
+
+def table(bench: Bench, scale: Scale) -> list[dict[str, Any]]:
+    """All methods by width, beside the control on the same rows."""
+    study, found = bench.study, []
+    order = np.random.default_rng(1).permutation(len(study.test))
+    for num_beams, count, few, fewest in scale.widths:
+        rows = [study.test[number] for number in order[:count]]
+        control = np.zeros(0)
+        for method in (*METHODS, FREE):
+            some = rows[:few] if method is FREE else rows
+            seeds = (0,) if method.model == BACKBONE else scale.seeds
+            lists = [bench.lists(method, some, num_beams, seed) for seed in seeds]
+            by_seed = np.array([hits_of(ranked, some, 10) for ranked, _ in lists])
+            hits = by_seed.mean(axis=0)
+            control = hits if method is CONTROL else control
+            share = float(hits.mean() / control[: len(some)].mean()) if control[: len(some)].any() else math.nan
+            row: dict[str, Any] = {"num_beams": num_beams, "method": method.name, "rows": len(some)}
+            row |= {"H@5": float(np.mean([hits_of(ranked, some, 5) for ranked, _ in lists]))}
+            row |= {"H@10": float(hits.mean()), "interval": interval(hits), "seeds": by_seed.mean(axis=1).tolist()}
+            row |= {"valid": float(np.mean([valid for _, valid in lists]))}
+            row |= {"of_control": (share, *interval(hits, control[: len(some)]))}
+            found.append(row)
+            show_progress(f"{study.name}: {method.name}, {num_beams} beams")
+        strict = [bench.strict(rows[:fewest], num_beams, seed) for seed in scale.seeds]
+        found.append({"num_beams": num_beams, "method": "self-speculation (strict)", "strict": strict})
+    return found
 
 
 def span(bounds: Sequence[float]) -> str:
-    return f"{100 * bounds[0]:.2f}-{100 * bounds[1]:.2f}%"
+    return f"{100 * min(bounds):.2f}-{100 * max(bounds):.2f}%"
 
 
-def shares(found: Sequence[float]) -> tuple[str, str]:
-    if math.isnan(found[0]):
-        return "", ""
-    return f"{found[0]:.0%}", f"{100 * found[1]:.0f}-{100 * found[2]:.0f}%"
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--studies", nargs="+", choices=STUDIES, default=STUDIES, help="the data sets")
-    parser.add_argument("--seeds", type=int, help="how many; those of earlier runs are not trained again")
-    parser.add_argument("--work", type=Path, help="where models and answers stay; for --fast nowhere by default")
-    parser.add_argument("--fast", action="store_true", help="tiny models, few rows")
-    add_plots_option(parser)
-    return parser.parse_args(arguments)
-
-
-def run(work: Path, studies: Sequence[str], scale: Scale, *, fast: bool, plots: bool) -> None:
-    results = []
-    for early in (False, True):
-        for name in studies:
-            results.append(run_study(work, name, scale, fast=fast, early=early))
-            show(results[-1])
-    if plots:
-        draw([result for result in results if not result["early"]])
-    # What is read from earlier runs is not of this commit.
-    commits = sorted({commit for result in results for commit in result["commits"]})
-    here = environment(torch.device("cpu")) | {"commit": "+".join(commits)}
-    print(json.dumps({"benchmark": "nezha", "results": results, **here}))
+def show(name: str, bench: Bench, rows: Sequence[dict[str, Any]]) -> None:
+    size = load(bench.backbone).num_parameters() / 1e6
+    print(f"\n{name}: backbone of {size:.2f} M parameters; {bench.steps:,} steps of {PAIRS_AT_ONCE} pairs")
+    cells = [
+        [
+            str(row["num_beams"]),
+            row["method"],
+            f"{row['rows']:,}",
+            f"{row['H@5']:.2%}",
+            f"{row['H@10']:.2%}",
+            span(row["interval"]),
+            span(row["seeds"]) if len(row["seeds"]) > 1 else "",
+            f"{row['valid']:.1%}",
+            f"{row['of_control'][0]:.0%}",
+            span(row["of_control"][1:]),
+        ]
+        for row in rows
+        if "H@10" in row
+    ]
+    print_table(["beams", "method", "rows", "H@5", "H@10", "95%", "seeds", "valid", "/ control", "95%"], cells)
+    print("\nself-speculation against the same model's own beam search, by seed")
+    cells = [
+        [
+            str(row["num_beams"]),
+            f"{one['rows']:,}",
+            str(one["wrong"]),
+            f"{one['accepted']:.2f}",
+            f"{one['forwards']:.2f}",
+        ]
+        for row in rows
+        for one in row.get("strict", ())
+    ]
+    print_table(["beams", "rows", "other answers", "accepted steps", "forwards of a batch"], cells)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = parse(arguments)
-    torch.set_num_threads(1)  # a second thread hardly helps such small models, and costs a lot where a core is busy
-    disable_progress_bar()  # transformers' progress bars, one per model read or written
-    studies = [name for name in options.studies if has_study(name)]
-    for name in set(options.studies) - set(studies):
-        if not options.fast:
-            raise SystemExit(f"no data for {name!r}: set HF_GR_DATA, or pass --studies {' '.join(studies)}")
-        print(f"skipped: no data for {name!r}")
-    scale = FAST if options.fast else FULL
-    scale = replace(scale, seeds=tuple(range(options.seeds or len(scale.seeds))))
-    if options.fast and options.work is None:
-        with tempfile.TemporaryDirectory(prefix="hf_gr_nezha_") as folder:
-            run(Path(folder), studies, scale, fast=True, plots=options.plots)
-    else:
-        run(options.work or cache_folder("experiments"), studies, scale, fast=options.fast, plots=options.plots)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--studies", nargs="+", choices=STUDIES, default=STUDIES)
+    parser.add_argument("--factor", type=int, default=1, help="times the steps of training")
+    parser.add_argument("--work", type=Path, help="where models are kept; for --fast nowhere")
+    parser.add_argument("--fast", action="store_true", help="tiny models, few rows; skips data that are not there")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)  # a second thread hardly helps models this small
+    disable_progress_bar()
+    scale, results = FAST if options.fast else FULL, {}
+    with tempfile.TemporaryDirectory(prefix="hf_gr_nezha_") as nowhere:
+        work = options.work or (Path(nowhere) if options.fast else cache_folder("experiments"))
+        for name in options.studies:
+            if not has_study(name):
+                print(f"skipped: no data of {name}")
+                continue
+            study = read_study(name, fast=options.fast)
+            backbone = backbone_folder(study, work, fast=options.fast)
+            bench = Bench(study, backbone, work, options.factor * scale.steps[name], fast=options.fast)
+            results[name] = table(bench, scale)
+            show(name, bench, results[name])
+    print_json_line("nezha", torch.device("cpu"), {"factor": options.factor, "results": results})
 
 
 if __name__ == "__main__":

@@ -90,6 +90,7 @@ def origin(result: dict[str, Any]) -> str:
     return ", ".join(
         [
             f"commit {result['commit']}",
+            *([result["date"]] if "date" in result else []),
             *(f"{name} {number}" for name, number in versions.items()),
             *([] if hardware["device"] == "cpu" else [hardware["device"]]),
             f"{hardware['cpu']}, {hardware['threads']} of {hardware['cpus']} CPUs",

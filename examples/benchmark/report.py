@@ -1,17 +1,17 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What every benchmark prints: a plain table, and one JSON line of results, versions, commit and hardware; and plots.
+"""What every benchmark prints: a plain table, and one JSON line of results, versions, commit, date and hardware.
 
 `record.py` runs a script and writes what it prints into RESULTS.md.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
 import subprocess
+import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-PLOTS = Path(__file__).resolve().parent / "plots"  # those that RESULTS.md shows
 PACKAGES = ("torch", "transformers", "numpy")
 
 
@@ -38,26 +37,12 @@ def print_json_line(
     print(json.dumps({"benchmark": benchmark, **results, **environment(device, packages)}), flush=True)
 
 
-def add_plots_option(parser: argparse.ArgumentParser) -> None:
-    """`--plots`: draw as well."""
-    parser.add_argument("--plots", action="store_true", help=f"also draw, into {PLOTS.name}/ beside the script")
-
-
-def save_plot(name: str, figure: Any) -> Path:
-    """Write a figure of matplotlib as `plots/NAME.svg`; the same figure gives the same bytes."""
-    import matplotlib as mpl
-
-    PLOTS.mkdir(exist_ok=True)
-    with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
-        figure.savefig(PLOTS / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight")
-    return PLOTS / f"{name}.svg"
-
-
 def environment(device: torch.device, packages: Sequence[str] = ()) -> dict[str, Any]:
     """Versions, commit and hardware of this run."""
     return {
         "versions": {"python": platform.python_version(), **{name: version(name) for name in (*PACKAGES, *packages)}},
         "commit": commit(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "hardware": {
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
             "cpu": cpu_name(),

@@ -6,20 +6,17 @@ Whole decodes of L levels over precomputed logits, no model: batch 2, 70 beams, 
 to 2e7 uniform items; then vocabularies of 256 to 32k, and a catalogue of Zipf codes whose largest nodes have thousands
 of children while most have one. Ours is the library's own loop, without a rule, with one that half of the items meet,
 and with 100 items excluded for each request. All contenders take turns, each adds the log-softmax over the full
-vocabulary to the beam's score, and all select the next beams by the library's `top_keys`; only the last row sorts all
-candidates, as `torch.topk` does. The exact ones must give the same beams and scores before any time is printed, and
-ours under a rule and exclusions those of an index of what is left; if they do not, the exit status is 1. For the
-others the error is printed. Logits are random, so legal tokens are rarely among the best ones: the worst case for
-methods that verify only those.
+vocabulary to the beam's score, and all select the next beams by the library's `top_keys`. They must give the same
+beams and scores before any time is printed, and ours under a rule and exclusions those of an index of what is left; if
+they do not, the exit status is 1.
 
 A time is the sum of the levels' medians, divided by L; a ratio is the median over repetitions of one decode's time by
 that of the unconstrained decode beside it. On a shared processor, threads that wait for each other measure the
 scheduler: use one thread, or its CPU time.
 
-    python examples/benchmark/step.py --cpu-time --plots # everything; about eight minutes, 8 GB of memory
+    python examples/benchmark/step.py --cpu-time         # everything; about eight minutes, 8 GB of memory
     python examples/benchmark/step.py --items 1e5 1e6 --vocab --skewed-items 0    # two catalogues
     python examples/benchmark/step.py --fast             # small catalogues, a few seconds
-    python examples/benchmark/step.py --flax --items 1e5 1e6 --vocab 256 --vocab-items 1e6 --beams 128
 
 Axes: B batch, K beams, V vocabulary, N items, L their tokens.
 """
@@ -36,31 +33,32 @@ from typing import Any
 
 import numpy as np
 import torch
-from baselines import BITMAP_BITS, DEAD, PPV_LOGITS, CpuTrie, HashBitmap, Method, Ppv, Static, search, sort_flat
+from baselines import CpuTrie, Method, Ppv, Static, search
 from generate import Answer, difference
-from report import add_plots_option, print_json_line, print_table
-from step_catalogues import LENGTH, Setting, branching, make_rows, read_rows, sorted_distinct
-from step_ours import WITH_EXCLUSIONS, WITH_RULE, load, load_rules, ours
-from step_timing import Clock, FromLastToken, MadeBeforehand, freed_memory_is_kept
-from torch import Tensor
+from report import print_json_line, print_table
+from step_parts import (
+    LENGTH,
+    WITH_RULE,
+    Clock,
+    FromLastToken,
+    MadeBeforehand,
+    Setting,
+    freed_memory_is_kept,
+    load_rules,
+    ours,
+    read_rows,
+)
 
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue.rules import combine_rules
 from hf_gr.torch.transition import DeviceCatalogue, device_catalogue
 
-__all__ = ["DEAD", "Answer", "branching", "load", "make_rows", "sorted_distinct"]  # by tests and step_flax.py
-
-OURS, UNCONSTRAINED, TRIE, HASH = "ours", "unconstrained", "CPU trie", "hash bitmap"
-STATIC, FLAT = "STATIC", "unconstrained, flat sort"
-PPV_EXACT, PPV_SOME = "PPV exact", f"PPV of {PPV_LOGITS} logits"
-EXACT = (OURS, STATIC, TRIE, PPV_EXACT)
-INEXACT = (PPV_SOME, HASH)
+OURS, UNCONSTRAINED = "ours", "unconstrained"
+STATIC, TRIE, PPV = "STATIC", "CPU trie", "PPV"
+EXACT = (OURS, STATIC, TRIE, PPV)
 VOCAB = 2048  # STATIC's
 SPREAD = 3.0  # standard deviation of a logit
 SCORE_TOL = 1e-4  # fp32: 8 additions to scores of up to 200, each log-softmax rounded in its own order
-AT_LARGE, AT_SMALL = 1.0, 1.5  # a step by an unconstrained one, at a vocabulary of 2,048 or more, and below
-GROWTH = 1.5  # how much slower a step may be with the most items than with the fewest
-BY_LEVEL = (OURS, WITH_RULE, WITH_EXCLUSIONS, UNCONSTRAINED, STATIC)  # whose levels are reported separately
 DEFAULTS: dict[str, Any] = {
     "items": [100_000, 1_000_000, 20_000_000],
     "vocab": [256, 512, 1024, 4096, 8192, 32768],
@@ -68,7 +66,6 @@ DEFAULTS: dict[str, Any] = {
     "skewed_items": 1_000_000,
     "repeat": 21,
     "seconds": 4.0,
-    "bitmap_bits": BITMAP_BITS,
     "threads": None,
 }
 FAST: dict[str, Any] = {
@@ -78,7 +75,6 @@ FAST: dict[str, Any] = {
     "skewed_items": 2000,
     "repeat": 3,
     "seconds": 0.3,
-    "bitmap_bits": 20,
     "threads": 1,  # the machine of a CI job is shared
 }
 
@@ -118,21 +114,14 @@ def make_bench(setting: Setting, rows: np.ndarray, options: argparse.Namespace) 
     methods: dict[str, Method] = {UNCONSTRAINED: Method(), STATIC: Static(trie, setting.vocab, device)}
     if len(rows) <= options.trie_items:
         methods[TRIE] = CpuTrie(rows, setting.vocab)
-    methods[PPV_EXACT] = ppv = Ppv(rows, device)
-    methods[PPV_SOME] = ppv.approximate(PPV_LOGITS)
-    methods[HASH] = HashBitmap(rows, device, options.bitmap_bits)
-    methods[FLAT] = Method(sort_flat)
+    methods[PPV] = Ppv(rows, device)
     catalogues = {OURS: whole, **{name: catalogue for name, (catalogue, _) in rules.items()}}
     left = {name: items for name, (_, items) in rules.items()}
     return Bench(setting, catalogues, left, methods, options.batch, options.beams, device)
 
 
-def check_answers(bench: Bench, rows: np.ndarray, seed: int) -> tuple[dict[str, str], dict[str, float]]:
-    """Compare the exact contenders with each other, and the others with them; exit if exact ones differ.
-
-    Returns:
-        A note on every contender, and the seconds that its answer took.
-    """
+def check_answers(bench: Bench, rows: np.ndarray, seed: int) -> dict[str, float]:
+    """Compare the contenders with each other; exit if they differ. Returns the seconds that each answer took."""
     random = torch.Generator().manual_seed(seed)
     shape = (FromLastToken.KEYS + bench.batch, bench.setting.vocab)
     tables = [(SPREAD * torch.randn(shape, generator=random)).to(bench.device) for _ in range(LENGTH)]
@@ -155,7 +144,7 @@ def check_answers(bench: Bench, rows: np.ndarray, seed: int) -> tuple[dict[str, 
             require_same(bench, name, mine, one)
             if name == WITH_RULE:  # which all requests share
                 break
-    return notes(bench, answers), seconds
+    return seconds
 
 
 def require_same(bench: Bench, name: str, found: Answer, expected: Answer) -> None:
@@ -164,61 +153,13 @@ def require_same(bench: Bench, name: str, found: Answer, expected: Answer) -> No
         raise SystemExit(f"MISMATCH at {bench.setting}, ours against {name}: {problem}")
 
 
-def notes(bench: Bench, answers: dict[str, Answer]) -> dict[str, str]:
-    exact, ppv, bitmap = answers[OURS].sequences, bench.methods[PPV_EXACT], bench.methods[HASH]
-    found = {name: "same as ours" for name in EXACT if name in answers and name != OURS}
-    found |= {OURS: "", **dict.fromkeys(bench.left, "same as an index of what is left")}
-    for name in set(answers) - set(EXACT) - set(bench.left):
-        wrong = 1 - share_found(answers[name], exact)
-        invalid = 1 - share_valid(ppv, answers[name])
-        found[name] = f"{wrong:.0%} of the answers missed, {invalid:.0%} of its own no items"
-    rate = false_positive_rate(bitmap, ppv, exact, bench.setting.vocab)
-    found[HASH] = f"{rate:.2%} false positives; {found[HASH]}"
-    if TRIE in answers and (size := getattr(bench.methods[TRIE], "nbytes", 0)) > 0:
-        found[TRIE] += f"; {size / 2**20:.0f} MiB, {size / bench.setting.items:.0f} bytes an item"
-    return found
-
-
-def share_found(answer: Answer, exact: Tensor) -> float:
-    """The share of the exact sequences found among the live ones of an answer."""
-    hits = 0
-    for sequences, scores, expected in zip(answer.sequences, answer.scores, exact, strict=True):
-        living = {tuple(s) for s in sequences[scores > DEAD].tolist()}
-        hits += sum(tuple(s) in living for s in expected.tolist())
-    return hits / (exact.shape[0] * exact.shape[1])
-
-
-def share_valid(ppv: Any, answer: Answer) -> float:
-    """The share of an answer's rows that are a living sequence of the catalogue."""
-    state = ppv.start(len(answer.scores), answer.scores.device)
-    state = tuple(bound.expand(answer.scores.shape) for bound in state)
-    for level in range(LENGTH):
-        state = ppv.extend(state, answer.sequences[..., level], level)
-    return float(((state[0] < state[1]) & (answer.scores > DEAD)).float().mean())
-
-
-def false_positive_rate(bitmap: Any, ppv: Any, sequences: Tensor, vocab_size: int) -> float:
-    """The share of illegal extensions that the bitmap lets pass, over all prefixes of the exact answers."""
-    states = {m: m.start(len(sequences), sequences.device) for m in (bitmap, ppv)}
-    states[bitmap] = states[bitmap].expand(sequences.shape[:2])
-    states[ppv] = tuple(bound.expand(sequences.shape[:2]) for bound in states[ppv])
-    shape = torch.Size((*sequences.shape[:2], vocab_size))
-    passed = illegal = 0
-    for level in range(LENGTH):
-        legal = ppv.legal(shape, states[ppv], level)
-        passed += int((bitmap.legal(shape, states[bitmap], level) & ~legal).sum())
-        illegal += int((~legal).sum())
-        states = {m: m.extend(state, sequences[..., level], level) for m, state in states.items()}
-    return passed / max(illegal, 1)
-
-
 def run_setting(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
     """Check one setting, then time its contenders in turn."""
     log(f"{setting}: catalogue")
     rows = read_rows(setting, options.seed)
     bench = make_bench(setting, rows, options)
     log(f"{setting}: comparing answers")
-    remarks, seconds = check_answers(bench, rows, options.seed)
+    seconds = check_answers(bench, rows, options.seed)
     log(f"{setting}: timing")
     times = time_decodes(bench, seconds, options)
     levels = {name: medians(runs.values()) for name, runs in times.items()}
@@ -227,13 +168,10 @@ def run_setting(setting: Setting, options: argparse.Namespace) -> dict[str, Any]
         **asdict(setting),
         "name": str(setting),
         "distinct": len(rows),
-        "branching": branching(rows),
         "step_seconds": step,
-        "level_seconds": {name: levels[name] for name in BY_LEVEL},
+        "level_seconds": levels,
         "ratio": {name: paired(runs, times[UNCONSTRAINED]) for name, runs in times.items()},
         "repetitions": {name: len(runs) for name, runs in times.items()},
-        "notes": remarks,
-        "trie_bytes": getattr(bench.methods.get(TRIE), "nbytes", None),
     }
 
 
@@ -281,17 +219,6 @@ def print_times(results: list[dict[str, Any]]) -> None:
     print_cells(results, names, lambda result, name: f"{1000 * result['step_seconds'][name]:.3f}")
     print("\ntime of a decode by that of the unconstrained one beside it")
     print_cells(results, names, lambda result, name: f"{result['ratio'][name]:.2f}")
-    print("\nours, ms per level, and the most (and mean) children of a node there")
-    rows = []
-    for result in results:
-        for name in (OURS, UNCONSTRAINED):
-            levels = result["level_seconds"][name]
-            rows.append([result["name"], name, *(f"{1000 * seconds:.3f}" for seconds in levels)])
-        rows.append([result["name"], "branching", *(f"{most} ({mean:.1f})" for most, mean in result["branching"])])
-    print_table(["catalogue", "contender", *(f"level {level}" for level in range(LENGTH))], rows)
-    print("\nwhat the others answer")
-    rows = [[result["name"], name, result["notes"][name]] for result in results for name in INEXACT]
-    print_table(["catalogue", "contender", "answers"], rows)
 
 
 def print_cells(
@@ -303,39 +230,6 @@ def print_cells(
         for result in results
     ]
     print_table(["catalogue", *names], rows)
-
-
-def print_left_out(results: list[dict[str, Any]]) -> None:
-    """Why the CPU trie is omitted."""
-    measured = [result for result in results if result["trie_bytes"]]
-    for result in results:
-        if result["trie_bytes"] is None:
-            reason = "more items than --trie-items"
-            if measured:
-                each = measured[-1]["trie_bytes"] / measured[-1]["distinct"]
-                size = each * result["distinct"] / 1e9
-                reason += f"; at the {each:.0f} bytes an item of {measured[-1]['name']} it would take {size:.0f} GB"
-            print(f"{TRIE} left out at {result['name']}: {reason}")
-
-
-def print_goals(results: list[dict[str, Any]], *, judge: bool) -> dict[str, Any]:
-    """The goals, with the figures reached."""
-    goals: dict[str, Any] = {}
-    for result in results:
-        limit = AT_LARGE if result["vocab"] >= VOCAB else AT_SMALL
-        for name in (OURS, WITH_RULE, WITH_EXCLUSIONS):
-            figure = result["ratio"][name]
-            goals[f"{result['name']}: {name} / unconstrained at most {limit}"] = (figure, figure <= limit)
-    uniform = sorted((r for r in results if r["codes"] == "uniform" and r["vocab"] == VOCAB), key=lambda r: r["items"])
-    if len(uniform) > 1:
-        few, most = uniform[0], uniform[-1]
-        growth = most["step_seconds"][OURS] / few["step_seconds"][OURS]
-        goals[f"ours, {most['name']} / {few['name']} at most {GROWTH}"] = (growth, growth <= GROWTH)
-    print()
-    for name, (figure, met) in goals.items():
-        verdict = ("met" if met else "MISSED") if judge else "not judged at this size"
-        print(f"goal: {name}: {figure:.2f}, {verdict}")
-    return {name: {"figure": figure, "met": met} for name, (figure, met) in goals.items()}
 
 
 def log(message: str) -> None:
@@ -350,7 +244,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--skewed-items", type=count, help="items of the Zipf catalogue (1e6), 0: none")
     parser.add_argument("--skewed-vocab", type=count, default=8192)
     parser.add_argument("--trie-items", type=count, default=1_000_000, help="most items of the CPU trie")
-    parser.add_argument("--bitmap-bits", type=int, help="log2 of the hash bitmap's size (30)")
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--beams", type=int, default=70)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -360,8 +253,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="time for a slow contender's repetitions (4)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fast", action="store_true", help="small catalogues, for CI")
-    add_plots_option(parser)
-    parser.add_argument("--flax", action="store_true", help="only ours in Flax against ours in PyTorch")
     options = parser.parse_args(arguments)
     for name, value in (FAST if options.fast else DEFAULTS).items():
         if getattr(options, name) is None:
@@ -397,15 +288,6 @@ def main(arguments: list[str] | None = None) -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     results = []
-    if options.flax:  # ours in Flax against ours in PyTorch
-        import step_flax
-
-        torch.set_num_threads(1)
-        results = [step_flax.run_setting(setting, options) for setting in make_settings(options)]
-        step_flax.print_times(results)
-        shape = {"batch": options.batch, "beams": options.beams, "length": LENGTH, "cpu_time": True}
-        print_json_line("step_flax", torch.device("cpu"), {**shape, "results": results})
-        return
     for setting in make_settings(options):
         results.append(run_setting(setting, options))
         gc.collect()
@@ -413,14 +295,8 @@ def main(arguments: list[str] | None = None) -> None:
     clock = "CPU time of one thread" if options.cpu_time else f"{torch.get_num_threads()} threads"
     print(f"batch {options.batch}, {options.beams} beams, {LENGTH} levels, {device}, {clock}; medians")
     print_times(results)
-    print_left_out(results)
-    goals = print_goals(results, judge=not options.fast)
-    if options.plots:
-        import step_plots
-
-        step_plots.draw(results)
     shape = {"batch": options.batch, "beams": options.beams, "length": LENGTH, "cpu_time": options.cpu_time}
-    print_json_line("step", device, {**shape, "results": results, "goals": goals})
+    print_json_line("step", device, {**shape, "results": results})
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from torch import Tensor
 
 CPU_BLOCK, CPU_BLOCKS_FROM = 64, 30_000  # candidates of a row from which blocks of them are faster (measured)
 # Candidates of all rows. A device's own top-k reads them some six times, in a dozen launches; reading so many once
-# saves more than launching a second top-k costs. An estimate for 3 TB/s: examples/benchmark/gpu.py measures it.
+# saves more than launching a second top-k costs. An estimate for 3 TB/s.
 DEVICE_BLOCKS_FROM = 2**22
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from .tree import Tree
 
 # Up to so many slots for each ancestor, one call over all keys under a mask is faster than two parts: measured on a
-# CPU by examples/benchmark/attention.py. Devices attend to all keys at once: two parts are ten launches and more.
+# CPU. Devices attend to all keys at once: two parts are ten launches and more.
 SLOTS_AT_ONCE = 32
 ALIGNMENT = 16  # numbers, to which scaled_dot_product_attention would pad the rows of a mask in every layer
 

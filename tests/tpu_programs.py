@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs that `generate` compiles in JAX, each with a call that compiles it; and what compilers say of them.
 
-`tpu.py` times them, and tests lower all of them for TPUs: what is listed here is in both. Everything is random and
-made on the spot: models, heads, catalogues, prompts.
+Tests lower all of them for TPUs. Everything is random and made on the spot: models, heads, catalogues, prompts.
 
 A TPU is not needed to compile for one: `pip install libtpu` (the version of `jax[tpu]`) brings the compiler, and
 `tpu_devices` describes chips that are not there.
@@ -25,7 +24,6 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-import roofline
 import torch
 from flax import nnx
 from jax.experimental import topologies
@@ -43,9 +41,24 @@ from hf_gr.generation.flax import mixin
 # Where `generate` finds what `jax.jit` has compiled.
 COMPILED: tuple[tuple[Any, str], ...] = ((mixin, "decode_program"), (mixin, "decode_on_mesh"))
 PAD, EOS, FIRST_CODE = 0, 1, 2
-TINY = roofline.Shape(layers=1, hidden=32, intermediate=48, heads=4, kv_heads=2, head_dim=8, vocab=64, itemsize=4)
 # Random weights of unit gain make logits that hardly differ.
 GAIN = 2.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a model."""
+
+    layers: int = 1
+    hidden: int = 32
+    intermediate: int = 48
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 8
+    vocab: int = 64
+
+
+TINY = Shape()
 
 
 @dataclass(frozen=True)
@@ -59,7 +72,7 @@ class Size:
         codes: of every level.
     """
 
-    shape: roofline.Shape = TINY
+    shape: Shape = TINY
     items: int = 200
     length: int = 3
     codes: int = 20
@@ -239,12 +252,7 @@ class Bench:
         raise AssertionError("the call ran no program that is known here")
 
 
-def num_programs() -> int:
-    """Programs of `generate` that this process has compiled."""
-    return sum(getattr(home, name)._cache_size() for home, name in COMPILED)
-
-
-def config_of(shape: roofline.Shape, family: str) -> Any:
+def config_of(shape: Shape, family: str) -> Any:
     """A model of a shape."""
     special: dict[str, Any] = {
         "vocab_size": shape.vocab,
