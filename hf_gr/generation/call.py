@@ -92,21 +92,10 @@ class BaseCall(ABC):
         seed: Any,
         max_lengths: Mapping[str, int] = MappingProxyType({}),
     ) -> Any:
-        """Read and check the arguments that both backends have.
+        """Read and check the arguments of `generate` that both backends have.
 
-        Args:
-            model: the model.
-            inputs: as in transformers.
-            generation_config: as in transformers.
-            kwargs: fields of the config, ours among them, and arguments of the model.
-            indexes: the catalogue or catalogues, or their names.
-            exclude_items: as in `generate`.
-            assistant: the draft model, or None.
-            seed: as in `generate`.
-            max_lengths: by what else limits it, the length of prompt and answer.
-
-        Raises:
-            ValueError: names the argument, its value, what is expected, and the fix.
+        `kwargs` are fields of the config, ours among them, and arguments of the model; `indexes` the catalogue or
+        catalogues, or their names; `max_lengths`, by what else sets a limit, the length of prompt and answer.
         """
         for name in NUMBERS:
             if isinstance(kwargs.get(name), str):
@@ -180,21 +169,12 @@ def read_mask(
     given: Any,
     config: Any,
     *,
-    tokens: npt.NDArray[Any] | None,
-    shape: tuple[int | None, int | None],
-    is_encoder_decoder: bool,
-    may_be_longer: bool = False,
+    tokens: npt.NDArray[Any] | None,  # from which padding can be inferred
+    shape: tuple[int | None, int | None],  # of the prompts; None for what is not known
+    is_encoder_decoder: bool,  # an encoder takes padding on any side, and none is inferred
+    may_be_longer: bool = False,  # tokens in a cache need not be given again
 ) -> npt.NDArray[np.bool_] | None:
-    """Which tokens are no padding, as given, or as transformers infers it; None if nothing is known to be padding.
-
-    Args:
-        given: the attention mask, or None.
-        config: the prepared config, which names the padding.
-        tokens: `[B, P]`, from which padding can be inferred; None if it cannot.
-        shape: of the prompts; None for what is not known.
-        is_encoder_decoder: whether an encoder reads them, for which no padding is inferred, and which takes any side.
-        may_be_longer: whether tokens in a cache need not be given again.
-    """
+    """Which tokens are no padding, as given, or as transformers infers it; None if nothing is known to be padding."""
     if given is not None:
         host = to_array(given, "attention_mask")
         width = host.shape[-1] if host.ndim else 0

@@ -39,11 +39,7 @@ def refuse_without_catalogue(given: Mapping[str, Any]) -> None:
 
 
 def check_config(config: Any) -> None:
-    """Refuse a prepared config with invalid values, or with a mode that takes no catalogue.
-
-    Raises:
-        ValueError: names the field, its value and what is expected.
-    """
+    """Refuse a prepared config with invalid values, or with a mode that takes no catalogue."""
     check_fields(vars(config))
     for name in ("num_beams", "num_return_sequences"):
         value = getattr(config, name)
@@ -65,13 +61,7 @@ def check_config(config: Any) -> None:
 
 
 def check_tokens_of_catalogue(catalogue: Any, vocabulary: int, *, name: str) -> None:
-    """Refuse a catalogue with tokens outside a model's vocabulary.
-
-    Args:
-        catalogue: the catalogue, or what is made of one: it knows its `max_token_id`.
-        vocabulary: its number of tokens.
-        name: the argument that holds the catalogue.
-    """
+    """Refuse a catalogue, or what is made of one, with tokens outside a vocabulary; `name` is the argument."""
     if catalogue.max_token_id >= vocabulary:
         raise ValueError(
             f"{name} has token {catalogue.max_token_id}, expected less than the vocabulary, {vocabulary}: "
@@ -80,15 +70,9 @@ def check_tokens_of_catalogue(catalogue: Any, vocabulary: int, *, name: str) -> 
 
 
 def check_processor(index: Any, prompt_length: Any, attention_mask: Any) -> int | None:
-    """Refuse wrong arguments of a constraint as a logits processor.
+    """Refuse wrong arguments of a constraint as a logits processor; returns the prompt's length, if it is known.
 
-    Args:
-        index: a catalogue, or a list of them.
-        prompt_length: the prompt's length, or None.
-        attention_mask: the prompt's mask (array or tensor), or None.
-
-    Returns:
-        The length as given, or the mask's: padding counts, since it is in `input_ids`. None if neither is given.
+    Padding counts, since it is in `input_ids`.
     """
     for one in index if isinstance(index, list | tuple) else [index]:
         if not isinstance(one, ConstraintIndex):
@@ -122,11 +106,7 @@ def check_scores_of_rules(num_rows: int, num_prompts: int) -> None:
 
 
 def check_codes(head: Any, catalogue: Snapshot) -> None:
-    """Refuse a catalogue with tokens for which a draft head has no code, level by level.
-
-    Raises:
-        ValueError: another number of levels, or a token that is not in its level's codebook.
-    """
+    """Refuse a catalogue with tokens for which a draft head has no code, level by level."""
     num_levels = head.config.num_levels
     if catalogue.max_length != num_levels:
         has_end = catalogue.eos_token_id is not None and catalogue.max_length == num_levels + 1
@@ -152,24 +132,15 @@ def check_codes(head: Any, catalogue: Snapshot) -> None:
 def check_lengths(
     config: Any,
     catalogue: Snapshot,
-    max_new_tokens: Any,
-    max_length: Any,
+    max_new_tokens: Any,  # as given in the call itself; it takes precedence
+    max_length: Any,  # likewise
     *,
     prompt_length: int,
-    others: Mapping[str, int],
+    others: Mapping[str, int],  # by what else sets a limit, the length of prompt and answer
 ) -> int | None:
     """Refuse lengths too small for the longest sequence, and penalties too large for it.
 
-    Args:
-        config: the prepared config.
-        catalogue: the catalogue of any row.
-        max_new_tokens: as given in the call itself; it takes precedence.
-        max_length: likewise.
-        prompt_length: tokens before the generated ones.
-        others: by what else limits it, the length of prompt and answer.
-
-    Returns:
-        The new tokens that the call leaves room for; None without a limit.
+    Returns the new tokens that the call leaves room for; None without a limit.
     """
     for name, value in (("max_new_tokens", max_new_tokens), ("max_length", max_length)):
         if value is not None and not is_integer(value):

@@ -44,17 +44,7 @@ class BaseDraft:
     def check(
         self, prompt: Any, catalogue: Snapshot, given: Mapping[str, Any], model_kwargs: Mapping[str, Any]
     ) -> None:
-        """Refuse a draft that is not possible.
-
-        Args:
-            prompt: the prompt.
-            catalogue: the catalogue of any row.
-            given: our fields as given in the call itself.
-            model_kwargs: the call's other arguments for the model.
-
-        Raises:
-            ValueError: names the argument, its value, what is expected, and the fix.
-        """
+        """Refuse a draft that is not possible; `given` are our fields as given in the call itself."""
         if self.searches == "head" and self.assistant is not None:
             raise ValueError(
                 "drafting='head' with assistant_model, expected one of them, since both draft: omit one, or pass "
@@ -228,23 +218,13 @@ def fastest(
     drafts: Mapping[str | None, Any],
     catalogue: Snapshot,
     *,
-    kind: tuple[Any, ...],
+    kind: tuple[Any, ...],  # what a forward's time depends on, besides the beams
     num_beams: int,
-    budget: int,
-    below_prompt: bool,
-    timed_forward: Callable[[int], Callable[[], Any]],
+    budget: int,  # the most nodes besides the live beams
+    below_prompt: bool,  # whether the prompt's own forward may score nodes
+    timed_forward: Callable[[int], Callable[[], Any]],  # see `auto.costs_of`
 ) -> Any:
-    """The draft of `drafting="auto"`, with its node budget; the first call of a kind times two forwards.
-
-    Args:
-        drafts: those to choose from.
-        catalogue: the catalogue of any row.
-        kind: what a forward's time depends on, besides the beams.
-        num_beams: K.
-        budget: the most nodes besides the live beams.
-        below_prompt: whether the prompt's own forward may score nodes.
-        timed_forward: see `auto.costs_of`.
-    """
+    """The draft of `drafting="auto"`, with its node budget; the first call of a kind times two forwards."""
     draft = next(iter(drafts.values()))
     model, config = draft.model, copy.copy(draft.config)
     widths = np.diff(catalogue.trie.level_starts).tolist()

@@ -11,35 +11,26 @@ from typing import Any
 from hf_gr.catalogue.sequences import is_integer
 from hf_gr.generation.models import fill_token
 
-# By field of a generation config: the values that have no effect.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "encoder_repetition_penalty": (None, 1.0),
-    "encoder_no_repeat_ngram_size": (None, 0),
-    "guidance_scale": (None, 1.0),
-    "remove_invalid_values": (None, False),
-    "watermarking_config": (None,),
-    "stop_strings": (None,),
-    "max_time": (None,),
-    "output_attentions": (None, False),
-    "output_hidden_states": (None, False),
-    "prompt_lookup_num_tokens": (None,),
-    "token_healing": (None, False),
+# By field of a generation config: the value, besides None, that has no effect.
+NEUTRAL: dict[str, Any] = {
+    "encoder_repetition_penalty": 1.0,
+    "encoder_no_repeat_ngram_size": 0,
+    "guidance_scale": 1.0,
+    "remove_invalid_values": False,
+    "output_attentions": False,
+    "output_hidden_states": False,
+    "token_healing": False,
+    **dict.fromkeys(("watermarking_config", "stop_strings", "max_time", "prompt_lookup_num_tokens")),
 }
-NEUTRAL_SCORES: dict[str, tuple[Any, ...]] = {  # of what a function in JAX can do, too
-    "repetition_penalty": (None, 1.0),
-    "no_repeat_ngram_size": (None, 0),
-    "bad_words_ids": (None,),
-    "sequence_bias": (None,),
-    "min_length": (None, 0),
-    "min_new_tokens": (None, 0),
-    "exponential_decay_length_penalty": (None,),
+NEUTRAL_SCORES: dict[str, Any] = {  # of what a function in JAX can do, too
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    **dict.fromkeys(("bad_words_ids", "sequence_bias", "exponential_decay_length_penalty")),
 }
-NEUTRAL_WARPERS = {  # if samples are drawn
-    "top_h": (None,),
-    "typical_p": (None, 1.0),
-    "epsilon_cutoff": (None, 0.0),
-    "eta_cutoff": (None, 0.0),
-}
+# If samples are drawn:
+NEUTRAL_WARPERS = {"top_h": None, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
 # By warper: the numbers that transformers' own accepts. A program would draw with any others, too.
 WARPERS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "temperature": (lambda value: value > 0, "more than 0: do_sample=False takes the best"),
@@ -52,12 +43,12 @@ LARGEST = 2**31 - 1  # of JAX's 32-bit integers
 
 def check_options(config: Any) -> None:
     """Refuse options that Flax does not support."""
-    for name, values in (NEUTRAL | NEUTRAL_SCORES | (NEUTRAL_WARPERS if config.do_sample else {})).items():
-        if (value := getattr(config, name, None)) not in values:
-            in_jax = f", or pass {name}={values[-1]!r} and a function in JAX as logits_processor=[...]"
+    for name, neutral in (NEUTRAL | NEUTRAL_SCORES | (NEUTRAL_WARPERS if config.do_sample else {})).items():
+        if (value := getattr(config, name, None)) not in (None, neutral):
+            in_jax = f", or pass {name}={neutral!r} and a function in JAX as logits_processor=[...]"
             fix = in_jax if name in NEUTRAL_SCORES else ""
             raise ValueError(
-                f"{name}={value!r}, expected {values[-1]!r}: not supported in Flax; use backend='torch'{fix}"
+                f"{name}={value!r}, expected {neutral!r}: not supported in Flax; use backend='torch'{fix}"
             )
     for name, (is_valid, expected) in WARPERS.items() if config.do_sample else ():
         value = getattr(config, name)
@@ -70,11 +61,9 @@ def check_options(config: Any) -> None:
         )
 
 
-ONE_LABEL = "an answer is one label in Flax; use backend='torch'"
 FIXES = {
     "generator": "pass seed=, or key=, a key of jax.random",
-    "separator": ONE_LABEL,
-    "max_labels": ONE_LABEL,
+    **dict.fromkeys(("separator", "max_labels"), "an answer is one label in Flax; use backend='torch'"),
 }
 
 

@@ -75,21 +75,7 @@ class Call(BaseCall):
         generator: Any,
         **shared: Any,
     ) -> Call:
-        """Read the arguments of a call.
-
-        Args:
-            model: the model.
-            inputs: as in transformers.
-            generation_config: as in transformers.
-            kwargs: fields of the config, and arguments of the model.
-            passed_on: transformers' own arguments.
-            answers: `separator` and `max_labels`, as in `generate`.
-            generator: as in `generate`.
-            shared: what both backends have: see `BaseCall.read`.
-
-        Raises:
-            ValueError: names the argument, its value, what is expected, and the fix.
-        """
+        """Read the arguments of a call: `answers` are `separator` and `max_labels`, `shared` `BaseCall.read`'s."""
         separator, max_labels = answers
         tokenizer = kwargs.pop("tokenizer", None) if isinstance(separator, str) else None
         _refuse(model, generation_config, kwargs, passed_on, generator)
