@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
@@ -25,12 +26,12 @@ from hf_gr.tables.files import pa
 from hf_gr.tables.table import Rows
 
 from .early import read_users
-from .noticed import Noticed
 from .options import deciding_rows
 from .parts import IS_FALLBACK, NUM_DROPPED
-from .prompts import PromptMaker, Requests
+from .prompts import PromptMaker
 from .settings import NUM_BEAMS, Settings
 from .users import Users
+from .warnings import counts_of, warning_of_repeated
 
 USER, WAS_EXCLUDED = "user", "was_excluded"  # columns of the rows of `evaluate`
 BOOKKEEPING = ("transformers_version", "_from_model_config")  # in a generation config; they affect no row
@@ -46,7 +47,8 @@ class Job:
         decoder: turns prompts into items.
         schema: of the rows: the user, items, scores, what was counted, error, and what `evaluate` needs.
         doubts: what looks like a mistake in the settings.
-        noticed: what this process has counted of the rows.
+        counts: what this process has counted of its rows.
+        told: what looks like a mistake in its rows.
     """
 
     settings: Settings
@@ -54,7 +56,8 @@ class Job:
     decoder: Decoder
     schema: Any
     doubts: tuple[str, ...] = ()
-    noticed: Noticed = field(default_factory=Noticed)
+    counts: Counter[str] = field(default_factory=Counter)
+    told: list[str] = field(default_factory=list)
 
     def run(self, window: Rows, on_progress: Callable[[int], None] = lambda num_rows: None) -> Any:
         """The rows of a window.
@@ -80,8 +83,10 @@ class Job:
                     "generate leave nothing",
                 )
         self._refuse(problems)
-        self._notice(window, made, items, problems)
         columns = self.settings.columns
+        self.counts.update(counts_of(made, items, problems))
+        if columns.user is not None and window.number == 0:
+            self.told.extend(warning_of_repeated(window, columns.user))
         user = range(window.first_row, window.first_row + len(window)) if columns.user is None else columns.user
         values = [user, items, scores]
         if self.settings.fallback is not None:
@@ -120,19 +125,6 @@ class Job:
             "settings": settings,
             "options": {name: _describe(value) for name, value in sorted(self.settings.options.items())},
         }
-
-    def _notice(
-        self, window: Rows, made: Requests, items: Sequence[Sequence[Any]], problems: Mapping[int, str]
-    ) -> None:
-        noticed, user = self.noticed, self.settings.columns.user
-        answered = [row for row in range(len(window)) if row not in problems]
-        noticed.num_answered += len(answered)
-        noticed.num_fallback += sum(row in made.fallbacks for row in answered)
-        noticed.num_empty += sum(not items[row] for row in answered)
-        noticed.num_excluded += made.num_excluded
-        noticed.num_unknown += made.num_unknown_excluded
-        if user is not None and window.number == 0:
-            noticed.look_for_repeated(window.columns.column(user).combine_chunks())
 
     def _refuse(self, problems: Mapping[int, str]) -> None:
         if problems and self.settings.on_error == "stop":

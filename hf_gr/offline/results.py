@@ -119,7 +119,7 @@ class Skipped:
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """The results of `evaluate`. A notebook shows it as tables.
+    """The results of `evaluate`, which are shown as tables.
 
     Attributes:
         cutoffs: the K of the metrics.
@@ -235,8 +235,3 @@ class Evaluation:
         from .show import as_text
 
         return as_text(self)
-
-    def _repr_html_(self) -> str:
-        from .show import as_html
-
-        return as_html(self)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -25,11 +26,11 @@ from hf_gr.tables.files import pa
 from hf_gr.tables.memory import give_back, is_in_memory
 
 from .job import Job, make_job
-from .noticed import Noticed, warnings_of
 from .options import RECOMMEND, takes_options
 from .parts import Parts, Totals, check_output
 from .settings import Settings
 from .users import Users
+from .warnings import warnings_of
 
 logger = logging.getLogger("hf_gr.recommend")
 
@@ -152,11 +153,9 @@ class Held:
 def _run_in_memory(job: Job, users: Users, processes: Any) -> Any:
     """Run a job over a table in memory, with all processes; its rows."""
     held = Held(num_processes=processes.count)
-    _, parts, noticed = zip(
-        *processes.by_all(lambda: (_run_windows(job, users, held, processes), held.rows, job.noticed)), strict=True
-    )
-    windows = {number: rows for part in parts for number, rows in part.items()}
-    _warn(processes, noticed)
+    ran = processes.by_all(lambda: (_run_windows(job, users, held, processes), job.counts, job.told, held.rows))
+    windows = {number: rows for *_, part in ran for number, rows in part.items()}
+    _warn(processes, ran)
     rows = pa.concat_tables([windows[number] for number in sorted(windows)]).combine_chunks()
     return rows if job.settings.on_error == "skip" else rows.drop_columns(["error"])
 
@@ -176,20 +175,22 @@ def run_job(job: Job, users: Users, output: Path, processes: Any) -> Recommended
             return Recommended(output, num_resumed=0, already_finished=True, **asdict(found))
         num_resumed = processes.by_main(parts.count, doing="cannot read the parts")
         ran = processes.by_all(
-            lambda: (_run_windows(job, users, parts, processes), job.noticed), after_failure=parts.discard_empty
+            lambda: (_run_windows(job, users, parts, processes), job.counts, job.told),
+            after_failure=parts.discard_empty,
         )
         found = processes.by_main(lambda: _merge(parts, ran[0][0], users), doing="could not merge the parts")
         if not job.settings.has_targets:  # `evaluate` has warnings of its own
-            _warn(processes, [noticed for _, noticed in ran])
+            _warn(processes, ran)
         return Recommended(output, num_resumed=num_resumed, **asdict(found))
     finally:
         parts.release()
 
 
-def _warn(processes: Any, noticed: Iterable[Noticed]) -> None:
-    """Tell once, whatever the number of processes."""
+def _warn(processes: Any, ran: Iterable[Sequence[Any]]) -> None:
+    """Tell once, whatever the number of processes, what their runs have counted and told."""
     if processes.is_main:
-        for warning in warnings_of(noticed):
+        told = [warning for _, _, told, *_ in ran for warning in told]
+        for warning in (*warnings_of(sum((counts for _, counts, *_ in ran), Counter())), *told):
             logger.warning(warning)
 
 

@@ -1,15 +1,11 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The results of `evaluate` as tables of texts, and these as plain text and HTML. Counts nothing.
-
-A cell has a number and, on a second line, its interval.
-"""
+"""The results of `evaluate` as tables of texts, and these as plain text. Counts nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from hf_gr.files.text import printable
@@ -20,11 +16,12 @@ if TYPE_CHECKING:
     from .results import Difference, Evaluation, Result
 
 Row = list[str]
+WIDE = 1000  # columns of a file or a log: nothing is cut there
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts, some of several lines.
+    """A table of texts.
 
     Attributes:
         head: the names of the columns.
@@ -105,7 +102,7 @@ def _results(found: Evaluation) -> Table:
 
 def _heading(result: Result) -> str:
     num_beams = getattr(result, "num_beams", None)
-    return printable(result.name) if num_beams is None else f"{printable(result.name)}\n{num_beams} beams"
+    return printable(result.name) if num_beams is None else f"{printable(result.name)}, {num_beams} beams"
 
 
 def _with_interval(result: Result, metric: str) -> str:
@@ -114,7 +111,7 @@ def _with_interval(result: Result, metric: str) -> str:
     text = f"{result.metrics[metric]:.4f}"
     if metric in result.intervals:
         low, high = result.intervals[metric]
-        text += f"\n{low:.4f} to {high:.4f}"
+        text += f" ({low:.4f} to {high:.4f})"
     return text
 
 
@@ -125,14 +122,14 @@ def _differences(found: Evaluation) -> Table:
     for one in found.differences:
         by_pair.setdefault((one.result, one.other), {})[one.metric] = one
     rows = [
-        [f"{printable(result)}\n- {printable(other)}", *(_signed(ones[metric]) for metric in metrics)]
+        [f"{printable(result)} - {printable(other)}", *(_signed(ones[metric]) for metric in metrics)]
         for (result, other), ones in by_pair.items()
     ]
     return Table(["difference", *metrics], rows)
 
 
 def _signed(one: Difference) -> str:
-    return f"{one.difference:+.4f}\n{one.low:+.4f} to {one.high:+.4f}"
+    return f"{one.difference:+.4f} ({one.low:+.4f} to {one.high:+.4f})"
 
 
 def _parts(found: Evaluation) -> Table:
@@ -151,49 +148,30 @@ def _last_metrics(found: Evaluation) -> list[str]:
     return [f"recall@{found.cutoffs[-1]}", f"ndcg@{found.cutoffs[-1]}", "mrr"]
 
 
-def as_text(found: Evaluation) -> str:
-    """All tables and notes in columns of equal width; intervals beside their numbers."""
-    parts = []
-    for table in tables(found):
-        keys = table.num_keys
-        head = [cell.replace("\n", ", ") for cell in table.head]
-        rows = [
-            [*(cell.replace("\n", " ") for cell in row[:keys]), *map(_in_brackets, row[keys:])] for row in table.rows
-        ]
-        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-        parts.append(
-            "\n".join(
-                "  ".join(
-                    cell.ljust(width) if place < keys else cell.rjust(width)
-                    for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-                ).rstrip()
-                for row in (head, *rows)
-            )
+def as_text(found: Evaluation, *, width: int = WIDE) -> str:
+    """All tables, warnings and notes; a table that is wider is cut into some columns each, with the names of its rows.
+
+    Args:
+        found: the results.
+        width: columns of the terminal.
+    """
+    hardware, *others = notes(found)
+    lines = [hardware, *(f"Warning: {printable(warning)}" for warning in found.warnings), *others]
+    return "\n\n".join([*(part for table in tables(found) for part in _in_columns(table, width)), "\n".join(lines)])
+
+
+def _in_columns(table: Table, width: int) -> Iterator[str]:
+    rows = [table.head, *table.rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    keys, start = range(table.num_keys), table.num_keys
+    while start < len(widths):
+        places = [*keys, start]
+        while places[-1] + 1 < len(widths) and sum(widths[at] + 2 for at in (*places, places[-1] + 1)) <= width + 2:
+            places.append(places[-1] + 1)
+        start = places[-1] + 1
+        yield "\n".join(
+            "  ".join(
+                row[at].ljust(widths[at]) if at < table.num_keys else row[at].rjust(widths[at]) for at in places
+            ).rstrip()
+            for row in rows
         )
-    lines = [*notes(found)[:1], *(f"Warning: {warning}" for warning in found.warnings), *notes(found)[1:]]
-    return "\n\n".join([*parts, "\n".join(lines)])
-
-
-def _in_brackets(cell: str) -> str:
-    value, _, interval = cell.partition("\n")
-    return f"{value} ({interval})" if interval else value
-
-
-def as_html(found: Evaluation) -> str:
-    """All tables and notes; no scripts and no styles but alignment."""
-    parts = [f"<p><b>Warning:</b> {escape(printable(warning))}</p>" for warning in found.warnings]
-    for table in tables(found):
-        head = "".join(_cell("th", cell, place < table.num_keys) for place, cell in enumerate(table.head))
-        body = "".join(
-            f"<tr>{''.join(_cell('td', cell, place < table.num_keys) for place, cell in enumerate(row))}</tr>"
-            for row in table.rows
-        )
-        parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
-    parts.append("".join(f"<div><small>{escape(line)}</small></div>" for line in notes(found)))
-    return "\n".join(parts)
-
-
-def _cell(tag: str, text: str, is_key: bool) -> str:
-    first, *rest = escape(text).split("\n")
-    below = "".join(f"<br><small>{line}</small>" for line in rest)
-    return f'<{tag} style="text-align: {"left" if is_key else "right"}">{first}{below}</{tag}>'

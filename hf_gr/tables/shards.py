@@ -119,7 +119,7 @@ class Shards:
             ValueError: it is missing or damaged.
         """
         path = self.path(number)
-        return _read(path, lambda: pyarrow.parquet.read_table(path, partitioning=None).replace_schema_metadata())
+        return _read(path, lambda: pyarrow.parquet.ParquetFile(path).read().replace_schema_metadata())
 
     def clear(self, *patterns: str) -> None:
         """Remove files of the folder. The folder stays: it holds the lock."""
