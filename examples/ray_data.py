@@ -21,10 +21,9 @@ import numpy as np
 import torch
 
 import hf_gr
-from hf_gr.answering.decoding import Decoder
-from hf_gr.answering.histories import join_tokens, latest_that_fit, tokens_of_items
 from hf_gr.answering.loading import load_index, prompt_room
-from hf_gr.answering.requests import Request
+from hf_gr.answering.recommender import Recommender
+from hf_gr.answering.requests import Request, join_tokens, latest_that_fit, tokens_of_items
 from hf_gr.answering.torch_models import load_model
 
 try:
@@ -44,7 +43,7 @@ class Recommend:
         self.model = load_model(model, dtype="auto", device_map=None, device=device, num_processes=1)
         self.index = load_index(hf_gr.ConstraintIndex.from_pretrained(index), self.model)
         self.room = prompt_room(self.model, self.index, drafting=None, options={}) or 2**31
-        self.decoder = Decoder(self.model, self.index, top_k=top_k, num_beams=num_beams, token_budget=16_384)
+        self.decoder = Recommender(self.model, self.index, top_k=top_k, num_beams=num_beams, token_budget=16_384)
         self.history = history
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:

@@ -18,9 +18,11 @@ from families import VOCABULARY, build, shared
 from label_tokenizers import tokenizer_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import hf_gr
 from hf_gr import ConstraintIndex, Engine, classify, enable
+from hf_gr.answering import recommender
 from hf_gr.core import auto
-from hf_gr.serving import requests, warm_up
+from hf_gr.serving import warm_up
 from hf_gr.serving.answers import BrokenAnswer, Closed, Overloaded, Recommendation, TooLate
 from hf_gr.serving.catalogues import LiveCatalogue, Update
 from hf_gr.serving.costs import Costs
@@ -121,8 +123,8 @@ def test_many_requests_with_all_kinds_of_wishes() -> None:
         wish: dict[str, Any] = {"history": draw.choices(IDS, k=draw.randint(1, 12))}
         wish |= {"num_results": draw.randint(1, 6), "num_beams": draw.choice([6, 9])}
         wish |= {"exclude": draw.sample(IDS, draw.choice([0, 3]))}
-        wish |= draw.choice([{}, {"rule": "even"}, {"rule": "few"}, {"allow": draw.sample(IDS, 7)}])
-        wish |= {"allow": draw.sample(IDS[::2], 4)} if wish.get("rule") == "even" and draw.random() < 0.5 else {}
+        wish |= draw.choice([{}, {"rule": "even"}, {"rule": "few"}, {"filter": draw.sample(IDS, 7)}])
+        wish |= {"filter": draw.sample(IDS[::2], 4)} if wish.get("rule") == "even" and draw.random() < 0.5 else {}
         asked.append(wish)
 
     async def main() -> list[Recommendation]:
@@ -131,7 +133,7 @@ def test_many_requests_with_all_kinds_of_wishes() -> None:
 
     answers = asyncio.run(main())
     for wish, answer in zip(asked, answers, strict=True):
-        allowed = set(wish.get("allow", IDS)) & set(RULES.get(wish.get("rule", ""), IDS))
+        allowed = set(wish.get("filter", IDS)) & set(RULES.get(wish.get("rule", ""), IDS))
         wanted = expected(
             model,
             INDEX.where(sorted(allowed)),
@@ -171,7 +173,7 @@ def test_samples_depend_on_the_seed_alone() -> None:
 def test_bad_requests_are_refused_at_the_door_by_name() -> None:
     bad: list[tuple[dict[str, Any], str]] = [
         ({}, "history=None, expected one of history, text and tokens: send one"),
-        ({"history": ["B00"], "tokens": [5]}, "tokens is given beside history, expected one"),
+        ({"history": ["B00"], "tokens": [5]}, "history and tokens are given, expected one"),
         ({"history": "B00"}, "history='B00', expected a list of item ids"),
         ({"history": [7]}, "history has 7, expected strings"),
         ({"history": []}, "history is empty, expected one item or more"),
@@ -179,7 +181,6 @@ def test_bad_requests_are_refused_at_the_door_by_name() -> None:
         ({"history": ["B00"], "rule": "x" * 3000}, r"rule='x{79}\.\.\., expected one of"),
         ({"history": ["B00"], "exclude": [5]}, "exclude has 5, expected strings"),
         ({"history": ["B00"], "exclude": None}, "exclude=None, expected a list"),
-        ({"history": ["B00"], "allow": ["B00", "Z"]}, "allow has 'Z', expected items of the catalogue"),
         ({"history": ["B00"], "rule": "odd"}, r"rule='odd', expected one of \['even', 'few'\]"),
         ({"history": ["B00"], "rule": ["even"]}, r"rule=\['even'\], expected one of"),
         ({"history": ["B00"], "num_results": 0}, "num_results=0, expected an integer from 1 to 100"),
@@ -193,7 +194,7 @@ def test_bad_requests_are_refused_at_the_door_by_name() -> None:
         ({"tokens": [5, VOCABULARY]}, f"tokens has {VOCABULARY}, expected 0 to {VOCABULARY - 1}"),
         ({"tokens": [5, -1]}, "tokens has -1"),
         ({"tokens": "5 6"}, "tokens='5 6', expected a list of token ids"),
-        ({"text": "a film"}, "the server has no tokenizer"),
+        ({"text": "a film"}, "there is no tokenizer"),
     ]
     log = Log()
 
@@ -225,10 +226,13 @@ def test_histories_that_are_unknown_empty_or_too_long() -> None:
             assert (answer.items, answer.scores, answer.is_fallback) == (["B04", "B03"], None, True)
             assert answer.dropped == ("gone",)
             assert (await engine.recommend(history=[], rule="even")).items == ["B04"]
-            assert (await engine.recommend(history=[], allow=["B03"])).items == ["B03"]
+            answer = await engine.recommend(history=[], filter=["B03", "gone"])
+            assert (answer.items, answer.dropped) == (["B03"], ("gone",))
         async with Engine(model, INDEX, max_prompt_tokens=2, unknown_items="refuse") as engine:
             with pytest.raises(ValueError, match="history has 'gone', expected items of the catalogue"):
                 await engine.recommend(history=["B00", "gone"])
+            with pytest.raises(ValueError, match="filter has 'gone', expected items of the catalogue"):
+                await engine.recommend(history=["B00"], filter=["B01", "gone"])
             with pytest.raises(ValueError, match="history ends with 'B00' of 3 tokens, expected an item that fits"):
                 await engine.recommend(history=["B00"])
 
@@ -320,7 +324,7 @@ def test_a_small_catalogue_answers_with_all_that_it_has() -> None:
         async with Engine(model_of(), index) as engine:
             assert sorted((await engine.recommend(history=["B00"])).items) == IDS[:3]
             engine.catalogue.apply(Update(remove=["B00", "B01"]))
-            assert (await engine.recommend(history=["B02"], allow=["B02"])).items == ["B02"]
+            assert (await engine.recommend(history=["B02"], filter=["B02"])).items == ["B02"]
 
     asyncio.run(main())
 
@@ -330,7 +334,7 @@ def test_what_leaves_the_catalogue_while_a_request_waits_is_no_error() -> None:
         async with Engine(model_of(), INDEX, lanes=1) as engine:
             is_changed = threading.Event()
             engine._lanes.submit(is_changed.wait)  # the lane is busy
-            waiting = asyncio.ensure_future(engine.recommend(history=["B00"], allow=["B07", "B08"]))
+            waiting = asyncio.ensure_future(engine.recommend(history=["B00"], filter=["B07", "B08"]))
             await asyncio.sleep(0.01)  # it is through the door
             engine.catalogue.apply(Update(remove=["B07"]))
             is_changed.set()
@@ -429,13 +433,13 @@ def test_an_observer_that_fails_harms_nobody() -> None:
 def test_a_large_request_does_not_keep_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of()
     seen: set[bool] = set()
-    read = requests.tokens_of_items
+    read = recommender.tokens_of_items
 
     def watched(*arguments: Any) -> Any:
         seen.add(threading.current_thread() is threading.main_thread())
         return read(*arguments)
 
-    monkeypatch.setattr(requests, "tokens_of_items", watched)
+    monkeypatch.setattr(recommender, "tokens_of_items", watched)
 
     async def main() -> None:
         async with Engine(model, INDEX, max_prompt_tokens=30, num_beams=8, num_results=5) as engine:
@@ -471,7 +475,7 @@ def test_scores_that_are_no_numbers_are_the_servers_error() -> None:
             with pytest.raises(BrokenAnswer):
                 await engine.recommend(history=["B00"])
             # That nothing is allowed is no error.
-            assert (await engine.recommend(history=["B00"], allow=["B01"], exclude=["B01"])).items == []
+            assert (await engine.recommend(history=["B00"], filter=["B01"], exclude=["B01"])).items == []
 
     asyncio.run(main())
 
@@ -550,11 +554,32 @@ def test_labels_are_ranked_as_by_classify() -> None:
         ({"timeout": "x"}, "timeout='x'"),
         ({"fallback": [5]}, "fallback=5 at place 0, expected strings"),
         ({"key_cache_bytes": -1}, "key_cache_bytes=-1"),
+        (
+            {"constraint_index": LiveCatalogue(INDEX), "rules": {"eu": ["B00"]}},
+            "rules= with a LiveCatalogue, expected",
+        ),
     ],
 )
 def test_engines_that_cannot_be(how: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Engine(model_of(), INDEX, **how)
+        Engine(model_of(), **{"constraint_index": INDEX, **how})
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "num_results", "beams"),
+    [(None, None, 10, 20), (4, None, 10, 10), (12, None, 10, 12), (4, 6, 5, 6)],
+)
+def test_the_checkpoints_beams_are_the_default_of_tables_and_servers(
+    own: int | None, given: int | None, num_results: int, beams: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = enable(build("qwen3"))
+    if own is not None:
+        model.generation_config.num_beams = own
+    engine = Engine(model, INDEX, num_beams=given, num_results=num_results)
+    generate, asked = model.generate, []
+    monkeypatch.setattr(model, "generate", lambda **how: asked.append(how["num_beams"]) or generate(**how))
+    hf_gr.recommend(model, [["B00"]], constraint_index=INDEX, num_beams=given, top_k=num_results)
+    assert (engine._recommender.num_beams, asked) == (beams, [beams])
 
 
 def test_costs_are_fitted_and_never_negative() -> None:

@@ -20,7 +20,7 @@ from transformers import FalconConfig
 from hf_gr import AutoModelForGenerativeRetrieval, evaluate, recommend
 from hf_gr.answering.backends import backend_for, backend_of
 from hf_gr.answering.batching import make_batches, make_even_batches
-from hf_gr.answering.decoding import Decoder
+from hf_gr.answering.recommender import Recommender
 from hf_gr.flax.decode import decode_program
 from hf_gr.flax.model import FlaxModel
 
@@ -202,14 +202,14 @@ def test_a_planted_error_is_seen(
     case: Case, users: Path, expected: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Answers in the order of batches, as if nobody had sorted prompts by length."""
-    right = Decoder.answer_all
+    right = Recommender.answer_all
 
-    def wrong(self: Decoder, requests: Any, *args: Any) -> Any:
+    def wrong(self: Recommender, requests: Any, *args: Any) -> Any:
         numbers = list(dict.fromkeys(number for batch in self.batches(requests) for number in batch))
         answers = right(self, requests, *args)
         return [answers[number] for number in numbers]
 
-    monkeypatch.setattr(Decoder, "answer_all", wrong)
+    monkeypatch.setattr(Recommender, "answer_all", wrong)
     run(case, users, tmp_path / "recs.parquet", backend="flax")
     assert not agree(read(tmp_path / "recs.parquet"), expected)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hf_gr import ConstraintIndex
-from hf_gr.answering.histories import join_tokens, tokens_of_items
+from hf_gr.answering.requests import join_tokens, tokens_of_items
 from hf_gr.catalogue.rules import combine_rules
 from hf_gr.serving import catalogues
 from hf_gr.serving.catalogues import LiveCatalogue, Update

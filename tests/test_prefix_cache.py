@@ -22,8 +22,8 @@ from transformers import GenerationConfig
 
 from hf_gr import ConstraintIndex, enable
 from hf_gr.answering import prefix_cache as module
-from hf_gr.answering.decoding import Answer, Decoder
-from hf_gr.answering.prefix_cache import BLOCK, PrefixCache, prefix_cache, takes_options
+from hf_gr.answering.prefix_cache import BLOCK, PrefixCache, prefix_cache
+from hf_gr.answering.recommender import Answer, Recommender
 from hf_gr.answering.requests import Request
 from hf_gr.generation import messages
 
@@ -47,8 +47,10 @@ def cache_all(model: Any, **options: Any) -> PrefixCache:
     return cache
 
 
-def make_decoder(model: Any, cache: PrefixCache | None = None, **options: Any) -> Decoder:
-    return Decoder(model, INDEX, top_k=5, num_beams=6, token_budget=10**6, options=options, prefix_cache=cache)
+def make_decoder(model: Any, cache: PrefixCache | None = None, **options: Any) -> Recommender:
+    return Recommender(
+        model, INDEX, num_results=5, num_beams=6, token_budget=10**6, options=options, prefix_cache=cache
+    )
 
 
 def items_of(number: int) -> list[int]:
@@ -83,13 +85,13 @@ def assert_as_without(model: Any, cache: PrefixCache, *, num_batches: int = 6, *
     plain, caching = make_decoder(model, **options), make_decoder(model, cache, **options)
     num_cached = 0
 
-    def count(out: Any, reuse: module.Reuse) -> None:
+    def count(out: Any, of_batch: int) -> None:
         nonlocal num_cached
-        num_cached += reuse.num_cached_tokens
+        num_cached += of_batch
 
     for batch in visits(num_batches):
         assert_same(caching.answer(batch, count), plain.answer(batch))
-        if takes_options(options):
+        if PrefixCache.takes_options(options):
             assert all(cache.num_missing(request.tokens) == 1 for request in batch)
     return num_cached
 
@@ -267,7 +269,9 @@ def test_catalogues_and_numbers_of_beams_share_what_is_cached() -> None:
     other = ConstraintIndex.from_sequences(ROWS[::2], item_ids=[f"item-{number}" for number in range(len(ROWS[::2]))])
     requests = [Request(0, INSTRUCTION + items_of(1) + items_of(2) + items_of(number)) for number in range(4)]
     for request, index, num_beams in zip(requests, (INDEX, other, INDEX, other), (2, 9, 5, 6), strict=True):
-        decoder = dataclasses.replace(make_decoder(model), index=index, num_beams=num_beams, top_k=min(num_beams, 5))
+        decoder = dataclasses.replace(
+            make_decoder(model), index=index, num_beams=num_beams, num_results=min(num_beams, 5)
+        )
         assert_same(dataclasses.replace(decoder, prefix_cache=cache).answer([request]), decoder.answer([request]))
     assert cache.num_missing(requests[0].tokens) == 1
 
@@ -388,9 +392,11 @@ def test_no_memory_is_no_cache() -> None:
 def test_options_of_another_loop_or_another_prompt_use_no_cache(
     options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert not takes_options(options)
+    assert not PrefixCache.takes_options(options)
     assert "every prompt is computed from its first token on" in caplog.text
-    assert takes_options({"do_sample": True, "drafting": "trie", "assistant_model": None, "length_penalty": 0.0})
+    assert PrefixCache.takes_options(
+        {"do_sample": True, "drafting": "trie", "assistant_model": None, "length_penalty": 0.0}
+    )
 
 
 def test_such_options_answer_as_without() -> None:

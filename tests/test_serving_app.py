@@ -81,7 +81,7 @@ def test_one_request_and_its_answer() -> None:
                     num_results=3,
                     num_beams=20,
                     exclude=["B02"],
-                    allow=["B01", "B03"],
+                    filter=["B01", "B03"],
                     rule="europe",
                     seed=7,
                     timeout_ms=200,
@@ -101,7 +101,7 @@ def test_one_request_and_its_answer() -> None:
         assert engine.asked == [
             {
                 "history": ["B01"], "text": None, "tokens": None, "num_results": 3, "num_beams": 20,
-                "exclude": ["B02"], "allow": ["B01", "B03"], "rule": "europe", "seed": 7, "timeout": 0.2,
+                "exclude": ["B02"], "filter": ["B01", "B03"], "rule": "europe", "seed": 7, "timeout": 0.2,
             }
         ]  # fmt: skip
 

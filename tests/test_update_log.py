@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from hf_gr import ConstraintIndex
-from hf_gr.answering.histories import tokens_of_items
+from hf_gr.answering.requests import tokens_of_items
 from hf_gr.serving import catalogues, update_log
 from hf_gr.serving.catalogues import LiveCatalogue, Update
 from hf_gr.serving.update_log import UpdateLog

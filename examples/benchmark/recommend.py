@@ -41,7 +41,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, TrainingArguments
 
 import hf_gr
 from hf_gr import cli
-from hf_gr.answering.decoding import Decoder
+from hf_gr.answering.recommender import Recommender
 from hf_gr.offline.prompts import Request
 from hf_gr.offline.settings import TOKEN_BUDGET, WINDOW_ROWS
 from hf_gr.training import DraftHeadTrainer, InteractionDataset
@@ -63,7 +63,7 @@ def compare(ids: hf_gr.SemanticIds, users: list[list[int]], arguments: argparse.
     """Seconds of both ways, by batch size."""
     model = make_model(ids, hidden=arguments.hidden, layers=arguments.layers).to(arguments.device)
     index = copy.copy(ids.constraint_index())
-    decoder = Decoder(model, index, top_k=10, num_beams=20, token_budget=arguments.token_budget)
+    decoder = Recommender(model, index, num_results=10, num_beams=20, token_budget=arguments.token_budget)
     requests = [Request(row, ids.encode(history)) for row, history in enumerate(users)]
     windows = [requests[start : start + WINDOW_ROWS] for start in range(0, len(requests), WINDOW_ROWS)]
 

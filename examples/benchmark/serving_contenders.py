@@ -30,7 +30,7 @@ from beauty_data import read_items, read_users
 from generate import dict_trie, make_catalogue, make_model
 
 from hf_gr import ConstraintIndex, enable
-from hf_gr.answering.decoding import Decoder
+from hf_gr.answering.recommender import Recommender
 from hf_gr.answering.requests import Request
 from hf_gr.serving.answers import Recommendation
 from hf_gr.serving.app import make_app
@@ -142,8 +142,8 @@ def returning(histories: Sequence[list[int]], group: int) -> tuple[list[list[int
 def bare_answers(shop: Shop, histories: Sequence[list[int]], generate: dict[str, Any]) -> list[dict[str, Any]]:
     """Each user alone through `model.generate`, with one thread: the answer, and the median of some times."""
     torch.set_num_threads(1)
-    options = {"top_k": NUM_RESULTS, "num_beams": shop.place.num_beams, "token_budget": 1 << 30}
-    decoder = Decoder(shop.model, shop.index, options=generate, **options)
+    options = {"num_results": NUM_RESULTS, "num_beams": shop.place.num_beams, "token_budget": 1 << 30}
+    decoder = Recommender(shop.model, shop.index, options=generate, **options)
     answers = []
     for history in histories:
         request, times = Request(0, shop.tokens(history)), []
@@ -270,8 +270,8 @@ def transformers_answer(shop: Shop) -> Callable[[list[Request]], list[Found]]:
 
 def by_hand(shop: Shop, **options: Any) -> Baseline:
     """Our `generate`, one call a batch, without our engine."""
-    most = {"top_k": NUM_RESULTS, "num_beams": shop.place.num_beams, "token_budget": 1 << 30}
-    return Baseline(Decoder(shop.model, shop.index, **most).answer, shop, **options)
+    most = {"num_results": NUM_RESULTS, "num_beams": shop.place.num_beams, "token_budget": 1 << 30}
+    return Baseline(Recommender(shop.model, shop.index, **most).answer, shop, **options)
 
 
 def engine(shop: Shop, **options: Any) -> Any:

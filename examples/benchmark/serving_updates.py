@@ -54,8 +54,8 @@ def allowed(edition: Edition, body: dict[str, Any]) -> frozenset[int]:
     items = edition.items
     if "rule" in body:
         items &= edition.rules[body["rule"]]
-    if "allow" in body:
-        items &= frozenset(body["allow"])
+    if "filter" in body:
+        items &= frozenset(body["filter"])
     return items - frozenset(body.get("exclude", ()))
 
 
@@ -86,7 +86,7 @@ def make_bodies(histories: Sequence[list[int]], num_items: int, count: int, seed
         if kind < 0.4:
             body["rule"] = f"rule {draw.randrange(NUM_RULES)}"
         elif kind < 0.6:
-            body["allow"] = draw.sample(staying, draw.choice((3, 30, 100)))
+            body["filter"] = draw.sample(staying, draw.choice((3, 30, 100)))
         if draw.random() < 0.5:
             body["exclude"] = draw.sample(staying, draw.randrange(1, 30))
         bodies.append(body)

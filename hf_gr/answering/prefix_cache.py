@@ -89,16 +89,6 @@ def prefix_cache(model: Any, *, num_bytes: int = 2**28, block: int = BLOCK) -> P
     return PrefixCache(model, num_bytes=num_bytes, block=block)
 
 
-def takes_options(options: Mapping[str, Any]) -> bool:
-    """Whether calls with these options of `generate` may use and fill a cache; said once, if not."""
-    config = options.get("generation_config")
-    names = [name for name in options if name not in HARMLESS and name not in _fields()]
-    names += ["use_cache"] if first_of("use_cache", options, config) is False else []
-    if names:
-        say_once(f"{', '.join(names)}: every prompt is computed from its first token on")
-    return not names
-
-
 class PrefixCache:
     """The keys of a decoder's prompts, by their tokens from the first on, until its weights change.
 
@@ -122,6 +112,16 @@ class PrefixCache:
         self._version = 0
         self._weights = _state_of_weights(model)
         self._drops_keys = "sliding_attention" in layer_types(model.config.get_text_config(decoder=True))
+
+    @staticmethod
+    def takes_options(options: Mapping[str, Any]) -> bool:
+        """Whether calls with these options of `generate` may use and fill a cache; said once, if not."""
+        config = options.get("generation_config")
+        names = [name for name in options if name not in HARMLESS and name not in _fields()]
+        names += ["use_cache"] if first_of("use_cache", options, config) is False else []
+        if names:
+            say_once(f"{', '.join(names)}: every prompt is computed from its first token on")
+        return not names
 
     def num_missing(self, tokens: Tokens) -> int:
         """The tokens of a prompt that have to be computed; the last one always, for its scores."""

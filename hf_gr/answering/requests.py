@@ -1,11 +1,17 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The request of one user. Knows no model."""
+"""The request of one user, and how histories of items become prompts. Knows the catalogue, and no model."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
+
+from hf_gr.catalogue.sequences import is_integer
+from hf_gr.catalogue.snapshot import Snapshot
+from hf_gr.catalogue.trie import PADDING
 
 
 @dataclass(frozen=True)
@@ -14,11 +20,15 @@ class Request:
 
     Attributes:
         row: the user's, counted from the first of those that are asked together.
-        tokens: of the prompt.
+        tokens: of the prompt; none if the history is empty.
         exclude: ids of items that must not be in the answer.
         allowed: ids of the only items that may be in the answer; None for all.
         rule: the name of a view of the catalogue, the items of which alone may be in the answer; None for all.
         seed: of the samples, if the answer is sampled.
+        num_results: items of the answer; None for the recommender's.
+        num_beams: of the search; None for the recommender's.
+        dropped: items of the history and the filter that the catalogue does not have.
+        num_cut: items of a history, or tokens of another prompt, that were cut from the left.
     """
 
     row: int
@@ -27,3 +37,64 @@ class Request:
     allowed: tuple[Any, ...] | None = None
     rule: str | None = None
     seed: int | None = None
+    num_results: int | None = None
+    num_beams: int | None = None
+    dropped: tuple[Any, ...] = ()
+    num_cut: int = 0
+
+
+def tokens_of_items(snapshot: Snapshot, items: Iterable[Any]) -> dict[Any, list[int]]:
+    """The tokens of items in a prompt, without end tokens, by id; items that the catalogue has never had are omitted.
+
+    Raises:
+        ValueError: ids of another type than the catalogue's.
+    """
+    distinct = list(dict.fromkeys(items))
+    is_known, sequences = snapshot.sequences_of(distinct)
+    endings = (PADDING, snapshot.eos_token_id)
+    return {
+        item: [token for token in sequence if token not in endings]
+        for item, known, sequence in zip(distinct, is_known.tolist(), sequences.tolist(), strict=True)
+        if known
+    }
+
+
+def latest_that_fit(history: Sequence[Any], tokens_of: Mapping[Any, Sequence[int]], room: int) -> list[Any]:
+    """The latest items of a history whose tokens fit: a prompt loses whole items, the oldest first.
+
+    Example:
+        >>> latest_that_fit(["ham", "jam", "yam"], {"ham": [5, 7], "jam": [5, 8], "yam": [6, 7]}, 5)
+        ['jam', 'yam']
+    """
+    for position in range(len(history) - 1, -1, -1):
+        room -= len(tokens_of[history[position]])
+        if room < 0:
+            return list(history[position + 1 :])
+    return list(history)
+
+
+def join_tokens(items: Iterable[Any], tokens_of: Mapping[Any, Sequence[int]]) -> list[int]:
+    """The tokens of items, one after the other."""
+    return list(chain.from_iterable(tokens_of[item] for item in items))
+
+
+def item_list(items: Any, name: str, snapshot: Snapshot) -> list[Any]:
+    """Item ids of the catalogue's type.
+
+    Raises:
+        ValueError: no list, or an id of another type.
+    """
+    if isinstance(items, (str, bytes, Mapping)) or not isinstance(items, Iterable):
+        raise ValueError(f"{name}={shown(items)}, expected a list of item ids")
+    listed = [item.item() if hasattr(item, "item") else item for item in items]
+    for item in listed:
+        if not (isinstance(item, str) if snapshot.are_strings else is_integer(item) and -(2**63) <= item < 2**63):
+            kind = "strings" if snapshot.are_strings else "integers"
+            raise ValueError(f"{name} has {shown(item)}, expected {kind} as the catalogue's item ids are")
+    return listed
+
+
+def shown(value: Any) -> str:
+    """The beginning of a value: a client's may be long."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."

@@ -17,8 +17,8 @@ from time import perf_counter
 from typing import Any
 
 from hf_gr.answering.backends import backend_for, backend_of
-from hf_gr.answering.decoding import Decoder, useful_beams
 from hf_gr.answering.loading import check_name
+from hf_gr.answering.recommender import Recommender, useful_beams
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.doubts import doubts_of
 
@@ -306,6 +306,6 @@ def _warnings(runs: Sequence[Run], results: Sequence[BeamResult], cutoff: int, n
     return tuple(found)
 
 
-def _hardware(decoder: Decoder, num_processes: int) -> str:
+def _hardware(decoder: Recommender, num_processes: int) -> str:
     model, mesh = decoder.model, decoder.options.get("mesh")
     return backend_of(model).hardware(model, num_processes=num_processes, mesh=mesh)

@@ -14,9 +14,9 @@ from typing import Any
 
 from hf_gr import __version__
 from hf_gr.answering.backends import backend_for, backend_of
-from hf_gr.answering.decoding import Decoder, useful_beams
 from hf_gr.answering.fallback import living_fallback, missing_from, remove_listed
 from hf_gr.answering.loading import fingerprint_tokenizer, load_index, load_tokenizer, prompt_room
+from hf_gr.answering.recommender import Recommender, default_beams, useful_beams
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.doubts import doubts_of
 from hf_gr.catalogue.fingerprints import fingerprint_index
@@ -29,7 +29,7 @@ from .early import read_users
 from .options import deciding_rows
 from .parts import IS_FALLBACK, NUM_DROPPED
 from .prompts import PromptMaker
-from .settings import NUM_BEAMS, Settings
+from .settings import Settings
 from .users import Users
 from .warnings import counts_of, warning_of_repeated
 
@@ -53,7 +53,7 @@ class Job:
 
     settings: Settings
     maker: PromptMaker
-    decoder: Decoder
+    decoder: Recommender
     schema: Any
     doubts: tuple[str, ...] = ()
     counts: Counter[str] = field(default_factory=Counter)
@@ -165,11 +165,13 @@ def make_job(model: Any, users: Any, settings: Settings, processes: Any) -> tupl
     if settings.assistant_model is not None:
         draft_model = backend.load_draft_model(settings.assistant_model, model)
         settings = replace(settings, options={**settings.options, "assistant_model": draft_model})
-    decoder = Decoder(
+    decoder = Recommender(
         model,
         index,
-        top_k=settings.top_k,
-        num_beams=useful_beams(settings.num_beams or _default_beams(model, settings), index, settings.top_k),
+        num_results=settings.top_k,
+        num_beams=useful_beams(
+            settings.num_beams or default_beams(model, settings.options, settings.top_k), index, settings.top_k
+        ),
         token_budget=settings.token_budget,
         options=settings.options if mesh is None else {**settings.options, "mesh": mesh},
     )
@@ -234,7 +236,7 @@ def _schema(settings: Settings, users: Users) -> Any:
     return pa.schema(fields)
 
 
-def _check_decoding(decoder: Decoder, settings: Settings) -> None:
+def _check_decoding(decoder: Recommender, settings: Settings) -> None:
     """Refuse unknown arguments of `generate`, rows that differ from run to run, and too few beams for the items."""
     taken = [signature(call).parameters for call in (decoder.model.generate, _forward_of(decoder.model))]
     known = {*vars(GRGenerationConfig()), *taken[0], *taken[1]} - {"args", "kwargs"}
@@ -250,24 +252,17 @@ def _check_decoding(decoder: Decoder, settings: Settings) -> None:
             "the checkpoint's generation config samples, expected beam search: pass do_sample=False, since a resumed "
             "run would draw other rows"
         )
-    if decoder.num_beams < decoder.top_k or decoder.num_beams < 2:
+    if decoder.num_beams < decoder.num_results or decoder.num_beams < 2:
         most = "the largest of cutoffs" if settings.has_targets else "top_k"
         raise ValueError(
-            f"num_beams={decoder.num_beams}, expected 2 or more and at least {most}={decoder.top_k}: pass num_beams="
+            f"num_beams={decoder.num_beams}, expected 2 or more and at least {most}={decoder.num_results}: "
+            "pass num_beams="
         )
 
 
 def _forward_of(model: Any) -> Any:
     """What names the arguments of a prompt."""
     return getattr(model, "forward", type(model).__call__)
-
-
-def _default_beams(model: Any, settings: Settings) -> int:
-    """The checkpoint's own number of beams, if it searches with beams at all."""
-    configs = (settings.options.get("generation_config"), model.generation_config)
-    numbers = (getattr(config, "num_beams", None) for config in configs)
-    own = next((number for number in numbers if number is not None), 1)
-    return own if own > 1 else max(NUM_BEAMS, settings.top_k)
 
 
 def _describe(value: Any) -> Any:

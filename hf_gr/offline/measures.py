@@ -188,7 +188,7 @@ def _free_invalid(job: Job, request: Request) -> float:
         **prompts,
         constraint_index=False,
         num_beams=decoder.num_beams,
-        num_return_sequences=decoder.top_k,
+        num_return_sequences=decoder.num_results,
         max_new_tokens=decoder.index.max_length,
         min_new_tokens=None,
         do_sample=False,

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 WINDOW_ROWS = 2048  # about ten batches: sorting finds similar lengths, and a killed run loses little
 TOKEN_BUDGET = 16_384
-NUM_BEAMS = 20
 CUTOFFS = (1, 5, 10)
 SAMPLED_USERS = 16  # whose latency is measured, and whose unconstrained beams are looked up
 MISSPELT = 0.85  # of difflib: numbeams, unknown_item; no argument of generate is so near to an option

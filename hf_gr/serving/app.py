@@ -27,7 +27,7 @@ try:
     from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
     from starlette.exceptions import HTTPException
 
-    from .metrics import Metrics, Observers
+    from .metrics import Metrics
     from .schemas import (
         CataloguePatch,
         CataloguePut,
@@ -58,6 +58,7 @@ from .catalogues import Update
 from .door import Door, Limits
 from .errors import ClientGone, Failure, InvalidBody, Refused, describe, read_message
 from .logs import log
+from .observer import Observers
 
 MOST_AT_ONCE = 256  # requests in one call
 _PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")

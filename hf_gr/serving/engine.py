@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,10 +13,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hf_gr.answering.decoding import Decoder, useful_beams
-from hf_gr.answering.fallback import first_allowed, read_fallback
-from hf_gr.answering.loading import load_index, load_tokenizer, prompt_room
-from hf_gr.answering.prefix_cache import PrefixCache, Reuse, prefix_cache
+from hf_gr.answering.fallback import read_fallback
+from hf_gr.answering.loading import load_index, load_tokenizer
+from hf_gr.answering.prefix_cache import prefix_cache
+from hf_gr.answering.recommender import (
+    MOST_BEAMS,
+    NUM_RESULTS,
+    UNKNOWN_ITEMS,
+    Recommender,
+    default_beams,
+    useful_beams,
+)
+from hf_gr.answering.requests import Request, shown
 from hf_gr.answering.torch_models import input_device, load_draft_model, load_model
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.sequences import is_integer
@@ -29,15 +37,13 @@ from .batcher import Batcher, Computed, Done, Job
 from .catalogues import Edition, LiveCatalogue
 from .costs import Costs
 from .lanes import Lanes
-from .observer import Guarded, Observer, Outcome
-from .requests import UNKNOWN_ITEMS, Read, RequestReader, check_timeout, shown
+from .observer import Observer, Observers, Outcome
 from .warm_up import fit_costs, settle
 
 CLASSIFY = "classify"  # a kind of job; of the others, the kind is their number of beams
 ANSWERED: Outcome = "answered"
 LARGE = 4096  # ids and characters of a request that is read in a thread: it might take milliseconds
 CHARACTERS = 4  # of a token, about
-DECODERS = 8  # of one lane: one for each number of beams
 
 
 class Engine:
@@ -51,8 +57,8 @@ class Engine:
         constraint_index: an index, the name of one, or a `LiveCatalogue`; None for the one that the checkpoint names,
             or has in its folder.
         tokenizer: for texts, by name or loaded; None for the model's own, if it has one.
-        rules: item ids by the name of a rule.
-        num_beams: of a search, by default.
+        rules: item ids by the name of a rule; a `LiveCatalogue` has its own.
+        num_beams: of a search, by default; None for the checkpoint's own, if any, else 20, or `num_results` if more.
         num_results: items of an answer, by default.
         max_beams: the most beams, and labels, that a request may ask for.
         lanes: batches that are computed at the same time; None for one a CPU core, and two on a GPU.
@@ -61,8 +67,8 @@ class Engine:
         max_batch: the most requests of a batch.
         max_queue: the most requests that wait.
         timeout: seconds until a request's deadline, by default.
-        unknown_items: what happens to items of a history that the catalogue does not have: `"drop"` (the answer names
-            them) or `"refuse"`.
+        unknown_items: what happens to items of a history, or of `filter`, that the catalogue does not have: `"drop"`
+            (the answer names them) or `"refuse"`.
         fallback: item ids that answer an empty history; None to refuse it.
         max_prompt_tokens: prompts keep their latest tokens; None for as many as the model has positions for.
         prefix_tokens: before every prompt made from a history.
@@ -95,9 +101,9 @@ class Engine:
         *,
         tokenizer: Any = None,
         rules: Mapping[str, Iterable[Any]] | None = None,
-        num_beams: int = 20,
-        num_results: int = 10,
-        max_beams: int = 512,
+        num_beams: int | None = None,
+        num_results: int = NUM_RESULTS,
+        max_beams: int = MOST_BEAMS,
         lanes: int | None = None,
         cores: int | None = None,
         token_budget: int | None = None,
@@ -122,54 +128,56 @@ class Engine:
         for name, value in counts.items():
             if value is not None and (not is_integer(value) or value < 1):
                 raise ValueError(f"{name}={value!r}, expected an integer, 1 or more")
-        if not 2 <= max(num_beams, num_results) <= max_beams:
+        if not 2 <= max(num_beams or 0, num_results) <= max_beams:
             raise ValueError(f"num_beams={num_beams}, num_results={num_results}, expected 2 to max_beams={max_beams}")
         if not is_integer(key_cache_bytes) or key_cache_bytes < 0:
             raise ValueError(f"key_cache_bytes={key_cache_bytes!r}, expected an integer, 0 or more: 2**28 is 256 MB")
-        check_timeout(timeout)
         if unknown_items not in UNKNOWN_ITEMS:
             raise ValueError(f"unknown_items={unknown_items!r}, expected one of {', '.join(UNKNOWN_ITEMS)}")
-        is_name = isinstance(model, (str, Path))
-        self.tokenizer = tokenizer
+        if isinstance(constraint_index, LiveCatalogue) and rules is not None:
+            raise ValueError("rules= with a LiveCatalogue, expected none: it has its own, LiveCatalogue(index, rules)")
+        self._timeout = _seconds_of(timeout)
         if tokenizer is not None:
-            self.tokenizer = load_tokenizer(tokenizer, model, revision=revision)
-        elif is_name:
+            tokenizer = load_tokenizer(tokenizer, model, revision=revision)
+        elif isinstance(model, (str, Path)):
             try:
-                self.tokenizer = load_tokenizer(None, model, revision=revision)
+                tokenizer = load_tokenizer(None, model, revision=revision)
             except ValueError:
                 pass  # texts are refused
-        self.model = load_model(model, device=device, revision=revision)
+        model = load_model(model, device=device, revision=revision)
         if options.get("assistant_model") is not None:
-            options["assistant_model"] = load_draft_model(options["assistant_model"], self.model)
+            options["assistant_model"] = load_draft_model(options["assistant_model"], model)
         if isinstance(constraint_index, LiveCatalogue):
             self.catalogue = constraint_index
         else:
-            index = load_index(constraint_index, self.model)
+            index = load_index(constraint_index, model)
             self.catalogue = LiveCatalogue(index, {name: list(ids) for name, ids in (rules or {}).items()})
-        self.fallback = None if fallback is None else read_fallback(fallback, self.catalogue.edition.index.snapshot)
-        self._observer = Guarded(observer or Observer())
-        self.prompt = prompt
-        self._options = options
-        self._max_prompt_tokens = max_prompt_tokens
-        self.catalogue.check = self._check_index
-        self._check_index(self.catalogue.edition.index)
-        self._reader = RequestReader(
+        edition = self.catalogue.edition
+        self._recommender = Recommender(
+            model,
+            edition.index,
             num_results=num_results,
-            num_beams=max(num_beams, num_results),
+            num_beams=num_beams or min(default_beams(model, options, num_results), max_beams),
+            options=options,
+            rules=edition.rules,
             max_beams=max_beams,
-            timeout=timeout,
             unknown_items=unknown_items,
-            vocab_size=embeddings_of(self.model),
-            tokenizer=self.tokenizer,
+            fallback=None if fallback is None else read_fallback(fallback, edition.index.snapshot),
+            tokenizer=tokenizer,
+            vocab_size=embeddings_of(model),
+            max_prompt_tokens=max_prompt_tokens,
             prefix_tokens=tuple(prefix_tokens),
             suffix_tokens=tuple(suffix_tokens),
         )
-        self._lanes = Lanes(lanes, input_device(self.model), cores=cores)
+        self._served = edition, self._recommender
+        self.catalogue.check = self._check_index
+        self._check_index(edition.index)
+        self._observer = Observers(observer or Observer())
+        self.prompt = prompt
+        self._lanes = Lanes(lanes, input_device(model), cores=cores)
         self._limits = {"max_batch": max_batch, "max_queue": max_queue}
         self._token_budget = token_budget
         self._key_cache_bytes = key_cache_bytes
-        self._prefix_cache: PrefixCache | None = None
-        self._own = threading.local()  # of every lane
         self._batcher: Batcher | None = None
         self._is_closed = False
 
@@ -181,15 +189,18 @@ class Engine:
         await self.close()
 
     @property
+    def model(self) -> Any:
+        """The loaded model."""
+        return self._recommender.model
+
+    @property
     def observer(self) -> Observer:
         """Who hears of batches and requests; may be replaced at any time."""
-        return self._observer.observer
+        return self._observer.observers[0]
 
     @observer.setter
     def observer(self, observer: Observer) -> None:
-        self._observer = Guarded(observer)
-        if self._batcher is not None:
-            self._batcher.observer = self._observer
+        self._observer.observers = (observer,)
 
     @property
     def is_ready(self) -> bool:
@@ -221,7 +232,7 @@ class Engine:
         )
 
     async def close(self, *, timeout: float | None = None) -> None:
-        """Refuse new requests, and end those that are under way; after `timeout` seconds the waiting ones fail."""
+        """Refuse new requests, and end those in flight; after `timeout` seconds the waiting ones fail."""
         self._is_closed = True
         if self._batcher is not None:
             await self._batcher.close(timeout)
@@ -236,7 +247,7 @@ class Engine:
         num_results: int | None = None,
         num_beams: int | None = None,
         exclude: Sequence[Any] = (),
-        allow: Sequence[Any] | None = None,
+        filter: Sequence[Any] | None = None,
         rule: str | None = None,
         seed: int | None = None,
         timeout: float | None = None,
@@ -253,7 +264,7 @@ class Engine:
             num_results: items of the answer.
             num_beams: of the search, 2 or more.
             exclude: ids of items that must not be in the answer.
-            allow: ids of the only items that may be in it.
+            filter: ids of the only items that may be in it.
             rule: the name of a rule, with the same meaning.
             seed: of the samples, where `generate` samples.
             timeout: seconds until the answer is worth nothing.
@@ -267,37 +278,38 @@ class Engine:
         """
         loop = asyncio.get_running_loop()
         with self._observed(loop) as arrived:
-            edition = self.catalogue.edition
-            read = await self._read(
-                edition,
-                room=self._room(edition.index),
+            limit = self._timeout if timeout is None else _seconds_of(timeout)
+            edition, recommender = self._current()
+            request = await self._read(
+                recommender,
                 history=history,
                 text=text,
                 tokens=tokens,
                 num_results=num_results,
                 num_beams=num_beams,
                 exclude=exclude,
-                allow=allow,
+                filter=filter,
                 rule=rule,
                 seed=seed,
-                timeout=timeout,
             )
-            if read.request is None:
-                items = self._fallback_items(edition, read, exclude, allow, rule)
-                return Recommendation(items, None, edition.version, dropped=read.dropped, is_fallback=True)
-            num_beams = useful_beams(read.num_beams, edition.index, read.num_results)
-            ahead = num_beams * (edition.index.max_length - 1)
-            prompt = read.request.tokens
-            length = len(prompt) if self._prefix_cache is None else self._prefix_cache.num_missing(prompt)
-            job = Job(read, num_beams, length, ahead, arrived + read.timeout, arrived)
+            if not request.tokens:
+                items = recommender.fallback_items(request)
+                return Recommendation(items, None, edition.version, dropped=request.dropped, is_fallback=True)
+            assert request.num_beams is not None
+            assert request.num_results is not None
+            beams = useful_beams(request.num_beams, edition.index, request.num_results)
+            cache, length = self._recommender.prefix_cache, len(request.tokens)
+            if cache is not None:
+                length = cache.num_missing(request.tokens)
+            job = Job(request, beams, length, _ahead(beams, edition.index), arrived + limit, arrived)
             done = await self._submit(job)
             answer, version = done.value
             return Recommendation(
-                answer.items[: read.num_results],
-                answer.scores[: read.num_results],
+                answer.items[: request.num_results],
+                answer.scores[: request.num_results],
                 version,
-                dropped=read.dropped,
-                num_cut=read.num_cut,
+                dropped=request.dropped,
+                num_cut=request.num_cut,
                 seconds=_seconds(done, loop.time() - arrived),
                 batch_size=done.batch_size,
             )
@@ -313,11 +325,15 @@ class Engine:
             edition = self.catalogue.edition
             if edition.index.snapshot.tokenizer is None:
                 raise ValueError("the catalogue has items and no labels, expected one of ConstraintIndex.from_labels")
-            most = self._reader.max_beams  # large label sets are searched with a beam a label
+            most = self._recommender.max_beams  # large label sets are searched with a beam a label
             if not is_integer(num_labels) or not 1 <= num_labels <= most:
                 raise ValueError(f"num_labels={num_labels!r}, expected an integer from 1 to {most}")
-            limit = self._reader.read_text(text, timeout=timeout)
-            length = min(len(self.prompt) + len(text), self._room(edition.index) or 2**31) // CHARACTERS
+            if self._recommender.tokenizer is None:
+                raise ValueError("text is given and there is no tokenizer, expected one: pass tokenizer=")
+            if not isinstance(text, str) or not text:
+                raise ValueError(f"text={shown(text)}, expected a text that is not empty")
+            limit = self._timeout if timeout is None else _seconds_of(timeout)
+            length = min(len(self.prompt) + len(text), self._current()[1].room or 2**31) // CHARACTERS
             ahead = min(len(edition.index), 8192)  # about a node a label
             job = Job((text, num_labels), CLASSIFY, length, ahead, arrived + limit, arrived)
             done = await self._submit(job)
@@ -340,30 +356,34 @@ class Engine:
 
     def _check_index(self, index: ConstraintIndex) -> None:
         """Refuse a catalogue with tokens that the model lacks, or with sequences that leave no room for a prompt."""
-        if (size := embeddings_of(self.model)) is not None:
+        if (size := self._recommender.vocab_size) is not None:
             check_tokens_of_catalogue(index.snapshot, size, name="the catalogue")
-        if (room := self._room(index)) is not None and room < 1:
+        if (room := self._recommender.with_catalogue(index, {}).room) is not None and room < 1:
             raise ValueError(
                 f"the catalogue has sequences of {index.max_length} tokens, expected fewer: "
                 "the model has no positions left for a prompt"
             )
 
-    def _room(self, index: ConstraintIndex) -> int | None:
-        """The most tokens of a prompt."""
-        drafting = self._options.get("drafting", getattr(self.model.generation_config, "drafting", None))
-        room = prompt_room(self.model, index, drafting=drafting, options=self._options)
-        return min((limit for limit in (room, self._max_prompt_tokens) if limit is not None), default=None)
+    def _current(self) -> tuple[Edition, Recommender]:
+        """The catalogue of this moment, and the recommender over it, which threads share."""
+        edition, recommender = self._served
+        if edition is not self.catalogue.edition:
+            edition = self.catalogue.edition
+            recommender = self._recommender.with_catalogue(edition.index, edition.rules)
+            self._served = edition, recommender
+        return edition, recommender
 
     def _warm_up(self) -> Costs:
         """Measure in all lanes; settle the drafts."""
-        edition = self.catalogue.edition
-        room = self._room(edition.index)
-        num_beams = useful_beams(self._reader.num_beams, edition.index, 2)
-        decoder = self._new_decoder(edition, num_beams)  # measured without a prefix cache
-        self._prefix_cache = prefix_cache(self.model, num_bytes=self._key_cache_bytes)
-        costs = fit_costs(decoder, self._lanes, room=room)
-        if decoder.option("drafting") == "auto":
-            settle(decoder, self._lanes, costs, max_batch=self._limits["max_batch"], room=room)
+        edition, whole = self._current()
+        beams = useful_beams(whole.num_beams, edition.index, 2)
+        recommender = replace(whole, num_beams=beams, num_results=beams)  # measured without a prefix cache
+        costs = fit_costs(recommender, self._lanes)
+        if whole.option("drafting") == "auto":
+            settle(recommender, self._lanes, costs, max_batch=self._limits["max_batch"])
+        cache = prefix_cache(whole.model, num_bytes=self._key_cache_bytes)
+        self._recommender = replace(self._recommender, prefix_cache=cache)
+        self._served = edition, self._recommender.with_catalogue(edition.index, edition.rules)
         return costs
 
     async def _submit(self, job: Job) -> Done:
@@ -373,20 +393,21 @@ class Engine:
 
     def _compute(self, batch: Sequence[Job]) -> Computed:
         """The answers to a batch, in a lane; all of one edition of the catalogue."""
-        edition = self.catalogue.edition
+        edition, recommender = self._current()
         if batch[0].kind == CLASSIFY:
             return Computed([(ranked, edition.version) for ranked in self._ranked(batch, edition)])
-        reads = [job.request for job in batch]
-        decoder = replace(self._decoder(edition, batch[0].kind), top_k=max(read.num_results for read in reads))
+        requests = [replace(job.request, row=row) for row, job in enumerate(batch)]
+        most = max(request.num_results for request in requests)
+        recommender = replace(recommender, num_beams=batch[0].kind, num_results=most)
         told: dict[str, Any] = {}
 
-        def on_output(out: Any, reuse: Reuse) -> None:
-            told["num_cached_tokens"] = reuse.num_cached_tokens
+        def on_output(out: Any, num_cached_tokens: int) -> None:
+            told["num_cached_tokens"] = num_cached_tokens
             if (speculation := getattr(out, "speculation", None)) is not None:
                 told["target_forwards"] = speculation.target_forwards
                 told["accepted"] = int(speculation.accepted_steps.sum())
 
-        answers = decoder.answer([replace(read.request, row=row) for row, read in enumerate(reads)], on_output)
+        answers = recommender.answer(requests, on_output)
         values = [
             BrokenAnswer("the model's scores are not numbers, or options of generate leave nothing")
             if answer.is_broken
@@ -400,7 +421,7 @@ class Engine:
         top_k = max(num_labels for _, num_labels in (job.request for job in batch))
         ranked = classify(
             self.model,
-            self.tokenizer,
+            self._recommender.tokenizer,
             texts,
             edition.index,
             top_k=top_k,
@@ -410,51 +431,24 @@ class Engine:
         )
         return [labels[: job.request[1]] for labels, job in zip(ranked, batch, strict=True)]
 
-    def _decoder(self, edition: Edition, num_beams: Any) -> Decoder:
-        """A lane's decoder for an edition."""
-        served, decoders = getattr(self._own, "decoders", (None, {}))
-        if served is not edition:
-            decoders = {}
-        if num_beams not in decoders:
-            if len(decoders) == DECODERS:
-                decoders.clear()
-            decoders[num_beams] = self._new_decoder(edition, num_beams)
-        self._own.decoders = edition, decoders
-        return decoders[num_beams]
-
-    def _new_decoder(self, edition: Edition, num_beams: int) -> Decoder:
-        return Decoder(
-            self.model,
-            edition.index,
-            top_k=num_beams,
-            num_beams=num_beams,
-            token_budget=0,  # the batcher's
-            options=self._options,
-            rules=edition.rules,
-            prefix_cache=self._prefix_cache,
-        )
-
-    async def _read(self, edition: Edition, **arguments: Any) -> Read:
-        """See `RequestReader.read`; a large request does not keep the others waiting."""
-        read = partial(self._reader.read, edition, **arguments)
+    async def _read(self, recommender: Recommender, **arguments: Any) -> Request:
+        """See `Recommender.read`; a large request does not keep the others waiting."""
+        read = partial(recommender.read, **arguments)
         if sum(len(value) for value in arguments.values() if isinstance(value, (str, list, tuple))) <= LARGE:
             return read()
         return await asyncio.get_running_loop().run_in_executor(None, read)
 
-    def _fallback_items(self, edition: Edition, read: Read, exclude: Any, allow: Any, rule: Any) -> list[Any]:
-        """The fallback's items that a request allows."""
-        if self.fallback is None and read.dropped:
-            raise ValueError(
-                f"history has {shown(read.dropped[0])} and no item of the catalogue, expected one or more: send "
-                "known items, or serve with a fallback list"
-            )
-        if self.fallback is None:
-            raise ValueError("history is empty, expected one item or more: serve with a fallback list, or send some")
-        index = edition.index if rule is None else edition.rules[rule]
-        excluded, allowed = set(exclude), None if allow is None else set(allow)
-        living = zip(self.fallback, index.has_items(self.fallback), strict=True)
-        items = (item for item, lives in living if lives)
-        return first_allowed(items, exclude=excluded, allowed=allowed, at_most=read.num_results)
+
+def _seconds_of(timeout: Any) -> float:
+    """Seconds until a deadline."""
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0.0 < timeout < math.inf:
+        raise ValueError(f"timeout={shown(timeout)}, expected a number of seconds above 0")
+    return float(timeout)
+
+
+def _ahead(num_beams: int, index: ConstraintIndex) -> int:
+    """The tokens that are generated for a prompt."""
+    return num_beams * (index.max_length - 1)
 
 
 def _seconds(done: Done, total: float) -> dict[str, float]:

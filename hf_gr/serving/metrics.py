@@ -104,30 +104,3 @@ class Metrics(Observer):
         """All of it, and its content type, as a scraper's header Accept wants it."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
-
-
-class Observers(Observer):
-    """Several observers as one."""
-
-    def __init__(self, *observers: Observer) -> None:
-        self.observers = observers
-
-    def queued(self, num_waiting: int) -> None:
-        """The queue has another length."""
-        for observer in self.observers:
-            observer.queued(num_waiting)
-
-    def computed(self, batch: Batch) -> None:
-        """A batch is done."""
-        for observer in self.observers:
-            observer.computed(batch)
-
-    def ended(self, outcome: Outcome, seconds: float) -> None:
-        """A request has ended."""
-        for observer in self.observers:
-            observer.ended(outcome, seconds)
-
-    def updated(self, catalogue_version: int, num_items: int) -> None:
-        """The catalogue has changed."""
-        for observer in self.observers:
-            observer.updated(catalogue_version, num_items)

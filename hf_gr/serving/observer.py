@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -49,35 +48,28 @@ class Observer:
     def ended(self, outcome: Outcome, seconds: float) -> None:
         """A request has ended, so many seconds after it arrived."""
 
-    def updated(self, catalogue_version: int, num_items: int) -> None:
-        """The catalogue has changed."""
 
+class Observers(Observer):
+    """Several observers, whose errors are logged: no request fails because of who only watches."""
 
-class Guarded(Observer):
-    """Another observer, whose errors are logged: no request fails because of who only watches."""
-
-    def __init__(self, observer: Observer) -> None:
-        self.observer = observer
+    def __init__(self, *observers: Observer) -> None:
+        self.observers = observers
 
     def queued(self, num_waiting: int) -> None:
         """See `Observer.queued`."""
-        _tell(self.observer.queued, num_waiting)
+        self._tell("queued", num_waiting)
 
     def computed(self, batch: Batch) -> None:
         """See `Observer.computed`."""
-        _tell(self.observer.computed, batch)
+        self._tell("computed", batch)
 
     def ended(self, outcome: Outcome, seconds: float) -> None:
         """See `Observer.ended`."""
-        _tell(self.observer.ended, outcome, seconds)
+        self._tell("ended", outcome, seconds)
 
-    def updated(self, catalogue_version: int, num_items: int) -> None:
-        """See `Observer.updated`."""
-        _tell(self.observer.updated, catalogue_version, num_items)
-
-
-def _tell(hear: Callable[..., None], *told: Any) -> None:
-    try:
-        hear(*told)
-    except Exception:
-        logger.exception("an observer failed")
+    def _tell(self, event: str, *told: Any) -> None:
+        for observer in self.observers:
+            try:
+                getattr(observer, event)(*told)
+            except Exception:
+                logger.exception("an observer failed")

@@ -44,7 +44,7 @@ class RecommendRequest(Taken):
     num_results: Count | None = Field(default=None, description="Items in the answer.")
     num_beams: Count | None = Field(default=None, description="Beams of the search, at least num_results.")
     exclude: list[ItemId] = Field(default_factory=list, description="Ids of items that must not be in the answer.")
-    allow: list[ItemId] | None = Field(default=None, description="Ids of the only items that may be in the answer.")
+    filter: list[ItemId] | None = Field(default=None, description="Ids of the only items that may be in the answer.")
     rule: str | None = Field(
         default=None, description="Name of a rule of the catalogue: only its items may be in the answer."
     )

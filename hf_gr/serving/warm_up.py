@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hf_gr.answering.batching import num_batch_tokens
-from hf_gr.answering.decoding import Decoder
-from hf_gr.answering.histories import join_tokens, tokens_of_items
-from hf_gr.answering.requests import Request
+from hf_gr.answering.recommender import Recommender
+from hf_gr.answering.requests import Request, join_tokens, tokens_of_items
 from hf_gr.catalogue import ConstraintIndex
 
 from .costs import Costs
@@ -24,25 +23,24 @@ ROUNDS = 3  # the first one warms up
 PATIENCE = 30.0  # seconds; a slow model has fewer rounds
 
 
-def fit_costs(decoder: Decoder, lanes: Lanes, *, room: int | None) -> Costs:
+def fit_costs(recommender: Recommender, lanes: Lanes) -> Costs:
     """What batches cost while all lanes compute.
 
     Args:
-        decoder: of the usual number of beams.
+        recommender: of the usual number of beams.
         lanes: where batches are computed.
-        room: the most tokens of a prompt.
     """
-    began, ahead = time.perf_counter(), decoder.num_beams * (decoder.index.max_length - 1)
-    shapes = list(dict.fromkeys((rows, min(length, room or length)) for rows, length in SHAPES))
+    began, ahead = time.perf_counter(), recommender.num_beams * (recommender.index.max_length - 1)
+    shapes = list(dict.fromkeys((rows, min(length, recommender.room or length)) for rows, length in SHAPES))
     times: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}
-    tokens = _tokens(decoder.index, max(length for _, length in shapes))
+    tokens = _tokens(recommender.index, max(length for _, length in shapes))
     for number in range(ROUNDS):
         for rows, length in shapes:
             batch = [Request(row, np.roll(tokens, row)[:length].tolist()) for row in range(rows)]
 
             def compute(batch: Sequence[Request] = batch) -> float:
                 start = time.perf_counter()
-                decoder.answer(batch)
+                recommender.answer(batch)
                 return time.perf_counter() - start
 
             took = lanes.run_on_all(lanes.on_stream(compute))
@@ -54,25 +52,24 @@ def fit_costs(decoder: Decoder, lanes: Lanes, *, room: int | None) -> Costs:
     return Costs.fit([num_batch_tokens(*shape, ahead) for shape in known], list(known.values()))
 
 
-def settle(decoder: Decoder, lanes: Lanes, costs: Costs, *, max_batch: int, room: int | None) -> None:
+def settle(recommender: Recommender, lanes: Lanes, costs: Costs, *, max_batch: int) -> None:
     """For `drafting="auto"`: answer batches of every size, so that its forwards are timed before the first request.
 
     Args:
-        decoder: of the usual number of beams.
+        recommender: of the usual number of beams.
         lanes: where batches are computed.
         costs: of a batch.
         max_batch: the most requests of a batch.
-        room: the most tokens of a prompt.
     """
-    began, ahead = time.perf_counter(), decoder.num_beams * (decoder.index.max_length - 1)
-    length = min(SHAPES[0][1], room or SHAPES[0][1])
-    tokens = _tokens(decoder.index, length)
+    began, ahead = time.perf_counter(), recommender.num_beams * (recommender.index.max_length - 1)
+    length = min(SHAPES[0][1], recommender.room or SHAPES[0][1])
+    tokens = _tokens(recommender.index, length)
     most = min(max_batch, max(costs.token_budget // num_batch_tokens(1, length, ahead), 1))
     for size in (1 << power for power in range(most.bit_length())):  # sizes within a factor of two are one kind
         if time.perf_counter() - began > PATIENCE:
             break
         batch = [Request(row, np.roll(tokens, row).tolist()) for row in range(size)]
-        lanes.submit(lanes.on_stream(decoder.answer), batch).result()
+        lanes.submit(lanes.on_stream(recommender.answer), batch).result()
 
 
 def _tokens(index: ConstraintIndex, count: int) -> npt.NDArray[np.int64]:

@@ -1,0 +1,376 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`Recommender`: from a request to a prompt, and from prompts by `model.generate` to items. Knows no files, no queue.
+
+Tables, the server, Ray and the demo answer by it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hf_gr.catalogue import ConstraintIndex
+from hf_gr.catalogue.sequences import is_integer, to_host
+from hf_gr.generation.seeds import row_seeds
+
+from .backends import Backend, backend_of
+from .fallback import first_allowed
+from .loading import prompt_room
+from .requests import Request, item_list, join_tokens, latest_that_fit, shown, tokens_of_items
+
+if TYPE_CHECKING:
+    from .prefix_cache import PrefixCache
+
+NUM_BEAMS, NUM_RESULTS, MOST_BEAMS = 20, 10, 512
+UNKNOWN_ITEMS = ("drop", "refuse")
+MOST_VIEWS = 64  # filters kept for later rows: most tables have few distinct ones
+
+
+def default_beams(model: Any, options: Mapping[str, Any], num_results: int) -> int:
+    """The beams of a search if nobody says how many: the checkpoint's own, else 20; as many as results at least."""
+    configs = (options.get("generation_config"), model.generation_config)
+    numbers = (getattr(config, "num_beams", None) for config in configs)
+    own = next((number for number in numbers if number is not None), 1)
+    return max(own if own > 1 else NUM_BEAMS, num_results)
+
+
+def useful_beams(num_beams: int, index: ConstraintIndex, num_results: int) -> int:
+    """The beams of a search that can differ: more than the catalogue has sequences find nothing, but take memory."""
+    return min(num_beams, max(len(index), num_results, 2))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to one request, best first: `[k]` items and their scores, k at most `num_results`.
+
+    `is_broken`: there are none although some are allowed, since the model's scores are not numbers.
+    """
+
+    items: list[Any]
+    scores: list[float]
+    is_broken: bool = False
+
+
+@dataclass(frozen=True)
+class Recommender:
+    """A model, its catalogue, how requests are read, and how they are answered.
+
+    Attributes:
+        model: with `GRGenerationMixin`, in evaluation mode.
+        index: the catalogue, a snapshot.
+        num_results: items of an answer, unless a request says otherwise.
+        num_beams: of the search, unless a request says otherwise: `default_beams` of the model.
+        token_budget: of a batch: see `make_batches`.
+        options: further arguments of `generate`.
+        rules: views of the catalogue that requests name.
+        prefix_cache: keys of earlier prompts, shared by recommenders; None to compute every prompt whole.
+        max_beams: the most beams, and items, that a request may ask for.
+        unknown_items: what happens to items of a history or a filter that the catalogue does not have: `"drop"` or
+            `"refuse"`.
+        fallback: item ids that answer an empty history, best first; None to refuse it.
+        tokenizer: for texts; None if there is none.
+        vocab_size: tokens are below it; None if unknown.
+        max_prompt_tokens: prompts keep their latest tokens; None for as many as the model has positions for.
+        prefix_tokens: before every prompt made from a history.
+        suffix_tokens: after it.
+
+    Example:
+        >>> recommender = Recommender(model, index)  # doctest: +SKIP
+        >>> request = recommender.read(history=["B01", "B07"], exclude=["B01", "B07"])  # doctest: +SKIP
+        >>> recommender.answer_all([request])[0].items  # doctest: +SKIP
+    """
+
+    model: Any
+    index: ConstraintIndex
+    num_results: int = NUM_RESULTS
+    num_beams: int = NUM_BEAMS
+    token_budget: int = 16_384
+    options: Mapping[str, Any] = field(default_factory=dict)
+    rules: Mapping[str, ConstraintIndex] = field(default_factory=dict)
+    prefix_cache: PrefixCache | None = None
+    max_beams: int = MOST_BEAMS
+    unknown_items: str = "drop"
+    fallback: Sequence[Any] | None = None
+    tokenizer: Any = None
+    vocab_size: int | None = None
+    max_prompt_tokens: int | None = None
+    prefix_tokens: tuple[int, ...] = ()
+    suffix_tokens: tuple[int, ...] = ()
+    _views: OrderedDict[tuple[Any, ...], ConstraintIndex] = field(default_factory=OrderedDict, repr=False)
+
+    # Reading
+
+    def read(
+        self,
+        *,
+        history: Any = None,
+        text: Any = None,
+        tokens: Any = None,
+        num_results: Any = None,
+        num_beams: Any = None,
+        exclude: Any = (),
+        filter: Any = None,
+        rule: Any = None,
+        seed: Any = None,
+    ) -> Request:
+        """Read a request. Its prompt is empty if the history is: then `fallback_items` answers it.
+
+        Args:
+            history: item ids, the oldest first. What does not fit is cut from the left.
+            text: a prompt as a text, instead.
+            tokens: a prompt as token ids, instead.
+            num_results: items of the answer.
+            num_beams: of the search, 2 or more.
+            exclude: ids of items that must not be in the answer.
+            filter: ids of the only items that may be in it; None for all.
+            rule: the name of a rule, with the same meaning.
+            seed: of the samples, where `generate` samples.
+
+        Raises:
+            ValueError: names the argument, its value, what is expected and the fix.
+        """
+        sources = {"history": history, "text": text, "tokens": tokens}
+        given = [name for name, value in sources.items() if value is not None]
+        if not given:
+            raise ValueError("history=None, expected one of history, text and tokens: send one of them")
+        if len(given) > 1:
+            raise ValueError(
+                f"{given[0]} and {given[1]} are given, expected one of history, text and tokens: omit one"
+            )
+        wanted = self.num_results if num_results is None else _count(num_results, "num_results", self.max_beams)
+        beams = max(self.num_beams, wanted)
+        if num_beams is not None:
+            beams = _count(num_beams, "num_beams", self.max_beams, fewest=2)
+        if beams < wanted:
+            raise ValueError(f"num_beams={beams}, expected at least num_results={wanted}: ask for more beams")
+        excluded = tuple(item_list(exclude, "exclude", self.index.snapshot))
+        allowed, unknown = self._read_filter(filter)
+        if rule is not None and (not isinstance(rule, str) or rule not in self.rules):
+            raise ValueError(f"rule={shown(rule)}, expected one of {sorted(self.rules)}: name one of them, or omit it")
+        own_seed = None if seed is None else int(row_seeds(seed, 1)[0])
+        dropped: tuple[Any, ...] = ()
+        if history is not None:
+            prompt, dropped, num_cut = self._read_history(history)
+        else:
+            prompt = self._read_tokens(tokens) if text is None else self._read_text(text)
+            num_cut = 0 if self.room is None else max(0, len(prompt) - self.room)
+            prompt = prompt[num_cut:]
+        if not prompt and self.fallback is None:
+            if dropped:
+                raise ValueError(
+                    f"history has {shown(dropped[0])} and no item of the catalogue, expected one or more: send known "
+                    "items, or serve with a fallback list"
+                )
+            raise ValueError(
+                f"{given[0]} is empty, expected one item or more: serve with a fallback list, or send some"
+            )
+        return Request(0, prompt, excluded, allowed, rule, own_seed, wanted, beams, (*dropped, *unknown), num_cut)
+
+    @cached_property
+    def room(self) -> int | None:
+        """The most tokens of a prompt; None if there is no limit."""
+        room = prompt_room(self.model, self.index, drafting=self.option("drafting"), options=self.options)
+        return min((limit for limit in (room, self.max_prompt_tokens) if limit is not None), default=None)
+
+    def _read_filter(self, items: Any) -> tuple[tuple[Any, ...] | None, tuple[Any, ...]]:
+        """The items of a filter, and those that the catalogue does not have."""
+        if items is None:
+            return None, ()
+        listed = item_list(items, "filter", self.index.snapshot)
+        is_there = self.index.has_items(listed).tolist() if listed else []
+        unknown = tuple(item for item, there in zip(listed, is_there, strict=True) if not there)
+        if unknown and self.unknown_items == "refuse":
+            raise ValueError(f"filter has {shown(unknown[0])}, expected items of the catalogue: remove it")
+        return tuple(item for item, there in zip(listed, is_there, strict=True) if there), unknown
+
+    def _read_history(self, history: Any) -> tuple[list[int], tuple[Any, ...], int]:
+        """The prompt of a history, items that the catalogue never had, and how many are cut from the left."""
+        items = item_list(history, "history", self.index.snapshot)
+        tokens_of = tokens_of_items(self.index.snapshot, items) if items else {}
+        known = [item for item in items if item in tokens_of]
+        dropped = tuple(dict.fromkeys(item for item in items if item not in tokens_of))
+        if dropped and self.unknown_items == "refuse":
+            raise ValueError(
+                f"history has {shown(dropped[0])}, expected items of the catalogue: remove it, or drop such items by "
+                "unknown_items='drop'"
+            )
+        if not known:
+            return [], dropped, 0
+        room = (2**31 if self.room is None else self.room) - len(self.prefix_tokens) - len(self.suffix_tokens)
+        latest = latest_that_fit(known, tokens_of, room)
+        if not latest:
+            raise ValueError(
+                f"history ends with {shown(known[-1])} of {len(tokens_of[known[-1]])} tokens, expected an item that "
+                f"fits the {room} tokens that there is room for: take a model with more positions"
+            )
+        prompt = [*self.prefix_tokens, *join_tokens(latest, tokens_of), *self.suffix_tokens]
+        return prompt, dropped, len(known) - len(latest)
+
+    def _read_tokens(self, tokens: Any) -> list[int]:
+        if not isinstance(tokens, (list, tuple)) or not all(is_integer(token) for token in tokens):
+            raise ValueError(f"tokens={shown(tokens)}, expected a list of token ids")
+        most = (self.vocab_size or 2**31) - 1
+        if (wrong := next((token for token in tokens if not 0 <= token <= most), None)) is not None:
+            raise ValueError(f"tokens has {wrong}, expected 0 to {most}: the model's vocabulary")
+        return [int(token) for token in tokens]
+
+    def _read_text(self, text: Any) -> list[int]:
+        if self.tokenizer is None:
+            raise ValueError("text is given and there is no tokenizer, expected history or tokens: pass tokenizer=")
+        if not isinstance(text, str):
+            raise ValueError(f"text={shown(text)}, expected a string")
+        return list(self.tokenizer(text, verbose=False)["input_ids"]) if text else []
+
+    # Answering
+
+    def with_catalogue(self, index: ConstraintIndex, rules: Mapping[str, ConstraintIndex]) -> Recommender:
+        """The same over another catalogue."""
+        return replace(self, index=index, rules=rules, _views=OrderedDict())
+
+    def fallback_items(self, request: Request) -> list[Any]:
+        """What answers a request without a prompt: the first living items of the fallback that it allows."""
+        index = self.index if request.rule is None else self.rules[request.rule]
+        living = zip(self.fallback or (), index.has_items(self.fallback or ()), strict=True)
+        allowed = None if request.allowed is None else set(request.allowed)
+        items = (item for item, lives in living if lives)
+        most = request.num_results or self.num_results
+        return first_allowed(items, exclude=set(request.exclude), allowed=allowed, at_most=most)
+
+    def answer_all(
+        self, requests: Sequence[Request], on_progress: Callable[[int], None] = lambda num_rows: None
+    ) -> list[Answer]:
+        """Answers in the order of the requests; `on_progress` gets the number of new ones."""
+        answers: dict[int, Answer] = {}
+        for batch in self.batches(requests):
+            for number, answer in zip(batch, self.answer([requests[number] for number in batch]), strict=True):
+                answers[number] = answer
+            on_progress(len(set(batch)))
+        return [answers[number] for number in range(len(requests))]
+
+    def batches(self, requests: Sequence[Request]) -> list[list[int]]:
+        """The numbers of the requests to answer together; one may be there twice, to fill a batch."""
+        return self._backend.make_batches(
+            [len(request.tokens) for request in requests],
+            token_budget=self.token_budget,
+            tokens_ahead=self.num_beams * (self.index.max_length - 1),
+            mesh=self.options.get("mesh"),
+        )
+
+    def answer(
+        self, batch: Sequence[Request], on_output: Callable[[Any, int], None] = lambda out, num_cached_tokens: None
+    ) -> list[Answer]:
+        """Answers to one batch with this object's beams and results, whatever the requests say.
+
+        `on_output` gets what `generate` returned, and how many tokens of prompts were cached.
+        """
+        prompts = self.prompts(batch)
+        views = [self._view(request) for request in batch]
+        rules: Any = views if any(view is not self.index for view in views) else self.index
+        seed = self._seeds(batch)
+        cache = self._usable_cache
+        given = [request.tokens for request in batch]
+        reuse = None if cache is None else cache.begin(given)
+        excluded = [request.exclude for request in batch] if any(request.exclude for request in batch) else None
+        out = self.model.generate(
+            **prompts,
+            **({} if reuse is None else reuse.arguments),
+            constraint_index=rules,
+            exclude_items=excluded,
+            num_beams=self.num_beams,
+            num_return_sequences=self.num_results,
+            return_dict_in_generate=True,
+            output_scores=True,
+            _step_scores=False,  # `[batch * beams, vocab]` at every level
+            **seed,
+            **self.options,
+        )
+        on_output(out, 0 if reuse is None else reuse.num_cached_tokens)
+        if cache is not None and reuse is not None:
+            cache.keep(given, reuse, out)
+        length = 1 if self.model.config.is_encoder_decoder else prompts["input_ids"].shape[1]
+        found = self.index.items(to_host(out.sequences)[:, length:])
+        scores = out.sequences_scores.tolist()
+        answers = []
+        for number, (request, view) in enumerate(zip(batch, views, strict=True)):
+            rows = slice(number * self.num_results, (number + 1) * self.num_results)
+            answers.append(self._best_of(request, view, found[rows], scores[rows]))
+        return answers
+
+    def option(self, name: str) -> Any:
+        """An option of `generate`: from this call, else the config passed to it, else the checkpoint's."""
+        if name in self.options:
+            return self.options[name]
+        own = getattr(self.options.get("generation_config"), name, None)
+        return getattr(self.model.generation_config, name, None) if own is None else own
+
+    def prompts(self, batch: Sequence[Request]) -> dict[str, Any]:
+        """`input_ids` and `attention_mask` `[B, P]`: decoders need padding on the left, encoders on the right."""
+        return self._backend.prompts(self.model, [request.tokens for request in batch])
+
+    @cached_property
+    def _backend(self) -> Backend:
+        return backend_of(self.model)
+
+    @cached_property
+    def _usable_cache(self) -> PrefixCache | None:
+        cache = self.prefix_cache
+        return cache if cache is not None and cache.takes_options(self.options) else None
+
+    def _seeds(self, batch: Sequence[Request]) -> dict[str, Any]:
+        """The argument of `generate`: requests without a seed draw one where others have theirs."""
+        seeds = [request.seed for request in batch]
+        if all(seed is None for seed in seeds):
+            return {}
+        drawn = self._backend.draw_seeds(len(seeds))
+        return {"seed": [new if seed is None else seed for seed, new in zip(seeds, drawn, strict=True)]}
+
+    def _view(self, request: Request) -> ConstraintIndex:
+        """What a request may be answered with."""
+        if request.allowed is None and request.rule is None:
+            return self.index
+        if request.rule is not None and request.rule not in self.rules:
+            raise ValueError(
+                f"rule={request.rule!r}, expected one of {sorted(self.rules)}: name one of them, or omit it"
+            )
+        whole = self.index if request.rule is None else self.rules[request.rule]
+        if request.allowed is None:
+            return whole
+        key = request.rule, *sorted(set(request.allowed))
+        view = self._views.pop(key, None)  # each step is atomic: threads share this object
+        if view is None:
+            # What the rule rules out, or what has left the catalogue since, need not be named again.
+            living = zip(key[1:], whole.has_items(key[1:]), strict=True)
+            view = whole.where([item for item, lives in living if lives])
+        self._views[key] = view
+        if len(self._views) > MOST_VIEWS:
+            self._views.popitem(last=False)
+        return view
+
+    def _best_of(
+        self, request: Request, view: ConstraintIndex, found: Sequence[Sequence[Any]], scores: Sequence[float]
+    ) -> Answer:
+        """The items allowed for a request, from `num_results` sequences in order: `num_results` at most."""
+        exclude, allowed = set(request.exclude), None if request.allowed is None else set(request.allowed)
+        best: dict[Any, float] = {}
+        for items, score in zip(found, scores, strict=True):
+            wanted = [item for item in items if item not in exclude and (allowed is None or item in allowed)]
+            if score > -math.inf and request.rule is not None:  # other items may share the sequence
+                wanted = [item for item, has in zip(wanted, view.has_items(wanted), strict=True) if has]
+            for item in wanted if score > -math.inf else ():  # several if items share a sequence
+                best.setdefault(item, score)
+        kept = list(best)[: self.num_results]
+        is_broken = not kept and view.num_items > int(np.count_nonzero(view.has_items(exclude)))
+        return Answer(kept, [best[item] for item in kept], is_broken=is_broken)
+
+
+def _count(value: Any, name: str, most: int, *, fewest: int = 1) -> int:
+    if not is_integer(value) or not fewest <= value <= most:
+        raise ValueError(f"{name}={shown(value)}, expected an integer from {fewest} to {most}")
+    return int(value)
