@@ -21,9 +21,8 @@ import numpy as np
 import torch
 
 import hf_gr
-from hf_gr.answering.loading import load_index, prompt_room
+from hf_gr.answering.loading import load_index
 from hf_gr.answering.recommender import Recommender
-from hf_gr.answering.requests import Request, join_tokens, latest_that_fit, tokens_of_items
 from hf_gr.answering.torch_models import load_model
 
 try:
@@ -37,23 +36,18 @@ class Recommend:
     """For `map_batches`: from a column of histories to the columns `items` and `scores`, as `hf_gr.recommend`."""
 
     def __init__(
-        self, model: str, index: str, *, history: str = "items", top_k: int = 10, num_beams: int = 20
+        self, model: str, index: str, *, history: str = "items", num_results: int = 10, num_beams: int = 20
     ) -> None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.model = load_model(model, dtype="auto", device_map=None, device=device, num_processes=1)
-        self.index = load_index(hf_gr.ConstraintIndex.from_pretrained(index), self.model)
-        self.room = prompt_room(self.model, self.index, drafting=None, options={}) or 2**31
-        self.decoder = Recommender(self.model, self.index, top_k=top_k, num_beams=num_beams, token_budget=16_384)
+        loaded = load_model(model)
+        catalogue = load_index(hf_gr.ConstraintIndex.from_pretrained(index), loaded)
+        self.recommender = Recommender(
+            loaded, catalogue, num_results=num_results, num_beams=num_beams, unknown_items="refuse"
+        )
         self.history = history
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
-        histories = [list(items) for items in batch[self.history]]
-        tokens_of = tokens_of_items(self.index.snapshot, [item for items in histories for item in items])
-        requests = []
-        for row, items in enumerate(histories):
-            latest = latest_that_fit(items, tokens_of, self.room)  # an item that the catalogue never had: KeyError
-            requests.append(Request(row, join_tokens(latest, tokens_of), exclude=tuple(items)))
-        answers = self.decoder.answer_all(requests)
+        requests = [self.recommender.read(history=items, exclude=items) for items in batch[self.history]]
+        answers = self.recommender.answer_all(requests)
         return batch | {"items": [one.items for one in answers], "scores": [one.scores for one in answers]}
 
 

@@ -556,7 +556,7 @@ def test_labels_are_ranked_as_by_classify() -> None:
         ({"key_cache_bytes": -1}, "key_cache_bytes=-1"),
         (
             {"constraint_index": LiveCatalogue(INDEX), "rules": {"eu": ["B00"]}},
-            "rules= with a LiveCatalogue, expected",
+            "rules= with a LiveCatalogue",
         ),
     ],
 )

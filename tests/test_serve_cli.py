@@ -364,7 +364,7 @@ def test_what_surrounds_a_prompt(checkpoint: Path, monkeypatch: pytest.MonkeyPat
         result = CliRunner().invoke(cli.build_app(), ["serve", str(checkpoint), "--port", "0", *given])
         assert result.exit_code == 0, result.output
     with_options, without = engines
-    readers = [engine._reader for engine in engines]
+    readers = [engine._recommender for engine in engines]
     assert [(reader.prefix_tokens, reader.suffix_tokens) for reader in readers] == [((1, 2), (3,)), ((), ())]
     assert (with_options.prompt, "{text}" in without.prompt) == ("Name it: {text}", True)
 
