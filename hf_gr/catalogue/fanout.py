@@ -30,22 +30,14 @@ class Fanout:
 
     Parent `p` has the children `offsets[p] .. offsets[p + 1]` where `exceptions` is None, else `p + offsets[k] .. p +
     1 + offsets[m]`, with `k` exceptions before `p` and `m` up to and including it.
-
-    Attributes:
-        num_parents: P.
-        num_children: C.
-        largest: the most children that one parent has.
-        num_childless: parents that have none.
-        offsets: `[P + 1]` first children, or `[E + 1]` shifts: children beyond one each, up to an exception.
-        exceptions: `[E]` ascending parents, or None where they are too many to list.
     """
 
-    num_parents: int
-    num_children: int
-    largest: int
-    num_childless: int
-    offsets: Array
-    exceptions: Array | None = None
+    num_parents: int  # P
+    num_children: int  # C
+    largest: int  # the most children that one parent has
+    num_childless: int  # parents that have none
+    offsets: Array  # `[P + 1]` first children, or `[E + 1]` shifts: children beyond one each, up to an exception
+    exceptions: Array | None = None  # `[E]` ascending parents, or None where they are too many to list
 
     @classmethod
     def from_starts(cls, parents: Bools, children: Bools) -> Fanout:

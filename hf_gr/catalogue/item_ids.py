@@ -26,16 +26,12 @@ HASHED_BYTES = 256  # of a text: hashing takes a step per byte of the longest, a
 
 @dataclass(frozen=True, eq=False)
 class ItemIds:
-    """Packed item ids, found again by binary search.
+    """Packed item ids, found again by binary search."""
 
-    Attributes:
-        values: `[I]` integers, or the UTF-8 text of all strings, one after the other.
-        bounds: `[I + 1]`, for strings: id `i` is `values[bounds[i] : bounds[i + 1]]`; None for integers.
-        order: `[I]` permutation that sorts integers, or the hashes of strings; None where integers ascend as they are.
-    """
-
-    values: npt.NDArray[np.integer]
+    values: npt.NDArray[np.integer]  # `[I]` integers, or the UTF-8 text of all strings, one after the other
+    # `[I + 1]`, for strings: id `i` is `values[bounds[i] : bounds[i + 1]]`; None for integers
     bounds: Array | None = None
+    # `[I]` permutation that sorts integers, or the hashes of strings; None where integers ascend as they are
     order: Array | None = None
 
     @classmethod

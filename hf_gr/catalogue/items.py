@@ -26,21 +26,13 @@ from .trie import Trie, build_trie, take_rows
 
 @dataclass(frozen=True, eq=False)
 class Items:
-    """The items of a trie: what is compiled, and saved.
+    """The items of a trie: what is compiled, and saved."""
 
-    Attributes:
-        trie: their sequences.
-        numbers: `[I]`, by position: the item's number.
-        positions: `[I]`, by number: the item's position.
-        at_leaf: the positions of every leaf.
-        ids: by number: the item's id; None where it is the number itself.
-    """
-
-    trie: Trie
-    numbers: Array
-    positions: Array
-    at_leaf: Fanout
-    ids: ItemIds | None
+    trie: Trie  # their sequences
+    numbers: Array  # `[I]`, by position: the item's number
+    positions: Array  # `[I]`, by number: the item's position
+    at_leaf: Fanout  # the positions of every leaf
+    ids: ItemIds | None  # by number: the item's id; None where it is the number itself
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -123,17 +115,11 @@ def build_items(rows: Array, ids: Array | list[str] | None) -> Items:
 
 @dataclass(frozen=True, eq=False)
 class Liveness:
-    """Which items and nodes are alive.
+    """Which items and nodes are alive."""
 
-    Attributes:
-        of: the items.
-        nodes: by level from 1: one bit for each of its nodes.
-        items: one bit for each item, by position.
-    """
-
-    of: Items
-    nodes: tuple[Bits, ...]
-    items: Bits
+    of: Items  # the items
+    nodes: tuple[Bits, ...]  # by level from 1: one bit for each of its nodes
+    items: Bits  # one bit for each item, by position
 
     @classmethod
     def from_items(cls, of: Items, alive: Bools) -> Liveness:

@@ -22,19 +22,13 @@ from .snapshot import Snapshot
 
 @dataclass(frozen=True, eq=False)
 class BatchRules:
-    """The catalogue of every request of a batch: rules over shared items, and some that one request must not see.
+    """The catalogue of every request of a batch: rules over shared items, and some that one request must not see."""
 
-    Attributes:
-        snapshots: distinct rules; all of them share their items.
-        rule_of_row: `[B]` numbers of rules; None where one rule holds for any number of rows.
-        excluded_ids: B sets of item ids, or None.
-        excluded: by level from 1: `[B, E]` nodes hidden from each request, padded with the root, which is no node's
-            child; None for a level without any.
-    """
-
-    snapshots: tuple[Snapshot, ...]
-    rule_of_row: Longs | None = None
-    excluded_ids: tuple[frozenset[ItemId], ...] | None = None
+    snapshots: tuple[Snapshot, ...]  # distinct rules; all of them share their items
+    rule_of_row: Longs | None = None  # `[B]` numbers of rules; None where one rule holds for any number of rows
+    excluded_ids: tuple[frozenset[ItemId], ...] | None = None  # B sets of item ids, or None
+    # by level from 1: `[B, E]` nodes hidden from each request, padded with the root, which is no node's child; None
+    # for a level without any
     excluded: tuple[Longs | None, ...] = ()
 
     @property

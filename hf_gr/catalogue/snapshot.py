@@ -29,18 +29,12 @@ from .trie import PADDING, Trie, lexicographic_order, take_rows
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """A catalogue at one moment.
+    """A catalogue at one moment."""
 
-    Attributes:
-        items: all that was compiled, dead ones included.
-        eos_token_id: the token that ends every sequence, or None where all have one length.
-        alive: which of them are alive; None for all.
-        tokenizer: a digest of the tokenizer that the sequences come from; None where they are not text.
-    """
-
-    items: Items
-    eos_token_id: int | None
-    alive: Liveness | None = None
+    items: Items  # all that was compiled, dead ones included
+    eos_token_id: int | None  # the token that ends every sequence, or None where all have one length
+    alive: Liveness | None = None  # which of them are alive; None for all
+    # a digest of the tokenizer that the sequences come from; None where they are not text
     tokenizer: str | None = None
 
     @property

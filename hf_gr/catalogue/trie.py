@@ -31,19 +31,14 @@ SHORT = 2**15  # 16 bits hold the numbers from -SHORT to SHORT - 1
 
 @dataclass(frozen=True, eq=False)
 class Trie:
-    """A compiled trie.
+    """A compiled trie."""
 
-    Attributes:
-        tokens: `[nodes + padding]`, the token on the edge into each node, less its level's base; the root's has no
-            meaning. As many entries as the largest branching follow the last, so that so many can be read from any
-            node on.
-        token_bases: `L` numbers: what to add to the tokens of level `l + 1`; it makes most catalogues fit 16 bits.
-        fanouts: `L` of them: the children of level `l`, both numbered from 0 within their levels.
-    """
-
+    # `[nodes + padding]`, the token on the edge into each node, less its level's base; the root's has no meaning. As
+    # many entries as the largest branching follow the last, so that so many can be read from any node on.
     tokens: Array
+    # `L` numbers: what to add to the tokens of level `l + 1`; it makes most catalogues fit 16 bits
     token_bases: tuple[int, ...]
-    fanouts: tuple[Fanout, ...]
+    fanouts: tuple[Fanout, ...]  # `L` of them: the children of level `l`, both numbered from 0 within their levels
 
     @cached_property
     def level_starts(self) -> tuple[int, ...]:

@@ -22,15 +22,11 @@ from .arrays import along
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Children:
-    """The children of every state, padded to C.
+    """The children of every state, padded to C."""
 
-    Attributes:
-        tokens: the token that leads to each child; -1 where there is no such child, or it is not alive.
-        first: the state of each beam's first child.
-    """
-
+    # the token that leads to each child; -1 where there is no such child, or it is not alive
     tokens: Int[Array, "batch beams children"]
-    first: Int[Array, "batch beams"]
+    first: Int[Array, "batch beams"]  # the state of each beam's first child
 
     @property
     def legal(self) -> Bool[Array, "batch beams children"]:

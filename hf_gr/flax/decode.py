@@ -45,72 +45,45 @@ from .warpers import keep_min_p, keep_top_k, keep_top_p, renormalize
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Decoded:
-    """The result: transformers' fields, generated part only.
+    """The result: transformers' fields, generated part only."""
 
-    Attributes:
-        sequences: tokens, `fill_token_id` after the end; a row of `missing_token_id` where no sequence is left.
-        scores: `-inf` for such a row.
-        beam_indices: paths within the row, -1 after the end.
-        num_levels: levels decided before nothing could change any more.
-        step_scores: one entry a level, if requested; those of undecided levels mean nothing.
-        step_logits: one entry a level, if requested; those of undecided levels mean nothing.
-        speculation: the number of forwards, and what was scored ahead.
-    """
-
+    # tokens, `fill_token_id` after the end; a row of `missing_token_id` where no sequence is left
     sequences: Int[Array, "batch returned length"]
-    scores: Float[Array, "batch returned"]
-    beam_indices: Int[Array, "batch returned length"]
-    num_levels: Int[Array, " batch"]
+    scores: Float[Array, "batch returned"]  # `-inf` for such a row
+    beam_indices: Int[Array, "batch returned length"]  # paths within the row, -1 after the end
+    num_levels: Int[Array, " batch"]  # levels decided before nothing could change any more
+    # one entry a level, if requested; those of undecided levels mean nothing
     step_scores: tuple[Float[Array, "batch paths vocab"], ...] | None
+    # one entry a level, if requested; those of undecided levels mean nothing
     step_logits: tuple[Float[Array, "batch paths vocab"], ...] | None
-    speculation: Speculation
+    speculation: Speculation  # the number of forwards, and what was scored ahead
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _State:
-    """The state passed from one forward to the next.
+    """The state passed from one forward to the next."""
 
-    Attributes:
-        beams: with room for all tokens.
-        levels: tokens of the beams of each row.
-        finished: the results so far.
-        speculation: the counts.
-        cache: the scorer's, with a slot for each beam of each level.
-        memory: what the drafter's model knows of the prompts; None without one.
-        step_scores: by level, if they are kept.
-        step_logits: by level, if they are kept.
-    """
-
-    beams: Beams
-    levels: Int[Array, " batch"]
-    finished: Finished
-    speculation: Speculation
-    cache: ScorerCache
-    memory: Any
-    step_scores: tuple[Array, ...] | None
-    step_logits: tuple[Array, ...] | None
+    beams: Beams  # with room for all tokens
+    levels: Int[Array, " batch"]  # tokens of the beams of each row
+    finished: Finished  # the results so far
+    speculation: Speculation  # the counts
+    cache: ScorerCache  # the scorer's, with a slot for each beam of each level
+    memory: Any  # what the drafter's model knows of the prompts; None without one
+    step_scores: tuple[Array, ...] | None  # by level, if they are kept
+    step_logits: tuple[Array, ...] | None  # by level, if they are kept
 
 
 def decode(
-    scorer: Scorer,
-    params: Params,
-    catalogue: DeviceCatalogue,
-    prompt: Prompt,
-    plan: DecodePlan,
-    noise: Noise | None = None,
-    draft_params: Params | None = None,
+    scorer: Scorer,  # the model; static
+    params: Params,  # its parameters
+    catalogue: DeviceCatalogue,  # the legal sequences of each row
+    prompt: Prompt,  # the start of each row
+    plan: DecodePlan,  # the options
+    noise: Noise | None = None,  # what is drawn comes from; nothing is without `do_sample`
+    draft_params: Params | None = None,  # of the drafter's model, if it has one
 ) -> Decoded:
     """Decode the best legal sequences of a batch.
-
-    Args:
-        scorer: the model; static.
-        params: its parameters.
-        catalogue: the legal sequences of each row.
-        prompt: the start of each row.
-        plan: the options.
-        noise: what is drawn comes from; nothing is without `do_sample`.
-        draft_params: of the drafter's model, if it has one.
 
     Returns:
         R sequences a row: the best first, then rows of padding if there are fewer.

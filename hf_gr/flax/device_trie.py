@@ -40,26 +40,17 @@ SMALLEST = 64  # entries of a compiled catalogue's arrays
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DeviceTrie:
-    """A trie on a device; the fields are those of `hf_gr.catalogue.trie.Trie` and its fanouts, padded.
+    """A trie on a device; the fields are those of `hf_gr.catalogue.trie.Trie` and its fanouts, padded."""
 
-    Attributes:
-        tokens: at least as many entries as the largest branching follow the last.
-        offsets: by level; None where every node has one child.
-        exceptions: by level, for every 32 nodes: a bit for each, set for those with no child or several, then how
-            many of those come before. None where all offsets are there, or none.
-        token_bases: what to add to the tokens of level `l + 1`.
-        level_starts: the first node of every level, then the number of nodes.
-        branching: static.
-        has_leaves: static.
-    """
-
-    tokens: Int[Array, " nodes_and_padding"]
-    offsets: tuple[Int[Array, " _"] | None, ...]
+    tokens: Int[Array, " nodes_and_padding"]  # at least as many entries as the largest branching follow the last
+    offsets: tuple[Int[Array, " _"] | None, ...]  # by level; None where every node has one child
+    # by level, for every 32 nodes: a bit for each, set for those with no child or several, then how many of those come
+    # before. None where all offsets are there, or none.
     exceptions: tuple[Int[Array, " _"] | None, ...]
-    token_bases: Int[Array, " levels"]
-    level_starts: Int[Array, " levels_and_two"]
-    branching: tuple[int, ...] = static()
-    has_leaves: tuple[bool, ...] = static()
+    token_bases: Int[Array, " levels"]  # what to add to the tokens of level `l + 1`
+    level_starts: Int[Array, " levels_and_two"]  # the first node of every level, then the number of nodes
+    branching: tuple[int, ...] = static()  # static
+    has_leaves: tuple[bool, ...] = static()  # static
 
     @property
     def num_nodes(self) -> Int[Array, ""]:

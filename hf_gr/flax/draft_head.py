@@ -213,13 +213,9 @@ def shapes_of(config: DraftHeadConfig) -> dict[str, tuple[int, ...]]:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class HeadCache(NodeRoom):
-    """What a head goes on from: hidden states, and the recurrent states of nodes.
+    """What a head goes on from: hidden states, and the recurrent states of nodes."""
 
-    Attributes:
-        hidden: hidden states of the prompt's last token and of the placeholders.
-    """
-
-    hidden: Float[Array, "batch positions hidden"]
+    hidden: Float[Array, "batch positions hidden"]  # hidden states of the prompt's last token and of the placeholders
 
     @property
     def like(self) -> Float[Array, "batch positions hidden"]:
@@ -237,16 +233,12 @@ class HeadScorer:
     """A draft head as a scorer: nodes cost a small matrix product, and no forward of the model.
 
     Each call scores the next level. Its parameters are `{"model": ..., "head": DraftHead.params}`.
-
-    Attributes:
-        config: the head's shape.
-        model: the model's scorer, which reads the prompt.
-        vocab_size: to have logits over the whole vocabulary, `-inf` for all but the level's codes, as outputs want
-            them; None for the codes alone, whose places `columns` tells.
     """
 
-    config: DraftHeadConfig
-    model: Any
+    config: DraftHeadConfig  # the head's shape
+    model: Any  # the model's scorer, which reads the prompt
+    # to have logits over the whole vocabulary, `-inf` for all but the level's codes, as outputs want them; None for
+    # the codes alone, whose places `columns` tells
     vocab_size: int | None = None
 
     def prefill(self, params: Params, prompt: Prompt) -> tuple[Float[Array, "batch codes"], HeadCache]:

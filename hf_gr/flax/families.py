@@ -192,27 +192,19 @@ def _read_t5(config: Any) -> Spec:
 
 @dataclass(frozen=True)
 class Rotary:
-    """A family of decoders with rotary embeddings: what transformers' code of it does, and its config does not say.
+    """A family of decoders with rotary embeddings: what transformers' code of it does, and its config does not say."""
 
-    Attributes:
-        names: of its parameters.
-        norm: see `Spec.norm`; Gemma's, "rms_plus_one", also scale the embeddings.
-        head_norms: see `Spec.head_norms`.
-        bias_fields: the fields of its config that it reads: `attention_bias` of q, k, v and o, `mlp_bias` of the rest.
-        has_qkv_bias: whether q, k and v always have biases.
-        windows: whether layers slide: none, those that `layer_types` lists, or all if there is a window.
-        caps_scores: whether it reads `attn_logit_softcapping`.
-        is_partly_rotary: whether it reads `partial_rotary_factor`.
-    """
-
-    names: Names = LLAMA
+    names: Names = LLAMA  # of its parameters
+    # see `Spec.norm`; Gemma's, "rms_plus_one", also scale the embeddings
     norm: Literal["rms", "rms_plus_one", "rms_rounded_last"] = "rms"
-    head_norms: Literal["none", "head", "all"] = "none"
+    head_norms: Literal["none", "head", "all"] = "none"  # see `Spec.head_norms`
+    # the fields of its config that it reads: `attention_bias` of q, k, v and o, `mlp_bias` of the rest
     bias_fields: tuple[str, ...] = ()
-    has_qkv_bias: bool = False
+    has_qkv_bias: bool = False  # whether q, k and v always have biases
+    # whether layers slide: none, those that `layer_types` lists, or all if there is a window
     windows: Literal["none", "listed", "all"] = "none"
-    caps_scores: bool = False
-    is_partly_rotary: bool = False
+    caps_scores: bool = False  # whether it reads `attn_logit_softcapping`
+    is_partly_rotary: bool = False  # whether it reads `partial_rotary_factor`
 
     def __call__(self, config: Any) -> Spec:
         """Read a config of the family."""

@@ -54,22 +54,14 @@ def to_logits(x: Float[Array, "*rows width"], weight: Float[Array, "vocab width"
 
 
 def rms_norm(
-    x: Float[Array, "*rows width"],
-    weight: Float[Array, " width"],
+    x: Float[Array, "*rows width"],  # what to norm
+    weight: Float[Array, " width"],  # factors of channels
     *,
-    eps: float,
-    plus: float = 0.0,
-    rounds_last: bool = False,
+    eps: float,  # added to the mean square
+    plus: float = 0.0,  # added to weights: 1 for Gemma, whose weights are differences from that
+    rounds_last: bool = False,  # whether weights multiply before results are rounded to the dtype of `x`, or after
 ) -> Float[Array, "*rows width"]:
-    """Root-mean-square norm.
-
-    Args:
-        x: what to norm.
-        weight: factors of channels.
-        eps: added to the mean square.
-        plus: added to weights: 1 for Gemma, whose weights are differences from that.
-        rounds_last: whether weights multiply before results are rounded to the dtype of `x`, or after.
-    """
+    """Root-mean-square norm."""
     wide = x.astype(jnp.float32)
     normed = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
     if rounds_last:
@@ -120,37 +112,26 @@ def to_heads(x: Float[Array, "batch tokens width"], *heads: int) -> Float[Array,
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Block:
-    """Keys that queries may attend to, with their values.
+    """Keys that queries may attend to, with their values."""
 
-    Attributes:
-        keys: of each key-value head; its query heads share them.
-        values: of the same heads.
-        mask: which keys each query sees; one row if all queries see the same.
-        bias: added to scores; None for nothing.
-    """
-
-    keys: Float[Array, "batch heads keys head_dim"]
-    values: Float[Array, "batch heads keys head_dim"]
-    mask: Bool[Array, "batch _ keys"]
+    keys: Float[Array, "batch heads keys head_dim"]  # of each key-value head; its query heads share them
+    values: Float[Array, "batch heads keys head_dim"]  # of the same heads
+    mask: Bool[Array, "batch _ keys"]  # which keys each query sees; one row if all queries see the same
+    # added to scores; None for nothing
     bias: Float[Array, "*rows heads groups #queries keys"] | None = None
 
 
 def attention(
+    # of all query heads, grouped by the key-value head that they share
     queries: Float[Array, "batch heads groups queries head_dim"],
-    blocks: Sequence[Block],
+    blocks: Sequence[Block],  # the keys and values
     *,
-    scale: float,
-    cap: float | None = None,
+    scale: float,  # of scores, before their bias
+    cap: float | None = None,  # see `soft_cap`, of scores
 ) -> Float[Array, "batch queries width"]:
     """Attention over several blocks of keys at once: one softmax over all, and no block is moved or repeated.
 
     A query that sees nothing gets some average of the values: results at padding mean nothing, but are finite.
-
-    Args:
-        queries: of all query heads, grouped by the key-value head that they share.
-        blocks: the keys and values.
-        scale: of scores, before their bias.
-        cap: see `soft_cap`, of scores.
 
     Source: xGR, section 5, over a shared and an unshared cache.
     """
@@ -176,30 +157,19 @@ def attention(
 
 
 def causal_attention(
-    queries: Float[Array, "batch heads groups tokens head_dim"],
-    keys: Float[Array, "batch heads tokens head_dim"],
-    values: Float[Array, "batch heads tokens head_dim"],
+    queries: Float[Array, "batch heads groups tokens head_dim"],  # of the prompt, and of the nodes after it
+    keys: Float[Array, "batch heads tokens head_dim"],  # of the same tokens
+    values: Float[Array, "batch heads tokens head_dim"],  # of the same tokens
     *,
-    mask: Bool[Array, "batch prompt"],
-    scale: float,
-    bias: Float[Array, "*rows heads groups tokens tokens"] | None = None,
-    of_nodes: Bool[Array, "batch nodes tokens"] | None = None,
+    mask: Bool[Array, "batch prompt"],  # real tokens of the prompt
+    scale: float,  # of scores, before their bias
+    bias: Float[Array, "*rows heads groups tokens tokens"] | None = None,  # added to scores; None for nothing
+    of_nodes: Bool[Array, "batch nodes tokens"] | None = None,  # what the nodes see: see `seen_by_nodes`
+    # how many tokens one sees, itself included; None for all. It is not applied to nodes.
     window: int | Int[Array, ""] | None = None,
-    cap: float | None = None,
+    cap: float | None = None,  # see `attention`
 ) -> Float[Array, "batch tokens width"]:
-    """Attention of a prompt to itself: a token sees the real tokens up to itself; then of nodes, if there are some.
-
-    Args:
-        queries: of the prompt, and of the nodes after it.
-        keys: of the same tokens.
-        values: of the same tokens.
-        mask: real tokens of the prompt.
-        scale: of scores, before their bias.
-        bias: added to scores; None for nothing.
-        of_nodes: what the nodes see: see `seen_by_nodes`.
-        window: how many tokens one sees, itself included; None for all. It is not applied to nodes.
-        cap: see `attention`.
-    """
+    """Attention of a prompt to itself: a token sees the real tokens up to itself; then of nodes, if there are some."""
     length = mask.shape[-1]
     step = max(QUERIES_AT_ONCE, -(-length // MAX_BLOCKS))
     parts = []
@@ -233,18 +203,12 @@ def seen_by_nodes(
 
 
 def over_layers(
-    step: Callable[[Any, Layer, Any], tuple[Any, Any]],
-    carry: Any,
-    layers: Layers,
-    given: Any = None,
+    step: Callable[[Any, Layer, Any], tuple[Any, Any]],  # one layer
+    carry: Any,  # the first layer's input
+    layers: Layers,  # parameters, one by one or stacked
+    given: Any = None,  # each layer's further input, one by one or stacked as the layers are; None for none
 ) -> tuple[Any, Any]:
     """Run layers in sequence: `carry, made = step(carry, layer, given)`.
-
-    Args:
-        step: one layer.
-        carry: the first layer's input.
-        layers: parameters, one by one or stacked.
-        given: each layer's further input, one by one or stacked as the layers are; None for none.
 
     Returns:
         The last layer's carry, and what the layers made, one by one or stacked.
@@ -263,18 +227,13 @@ def over_layers(
 class RelativeBuckets:
     """T5's relative positions: near ones have a bias each, far ones share theirs.
 
-    Attributes:
-        num_buckets: of them, for both directions.
-        max_distance: distances from here on share the last bucket.
-        is_causal: whether keys never come after their query.
-        buckets: the bucket of each distance, key minus query, from `-max_distance` to `max_distance`.
-
     Source: T5, section 2.1; transformers' `_relative_position_bucket`, to the rounding of its fp32 logarithm.
     """
 
-    num_buckets: int
-    max_distance: int
-    is_causal: bool
+    num_buckets: int  # of them, for both directions
+    max_distance: int  # distances from here on share the last bucket
+    is_causal: bool  # whether keys never come after their query
+    # the bucket of each distance, key minus query, from `-max_distance` to `max_distance`
     buckets: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

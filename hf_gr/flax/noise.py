@@ -36,13 +36,9 @@ Bits = tuple[Array, Array]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Noise:
-    """What all draws of a call come from.
+    """What all draws of a call come from."""
 
-    Attributes:
-        seeds: of every prompt, in halves.
-    """
-
-    seeds: UInt32[HostOrDevice, "batch 2"]
+    seeds: UInt32[HostOrDevice, "batch 2"]  # of every prompt, in halves
 
     @classmethod
     def of(cls, seeds: npt.NDArray[np.int64]) -> Noise:

@@ -22,28 +22,18 @@ from .speculation import Drafter
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class DecodePlan(Options):
-    """The options of one call.
+    """The options of one call."""
 
-    Attributes:
-        top_k: number of children to sample from; None for all.
-        min_tokens_to_keep: children that every warper keeps.
-        renormalize_logits: normalise scores over the legal tokens of each step.
-        drafter: proposes nodes to score ahead; None for no draft.
-        rows_axis: the mesh axis over which rows that advance together are sharded; None if these advance alone.
-        temperature: divisor of scores; None for none.
-        top_p: total probability of the children to sample from; None for all.
-        min_p: the least probability of those, relative to the largest; None for any.
-        processors: what else changes scores or ends sequences; None for nothing, which is faster.
-    """
-
-    top_k: int | None = static(default=None)
-    min_tokens_to_keep: int = static(default=1)
-    renormalize_logits: bool = static(default=False)
-    drafter: Drafter | None = static(default=None)
+    top_k: int | None = static(default=None)  # number of children to sample from; None for all
+    min_tokens_to_keep: int = static(default=1)  # children that every warper keeps
+    renormalize_logits: bool = static(default=False)  # normalise scores over the legal tokens of each step
+    drafter: Drafter | None = static(default=None)  # proposes nodes to score ahead; None for no draft
+    # the mesh axis over which rows that advance together are sharded; None if these advance alone
     rows_axis: str | None = static(default=None)
-    temperature: Number | None = None
-    top_p: Number | None = None
-    min_p: Number | None = None
+    temperature: Number | None = None  # divisor of scores; None for none
+    top_p: Number | None = None  # total probability of the children to sample from; None for all
+    min_p: Number | None = None  # the least probability of those, relative to the largest; None for any
+    # what else changes scores or ends sequences; None for nothing, which is faster
     processors: Processors | None = None
 
     @property

@@ -33,18 +33,15 @@ from .transition import over_vocabulary
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Processors:
-    """What a call does to scores after the constraint and before its warpers, and what ends its paths early.
+    """What a call does to scores after the constraint and before its warpers, and what ends its paths early."""
 
-    Attributes:
-        suppressed: tokens that must not come first, and those that must not come later; None for none.
-        functions: of the user's, `function(tokens, scores) -> scores`. Static.
-        criteria: functions of the user's that end paths: `function(tokens, None) -> bool [paths]`. Static.
-        prompt: the prompt's tokens as functions see them; None until the program has its prompt.
-    """
-
+    # tokens that must not come first, and those that must not come later; None for none
     suppressed: Bool[HostOrDevice, "2 vocab"] | None = None
+    # of the user's, `function(tokens, scores) -> scores`. Static.
     functions: tuple[Callable[[Array, Array], Array], ...] = static(default=())
+    # functions of the user's that end paths: `function(tokens, None) -> bool [paths]`. Static.
     criteria: tuple[Callable[[Array, None], Array], ...] = static(default=())
+    # the prompt's tokens as functions see them; None until the program has its prompt
     prompt: Int[Array, "batch prompt"] | None = None
 
     def after(self, prompt: Prompt) -> Processors:

@@ -27,16 +27,12 @@ Params = Any  # a pytree of arrays: `FlaxModel.params`
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Prompt:
-    """The start of a request.
+    """The start of a request."""
 
-    Attributes:
-        input_ids: the prompt; for a decoder padded on the left, for an encoder padded anywhere.
-        mask: real tokens of the prompt.
-        decoder_input_ids: the first tokens of an encoder-decoder's sequences, all of them real; None for a decoder.
-    """
-
+    # the prompt; for a decoder padded on the left, for an encoder padded anywhere
     input_ids: Int[HostOrDevice, "batch prompt"]
-    mask: Bool[HostOrDevice, "batch prompt"]
+    mask: Bool[HostOrDevice, "batch prompt"]  # real tokens of the prompt
+    # the first tokens of an encoder-decoder's sequences, all of them real; None for a decoder
     decoder_input_ids: Int[HostOrDevice, "batch start"] | None = None
 
 
@@ -57,15 +53,10 @@ Room = TypeVar("Room", bound="NodeRoom")  # not `Self`, which beartype accepts o
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRoom(ABC):
-    """A fixed room for what nodes are to later ones.
+    """A fixed room for what nodes are to later ones."""
 
-    Attributes:
-        room: by slot; what is in a slot that no node sees means nothing. None before `with_room`.
-        slot_depths: the depth of the node in each slot; 1 before there is one.
-    """
-
-    room: Any = None
-    slot_depths: Int[Array, "batch slots"] | None = None
+    room: Any = None  # by slot; what is in a slot that no node sees means nothing. None before `with_room`.
+    slot_depths: Int[Array, "batch slots"] | None = None  # the depth of the node in each slot; 1 before there is one
 
     @property
     @abstractmethod
@@ -109,19 +100,12 @@ class NodeRoom(ABC):
 
     def keep(
         self: Room,
-        nodes: Any,
-        depths: Int[Array, "batch nodes"],
-        places: Int[Array, "batch slots"],
-        is_new: Bool[Array, "batch slots"],
+        nodes: Any,  # the new nodes
+        depths: Int[Array, "batch nodes"],  # of those
+        places: Int[Array, "batch slots"],  # for every slot a place among the new nodes
+        is_new: Bool[Array, "batch slots"],  # which slots are given that node; the others stay as they are
     ) -> Room:
-        """The same with those of new nodes in some slots.
-
-        Args:
-            nodes: the new nodes.
-            depths: of those.
-            places: for every slot a place among the new nodes.
-            is_new: which slots are given that node; the others stay as they are.
-        """
+        """The same with those of new nodes in some slots."""
         if self.slot_depths is None:
             return self
 
@@ -139,21 +123,14 @@ class NodeRoom(ABC):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Cache(NodeRoom):
-    """Keys and values of a prompt, stored once a request, and of nodes after it, for which there is a fixed room.
+    """Keys and values of a prompt, stored once a request, and of nodes after it, for which there is a fixed room."""
 
-    Attributes:
-        prompt: of the tokens that nodes follow: the prompt of a decoder, the start of an encoder-decoder's sequences.
-        prompt_mask: real tokens among those.
-        next_position: the position after them.
-        cross: of the encoder's tokens; None for a decoder.
-        cross_mask: real tokens among those.
-    """
-
+    # of the tokens that nodes follow: the prompt of a decoder, the start of an encoder-decoder's sequences
     prompt: Layered
-    prompt_mask: Bool[Array, "batch prompt"]
-    next_position: Int[Array, " batch"]
-    cross: Layered | None = None
-    cross_mask: Bool[Array, "batch source"] | None = None
+    prompt_mask: Bool[Array, "batch prompt"]  # real tokens among those
+    next_position: Int[Array, " batch"]  # the position after them
+    cross: Layered | None = None  # of the encoder's tokens; None for a decoder
+    cross_mask: Bool[Array, "batch source"] | None = None  # real tokens among those
 
     @property
     def like(self) -> Layered:
@@ -199,23 +176,18 @@ class Scorer(Protocol):
 
     def score(
         self,
-        params: Params,
-        cache: ScorerCache,
-        tokens: Int[Array, "batch nodes"],
+        params: Params,  # the parameters that the prompt was computed with
+        cache: ScorerCache,  # of the prompt and of earlier nodes
+        tokens: Int[Array, "batch nodes"],  # the token that each node ends with
+        # tokens from the prompt to each node, itself included: 1 for a node right after the prompt
         depths: Int[Array, "batch nodes"],
+        # whether a node sees what is in each slot of the cache, then each of these nodes: true for its ancestors and
+        # for itself
         visible: Bool[Array, "batch nodes slots_and_nodes"],
+        # places of the nodes after which logits are wanted; None for all
         wanted: Int[Array, "batch wanted"] | None = None,
     ) -> tuple[Float[Array, "batch wanted vocab"], Any]:
         """Compute new nodes in one forward, of one or of several levels.
-
-        Args:
-            params: the parameters that the prompt was computed with.
-            cache: of the prompt and of earlier nodes.
-            tokens: the token that each node ends with.
-            depths: tokens from the prompt to each node, itself included: 1 for a node right after the prompt.
-            visible: whether a node sees what is in each slot of the cache, then each of these nodes: true for its
-                ancestors and for itself.
-            wanted: places of the nodes after which logits are wanted; None for all.
 
         Returns:
             The logits after each wanted node (fp32), and what the nodes are to later ones, which `cache.put` and

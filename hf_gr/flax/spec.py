@@ -30,137 +30,82 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True, eq=False)
 class StackNames:
-    """The names of a stack of equal layers, and of what is around them; None for what there is not.
+    """The names of a stack of equal layers, and of what is around them; None for what there is not."""
 
-    Attributes:
-        layers: of the list of layers.
-        parts: of the parts of a layer, within it, by what they are. Matrices are `self.q`, `self.k`, `self.v`,
-            `self.o`, the same of `cross`, `mlp.gate`, `mlp.up` and `mlp.down`; norms of queries and keys `self.q_norm`
-            and `self.k_norm`. Other norms are named after the part of a layer, `self`, `cross` or `mlp`: `before_self`
-            is of its input, `after_self` of its output, `summed_self` of the output added to the input.
-        norm: of the norm of the last layer's output.
-        positions: of the embeddings of positions.
-        embedding_norm: of the norm of the first layer's input.
-        relative: of the biases of relative positions, within the first layer.
-    """
-
-    layers: str
+    layers: str  # of the list of layers
+    # of the parts of a layer, within it, by what they are. Matrices are `self.q`, `self.k`, `self.v`, `self.o`, the
+    # same of `cross`, `mlp.gate`, `mlp.up` and `mlp.down`; norms of queries and keys `self.q_norm` and `self.k_norm`.
+    # Other norms are named after the part of a layer, `self`, `cross` or `mlp`: `before_self` is of its input,
+    # `after_self` of its output, `summed_self` of the output added to the input.
     parts: Mapping[str, str]
-    norm: str | None = None
-    positions: str | None = None
-    embedding_norm: str | None = None
-    relative: str | None = None
+    norm: str | None = None  # of the norm of the last layer's output
+    positions: str | None = None  # of the embeddings of positions
+    embedding_norm: str | None = None  # of the norm of the first layer's input
+    relative: str | None = None  # of the biases of relative positions, within the first layer
 
 
 @dataclass(frozen=True, eq=False)
 class Names:
-    """The names that a family's checkpoints have; attention and feed-forward layers have the parts that are named.
+    """The names that a family's checkpoints have; attention and feed-forward layers have the parts that are named."""
 
-    Attributes:
-        embedding: of the embeddings.
-        decoder: of the layers that generate.
-        encoder: of those that read the prompt for them; None for none.
-        fused: of matrices in checkpoints that are several parts of a layer, one after the other.
-        is_transposed: whether checkpoints have the matrices of layers as `[in, out]`.
-        head_bias: of a bias of the head, zero where a checkpoint has none.
-        copies: other names of the embeddings.
-        prefix: what names begin with, but not those of models without a head.
-    """
-
-    embedding: str
-    decoder: StackNames
-    encoder: StackNames | None = None
+    embedding: str  # of the embeddings
+    decoder: StackNames  # of the layers that generate
+    encoder: StackNames | None = None  # of those that read the prompt for them; None for none
+    # of matrices in checkpoints that are several parts of a layer, one after the other
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    is_transposed: bool = False
-    head_bias: str | None = None
-    copies: tuple[str, ...] = ()
-    prefix: str | None = None
+    is_transposed: bool = False  # whether checkpoints have the matrices of layers as `[in, out]`
+    head_bias: str | None = None  # of a bias of the head, zero where a checkpoint has none
+    copies: tuple[str, ...] = ()  # other names of the embeddings
+    prefix: str | None = None  # what names begin with, but not those of models without a head
 
 
 @dataclass(frozen=True)
 class Experts:
-    """Feed-forward layers of which every token uses some.
+    """Feed-forward layers of which every token uses some."""
 
-    Attributes:
-        count: of them.
-        per_token: how many a token uses.
-        size: width inside each.
-        is_normalised: whether the weights of those that a token uses are divided by their sum.
-    """
-
-    count: int
-    per_token: int
-    size: int
-    is_normalised: bool
+    count: int  # of them
+    per_token: int  # how many a token uses
+    size: int  # width inside each
+    is_normalised: bool  # whether the weights of those that a token uses are divided by their sum
 
 
 @dataclass(frozen=True)
 class Spec:
-    """The static facts of a model: the parts of its config that affect the forward.
+    """The static facts of a model: the parts of its config that affect the forward."""
 
-    Attributes:
-        names: of its parameters.
-        vocab_size: V.
-        hidden_size: width of the residual stream.
-        intermediate_size: width inside the feed-forward layers.
-        num_layers: layers that generate.
-        num_heads: query heads, H * G.
-        num_key_value_heads: H.
-        head_dim: D.
-        activation: of the feed-forward layers, by transformers' name.
-        norm_eps: added to the mean square in norms.
-        scale: of attention scores.
-        num_encoder_layers: layers of the encoder.
-        encoder_size: width inside its feed-forward layers.
-        inverse_frequencies: of the rotary embeddings, scaling included; of as many pairs of channels as are rotated.
-        biases: the parts of layers that have some, by their keys in `names`.
-        norm: of which kind norms are: see `forward.ModelScorer`.
-        head_norms: whether queries and keys are normed, by head or over all heads together.
-        experts: in place of the feed-forward layers; None for none.
-        embedding_scale: factor of the embeddings.
-        num_positions: of learned positions, added to the embeddings; None for none.
-        position_offset: rows of their embeddings before the first position's.
-        num_buckets: of relative positions (T5); None for none.
-        max_distance: relative positions from here on share a bucket.
-        scales_outputs: whether outputs are scaled before the head (the first T5, not v1.1).
-        is_tied: whether the embeddings are also the head.
-        sliding_window: how many tokens a sliding layer sees, itself included.
-        is_sliding: of each layer, whether it is sliding; empty if none is.
-        sliding_frequencies: `inverse_frequencies` of sliding layers; None for the same.
-        score_cap: attention scores are squashed to less than this (Gemma 2); None for no limit.
-        logit_cap: logits are squashed to less than this; None for no limit.
-    """
-
-    names: Names
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    activation: str
-    norm_eps: float
-    scale: float
-    num_encoder_layers: int = 0
-    encoder_size: int = 0
+    names: Names  # of its parameters
+    vocab_size: int  # V
+    hidden_size: int  # width of the residual stream
+    intermediate_size: int  # width inside the feed-forward layers
+    num_layers: int  # layers that generate
+    num_heads: int  # query heads, H * G
+    num_key_value_heads: int  # H
+    head_dim: int  # D
+    activation: str  # of the feed-forward layers, by transformers' name
+    norm_eps: float  # added to the mean square in norms
+    scale: float  # of attention scores
+    num_encoder_layers: int = 0  # layers of the encoder
+    encoder_size: int = 0  # width inside its feed-forward layers
+    # of the rotary embeddings, scaling included; of as many pairs of channels as are rotated
     inverse_frequencies: tuple[float, ...] = ()
-    biases: frozenset[str] = frozenset()
+    biases: frozenset[str] = frozenset()  # the parts of layers that have some, by their keys in `names`
+    # of which kind norms are: see `forward.ModelScorer`
     norm: Literal["rms", "rms_plus_one", "rms_rounded_last", "layer"] = "rms"
+    # whether queries and keys are normed, by head or over all heads together
     head_norms: Literal["none", "head", "all"] = "none"
-    experts: Experts | None = None
-    embedding_scale: float | None = None
-    num_positions: int | None = None
-    position_offset: int = 0
-    num_buckets: int | None = None
-    max_distance: int = 0
-    scales_outputs: bool = False
-    is_tied: bool = False
-    sliding_window: int | None = None
-    is_sliding: tuple[bool, ...] = ()
-    sliding_frequencies: tuple[float, ...] | None = None
-    score_cap: float | None = None
-    logit_cap: float | None = None
+    experts: Experts | None = None  # in place of the feed-forward layers; None for none
+    embedding_scale: float | None = None  # factor of the embeddings
+    num_positions: int | None = None  # of learned positions, added to the embeddings; None for none
+    position_offset: int = 0  # rows of their embeddings before the first position's
+    num_buckets: int | None = None  # of relative positions (T5); None for none
+    max_distance: int = 0  # relative positions from here on share a bucket
+    scales_outputs: bool = False  # whether outputs are scaled before the head (the first T5, not v1.1)
+    is_tied: bool = False  # whether the embeddings are also the head
+    sliding_window: int | None = None  # how many tokens a sliding layer sees, itself included
+    is_sliding: tuple[bool, ...] = ()  # of each layer, whether it is sliding; empty if none is
+    sliding_frequencies: tuple[float, ...] | None = None  # `inverse_frequencies` of sliding layers; None for the same
+    score_cap: float | None = None  # attention scores are squashed to less than this (Gemma 2); None for no limit
+    logit_cap: float | None = None  # logits are squashed to less than this; None for no limit
 
     @property
     def scorer(self) -> ModelScorer:

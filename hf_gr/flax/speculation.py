@@ -26,18 +26,12 @@ from .tree import Nodes
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Drawn:
-    """What a draft model drew on one level, in drawing order.
+    """What a draft model drew on one level, in drawing order."""
 
-    Attributes:
-        tokens: of each node.
-        parents: places among the nodes one level above.
-        states: trie nodes; the dead state for padding.
-        log_probs: what they were drawn with (AtSpeed's q): log-probabilities of all children of the nodes above.
-    """
-
-    tokens: Int[Array, "batch nodes"]
-    parents: Int[Array, "batch nodes"]
-    states: Int[Array, "batch nodes"]
+    tokens: Int[Array, "batch nodes"]  # of each node
+    parents: Int[Array, "batch nodes"]  # places among the nodes one level above
+    states: Int[Array, "batch nodes"]  # trie nodes; the dead state for padding
+    # what they were drawn with (AtSpeed's q): log-probabilities of all children of the nodes above
     log_probs: Float[Array, "batch above children"]
 
 
@@ -98,27 +92,18 @@ class Speculation:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Draft:
-    """Nodes to score ahead.
+    """Nodes to score ahead."""
 
-    Attributes:
-        nodes: the nodes, below the live beams of each row.
-        num_steps: their levels, by row.
-        num_forwards: forwards of a draft model that they took.
-        is_whole: the rows of which all that follows is drafted.
-        num_guessed: the first levels of them that a draft model has found, by row; each has `width` places.
-        log_probs: by level of the nodes above, what a relaxed draft drew its nodes with; None for others.
-        num_live: places before the nodes in the numbers of their parents (static).
-        width: nodes of a level of a draft model's search, padding included (static).
-    """
-
-    nodes: Nodes
-    num_steps: Int[Array, " batch"]
-    num_forwards: Int[Array, ""]
-    is_whole: Bool[Array, " batch"]
+    nodes: Nodes  # the nodes, below the live beams of each row
+    num_steps: Int[Array, " batch"]  # their levels, by row
+    num_forwards: Int[Array, ""]  # forwards of a draft model that they took
+    is_whole: Bool[Array, " batch"]  # the rows of which all that follows is drafted
+    # the first levels of them that a draft model has found, by row; each has `width` places
     num_guessed: Int[Array, " batch"]
+    # by level of the nodes above, what a relaxed draft drew its nodes with; None for others
     log_probs: tuple[Float[Array, "batch above children"], ...] | None = None
-    num_live: int = static(default=1)
-    width: int = static(default=0)
+    num_live: int = static(default=1)  # places before the nodes in the numbers of their parents (static)
+    width: int = static(default=0)  # nodes of a level of a draft model's search, padding included (static)
 
     @classmethod
     def none(
@@ -148,21 +133,13 @@ class Draft:
 
 @dataclass(frozen=True)
 class Context:
-    """What a drafter may read.
+    """What a drafter may read."""
 
-    Attributes:
-        catalogue: the catalogue.
-        plan: the options of the call.
-        noise: what is drawn comes from, if it samples.
-        params: the draft model's parameters; None without one.
-        memory: what it knows of the prompts; None without one.
-    """
-
-    catalogue: DeviceCatalogue
-    plan: Any
-    noise: Any = None
-    params: Any = None
-    memory: Any = None
+    catalogue: DeviceCatalogue  # the catalogue
+    plan: Any  # the options of the call
+    noise: Any = None  # what is drawn comes from, if it samples
+    params: Any = None  # the draft model's parameters; None without one
+    memory: Any = None  # what it knows of the prompts; None without one
 
 
 @runtime_checkable
@@ -204,27 +181,16 @@ class Drafter(Protocol):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Scored:
-    """What one forward has scored: the prompt's end or the live beams, then what was drafted below.
+    """What one forward has scored: the prompt's end or the live beams, then what was drafted below."""
 
-    Attributes:
-        logits: after each.
-        totals: the log of the summed exponentials of each.
-        states: trie nodes.
-        depths: tokens from the prompt to each.
-        made: what each is to later nodes: see `Scorer.score`; None for the prompt's end.
-        levels: tokens of the live beams, by row.
-        draft: where the nodes come from; None without any.
-        num_live: how many are no draft (static).
-    """
-
-    logits: Float[Array, "batch nodes vocab"]
-    totals: Float[Array, "batch nodes"]
-    states: Int[Array, "batch nodes"]
-    depths: Int[Array, "batch nodes"]
-    made: Any
-    levels: Int[Array, " batch"]
-    draft: Draft | None = None
-    num_live: int = static(default=1)
+    logits: Float[Array, "batch nodes vocab"]  # after each
+    totals: Float[Array, "batch nodes"]  # the log of the summed exponentials of each
+    states: Int[Array, "batch nodes"]  # trie nodes
+    depths: Int[Array, "batch nodes"]  # tokens from the prompt to each
+    made: Any  # what each is to later nodes: see `Scorer.score`; None for the prompt's end
+    levels: Int[Array, " batch"]  # tokens of the live beams, by row
+    draft: Draft | None = None  # where the nodes come from; None without any
+    num_live: int = static(default=1)  # how many are no draft (static)
 
     @classmethod
     def of(cls, logits: Float[Array, "batch nodes vocab"], states: Int[Array, "batch nodes"], **others: Any) -> Scored:

@@ -39,18 +39,12 @@ LARGEST_NODE = 2**31 - 2**16  # the rest is for padding
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DeviceCatalogue:
-    """What may be generated for a batch. A state is a node of the trie; the root is 0.
+    """What may be generated for a batch. A state is a node of the trie; the root is 0."""
 
-    Attributes:
-        trie: the trie.
-        alive: by level from 1, by rule: one bit a node, 32 in each number.
-        rule_of_row: which rule each request has.
-        hidden: by level from 1, nodes hidden from each request, sorted, padded with the root; None without any.
-    """
-
-    trie: DeviceTrie
-    alive: tuple[tuple[Int[Array, " _"], ...], ...]
-    rule_of_row: Int[HostOrDevice, " batch"]
+    trie: DeviceTrie  # the trie
+    alive: tuple[tuple[Int[Array, " _"], ...], ...]  # by level from 1, by rule: one bit a node, 32 in each number
+    rule_of_row: Int[HostOrDevice, " batch"]  # which rule each request has
+    # by level from 1, nodes hidden from each request, sorted, padded with the root; None without any
     hidden: tuple[Int[HostOrDevice, "batch _"], ...] | None = None
 
     @property

@@ -24,19 +24,14 @@ from .arrays import along
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Nodes:
-    """Drafted nodes below the live beams, of all levels, the upper ones first, with padding anywhere.
+    """Drafted nodes below the live beams, of all levels, the upper ones first, with padding anywhere."""
 
-    Attributes:
-        tokens: the last token of each.
-        parents: places among the live beams and, after those, these nodes; the first beam for padding.
-        states: trie nodes, by which beams are found among the drafted nodes; the dead state for padding.
-        depths: tokens from the prompt to each node.
-    """
-
-    tokens: Int[Array, "batch nodes"]
+    tokens: Int[Array, "batch nodes"]  # the last token of each
+    # places among the live beams and, after those, these nodes; the first beam for padding
     parents: Int[Array, "batch nodes"]
+    # trie nodes, by which beams are found among the drafted nodes; the dead state for padding
     states: Int[Array, "batch nodes"]
-    depths: Int[Array, "batch nodes"]
+    depths: Int[Array, "batch nodes"]  # tokens from the prompt to each node
 
     @classmethod
     def none(cls, batch_size: int, number: int, dead_state: Int[Array, ""]) -> Nodes:
