@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Self, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -35,8 +35,30 @@ from .summary import summarise
 from .trie import PADDING
 
 
+class TableFiles:
+    """`from_table` of one kind of files, under its name."""
+
+    from_table: Any
+
+    @classmethod
+    def from_parquet(cls, path: str | Path | Sequence[str | Path], **options: Any) -> Self:
+        """`from_table` of Parquet files."""
+        return cls.from_table(path, format="parquet", **options)
+
+    @classmethod
+    def from_csv(cls, path: str | Path | Sequence[str | Path], **options: Any) -> Self:
+        """`from_table` of CSV files."""
+        return cls.from_table(path, format="csv", **options)
+
+    @classmethod
+    def from_jsonl(cls, path: str | Path | Sequence[str | Path], **options: Any) -> Self:
+        """`from_table` of files of JSON lines."""
+        return cls.from_table(path, format="jsonl", **options)
+
+
 class ConstraintIndex(
     HubMixin,
+    TableFiles,
     what="constraint index",
     files=storage.FILES,
     saves="What is saved is what is served: an index that was updated or filtered is compacted on the way, itself "
@@ -172,21 +194,6 @@ class ConstraintIndex(
         tokens, item_ids = read_sequences(table, sequence=sequence, item_id=item_id, **how)
         with named_in_errors(paths_of(table)):
             return cls.from_sequences(tokens, item_ids=item_ids, eos_token_id=eos_token_id)
-
-    @classmethod
-    def from_parquet(cls, path: str | Path | Sequence[str | Path], **options: Any) -> ConstraintIndex:
-        """`from_table` of Parquet files."""
-        return cls.from_table(path, format="parquet", **options)
-
-    @classmethod
-    def from_csv(cls, path: str | Path | Sequence[str | Path], **options: Any) -> ConstraintIndex:
-        """`from_table` of CSV files."""
-        return cls.from_table(path, format="csv", **options)
-
-    @classmethod
-    def from_jsonl(cls, path: str | Path | Sequence[str | Path], **options: Any) -> ConstraintIndex:
-        """`from_table` of files of JSON lines."""
-        return cls.from_table(path, format="jsonl", **options)
 
     @property
     def snapshot(self) -> Snapshot:

@@ -7,7 +7,7 @@ Axes: N items, L levels of the longest semantic ID.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import zip_longest
 from os import PathLike
@@ -24,7 +24,7 @@ from hf_gr.files.text import counted, named_in_errors
 
 from . import semantic_storage
 from .fanout import smallest_dtype
-from .index import ConstraintIndex
+from .index import ConstraintIndex, TableFiles
 from .item_ids import ItemId, read_item_ids
 from .recipes import TEMPLATE, CodeReader, in_other_case, read_recipe, token_texts
 from .sequences import LARGEST_TOKEN, is_integer, read_rows, to_host
@@ -33,6 +33,7 @@ from .trie import PADDING
 
 class SemanticIds(
     HubMixin,
+    TableFiles,
     what="set of semantic IDs",
     files=semantic_storage.FILES,
     saves="The names differ from those of an index, so that one folder may hold both.",
@@ -159,11 +160,12 @@ class SemanticIds(
             ([17, 23], [[0, 1, -1], [2, 0, 1]])
         """
         files = [source] if isinstance(source, (str, PathLike)) else []
-        _check_tokens(tokenizer, model, offset)
-        reader = CodeReader(template or TEMPLATE, takes_texts=tokenizer is not None or offset is not None)
-        with named_in_errors(files):
-            codes, ids = read_recipe(source, reader)
-            return cls._with_tokens(codes, ids, level_sizes, offset, tokenizer, model, template or reader.template)
+
+        def read(reader: CodeReader) -> tuple[Any, Any]:
+            with named_in_errors(files):
+                return read_recipe(source, reader)
+
+        return cls._read(read, files, level_sizes, offset, tokenizer, model, template)
 
     @classmethod
     def from_table(
@@ -215,28 +217,12 @@ class SemanticIds(
         from hf_gr.tables.memory import paths_of
         from hf_gr.tables.sequences import read_sequences
 
-        _check_tokens(tokenizer, model, offset)
-        reader = CodeReader(template or TEMPLATE, takes_texts=tokenizer is not None or offset is not None)
         how: Any = {"item_id": item_id, "format": format, "delimiter": delimiter, "progress": progress}
-        found, item_ids = read_sequences(table, sequence=codes, argument="codes", read_text=reader.read, **how)
-        given = (level_sizes, offset, tokenizer, model, template or reader.template)
-        with named_in_errors(paths_of(table)):
-            return cls._with_tokens(found, item_ids, *given)
 
-    @classmethod
-    def from_parquet(cls, path: str | Path | Sequence[str | Path], **options: Any) -> SemanticIds:
-        """`from_table` of Parquet files."""
-        return cls.from_table(path, format="parquet", **options)
+        def read(reader: CodeReader) -> tuple[Any, Any]:
+            return read_sequences(table, sequence=codes, argument="codes", read_text=reader.read, **how)
 
-    @classmethod
-    def from_csv(cls, path: str | Path | Sequence[str | Path], **options: Any) -> SemanticIds:
-        """`from_table` of CSV files."""
-        return cls.from_table(path, format="csv", **options)
-
-    @classmethod
-    def from_jsonl(cls, path: str | Path | Sequence[str | Path], **options: Any) -> SemanticIds:
-        """`from_table` of files of JSON lines."""
-        return cls.from_table(path, format="jsonl", **options)
+        return cls._read(read, paths_of(table), level_sizes, offset, tokenizer, model, template)
 
     @classmethod
     def from_tokenizer(
@@ -401,22 +387,28 @@ class SemanticIds(
         return ids
 
     @classmethod
-    def _with_tokens(
+    def _read(
         cls,
-        codes: Any,
-        item_ids: Any,
+        read: Callable[[CodeReader], tuple[Any, Any]],  # codes and item ids
+        files: Sequence[Any],  # named in errors
         level_sizes: Sequence[int] | None,
         offset: int | None,
         tokenizer: Any,
         model: Any,
-        template: str,
+        template: str | None,
     ) -> SemanticIds:
-        """Codes that were read, with tokens of their own or with a tokenizer's."""
-        if tokenizer is None:
-            return cls(codes, item_ids=item_ids, level_sizes=level_sizes, offset=0 if offset is None else offset)
-        return cls.from_tokenizer(
-            codes, tokenizer, item_ids=item_ids, level_sizes=level_sizes, template=template, model=model
-        )
+        """Codes that are read now, with tokens of their own or with a tokenizer's."""
+        if tokenizer is None and model is not None:
+            raise ValueError("model is given and tokenizer=None, expected both: pass tokenizer= too")
+        if tokenizer is not None and offset:
+            raise ValueError(f"offset={offset} and a tokenizer, expected one of them: its tokens have their own ids")
+        reader = CodeReader(template or TEMPLATE, takes_texts=tokenizer is not None or offset is not None)
+        codes, item_ids = read(reader)
+        given: Any = {"item_ids": item_ids, "level_sizes": level_sizes}
+        with named_in_errors(files):
+            if tokenizer is None:
+                return cls(codes, offset=0 if offset is None else offset, **given)
+            return cls.from_tokenizer(codes, tokenizer, template=template or reader.template, model=model, **given)
 
     def _check_codes(self) -> None:
         """Check that every code is one of its level, and that -1 stands only after the last code of a row."""
@@ -485,14 +477,6 @@ class SemanticIds(
         for item_id, row, length in zip(self.item_ids, self._sequences.tolist(), lengths, strict=True):
             items.setdefault(tuple(row[:length]), []).append(item_id)
         return items
-
-
-def _check_tokens(tokenizer: Any, model: Any, offset: int | None) -> None:
-    """Refuse arguments for tokens that do not go together."""
-    if tokenizer is None and model is not None:
-        raise ValueError("model is given and tokenizer=None, expected both: pass tokenizer= too")
-    if tokenizer is not None and offset:
-        raise ValueError(f"offset={offset} and a tokenizer, expected one of them: its tokens have their own ids")
 
 
 def _fill_up(codes: Any) -> npt.NDArray[Any]:
