@@ -139,7 +139,7 @@ def check_logits(variant: str, folder: Path) -> None:
                 sees = sees.at[:, 0, 2].set(True).at[:, 1, 3].set(True)
                 depths = jnp.full((2, 2), level)
                 logits, states = scorer.score(params, cache, pair, depths, sees, jnp.ones((2, 1), jnp.int32))
-                cache = cache.put(states, depths, 0)
+                cache = cache.keep(states, depths, jnp.array([[0, 1]] * 2), jnp.ones((2, 2), bool))
                 found[-1].append(logits[:, 0])
         return found
 

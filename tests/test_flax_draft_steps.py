@@ -25,11 +25,11 @@ from test_decode import CPU, make_plan
 from hf_gr.catalogue.rules import BatchRules
 from hf_gr.core import beam
 from hf_gr.core.beam import Beams
-from hf_gr.core.decide import draft_best
+from hf_gr.core.decide import draft_best, draw
 from hf_gr.core.verifiers import relaxed_places
 from hf_gr.flax import decode, drafters, ops, transition
 from hf_gr.flax.children import Children
-from hf_gr.flax.noise import PASSES, Noise
+from hf_gr.flax.noise import DRAFTS, PASSES, Noise
 from hf_gr.flax.plan import DecodePlan
 from hf_gr.flax.speculation import Drawn, Scored
 from hf_gr.torch import decode as torch_decode
@@ -137,12 +137,11 @@ def _step(
     """One level of either search in JAX."""
     legal = transition.children(nodes.states, catalogue, level=level)
     scores = cumulative_scores(nodes, logits, legal, plan)
+    how = {"number": NUMBER, "dead_state": catalogue.dead_state}
     if kind == "sample":
-        below, log_probs = drafters.sample(nodes, legal, scores, number=NUMBER, catalogue=catalogue, noise=noise)
-        return below, log_probs
+        return draw(nodes, legal, scores, noise=noise.stream(DRAFTS), **how)
     is_open = drafters.open_children(legal, catalogue, depth=level + 1)
-    how = {"number": NUMBER, "dead_state": catalogue.dead_state, "noise": noise}
-    return draft_best(nodes, paths, behind, legal, scores, is_open, plan, **how)
+    return draft_best(nodes, paths, behind, legal, scores, is_open, plan, noise=noise, **how)
 
 
 step = jax.jit(_step, static_argnames=("level", "kind"))
@@ -320,12 +319,16 @@ def _alone(legal: Any, catalogue: Any, *, depth: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "wrong", "kind"),
-    [("DRAFTS", PASSES, "samples"), ("open_children", _alone, "beams"), ("open_children", _alone, "sampled paths")],
+    ("home", "name", "wrong", "kind"),
+    [
+        (torch_drafters, "DRAFTS", PASSES, "samples"),
+        (drafters, "open_children", _alone, "beams"),
+        (drafters, "open_children", _alone, "sampled paths"),
+    ],
     ids=["stream", "beams", "sampled paths"],
 )
-def test_a_planted_error_is_seen(name: str, wrong: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafters, name, wrong)
+def test_a_planted_error_is_seen(home: Any, name: str, wrong: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(home, name, wrong)
     fresh = jax.jit(partial(_step), static_argnames=("level", "kind"))
     also = jax.jit(partial(_verified), static_argnames="level")
 

@@ -35,6 +35,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from hf_gr.flax import layers
 from hf_gr.flax import model as model_module
 from hf_gr.flax.families import to_spec
+from hf_gr.flax.forward import ModelScorer
 from hf_gr.flax.model import FlaxModel, random_arrays, to_params
 from hf_gr.flax.scorers import JointScorer, Prompt, Scorer
 from hf_gr.flax.spec import Experts
@@ -197,7 +198,7 @@ def test_logits_are_those_of_transformers(name: str) -> None:
 )
 def test_a_wrong_fact_shows_in_the_logits(name: str, fields: dict[str, Any]) -> None:
     inputs, model = batch(name), loaded(name)
-    scorer: Any = replace(model.spec, **fields).scorer
+    scorer: Any = ModelScorer(replace(model.spec, **fields))
     given = [jnp.asarray(tensor.numpy()) for tensor in inputs.values()]
     found = np.asarray(jax.jit(scorer)(model.params, given[0], given[1] != 0, *given[2:]))
     assert np.abs(found - reference(built(name)[0], inputs))[real(inputs)].max() > 10 * LOGIT_TOL
@@ -244,9 +245,9 @@ def test_relative_positions_have_the_buckets_of_transformers(
     expected = T5Attention._relative_position_bucket(
         torch.from_numpy(distances), not is_causal, num_buckets, max_distance
     )
-    buckets = layers.RelativeBuckets(num_buckets, max_distance, is_causal)
+    buckets = layers.relative_buckets(num_buckets, max_distance, is_causal=is_causal)
     number = jnp.arange(num_buckets, dtype=jnp.float32)[:, None]
-    found = buckets.bias(number, jnp.zeros(1, dtype=jnp.int32), jnp.asarray(distances))
+    found = layers.relative_bias(number, buckets, jnp.zeros(1, dtype=jnp.int32), jnp.asarray(distances))
     np.testing.assert_array_equal(np.asarray(found)[0, 0, 0], expected.numpy())
 
 
@@ -312,7 +313,9 @@ def prefill_with(scorer: JointScorer, params: Any, *arguments: Any) -> Any:
 
 @jax.jit
 def put(cache: Any, made: Any, depths: Any, start: Any) -> Any:
-    return cache.put(made, depths, start)
+    places = jnp.arange(cache.num_slots) - start
+    is_new = jnp.broadcast_to((places >= 0) & (places < depths.shape[1]), (len(depths), cache.num_slots))
+    return cache.keep(made, depths, jnp.broadcast_to(places.clip(0, depths.shape[1] - 1), is_new.shape), is_new)
 
 
 @partial(jax.jit, static_argnums=0)

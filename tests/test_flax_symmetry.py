@@ -70,10 +70,11 @@ TORCH_ONLY = {
     "draft_head": {"IGNORED": "heads are trained in PyTorch"},
     "drafters": {
         "Assistant": "flax.assistants.ModelDrafter",
+        "DRAFTS": "imported by flax.assistants",
         "DraftSearch": "the same",
         "FixedTree": "a draft in Flax always has fixed sizes",
-        "Best": "the function best in Flax: a program has no objects",
-        "Samples": "the function sample in Flax",
+        "Best": "the function draft_best in Flax: a program has no objects",
+        "Samples": "the function draw in Flax",
         "nodes_of": "of a search: flax.assistants",
     },
     "noise": {},
@@ -97,7 +98,7 @@ TORCH_ONLY = {
 FLAX_ONLY = {
     "decode": {
         "decode_program": "the compiled form of decode",
-        "last_tokens": "rows have their own levels",
+        "score_nodes": "rows have their own levels; a search scores its nodes like beams",
     },
     "children": {},
     "device_trie": {
@@ -120,7 +121,6 @@ FLAX_ONLY = {
     },
     "drafters": {
         "subtree": "a method in torch",
-        "sample": "the class Samples in PyTorch",
     },
     "noise": {
         "HALF": "64 bits are two numbers",

@@ -108,6 +108,25 @@ def draft_best(
     return below, ops.along(paths, below.parents), behind
 
 
+def draw(
+    nodes: Beams,
+    legal: Candidates,
+    scores: Float[Array, "batch above children"],
+    *,
+    number: int,
+    dead_state: int | Array,
+    noise: Any,
+) -> tuple[Beams, Float[Array, "batch above children"]]:
+    """N samples without replacement in drawing order, then padding, and the log-probabilities of all children (q).
+
+    Source: AtSpeed, section 3.2.
+    """
+    ops, flat = nodes.ops, scores.reshape(scores.shape[0], -1)
+    gumbel = noise.gumbel(nodes, legal)
+    below = beam.select(nodes, legal, scores, num_kept=number, dead_state=dead_state, noise=gumbel)
+    return below, ops.fill(ops.log_softmax(flat), ~(flat > DEAD), DEAD).reshape(scores.shape)
+
+
 def _ended(
     kept: Beams, finished: Finished, catalogue: Any, plan: Options, *, level: int
 ) -> tuple[Beams, Finished, Bool[Array, "batch kept"]]:

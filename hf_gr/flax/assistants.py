@@ -8,6 +8,7 @@ Axes: B batch, K beams, N nodes of a level of the search, D nodes of a draft, S 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,11 +17,12 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from hf_gr.core.beam import DEAD, Beams, of_level, paths_of, to_room, widened
-from hf_gr.core.decide import draft_best
+from hf_gr.core.decide import draft_best, draw
 
 from .arrays import along, where_rows
-from .decode import child_scores, in_columns, last_tokens
-from .drafters import TreeDrafter, open_children, sample, subtree
+from .decode import child_scores, in_columns, score_nodes
+from .drafters import TreeDrafter, open_children, subtree
+from .noise import DRAFTS
 from .scorers import Params, Prompt, ScorerCache
 from .speculation import Context, Draft, Scored
 from .transition import children
@@ -44,31 +46,16 @@ class Memory:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Search:
-    """The state of a search.
+    """The state of a search."""
 
-    Attributes:
-        nodes: of the last level, with room for all tokens; at first the target's beams.
-        paths: the path that each belongs to, where paths do not compete.
-        behind: how far each is behind what its path would choose.
-        places: where each is among the live beams and the drafted nodes.
-        seen: which slots of the cache each sees.
-        logits: after each.
-        cache: the draft model's.
-        depths: tokens of the nodes of each row.
-        is_on: the rows that search on.
-        draft: what has been drafted.
-    """
-
+    # of the last level, with room for all tokens; at first the target's beams, each with a path of its own
     nodes: Beams
-    paths: Int[Array, "batch nodes"]
-    behind: Float[Array, "batch nodes"]
-    places: Int[Array, "batch nodes"]
-    seen: Bool[Array, "batch nodes slots"]
-    logits: Float[Array, "batch nodes vocab"]
-    cache: ScorerCache
-    depths: Int[Array, " batch"]
-    is_on: Bool[Array, " batch"]
-    draft: Draft
+    behind: Float[Array, "batch nodes"]  # how far each is behind what its path would choose
+    logits: Float[Array, "batch nodes vocab"]  # after each
+    cache: ScorerCache  # the draft model's, with a slot for each node of each level
+    depths: Int[Array, " batch"]  # tokens of the nodes of each row
+    is_on: Bool[Array, " batch"]  # the rows that search on
+    draft: Draft  # what has been drafted
 
 
 @dataclass(frozen=True)
@@ -172,143 +159,108 @@ class ModelDrafter:
         at_root: bool,
     ) -> Draft:
         """Drafts for the rows that are on; those of others stay."""
-        width, num_steps = self._width(at_root=at_root), self._steps(at_root=at_root)
-        search = self._begin(beams, levels, is_on, draft, context, at_root=at_root)
-        first_slot = search.cache.num_slots - (num_steps - 1) * width
-
-        def step(number: Array, search: _Search) -> _Search:
-            depths = search.depths
-            for level in range(0 if at_root else 1, self.num_levels - 1):
-
-                def at_level(search: _Search, is_here: Array, level: int = level) -> _Search:
-                    return self._step(search, is_here, number, context, level=level, num_steps=num_steps)
-
-                is_here = search.is_on & (depths == level)
-                search = lax.cond(is_here.any(), at_level, lambda search, _: search, search, is_here)
-            steps_left = num_steps if at_root else self.num_steps
-            search = replace(search, is_on=search.is_on & (number + 1 < steps_left))
-            if num_steps == 1:
-                return search
-            return lax.cond(
-                search.is_on.any(),
-                lambda: self._forward(search, first_slot + number * width, context),
-                lambda: search,
-            )
-
-        def advance(numbered: tuple[Array, _Search]) -> tuple[Array, _Search]:
-            return numbered[0] + 1, step(*numbered)
-
-        _, search = lax.while_loop(lambda numbered: numbered[1].is_on.any(), advance, (jnp.int32(0), search))
-        return search.draft
-
-    def _begin(
-        self,
-        beams: Beams,
-        levels: Int[Array, " batch"],
-        is_on: Bool[Array, " batch"],
-        draft: Draft,
-        context: Context,
-        *,
-        at_root: bool,
-    ) -> _Search:
-        """Read the target's beams: all tokens of each, which the draft model does not know."""
-        memory, (batch_size, num_live) = context.memory, beams.states.shape
-        width, num_steps = self._width(at_root=at_root), self._steps(at_root=at_root)
-        num_read = 0 if at_root else (self.num_levels - 2) * num_live
-        cache = memory.cache.with_room(num_read + (num_steps - 1) * width)
-        seen = jnp.zeros((batch_size, num_live, cache.num_slots), dtype=bool)
-        if at_root:
-            logits = jnp.broadcast_to(memory.logits[:, None], (batch_size, num_live, memory.logits.shape[-1]))
-            places = jnp.zeros((batch_size, num_live), dtype=jnp.int32)  # all beams are the prompt's end
-        else:
-            tokens = jnp.moveaxis(beams.sequences[..., : self.num_levels - 2], -1, 1).reshape(batch_size, -1)
-            own = jnp.arange(num_read, dtype=jnp.int32)
-            depth, beam = 1 + own // num_live, own % num_live
-            depths = jnp.broadcast_to(depth, tokens.shape)
-            own_visible = (beam[:, None] == beam) & (depth[:, None] >= depth)
-            visible = jnp.zeros((batch_size, num_read, cache.num_slots + num_read), dtype=bool)
-            visible = visible.at[..., cache.num_slots :].set(own_visible)
-            places = jnp.broadcast_to(jnp.arange(num_live, dtype=jnp.int32), beams.states.shape)
-            last = jnp.maximum(levels - 1, 0)[:, None] * num_live + places
-            logits, made = self.scorer.score(context.params, cache, tokens, depths, visible, last)
-            cache = cache.put(made, depths, 0)
-            is_read = (beam == places[..., None]) & (depth <= levels[:, None, None])
-            seen = seen.at[..., :num_read].set(is_read)
-            draft = replace(draft, num_forwards=draft.num_forwards + self._counted)
-        missing = ((0, 0), (0, width - num_live))
-        return _Search(
-            nodes=widened(beams, width),
-            paths=jnp.pad(paths_of(beams), missing),
-            behind=jnp.zeros((batch_size, width), dtype=jnp.float32),
-            places=jnp.pad(places, missing),
-            seen=jnp.pad(seen, (*missing, (0, 0))),
-            logits=jnp.pad(logits, (*missing, (0, 0))),
+        num_steps, width = self._steps(at_root=at_root), self._width(at_root=at_root)
+        start = num_steps * width
+        read = self._at_root if at_root else self._read
+        logits, cache, num_forwards = read(beams, levels, context)
+        missing, own = width - beams.states.shape[1], jnp.arange(width, dtype=jnp.int32)
+        nodes = widened(beams, width)
+        search = _Search(
+            nodes=replace(nodes, beam_indices=jnp.broadcast_to(own[:, None], nodes.beam_indices.shape)),
+            behind=jnp.zeros(nodes.scores.shape, dtype=jnp.float32),
+            logits=jnp.pad(logits, ((0, 0), (0, missing), (0, 0))),
             cache=cache,
             depths=levels,
             is_on=is_on,
-            draft=draft,
+            draft=replace(draft, num_forwards=draft.num_forwards + num_forwards),
         )
 
-    def _step(
+        def advance(numbered: tuple[Array, _Search]) -> tuple[Array, _Search]:
+            number, search = numbered
+            depths = search.depths
+            for level in range(0 if at_root else 1, self.num_levels - 1):
+                is_here = search.is_on & (depths == level)
+                grow = partial(self._grow, levels=levels, number=number, context=context, level=level, start=start)
+                search = lax.cond(is_here.any(), grow, lambda search, _: search, search, is_here)
+            steps_left = num_steps if at_root else self.num_steps
+            search = replace(search, is_on=search.is_on & (number + 1 < steps_left))
+            if num_steps > 1:
+                forward = partial(self._forward, context=context)
+                search = lax.cond(search.is_on.any(), forward, lambda search: search, search)
+            return number + 1, search
+
+        return lax.while_loop(lambda numbered: numbered[1].is_on.any(), advance, (jnp.int32(0), search))[1].draft
+
+    def _at_root(
+        self, beams: Beams, levels: Int[Array, " batch"], context: Context
+    ) -> tuple[Float[Array, "batch beams vocab"], ScorerCache, int]:
+        """The logits after the prompts, with room for all levels that are scored; all beams are the prompt's end."""
+        memory, shape = context.memory, beams.states.shape
+        logits = jnp.broadcast_to(memory.logits[:, None], (*shape, memory.logits.shape[-1]))
+        return logits, memory.cache.with_room((self._steps(at_root=True) - 1) * self._width(at_root=True)), 0
+
+    def _read(
+        self, beams: Beams, levels: Int[Array, " batch"], context: Context
+    ) -> tuple[Float[Array, "batch beams vocab"], ScorerCache, int]:
+        """Read all tokens of the target's beams, which the draft model does not know: a copy for each beam."""
+        (batch_size, num_live), num_read = beams.states.shape, self.num_levels - 2
+        cache = context.memory.cache.with_room(num_read * self.num_beams)
+        tokens = jnp.moveaxis(beams.sequences[..., :num_read], -1, 1).reshape(batch_size, -1)
+        depth, beam = jnp.divmod(jnp.arange(num_read * num_live, dtype=jnp.int32), num_live)
+        depths = jnp.broadcast_to(1 + depth, tokens.shape)
+        own = jnp.pad((beam[:, None] == beam) & (depth[:, None] >= depth), ((0, 0), (cache.num_slots, 0)))
+        visible = jnp.broadcast_to(own, (batch_size, *own.shape))
+        last = jnp.maximum(levels - 1, 0)[:, None] * num_live + jnp.arange(num_live, dtype=jnp.int32)
+        logits, made = self.scorer.score(context.params, cache, tokens, depths, visible, last)
+        depth, beam = jnp.divmod(jnp.arange(cache.num_slots, dtype=jnp.int32), self.num_beams)
+        places = jnp.broadcast_to(depth * num_live + jnp.minimum(beam, num_live - 1), (batch_size, cache.num_slots))
+        return logits, cache.keep(made, depths, places, jnp.ones_like(places, dtype=bool)), self._counted
+
+    def _grow(
         self,
         search: _Search,
         is_here: Bool[Array, " batch"],
+        *,
+        levels: Int[Array, " batch"],
         number: Int[Array, ""],
         context: Context,
-        *,
         level: int,
-        num_steps: int,
+        start: int,
     ) -> _Search:
-        """The nodes of one more level for the rows that are here, and all below them if it fits."""
-        catalogue, plan, end = context.catalogue, context.plan, self.num_levels
-        width = search.places.shape[1]
+        """The nodes of one more level for the rows that are here, and all below them, from a start on, if it fits."""
+        catalogue, plan, end, draft = context.catalogue, context.plan, self.num_levels, search.draft
+        batch_size, width = search.behind.shape
         above = of_level(search.nodes, level, width=width)
         legal = children(above.states, catalogue, level=level)
-        scored = Scored.of(
-            search.logits, above.states, depths=above.states, made=None, levels=search.depths, num_live=width
-        )
-        own = in_columns(legal, self.scorer, context.params, level=level)
-        scores = child_scores(scored, paths_of(above), own, above, plan, max_length=end)
+        scored = Scored.of(search.logits, above.states, depths=above.states, made=None, levels=levels)
+        in_logits = in_columns(legal, self.scorer, context.params, level=level)
+        scores = child_scores(scored, paths_of(above), in_logits, above, plan, max_length=end)
         scores = jnp.where(legal.legal, above.scores[..., None] + scores, DEAD)
-        paths, behind, draft = search.paths, search.behind, search.draft
+        how: dict[str, Any] = {"dead_state": catalogue.dead_state}
         if plan.is_relaxed:
-            below, log_probs = sample(
-                above, legal, scores, number=self.num_beams, catalogue=catalogue, noise=context.noise
-            )
+            noise = context.noise.stream(DRAFTS)
+            below, log_probs = draw(above, legal, scores, number=self.num_beams, noise=noise, **how)
+            behind = search.behind
             assert draft.log_probs is not None
             kept = where_rows(is_here, log_probs, draft.log_probs[level])
             draft = replace(draft, log_probs=(*draft.log_probs[:level], kept, *draft.log_probs[level + 1 :]))
         else:
+            wanted = self.whole[level] if width > self.num_beams and level < len(self.whole) else self.num_beams
             is_open = open_children(legal, catalogue, depth=level + 1)
-            at_root = width > self.num_beams
-            wanted = self.whole[level] if at_root and level < len(self.whole) else self.num_beams
-            below, paths, behind = draft_best(
-                above,
-                paths,
-                behind,
-                legal,
-                scores,
-                is_open,
-                plan,
-                number=wanted,
-                dead_state=catalogue.dead_state,
-                noise=context.noise,
+            of_levels = jnp.broadcast_to(levels[:, None, None], (batch_size, width, 1))
+            paths = along(search.nodes.beam_indices, of_levels, axis=2)[..., 0]
+            below, _, behind = draft_best(
+                above, paths, search.behind, legal, scores, is_open, plan, number=wanted, noise=context.noise, **how
             )
-            missing = ((0, 0), (0, width - wanted))
-            below, paths, behind = widened(below, width), jnp.pad(paths, missing), jnp.pad(behind, missing)
+            below, behind = widened(below, width), jnp.pad(behind, ((0, 0), (0, width - wanted)))
             below = replace(below, states=below.states.at[:, wanted:].set(catalogue.dead_state))
-        places = draft.num_live + number * width + jnp.arange(width, dtype=jnp.int32)
-        nodes = Nodes(
-            below.tokens,
-            along(search.places, below.parents),
-            below.states,
-            jnp.full(below.tokens.shape, level + 1, dtype=jnp.int32),
-        )
-        draft = draft.with_nodes(is_here, nodes, number * width)
+        # Among the live beams, which are one at the root, and what is drafted.
+        live = jnp.where(below.parents < draft.num_live, below.parents, 0)
+        parents = jnp.where(number == 0, live, draft.num_live + (number - 1) * width + below.parents)
+        depths = jnp.full(below.tokens.shape, level + 1, dtype=jnp.int32)
+        draft = draft.with_nodes(is_here, Nodes(below.tokens, parents, below.states, depths), number * width)
         fits, num_rest = is_here & (level + 2 == end), 0
         if self.rest[level + 1]:
-            size, start = self.rest[level + 1], num_steps * width
-            used = (number + 1) * self.num_beams
             rest, num_rest, fits = subtree(
                 below.states,
                 search.depths + 1,
@@ -316,57 +268,33 @@ class ModelDrafter:
                 catalogue,
                 first=level + 1,
                 end=end,
-                size=size,
-                room=size,
+                size=self.rest[level + 1],
+                room=self.rest[level + 1],
                 budget=self.tree.budget,
                 least=self.tree.least,
-                used=used,
+                used=(number + 1) * self.num_beams,
             )
-            in_rest = rest.parents - width + draft.num_live + start
-            parents = jnp.where(rest.parents < width, rest.parents + places[0], in_rest)
+            first = jnp.where(rest.parents < width, draft.num_live + number * width, draft.num_live + start - width)
             states = jnp.where(fits[:, None], rest.states, catalogue.dead_state)
-            rest = replace(rest, parents=parents, states=states)
-            draft, num_rest = draft.with_nodes(fits, rest, start), jnp.where(fits, num_rest, 0)
+            draft = draft.with_nodes(fits, replace(rest, parents=rest.parents + first, states=states), start)
+            num_rest = jnp.where(fits, num_rest, 0)
         draft = replace(
             draft,
             num_steps=draft.num_steps + jnp.where(is_here, 1 + num_rest, 0),
             num_guessed=draft.num_guessed + is_here,
         )
-        new = (
-            to_room(below, end),
-            paths,
-            behind,
-            jnp.broadcast_to(places, below.states.shape),
-            along(search.seen, below.parents[..., None]),
-        )
-        old = (search.nodes, search.paths, search.behind, search.places, search.seen)
-        nodes, paths, behind, places, seen = where_rows(is_here, new, old)
+        nodes, behind = where_rows(is_here, (to_room(below, end), behind), (search.nodes, search.behind))
         depths = search.depths + is_here
-        return replace(
-            search,
-            nodes=nodes,
-            paths=paths,
-            behind=behind,
-            places=places,
-            seen=seen,
-            depths=depths,
-            is_on=search.is_on & ~fits & (depths < end - 1),
-            draft=draft,
-        )
+        is_on = search.is_on & ~fits & (depths < end - 1)
+        return replace(search, nodes=nodes, behind=behind, depths=depths, is_on=is_on, draft=draft)
 
-    def _forward(self, search: _Search, slot: Int[Array, ""], context: Context) -> _Search:
-        """One forward of the draft model over the nodes of the last level, which get the slots from `slot` on."""
-        batch_size, width = search.places.shape
-        tokens = last_tokens(search.nodes, search.depths)
-        depths = jnp.broadcast_to(search.depths[:, None], tokens.shape)
-        own = jnp.broadcast_to(jnp.eye(width, dtype=bool), (batch_size, width, width))
-        visible = jnp.concatenate([search.seen, own], axis=-1)
-        logits, made = self.scorer.score(context.params, search.cache, tokens, depths, visible)
-        seen = lax.dynamic_update_slice_in_dim(search.seen, own, slot, axis=2)
-        return replace(
-            search,
-            logits=logits,
-            cache=search.cache.put(made, depths, slot),
-            seen=seen,
-            draft=replace(search.draft, num_forwards=search.draft.num_forwards + self._counted),
-        )
+    def _forward(self, search: _Search, context: Context) -> _Search:
+        """One forward of the draft model over the nodes of the last level, which get the slots of their level."""
+        depths, num_slots = search.depths, search.cache.num_slots
+        logits, made = score_nodes(self.scorer, context.params, search.cache, search.nodes, depths)
+        depth, place = jnp.divmod(jnp.arange(num_slots, dtype=jnp.int32), search.behind.shape[1])
+        is_new = depth == depths[:, None] - 1
+        of_nodes = jnp.broadcast_to(depths[:, None], search.behind.shape)
+        cache = search.cache.keep(made, of_nodes, jnp.broadcast_to(place, is_new.shape), is_new)
+        draft = replace(search.draft, num_forwards=search.draft.num_forwards + self._counted)
+        return replace(search, logits=logits, cache=cache, draft=draft)

@@ -139,22 +139,15 @@ class _Search:
         if drafter is not None and drafter.tail:
             memory = drafter.start(self.draft_params, prompt, hidden)
         root = jnp.zeros((batch_size, 1), dtype=jnp.int32)
-        scored = Scored.of(
-            logits,
-            _behind(root, nodes.states),
-            depths=_behind(root, nodes.depths),
-            made=made,
-            levels=levels,
-            draft=draft,
-            num_live=1,
-        )
+        states, depths = _behind(root, nodes.states), _behind(root, nodes.depths)
+        scored = Scored.of(logits, states, depths=depths, made=made, levels=levels, draft=draft)
         state = _State(
             beams=to_room(beams, self.num_levels),
             levels=levels,
             finished=Finished.none_yet(
                 ops, levels, batch_size=batch_size, width=plan.width, max_length=self.num_levels
             ),
-            speculation=_drafted(Speculation.none(batch_size), draft, self.catalogue),
+            speculation=Speculation.none(batch_size).drafting(draft, self.catalogue.dead_state),
             cache=cache.with_room(max(self.num_levels - 2, 0) * plan.width),
             memory=memory,
             step_scores=self._no_steps(logits) if plan.output_scores else None,
@@ -203,51 +196,27 @@ class _Search:
         if drafter is None or not drafter.size(at_root=False):
             return self._score_and_decide(state, None)
         draft = drafter.draft(state.beams, state.levels, self._open_rows(state), self._context(state.memory))
-        state = replace(state, speculation=_drafted(state.speculation, draft, self.catalogue))
-        return self._score_and_decide(state, draft)
+        speculation = state.speculation.drafting(draft, self.catalogue.dead_state)
+        return self._score_and_decide(replace(state, speculation=speculation), draft)
 
     def _score_and_decide(self, state: _State, draft: Draft | None) -> _State:
         """One forward over the live beams, and over what is drafted below them, and all decisions that it allows."""
-        beams, levels = state.beams, state.levels
-        tokens = last_tokens(beams, levels)
-        live = Nodes(tokens, tokens, beams.states, jnp.broadcast_to(levels[:, None], tokens.shape))
-        nodes = live if draft is None else jax.tree.map(_behind, live, draft.nodes)
-        if draft is None:
-            logits, made = self._forward(state, live, None)
+        beams, levels, drafted = state.beams, state.levels, None if draft is None else draft.nodes
+        forward = partial(score_nodes, self.scorer, self.params, state.cache, beams, levels)
+        states, depths = beams.states, jnp.broadcast_to(levels[:, None], beams.states.shape)
+        if draft is None or drafted is None:
+            logits, made = forward()
         else:
             logits, made = lax.cond(
                 _in_any_row(draft.num_steps > 0, self.plan),
-                lambda: self._forward(state, live, draft.nodes),
-                lambda: jax.tree.map(
-                    partial(_with_more, behind=draft.nodes.tokens.shape[1]), self._forward(state, live, None)
-                ),
+                lambda: forward(drafted),
+                lambda: jax.tree.map(partial(_with_more, behind=drafted.tokens.shape[1]), forward()),
             )
-        scored = Scored.of(
-            logits,
-            nodes.states,
-            depths=nodes.depths,
-            made=made,
-            levels=levels,
-            draft=draft,
-            num_live=live.tokens.shape[1],
-        )
+            states, depths = _behind(states, drafted.states), _behind(depths, drafted.depths)
+        num_live = beams.states.shape[1]
+        scored = Scored.of(logits, states, depths=depths, made=made, levels=levels, draft=draft, num_live=num_live)
         state = replace(state, speculation=state.speculation.after_forward())
         return self._decide_all(state, scored, range(1, self.num_levels))
-
-    def _forward(
-        self, state: _State, live: Nodes, drafted: Nodes | None
-    ) -> tuple[Float[Array, "batch nodes vocab"], Any]:
-        """One forward over the live beams, and the nodes drafted below them."""
-        width = live.tokens.shape[1]
-        of_slots = slots_seen(state.beams.beam_indices, state.levels, state.cache.num_slots)
-        if drafted is None:
-            nodes, own = live, jnp.broadcast_to(jnp.eye(width, dtype=bool), (len(live.tokens), width, width))
-        else:
-            nodes = jax.tree.map(_behind, live, drafted)
-            own, of_beam = nodes_seen(drafted.parents, width, num_levels=self.num_levels - 2)
-            of_slots = along(of_slots, of_beam[..., None])
-        visible = jnp.concatenate([of_slots, own], axis=-1)
-        return self.scorer.score(self.params, state.cache, nodes.tokens, nodes.depths, visible)
 
     def _decide_all(self, state: _State, scored: Scored, levels: range) -> _State:
         """Decide levels in order, each for the rows that are there; then store what later nodes see."""
@@ -290,10 +259,10 @@ class _Search:
         scores = child_scores(scored, own, in_logits, beams, plan, max_length=self.num_levels)
         vocab_size, steps = scored.logits.shape[-1], {}
         if state.step_scores is not None:
-            step = _per_path(over_vocabulary(scores, legal, vocab_size), plan)
+            step = over_vocabulary(scores, legal, vocab_size)
             steps["step_scores"] = _with_step(state.step_scores, step, is_here, level=level)
         if state.step_logits is not None:
-            step = _per_path(along(scored.logits, own[..., None]).astype(jnp.float32), plan)
+            step = along(scored.logits, own[..., None]).astype(jnp.float32)
             steps["step_logits"] = _with_step(state.step_logits, step, is_here, level=level)
         scores = jnp.where(legal.legal, beams.scores[..., None] + scores, beam.DEAD)
         picked = None
@@ -358,19 +327,30 @@ class _Search:
         return (jnp.zeros(shape, dtype=jnp.float32),) * self.num_levels
 
 
-def _drafted(speculation: Speculation, draft: Draft | None, catalogue: DeviceCatalogue) -> Speculation:
-    """The counts with those of a draft."""
-    return speculation if draft is None else speculation.drafting(draft, catalogue.dead_state)
-
-
 def _behind(first: Array, second: Array) -> Array:
     """Arrays of some nodes, and behind them those of others."""
     return jnp.concatenate([first, second], axis=1)
 
 
-def last_tokens(beams: Beams, levels: Int[Array, " batch"]) -> Int[Array, "batch beams"]:
-    """The last token of each beam, where beams have room for all and rows have their own number of tokens."""
-    return along(beams.sequences, jnp.maximum(levels - 1, 0)[:, None, None], axis=2)[..., 0]
+def score_nodes(
+    scorer: Scorer,
+    params: Params,
+    cache: ScorerCache,  # with a slot for each beam of each level
+    beams: Beams,  # with room for all tokens
+    levels: Int[Array, " batch"],
+    drafted: Nodes | None = None,
+) -> tuple[Float[Array, "batch nodes vocab"], Any]:
+    """One forward over beams, and the nodes drafted below them."""
+    tokens = along(beams.sequences, jnp.maximum(levels - 1, 0)[:, None, None], axis=2)[..., 0]
+    (batch_size, width), num_levels = tokens.shape, beams.sequences.shape[-1]
+    depths, own = jnp.broadcast_to(levels[:, None], tokens.shape), jnp.eye(width, dtype=bool)
+    own = jnp.broadcast_to(own, (batch_size, width, width))
+    of_slots = slots_seen(beams.beam_indices, levels, cache.num_slots)
+    if drafted is not None:
+        tokens, depths = _behind(tokens, drafted.tokens), _behind(depths, drafted.depths)
+        own, of_beam = nodes_seen(drafted.parents, width, num_levels=num_levels - 2)
+        of_slots = along(of_slots, of_beam[..., None])
+    return scorer.score(params, cache, tokens, depths, jnp.concatenate([of_slots, own], axis=-1))
 
 
 def _with_more(array: Array, *, front: int = 0, behind: int = 0) -> Array:
@@ -378,8 +358,14 @@ def _with_more(array: Array, *, front: int = 0, behind: int = 0) -> Array:
     return jnp.pad(array, (*[(0, 0)] * (array.ndim - 2), (front, behind), (0, 0)))
 
 
-def _with_step(steps: tuple[Array, ...], step: Array, rows: Bool[Array, " batch"], *, level: int) -> tuple[Array, ...]:
-    """The steps, with one level's of some rows."""
+def _with_step(
+    steps: tuple[Array, ...], step: Float[Array, "batch beams vocab"], rows: Bool[Array, " batch"], *, level: int
+) -> tuple[Array, ...]:
+    """The steps, with one level's of some rows: a row for every path, all equal after the prompt of beams."""
+    if step.shape[1] == 1:
+        step = jnp.broadcast_to(step, steps[level].shape)
+    missing = steps[level].shape[1] - step.shape[1]
+    step = jnp.pad(step, ((0, 0), (0, missing), (0, 0)), constant_values=beam.DEAD)
     return (*steps[:level], where_rows(rows, step, steps[level]), *steps[level + 1 :])
 
 
@@ -445,11 +431,3 @@ def _warped(scores: Float[Array, "batch beams children"], plan: DecodePlan) -> F
         scores = scores if plan.top_p is None else keep_top_p(scores, plan.top_p, **keep)
         scores = scores if plan.min_p is None else keep_min_p(scores, plan.min_p, **keep)
     return renormalize(scores) if plan.renormalize_logits else scores
-
-
-def _per_path(step: Float[Array, "batch beams vocab"], plan: DecodePlan) -> Float[Array, "batch paths vocab"]:
-    """A row for every path; the first step of a plain beam search is the same for all paths."""
-    batch_size, num_beams, vocab_size = step.shape
-    if num_beams == 1:
-        return jnp.broadcast_to(step, (batch_size, plan.width, vocab_size))
-    return jnp.pad(step, ((0, 0), (0, plan.width - num_beams), (0, 0)), constant_values=beam.DEAD)

@@ -16,14 +16,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
-from hf_gr.core import beam
 from hf_gr.core.beam import Beams
 
 from .arrays import along
 from .children import Children
-from .noise import DRAFTS, Noise
 from .speculation import Context, Draft
 from .transition import DeviceCatalogue, children, is_leaf
 from .tree import Nodes
@@ -225,27 +223,3 @@ def _put(
     longer = jnp.pad(rows, ((0, 0), (0, new.shape[1])))
     put = jax.vmap(partial(lax.dynamic_update_slice_in_dim, axis=0))
     return put(longer, new, starts)[:, : rows.shape[1]]
-
-
-def sample(
-    nodes: Beams,
-    legal: Children,
-    scores: Float[Array, "batch above children"],
-    *,
-    number: int,
-    catalogue: DeviceCatalogue,
-    noise: Noise,
-) -> tuple[Beams, Float[Array, "batch above children"]]:
-    """N samples without replacement, in drawing order, and the probabilities that they were drawn with: one level.
-
-    Equal to `hf_gr.torch.drafters.Samples.step`; the arguments are those of `draft_best`.
-
-    Returns:
-        N nodes, then padding; and the log-probabilities of all children (AtSpeed's q), `-inf` where there is none.
-
-    Source: AtSpeed, section 3.2.
-    """
-    gumbel = noise.stream(DRAFTS).gumbel(nodes, legal)
-    below = beam.select(nodes, legal, scores, num_kept=number, dead_state=catalogue.dead_state, noise=gumbel)
-    total = jax.nn.logsumexp(scores, axis=(1, 2), keepdims=True)
-    return below, jnp.where(total > beam.DEAD, scores - total, beam.DEAD)

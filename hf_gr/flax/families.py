@@ -102,25 +102,35 @@ GPT2 = Names(
 )
 
 
+def _spec(config: Any, **own: Any) -> Spec:
+    """A spec with the fields that all configs have under one name, and a family's own."""
+    num_heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
+    shared = {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_layers": config.num_hidden_layers,
+        "num_heads": num_heads,
+        "num_key_value_heads": num_heads,
+        "head_dim": head_dim,
+        "scale": head_dim**-0.5,
+        "is_tied": bool(config.tie_word_embeddings),
+    }
+    return Spec(**{**shared, **own})
+
+
 def _read_gpt2(config: Any) -> Spec:
     _refuse(config, add_cross_attention=False, scale_attn_by_inverse_layer_idx=False)
-    head_dim = config.n_embd // config.n_head
-    return Spec(
+    return _spec(
+        config,
         names=GPT2,
-        vocab_size=config.vocab_size,
-        hidden_size=config.n_embd,
         intermediate_size=config.n_inner or 4 * config.n_embd,
-        num_layers=config.n_layer,
-        num_heads=config.n_head,
-        num_key_value_heads=config.n_head,
-        head_dim=head_dim,
         activation=_activation(config, "activation_function"),
         norm_eps=config.layer_norm_epsilon,
-        scale=head_dim**-0.5 if config.scale_attn_weights else 1.0,
         biases=frozenset(GPT2.decoder.parts),
         norm="layer",
         num_positions=config.n_positions,
-        is_tied=bool(config.tie_word_embeddings),
+        **({} if config.scale_attn_weights else {"scale": 1.0}),
     )
 
 
@@ -131,19 +141,13 @@ def _read_bart(config: Any) -> Spec:
             f"config.decoder_attention_heads={config.decoder_attention_heads}, expected encoder_attention_heads="
             f"{config.encoder_attention_heads}: other numbers are not implemented in Flax; use backend='torch'"
         )
-    head_dim = config.d_model // config.encoder_attention_heads
-    return Spec(
+    return _spec(
+        config,
         names=BART,
-        vocab_size=config.vocab_size,
-        hidden_size=config.d_model,
         intermediate_size=config.decoder_ffn_dim,
         num_layers=config.decoder_layers,
-        num_heads=config.encoder_attention_heads,
-        num_key_value_heads=config.encoder_attention_heads,
-        head_dim=head_dim,
         activation=_activation(config, "activation_function"),
         norm_eps=1e-5,  # torch's
-        scale=head_dim**-0.5,
         num_encoder_layers=config.encoder_layers,
         encoder_size=config.encoder_ffn_dim,
         biases=frozenset(BART.decoder.parts),
@@ -151,7 +155,6 @@ def _read_bart(config: Any) -> Spec:
         embedding_scale=math.sqrt(config.d_model) if config.scale_embedding else None,
         num_positions=config.max_position_embeddings,
         position_offset=2,
-        is_tied=bool(config.tie_word_embeddings),
     )
 
 
@@ -168,15 +171,11 @@ def _read_t5(config: Any) -> Spec:
             f"half of relative_attention_num_buckets={config.relative_attention_num_buckets}: without far "
             "distances relative positions are not implemented in Flax; use backend='torch'"
         )
-    return Spec(
+    return _spec(
+        config,
         names=T5_GATED if config.is_gated_act else T5,
-        vocab_size=config.vocab_size,
-        hidden_size=config.d_model,
         intermediate_size=config.d_ff,
         num_layers=config.num_decoder_layers,
-        num_heads=config.num_heads,
-        num_key_value_heads=config.num_heads,
-        head_dim=config.d_kv,
         activation=config.dense_act_fn,
         norm_eps=config.layer_norm_epsilon,
         scale=1.0,
@@ -212,15 +211,11 @@ class Rotary:
         is_capped = hasattr(config, "query_pre_attn_scalar")  # of Gemma 2 and 3
         is_sliding = self._sliding_layers(config)
         of_full, of_sliding = self._frequencies(config, head_dim=head_dim, slides=any(is_sliding))
-        spec = Spec(
+        spec = _spec(
+            config,
             names=self.names,
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size,
-            num_layers=config.num_hidden_layers,
-            num_heads=config.num_attention_heads,
             num_key_value_heads=config.num_key_value_heads,
-            head_dim=head_dim,
             activation=_activation(config, "hidden_activation" if is_capped else "hidden_act"),
             norm_eps=config.rms_norm_eps,
             scale=(config.query_pre_attn_scalar if is_capped else head_dim) ** -0.5,
@@ -230,7 +225,6 @@ class Rotary:
             head_norms=self.head_norms,
             experts=_experts(config) if hasattr(config, "num_experts") else None,
             embedding_scale=math.sqrt(config.hidden_size) if self.norm == "rms_plus_one" else None,
-            is_tied=bool(config.tie_word_embeddings),
             sliding_window=config.sliding_window if any(is_sliding) else None,
             is_sliding=is_sliding if any(is_sliding) else (),
             sliding_frequencies=of_sliding,

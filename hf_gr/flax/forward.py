@@ -29,12 +29,13 @@ from .layers import (
     Block,
     Layer,
     Layers,
-    RelativeBuckets,
     attention,
     causal_attention,
     layer_norm,
     linear,
     over_layers,
+    relative_bias,
+    relative_buckets,
     rms_norm,
     rotate,
     rotation,
@@ -266,11 +267,12 @@ class ModelScorer:
         spec = self.spec
         if stack.relative is None or spec.num_buckets is None:
             return None
-        buckets = RelativeBuckets(spec.num_buckets, spec.max_distance, is_causal=stack is spec.names.decoder)
+        is_causal = stack is spec.names.decoder
+        buckets = relative_buckets(spec.num_buckets, spec.max_distance, is_causal=is_causal)
         name = f"{stack.relative}.weight"
         own = params.get(f"{stack.layers}.0.{name}")
         # Of several layers only the first has it; a single layer has it in the stack.
-        return buckets.bias(params[stack.layers][0][name] if own is None else own, queries, keys)
+        return relative_bias(params[stack.layers][0][name] if own is None else own, buckets, queries, keys)
 
     def _rotations(self, positions: Int[Array, "batch tokens"], params: Params) -> tuple[Rotation, Rotation]:
         """Those of full layers, and of sliding ones if they have their own."""

@@ -10,13 +10,14 @@ Axes: B batch, H key-value heads, G query heads of each of those, N queries, S k
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
@@ -223,46 +224,33 @@ def over_layers(
     return lax.scan(lambda carry, own: step(carry, *own), carry, (layers, given))
 
 
-@dataclass(frozen=True)
-class RelativeBuckets:
-    """T5's relative positions: near ones have a bias each, far ones share theirs.
+def relative_buckets(num_buckets: int, max_distance: int, *, is_causal: bool) -> npt.NDArray[np.int32]:
+    """T5's buckets of distances, key minus query, from `-max_distance` to `max_distance`: far ones share theirs.
 
     Source: T5, section 2.1; transformers' `_relative_position_bucket`, to the rounding of its fp32 logarithm.
     """
+    distances = np.arange(-max_distance, max_distance + 1)
+    count, offset, steps = num_buckets, 0, np.maximum(-distances, 0)
+    if not is_causal:  # as many for keys after their query
+        count //= 2
+        offset, steps = np.where(distances > 0, count, 0), np.abs(distances)
+    exact = count // 2
+    ratio = np.log(np.maximum(steps, 1).astype(np.float32) / np.float32(exact))
+    ratio /= np.float32(np.log(max_distance / exact))
+    far = np.minimum(exact + (ratio * np.float32(count - exact)).astype(np.int64), count - 1)
+    return (offset + np.where(steps < exact, steps, far)).astype(np.int32)
 
-    num_buckets: int  # of them, for both directions
-    max_distance: int  # distances from here on share the last bucket
-    is_causal: bool  # whether keys never come after their query
-    # the bucket of each distance, key minus query, from `-max_distance` to `max_distance`
-    buckets: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        distances = np.arange(-self.max_distance, self.max_distance + 1)
-        count, offset = self.num_buckets, 0
-        if self.is_causal:
-            steps = np.maximum(-distances, 0)
-        else:
-            count //= 2
-            offset = np.where(distances > 0, count, 0)
-            steps = np.abs(distances)
-        exact = count // 2
-        ratio = np.log(np.maximum(steps, 1).astype(np.float32) / np.float32(exact)) / np.float32(
-            np.log(self.max_distance / exact)
-        )
-        far = np.minimum(exact + (ratio * np.float32(count - exact)).astype(np.int64), count - 1)
-        buckets = offset + np.where(steps < exact, steps, far)
-        object.__setattr__(self, "buckets", tuple(buckets.tolist()))
-
-    def bias(
-        self,
-        weight: Float[Array, "buckets heads"],
-        queries: Int[Array, "*rows queries"],
-        keys: Int[Array, "*rows keys"],
-    ) -> Float[Array, "*rows heads 1 queries keys"]:
-        """The bias of every query for every key, by their positions, which may differ from row to row."""
-        distances = jnp.clip(keys[..., None, :] - queries[..., None], -self.max_distance, self.max_distance)
-        by_distance = weight[np.asarray(self.buckets, dtype=np.int32)]
-        return jnp.moveaxis(by_distance[distances + self.max_distance], -1, -3)[..., None, :, :]
+def relative_bias(
+    weight: Float[Array, "buckets heads"],
+    buckets: npt.NDArray[np.int32],  # see `relative_buckets`
+    queries: Int[Array, "*rows queries"],
+    keys: Int[Array, "*rows keys"],
+) -> Float[Array, "*rows heads 1 queries keys"]:
+    """The bias of every query for every key, by their positions, which may differ from row to row."""
+    most = len(buckets) // 2
+    distances = jnp.clip(keys[..., None, :] - queries[..., None], -most, most)
+    return jnp.moveaxis(weight[buckets][distances + most], -1, -3)[..., None, :, :]
 
 
 def _times_transposed(x: Array, weight: Array, dtype: Any = None) -> Array:

@@ -267,7 +267,7 @@ class FlaxModel(HubMixin, Parameters, what="model"):
     @property
     def scorer(self) -> ModelScorer:
         """The forward, over `params`; equal for models of equal `spec`."""
-        return self.spec.scorer
+        return ModelScorer(self.spec)
 
     @property
     def is_encoder_decoder(self) -> bool:

@@ -16,7 +16,6 @@ from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from .arrays import HostOrDevice
@@ -87,16 +86,6 @@ class NodeRoom(ABC):
 
         depths = jnp.ones((self.batch_size, num_slots), dtype=jnp.int32)
         return replace(self, room=jax.tree.map(empty, self.like), slot_depths=depths)
-
-    def put(self: Room, nodes: Any, depths: Int[Array, "batch nodes"], start: int | Int[Array, ""]) -> Room:
-        """The same with new nodes in the slots from `start` on."""
-        assert self.slot_depths is not None, "no room: call with_room first"
-
-        def put(room: Array, new: Array) -> Array:
-            return lax.dynamic_update_slice_in_dim(room, new, start, axis=-2)
-
-        depths = lax.dynamic_update_slice_in_dim(self.slot_depths, depths, start, axis=1)
-        return replace(self, room=jax.tree.map(put, self.room, nodes), slot_depths=depths)
 
     def keep(
         self: Room,
@@ -190,8 +179,8 @@ class Scorer(Protocol):
         """Compute new nodes in one forward, of one or of several levels.
 
         Returns:
-            The logits after each wanted node (fp32), and what the nodes are to later ones, which `cache.put` and
-            `cache.keep` store.
+            The logits after each wanted node (fp32), and what the nodes are to later ones, which `cache.keep`
+            stores.
         """
         ...
 

@@ -12,14 +12,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from jaxtyping import Array
 
 from .arrays import stacked, view
-
-if TYPE_CHECKING:
-    from .forward import ModelScorer
 
 HEAD = "lm_head.weight"
 _EXPERT = re.compile(r"(.+\.mlp\.experts)\.(\d+)\.(\w+)\.weight")
@@ -106,13 +103,6 @@ class Spec:
     sliding_frequencies: tuple[float, ...] | None = None  # `inverse_frequencies` of sliding layers; None for the same
     score_cap: float | None = None  # attention scores are squashed to less than this (Gemma 2); None for no limit
     logit_cap: float | None = None  # logits are squashed to less than this; None for no limit
-
-    @property
-    def scorer(self) -> ModelScorer:
-        """The forward of such a model."""
-        from .forward import ModelScorer
-
-        return ModelScorer(self)
 
     @property
     def embedding(self) -> str:

@@ -70,8 +70,10 @@ class Speculation:
         """One more forward of the model."""
         return replace(self, target_forwards=self.target_forwards + 1)
 
-    def drafting(self, draft: Draft, dead_state: Int[Array, ""]) -> Speculation:
-        """A draft is scored ahead."""
+    def drafting(self, draft: Draft | None, dead_state: Int[Array, ""]) -> Speculation:
+        """A draft, if there is one, is scored ahead."""
+        if draft is None:
+            return self
         drafted = (draft.nodes.states != dead_state).sum(-1, dtype=jnp.int32)
         return replace(
             self,

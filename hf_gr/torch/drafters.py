@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hf_gr.core import beam
 from hf_gr.core.beam import Beams, paths_of
-from hf_gr.core.decide import draft_best
+from hf_gr.core.decide import draft_best, draw
 
 from .children import Children
 from .noise import DRAFTS
@@ -118,13 +118,9 @@ class Samples(DraftSearch):
         """See `DraftSearch.step`."""
         legal, scores = self.children(logits, depth=depth)
         assert self.plan.noise is not None
-        noise = self.plan.noise.stream(DRAFTS).gumbel(self.nodes, legal)
-        dead_state = self.catalogue.dead_state
-        nodes = beam.select(self.nodes, legal, scores, num_kept=number, dead_state=dead_state, noise=noise)
-        self.nodes = nodes
-        total = scores.flatten(1).logsumexp(dim=-1)[:, None, None]
-        log_probs = torch.where(total > beam.DEAD, scores - total, self.dead)
-        return Nodes(nodes.tokens, nodes.parents, nodes.states, log_probs=log_probs)
+        how = {"noise": self.plan.noise.stream(DRAFTS), "dead_state": self.catalogue.dead_state}
+        self.nodes, log_probs = draw(self.nodes, legal, scores, number=number, **how)
+        return Nodes(self.nodes.tokens, self.nodes.parents, self.nodes.states, log_probs=log_probs)
 
 
 class Best(DraftSearch):
