@@ -7,7 +7,8 @@ An error in a row becomes a problem of that row, never of the window's other row
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -21,15 +22,16 @@ from hf_gr.tables.table import Rows
 from .columns import UserColumns
 from .users import SKIPPING
 
-ANSWERED = "or answer it with fallback="
+A_KNOWN_ITEM, ANSWERED = "an item of the catalogue", "or answer it with fallback="
 TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Requests:
     """The requests of a window in the order of its rows, and the problems of the rows that have none.
 
     Attributes:
+        window: the rows.
         requests: of all rows without a problem.
         problems: by row, counted from the window's first.
         targets: by row without a problem: the items that came next, if requested.
@@ -44,17 +46,22 @@ class Requests:
             held out: targets are never excluded.
     """
 
-    requests: list[Request]
-    problems: dict[int, str]
+    window: Rows
+    requests: list[Request] = field(default_factory=list)
+    problems: dict[int, str] = field(default_factory=dict)
     targets: dict[int, list[Any]] = field(default_factory=dict)
     are_new: dict[int, bool] = field(default_factory=dict)
     fallbacks: dict[int, list[Any]] = field(default_factory=dict)
-    num_dropped: dict[int, int] = field(default_factory=dict)
+    num_dropped: Counter[int] = field(default_factory=Counter)
     histories: dict[int, list[Any]] = field(default_factory=dict)
     cold: list[Request] = field(default_factory=list)
     num_excluded: int = 0
     num_unknown_excluded: int = 0
     spared: set[int] = field(default_factory=set)
+
+    def refuse(self, name: str, row: int, value: object, expected: str) -> None:
+        """Note what is wrong with a cell; the first problem of a row counts."""
+        self.problems.setdefault(row, self.window.problem(name, row, value, expected))
 
 
 @dataclass(frozen=True)
@@ -95,140 +102,104 @@ class PromptMaker:
 
     def __call__(self, window: Rows) -> Requests:
         """The requests of a window."""
-        problems: dict[int, str] = {}
-        targets = self._read_targets(window, problems)
-        are_new = self._read_truths(window, self.columns.is_new, problems)
-        dropped: dict[int, int] = {}
-        kept_histories: dict[int, list[Any]] = {}
+        made = Requests(window)
+        self._read_targets(made)
+        if (name := self.columns.is_new) is not None:
+            for row, cell in enumerate(window.cells(name)):
+                if (truth := TRUTHS.get(str(cell).lower())) is None:
+                    made.refuse(name, row, cell, f"true, false, 1 or 0: {SKIPPING}")
+                else:
+                    made.are_new[row] = truth
         if self.columns.history is not None:
-            prompts = self._from_histories(window, problems, targets, dropped, kept_histories)
+            prompts = self._from_histories(made, self.columns.history)
         elif self.columns.tokens is not None:
-            prompts = self._from_tokens(window, problems)
+            prompts = self._from_tokens(made, self.columns.tokens)
         else:
-            prompts = self._from_texts(window, problems)
-        excluded = self._read_lists(window, self.columns.exclude, problems)
-        allowed = self._read_lists(window, self.columns.filter, problems)
+            assert self.columns.text is not None
+            prompts = self._from_texts(made, self.columns.text)
+        excluded = self._read_lists(made, self.columns.exclude)
+        allowed = self._read_lists(made, self.columns.filter)
         if self.removed:
             allowed = {row: [item for item in items if item not in self.removed] for row, items in allowed.items()}
-        self._know(window, self.columns.filter, allowed, self._living(allowed), problems, dropped)
-        requests: list[Request] = []
-        fallbacks: dict[int, list[Any]] = {}
-        cold: list[Request] = []
-        spared: set[int] = set()
+        self._know(made, self.columns.filter, allowed, self._among(allowed.values(), self.snapshot.has_items))
         for row in range(len(window)):
-            if row in problems:
+            if row in made.problems:
                 continue
-            wanted = targets.get(row, [])
-            exclude = [item for item in excluded.get(row) or () if item not in wanted]
-            among = set(wanted).intersection(excluded.get(row) or ())
-            if among.intersection(kept_histories.get(row, ())) if self.leave_one_out else among:
-                spared.add(row)
-            only = allowed.get(row)
-            request = Request(row, prompts.get(row, []), tuple(exclude), None if only is None else tuple(only))
+            named, wanted = excluded.get(row, []), made.targets.get(row, [])
+            among = set(wanted).intersection(named)
+            if among.intersection(made.histories.get(row, ())) if self.leave_one_out else among:
+                made.spared.add(row)
+            exclude = tuple(item for item in named if item not in wanted)
+            only = None if row not in allowed else tuple(allowed[row])
             if row in prompts:
-                requests.append(request)
+                made.requests.append(Request(row, prompts[row], exclude, only))
             else:
                 assert self.fallback is not None
-                cold.append(request)
+                made.cold.append(Request(row, [], exclude, only))
                 rules: Any = {"exclude": set(exclude), "allowed": None if only is None else set(only)}
-                fallbacks[row] = first_allowed(self.fallback, **rules, at_most=self.top_k)
-        kept = {*fallbacks, *(request.row for request in requests)}
-        targets = {row: items for row, items in targets.items() if row in kept}
-        kept_histories = {row: items for row, items in kept_histories.items() if row in kept}
-        named = list(chain.from_iterable(excluded.values()))
-        distinct = list(dict.fromkeys(named))
-        is_known, _ = self.snapshot.sequences_of(distinct) if distinct else ((), ())
-        known = {item for item, there in zip(distinct, is_known, strict=True) if there}
-        num_unknown = sum(item not in known for item in named)
-        return Requests(
-            requests,
-            problems,
-            targets,
-            are_new,
-            fallbacks,
-            dropped,
-            kept_histories,
-            cold,
-            len(named),
-            num_unknown,
-            spared,
-        )
+                made.fallbacks[row] = first_allowed(self.fallback, **rules, at_most=self.top_k)
+        for row in made.problems:
+            made.targets.pop(row, None)
+            made.histories.pop(row, None)
+        known = self._among(excluded.values(), lambda items: self.snapshot.sequences_of(items)[0])
+        made.num_excluded = sum(map(len, excluded.values()))
+        made.num_unknown_excluded = sum(item not in known for items in excluded.values() for item in items)
+        return made
 
-    def _from_histories(
-        self,
-        window: Rows,
-        problems: dict[int, str],
-        targets: dict[int, list[Any]],
-        dropped: dict[int, int],
-        kept_histories: dict[int, list[Any]],
-    ) -> dict[int, list[int]]:
-        name = self.columns.history
-        assert name is not None
+    def _from_histories(self, made: Requests, name: str) -> dict[int, list[int]]:
         at_least = int(self.leave_one_out) + int(self.fallback is None)
-        histories = self._read_lists(window, name, problems, at_least=at_least)
+        histories = self._read_lists(made, name, at_least=at_least)
         tokens_of = tokens_of_items(self.snapshot, chain.from_iterable(histories.values()))
         if not self.drops_unknown:
-            self._know(window, name, histories, tokens_of, problems, dropped)
+            self._know(made, name, histories, tokens_of)
         if self.leave_one_out:
-            targets |= {row: items[-1:] for row, items in histories.items()}
+            made.targets |= {row: items[-1:] for row, items in histories.items()}
             histories = {row: items[:-1] for row, items in histories.items()}
         if self.drops_unknown:  # a target stays, and is a miss, as one in a column is
-            self._know(window, name, histories, tokens_of, problems, dropped)
+            self._know(made, name, histories, tokens_of)
+        room = self._room - len(self.prefix_tokens) - len(self.suffix_tokens)
         prompts: dict[int, list[int]] = {}
-        cells = [] if all(histories.values()) else window.cells(name)  # as they are in the table, for messages
+        cells = [] if all(histories.values()) else made.window.cells(name)  # as they are in the table, for messages
         for row, items in histories.items():
-            if row in problems or (not items and self.fallback is not None):
-                continue
-            if not items:
-                problems[row] = window.problem(
-                    name, row, cells[row], f"an item of the catalogue: {SKIPPING}, {ANSWERED}"
-                )
-                continue
-            kept_histories[row] = items
-            room = self._room - len(self.prefix_tokens) - len(self.suffix_tokens)
-            latest = latest_that_fit(items, tokens_of, room)
-            if not latest:
-                problems[row] = window.problem(
-                    name, row, items, f"its latest item to fit a prompt of {self._room} tokens: allow longer ones"
-                )
-            prompts[row] = [*self.prefix_tokens, *join_tokens(latest, tokens_of), *self.suffix_tokens]
+            if items and row not in made.problems:
+                made.histories[row] = items
+                latest = latest_that_fit(items, tokens_of, room)
+                if not latest:
+                    expected = f"its latest item to fit a prompt of {self._room} tokens: allow longer ones"
+                    made.refuse(name, row, items, expected)
+                prompts[row] = [*self.prefix_tokens, *join_tokens(latest, tokens_of), *self.suffix_tokens]
+            elif self.fallback is None:
+                made.refuse(name, row, cells[row] if cells else items, f"{A_KNOWN_ITEM}: {SKIPPING}, {ANSWERED}")
         return prompts
 
-    def _from_tokens(self, window: Rows, problems: dict[int, str]) -> dict[int, list[int]]:
-        name = self.columns.tokens
-        assert name is not None
+    def _from_tokens(self, made: Requests, name: str) -> dict[int, list[int]]:
         below = "" if self.vocab_size is None else f" below the model's {self.vocab_size}"
         prompts: dict[int, list[int]] = {}
-        for row, cell in enumerate(window.cells(name)):
+        for row, cell in enumerate(made.window.cells(name)):
             tokens = [] if cell is None else read_list(cell, are_strings=False)
             if tokens == [] and self.fallback is not None:
                 continue
             if not tokens or min(tokens) < 0 or (self.vocab_size is not None and max(tokens) >= self.vocab_size):
-                problems.setdefault(
-                    row, window.problem(name, row, cell, f"one or more token ids from 0{below}: {SKIPPING}")
-                )
+                made.refuse(name, row, cell, f"one or more token ids from 0{below}: {SKIPPING}")
             else:
-                prompts[row] = self._cut(window, name, row, tokens, problems)
+                prompts[row] = self._cut(made, name, row, tokens)
         return prompts
 
-    def _from_texts(self, window: Rows, problems: dict[int, str]) -> dict[int, list[int]]:
-        name = self.columns.text
-        assert name is not None
-        cells = window.cells(name)
+    def _from_texts(self, made: Requests, name: str) -> dict[int, list[int]]:
         texts: dict[int, str] = {}
-        for row, cell in enumerate(cells):
+        for row, cell in enumerate(made.window.cells(name)):
             if isinstance(cell, str) and cell:
                 texts[row] = cell
             elif not (cell in (None, "") and self.fallback is not None):
-                problems.setdefault(row, window.problem(name, row, cell, f"a text: {SKIPPING}"))
+                made.refuse(name, row, cell, f"a text: {SKIPPING}")
         # Not all at once: a tokenizer may warn of long ones, which are handled here.
         encoded = self.tokenizer(list(texts.values()), verbose=False)["input_ids"] if texts else []
         prompts: dict[int, list[int]] = {}
         for row, tokens in zip(texts, encoded, strict=True):
-            if not tokens:
-                problems.setdefault(row, window.problem(name, row, texts[row], f"a text with tokens: {SKIPPING}"))
+            if tokens:
+                prompts[row] = self._cut(made, name, row, list(tokens))
             else:
-                prompts[row] = self._cut(window, name, row, list(tokens), problems)
+                made.refuse(name, row, texts[row], f"a text with tokens: {SKIPPING}")
         return prompts
 
     @property
@@ -237,89 +208,60 @@ class PromptMaker:
         limits = [limit for limit in (self.longest, self.max_prompt_tokens) if limit is not None]
         return min(limits, default=2**31)
 
-    def _cut(self, window: Rows, name: str, row: int, tokens: list[int], problems: dict[int, str]) -> list[int]:
+    def _cut(self, made: Requests, name: str, row: int, tokens: list[int]) -> list[int]:
         if self.max_prompt_tokens is not None:
             return tokens[-self._room :]
-        if self.longest is not None and len(tokens) > self.longest:
+        if len(tokens) > self._room:
             expected = (
                 f"at most {self.longest} tokens and not {len(tokens)}, which the model has room for: shorten it, or "
                 "keep the latest with max_prompt_tokens="
             )
-            problems.setdefault(row, window.problem(name, row, tokens, expected))
+            made.refuse(name, row, tokens, expected)
         return tokens
 
-    def _read_targets(self, window: Rows, problems: dict[int, str]) -> dict[int, list[Any]]:
-        name = self.columns.target
-        if name is None:
-            return {}
-        targets: dict[int, list[Any]] = {}
-        for row, cell in enumerate(window.cells(name)):
+    def _read_targets(self, made: Requests) -> None:
+        if (name := self.columns.target) is None:
+            return
+        for row, cell in enumerate(made.window.cells(name)):
             is_one = not isinstance(cell, (list, str)) or (self.snapshot.are_strings and isinstance(cell, str))
             items = read_list([cell] if is_one else cell, are_strings=self.snapshot.are_strings)
             if items:
-                targets[row] = items
+                made.targets[row] = items
             else:
-                expected = f"the id of an item, or a list of them: {SKIPPING}"
-                problems.setdefault(row, window.problem(name, row, cell, expected))
-        return targets
+                made.refuse(name, row, cell, f"the id of an item, or a list of them: {SKIPPING}")
 
-    def _read_truths(self, window: Rows, name: str | None, problems: dict[int, str]) -> dict[int, bool]:
-        """By row the value of a column of true and false, also given as texts or numbers."""
-        truths: dict[int, bool] = {}
-        for row, cell in enumerate(window.cells(name) if name is not None else ()):
-            if (truth := TRUTHS.get(str(cell).lower())) is None:
-                problems.setdefault(row, window.problem(name, row, cell, f"true, false, 1 or 0: {SKIPPING}"))  # pyright: ignore
-            else:
-                truths[row] = truth
-        return truths
-
-    def _read_lists(
-        self, window: Rows, name: str | None, problems: dict[int, str], *, at_least: int = 0
-    ) -> dict[int, list[Any]]:
+    def _read_lists(self, made: Requests, name: str | None, *, at_least: int = 0) -> dict[int, list[Any]]:
         """By row the lists of item ids of a column; rows where it is null, if it may be, are omitted."""
-        if name is None:
-            return {}
         kind = "strings" if self.snapshot.are_strings else "integers"
         lists: dict[int, list[Any]] = {}
-        for row, cell in enumerate(window.cells(name)):
+        for row, cell in enumerate(() if name is None else made.window.cells(name)):
             if cell is None and not at_least:
                 continue
             items = read_list(cell, are_strings=self.snapshot.are_strings)
-            if items is None or len(items) < at_least:
-                how_many = f"{at_least} or more " if at_least else ""
-                answered = f", {ANSWERED}" if at_least and (items is not None or cell is None) else ""
-                expected = f"a list of {how_many}item ids, which are {kind} in the catalogue: {SKIPPING}{answered}"
-                problems.setdefault(row, window.problem(name, row, cell, expected))
-            else:
+            if items is not None and len(items) >= at_least:
                 lists[row] = items
+                continue
+            how_many = f"{at_least} or more " if at_least else ""
+            answered = f", {ANSWERED}" if at_least and (items is not None or cell is None) else ""
+            expected = f"a list of {how_many}item ids, which are {kind} in the catalogue: {SKIPPING}{answered}"
+            made.refuse(name or "", row, cell, expected)
         return lists
 
-    def _know(
-        self,
-        window: Rows,
-        name: str | None,
-        lists: dict[int, list[Any]],
-        known: Container[Any],
-        problems: dict[int, str],
-        dropped: dict[int, int],
-    ) -> None:
+    def _know(self, made: Requests, name: str | None, lists: dict[int, list[Any]], known: Container[Any]) -> None:
         """Drop unknown items from lists, in place, or add a problem for every row that names one."""
         for row, items in lists.items():
-            kept = [item for item in items if item in known]
-            if len(kept) == len(items):
-                continue
-            if self.drops_unknown:
-                dropped[row] = dropped.get(row, 0) + len(items) - len(kept)
-                lists[row] = kept
-            elif name is not None:
-                unknown = next(item for item in items if item not in known)
+            unknown = [item for item in items if item not in known]
+            if unknown and self.drops_unknown:
+                made.num_dropped[row] += len(unknown)
+                lists[row] = [item for item in items if item in known]
+            elif unknown:
                 expected = (
-                    f"items of the catalogue, which has no {unknown!r}: remove it, {SKIPPING}, or drop such items "
+                    f"items of the catalogue, which has no {unknown[0]!r}: remove it, {SKIPPING}, or drop such items "
                     "with unknown_items='drop'"
                 )
-                problems.setdefault(row, window.problem(name, row, items, expected))
+                made.refuse(name or "", row, items, expected)
 
-    def _living(self, lists: dict[int, list[Any]]) -> set[Any]:
-        """The items in some lists that the catalogue has."""
-        distinct = list(dict.fromkeys(chain.from_iterable(lists.values())))
-        return {item for item, alive in zip(distinct, self.snapshot.has_items(distinct), strict=True) if alive}
+    def _among(self, lists: Iterable[list[Any]], has: Callable[[list[Any]], Any]) -> set[Any]:
+        """The items in some lists for which the catalogue says yes, asked once for all."""
+        distinct = list(dict.fromkeys(chain.from_iterable(lists)))
+        return {item for item, yes in zip(distinct, has(distinct), strict=True) if yes} if distinct else set()
