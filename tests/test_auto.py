@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import itertools
 import random
+import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -18,7 +19,7 @@ import torch
 from families import PAD, build, prompts
 from test_drafting import DETAILS, assert_same, index_of
 
-from hf_gr import ConstraintIndex, enable
+from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, enable
 from hf_gr.core import auto
 from hf_gr.core.auto import LEAST_GAIN, ROOM, WIDER_BY, Costs, Search, choose_draft, costs_of
 from hf_gr.generation import drafts
@@ -178,9 +179,20 @@ def small() -> Any:
     return twin
 
 
-def ask(num_rows: int = 1, length: int = 8, **options: Any) -> Any:
+@cache
+def in_flax() -> Any:
+    """The same without the head."""
+    pytest.importorskip("flax")
+    with tempfile.TemporaryDirectory() as folder:
+        small().save_pretrained(folder)
+        return AutoModelForGenerativeRetrieval.from_pretrained(folder, backend="flax")
+
+
+def ask(num_rows: int = 1, length: int = 8, *, backend: str = "torch", **options: Any) -> Any:
     given = {"constraint_index": full(), "num_beams": 3, "num_return_sequences": 3, "pad_token_id": PAD}
-    return with_head().generate(**prompts(num_rows, length), **(given | DETAILS | options))
+    model, inputs = with_head() if backend == "torch" else in_flax(), prompts(num_rows, length)
+    inputs = inputs if backend == "torch" else {name: tensor.numpy() for name, tensor in inputs.items()}
+    return model.generate(**inputs, **(given | DETAILS | options))
 
 
 def known(monkeypatch: pytest.MonkeyPatch, forward: float, token: float) -> list[Any]:
@@ -208,12 +220,14 @@ def test_answers_are_the_same_whatever_serves(name: str, samples: bool, monkeypa
     assert (out.speculation.drafted_nodes > 0).all() == (name != "none")
 
 
+@pytest.mark.parametrize("backend", ["torch", "flax"])
 @pytest.mark.parametrize(("token", "expected"), [(1e-6, "trie"), (1e-1, "none")])
-def test_what_is_cheap_decides(token: float, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_cheap_decides(backend: str, token: float, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known(monkeypatch, 1e-2, token)
-    out = ask(drafting="auto", num_return_sequences=1)
-    assert out.speculation.chosen == expected
+    out, plain = (ask(drafting=drafting, backend=backend) for drafting in ("auto", None))
+    assert (out.speculation.chosen, plain.speculation.chosen) == (expected, None)
     assert out.speculation.target_forwards == (0 if expected == "trie" else 4)
+    assert out.sequences.tolist() == plain.sequences.tolist()
 
 
 def test_only_the_first_call_of_a_kind_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,6 +242,28 @@ def test_only_the_first_call_of_a_kind_is_timed(monkeypatch: pytest.MonkeyPatch)
     finally:
         forward.remove()
     assert counts == [True, False, False, True, False, True, False]
+
+
+def test_in_flax_too_and_calls_of_a_bucket_share_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("flax")
+    from hf_gr.flax.decode import decode_program
+
+    for number, kind in enumerate(({}, {"num_rows": 2}, {"num_beams": 4}), start=1):
+        assert ask(backend="flax", drafting="auto", **kind).speculation.chosen in ("none", "trie")
+        assert len(auto._KNOWN[in_flax()]) == number
+    monkeypatch.setattr(auto, "time", None)  # no clock is read again
+    programs = decode_program._cache_size()
+    for kind in ({"length": 9}, {"length": 30, "num_rows": 2}):
+        assert ask(backend="flax", drafting="auto", **kind).speculation.chosen in ("none", "trie")
+    assert decode_program._cache_size() == programs
+    with pytest.raises(AttributeError):
+        ask(num_rows=5, backend="flax", drafting="auto")
+
+
+@pytest.mark.parametrize("backend", ["torch", "flax"])
+def test_without_a_level_to_draft_there_is_nothing_to_choose(backend: str) -> None:
+    options = {"constraint_index": ConstraintIndex.from_sequences([[3], [4], [5]]), "drafting": "auto"}
+    assert ask(backend=backend, **options).speculation.chosen == "none"
 
 
 def test_threads_share_a_choice_and_get_equal_answers() -> None:
@@ -262,9 +298,12 @@ def test_what_there_is_to_choose_from(
     options: dict[str, Any], expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right, seen = drafts.fastest, []
-    monkeypatch.setattr(
-        of_torch, "fastest", lambda names, *rest, **how: seen.extend(names) or right(names, *rest, **how)
-    )
+
+    def choose(found: Any, *rest: Any, **how: Any) -> Any:
+        seen.extend(name or "none" for name in found)
+        return right(found, *rest, **how)
+
+    monkeypatch.setattr(of_torch, "fastest", choose)
     known(monkeypatch, 1e-2, 1e-6)
     ask(drafting="auto", **options | ({"assistant_model": small()} if "assistant_model" in options else {}))
     assert seen == expected
@@ -277,18 +316,13 @@ def test_what_there_is_to_choose_from(
         ({"num_draft_beams": 2}, "num_draft_beams=2, expected at least num_beams=3"),
         ({"num_draft_beams": 4, "constraint_index": index_of("sparse")}, "the draft head 5, expected the same"),
         ({"assistant_model": build("gpt2", config={"vocab_size": 7})}, "assistant_model has a vocabulary of 7 tokens"),
+        ({"backend": "flax", "verification": "catalogue"}, "verification='catalogue' with drafting='auto'"),
+        ({"backend": "flax", "num_draft_beams": 4}, "num_draft_beams=4 without a draft model"),
     ],
 )
 def test_what_is_given_for_a_draft_that_cannot_serve_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ask(drafting="auto", **options)
-
-
-def test_without_a_head_draft_beams_need_a_draft_model() -> None:
-    with pytest.raises(ValueError, match="num_draft_beams=4 without a draft model"):
-        enable(small()).generate(
-            **prompts(1, 8), constraint_index=full(), num_beams=3, drafting="auto", num_draft_beams=4
-        )
 
 
 @pytest.mark.parametrize("family", ["t5", "gpt2"])

@@ -19,14 +19,13 @@ pytest.importorskip("flax")
 
 from families import build
 from test_draft_head import new_head
-from transformers import BartConfig, GPT2Config, Qwen3Config
+from transformers import BartConfig, GPT2Config
 
-from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, ConstraintLogitsProcessor, enable
+from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, enable
 from hf_gr.generation.call import Prompt
 from hf_gr.generation.configuration import set_fields
 from hf_gr.generation.flax.call import Call
 from hf_gr.generation.flax.drafts import AssistantDraft
-from hf_gr.generation.flax.logits_process import FlaxConstraintLogitsProcessor
 
 SCORE_TOL = 1e-4
 ROWS = np.unique(np.random.default_rng(0).integers(3, 35, size=(600, 4)), axis=0)
@@ -105,29 +104,6 @@ def test_a_draft_head_is_verified(family: str, verification: str, tmp_path: Path
     same_counts(*check(models, is_lossless=verification == "strict", **options))
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"num_draft_beams": 2}, "num_draft_beams=2, expected at least num_beams=4"),
-        ({"drafting": "trie"}, "drafting='trie' with assistant_model"),
-        ({"drafting": "head"}, "drafting='head' with assistant_model"),
-        ({"verification": "catalogue"}, "verification='catalogue' with drafting=None, expected drafting='head'"),
-        ({"num_assistant_tokens": 0}, "num_assistant_tokens=0"),
-        (
-            {"verification": "relaxed", "num_return_sequences": 8},
-            "smaller or equal to `num_beams`",
-        ),
-        ({"assistant_model": 5}, "assistant_model is a int, expected a FlaxModel"),
-        ({"assistant_model": None, "drafting": "assistant"}, "drafting='assistant' without assistant_model"),
-    ],
-    ids=str,
-)
-def test_drafts_that_cannot_be_are_refused(kwargs: dict[str, Any], message: str, small: Any) -> None:
-    given = {"constraint_index": INDEX, "assistant_model": small, "num_beams": 4, **kwargs}
-    with pytest.raises(ValueError, match=message):
-        small.generate([[5, 6, 7]], **given)
-
-
 @pytest.mark.parametrize("family", ["gpt2", "bart"])
 def test_prompts_longer_than_the_positions_of_a_draft_model_are_refused(family: str) -> None:
     from hf_gr.flax.model import FlaxModel
@@ -148,34 +124,3 @@ def test_prompts_longer_than_the_positions_of_a_draft_model_are_refused(family: 
     AssistantDraft(model, config, made(9)).check(prompt, INDEX.snapshot, {}, {})
     with pytest.raises(ValueError, match="assistant_model has 8 positions, expected 9 for this prompt"):
         AssistantDraft(model, config, made(8)).check(prompt, INDEX.snapshot, {}, {})
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"constraint_indx": INDEX}, "constraint_index=None, expected a catalogue"),
-        ({"draft_model": 5, "constraint_index": INDEX}, "draft_model is given"),
-        ({"max_new_tokens": "3", "constraint_index": INDEX}, "max_new_tokens='3', expected a number"),
-        ({"separator": ";", "constraint_index": INDEX}, "separator is given, expected None in Flax: an answer is one"),
-        (
-            {"constraint_index": INDEX, "logits_processor": [ConstraintLogitsProcessor(INDEX)]},
-            "ConstraintLogitsProcessor.*pass constraint_index=",
-        ),
-        (
-            {"constraint_index": INDEX, "logits_processor": [FlaxConstraintLogitsProcessor(INDEX, 3)]},
-            "pass constraint_index= instead",
-        ),
-    ],
-    ids=range(6),
-)
-def test_slips_of_the_pen_are_named(kwargs: dict[str, Any], message: str, small: Any) -> None:
-    with pytest.raises(ValueError, match=message):
-        small.generate([[5, 6, 7]], **kwargs)
-
-
-@pytest.fixture(scope="module")
-def small() -> Any:
-    from hf_gr.flax.model import FlaxModel
-
-    sizes = dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 1)
-    return enable(FlaxModel(Qwen3Config(vocab_size=40, hidden_size=8, head_dim=8, eos_token_id=None, **sizes)))

@@ -213,10 +213,3 @@ def test_seeds_come_from_the_generator_or_the_device() -> None:
     assert torch.equal(state, torch.get_rng_state())
     torch.manual_seed(1)
     assert seeds() == seeds(generator=torch.Generator().manual_seed(1))
-
-
-def test_transformers_loop_takes_no_seed() -> None:
-    model, inputs = enable(build("qwen3", attn_implementation="eager")), prompts(2, 6)
-    options = {"constraint_index": INDEX, "do_sample": True, "use_cache": False}
-    with pytest.raises(ValueError, match="seed is given, expected None in transformers' loop: use torch.manual_seed"):
-        model.generate(**inputs, **options, seed=7)
