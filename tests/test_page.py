@@ -65,7 +65,7 @@ def still() -> Still:
 def test_titles_are_read_from_json_and_tables(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"B1": "Löwe"}', encoding="utf-8")
     (tmp_path / "a.tsv").write_text("title\titem_id\nA, b\t7\n", encoding="utf-8")
-    (tmp_path / "a.csv").write_text('item_id,title\n7,"A, b"\n', encoding="utf-8")
+    (tmp_path / "a.csv").write_text('item_id,title\n8\n9,\n7,"A, b"\n', encoding="utf-8-sig")  # two have no title
     assert read_titles(tmp_path / "a.json") == {"B1": "Löwe"}
     assert read_titles(tmp_path / "a.tsv") == read_titles(tmp_path / "a.csv") == {"7": "A, b"}
     assert find_titles(None, tmp_path) == {}

@@ -27,12 +27,10 @@ except ImportError:
     import httpx  # pyright: ignore[reportMissingImports]
 
 from hf_gr.serving import logs
-from hf_gr.serving.answers import Classification, Recommendation
 from hf_gr.serving.app import MOST_AT_ONCE, make_app
 from hf_gr.serving.catalogues import LiveCatalogue
-from hf_gr.serving.door import Limits
 from hf_gr.serving.errors import read_message
-from hf_gr.serving.schemas import ClassifyAnswer, RecommendAnswer
+from hf_gr.serving.middleware import Limits
 from hf_gr.serving.update_log import UpdateLog
 
 
@@ -106,12 +104,6 @@ def test_one_request_and_its_answer() -> None:
         ]  # fmt: skip
 
     run(test)
-
-
-def test_answers_have_the_documented_fields() -> None:
-    assert set(RecommendAnswer.model_fields) == {*Recommendation.__dataclass_fields__, "sequences"}
-    assert set(ClassifyAnswer.model_fields) == set(Classification.__dataclass_fields__)
-    RecommendAnswer.model_validate(Recommendation([1, "a"], None, 2))
 
 
 def test_sequences_on_request() -> None:

@@ -33,7 +33,7 @@ import json, sys
 from serving_fake import FakeEngine
 from hf_gr.serving import logs, run
 from hf_gr.serving.app import make_app
-from hf_gr.serving.door import Limits
+from hf_gr.serving.middleware import Limits
 
 class Told(FakeEngine):
     async def start(self):

@@ -171,7 +171,7 @@ def serve(
     Ctrl-C end it after the requests that are under way; SIGTERM after --drain-delay.
     """
     require("hf-gr serve", "serve", PACKAGES)
-    from hf_gr.serving.app import check_keys, is_loopback
+    from hf_gr.serving.keys import check_keys, is_loopback
     from hf_gr.serving.page import find_titles
     from hf_gr.serving.run import address_of, bind, run
 
@@ -287,7 +287,7 @@ def _make_app(engine: Any, *, max_body: int, log_level: str, **options: Any) -> 
     """What makes the application, as `hf_gr.serving.run.run` wants it."""
     from hf_gr.serving import logs
     from hf_gr.serving.app import make_app
-    from hf_gr.serving.door import Limits
+    from hf_gr.serving.middleware import Limits
 
     logs.configure(level=log_level)
     return lambda on_failure: make_app(engine, limits=Limits(max_body=max_body), on_failure=on_failure, **options)

@@ -1,16 +1,18 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a failed request is told: its status, its error, and when to come again. Knows no web framework."""
+"""What a failed request is told: its status, its error, and when to retry. Knows no web framework."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from dataclasses import dataclass
 from typing import Any
 
+import pydantic_core
+from pydantic import BaseModel, Field
+
 from .answers import BrokenAnswer, Closed, Overloaded, TooLate
-from .schemas import Error, InvalidBody
 
 # The errors of hf_gr: `num_beams=0, expected 1 or more: omit it`, `exclude has 2 ids, expected ...: ...`.
 _FORM = re.compile(
@@ -20,6 +22,27 @@ _FORM = re.compile(
 )
 CLIENT_GONE = 499  # nginx's number; nobody reads the answer
 RETRY_UNREADY = 1.0  # seconds
+LONGEST_VALUE = 200  # characters of a wrong value that an error repeats
+
+
+class Error(BaseModel):
+    """What went wrong, and what to do about it."""
+
+    message: str
+    argument: str | None = None
+    value: Any = None
+    expected: str | None = None
+    fix: str | None = None
+    retry_after: float | None = Field(default=None, description="Seconds, as in the header Retry-After.")
+    status: int | None = Field(
+        default=None, description="The status that the request would have had alone, in a list."
+    )
+
+
+class Errors(BaseModel):
+    """The body of every answer that is no success."""
+
+    error: Error
 
 
 class ClientGone(Exception):
@@ -27,46 +50,48 @@ class ClientGone(Exception):
 
 
 class Refused(Exception):
-    """A request that is refused before anything is computed."""
+    """A request that is answered with an error; what is unknown of any other exception becomes one, too."""
 
     def __init__(self, status: int, error: Error, **headers: str) -> None:
         super().__init__(error.message)
-        self.failure = Failure(status, error, headers)
+        self.status, self.error, self.headers = status, error, headers
+
+    @property
+    def body(self) -> bytes:
+        """The answer's body."""
+        return to_json(Errors(error=self.error).model_dump(exclude_none=True))
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A failed request's status, error and headers."""
+def wrong(argument: str, value: Any, expected: str, fix: str, *, status: int = 422) -> Refused:
+    """A refusal of one argument."""
+    text = value if isinstance(value, str) else json.dumps(value, default=repr)
+    shown = text[:LONGEST_VALUE] + "..." if len(text) > LONGEST_VALUE else value
+    message = f"{argument}={shown!r}, expected {expected}: {fix}"
+    return Refused(status, Error(message=message, argument=argument, value=shown, expected=expected, fix=fix))
 
-    status: int
-    error: Error
-    headers: dict[str, str]
 
-
-def describe(failure: BaseException) -> Failure:
+def describe(failure: BaseException) -> Refused:
     """What to tell of an exception; of one that is no answer of the engine's, only that it was."""
     match failure:
         case Refused():
-            return failure.failure
-        case InvalidBody():
-            return Failure(failure.status, failure.error, {})
+            return failure
         case Overloaded():
             return _later(failure, failure.retry_after)
         case Closed():
             return _later(failure, RETRY_UNREADY)
         case TooLate():
-            fix = "give a longer timeout_ms, fewer num_beams, or come again"
-            return Failure(504, Error(message=str(failure), argument="timeout_ms", fix=fix), {})
+            fix = "give a longer timeout_ms, fewer num_beams, or retry later"
+            return Refused(504, Error(message=str(failure), argument="timeout_ms", fix=fix))
         case ClientGone():
-            return Failure(CLIENT_GONE, Error(message="the client has gone"), {})
+            return Refused(CLIENT_GONE, Error(message="the client has gone"))
         case BrokenAnswer():
             fix = "the same request will fail again: tell those who run the server"
-            return Failure(500, Error(message=str(failure), fix=fix), {})
+            return Refused(500, Error(message=str(failure), fix=fix))
         case ValueError():
-            return Failure(422, read_message(str(failure)), {})
+            return Refused(422, read_message(str(failure)))
         case _:
             fix = "tell those who run the server: its log has the header x-request-id of this answer"
-            return Failure(500, Error(message="the server failed on this request", fix=fix), {})
+            return Refused(500, Error(message="the server failed on this request", fix=fix))
 
 
 def read_message(message: str) -> Error:
@@ -76,6 +101,11 @@ def read_message(message: str) -> Error:
     return Error(message=message, **named)
 
 
-def _later(failure: BaseException, seconds: float) -> Failure:
-    error = Error(message=str(failure), fix=f"come again in {seconds:.3g} seconds", retry_after=seconds)
-    return Failure(503, error, {"retry-after": str(max(1, math.ceil(seconds)))})
+def to_json(value: Any) -> bytes:
+    """A body; NumPy's numbers are numbers, and a NaN, which no answer has, would be null."""
+    return pydantic_core.to_json(value, fallback=lambda other: other.item() if hasattr(other, "item") else str(other))
+
+
+def _later(failure: BaseException, seconds: float) -> Refused:
+    error = Error(message=str(failure), fix=f"retry in {seconds:.3g} seconds", retry_after=seconds)
+    return Refused(503, error, **{"retry-after": str(max(1, math.ceil(seconds)))})

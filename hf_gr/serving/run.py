@@ -17,7 +17,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from .schemas import Error, Errors, to_json
+from .errors import Error, Refused
 
 KEEP_ALIVE = 65  # seconds; more than the 60 of common load balancers, which would otherwise meet a closing connection
 HEAD_TIMEOUT = 10.0  # seconds for a request's first lines
@@ -191,7 +191,7 @@ class PatientProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer to what is no HTTP, in JSON as all errors."""
-        body = to_json(Errors(error=Error(message=msg, fix="send HTTP/1.1")).model_dump(exclude_none=True))
+        body = Refused(400, Error(message=msg, fix="send HTTP/1.1")).body
         headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
         events = (
             h11.Response(status_code=400, headers=list(headers.items()), reason=b"Bad Request"),

@@ -1,25 +1,23 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The JSON of the server: what it takes, what it gives, and what it says of errors. Knows no engine.
+"""The JSON that the server takes. Knows no engine.
 
 A body is read by pydantic once, strictly: `"5"` is no integer, and an unknown key is an error, not a wish ignored.
 """
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, TypeVar
 
 import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 
-from .answers import Classification, Recommendation
+from .errors import to_json, wrong
 
 ItemId = StrictStr | StrictInt
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Milliseconds = Annotated[int, Field(ge=1, le=600_000)]
 
-LONGEST_VALUE = 200  # characters of a wrong value that an error repeats
 _EMPTY = {"too_short": "one item or more", "string_too_short": "one character or more"}  # by pydantic's names
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -52,7 +50,9 @@ class RecommendRequest(Taken):
         default=None, description="Of samples, where they are drawn."
     )
     timeout_ms: Milliseconds | None = Field(default=None, description="Answer within this time, or not at all.")
-    sequences: bool = Field(default=False, description="Also answer with every item's tokens.")
+    sequences: bool = Field(
+        default=False, description="Also answer with every item's tokens; null for one that has left the catalogue."
+    )
 
 
 class ClassifyRequest(Taken):
@@ -81,45 +81,12 @@ class CataloguePatch(Taken):
 
 
 class CataloguePut(Taken):
-    """A new catalogue in place of the old one; rules keep their item ids."""
+    """A new catalogue in place of the old one; rules keep those of their item ids that it has."""
 
     index: str = Field(min_length=1, description="A saved index: a folder of the server's, or a repository id.")
 
 
-class Given(BaseModel):
-    """What the server gives."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-
-class RecommendAnswer(Given):
-    """The answer to one request."""
-
-    items: list[ItemId] = Field(description="Ids, best first.")
-    scores: list[float] | None = Field(description="Of the items; null for the fallback list.")
-    catalogue_version: int = Field(description="Of the catalogue that the answer was made with.")
-    dropped: list[ItemId] = Field(default=[], description="Ids of the history that the catalogue does not have.")
-    num_cut: int = Field(default=0, description="Items, or tokens, cut from the left of the prompt to fit the model.")
-    is_fallback: bool = Field(default=False, description="The history was empty: these are the fallback list.")
-    seconds: dict[str, float] | None = Field(default=None, description="In all, in the queue, and in the model.")
-    batch_size: int = Field(default=0, description="Requests computed together.")
-    sequences: list[list[int] | None] | None = Field(
-        default=None,
-        description="Every item's tokens, if asked for; null for an item that left the catalogue meanwhile.",
-    )
-
-
-class ClassifyAnswer(Given):
-    """The labels of one text, the most probable first."""
-
-    labels: list[str]
-    probabilities: list[float]
-    catalogue_version: int
-    seconds: dict[str, float] | None = None
-    batch_size: int = 0
-
-
-class CatalogueState(Given):
+class CatalogueState(BaseModel):
     """The catalogue as it is."""
 
     version: int
@@ -128,47 +95,17 @@ class CatalogueState(Given):
     rules: dict[str, int] = Field(description="Items by name of a rule.")
 
 
-class Error(BaseModel):
-    """What went wrong, and what to do about it."""
-
-    message: str
-    argument: str | None = None
-    value: Any = None
-    expected: str | None = None
-    fix: str | None = None
-    retry_after: float | None = Field(default=None, description="Seconds, as in the header Retry-After.")
-    status: int | None = Field(
-        default=None, description="The status that the request would have had alone, in a list."
-    )
-
-
-class Errors(BaseModel):
-    """The body of every answer that is no success."""
-
-    error: Error
-
-
-class InvalidBody(ValueError):
-    """A body that is no request; `error` says why."""
-
-    def __init__(self, error: Error, status: int = 422) -> None:
-        super().__init__(error.message)
-        self.error = error
-        self.status = status
-
-
 def read_json(body: bytes) -> Any:
     """A body as Python objects.
 
     Raises:
-        InvalidBody: it is no JSON.
+        Refused: it is no JSON.
     """
     try:
         return pydantic_core.from_json(body, allow_inf_nan=False, cache_strings="none")
     except ValueError as error:
-        raise InvalidBody(
-            make_error("body", _start_of(body), f"JSON ({error})", "send a JSON object in UTF-8")
-        ) from None
+        start = body[:80].decode("utf-8", errors="replace")
+        raise wrong("body", start, f"JSON ({error})", "send a JSON object in UTF-8") from None
 
 
 def read_body(kind: type[Body], value: Any, *, at: str = "") -> Body:
@@ -180,10 +117,11 @@ def read_body(kind: type[Body], value: Any, *, at: str = "") -> Body:
         at: where in the body it was, for errors.
 
     Raises:
-        InvalidBody: it is none; the first error is told, by the argument's name.
+        Refused: it is none; the first error is told, by the argument's name.
     """
+    names = ", ".join(kind.model_fields)
     if not isinstance(value, dict):
-        raise InvalidBody(make_error(at or "body", value, "a JSON object", f"its keys are {_names(kind)}"))
+        raise wrong(at or "body", value, "a JSON object", f"its keys are {names}")
     try:
         return kind.model_validate(value)
     except ValidationError as failure:
@@ -194,55 +132,24 @@ def read_body(kind: type[Body], value: Any, *, at: str = "") -> Body:
     argument = at + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
     expected, fix = first["msg"].removeprefix("Input should be "), f"see {kind.__name__} at /docs"
     if first["type"] == "extra_forbidden":
-        expected, fix = "no such argument", f"omit it; there are {_names(kind)}"
-    elif first["type"] in _EMPTY:
-        expected = _EMPTY[first["type"]]
+        expected, fix = "no such argument", f"omit it; there are {names}"
     elif first["type"] == "missing":
         expected, fix = "a value", f"give {place[-1]}"
-    elif any(error["loc"][-1:] == ("str",) for error in errors) and any(e["loc"][-1:] == ("int",) for e in errors):
+    elif {"str", "int"} <= {error["loc"][-1] for error in errors}:
         expected = "an item id, a string or an integer"
-    value = None if first["type"] == "missing" else first["input"]
-    raise InvalidBody(make_error(argument.removeprefix("."), value, expected, fix)) from None
+    expected = _EMPTY.get(first["type"], expected)
+    shown = None if first["type"] == "missing" else first["input"]
+    raise wrong(argument.removeprefix("."), shown, expected, fix) from None
 
 
-def make_error(argument: str, value: Any, expected: str, fix: str) -> Error:
-    """An error of one argument."""
-    shown = value
-    text = value if isinstance(value, str) else json.dumps(value, default=repr)
-    if len(text) > LONGEST_VALUE:
-        shown = text[:LONGEST_VALUE] + "..."
-    return Error(
-        message=f"{argument}={shown!r}, expected {expected}: {fix}",
-        argument=argument,
-        value=shown,
-        expected=expected,
-        fix=fix,
-    )
-
-
-def to_recommend_answer(answer: Recommendation, sequences: list[list[int] | None] | None) -> dict[str, Any]:
-    """An answer as JSON's objects."""
-    made = _fields(answer)
-    return made if sequences is None else made | {"sequences": sequences}
-
-
-def to_classify_answer(answer: Classification) -> dict[str, Any]:
-    """An answer as JSON's objects."""
-    return _fields(answer)
-
-
-def to_json(value: Any) -> bytes:
-    """A body; NumPy's numbers are numbers, and a NaN, which no answer has, would be null."""
-    return pydantic_core.to_json(value, fallback=lambda other: other.item() if hasattr(other, "item") else str(other))
-
-
-def _fields(answer: Any) -> dict[str, Any]:
-    return {name: getattr(answer, name) for name in answer.__dataclass_fields__}
-
-
-def _names(kind: type[BaseModel]) -> str:
-    return ", ".join(kind.model_fields)
-
-
-def _start_of(body: bytes) -> str:
-    return body[:80].decode("utf-8", errors="replace")
+def documented(kind: type[BaseModel], *, most: int = 1) -> dict[str, Any]:
+    """The documentation of a body that an endpoint reads itself, after it has looked at the key."""
+    schema = kind.model_json_schema()
+    definitions = schema.pop("$defs", {})
+    text = to_json(schema).decode()
+    for name, definition in definitions.items():  # one level deep
+        text = text.replace(f'{{"$ref":"#/$defs/{name}"}}', to_json(definition).decode())
+    schema = read_json(text.encode())
+    if most > 1:
+        schema = {"oneOf": [schema, {"type": "array", "items": schema, "minItems": 1, "maxItems": most}]}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -34,18 +34,19 @@ def read_titles(path: Path) -> dict[str, str]:
     """Titles by item id.
 
     Args:
-        path: a JSON object `{"item id": "title"}`, or a `.csv` or `.tsv` with the columns `item_id` and `title`.
+        path: a JSON object `{"item id": "title"}`, or a `.csv` or `.tsv` with the columns `item_id` and `title`; items
+            of rows without a title are shown by id.
 
     Raises:
         ValueError: the file is neither.
         OSError: it cannot be read.
     """
     if path.suffix in (".csv", ".tsv"):
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
             if not {"item_id", "title"} <= set(rows.fieldnames or ()):
                 raise ValueError(f"{path} has the columns {rows.fieldnames}, expected item_id and title: rename them")
-            return {row["item_id"]: row["title"] for row in rows}
+            return {row["item_id"]: row["title"] for row in rows if row["item_id"] and row["title"]}
     try:
         titles = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

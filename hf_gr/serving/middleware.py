@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What every request over HTTP passes first: limits of size, time and number, an id, a line of the log.
+"""What every request over HTTP passes first: limits of size, time and number, an id, a line of the log; and errors.
 
 Knows no engine. In plain ASGI, so that a body too large is never read, whatever framework stands inside.
 """
@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
-from .errors import CLIENT_GONE, ClientGone, Failure, Refused, describe
+from .errors import CLIENT_GONE, ClientGone, Error, Refused, describe
 from .logs import log, request_id
-from .schemas import Error, Errors, to_json
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -37,14 +36,12 @@ class Limits:
         max_body: bytes of a request.
         max_update: bytes of a change of the catalogue.
         body_timeout: seconds until a body is there.
-        send_timeout: seconds until a client has taken a part of its answer.
-        max_open: requests under way at once; health and metrics are answered beyond it.
+        max_open: requests in flight at once; health and metrics are answered beyond it.
     """
 
     max_body: int = 2**20
     max_update: int = 2**26
     body_timeout: float = 10.0
-    send_timeout: float = 30.0
     max_open: int = 4096
 
     def __post_init__(self) -> None:
@@ -54,8 +51,8 @@ class Limits:
 
 
 @dataclass
-class Door:
-    """The ASGI application around another one.
+class Middleware:
+    """The ASGI application around another one, which answers what that raises.
 
     Attributes:
         app: the one inside.
@@ -79,30 +76,31 @@ class Door:
             return
         visit = Visit(scope, receive, send, self.limits, self.is_draining)
         is_quiet = visit.path in _QUIET
+        path = visit.path if visit.path in self.paths else "other"  # anything else may name a user
         known = request_id.set(visit.id)
         self.num_open += 1
         try:
             if self.num_open > self.limits.max_open and not is_quiet:
-                error = Error(
-                    message=f"{self.limits.max_open} requests are under way", fix="come again", retry_after=1
-                )
+                message = f"{self.limits.max_open} requests are in flight"
+                error = Error(message=message, fix="retry later", retry_after=1)
                 raise Refused(503, error, **{"retry-after": "1", "connection": "close"})
             visit.check_length()
             await self.app(scope, visit.receive, visit.send)
         except Exception as failure:
-            if not isinstance(failure, Refused | ClientGone):
+            told = describe(failure)
+            if told.status == 500:
                 log("failed", level=logging.ERROR, error=failure)
             if not visit.status:
-                await refuse(visit.send, describe(failure))
+                await refuse(visit.send, told)
         finally:
             self.num_open -= 1
             status = visit.status or CLIENT_GONE
-            self.on_response(visit.path if visit.path in self.paths else "other", status)
+            self.on_response(path, status)
             log(
                 "request",
                 level=logging.DEBUG if is_quiet else logging.INFO,
                 method=scope["method"],
-                path=visit.path if visit.path in self.paths else "other",  # anything else may name a user
+                path=path,
                 status=status,
                 ms=round(1000 * (time.perf_counter() - visit.start), 2),
             )
@@ -110,7 +108,7 @@ class Door:
 
 
 class Visit:
-    """One request on its way through the door."""
+    """One request on its way through the middleware."""
 
     def __init__(
         self,
@@ -147,16 +145,14 @@ class Visit:
             async with asyncio.timeout(left):
                 message = await self._receive()
         except TimeoutError:
-            seconds = self._limits.body_timeout
-            error = Error(message=f"the body was not there after {seconds:g} seconds", fix="send it faster")
-            raise Refused(408, error, connection="close") from None
-        if message["type"] == "http.request":
-            self._read += len(message.get("body", b""))
-            if self._read > self._most:
-                raise self._too_large()
-            self._has_body = not message.get("more_body", False)
-        else:
+            message = f"the body was not there after {self._limits.body_timeout:g} seconds"
+            raise Refused(408, Error(message=message, fix="send it faster"), connection="close") from None
+        if message["type"] != "http.request":
             raise ClientGone
+        self._read += len(message.get("body", b""))
+        if self._read > self._most:
+            raise self._too_large()
+        self._has_body = not message.get("more_body", False)
         return message
 
     async def send(self, message: Message) -> None:
@@ -167,24 +163,18 @@ class Visit:
             if self._is_draining() and (b"connection", b"close") not in headers:
                 headers.append((b"connection", b"close"))
             message["headers"] = headers
-        async with asyncio.timeout(self._limits.send_timeout):
-            await self._send(message)
+        await self._send(message)
 
     def _too_large(self) -> Refused:
-        expected = f"at most {self._most:,} bytes"
-        error = Error(
-            message=f"the body is too large, expected {expected}: divide it into several requests",
-            argument="body",
-            expected=expected,
-            fix="divide it into several requests",
-        )
+        expected, fix = f"at most {self._most:,} bytes", "divide it into several requests"
+        message = f"the body is too large, expected {expected}: {fix}"
+        error = Error(message=message, argument="body", expected=expected, fix=fix)
         return Refused(413, error, connection="close")
 
 
-async def refuse(send: Send, failure: Failure) -> None:
+async def refuse(send: Send, told: Refused) -> None:
     """Answer with an error."""
-    body = to_json(Errors(error=failure.error).model_dump(exclude_none=True))
-    headers = {"content-type": "application/json", "content-length": str(len(body))} | failure.headers
+    headers = {"content-type": "application/json", "content-length": str(len(told.body))} | told.headers
     start = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": failure.status, "headers": start})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.start", "status": told.status, "headers": start})
+    await send({"type": "http.response.body", "body": told.body})

@@ -1,0 +1,109 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Who may ask the server, and who may change its catalogue. Knows no engine."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from fastapi import Depends, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from .errors import Error, Refused
+
+_PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+_PORTS = {"http": 80, "https": 443}
+_FIX = "start the server with an admin key (hf-gr serve: $HF_GR_ADMIN_KEY)"
+
+
+def check_keys(**keys: str | None) -> None:
+    """Refuse keys that HTTP cannot carry, and empty ones: a secret that got lost must not open the server.
+
+    Raises:
+        ValueError: names the key, and not its value.
+    """
+    for name, key in keys.items():
+        if key is not None and not (key and key.isascii() and key.isprintable() and " " not in key):
+            raise ValueError(f"{name} is empty or not ASCII, expected a secret: openssl rand -hex 32 makes one")
+
+
+class Keys:
+    """Dependencies of endpoints: `to_ask` and `to_change`; none where anybody may."""
+
+    def __init__(self, api_key: str | None, admin_key: str | None, *, is_read_only: bool, is_public: bool) -> None:
+        self._api_key, self._admin_key = api_key, admin_key
+        self._is_read_only = is_read_only or (admin_key is None and api_key is not None)
+        self._bearer = HTTPBearer(auto_error=False, description="Authorization: Bearer KEY")
+        self.to_ask = [] if api_key is None else [self._make(self._check_ask)]
+        if admin_key is None and not self._is_read_only:
+            self.to_change = [] if is_public else [Depends(_check_way)]
+        else:
+            self.to_change = [self._make(self._check_change)]
+
+    def _make(self, check: Callable[[str | None], None]) -> Any:
+        given: Any = Depends(self._bearer)  # annotations of a local variable are not resolved
+
+        async def with_key(credentials: HTTPAuthorizationCredentials | None = given) -> None:
+            check(None if credentials is None else credentials.credentials)
+
+        return Depends(with_key)
+
+    def _check_ask(self, key: str | None) -> None:
+        if not (_is_same(key, self._api_key) or _is_same(key, self._admin_key)):
+            raise _wrong_key(key, "the server's key")
+
+    def _check_change(self, key: str | None) -> None:
+        if self._is_read_only:
+            raise Refused(403, Error(message="this server lets nobody change the catalogue", fix=_FIX))
+        if _is_same(key, self._api_key) and not _is_same(key, self._admin_key):
+            message = "this key is for questions, expected the one for changes of the catalogue"
+            raise Refused(403, Error(message=message, argument="Authorization", fix="send the admin key"))
+        if not _is_same(key, self._admin_key):
+            raise _wrong_key(key, "the key for changes of the catalogue")
+
+
+async def _check_way(request: Request) -> None:
+    """Refuse a change without a key from afar: through a proxy, or from another site's page in a browser here."""
+    headers = request.headers
+    found = next((name for name in _PROXY_HEADERS if name in headers), None)
+    if found is None and "origin" in headers and not _is_own(headers["origin"], request):
+        found = "origin"
+    if found is not None:
+        message = f"without an admin key nobody may change the catalogue through a proxy or from another site: {found}"
+        raise Refused(403, Error(message=message, argument=found, fix=f"{_FIX}, and send it"))
+
+
+def _is_own(origin: str, request: Request) -> bool:
+    """Whether a page is this server's: of its host and port, and not of a name that was turned to this machine."""
+    try:
+        page = urlsplit(origin)
+        asked = urlsplit(f"{page.scheme}://{request.headers.get('host', '')}")
+        default = _PORTS.get(page.scheme)
+        is_same = (page.hostname, page.port or default) == (asked.hostname, asked.port or default)
+    except ValueError:
+        return False
+    here = (request.scope.get("server") or ("",))[0]
+    return is_same and page.hostname is not None and (is_loopback(page.hostname) or not is_loopback(here))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether no other machine reaches a server at this address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _is_same(given: str | None, key: str | None) -> bool:
+    """Compare in a time that tells nothing of the key."""
+    return given is not None and key is not None and hmac.compare_digest(given.encode(), key.encode())
+
+
+def _wrong_key(given: str | None, expected: str) -> Refused:
+    message = f"{'no key' if given is None else 'a wrong key'}, expected {expected}"
+    error = Error(message=message, argument="Authorization", expected=expected, fix="send Authorization: Bearer KEY")
+    return Refused(401, error, **{"www-authenticate": "Bearer"})
