@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from .generation.configuration import GRGenerationConfig
     from .generation.torch.logits_process import ConstraintLogitsProcessor
     from .generation.torch.mixin import GRGenerationMixin
-    from .offline.evaluation import evaluate
-    from .offline.run import recommend
+    from .offline.evaluate import evaluate
+    from .offline.recommend import recommend
     from .serving.engine import Engine
     from .torch.draft_head import DraftHead
 
@@ -48,8 +48,8 @@ _HOMES = {
     "SemanticIds": "catalogue",
     "classify": "classification.classify",
     "enable": "generation.auto",
-    "evaluate": "offline.evaluation",
-    "recommend": "offline.run",
+    "evaluate": "offline.evaluate",
+    "recommend": "offline.recommend",
 }
 
 __all__ = [

@@ -43,8 +43,7 @@ def load_index(index: Any, model: Any) -> ConstraintIndex:
         named = "."
     if named is None:
         raise ValueError(
-            "constraint_index=None and the checkpoint names none, expected a catalogue: "
-            "pass constraint_index= (--index)"
+            "constraint_index=None and the checkpoint names none, expected a catalogue: pass constraint_index="
         )
     return copy.copy(resolve_index(model, named))
 
@@ -70,7 +69,7 @@ def load_tokenizer(tokenizer: Any, model: Any, *, revision: str | None = None) -
         # Without files transformers fails, or creates one without a vocabulary.
         if made is None or len(made) <= len(made.all_special_ids):
             raise ValueError(
-                f"{name!r} has no tokenizer, expected one for a column of texts: pass tokenizer= (--tokenizer)"
+                f"{name!r} has no tokenizer, expected one for a column of texts: pass tokenizer="
             ) from failure
         return made
     return tokenizer

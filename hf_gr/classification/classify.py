@@ -76,7 +76,7 @@ def classify(
     Args:
         model: a language model of transformers, decoder-only or encoder-decoder, or a `hf_gr.flax.model.FlaxModel`; it
             need not be enabled. It is used in evaluation mode. One that cannot score the nodes of a tree (Mamba, RWKV,
-            BLOOM; see `hf-gr env --model`) is refused. In Flax all labels are scored where PyTorch bounds the error,
+            BLOOM) is refused. In Flax all labels are scored where PyTorch bounds the error,
             and an answer is one label.
         tokenizer: the model's, with which the index was built.
         texts: what to classify.

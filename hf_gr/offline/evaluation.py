@@ -25,7 +25,6 @@ from hf_gr.catalogue.doubts import doubts_of
 from .baselines import ITEM_TO_ITEM, POPULARITY
 from .job import Job, make_job
 from .measures import Tally, baseline_lists, count_rows, learn, time_users
-from .options import EVALUATE, takes_options
 from .prompts import PromptMaker
 from .results import BeamResult, Evaluation, Result
 from .run import run_job
@@ -65,32 +64,8 @@ class Run:
     measured: dict[str, Any]
 
 
-@takes_options(Settings, EVALUATE)
-def evaluate(model: Any, users: Any, **options: Any) -> Evaluation:
-    """Measure recommendations against what users chose next, and compare them: models, catalogues, beams, baselines.
-
-    The default is leave-one-out: the last item of every history is the target, the others are the prompt; `tokens` and
-    `text` need `target`. The target is never excluded. Skipped rows (`on_error="skip"`) count nowhere: what one model
-    cannot answer counts for none, so that all are compared over the same users.
-
-    Args:
-        model: as in `recommend`, or a dictionary of several, by name: `{"old": "me/old", "new": "me/new"}`. They are
-            loaded one after the other.
-        users: a table of users in files or in memory, as in `recommend`.
-        options: further arguments of `generate`.
-
-    Returns:
-        The metrics, in every process.
-
-    Raises:
-        ValueError, OSError, RuntimeError: as `recommend`; or arguments contradict each other.
-
-    Example:
-        >>> import hf_gr  # doctest: +SKIP
-        >>> found = hf_gr.evaluate("me/old", "users.parquet", history="items")  # doctest: +SKIP
-        >>> found.plot("recall.png")  # doctest: +SKIP
-    """
-    given = Settings.read(EVALUATE, options, users=users)
+def run_evaluation(model: Any, users: Any, given: Settings) -> Evaluation:
+    """What `evaluate` does, after its arguments are read."""
     cutoffs, beams = cutoffs_and_beams(given)
     if given.target is None and given.history is None:
         raise ValueError("target=None without history=, expected the column of what came next: pass target=")

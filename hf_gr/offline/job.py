@@ -25,11 +25,9 @@ from hf_gr.tables.cells import shorten
 from hf_gr.tables.files import pa
 from hf_gr.tables.table import Rows
 
-from .early import read_users
-from .options import deciding_rows
 from .parts import IS_FALLBACK, NUM_DROPPED
 from .prompts import PromptMaker
-from .settings import Settings
+from .settings import DECIDING_ROWS, Settings
 from .users import Users
 from .warnings import counts_of, warning_of_repeated
 
@@ -111,7 +109,7 @@ class Job:
         """All that decides the rows, except what may change when an interrupted run is resumed."""
         decoder = self.decoder
         columns = asdict(self.settings.columns)
-        settings = {name: getattr(self.settings, name) for name in deciding_rows(Settings) if name not in columns}
+        settings = {name: getattr(self.settings, name) for name in DECIDING_ROWS}
         settings |= {"columns": columns, "num_beams": decoder.num_beams, "options": {}}  # these are below
         tokenizer = self.maker.tokenizer if self.settings.columns.text is not None else None
         config = decoder.model.generation_config
@@ -139,7 +137,7 @@ def make_job(model: Any, users: Any, settings: Settings, processes: Any) -> tupl
     index, tokenizer = settings.constraint_index, settings.tokenizer
     if isinstance(index, (str, Path)) and str(index) != ".":
         index = ConstraintIndex.from_pretrained(index)  # before the model: errors in the users show at once
-    table = read_users(users, settings, index) if isinstance(index, ConstraintIndex) else None
+    table = _read_users(users, settings, index) if isinstance(index, ConstraintIndex) else None
     if settings.columns.text is not None:
         tokenizer = load_tokenizer(tokenizer, model, revision=settings.revision)
     model = backend.load_model(
@@ -152,7 +150,7 @@ def make_job(model: Any, users: Any, settings: Settings, processes: Any) -> tupl
     )
     index = load_index(index, model)  # a copy: the caller's keeps what is removed
     removed, missing = remove_listed(settings.remove_items or (), index)
-    table = table or read_users(users, settings, index)
+    table = table or _read_users(users, settings, index)
     if processes.count > 1 and table.files is None:
         every = processes.gather(table.fingerprint())
         if any(one != every[0] for one in every):
@@ -200,6 +198,13 @@ def make_job(model: Any, users: Any, settings: Settings, processes: Any) -> tupl
         *_doubt("fallback", missing_from(settings.fallback, index), len(settings.fallback or ())),
     )
     return Job(settings, maker, decoder, _schema(settings, table), doubts), table
+
+
+def _read_users(users: Any, settings: Settings, index: ConstraintIndex) -> Users:
+    """The table of users, whose ids are of the catalogue's kind; also checks the fallback."""
+    living_fallback(settings.fallback, index)
+    are_strings, how = index.snapshot.are_strings, settings.format
+    return Users(users, settings.columns, are_strings=are_strings, format=how, delimiter=settings.delimiter)
 
 
 def _doubt(name: str, missing: Sequence[Any], number: int) -> Iterator[str]:

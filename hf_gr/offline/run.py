@@ -26,7 +26,6 @@ from hf_gr.tables.files import pa
 from hf_gr.tables.memory import give_back, is_in_memory
 
 from .job import Job, make_job
-from .options import RECOMMEND, takes_options
 from .parts import Parts, Totals, check_output
 from .settings import Settings
 from .users import Users
@@ -58,54 +57,15 @@ class Recommended:
     already_finished: bool = False
 
 
-@takes_options(Settings, RECOMMEND)
-def recommend(model: Any, users: Any, output: str | PathLike[str] | None = None, **options: Any) -> Any:
-    """Recommend items to every user of a table, in the order of the table.
-
-    A table in memory gives a table of the same kind. With `output`, rows are written to a Parquet file instead: after
-    an interruption or a kill, the same call continues where it stopped. Finished windows are in `OUTPUT.parts` until
-    all are finished; a process holds one window at a time.
-
-    Runs on one device, or under `accelerate launch` on many (on CPUs `torch.distributed.run`, since `accelerate launch
-    --cpu` starts one process): call it in every process, with the same users. Each process loads the model and the
-    catalogue and answers every N-th window of users; the first one merges the results. All must see the same folders.
-
-    Args:
-        model: a loaded model, or the folder or repository of one.
-        users: a pandas or Polars data frame, an Arrow table, a `datasets.Dataset`, or a list of histories, each a list
-            of item ids. With `output` also a file, several in order, or a folder of them: Parquet, CSV or JSON lines.
-            In CSV, lists are texts such as `5 7` or `[5, 7]`. JSON lines have all keys in the first line.
-        output: a `.parquet` file.
-        options: further arguments of `generate`: `drafting="trie"`, `length_penalty`, ... Sampling is refused, since
-            rows would not be reproducible.
-
-    Returns:
-        Without `output`, a table of the kind of `users` (a data frame of pandas with the same index), in every
-        process; with it, what became of the run. The columns, here and in the file, are the one of `user` (or `row`,
-        from 0), `items` (ids, best first), `scores` (as `sequences_scores`), with `fallback` also `is_fallback`, with
-        `unknown_items="drop"` also `num_dropped`, and with `on_error="skip"` also `error`.
-        There are at most `top_k` items, fewer if fewer are allowed. Items of one sequence have one score. A list of
-        histories gives a list of lists of items.
-
-    Raises:
-        ValueError: before any work, for invalid arguments or columns; later for a row that cannot be answered (with
-            its number, from 0 through all files) or a damaged file. What is finished is kept.
-        OSError: the disk is full; what is finished is kept.
-        RuntimeError: another process died or failed.
-
-    Example:
-        >>> import hf_gr  # doctest: +SKIP
-        >>> hf_gr.recommend("me/recommender", [["B01", "B02"], ["B07"]], exclude="history")  # doctest: +SKIP
-        >>> hf_gr.recommend("me/recommender", frame, user="user", history="items")  # doctest: +SKIP
-        >>> hf_gr.recommend("me/recommender", "users.parquet", "recs.parquet", history="items")  # doctest: +SKIP
-    """
+def run_table(model: Any, users: Any, output: str | PathLike[str] | None, settings: Settings) -> Any:
+    """What `recommend` does, after its arguments are read."""
     if output is None and not is_in_memory(users):
         one_history = "" if isinstance(users, (str, PathLike)) else "; one user's history is a list in a list"
         raise ValueError(
             f"output=None with users={shorten(users)} in files, expected a .parquet file to write: pass output="
             f"{one_history}"
         )
-    settings = Settings.read(RECOMMEND, options, users=users).checked()
+    settings = settings.checked()
     if output is not None:
         check_output(Path(output), users)
     elif settings.overwrite:

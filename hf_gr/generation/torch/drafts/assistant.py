@@ -33,8 +33,8 @@ class AssistantDraft(TrieDraft):
             )
         if not takes_tree(base_model(assistant)):
             raise ValueError(
-                f"assistant_model is a {type(assistant).__name__}, which cannot score the nodes of a tree "
-                "(`hf-gr env --model`), expected another: omit it"
+                f"assistant_model is a {type(assistant).__name__}, which cannot score the nodes of a tree, "
+                "expected another: omit it"
             )
         if config.guidance_scale not in (None, 1.0):
             raise ValueError(

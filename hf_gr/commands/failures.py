@@ -1,0 +1,106 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How commands end: exit codes, errors on one line, and what is logged meanwhile.
+
+Codes of all commands. 0: all is done. 1: stopped by the disk, the connection, another process or the memory: what is finished is kept, and
+the same command may succeed. 2: refused: an option, a file or a row has to be changed first; a catalogue is damaged.
+3: finished, with skipped rows. 130: interrupted. Of several processes only the first has code 3: launchers (torch's,
+and so Accelerate's) take any code but 0 for a failure, end the other processes, and exit with code 1 themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from hf_gr.files.text import printable
+
+STOPPED, REFUSED, SKIPPED, INTERRUPTED = 1, 2, 3, 130
+OF_PROCESSES = ("another process", "the first process", "process ")  # how errors of other processes begin
+
+
+@contextmanager
+def errors_on_one_line(command: str, *, as_json: bool = False) -> Iterator[None]:
+    """End the program with one line for errors that a user can fix; others keep their traceback to report.
+
+    Meanwhile, the log of progress goes to stderr.
+
+    Args:
+        command: its name.
+        as_json: also print them to stdout as JSON.
+    """
+    try:
+        with _log_on_stderr():
+            yield
+    except KeyboardInterrupt as error:
+        message = "interrupted; what is finished is kept: repeat the command"
+        raise fail(command, message, code=INTERRUPTED, as_json=as_json) from error
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            reason = " ".join(str(error).split())[:200]
+            message = (
+                f"the device has no memory for a batch ({reason}): what is finished is kept; repeat the command with "
+                "a smaller token_budget or batch_size"
+            )
+            raise fail(command, message, code=STOPPED, as_json=as_json) from error
+        if type(error) is RuntimeError and not str(error).startswith(OF_PROCESSES):
+            raise
+        code = REFUSED if isinstance(error, (ValueError, ImportError)) else STOPPED
+        raise fail(command, str(error), code=code, as_json=as_json) from error
+
+
+def fail(command: str, message: str, *, code: int, as_json: bool = False) -> typer.Exit:
+    """Print an error on one line of stderr, and return what ends the program.
+
+    With `as_json` stdout gets `{"error": ...}`, too, of several processes by the first one.
+    """
+    message = " ".join(message.split())  # the Hub, transformers and pyarrow write several lines
+    if as_json and is_main():
+        typer.echo(json.dumps({"error": message}))
+    typer.echo(printable(f"hf-gr {command}: {message}"), err=True)
+    return typer.Exit(code)
+
+
+def is_main() -> bool:
+    """Whether this is the only process, or the first of several."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def quiet_libraries() -> None:
+    """Silence transformers' progress bars, and messages from all processes but the first."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    if not is_main():
+        logging.set_verbosity_error()
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a device has no memory left; never, before PyTorch or JAX is imported."""
+    torch, jax = (sys.modules.get(name) for name in ("torch", "jax"))
+    if torch is not None and isinstance(error, torch.OutOfMemoryError):
+        return True
+    return jax is not None and isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+
+
+@contextmanager
+def _log_on_stderr() -> Iterator[None]:
+    """Log progress (without a terminal there is no bar) and warnings of `recommend` as lines on stderr."""
+    logger, handler = logging.getLogger("hf_gr.progress"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%Y-%m-%d %H:%M:%S"))
+    level, loggers = logger.level, (logger, logging.getLogger("hf_gr.recommend"))
+    for one in loggers:
+        one.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        for one in loggers:
+            one.removeHandler(handler)
+        logger.setLevel(level)

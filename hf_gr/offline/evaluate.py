@@ -1,0 +1,112 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`evaluate`: its arguments. Imports nothing slow, as `recommend`; `evaluation` does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from .settings import CUTOFFS, NUM_RESAMPLES, SAMPLED_USERS, TOKEN_BUDGET, WINDOW_ROWS, Settings
+
+if TYPE_CHECKING:
+    from hf_gr.catalogue import ConstraintIndex
+
+    from .results import Evaluation
+
+
+def evaluate(  # noqa: D417 # the other arguments are those of `recommend`
+    model: Any,
+    users: Any,
+    *,
+    constraint_index: ConstraintIndex | str | Path | Mapping[str, ConstraintIndex | str | Path] | None = None,
+    history: str | None = None,
+    tokens: str | None = None,
+    text: str | None = None,
+    user: str | None = None,
+    target: str | None = None,
+    exclude: str | None = None,
+    filter: str | None = None,
+    group: str | None = None,
+    is_new: str | None = None,
+    new_items: Iterable[Any] | None = None,
+    cutoffs: Sequence[int] = CUTOFFS,
+    unknown_items: Literal["refuse", "drop"] = "refuse",
+    fallback: Sequence[Any] | None = None,
+    num_beams: int | Sequence[int] | None = None,
+    baselines: bool = True,
+    omit_history: bool | None = None,
+    num_resamples: int = NUM_RESAMPLES,
+    bootstrap_seed: int = 0,
+    sampled_users: int = SAMPLED_USERS,
+    assistant_model: Any = None,
+    max_prompt_tokens: int | None = None,
+    prefix_tokens: Sequence[int] = (),
+    suffix_tokens: Sequence[int] = (),
+    backend: Literal["auto", "torch", "flax"] = "auto",
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | Any = "auto",
+    revision: str | None = None,
+    device: Any = None,
+    device_map: Any = None,
+    mesh: Sequence[int] | Any = None,
+    tokenizer: Any = None,
+    token_budget: int = TOKEN_BUDGET,
+    window_rows: int = WINDOW_ROWS,
+    on_error: Literal["stop", "skip"] = "stop",
+    format: Literal["parquet", "csv", "jsonl"] | None = None,
+    delimiter: str | None = None,
+    work_dir: str | Path | None = None,
+    progress: bool = True,
+    **options: Any,
+) -> Evaluation:
+    """Measure recommendations against what users chose next, and compare them: models, catalogues, beams, baselines.
+
+    The default is leave-one-out: the last item of every history is the target, the others are the prompt; `tokens` and
+    `text` need `target`. The target is never excluded. Skipped rows (`on_error="skip"`) count nowhere: what one model
+    cannot answer counts for none, so that all are compared over the same users. Arguments that are not listed here are
+    those of `recommend`.
+
+    Args:
+        model: as in `recommend`, or a dictionary of several, by name: `{"old": "me/old", "new": "me/new"}`. They are
+            loaded one after the other.
+        users: a table of users in files or in memory, as in `recommend`.
+        constraint_index: the catalogue, or its name; by default the one that the checkpoint names, or has in its
+            folder. A dictionary, by name, has one for each model, or several for a single model.
+        user: column of user ids, of any type, if users have several rows: intervals then resample users, each with all
+            rows. By default every row is a user.
+        target: column of the item that came next, or of lists of them; by default the last item of the history. A
+            target that the catalogue does not have is a miss.
+        group: column of the users' groups, each of which gets its own metrics.
+        is_new: column of true and false (or 1 and 0): whether the target is new, instead of `new_items`.
+        new_items: ids of new items; users whose first target is one of them get their own metrics.
+        cutoffs: the K of Recall@K and NDCG@K; the largest is the number of items per user.
+        num_beams: one number or several, each evaluated; by default the checkpoint's own, else 20.
+        baselines: also evaluate two recommenders without a model, for the same users: the most popular items, and the
+            items that go with those of the history. They learn from the histories before the targets, and need
+            `history`.
+        omit_history: whether lists of the baselines omit what the user has had, whatever `exclude` says; by default if
+            histories hardly repeat an item (under 5%), which a model learns. The result says whether they did.
+        num_resamples: resamples of the users, from which the intervals of metrics and differences are made; 0 for
+            none.
+        bootstrap_seed: of the resamples.
+        sampled_users: users whose latency is measured, one at a time, and whose beams without the catalogue are looked
+            up; 0 for neither.
+        work_dir: a folder for intermediate rows, which all processes see; by default one of the system's.
+        options: further arguments of `generate`.
+
+    Returns:
+        The metrics, in every process.
+
+    Raises:
+        ValueError, OSError, RuntimeError: as `recommend`; or arguments contradict each other.
+
+    Example:
+        >>> import hf_gr  # doctest: +SKIP
+        >>> found = hf_gr.evaluate("me/old", "users.parquet", history="items")  # doctest: +SKIP
+        >>> found.plot("recall.png")  # doctest: +SKIP
+    """
+    settings = Settings.of(locals())
+    from .evaluation import run_evaluation
+
+    return run_evaluation(model, users, settings)
