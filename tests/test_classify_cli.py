@@ -88,14 +88,14 @@ def test_answers_of_several_labels_are_lists(folder: Path) -> None:
         (["--text", "body"], "no column 'body', expected one of 'id', 'text', 'label': name it with"),
         (["--text", "id"], "column 'id' has type int64, expected texts"),
         (["--target", "right"], "no column 'right'"),
-        (["--top-k", "0"], "--top-k 0, expected 1 or more"),
-        (["--separator", ";"], "--separator ';' and no --max-labels, expected both"),
-        (["--tolerance", "3"], "--tolerance 3.0, expected a relative error"),
+        (["--top-k", "0"], "top_k=0, expected 1 or more"),
+        (["--separator", ";"], "separator=';' and max_labels=None, expected both"),
+        (["--tolerance", "3"], "tolerance=3.0, expected a relative error"),
         (["--output", "nowhere/at/all.parquet"], "is no folder to write to"),
-        (["--output", "out.csv"], "--output out.csv, expected a name that ends in .parquet"),
-        (["--id", "labels"], "--id labels is also a column of the output"),
-        (["--target", "label", "--separator", ";", "--max-labels", "2"], "--target and --separator are given"),
-        (["--device", "moon"], "--device moon, expected one of this machine's"),
+        (["--output", "out.csv"], "output='out.csv', expected a name that ends in .parquet"),
+        (["--id", "labels"], "id='labels' is also a column of the output"),
+        (["--target", "label", "--separator", ";", "--max-labels", "2"], "target= and separator= are given"),
+        (["--device", "moon"], "device='moon', expected one of this machine's"),
         (["--input", "nothing.parquet"], "nothing.parquet"),
     ],
 )
@@ -151,4 +151,4 @@ def test_a_model_in_flax_writes_the_same_table(folder: Path) -> None:
         assert ours["labels"] == theirs["labels"]
         assert ours["probabilities"] == pytest.approx(theirs["probabilities"], rel=1e-4)
     shown = run(folder, "--backend", "flax", "--device", "cpu", code=2)
-    assert "--device cpu with --backend flax, expected none: pass --mesh" in shown
+    assert "device='cpu' with backend='flax', expected none: pass mesh=" in shown

@@ -221,14 +221,14 @@ def test_help_says_what_it_does_and_where_it_writes():
 def test_bad_options_are_refused(options):
     result = CliRunner().invoke(cli.build_app(), ["demo", *options])
     assert result.exit_code == 2
-    assert options[0] in result.output
+    assert options[0].lstrip("-") in result.output
 
 
 def test_output_dir_that_is_a_file_is_refused(tmp_path):
     file = tmp_path / "file"
     file.write_text("")
     result = CliRunner().invoke(cli.build_app(), ["demo", "--output-dir", str(file)])
-    assert result.exit_code == 2
+    assert result.exit_code == 1
 
 
 def test_folder_that_cannot_be_written_is_refused_before_the_training(tmp_path, monkeypatch):

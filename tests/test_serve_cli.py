@@ -265,10 +265,10 @@ def test_unknown_items_and_empty_histories_may_be_refused(checkpoint: Path) -> N
 # What keeps it from starting
 
 
-def fail(*arguments: Any, **environment: str) -> str:
+def fail(*arguments: Any, code: int = 2, **environment: str) -> str:
     """What is printed of an error that a user can mend: one line on stderr."""
     result = CliRunner().invoke(cli.build_app(), ["serve", *map(str, arguments)], env=environment)
-    assert (result.exit_code, result.stdout) == (1, ""), result.output
+    assert (result.exit_code, result.stdout) == (code, ""), result.output
     assert result.stderr.startswith("hf-gr serve: ")
     assert result.stderr.count("\n") == 1
     return result.stderr
@@ -280,21 +280,12 @@ def test_no_recommender_of_the_demo(tmp_path: Path) -> None:
     assert "run hf-gr demo first" in told
 
 
-def test_no_such_model(tmp_path: Path) -> None:
-    assert "expected one of them: check the path" in fail(tmp_path / "nothing", "--port", 0)
-
-
-def test_a_port_in_use(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_in_use(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve_module, "_make_engine", lambda *_, **__: pytest.fail("it loads before it looks"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"--port {port} cannot be used (Address already in use)" in fail(checkpoint, "--port", port)
-    assert "--host 192.0.2.1" in fail(checkpoint, "--host", "192.0.2.1", "--port", 0)
-
-
-def test_an_index_whose_tokens_the_model_lacks(checkpoint: Path, tmp_path: Path) -> None:
-    ConstraintIndex.from_sequences([[5, 7], [5, 1000]]).save_pretrained(tmp_path)
-    assert "token 1000, expected less than the vocabulary" in fail(checkpoint, "--index", tmp_path, "--port", 0)
+        assert f"port={port} cannot be used (Address already in use)" in fail(checkpoint, "--port", port, code=1)
+    assert "host='192.0.2.1'" in fail(checkpoint, "--host", "192.0.2.1", "--port", 0, code=1)
 
 
 @pytest.mark.parametrize(
@@ -303,13 +294,18 @@ def test_an_index_whose_tokens_the_model_lacks(checkpoint: Path, tmp_path: Path)
         (["--rules"], '{"few": ["nothing"]}', "'nothing'"),
         (["--rules"], '{"few": "B01"}', 'expected {"europe"'),
         (["--rules"], "{", "is no JSON"),
-        (["--fallback"], '{"a": ["B01"]}', 'expected ["B01"'),
+        (["--fallback"], '{"a": ["B01"]}', 'expected a list such as ["B01"'),
         (["--option", "no_value", "--rules"], "{}", "NAME=VALUE"),
-        (["--num-beams", "600", "--rules"], "{}", "--num-beams 600, --num-results 10, expected 2 to --max-beams 512"),
+        (["--option", "max_batch=3", "--rules"], "{}", "that has no flag of its own"),
+        (["--num-beams", "600", "--rules"], "{}", "num_beams=600, num_results=10, expected 2 to max_beams=512"),
         (["--api-key", "", "--rules"], "{}", "api_key is empty"),
         (["--prompt", "Which category?", "--rules"], "{}", "expected a text with {text} in it"),
-        (["--suffix-tokens", "5;6", "--rules"], "{}", "--suffix-tokens '5;6', expected integers such as 5,10"),
+        (["--suffix-tokens", "5;6", "--rules"], "{}", "suffix_tokens='5;6', expected integers such as 5,10"),
         (["--titles"], "[]", "expected a JSON object of titles"),
+        (["--port", "70000", "--rules"], "{}", "port=70000, expected 0 to 65535"),
+        (["--max-body", "-1", "--rules"], "{}", "max_body=-1, expected 0 or more"),
+        (["--lanes", "0", "--rules"], "{}", "lanes=0, expected an integer, 1 or more"),
+        (["--index"], "", "is a file, expected a folder"),
     ],
 )
 def test_wrong_options(checkpoint: Path, tmp_path: Path, options: list[str], text: str, told: str) -> None:
@@ -317,7 +313,11 @@ def test_wrong_options(checkpoint: Path, tmp_path: Path, options: list[str], tex
     assert told in fail(checkpoint, "--port", 0, *options, tmp_path / "file.json")
 
 
-def test_a_key_that_got_lost(checkpoint: Path) -> None:
+def test_wrong_models_catalogues_and_keys(checkpoint: Path, tmp_path: Path) -> None:
+    ConstraintIndex.from_sequences([[5, 7], [5, 1000]]).save_pretrained(tmp_path / "large")
+    told = fail(checkpoint, "--index", tmp_path / "large", "--port", 0)
+    assert "token 1000, expected less than the vocabulary" in told
+    assert "expected one of them: check the path" in fail(tmp_path / "nothing", "--port", 0)
     assert "api_key is empty" in fail(checkpoint, "--port", 0, HF_GR_API_KEY="")
     assert "admin_key is empty" in fail(checkpoint, "--port", 0, HF_GR_ADMIN_KEY="")
 
@@ -359,14 +359,14 @@ def test_what_surrounds_a_prompt(checkpoint: Path, monkeypatch: pytest.MonkeyPat
     engines: list[Engine] = []
     monkeypatch.setattr(serve_module, "_make_app", lambda engine, **_: engines.append(engine))
     monkeypatch.setattr("hf_gr.serving.run.run", lambda *_, **__: None)
-    options = ["--prefix-tokens", "1,2", "--suffix-tokens", "3", "--prompt", "Name it: {text}"]
+    options = ["--prefix-tokens", "1,2", "--suffix-tokens", "3", "--prompt", r"Name it:\n{text}"]
     for given in (options, []):
         result = CliRunner().invoke(cli.build_app(), ["serve", str(checkpoint), "--port", "0", *given])
         assert result.exit_code == 0, result.output
     with_options, without = engines
     readers = [engine._recommender for engine in engines]
     assert [(reader.prefix_tokens, reader.suffix_tokens) for reader in readers] == [((1, 2), (3,)), ((), ())]
-    assert (with_options.prompt, "{text}" in without.prompt) == ("Name it: {text}", True)
+    assert (with_options.prompt, "{text}" in without.prompt) == ("Name it:\n{text}", True)
 
 
 def test_the_page(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,8 +379,3 @@ def test_the_page(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         result = CliRunner().invoke(cli.build_app(), ["serve", str(checkpoint), "--port", "0", *options])
         assert (result.exit_code, "/page/, documentation" in result.stdout) == (0, True), result.output
     assert given == [{}, {"B01": "Ham"}]
-
-
-def test_titles_that_are_none_are_refused(checkpoint: Path, tmp_path: Path) -> None:
-    (tmp_path / "titles.json").write_text("[]", encoding="utf-8")
-    assert "expected a JSON object of titles" in fail(checkpoint, "--port", 0, "--titles", tmp_path / "titles.json")

@@ -12,7 +12,7 @@ import json
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from .programs import keep_programs, require
 
@@ -66,11 +66,14 @@ def build_app() -> typer.Typer:
     app.callback(invoke_without_command=True)(_version)
     of_index = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
     functions = [demo, recommend.recommend, evaluate.evaluate, classify.classify, serve.serve, env.env]
-    likes = {"recommend": of_recommend, "evaluate": of_evaluate}
+    more: dict[str, Any] = {
+        "recommend": {"like": of_recommend, "described": [of_recommend]},
+        "evaluate": {"like": of_evaluate, "described": [of_recommend, of_evaluate]},
+    }
     for typers, group, several in ((app, "", functions), (of_index, "index ", index.COMMANDS)):
         for each in several:
             name = each.__name__
-            made = command(each, like=likes.get(name), group=group)
+            made = command(each, group=group, **more.get(name, {}))
             typers.command(name, epilog=f"Example: `{EXAMPLES[name]}`")(made)
     app.add_typer(of_index, name="index", help="Build, show, check and push catalogues.")
     return app

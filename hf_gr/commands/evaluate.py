@@ -59,7 +59,7 @@ def evaluate(
     quiet_libraries()
     from hf_gr import evaluate as run
 
-    found = run(models, users, constraint_index=indexes, **given, **of_generate(drafting, option))
+    found = run(models, users, constraint_index=indexes, **given, **of_generate(drafting, option, given))
     if is_main():
         from .evaluate_report import print_evaluation
 
@@ -101,6 +101,6 @@ def _by_name(texts: Sequence[str], flag: str) -> dict[str, str]:
     for (name, path), short in zip(pairs, last, strict=True):
         name = name or (short if last.count(short) == 1 else path)
         if name in found:
-            raise ValueError(f"{flag} {name!r} is given twice, expected different names: NAME={path} names it")
+            raise ValueError(f"{flag}={name!r} is given twice, expected different names: NAME={path} names it")
         found[name] = path
     return found

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How commands end: exit codes, errors on one line, and what is logged meanwhile.
 
-Codes of all commands. 0: all is done. 1: stopped by the disk, the connection, another process or the memory: what is finished is kept, and
-the same command may succeed. 2: refused: an option, a file or a row has to be changed first; a catalogue is damaged.
-3: finished, with skipped rows. 130: interrupted. Of several processes only the first has code 3: launchers (torch's,
-and so Accelerate's) take any code but 0 for a failure, end the other processes, and exit with code 1 themselves.
+Codes of all commands. 0: all is done. 1: stopped by the disk, the connection, another process or the memory: what is
+finished is kept, and the same command may succeed. 2: refused: an option, a file or a row has to be changed first; a
+catalogue is damaged. 3: finished, with skipped rows. 130: interrupted. Of several processes only the first has code 3:
+launchers (torch's, and so Accelerate's) take any code but 0 for a failure, end the others, and exit with code 1.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import typer
 
@@ -26,18 +26,19 @@ OF_PROCESSES = ("another process", "the first process", "process ")  # how error
 
 
 @contextmanager
-def errors_on_one_line(command: str, *, as_json: bool = False) -> Iterator[None]:
+def errors_on_one_line(command: str, *, as_json: bool = False, with_log: bool = False) -> Iterator[None]:
     """End the program with one line for errors that a user can fix; others keep their traceback to report.
-
-    Meanwhile, the log of progress goes to stderr.
 
     Args:
         command: its name.
         as_json: also print them to stdout as JSON.
+        with_log: meanwhile, the log of progress goes to stderr.
     """
     try:
-        with _log_on_stderr():
+        with _log_on_stderr() if with_log else nullcontext():
             yield
+    except typer.Exit:  # a RuntimeError
+        raise
     except KeyboardInterrupt as error:
         message = "interrupted; what is finished is kept: repeat the command"
         raise fail(command, message, code=INTERRUPTED, as_json=as_json) from error

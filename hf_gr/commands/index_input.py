@@ -43,6 +43,9 @@ def compile_index(
         ImportError: a package that reads this format is missing.
     """
     path, *others = paths
+    for each in paths:
+        if not each.exists():
+            raise ValueError(f"INPUT {each} is not there, expected a file or a folder: check the path")
     if format is None and not path.is_dir():
         format = ALONE.get(path.suffix.lower())
     kind = _kind_of(path, format, labels, given)
@@ -113,8 +116,9 @@ def _array(paths: Sequence[Path], format: str | None, given: dict[str, Any]) -> 
     from hf_gr.catalogue import ConstraintIndex
 
     try:
+        with paths[0].open("rb") as file:
+            np.lib.format.read_magic(file)  # an archive of several arrays has none
         array = np.load(paths[0], mmap_mode="r", allow_pickle=False)
-        array.shape  # noqa: B018 # an archive of several arrays has none
     except OSError:
         raise
     except Exception as error:  # a header is Python, which fails in many ways; NumPy's own message suggests unpickling

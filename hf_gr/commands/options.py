@@ -47,7 +47,11 @@ ITEMS_HELP = " Item ids in a file: the column item_id of a table, one per line, 
 
 
 def command(
-    function: Callable[..., Any], *, like: Callable[..., Any] | None = None, group: str = ""
+    function: Callable[..., Any],
+    *,
+    like: Callable[..., Any] | None = None,
+    described: Sequence[Callable[..., Any]] = (),
+    group: str = "",
 ) -> Callable[..., None]:
     """A command that calls a function with its options, and says errors on one line.
 
@@ -57,9 +61,13 @@ def command(
     Args:
         function: its docstring describes the command, and what follows `Args:` the options.
         like: a function whose further options it takes as `**given`.
+        described: functions whose docstrings describe further options.
         group: what its name follows, such as `"index "`.
     """
-    told = SHARED_HELP | (_told(like) if like else {}) | _told(function)
+    told = SHARED_HELP.copy()
+    for each in described:
+        told |= {name: re.split(r"(?<=\.) (?=[A-Z])", text)[0] for name, text in _told(each).items()}  # the essence
+    told |= _told(function)
     own = list(inspect.signature(function).parameters.values())
     if like is not None:
         *own, _ = own
@@ -71,12 +79,16 @@ def command(
             if each.name not in names and each.kind is not Parameter.VAR_KEYWORD
         ]
     readers = {each.name: reader for each in own if (reader := _reader(each)) is not None}
+    defaults = {each.name: each.default for each in own}
 
     def run(**flags: Any) -> None:
-        with errors_on_one_line(group + function.__name__, as_json=flags.get("as_json", False)):
-            for name, read in readers.items():
-                flags[name] = None if flags[name] is None else read(name, flags[name])
-            function(**flags)
+        how = {"as_json": flags.get("as_json", False), "with_log": "progress" in flags}
+        with errors_on_one_line(group + function.__name__, **how):
+            given = {
+                name: defaults[name] if value is None else readers[name](name, value) if name in readers else value
+                for name, value in flags.items()
+            }
+            function(**given)
 
     run.__name__, run.__doc__ = function.__name__, (inspect.getdoc(function) or "").split("\n\nArgs:")[0]
     made = [_parameter(each, told.get(each.name, "")) for each in own]
@@ -85,11 +97,10 @@ def command(
 
 
 def _told(function: Callable[..., Any]) -> dict[str, str]:
-    """What a docstring says of each argument: its first sentence."""
+    """What a docstring says of each argument."""
     text = re.split(r"\n\s*\n?Args:\n", inspect.getdoc(function) or "", maxsplit=1)[-1].split("\n\n")[0]
     entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", text, re.MULTILINE)
-    first = {name: re.split(r"(?<=\.) (?=[A-Z])", " ".join(told.split()), maxsplit=1)[0] for name, told in entries}
-    return {name: told[0].upper() + told[1:] for name, told in first.items()}
+    return {name: told[0].upper() + " ".join(told[1:].split()) for name, told in entries}
 
 
 def _parameter(each: Parameter, told: str) -> Parameter:

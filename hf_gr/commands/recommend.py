@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
@@ -50,7 +51,7 @@ def recommend(
     quiet_libraries()
     from hf_gr import recommend as run
 
-    made: Recommended = run(model, users, output, **given, **of_generate(drafting, option))
+    made: Recommended = run(model, users, output, **given, **of_generate(drafting, option, given))
     if is_main():
         if as_json:
             seconds = round(perf_counter() - start, 3)
@@ -61,8 +62,17 @@ def recommend(
             raise typer.Exit(SKIPPED)
 
 
-def of_generate(drafting: str | None, option: Any) -> dict[str, Any]:
-    """The arguments of `generate` that were given."""
+def of_generate(drafting: str | None, option: Any, others: Collection[str]) -> dict[str, Any]:
+    """The arguments of `generate` that were given.
+
+    Raises:
+        ValueError: one has a flag of its own: it is among the `others`.
+    """
+    for name in option or ():
+        if name in others or name == "drafting":
+            raise ValueError(
+                f"option={f'{name}={option[name]}'!r}, expected an argument of generate that has no flag of its own"
+            )
     return ({} if drafting is None else {"drafting": drafting}) | (option or {})
 
 

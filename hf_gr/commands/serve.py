@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
@@ -117,6 +118,15 @@ def serve(
             raise ValueError(f"prompt={prompt!r}, expected a text with {{text}} in it, where the text goes")
         prompts: dict[str, Any] = {"prefix_tokens": prefix_tokens, "suffix_tokens": suffix_tokens}
         prompts["prompt"] = None if prompt is None else prompt.replace("\\n", "\n")
+        if not 0 <= port < 2**16:
+            raise ValueError(f"port={port}, expected 0 to 65535")
+        for argument, value in (
+            ("max_body", max_body),
+            ("drain_timeout", drain_timeout),
+            ("drain_delay", drain_delay),
+        ):
+            if not value >= 0:
+                raise ValueError(f"{argument}={value}, expected 0 or more")
         made = bind(host, port)
         name = _demo_model() if model is None else model
         quiet_libraries()
@@ -149,7 +159,7 @@ def serve(
             revision=revision,
             device=device,
             **{name: value for name, value in prompts.items() if value is not None},
-            **of_generate(drafting, option),
+            **of_generate(drafting, option, signature(serve).parameters),
         )
         url = address_of(made)
         more = "" if names is None else f"page at {url}/page/, "

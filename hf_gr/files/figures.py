@@ -48,7 +48,7 @@ def check_format(path: str | Path, argument: str) -> None:
     """Refuse a suffix that is no format, before there is anything to draw."""
     if Path(path).suffix.lower() not in FORMATS:
         raise ValueError(
-            f"{argument} {str(path)!r}, expected a name that ends in one of {', '.join(FORMATS)}: rename it"
+            f"{argument}={str(path)!r}, expected a name that ends in one of {', '.join(FORMATS)}: rename it"
         )
 
 

@@ -52,7 +52,7 @@ def draw(found: Evaluation, path: str | Path | None, *, metric: str | None) -> C
     if metric not in names:
         raise ValueError(f"metric={metric!r}, expected one of {', '.join(names)}: name one of them")
     if path is not None:
-        check_format(path, "path=")
+        check_format(path, "path")
     lines = _lines(found.results)
     has_several = any(len(line.results) > 1 for line in lines)
     num_rows = len(found.results) + len(found.baselines)

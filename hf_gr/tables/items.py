@@ -29,7 +29,7 @@ def read_items(argument: str, path: Path) -> list[Any]:
         for rows, _ in Table(path, {COLUMN: ""}).batches():
             items += rows.cells(COLUMN)
             if None in items:
-                raise ValueError(f"{argument} {str(path)!r}, row {items.index(None)} has no {COLUMN}: drop the row")
+                raise ValueError(f"{argument}={str(path)!r}, row {items.index(None)} has no {COLUMN}: drop the row")
         return items
     try:
         with open_file(path) as (_, stream):
@@ -37,14 +37,14 @@ def read_items(argument: str, path: Path) -> list[Any]:
         items = json.loads(text) if suffix == ".json" else [line.strip() for line in text.splitlines() if line.strip()]
     except (*READ_ERRORS, ValueError) as error:
         raise ValueError(
-            f"{argument} {str(path)!r} cannot be read ({error}), expected item ids: check the file"
+            f"{argument}={str(path)!r} cannot be read ({error}), expected item ids: check the file"
         ) from error
     if not isinstance(items, list):
         found = type(items).__name__
-        raise ValueError(f'{argument} {str(path)!r} has a {found}, expected a list such as ["B01", "B02"]')
+        raise ValueError(f'{argument}={str(path)!r} has a {found}, expected a list such as ["B01", "B02"]')
     if items[:1] == [COLUMN]:
         raise ValueError(
-            f"{argument} {str(path)!r} begins with {COLUMN!r}, expected an id: a file of one id per line has no "
+            f"{argument}={str(path)!r} begins with {COLUMN!r}, expected an id: a file of one id per line has no "
             "header; remove it, or name the file .csv"
         )
     return items
