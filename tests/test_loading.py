@@ -13,6 +13,7 @@ import torch
 from hub_server import HubServer
 from huggingface_hub import HfApi
 from offline_case import Case, make_case, write_users
+from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
 from hf_gr import Engine, evaluate, recommend
@@ -57,6 +58,33 @@ def test_a_revision_is_of_the_model_and_its_catalogue(case: Case, hub: HubServer
     for revision, same in (("v1", True), (None, False)):
         engine = Engine("me/recommender", revision=revision, device="cpu")
         assert engine.catalogue.edition.index.has_items(expected[0][:3]).all() == same
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
+def test_adapters_are_models_in_a_folder_and_on_the_hub(case: Case, hub: HubServer, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    _, index = case.load()
+    base = LlamaForCausalLM.from_pretrained(case.model)
+    lora = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(base, lora)
+    adapted.save_pretrained(tmp_path / "lora")
+    adapted.push_to_hub("me/lora")
+    options: dict[str, Any] = {"constraint_index": index, "progress": False, "num_beams": 12}
+    expected = recommend(tmp_path / "lora", HISTORIES, **options)
+    assert recommend("me/lora", HISTORIES, **options) == expected
+    assert expected != recommend(case.model, HISTORIES, **options)
+    users = write_users(tmp_path / "u.parquet", [{"seen": HISTORIES[0], "next": expected[0][0]}])
+    how = {"sampled_users": 0, "cutoffs": [3], "target": "next", "history": "seen", **options}
+    for model in (tmp_path / "lora", "me/lora"):
+        assert evaluate(model, users, **how).results[0].metrics["recall@3"] == 1
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"has no config\.json, expected a saved model"):
+        evaluate(tmp_path / "empty", users, **how)
+    flags = ["--model", str(tmp_path / "lora"), "--index", str(case.index), "--input", str(users), "--history", "seen"]
+    flags += ["--output", str(tmp_path / "r.parquet"), "--num-beams", "12", "--no-progress"]
+    done = CliRunner().invoke(cli.build_app(), ["recommend", *flags])
+    assert done.exit_code == 0, done.output
+    assert pq.read_table(tmp_path / "r.parquet").column("items").to_pylist() == expected[:1]
 
 
 @pytest.mark.parametrize(

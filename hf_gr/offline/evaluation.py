@@ -31,6 +31,8 @@ from .run import run_job
 from .settings import Settings, count, cutoffs_and_beams
 from .users import Users
 
+MODEL_FILES = ("config.json", "adapter_config.json")  # of models, and of adapters
+
 logger = logging.getLogger("hf_gr.evaluate")
 
 
@@ -131,7 +133,7 @@ def _contenders(model: Any, index: Any) -> list[Contender]:
         if isinstance(contender.model, (str, Path)):
             check_name(contender.model)
             folder = Path(contender.model)
-            if folder.is_dir() and not (folder / "config.json").is_file():
+            if folder.is_dir() and not any((folder / name).is_file() for name in MODEL_FILES):
                 raise ValueError(f"model={str(folder)!r} has no config.json, expected a saved model: check the path")
     return found
 

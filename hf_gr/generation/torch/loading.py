@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
-from transformers.utils import CONFIG_NAME
+from transformers.utils import CONFIG_NAME, find_adapter_config_file
 
 from hf_gr.files.hub import Source
 from hf_gr.files.hub_mixin import Where
@@ -64,10 +66,7 @@ def load(repo_or_dir: str | Path, *args: Any, **kwargs: Any) -> Any:
     """What transformers' auto classes load, with the mixin, and with the checkpoint's draft head if it has one."""
     config: Any = kwargs.get("config")
     if not hasattr(config, "is_encoder_decoder"):
-        given = (*Where.__annotations__, "trust_remote_code", "force_download")
-        config = AutoConfig.from_pretrained(
-            config or repo_or_dir, **{name: kwargs[name] for name in given if name in kwargs}
-        )
+        config = _read_config(config or repo_or_dir, kwargs)
     source = Source.of(repo_or_dir, kwargs)
     if kwargs.get("config") is None and not source.is_folder:
         # Weights, draft head and catalogue are of the config's commit, even if another is pushed in between.
@@ -78,6 +77,19 @@ def load(repo_or_dir: str | Path, *args: Any, **kwargs: Any) -> Any:
     remember_source(model, source)
     load_draft_head(model, source, force_download=bool(kwargs.get("force_download")))
     return model
+
+
+def _read_config(name: str | Path, kwargs: Mapping[str, Any]) -> Any:
+    """The config of a checkpoint, or of the model that an adapter (PEFT) is for."""
+    given = {name: kwargs[name] for name in (*Where.__annotations__, "force_download") if name in kwargs}
+    trust = {name: kwargs[name] for name in ("trust_remote_code",) if name in kwargs}
+    try:
+        return AutoConfig.from_pretrained(name, **given, **trust)
+    except (OSError, ValueError):
+        adapter = find_adapter_config_file(str(name), **given)
+        if adapter is None:
+            raise
+        return AutoConfig.from_pretrained(json.loads(Path(adapter).read_text())["base_model_name_or_path"])
 
 
 def from_config(config: Any, **kwargs: Any) -> Any:
