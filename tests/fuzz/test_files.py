@@ -26,7 +26,7 @@ import torch
 
 from hf_gr import ConstraintIndex, DraftHead, DraftHeadConfig, SemanticIds
 from hf_gr.catalogue import storage
-from hf_gr.commands.index_input import Input
+from hf_gr.commands.index_input import compile_index
 from hf_gr.files import draft_head as head_files
 
 pytestmark = pytest.mark.slow
@@ -301,7 +301,7 @@ def test_head_files_are_refused_or_equal(fuzz: Any, folder: Path) -> None:
 
 def built(path: Path, **options: Any) -> Any:
     """The index that `hf-gr index build` makes; None for a refusal."""
-    return refusal(path, Input((path,), **options).compile)
+    return refusal(path, lambda: compile_index([path], format=None, labels=False, given=options))
 
 
 def test_arrays_of_tokens_are_refused_or_read(fuzz: Any, folder: Path) -> None:
