@@ -452,7 +452,7 @@ def test_a_wrong_count_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_drafter_that_forgets_endings_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        drafters, "is_leaf", lambda states, *args, **kwargs: torch.zeros_like(states, dtype=torch.bool)
+        DeviceCatalogue, "is_leaf", lambda self, states, **_: torch.zeros_like(states, dtype=torch.bool)
     )
     with pytest.raises(AssertionError):
         test_the_catalogue_drafts_all_that_can_follow_or_nothing(True, 60)
@@ -478,7 +478,7 @@ def test_paths_draft_what_is_least_behind_their_own_choice() -> None:
     nodes = Beams.start(ops, scores, batch_size=1, width=3, independent=True)
     nothing = np.zeros((1, 3, 2), np.int64)  # nobody reads it
     legal: Any = SimpleNamespace(
-        tokens=nothing, legal=nothing > 0, take=lambda parents, places: (places, 10 * parents + places)
+        tokens=nothing, legal=nothing > 0, take=lambda places: (places % 2, 10 * (places // 2) + places % 2)
     )
     plan = Options(num_beams=1, num_return_sequences=1, num_kept=1, do_sample=False, early_stopping=False)
     paths, behind, is_open = np.array([[0, 1, 1]]), np.array([[0.0, -0.5, -1.0]], np.float32), scores > -8.0

@@ -65,7 +65,8 @@ TORCH_ONLY = {
     "device_trie": {
         "windows": "flax.arrays.windows",
         "TOKEN_BITS": "of edges, for the same",
-        "LevelConstants": "constants of a program in Flax",
+        "Level": "arrays of the trie in Flax",
+        "TAKEN_ONE_BY_ONE": "measured on a CPU",
     },
     "draft_head": {"IGNORED": "heads are trained in PyTorch"},
     "drafters": {
@@ -80,12 +81,12 @@ TORCH_ONLY = {
     "noise": {},
     "speculation": {
         "Frontier": "what a Context has in Flax",
-        "Level": "Scored in Flax",
         "Lookahead": "the loop itself in Flax",
         "Rows": "an array of flags in Flax: a program cannot look",
         "of_rows": "rows that wait are computed, too, in Flax",
     },
     "transition": {
+        "TAKEN_ONE_BY_ONE": "measured on a CPU",
         "mask_illegal": "scores in Flax are put in their tokens' places: over_vocabulary",
     },
     "tree": {
@@ -112,6 +113,7 @@ FLAX_ONLY = {
     "transition": {
         "HIDDEN_NODES": "buckets",
         "LARGEST_NODE": "32-bit integers",
+        "is_leaf": "of the trie in torch",
     },
     "tree": {"nodes_seen": "of Tree in torch", "slots_seen": "the same"},
     "draft_head": {
@@ -129,7 +131,7 @@ FLAX_ONLY = {
         "Drawn": "nodes of one level; Nodes are of all levels",
         "Context": "a frontier in torch",
         "Draft": "a list of levels in torch",
-        "Scored": "Level in torch",
+        "Scored": "a list in torch",
     },
 }
 ALIASES = {  # of types, which have no module
@@ -176,10 +178,12 @@ OTHERWISE = {
     "children.Children": {"first", "legal", "states"},  # found from tokens, and from the first child
     "children.Children.shape": ALONE,
     "children.Children.scores": ALONE,  # illegal tokens are -1
+    "device_trie.DeviceTrie": {"branching", "exceptions", "has_bases", "levels", "offsets", "token_bases"},  # by level
     "device_trie.DeviceTrie.child_bounds": ALONE,
-    "device_trie.DeviceTrie.constants": ALONE,
-    "device_trie.DeviceTrie.has_bases": ALONE,
-    "device_trie.DeviceTrie.is_chain": ALONE,
+    "device_trie.DeviceTrie.child_range": ALONE,
+    "device_trie.DeviceTrie.is_childless": ALONE,
+    "device_trie.DeviceTrie.is_leaf": ALONE,  # with what is below in Flax
+    "device_trie.DeviceTrie.tokens_from": ALONE,
     "device_trie.DeviceTrie.edges": ALONE,
     "device_trie.DeviceTrie.follow": ALONE,
     "transition.DeviceCatalogue.nodes_per_level": ALONE,  # of plans of drafts

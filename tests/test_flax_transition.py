@@ -39,14 +39,13 @@ def _step(states: Any, catalogue: DeviceCatalogue, level: int) -> Any:
     """All that there is to know of some states of a level."""
     below = transition.children(states, catalogue, level=level)
     shape = below.tokens.shape
-    beams = jnp.broadcast_to(jnp.arange(shape[1])[None, :, None], shape).reshape(shape[0], -1)
-    places = jnp.broadcast_to(jnp.arange(shape[2]), shape).reshape(shape[0], -1)
+    places = jnp.broadcast_to(jnp.arange(shape[1] * shape[2]), (shape[0], shape[1] * shape[2]))
     scores = below.scores(jnp.zeros((*shape[:2], VOCABULARY)))
     masked = transition.over_vocabulary(scores, below, VOCABULARY)
     every = jnp.tile(jnp.arange(TOKENS + 1), (len(states), states.shape[1]))
     steps = transition.advance(jnp.repeat(states, TOKENS + 1, axis=1), every, catalogue, level=level)
     leaf = transition.is_leaf(states, catalogue, level=level)
-    below_states = below.take(beams, places)[1].reshape(shape)
+    below_states = below.take(places)[1].reshape(shape)
     return below.tokens, below_states, masked, steps.reshape(*states.shape, TOKENS + 1), leaf
 
 

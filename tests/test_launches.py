@@ -33,7 +33,7 @@ INDEX = ConstraintIndex.from_sequences(
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendCuda]:
-    monkeypatch.setattr(log_probs, "_compiled", lambda device: as_one_operation(log_probs._log_probs))
+    monkeypatch.setattr(log_probs, "_compiled", lambda: as_one_operation(log_probs._log_probs))
     with PretendCuda() as cuda:
         yield cuda
 
@@ -88,12 +88,12 @@ def test_a_level_takes_few_operations_and_little_memory(cuda: PretendCuda, monke
 
 
 def cut_as_for_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_probs, "_compiled", lambda device: None)
+    monkeypatch.setattr(log_probs, "NOT_COMPILED", {torch.device("cuda", 0)})
     monkeypatch.setattr(log_probs, "rows_at_once", lambda *_: 13)
 
 
 def normalise_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_probs, "rows_at_once", len)
+    monkeypatch.setattr(log_probs, "rows_at_once", lambda logits: logits.numel())
 
 
 def attend_by_masks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,12 +137,12 @@ def test_rules_hold_in_transformers_own_loop(ragged: bool) -> None:
         check_rules(seed, ragged=ragged, use_cache=False)
 
 
-def nothing_dead(first: torch.Tensor, bits: torch.Tensor, rule_of_row: Any, *, size: int) -> torch.Tensor:
-    return torch.ones((*first.shape, size), dtype=torch.bool)
+def nothing_dead(below: torch.Tensor, bits: torch.Tensor, rule_of_row: Any) -> torch.Tensor:
+    return torch.ones_like(below, dtype=torch.bool)
 
 
-def first_rule(first: torch.Tensor, bits: torch.Tensor, rule_of_row: Any, *, size: int) -> torch.Tensor:
-    return right_bits(first, bits[:1], None, size=size)
+def first_rule(below: torch.Tensor, bits: torch.Tensor, rule_of_row: Any) -> torch.Tensor:
+    return right_bits(below, bits[:1], None)
 
 
 right_bits = transition._are_alive
@@ -154,7 +154,7 @@ right_stack = snapshot_module._stack
     [
         (transition, "_are_alive", nothing_dead),
         (transition, "_are_alive", first_rule),
-        (transition, "_hidden_places", lambda first, hidden, size: first[..., None] * 0 - 1),
+        (transition, "_without", lambda legal, below, hidden: legal),
         (snapshot_module, "_stack", lambda old, new: right_stack(old, new[::-1])),
     ],
     ids=["nothing is dead", "one rule for all", "nothing is hidden", "mixed up additions"],
@@ -452,4 +452,4 @@ def test_a_step_with_rules_and_additions_compiles_into_one_graph() -> None:
             expected = getattr(below, name)
             assert torch.equal(found, expected) if isinstance(found, torch.Tensor) else found == expected
         every = torch.arange(below.tokens[0].numel()).expand(2, -1)
-        states = below.take(every // below.tokens.shape[-1], every % below.tokens.shape[-1])[1][:, :30]
+        states = below.take(every)[1][:, :30]

@@ -17,8 +17,8 @@ from reference import ReferenceTrie
 from hf_gr import ConstraintIndex
 from hf_gr.catalogue.fanout import Fanout
 from hf_gr.catalogue.rules import combine_rules
-from hf_gr.torch import device_trie, transition
-from hf_gr.torch.device_trie import DeviceTrie
+from hf_gr.torch import transition
+from hf_gr.torch.device_trie import DeviceTrie, Level
 
 pytestmark = pytest.mark.shapes
 
@@ -49,7 +49,7 @@ def check(sequences: list[list[int]]) -> None:
             tokens = below.tokens[0, position][legal].tolist()
             assert tokens == reference.allowed(prefix)
             assert masked[0, position].isfinite().nonzero()[:, 0].tolist() == tokens
-            assert bool(transition.is_leaf(states[:, position, None], trie, level=level)) == (not tokens)
+            assert bool(trie.is_leaf(states[:, position, None], level=level)) == (not tokens)
             for token in range(8):
                 step = transition.advance(states[:, position, None], torch.tensor([[token]]), trie, level=level)
                 if token in tokens:
@@ -59,7 +59,7 @@ def check(sequences: list[list[int]]) -> None:
             next_prefixes += [(*prefix, token) for token in tokens]
             next_states += found[0, position][legal].tolist()
         level_prefixes, states = next_prefixes, torch.tensor([next_states])
-    assert bool(transition.is_leaf(states, trie, level=trie.max_length).all())
+    assert bool(trie.is_leaf(states, level=trie.max_length).all())
 
 
 @settings(max_examples=25, deadline=None)
@@ -114,14 +114,14 @@ def test_rules_and_exclusions_leave_what_is_left(num_rules: int, excludes: int) 
     assert same_under_rules(num_rules, excludes=excludes)
 
 
-@pytest.mark.parametrize("spoiled", ["_are_alive", "rule", "_hidden_places"])
+@pytest.mark.parametrize("spoiled", ["_are_alive", "rule", "_without"])
 def test_planted_errors_of_rules_are_seen(spoiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "_are_alive" if spoiled == "rule" else spoiled
     right = getattr(transition, name)
     change = {
         "_are_alive": lambda first, *args, **kwargs: right(first + 1, *args, **kwargs),
-        "rule": lambda first, bits, rule_of_row, **kwargs: right(first, bits, 1 - rule_of_row, **kwargs),
-        "_hidden_places": lambda *args, **kwargs: right(*args, **kwargs) + 1,
+        "rule": lambda below, bits, rule_of_row: right(below, bits, 1 - rule_of_row),
+        "_without": lambda legal, below, hidden: right(legal, below - 1, hidden),
     }
     monkeypatch.setattr(transition, name, change[spoiled])
     assert not same_under_rules(2, excludes=300)
@@ -145,8 +145,8 @@ def test_a_node_may_have_more_children_than_16_bits_count(num_short: int, large:
 
 def test_steps_from_listed_exceptions_and_from_large_tokens_equal_the_dictionary() -> None:
     trie = catalogue_of(ConstraintIndex.from_sequences(SPARSE, eos_token_id=0)).trie
-    assert [exceptions is None for exceptions in trie.exceptions[:2]] == [True, True]
-    assert all(exceptions is not None for exceptions in trie.exceptions[2:])
+    assert [level.exceptions is None for level in trie.levels[:2]] == [True, True]
+    assert all(level.exceptions is not None for level in trie.levels[2:])
     index = ConstraintIndex.from_sequences(np.array(SPARSE[1:9]) + 2**31 - 7)
     below = transition.children(torch.zeros((1, 1), dtype=torch.long), catalogue_of(index), level=0)
     assert index.snapshot.trie.tokens.dtype == np.int16
@@ -163,17 +163,13 @@ def test_both_forms_of_a_fanout_give_the_same_children(counts: list[int]) -> Non
     nodes = torch.arange(-2, 1 + len(counts) + sum(counts) + 3)[None]
     found = []
     for fanout in (dense, sparse):
-        offsets, exceptions = device_trie._form(fanout, 1, 1 + len(counts))
-        trie = DeviceTrie(
-            tokens=torch.zeros(1 + len(counts) + sum(counts), dtype=torch.int16),
-            offsets=(torch.zeros(2, dtype=torch.int16), torch.from_numpy(offsets)),
-            exceptions=(None, None if exceptions is None else torch.from_numpy(exceptions)),
-            token_bases=(0, 0),
-            level_starts=(0, 1, 1 + len(counts), 1 + len(counts) + sum(counts)),
-            branching=(len(counts), fanout.largest),
-            has_leaves=(0 in counts, True),
+        levels = tuple(
+            Level.of(*level, 0, CPU) for level in ((Fanout.from_offsets(np.array([0, len(counts)])), 0), (fanout, 1))
         )
-        found.append([side[0].tolist() for side in trie.child_range(nodes, level=1)])
+        starts = (0, 1, 1 + len(counts), 1 + len(counts) + sum(counts))
+        trie = DeviceTrie(torch.zeros(starts[-1], dtype=torch.int16), levels, starts, (0 in counts, True), False)
+        first, after = (side[0, :, 0].tolist() for side in trie.child_bounds(nodes, level=1))
+        found.append((first, np.subtract(after, first).tolist()))
     start, end = 1 + len(counts), 1 + len(counts) + sum(counts)
     for first, number in found:
         assert first[3 : start + 2] == [start + sum(counts[:parent]) for parent in range(len(counts))]
@@ -208,8 +204,8 @@ def test_what_stands_at_illegal_places_is_some_token(sequences: list[list[int]])
         (DeviceTrie, "child_bounds", lambda bounds: (bounds[0], bounds[1] + 1)),
         (DeviceTrie, "child_bounds", lambda bounds: (bounds[0], torch.minimum(bounds[1], bounds[0] + 1))),
         (DeviceTrie, "child_bounds", lambda bounds: (bounds[0] + 1, bounds[1] + 1)),
-        (transition, "is_leaf", lambda leaf: ~leaf),
-        (transition, "is_leaf", torch.zeros_like),
+        (DeviceTrie, "is_leaf", lambda leaf: ~leaf),
+        (DeviceTrie, "is_leaf", torch.zeros_like),
     ],
 )
 def test_a_planted_error_is_seen(home: Any, name: str, spoil, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,11 +225,11 @@ def test_the_dead_state_has_no_children() -> None:
 def test_the_dead_state_and_leaves_of_upper_levels_count_as_leaves() -> None:
     trie = catalogue_of(ConstraintIndex.from_sequences([[5], [6, 7], [6, 8, 9]], eos_token_id=0))
     for level in range(trie.max_length + 1):
-        assert transition.is_leaf(torch.tensor([[trie.dead_state]]), trie, level=level).all()
+        assert trie.is_leaf(torch.tensor([[trie.dead_state]]), level=level).all()
     first_end = transition.children(torch.tensor([[1]]), trie, level=1).states[..., 0]
     assert transition.children(torch.tensor([[1]]), trie, level=1).tokens[0, 0, 0] == 0
     for level in range(2, trie.max_length + 1):
-        assert transition.is_leaf(first_end, trie, level=level).all()
+        assert trie.is_leaf(first_end, level=level).all()
 
 
 def test_a_trie_is_moved_once() -> None:

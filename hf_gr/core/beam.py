@@ -32,8 +32,8 @@ class Candidates(Protocol):
     @property
     def legal(self) -> Bool[Array, "batch beams children"]: ...  # noqa: D102
 
-    def take(self, beams: Array, children: Array) -> tuple[Array, Array]:
-        """Tokens and states of chosen children of chosen beams, all `[B, M]`."""
+    def take(self, places: Array) -> tuple[Array, Array]:
+        """Tokens and states at places, `[B, M]`, among all children of a row."""
         ...
 
 
@@ -129,7 +129,7 @@ def select(
     Source: STATIC, algorithm 1; xGR, section 6.
     """
     ops, num_children = beams.ops, scores.shape[-1]
-    flat = scores.reshape(len(scores), -1)
+    flat = scores.reshape(scores.shape[0], -1)
     size = flat.shape[-1]
     keys = flat if noise is None else flat + noise.reshape(flat.shape)
     # Padding comes after the last child, and is dead.
@@ -139,7 +139,7 @@ def select(
     kept_scores = ops.along(flat, chosen)
     chosen = chosen.clip(0, size - 1) if missing else chosen
     parents = chosen if num_children == 1 else chosen // num_children
-    tokens, states = candidates.take(parents, chosen - parents * num_children)
+    tokens, states = candidates.take(chosen)
     return _extend(beams, parents, tokens, states, kept_scores, dead_state)
 
 
@@ -155,7 +155,7 @@ def choose(
     ops = beams.ops
     best = ops.argmax(scores if noise is None else scores + noise)
     parents = ops.expand(ops.arange(scores.shape[1], scores), scores.shape[:2])
-    tokens, states = candidates.take(parents, best)
+    tokens, states = candidates.take(parents * scores.shape[2] + best)
     return _extend(beams, parents, tokens, states, ops.pick(scores, best), dead_state)
 
 

@@ -70,9 +70,10 @@ def relaxed_places(
     is_child = legal & (tokens == nodes.tokens[..., None])
     child = ops.argmax(is_child)
     # A node that the draft could not draw, for lack of children, has an arbitrary token; its state is dead.
-    is_it = candidates.take(parents, child)[1] == nodes.states
+    place = parents * num_children + child
+    is_it = candidates.take(place)[1] == nodes.states
     is_there = is_parent.any(-1) & is_child.any(-1) & is_it
-    drafted = ops.fill(parents * num_children + child, ~is_there, size)
+    drafted = ops.fill(place, ~is_there, size)
 
     p, q = (ops.pad(one, 1, DEAD) for one in (p, q))
     uniform, gumbel = (ops.pad(one.reshape(num_rows, size), 1, 0.5) for one in (uniform, gumbel))

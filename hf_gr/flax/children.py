@@ -34,11 +34,12 @@ class Children:
         return self.tokens >= 0
 
     def take(
-        self, beams: Int[Array, "batch chosen"], children: Int[Array, "batch chosen"]
+        self, places: Int[Array, "batch chosen"]
     ) -> tuple[Int[Array, "batch chosen"], Int[Array, "batch chosen"]]:
-        """Tokens and states of chosen children of chosen beams; meaningless states where there is no such child."""
-        tokens = along(self.tokens.reshape(len(self.tokens), -1), beams * self.tokens.shape[-1] + children)
-        return tokens, along(self.first, beams) + children
+        """Tokens and states at places among all children of a row; meaningless states where there is no such child."""
+        tokens = along(self.tokens.reshape(len(self.tokens), -1), places)
+        beams = places // self.tokens.shape[-1]
+        return tokens, along(self.first, beams) + places - beams * self.tokens.shape[-1]
 
     def scores(self, log_probs: Float[Array, "batch beams vocab"]) -> Float[Array, "batch beams children"]:
         """The scores at the tokens of every beam; the score at token 0, where there is none."""

@@ -33,8 +33,7 @@ def open_children(legal: Children, catalogue: DeviceCatalogue, *, depth: int) ->
         return legal.legal
     batch_size, num_above, num_children = legal.tokens.shape
     places = jnp.broadcast_to(jnp.arange(num_above * num_children), (batch_size, num_above * num_children))
-    parents = places // num_children
-    states = legal.take(parents, places - parents * num_children)[1]
+    states = legal.take(places)[1]
     return legal.legal & ~is_leaf(states, catalogue, level=depth).reshape(legal.tokens.shape)
 
 
@@ -205,7 +204,7 @@ def _all_children(
     chosen = jax.vmap(lambda row: jnp.searchsorted(row, own + 1))(so_far).astype(jnp.int32)
     chosen = jnp.minimum(chosen, wanted.shape[1] - 1)
     parents = chosen // num_children
-    tokens, states = legal.take(parents, chosen - parents * num_children)
+    tokens, states = legal.take(chosen)
     is_there = own < counts
     nodes = Nodes(
         jnp.where(is_there, tokens, 0),

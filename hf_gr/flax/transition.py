@@ -146,9 +146,9 @@ def advance(
     """Follow one token from every state: a leaf stays where it is, an illegal token leads to the dead state."""
     below = children(states, catalogue, level=level)
     hit = below.legal & (below.tokens == tokens[..., None])
-    beams = jnp.broadcast_to(jnp.arange(states.shape[1], dtype=jnp.int32), states.shape)
-    chosen = hit.argmax(-1).astype(jnp.int32)
-    moved = jnp.where(hit.any(-1), below.take(beams, chosen)[1], catalogue.dead_state)
+    first = jnp.arange(0, hit[0].size, hit.shape[-1], dtype=jnp.int32)
+    chosen = first + hit.argmax(-1).astype(jnp.int32)
+    moved = jnp.where(hit.any(-1), below.take(chosen)[1], catalogue.dead_state)
     return jnp.where(below.legal.any(-1), moved, states)
 
 

@@ -28,8 +28,7 @@ class Children:
         return self.tokens.shape
 
     def take(
-        self, beams: Int[Tensor, "batch chosen"], children: Int[Tensor, "batch chosen"]
+        self, places: Int[Tensor, "batch chosen"]
     ) -> tuple[Int[Tensor, "batch chosen"], Int[Tensor, "batch chosen"]]:
-        """Tokens and states of chosen children of chosen beams."""
-        places = beams * self.shape[-1] + children
+        """Tokens and states at places among all children of a row."""
         return self.tokens.flatten(1).gather(1, places), self.states.flatten(1).gather(1, places)

@@ -34,7 +34,7 @@ from .noise import PASSES
 from .plan import DecodePlan
 from .scorers import Scorer
 from .scores import child_scores, in_columns
-from .speculation import Drafter, Frontier, Level, Lookahead, Rows, Speculation, of_rows
+from .speculation import Drafter, Frontier, Lookahead, Rows, Scored, Speculation, of_rows
 from .transition import DeviceCatalogue, over_vocabulary
 from .tree import Nodes
 
@@ -124,30 +124,28 @@ class _Search:
             return can_change
         return unfinished if any(can_change) else [level < self.deepest for level in state.levels]
 
-    def score(self, state: _State, rows: Sequence[bool]) -> list[tuple[Frontier, list[Level]]]:
+    def score(self, state: _State, rows: Sequence[bool]) -> list[Scored]:
         """One forward for all open rows, and what is drafted below them."""
         levels = sorted({level for level, is_open in zip(state.levels, rows, strict=True) if is_open})
         return self.lookahead.score([self._frontier(state, state.at(level, rows), level) for level in levels])
 
-    def decide(self, state: _State, parts: Sequence[tuple[Frontier, list[Level]]]) -> _State:
+    def decide(self, state: _State, parts: Sequence[Scored]) -> _State:
         """Decide levels while the beams of a row are among the scored nodes."""
-        for first, levels in parts:
-            frontier, places = first, None  # of the beams among the scored nodes; None if each is its own
-            for number in range(len(levels)):
-                if number:
-                    level, nodes = first.level + number, levels[number].nodes
-                    assert nodes is not None
-                    flags = state.at(level, map(operator.and_, first.rows.flags, self.open_rows(state)))
-                    places, found = locate(state.beams, nodes.states)
-                    # Only a draft that may lack a node needs this check, which synchronises.
-                    if any(flags) and not nodes.is_complete:
-                        flags = tuple(map(operator.and_, flags, found.tolist()))
-                    if not any(flags):
-                        break
-                    frontier = self._frontier(state, flags, level)
-                    self.lookahead.accept(frontier, nodes, places)
-                below = levels[number + 1].nodes if number + 1 < len(levels) else None
-                state = self._decide(state, frontier, levels[number], places, below)
+        for first, drafted, logits in parts:
+            state = self._decide(state, first, logits[0], None, 0, *drafted[:1])
+            start = logits[0].shape[1]  # of a level among all nodes that were scored
+            for number, nodes in enumerate(drafted, start=1):
+                flags = state.at(first.level + number, map(operator.and_, first.rows.flags, self.open_rows(state)))
+                places, found = locate(state.beams, nodes.states)
+                # Only a draft that may lack a node needs this check, which synchronises.
+                if any(flags) and not nodes.is_complete:
+                    flags = tuple(map(operator.and_, flags, found.tolist()))
+                if not any(flags):
+                    break
+                frontier = self._frontier(state, flags, first.level + number)
+                self.lookahead.accept(frontier, nodes, places)
+                state = self._decide(state, frontier, logits[number], places, start, *drafted[number : number + 1])
+                start += logits[number].shape[1]
         return state
 
     def result(self, state: _State) -> Decoded:
@@ -176,14 +174,15 @@ class _Search:
         self,
         state: _State,
         frontier: Frontier,
-        scored: Level,
+        logits: Float[Tensor, "batch nodes vocab"],  # after the nodes of the level
         places: Int[Tensor, "batch beams"] | None,  # of the beams among the nodes; None if each is its own
-        below: Nodes | None,  # what was drafted below the nodes
+        start: int,  # the place of the first of the nodes among all that were scored
+        below: Nodes | None = None,  # what was drafted below the nodes
     ) -> _State:
         """Decide one level, for the rows whose beams are among the scored nodes."""
         beams, legal, rows, level = frontier.beams, frontier.legal, frontier.rows, frontier.level
-        plan, logits = self.plan, scored.logits
-        if scored.nodes is None:  # the root
+        plan = self.plan
+        if not level:  # the root
             logits, places = logits.expand(-1, beams.scores.shape[1], -1), frontier.parents  # all are 0 there
         elif places is not None:
             logits = logits.gather(1, places[..., None].expand(-1, -1, logits.shape[-1]))
@@ -212,7 +211,7 @@ class _Search:
         how: dict[str, Any] = {"level": level, "noise": plan.noise, "picked": picked}
         kept, finished = accept(beams, state.finished, legal, scores, self.catalogue, plan, **how)
         parents = kept.parents if places is None else places.gather(1, kept.parents)
-        parents = parents + scored.start if scored.start else parents
+        parents = parents + start if start else parents
         state = _State(
             beams=self._of_both(rows, kept, state.beams),
             levels=tuple(own + flag for own, flag in zip(state.levels, rows.flags, strict=True)),

@@ -19,98 +19,96 @@ import torch
 from jaxtyping import Bool, Int, Shaped, UInt8
 from torch import Tensor
 
-from hf_gr.catalogue.fanout import Array, Fanout, smallest_dtype
+from hf_gr.catalogue.fanout import Fanout, smallest_dtype
 from hf_gr.catalogue.items import Liveness
 from hf_gr.catalogue.trie import Trie
 
 from .transfers import to_device
 
 TOKEN_BITS = 32
+TAKEN_ONE_BY_ONE = 8  # children of a node: more are read faster as one window (measured)
 
 
 @dataclass(frozen=True)
-class LevelConstants:
-    """What every step from a level reads; made once, since a step of a small vocabulary costs as much as its calls."""
-
-    own_and_next: Int[Tensor, "2"]  # 0 and 1
-    places: Int[Tensor, " children"]  # of the children of a node
-
-
-@dataclass(frozen=True)
-class DeviceTrie:
-    """`hf_gr.catalogue.trie.Trie` and its fanouts on a device; nodes are numbered as there, not within their levels.
+class Level:
+    """The nodes of a level, numbered within it, and their children, which are numbered over the whole trie.
 
     A child's number is an offset of its parent, or the parent's own and such an offset.
     """
 
-    tokens: Int[Tensor, " nodes_and_padding"]
-    offsets: tuple[Int[Tensor, " _"], ...]
-    exceptions: tuple[Int[Tensor, " _"] | None, ...]
-    token_bases: tuple[int, ...]
-    level_starts: tuple[int, ...]
-    branching: tuple[int, ...]
-    has_leaves: tuple[bool, ...]
+    size: int
+    own_and_next: Int[Tensor, "2"]  # to add to a node: its number within the level, and the next one's
+    places: Int[Tensor, " children"]  # of the children of a node, as many as the largest has
+    offsets: Int[Tensor, " _"]
+    exceptions: Int[Tensor, " _"] | None
+    token_base: int  # of the children's tokens
+    is_chain: bool  # whether every node has one child
 
-    def __post_init__(self) -> None:
-        _ = self.constants  # made here: a captured step must not copy from the host
+    @classmethod
+    def of(cls, fanout: Fanout, start: int, token_base: int, device: torch.device) -> Level:
+        """The level that starts with a node."""
+        below = start + fanout.num_parents
+        dtype = smallest_dtype(below + fanout.num_children)
+        return cls(
+            size=fanout.num_parents,
+            own_and_next=torch.arange(-start, 2 - start, device=device),
+            places=torch.arange(fanout.largest, device=device),
+            offsets=to_device(fanout.offsets.astype(dtype) + dtype.type(below), device),
+            exceptions=None if fanout.exceptions is None else to_device(fanout.exceptions.astype(dtype), device),
+            token_base=token_base,
+            is_chain=fanout.exceptions is not None and not len(fanout.exceptions),
+        )
+
+
+@dataclass(frozen=True)
+class DeviceTrie:
+    """`hf_gr.catalogue.trie.Trie` and its fanouts on a device; nodes are numbered as there."""
+
+    tokens: Int[Tensor, " nodes_and_padding"]
+    levels: tuple[Level, ...]
+    level_starts: tuple[int, ...]
+    has_leaves: tuple[bool, ...]
+    has_bases: bool  # whether tokens of some level are stored less a base
 
     @property
     def num_nodes(self) -> int:
         """All nodes, the root included."""
         return self.level_starts[-1]
 
-    @property
-    def has_bases(self) -> bool:
-        """Whether tokens of some level are stored less a base."""
-        return any(self.token_bases)
-
-    def is_chain(self, level: int) -> bool:
-        """Whether every node of a level has one child."""
-        exceptions = self.exceptions[level]
-        return exceptions is not None and not len(exceptions)
-
-    @cached_property
-    def constants(self) -> tuple[LevelConstants, ...]:
-        """By level."""
-        device = self.tokens.device
-        own_and_next = torch.arange(2, device=device)
-        return tuple(LevelConstants(own_and_next, torch.arange(size, device=device)) for size in self.branching)
-
     def child_bounds(
         self, nodes: Int[Tensor, "*shape"], *, level: int
-    ) -> tuple[Int[Tensor, "*shape"], Int[Tensor, "*shape"]]:
+    ) -> tuple[Int[Tensor, "*shape 1"], Int[Tensor, "*shape 1"]]:
         """The first child of every node, and the one after its last: the same for what is no node of this level."""
-        offsets, exceptions = self.offsets[level], self.exceptions[level]
-        start, end = self.level_starts[level : level + 2]
-        own_and_next = (nodes[..., None] + self.constants[level].own_and_next).clamp(start, end)
-        if exceptions is None:
-            bounds = offsets.take(own_and_next - start).long()
-        elif self.is_chain(level):
-            bounds = own_and_next + offsets
+        of = self.levels[level]
+        own_and_next = (nodes[..., None] + of.own_and_next).clamp(0, of.size)
+        if of.exceptions is None:
+            bounds = of.offsets.take(own_and_next).long()
+        elif of.is_chain:
+            bounds = own_and_next + of.offsets
         else:
-            bounds = own_and_next + offsets.take(torch.searchsorted(exceptions, own_and_next.to(exceptions.dtype)))
-        first, after = bounds.unbind(-1)
-        return first, after
+            bounds = torch.searchsorted(of.exceptions, own_and_next.to(of.exceptions.dtype))
+            bounds = own_and_next + of.offsets.take(bounds)
+        return bounds[..., :1], bounds[..., 1:]
 
-    def child_range(
-        self, nodes: Int[Tensor, "*shape"], *, level: int
-    ) -> tuple[Int[Tensor, "*shape"], Int[Tensor, "*shape"]]:
-        """The first child of every node and the number of them, which is 0 for what is not a node of this level."""
-        first, after = self.child_bounds(nodes, level=level)
-        return first, after - first
+    def tokens_from(
+        self, first: Int[Tensor, "*shape 1"], places: Int[Tensor, "*shape children"]
+    ) -> Int[Tensor, "*shape children"]:
+        """The tokens of the nodes at places, which go on from the first ones, less their base."""
+        if places.shape[-1] <= TAKEN_ONE_BY_ONE:
+            return self.tokens.take(places).long()
+        return windows(self.tokens, first[..., 0], size=places.shape[-1]).long()
 
-    def is_childless(self, nodes: Int[Tensor, "*shape"], *, level: int) -> Bool[Tensor, "*shape"]:
-        """Whether nodes have no children, whatever is known of the level."""
-        if level >= len(self.branching):
+    def is_leaf(self, nodes: Int[Tensor, "*shape"], *, level: int) -> Bool[Tensor, "*shape"]:
+        """Whether a sequence ends in each node of a level, or of one above it; true for the dead state, too."""
+        if level >= len(self.levels):
             return torch.ones_like(nodes, dtype=torch.bool)
         first, after = self.child_bounds(nodes, level=level)
-        return first == after
+        return (first == after)[..., 0]
 
     @cached_property
     def edges(self) -> Int[Tensor, " edges"]:
         """By node from 1 its parent and token in one ascending number: 8 bytes, too much for millions of items."""
-        levels = [self._edges_from(level) for level in range(len(self.branching))]
-        return torch.cat([parents << TOKEN_BITS | tokens for parents, tokens in levels])
+        return torch.cat([self._edges_from(level) for level in range(len(self.levels))])
 
     def follow(self, nodes: Int[Tensor, "*shape"], tokens: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
         """Follow one token from every node, of any level; the number after the last node stands for no prefix."""
@@ -118,18 +116,18 @@ class DeviceTrie:
         at = torch.searchsorted(self.edges, wanted).clamp(max=len(self.edges) - 1)
         return torch.where((self.edges[at] == wanted) & (tokens >= 0), at + 1, self.num_nodes)
 
-    def _edges_from(self, level: int) -> tuple[Int[Tensor, " children"], Int[Tensor, " children"]]:
-        """The parent and the token of every node one level below, in order."""
+    def _edges_from(self, level: int) -> Int[Tensor, " children"]:
         start, end, below = self.level_starts[level : level + 3]
         nodes = torch.arange(start, end, device=self.tokens.device)
-        parents = nodes.repeat_interleave(self.child_range(nodes, level=level)[1], output_size=below - end)
-        return parents, self.tokens[end:below].long() + self.token_bases[level]
+        first, after = self.child_bounds(nodes, level=level)
+        parents = nodes.repeat_interleave((after - first)[:, 0], output_size=below - end)
+        return parents << TOKEN_BITS | self.tokens[end:below].long() + self.levels[level].token_base
 
 
 def windows(
     values: Shaped[Tensor, " _"], starts: Int[Tensor, "batch beams"], *, size: int
 ) -> Shaped[Tensor, "batch beams size"]:
-    """`size` consecutive values from each start on; far faster than one index for every value."""
+    """`size` consecutive values from each start on; many faster than by one index for every value."""
     return values.unfold(0, size, 1).index_select(0, starts.flatten()).view(*starts.shape, size)
 
 
@@ -155,24 +153,14 @@ def _moved(what: Any, device: torch.device, move: Callable[[Any, torch.device], 
 
 
 def _move_trie(trie: Trie, device: torch.device) -> DeviceTrie:
-    forms = [_form(*level) for level in zip(trie.fanouts, trie.level_starts, trie.level_starts[1:], strict=False)]
+    levels = zip(trie.fanouts, trie.level_starts, trie.token_bases, strict=False)
     return DeviceTrie(
         tokens=to_device(trie.tokens, device),
-        offsets=tuple(to_device(offsets, device) for offsets, _ in forms),
-        exceptions=tuple(None if listed is None else to_device(listed, device) for _, listed in forms),
-        token_bases=trie.token_bases,
+        levels=tuple(Level.of(*level, device) for level in levels),
         level_starts=trie.level_starts,
-        branching=trie.branching,
         has_leaves=trie.has_leaves,
+        has_bases=any(trie.token_bases),
     )
-
-
-def _form(fanout: Fanout, start: int, end: int) -> tuple[Array, Array | None]:
-    """Offsets and exceptions as `DeviceTrie` has them, of a level from one node to another."""
-    dtype = smallest_dtype(end + fanout.num_children)
-    if fanout.exceptions is None:
-        return fanout.offsets.astype(dtype) + dtype.type(end), None
-    return fanout.offsets.astype(dtype) + dtype.type(end - start), fanout.exceptions.astype(dtype) + dtype.type(start)
 
 
 def _move_bits(alive: Liveness, device: torch.device) -> tuple[Tensor, ...]:

@@ -25,7 +25,7 @@ from .noise import DRAFTS
 from .scorers import Scorer
 from .scores import child_scores, in_columns
 from .speculation import Frontier, Part
-from .transition import DeviceCatalogue, children, is_leaf
+from .transition import DeviceCatalogue, children
 from .tree import Nodes
 
 
@@ -40,7 +40,7 @@ def open_children(legal: Children, catalogue: DeviceCatalogue, *, depth: int) ->
     """Which children have children of their own: those after which logits are needed."""
     if not catalogue.has_leaves[depth - 1]:
         return legal.legal
-    return legal.legal & ~is_leaf(legal.states.flatten(1), catalogue, level=depth).view(legal.shape)
+    return legal.legal & ~catalogue.is_leaf(legal.states.flatten(1), level=depth).view(legal.shape)
 
 
 class Assistant:
@@ -251,6 +251,6 @@ def _all_children(
     chosen = torch.zeros((num_rows, width + 1), dtype=torch.long, device=wanted.device)
     chosen = chosen.scatter(1, columns, places)[:, :-1]
     parents = chosen // num_children
-    tokens, states = legal.take(parents, chosen - parents * num_children)
+    tokens, states = legal.take(chosen)
     is_there = torch.arange(width, device=wanted.device) < wanted.sum(dim=-1, keepdim=True)
     return Nodes(tokens, parents, torch.where(is_there, states, dead_state), is_complete=True)

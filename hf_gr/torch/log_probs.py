@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 # Log-probabilities computed together: on a CPU 8 MB, which its caches hold (measured). Elsewhere each piece costs
 # launches, and a small one leaves the device idle.
 CPU_NUMBERS, DEVICE_NUMBERS = 2**21, 2**24
+NOT_COMPILED: set[torch.device] = set()  # where compiling has failed
 
 
 def rows_at_once(rows: Float[Tensor, "rows vocab"]) -> int:
@@ -32,33 +33,34 @@ def rows_at_once(rows: Float[Tensor, "rows vocab"]) -> int:
 
 
 def token_log_probs(
-    logits: Float[Tensor, "rows vocab"], tokens: Int[Tensor, "rows children"]
-) -> Float[Tensor, "rows children"]:
+    logits: Float[Tensor, "*rows vocab"], tokens: Int[Tensor, "*rows children"]
+) -> Float[Tensor, "*rows children"]:
     """Log-probabilities of each row's tokens, in fp32 for any dtype of the logits; `nan` for a row of `-inf` alone."""
     at_once = rows_at_once(logits)
-    if len(logits) <= at_once or torch.compiler.is_compiling():
+    if logits.shape[:-1].numel() <= at_once or torch.compiler.is_compiling():
         return _log_probs(logits, tokens)
-    if logits.is_cuda and (compiled := _compiled(logits.device)) is not None:
-        return compiled(logits, tokens)
-    pieces = zip(logits.split(at_once), tokens.split(at_once), strict=True)
-    return torch.cat([_log_probs(*piece) for piece in pieces])
+    rows, of_rows = logits.flatten(0, -2), tokens.flatten(0, -2)
+    if logits.is_cuda and logits.device not in NOT_COMPILED:
+        try:
+            return _compiled()(rows, of_rows).view(tokens.shape)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # it needs Triton and a C compiler, and scores can do without
+            NOT_COMPILED.add(logits.device)
+            logger.warning(
+                "log-probabilities are computed in pieces, torch.compile fails on %s: %s", logits.device, error
+            )
+    pieces = zip(rows.split(at_once), of_rows.split(at_once), strict=True)
+    return torch.cat([_log_probs(*piece) for piece in pieces]).view(tokens.shape)
 
 
 def _log_probs(
-    logits: Float[Tensor, "rows vocab"], tokens: Int[Tensor, "rows children"]
-) -> Float[Tensor, "rows children"]:
+    logits: Float[Tensor, "*rows vocab"], tokens: Int[Tensor, "*rows children"]
+) -> Float[Tensor, "*rows children"]:
     return logits.float().log_softmax(-1).gather(-1, tokens)
 
 
 @cache
-def _compiled(device: torch.device) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """`_log_probs`, compiled: it writes what it returns and two numbers a row. None where it does not compile."""
-    compiled = torch.compile(_log_probs, dynamic=True)
-    try:
-        compiled(torch.zeros((2, 2), device=device), torch.zeros((2, 2), dtype=torch.long, device=device))
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # it needs Triton and a C compiler, and scores can do without
-        logger.warning("log-probabilities are computed in pieces, torch.compile fails on %s: %s", device, error)
-        return None
-    return compiled
+def _compiled() -> Callable[[Tensor, Tensor], Tensor]:
+    """`_log_probs` in one kernel: it writes what it returns and two numbers a row."""
+    return torch.compile(_log_probs, dynamic=True)

@@ -48,7 +48,7 @@ def child_scores(
         return scores.masked_fill(logits.gather(-1, legal.tokens) < least, beam.DEAD)
     if not plan.is_beam_search:
         return logits.gather(-1, legal.tokens).float()
-    return token_log_probs(logits.flatten(0, 1), legal.tokens.flatten(0, 1)).view(legal.shape)
+    return token_log_probs(logits, legal.tokens)
 
 
 def process_scores(

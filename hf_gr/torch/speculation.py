@@ -141,13 +141,8 @@ class Drafter(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Level:
-    """Nodes of one level below some rows, scored."""
-
-    nodes: Nodes | None  # the live beams on the first level (None for the root), then what was drafted
-    logits: Float[Tensor, "batch _ vocab"]
-    start: int  # where the first of them is among all nodes of the forward
+# Some rows, what is drafted below their beams, and the logits after the beams and each level drafted for any row.
+Scored = tuple[Frontier, list[Nodes], list[Float[Tensor, "batch _ vocab"]]]
 
 
 class Lookahead:
@@ -162,37 +157,17 @@ class Lookahead:
         # Without a drafter nothing is counted.
         self.counts = {name: nothing if drafter is None else nothing.clone() for name in names}
 
-    def score(self, frontiers: Sequence[Frontier]) -> list[tuple[Frontier, list[Level]]]:
-        """One forward for all rows: these in parts, each with the level of its beams and what is drafted below."""
+    def score(self, frontiers: Sequence[Frontier]) -> list[Scored]:
+        """One forward for all rows."""
         parts = [part for frontier in frontiers for part in self._draft(frontier)]
-        levels = [(frontier.rows, [_live(frontier), *drafted]) for frontier, drafted in parts]
-        if frontiers[0].rows.are_all:
-            depth: Depth = frontiers[0].level
-        else:  # a row that is done is as deep as the least deep one: all have positions for that
-            each = [{row: f.level for row, flag in enumerate(f.rows.flags) if flag} for f in frontiers]
-            known = {row: level for of in each for row, level in of.items()}
-            least = min(known.values())
-            depth = [known.get(row, least) for row in range(len(frontiers[0].rows.flags))]
-        scored = self._forward(_joined(levels, dead_state=self.dead_state), depth)
-        return [
-            (
-                frontier,
-                [
-                    Level(None if at.nodes is None else nodes, at.logits[:, : nodes.tokens.shape[1]], at.start)
-                    for nodes, at in zip(own, scored, strict=False)
-                ],
-            )
-            for (frontier, _), (_, own) in zip(parts, levels, strict=True)
-        ]
-
-    def _forward(self, levels: list[Nodes], depth: Depth) -> list[Level]:
-        """The levels, the first of which is the root's if that has not been scored."""
-        if depth:
-            return _numbered(levels, self.scorer.score(levels, depth=depth))
-        drafted = levels[1:]
-        # Paths that do not compete stand on the root together.
-        drafted[:1] = [replace(nodes, parents=torch.zeros_like(nodes.parents)) for nodes in drafted[:1]]
-        return _numbered([None, *drafted], self.scorer.begin(drafted))
+        levels = _joined(parts, dead_state=self.dead_state)
+        if frontiers[0].level:
+            logits = self.scorer.score(levels, depth=_depth(frontiers))
+        else:  # paths that do not compete stand on the root together
+            drafted = levels[1:]
+            drafted[:1] = [replace(nodes, parents=torch.zeros_like(nodes.parents)) for nodes in drafted[:1]]
+            logits = self.scorer.begin(drafted)
+        return [(frontier, drafted, logits) for frontier, drafted in parts]
 
     def accept(self, frontier: Frontier, nodes: Nodes, places: Int[Tensor, "batch beams"]) -> None:
         """Count a level whose beams had all been drafted; paths of a row that do not compete may share a node."""
@@ -234,18 +209,19 @@ def _live(frontier: Frontier) -> Nodes:
     return Nodes(tokens, frontier.parents, beams.states)
 
 
-def _numbered(levels: Sequence[Nodes | None], logits: Sequence[Tensor]) -> list[Level]:
-    """Levels with their logits, and their places among the nodes of the forward."""
-    found, start = [], 0
-    for nodes, of_nodes in zip(levels, logits, strict=True):
-        found.append(Level(nodes, of_nodes, start))
-        start += of_nodes.shape[1]
-    return found
+def _depth(frontiers: Sequence[Frontier]) -> Depth:
+    """Tokens of the beams; a row that is done is as deep as the least deep one, since all have positions for that."""
+    rows = frontiers[0].rows
+    if rows.are_all:
+        return frontiers[0].level
+    least = min(frontier.level for frontier in frontiers)
+    return [max((f.level for f in frontiers if f.rows.flags[row]), default=least) for row in range(len(rows.flags))]
 
 
-def _joined(levels: Sequence[tuple[Rows, list[Nodes]]], *, dead_state: int) -> list[Nodes]:
-    """The levels of several parts, each at its distance from its frontier; padded to the widest."""
-    if levels[0][0].are_all:
+def _joined(parts: Sequence[Part], *, dead_state: int) -> list[Nodes]:
+    """The beams of several parts, and what is drafted by its distance from them; padded to the widest."""
+    levels = [(frontier.rows, [_live(frontier), *drafted]) for frontier, drafted in parts]
+    if parts[0][0].rows.are_all:
         return levels[0][1]
     joined = []
     for below in range(max(len(of) for _, of in levels)):

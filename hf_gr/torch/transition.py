@@ -21,7 +21,7 @@ from torch import Tensor
 from hf_gr.catalogue.rules import BatchRules
 
 from .children import Children
-from .device_trie import DeviceTrie, bits_on_device, on_device, windows
+from .device_trie import TAKEN_ONE_BY_ONE, DeviceTrie, bits_on_device, on_device, windows
 from .transfers import to_device
 
 
@@ -49,7 +49,7 @@ class DeviceCatalogue:
     @property
     def max_length(self) -> int:
         """The number of levels."""
-        return len(self.trie.branching)
+        return len(self.trie.levels)
 
     @property
     def nodes_per_level(self) -> tuple[int, ...]:
@@ -73,8 +73,8 @@ class DeviceCatalogue:
         return any(self.has_leaves[:-1])
 
     def is_leaf(self, states: Int[Tensor, "batch beams"], *, level: int) -> Bool[Tensor, "batch beams"]:
-        """Whether a sequence ends in each state."""
-        return is_leaf(states, self, level=level)
+        """Whether a sequence ends in each state of a level, or of one above it; true for the dead state, too."""
+        return self.trie.is_leaf(states, level=level)
 
 
 @torch.inference_mode(False)  # what is kept here serves training, too
@@ -82,7 +82,7 @@ def device_catalogue(rules: BatchRules, device: torch.device) -> DeviceCatalogue
     """A batch's catalogue on a device; tries and rules move there once, and nobody waits for the rest."""
     trie = on_device(rules.shared.trie, device)
     # What one child alone continues is checked above it; the root is not.
-    is_checked = [level > 0 and trie.is_chain(level) for level in range(len(trie.branching))]
+    is_checked = [number > 0 and level.is_chain for number, level in enumerate(trie.levels)]
     alive: tuple[Tensor | None, ...] | None = None
     if any(snapshot.alive is not None for snapshot in rules.snapshots):
         moved = [bits_on_device(snapshot.alive or snapshot.items.all_alive, device) for snapshot in rules.snapshots]
@@ -109,27 +109,18 @@ def children(states: Int[Tensor, "batch beams"], catalogue: DeviceCatalogue, *, 
     if level < len(catalogue.unchecked):
         checked = children(states, replace(catalogue, unchecked=()), level=level)
         return _unchecked_children(checked, catalogue.unchecked[level], catalogue.dead_state)
-    trie, size = catalogue.trie, catalogue.trie.branching[level]
+    trie, of = catalogue.trie, catalogue.trie.levels[level]
     first, after = trie.child_bounds(states, level=level)
-    below = first[..., None] + trie.constants[level].places
-    legal = below < after[..., None]
+    below = first + of.places
+    legal = below < after
     if catalogue.alive is not None and (bits := catalogue.alive[level]) is not None:
-        legal = legal & _are_alive(first - trie.level_starts[level + 1], bits, catalogue.rule_of_row, size=size)
+        legal = legal & _are_alive(below - trie.level_starts[level + 1], bits, catalogue.rule_of_row)
     if catalogue.hidden is not None and (hidden := catalogue.hidden[level]) is not None:
-        legal = _without(legal, _hidden_places(first, hidden, size=size))
-    tokens = windows(trie.tokens, first, size=size).long()
+        legal = _without(legal, below, hidden)
+    tokens = trie.tokens_from(first, below)
     if trie.has_bases:  # a window may reach a level with another base, where this is no token
-        tokens = (tokens + trie.token_bases[level]) * legal
+        tokens = (tokens + of.token_base) * legal
     return Children(tokens, legal, below)
-
-
-def is_leaf(
-    states: Int[Tensor, "batch beams"], catalogue: DeviceCatalogue, *, level: int
-) -> Bool[Tensor, "batch beams"]:
-    """Whether a sequence ends in this state of a level, or of one above it (true for the dead state, too)."""
-    if level == catalogue.max_length:
-        return torch.ones_like(states, dtype=torch.bool)
-    return catalogue.trie.is_childless(states, level=level)
 
 
 def over_vocabulary(
@@ -153,8 +144,8 @@ def advance(
     """Follow one token from every state: a leaf stays where it is, an illegal token leads to the dead state."""
     below = children(states, catalogue, level=level)
     hit = below.legal & (below.tokens == tokens[..., None])
-    beams = torch.arange(states.shape[1], device=states.device).expand(states.shape)
-    moved = torch.where(hit.any(-1), below.take(beams, hit.int().argmax(-1))[1], catalogue.dead_state)
+    found = below.states.gather(-1, hit.int().argmax(-1, keepdim=True))[..., 0]
+    moved = torch.where(hit.any(-1), found, catalogue.dead_state)
     return torch.where(below.legal.any(-1), moved, states)
 
 
@@ -168,34 +159,35 @@ def _unchecked_children(below: Children, codes: Int[Tensor, " codes"], dead_stat
 
 
 def _are_alive(
-    first: Int[Tensor, "batch beams"],
-    bits: UInt8[Tensor, "rules bytes"],
-    rule_of_row: Int[Tensor, " batch"] | None,
-    *,
-    size: int,
+    below: Int[Tensor, "batch beams children"], bits: UInt8[Tensor, "rules bytes"], rule_of_row: Tensor | None
 ) -> Bool[Tensor, "batch beams children"]:
-    """The flags of `size` nodes from each first one on, which are numbered within their level."""
-    start = first >> 3 if rule_of_row is None else (first >> 3) + (rule_of_row * bits.shape[1])[:, None]
-    found = windows(bits.flatten(), start, size=(size + 14) // 8)
+    """The flags of consecutive nodes, which are numbered within their level."""
+    size = below.shape[-1]
+    is_window = size > TAKEN_ONE_BY_ONE
+    nodes = below[..., :1] if is_window else below
+    start = nodes >> 3 if rule_of_row is None else (nodes >> 3) + (rule_of_row * bits.shape[1])[:, None, None]
+    if not is_window:
+        return (bits.take(start) >> (below & 7) & 1).bool()
+    found = windows(bits.flatten(), start[..., 0], size=(size + 14) // 8)
     flags = (found[..., None] >> torch.arange(8, dtype=torch.uint8, device=found.device) & 1).bool().flatten()
-    before = torch.arange(0, len(flags), 8 * found.shape[-1], device=flags.device).view(first.shape)
-    return windows(flags, before + (first & 7), size=size)
-
-
-def _hidden_places(
-    first: Int[Tensor, "batch beams"], hidden: Int[Tensor, "batch hidden"], *, size: int
-) -> Int[Tensor, "batch beams some"]:
-    """Places among `size` children of those hidden from their row, which ascend; others are out of range."""
-    number = hidden.shape[1]
-    at = torch.searchsorted(hidden, first.contiguous())
-    at = at[..., None] + torch.arange(min(size, number), device=first.device)
-    return hidden.gather(1, at.clamp(max=number - 1).flatten(1)).view(at.shape) - first[..., None]
+    before = torch.arange(0, len(flags), 8 * found.shape[-1], device=flags.device).view(start.shape[:-1])
+    return windows(flags, before + (nodes[..., 0] & 7), size=size)
 
 
 def _without(
-    legal: Bool[Tensor, "batch beams children"], places: Int[Tensor, "batch beams some"]
+    legal: Bool[Tensor, "batch beams children"],
+    below: Int[Tensor, "batch beams children"],
+    hidden: Int[Tensor, "batch hidden"],
 ) -> Bool[Tensor, "batch beams children"]:
-    """The same without those at some places; what is out of range does not matter."""
-    size = legal.shape[-1]
+    """The same without consecutive nodes that are hidden from their row; the hidden ones ascend."""
+    size, number = legal.shape[-1], hidden.shape[1]
+    if size <= TAKEN_ONE_BY_ONE:
+        nodes = below.flatten(1)
+        at = torch.searchsorted(hidden, nodes).clamp(max=number - 1)
+        return legal & (hidden.gather(1, at) != nodes).view(legal.shape)
+    first = below[..., :1]
+    at = torch.searchsorted(hidden, first[..., 0].contiguous())[..., None]
+    at = (at + torch.arange(min(size, number), device=first.device)).clamp(max=number - 1)
+    places = hidden.gather(1, at.flatten(1)).view(at.shape) - first
     slots = torch.where((places >= 0) & (places < size), places, size)  # an extra column, which is cut off again
     return torch.nn.functional.pad(legal, (0, 1)).scatter(-1, slots, False)[..., :-1]
