@@ -102,7 +102,7 @@ def walk(paths: Int[Tensor, "batch sequences length"], catalogue: DeviceCatalogu
         chosen, is_there = hit.int().argmax(-1), hit.any(-1)
         levels.append(PathLevel(below, is_first, owner, chosen, is_there))
         beams = numbers.expand(batch_size, -1) if level else torch.zeros_like(chosen)
-        states = torch.where(is_there, below.take(beams, chosen)[1], catalogue.dead_state)
+        states = torch.where(is_there, below.take(beams * below.shape[-1] + chosen)[1], catalogue.dead_state)
     return levels
 
 
