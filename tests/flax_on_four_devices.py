@@ -16,14 +16,11 @@ import pytest
 from families import EOS, FAMILIES, LLAMA, SPECIAL, VOCABULARY
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 from tpu_lacks import what_a_tpu_lacks
 from tpu_programs import ON_MESHES, Bench, tpu_devices
-from transformers import AutoConfig, PreTrainedTokenizerFast
+from transformers import AutoConfig
 
-from hf_gr import ConstraintIndex, classify, enable, recommend
+from hf_gr import ConstraintIndex, enable, recommend
 from hf_gr.files.draft_head_config import DraftHeadConfig
 from hf_gr.flax import devices
 from hf_gr.flax.decode import decode_program
@@ -313,26 +310,6 @@ def test_a_job_runs_on_all_devices_or_on_a_mesh() -> None:
     assert recommend(model_of("qwen3"), users[::-1], **options) == found[::-1]
     assert decode_on_mesh._cache_size() == before
     assert recommend(model_of("qwen3"), users, mesh=(1, 1), **options) == found
-
-
-def test_labels_are_scored_on_all_devices() -> None:
-    """Of three texts, which two of four devices divide; the other two have the other half of the weights."""
-    tokenizer = tokenizer_of_words(["</s>", "pad", "end", *"abcdefgh"])
-    index = ConstraintIndex.from_labels(["a b", "a c d", "e", "f g h"], tokenizer, prefix="")
-    options: dict[str, Any] = {"prompt": "h {text}", "progress": False, "batch_size": 3}
-    found, expected = (
-        classify(model_of("llama"), tokenizer, ["a", "b c", "d e f"], index, mesh=on, **options)
-        for on in ((2, 2), (1, 1))
-    )
-    for one, other in zip(found, expected, strict=True):
-        assert [label for label, _ in one] == [label for label, _ in other]
-        np.testing.assert_allclose([p for _, p in one], [p for _, p in other], atol=SCORE_TOL, rtol=0)
-
-
-def tokenizer_of_words(words: list[str]) -> Any:
-    made = Tokenizer(WordLevel({word: number for number, word in enumerate([*words, "[UNK]"])}, unk_token="[UNK]"))
-    made.pre_tokenizer = Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=words[0])
 
 
 @cache

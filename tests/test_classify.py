@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from families import build
@@ -18,7 +19,7 @@ from label_tokenizers import tokenizer_of
 from reference import reference_label_log_probs
 
 from hf_gr import ConstraintIndex, classify, enable
-from hf_gr.classification import bounded, exhaustive, label_trees, prompts
+from hf_gr.classification import label_search, prompts
 from hf_gr.classification.result import RankedLabels
 
 classify_module: Any = sys.modules["hf_gr.classification.classify"]
@@ -85,7 +86,7 @@ def test_the_tree_equals_a_forward_for_each_label(
 ) -> None:
     """In one piece and in several; batches with padding; levels together and one after the other."""
     if nodes is not None:
-        monkeypatch.setattr(exhaustive, "NODES_AT_ONCE", nodes)
+        monkeypatch.setattr(label_search, "NODES_AT_ONCE", nodes)
     model, index = model_of(family), index_of()
     ranked = classify(model, tokenizer_of("bpe"), TEXTS, index, top_k=None, prompt=PROMPT, batch_size=2)
     for text, answer in zip(TEXTS, ranked, strict=True):
@@ -105,7 +106,7 @@ def test_a_model_that_takes_no_tree_is_refused(family: str) -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8} if family == "mamba" else {}
     model = build(family, config={"vocab_size": 512, **sizes})
     with pytest.raises(
-        ValueError, match=r"which cannot score the nodes of a tree .* generate\(constraint_index=...\)"
+        ValueError, match=r"which cannot score the nodes of a tree, .* generate\(constraint_index=...\)"
     ):
         classify(model, tokenizer_of("bpe"), TEXTS, index_of())
 
@@ -122,16 +123,11 @@ def test_a_thousand_labels_are_scored_as_by_themselves() -> None:
 
 def test_a_wrong_parent_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted error: every node hangs below the first of its level."""
-    levels = exhaustive.Sequences.levels
-
-    def wrong(self: Any, piece: slice) -> Any:
-        made = levels(self, piece)
-        for level in made:
-            level.parents[:] = 0
-        return made
-
+    ancestry = label_search._Batch._ancestry
     model, index = model_of("llama"), index_of()
-    monkeypatch.setattr(exhaustive.Sequences, "levels", wrong)
+    monkeypatch.setattr(
+        label_search._Batch, "_ancestry", lambda self, nodes: ancestry(self, nodes)[:, [0] * nodes.shape[1]]
+    )
     (ranked,) = classify(model, tokenizer_of("bpe"), TEXTS[1:2], index, top_k=None, prompt=PROMPT)
     assert difference(ranked, plainly(model, TEXTS[1], index)) > 10 * LOG_TOL
 
@@ -203,7 +199,7 @@ def test_labels_that_tokenize_alike_share() -> None:
 @pytest.mark.parametrize("nodes", [1, 2, 1000])
 def test_pieces_of_what_is_left_of_a_label_set(nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels of several lengths, two of them one sequence, some removed and one added since."""
-    monkeypatch.setattr(exhaustive, "NODES_AT_ONCE", nodes)
+    monkeypatch.setattr(label_search, "NODES_AT_ONCE", nodes)
     model, tokenizer = model_of("llama"), tokenizer_of("wordpiece-uncased")
     left = ["Sports", "SPORTS", "science", "deep learning", "politics"]
     index = ConstraintIndex.from_labels(["science of sports", *left[:4], "Politics"], tokenizer)
@@ -266,10 +262,10 @@ def test_a_bounded_search_finds_what_matters(
 ) -> None:
     """Labels of at least the tolerance are there in the exact order; also where keys are forgotten again and again."""
     monkeypatch.setattr(classify_module, "LOGITS_AT_ONCE", 512)
-    monkeypatch.setattr(bounded, "FIRST_NODES", 8)
+    monkeypatch.setattr(label_search, "FIRST_NODES", 8)
     if keys is not None:
-        monkeypatch.setattr(bounded, "KEYS_AT_ONCE", keys)
-        monkeypatch.setattr(bounded, "NODES_AT_ONCE", 60)
+        monkeypatch.setattr(label_search, "KEYS_AT_ONCE", keys)
+        monkeypatch.setattr(label_search, "NODES_AT_ONCE", 60)
     model, index = sure(model_of(family)), index_of(many_labels(300))
     options: dict[str, Any] = {"prompt": PROMPT, "batch_size": 2}
     found = classify(model, tokenizer_of("bpe"), TEXTS, index, top_k=20, tolerance=tolerance, **options)
@@ -295,13 +291,13 @@ def sure(model: Any) -> Any:
 def test_a_search_that_stops_too_early_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted error: what is left counts for less than it is."""
     monkeypatch.setattr(classify_module, "LOGITS_AT_ONCE", 512)
-    monkeypatch.setattr(bounded, "FIRST_NODES", 8)
+    monkeypatch.setattr(label_search, "FIRST_NODES", 8)
     model, index = sure(model_of("llama")), index_of(many_labels(300))
     options: dict[str, Any] = {"prompt": PROMPT, "batch_size": 1}
     exact = classify(model, tokenizer_of("bpe"), TEXTS, index, top_k=None, **options)
-    init = bounded.BoundedScorer.__init__
+    init = label_search.TreeSearch.__init__
     monkeypatch.setattr(
-        bounded.BoundedScorer, "__init__", lambda self, *args, **kw: init(self, *args, **(kw | {"tolerance": 1e9}))
+        label_search.TreeSearch, "__init__", lambda self, *args, **kw: init(self, *args, **(kw | {"tolerance": 1e9}))
     )
     found = classify(model, tokenizer_of("bpe"), TEXTS, index, top_k=1, **options)
     assert any(
@@ -444,31 +440,23 @@ def test_logits_that_are_no_numbers_are_an_error_and_not_none_of_them(nodes: int
         classify(model, tokenizer_of("bpe"), TEXTS, index_of(), max_tree_nodes=nodes)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_pieces_score_every_sequence_once(seed: int) -> None:
-    """Random tries: pieces cover all sequences in order and keep to their size; levels lead back to the rows."""
-    draw = random.Random(seed)
-    drawn = {tuple(draw.randrange(1, 4) for _ in range(draw.randrange(1, 5))) for _ in range(draw.randrange(1, 30))}
-    index = ConstraintIndex.from_sequences([list(row) for row in drawn], eos_token_id=0)
-    rows, trie = list(index), index.snapshot.trie
-    sequences = exhaustive.Sequences.of(trie)
-    assert [row[row >= 0].tolist() for row in trie.sequences(sequences.leaves())] == rows
-    assert label_trees.num_inner_nodes(trie) == len(prefixes_of(rows))
-    for size in (1, 3, 1000):
-        pieces = sequences.pieces(size)
-        assert [number for piece in pieces for number in range(len(rows))[piece]] == list(range(len(rows)))
-        for piece in pieces:
-            assert len(prefixes_of(rows[piece])) <= size or len(rows[piece]) == 1
-            nodes: list[tuple[int, ...]] = [()]
-            written: list[tuple[int, ...] | None] = [None] * len(rows[piece])
-            for level in sequences.levels(piece):
-                children = zip(level.parents.tolist(), level.tokens.tolist(), strict=True)
-                paths = [(*nodes[parent], token) for parent, token in children]
-                assert sorted([*level.inner.tolist(), *level.ends.tolist()]) == list(range(len(paths)))
-                for sequence, end in zip(level.sequences.tolist(), level.ends.tolist(), strict=True):
-                    written[sequence] = paths[end]
-                nodes = [paths[child] for child in level.inner.tolist()]
-            assert written == [tuple(row) for row in rows[piece]]
+def test_nodes_go_depth_first_and_rows_as_their_leaves() -> None:
+    for seed in range(20):
+        draw = random.Random(seed)
+        drawn = {
+            tuple(draw.randrange(1, 4) for _ in range(draw.randrange(1, 5))) for _ in range(draw.randrange(1, 30))
+        }
+        index = ConstraintIndex.from_sequences([list(row) for row in drawn], eos_token_id=0)
+        edges = label_search.Edges.of(trie := index.snapshot.trie)
+        paths = [()]
+        for node in range(1, len(edges.parents)):
+            paths.append((*paths[edges.parents[node]], int(edges.tokens[node])))
+        inner = sorted(prefixes_of(rows := list(index)))
+        assert [paths[node] for node in edges.depth_first()] == inner  # as texts are sorted
+        assert label_search.num_inner_nodes(trie) == len(inner)
+        leaves = [paths[node] for node in np.flatnonzero(~edges.is_inner)]
+        assert sorted(leaves) == sorted(map(tuple, rows))
+        assert [tuple(row[row >= 0].tolist()) for row in trie.sequences(np.arange(len(rows)))] == leaves
 
 
 def prefixes_of(rows: list[list[int]]) -> set[tuple[int, ...]]:
@@ -500,6 +488,7 @@ def call(**changes: Any) -> Callable[[], Any]:
         ({"index": ConstraintIndex.from_sequences([[3, 4]])}, "index has numbers for item ids, expected labels"),
         ({"index": index_of().where([])}, "index has no living label"),
         ({"model": len}, "model is a builtin_function_or_method, expected a language model"),
+        ({"model": type("FlaxModel", (), {"__module__": "hf_gr.flax.model"})()}, "FlaxModel, .* runs on PyTorch"),
         ({"model": build("llama")}, "index has token .*, expected less than the vocabulary, 64"),
         ({"top_k": 0}, "top_k=0, expected 1 or more"),
         ({"batch_size": 0}, "batch_size=0, expected 1 or more"),

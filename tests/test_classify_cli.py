@@ -138,17 +138,3 @@ def test_labels_that_are_not_in_the_set_are_counted(folder: Path) -> None:
     shown = run(folder, "--target", "label", table="other.parquet")
     assert "2 of 3 texts have a label in column 'label' that is not in the index, such as 'Sport'" in shown
     assert "1 of 3 texts" in run(folder, "--target", "label", "--hierarchy", " > ", table="other.parquet")
-
-
-def test_a_model_in_flax_writes_the_same_table(folder: Path) -> None:
-    pytest.importorskip("jax")
-    pytest.importorskip("flax")
-    tables = []
-    for backend in (["--backend", "torch"], ["--backend", "flax", "--mesh", "1,1"]):
-        run(folder, *backend, "--no-progress")
-        tables.append(pq.read_table(folder / "out.parquet").to_pylist())
-    for theirs, ours in zip(*tables, strict=True):
-        assert ours["labels"] == theirs["labels"]
-        assert ours["probabilities"] == pytest.approx(theirs["probabilities"], rel=1e-4)
-    shown = run(folder, "--backend", "flax", "--device", "cpu", code=2)
-    assert "device='cpu' with backend='flax', expected none: pass mesh=" in shown

@@ -29,16 +29,6 @@ options = {{"constraint_index": index, "num_beams": 3, "progress": False}}
 assert sorted(recommend({folder!r}, users, top_k=3, **options)[0]) == ["ham", "jam", "yam"]
 found = evaluate({{"model": model}}, users, cutoffs=(3,), sampled_users=0, num_resamples=0, baselines=False, **options)
 assert found.results[0].metrics["recall@3"] == 1
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
-from hf_gr import classify
-words = ["</s>", "good", "bad", "it", "is", "[UNK]"]
-made = Tokenizer(models.WordLevel({{word: n for n, word in enumerate(words)}}, unk_token="[UNK]"))
-made.pre_tokenizer = pre_tokenizers.Whitespace()
-tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>")
-labels = ConstraintIndex.from_labels(["good", "bad"], tokenizer, prefix="")
-found = classify(model, tokenizer, ["it is good"], labels, prompt="{{text}} is", progress=False)
-assert sorted(label for label, _ in found[0]) == ["bad", "good"]
 assert not any(name.startswith(("hf_gr.torch", "accelerate")) for name in sys.modules)
 """
 

@@ -2,10 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`classify`: texts to ranked labels. Checks what it is given; scores nothing itself.
 
-A call turns texts into padded prompts (`prompts`), prompts into log-probabilities of label sequences (`finders`: of
-all, or of the best that beams find), and those into ranked labels.
-
-Axes: S sequences.
+A call turns texts into padded prompts (`prompts`), prompts into log-probabilities of label sequences (of all or of
+those that matter by `label_search`, of the best that beams find by `beam_search`), and those into ranked labels.
 """
 
 from __future__ import annotations
@@ -14,19 +12,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hf_gr.answering.backends import backend_of
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.labels import check_is_tokenizer
+from hf_gr.catalogue.rules import combine_rules
 from hf_gr.catalogue.sequences import check_is_unicode, is_integer
 from hf_gr.catalogue.snapshot import Snapshot
+from hf_gr.catalogue.trie import build_trie
 from hf_gr.files.progress import progress_bar
-from hf_gr.generation.checks import check_tokens_of_catalogue
+from hf_gr.generation.checks import LOGITS_AT_ONCE, check_tokens_of_catalogue
 from hf_gr.generation.messages import say_once
 from hf_gr.generation.prompts import padding_side
 
-from .finders import BeamFinder, BoundedFinder, ExactFinder, Finder, Floats, Scoring
-from .label_trees import LOGITS_AT_ONCE, all_sequences
 from .prompts import PromptEncoder, prompt_room
 from .result import Ranked, RankedLabels, parents_of, read_hierarchy
 
@@ -51,7 +49,6 @@ def classify(
     tolerance: float = 0.001,
     num_beams: int = 32,
     max_length: int | None = None,
-    mesh: Any = None,
     progress: bool = True,
 ) -> RankedLabels:
     """Rank the labels of an index for every text.
@@ -74,10 +71,8 @@ def classify(
       was *found*, and are upper bounds of the exact ones. Answers of several labels are always found so.
 
     Args:
-        model: a language model of transformers, decoder-only or encoder-decoder, or a `hf_gr.flax.model.FlaxModel`; it
-            need not be enabled. It is used in evaluation mode. One that cannot score the nodes of a tree (Mamba, RWKV,
-            BLOOM) is refused. In Flax all labels are scored where PyTorch bounds the error,
-            and an answer is one label.
+        model: a language model of transformers in PyTorch, decoder-only or encoder-decoder; it need not be enabled. It
+            is used in evaluation mode. One that cannot score the nodes of a tree (Mamba, RWKV, BLOOM) is refused.
         tokenizer: the model's, with which the index was built.
         texts: what to classify.
         index: of `ConstraintIndex.from_labels`, or any index whose item ids are strings.
@@ -100,8 +95,6 @@ def classify(
         num_beams: of the search in larger sets, which finds as many labels; `top_k` of them, if that is more.
         max_length: the longest prompt in tokens, by default what model and tokenizer allow. A longer one loses the end
             of its text, never of the template.
-        mesh: of a model in Flax: a `jax.sharding.Mesh`, or the numbers of devices that divide texts and weights, such
-            as `(4, 2)`; by default all local devices divide texts.
         progress: show a bar on a terminal or in a notebook; elsewhere the logger `hf_gr.progress` has a line a minute.
 
     Returns:
@@ -136,10 +129,16 @@ def classify(
     Source: "Constrained Decoding: Forcing LLMs to Respect Your Taxonomy", which decodes one label of one text; the
     neutral text is that of Zhao et al., "Calibrate Before Use: Improving Few-Shot Performance of Language Models".
     """
+    from hf_gr.generation.torch.logits_process import read_several
+
+    from .beam_search import BeamSearch
+    from .label_search import Prior, TreeSearch, num_inner_nodes
+    from .model import LabelModel
+
     read_texts = _check_texts(texts)
     snapshot = _check_index(index, tokenizer)
-    scoring = _scoring_of(model, mesh)
-    config, vocab_size = scoring.config, scoring.vocab_size
+    asked = LabelModel(model)
+    config, vocab_size = asked.config, asked.vocab_size
     check_tokens_of_catalogue(snapshot, vocab_size, name="index")
     counts = {"top_k": 1 if top_k is None else top_k, "batch_size": batch_size, "num_beams": num_beams}
     _check_numbers(counts, max_tree_nodes, threshold, tolerance)
@@ -150,62 +149,53 @@ def classify(
             f"separator={separator!r} and max_labels={max_labels!r}, expected both, for answers of several labels, or "
             "neither"
         )
-    answers = None if separator is None else scoring.read_answers(snapshot, separator, max_labels, tokenizer)
-    if answers is not None:
+    answers = None
+    if separator is not None:
+        answers = read_several(combine_rules([snapshot]), separator, max_labels, tokenizer)
         if hierarchy is not None:
             raise ValueError("hierarchy and separator are given, expected one of them: an answer has several parents")
         check_tokens_of_catalogue(answers, vocab_size, name="separator")
     path_of = read_hierarchy(hierarchy, index.item_ids if isinstance(hierarchy, Mapping) else ())
-    answer_length = None if answers is None else answers.longest_answer
-    room = prompt_room(config, tokenizer, answer_length or snapshot.max_length, max_length)
+    room = prompt_room(config, tokenizer, (answers and answers.longest_answer) or snapshot.max_length, max_length)
     side = padding_side(is_encoder_decoder=config.is_encoder_decoder)
     encoder = PromptEncoder.of(prompt, tokenizer, snapshot, room, side)
-    sequences = all_sequences(snapshot)
-    num_nodes, num_beams = sequences.num_inner_nodes, max(num_beams, top_k or 1)
+    trie = snapshot.trie if snapshot.is_compact else build_trie(snapshot.rows())[0]
+    num_nodes, num_beams = num_inner_nodes(trie), max(num_beams, top_k or 1)
 
     prompts = encoder.encode(read_texts)
     # Longest first: what does not fit fails at once, and neighbours need little padding.
     order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
     batch_size = min(batch_size, len(prompts))
-    # What one forward scores is not worth a search; calibration may favour the least probable label.
-    is_large = num_nodes > 2 * LOGITS_AT_ONCE // (batch_size * vocab_size)
-    is_bounded = is_large and top_k is not None and tolerance and neutral_text is None and scoring.takes_trees
-    ranked: list[Any] = [[] for _ in prompts]
+    if answers is not None or num_nodes > max_tree_nodes:
+        if answers is None and max_tree_nodes:
+            say_once(
+                f"{len(index):,} labels have {num_nodes:,} nodes, more than max_tree_nodes={max_tree_nodes:,}: "
+                f"searching them by {num_beams} beams, which may miss labels"
+            )
+        search = BeamSearch(asked, snapshot, num_beams=num_beams, answers=answers)
+    else:
+        # What one forward scores is not worth a search; calibration may favour the least probable label.
+        is_large = num_nodes > 2 * LOGITS_AT_ONCE // (batch_size * vocab_size)
+        is_bounded = is_large and top_k is not None and neutral_text is None
+        search = TreeSearch(
+            asked, trie, snapshot.items_of, tolerance=tolerance if is_bounded else 0.0, at_least=top_k or 1
+        )
+    prior = None if neutral_text is None else Prior(asked, encoder.pad(encoder.encode([neutral_text])))
+    ranked: list[Ranked] = [[] for _ in prompts]
     num_scored = [0] * len(prompts)
-    parents: list[list[Any]] = [[] for _ in prompts]
+    parents: list[list[Ranked]] = [[] for _ in prompts]
     with (
-        scoring.evaluation(),
+        asked.evaluation(),
         progress_bar("Classifying", lambda: len(prompts), unit="texts", shown=progress) as advance,
     ):
-        finder: Finder
-        if answers is not None or num_nodes > max_tree_nodes:
-            if answers is None and max_tree_nodes:
-                say_once(
-                    f"{len(index):,} labels have {num_nodes:,} nodes, more than max_tree_nodes={max_tree_nodes:,}: "
-                    f"searching them by {num_beams} beams, which may miss labels"
-                )
-            finder = BeamFinder(
-                scoring,
-                snapshot,
-                num_beams=num_beams,
-                answers=answers,
-                max_new_tokens=answer_length,
-                batch_size=batch_size,
-            )
-        elif is_bounded:
-            finder = BoundedFinder(scoring, snapshot, sequences, tolerance=tolerance, at_least=top_k or 1)
-        else:
-            finder = ExactFinder(scoring, snapshot, sequences, batch_size=batch_size)
-        if neutral_text is not None:
-            finder.calibrate(*encoder.pad(encoder.encode([neutral_text])))
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
-            batch = finder.find(*encoder.pad([prompts[row] for row in rows]))
+            batch = search.find(encoder.pad([prompts[row] for row in rows]))
             for row, found in zip(rows, batch, strict=True):
                 log_probs = found.log_probs.astype(np.float64)
-                if neutral_text is not None:
-                    log_probs = log_probs - finder.prior(found)
-                every = _rank(log_probs, found.labels, scoring.dtype)
+                if prior is not None:
+                    log_probs = log_probs - prior.of(found.rows)
+                every = _rank(log_probs, found.labels, asked.dtype)
                 ranked[row] = [one for one in every if one[1] >= (threshold or 0.0)][:top_k]
                 num_scored[row] = found.num_scored
                 if path_of is not None:
@@ -213,7 +203,7 @@ def classify(
             advance(len(rows))
     return RankedLabels(
         ranked,
-        method=finder.method,
+        method=search.method,
         num_labels=snapshot.num_items,
         num_nodes=num_nodes,
         num_scored=num_scored,
@@ -222,7 +212,7 @@ def classify(
     )
 
 
-def _rank(log_probs: Floats, labels: Sequence[Sequence[Any]], dtype: Any) -> Ranked:
+def _rank(log_probs: NDArray[np.float64], labels: Sequence[Sequence[Any]], dtype: Any) -> Ranked:
     """All labels, the most probable first, each with its share of its sequence's probability."""
     shares = np.array([max(len(alike), 1) for alike in labels], dtype=np.float64)
     if not len(labels) or np.isnan(log_probs).any() or not np.isfinite(log_probs.max()):
@@ -265,19 +255,6 @@ def _check_index(index: Any, tokenizer: Any) -> Snapshot:
         raise ValueError("index has no living label, expected at least one: all of them were removed, or filtered out")
     index.check_tokenizer(tokenizer)
     return snapshot
-
-
-def _scoring_of(model: Any, mesh: Any) -> Scoring:
-    """What says how probable labels are; refuse a model that cannot."""
-    backend = backend_of(model)
-    backend.refuse_foreign({"mesh": mesh})
-    if backend.name == "flax":
-        from .flax_scoring import FlaxScoring
-
-        return FlaxScoring(model, backend.to_mesh(mesh))
-    from .torch_scoring import TorchScoring
-
-    return TorchScoring(model)
 
 
 def _check_numbers(counts: dict[str, Any], max_tree_nodes: Any, threshold: Any, tolerance: Any) -> None:

@@ -7,10 +7,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from .finders import Method
-
+Method = Literal["exact", "bounded", "beams"]
 TEXTS_SHOWN, LABELS_SHOWN = 5, 3
 Ranked = list[tuple[Any, float]]
 # From a label to its parents, the topmost first, and itself.

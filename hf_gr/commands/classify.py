@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
@@ -49,8 +49,6 @@ def classify(
     max_length: int | None = None,
     tokenizer: str | None = None,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
-    backend: Literal["auto", "torch", "flax"] = "auto",
-    mesh: Sequence[int] | None = None,
     device: str | None = None,
     revision: str | None = None,
 ) -> None:
@@ -88,8 +86,6 @@ def classify(
         max_length: the longest prompt in tokens; a longer one loses the end of its text.
         tokenizer: its name; by default the model's own.
         dtype: of the loaded weights.
-        backend: what runs the model: PyTorch, or JAX (flax). Default: flax where JAX has a TPU, else torch.
-        mesh: in Flax, the numbers of devices that divide rows, and weights; by default all local ones divide rows.
     """
     start = perf_counter()
     from hf_gr.classification.tables import read_texts, write_ranked
@@ -111,8 +107,7 @@ def classify(
     from hf_gr.classification.classify import classify as run
 
     of_loading = {"revision": revision, "device": device}
-    on = backend_for(model, backend, {**of_loading, "mesh": mesh})
-    on.refuse_foreign({"device": device, "mesh": mesh})
+    on = backend_for(model, "torch", of_loading)
     loaded = on.load_model(model, dtype=dtype, device_map=None, processes=Alone(), **of_loading)
     labels = load_index(named, loaded)
     targets = None if target is None else table.column(target).to_pylist()
@@ -135,7 +130,6 @@ def classify(
         num_beams=num_beams,
         batch_size=batch_size,
         max_length=max_length,
-        mesh=mesh,
         progress=progress,
     )
     metrics = [] if targets is None else [asdict(one) for one in ranked.metrics(targets)]

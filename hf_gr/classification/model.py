@@ -1,0 +1,77 @@
+# Copyright 2026 The hf_gr authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A language model of transformers as classification sees it: checked once, then asked about prompts. Knows no label.
+
+Axes: B batch, P prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationMixin
+
+from hf_gr.catalogue.fanout import Longs
+from hf_gr.generation.models import start_token
+from hf_gr.generation.torch.layouts import prefilled, takes_tree
+from hf_gr.generation.torch.models import base_model, evaluation, output_size_of
+from hf_gr.torch.scorers import TreeScorer
+
+Prompts = tuple[Longs, Longs]  # `[B, P]` tokens, and their mask
+
+
+class LabelModel:
+    """A model that can score the nodes of a tree after a prompt.
+
+    Args:
+        model: of transformers, also in wrappers for training and with adapters of weights.
+
+    Raises:
+        ValueError: a model that cannot generate or takes no tree, or with a learned prefix.
+    """
+
+    def __init__(self, model: Any) -> None:
+        adapter: Any = getattr(model, "active_peft_config", None)
+        inner = base_model(model) if isinstance(model, torch.nn.Module) else None
+        if not isinstance(inner, GenerationMixin):
+            kind, is_flax = type(model).__name__, type(model).__module__.startswith("hf_gr.flax")
+            why = ": classify runs on PyTorch (backend='torch')" if is_flax else ""
+            raise ValueError(f"model is a {kind}, expected a language model of transformers{why}")
+        if getattr(adapter, "is_prompt_learning", False):
+            raise ValueError(
+                f"model has a {adapter.peft_type.value} adapter, expected one of weights such as LoRA: a learned "
+                "prefix is not supported"
+            )
+        if not takes_tree(inner):
+            raise ValueError(
+                f"model is a {type(inner).__name__}, which cannot score the nodes of a tree, "
+                "expected another: its generate(constraint_index=...) finds the best labels"
+            )
+        self.model: Any = inner
+        self.config, self.dtype = self.model.config, self.model.dtype
+        self.vocab_size = output_size_of(inner)
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Without gradients; every module is in its own mode again afterwards."""
+        with torch.no_grad(), evaluation(self.model):
+            yield
+
+    def to_device(self, prompts: Prompts) -> tuple[Tensor, Tensor]:
+        """Tokens and mask where the model reads them."""
+        tokens, mask = (torch.from_numpy(array).to(self.model.device) for array in prompts)
+        return tokens, mask
+
+    def scorers(self, prompts: Prompts, *, width: int) -> Callable[[], TreeScorer]:
+        """Makes scorers over a batch of prompts, which share one prefill; `width` nodes are expected of each."""
+        tokens, mask = self.to_device(prompts)
+        if not self.config.is_encoder_decoder:
+            return prefilled(self.model, tokens, None, mask, width=width)
+        start = start_token(self.model.generation_config, self.config)
+        if start is None:
+            raise ValueError("model has no decoder_start_token_id, expected one: set it in model.generation_config")
+        return prefilled(self.model, torch.full_like(tokens[:, :1], start), tokens, mask, width=width)
