@@ -418,7 +418,7 @@ def test_what_is_pytorchs_alone_loads_pytorch_whatever_auto_means(
 
     torch_model, model = pair("qwen3", folder)
     monkeypatch.setattr(auto, "choose_backend", lambda: "flax")
-    options: dict[str, Any] = {"dtype": "auto", "device_map": None, "device": "cpu", "num_processes": 1}
+    options: dict[str, Any] = {"dtype": "auto", "device_map": None, "device": "cpu"}
     assert isinstance(load_model(folder / "qwen3", **options), mixin.GRGenerationMixin)
     assert isinstance(load_draft_model(folder / "qwen3", torch_model), mixin.GRGenerationMixin)
     with pytest.raises(ValueError, match="model is a FlaxModel, expected a transformers model.*backend='torch'"):

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -93,7 +94,10 @@ def test_adapters_are_models_in_a_folder_and_on_the_hub(case: Case, hub: HubServ
         ({"device": "gpu"}, "device='gpu', expected one of this machine's, cpu"),
         ({"device": "meta:x"}, "device='meta:x', expected one of this machine's, cpu"),
         ({"revision": "v1"}, "revision='v1' with the folder .*, expected a repository"),
-        ({"device": "cpu", "num_processes": 2}, "device='cpu' with 2 processes, expected one of both"),
+        (
+            {"device": "cpu", "processes": SimpleNamespace(count=2)},
+            "device='cpu' with 2 processes, expected one of both",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_before_loading(case: Case, options: Any, message: str) -> None:

@@ -1,24 +1,27 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Catalogues and tokenizers, by name or already loaded, and names of models. Knows no users and no framework."""
+"""Catalogues and tokenizers, by name or already loaded, names of models, padded prompts. Knows no framework."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from hf_gr.catalogue import ConstraintIndex
 from hf_gr.catalogue.labels import fingerprint
 from hf_gr.catalogue.storage import JSON_FILE
-from hf_gr.generation.models import position_limit
+from hf_gr.generation.models import fill_token, position_limit
 from hf_gr.generation.named_catalogues import resolve_index
+from hf_gr.generation.prompts import pad, padding_side
 
 
 def check_name(model: str | Path, *, argument: str = "model") -> None:
@@ -84,6 +87,13 @@ def prompt_room(model: Any, index: ConstraintIndex, *, drafting: str | None, opt
         return limit
     head = getattr(model, "draft_head", None) if drafting == "head" else None
     return limit - max(index.max_length - 1, 0 if head is None else head.config.num_placeholders)
+
+
+def padded(model: Any, batch: Sequence[Sequence[int]]) -> dict[str, npt.NDArray[np.int64]]:
+    """`input_ids` and `attention_mask` `[B, P]`: decoders need padding on the left, encoders on the right."""
+    side = padding_side(is_encoder_decoder=model.config.is_encoder_decoder)
+    input_ids, mask = pad(batch, max(fill_token(model.generation_config), 0), side=side)
+    return {"input_ids": input_ids, "attention_mask": mask}
 
 
 def fingerprint_tokenizer(tokenizer: Any) -> str:

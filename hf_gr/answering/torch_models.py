@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,50 +17,64 @@ from hf_gr.generation.torch.fingerprints import fingerprint_model
 from hf_gr.generation.torch.loading import enable, load
 from hf_gr.generation.torch.models import embeddings_of, is_sharded
 
-from .backends import Backend
-from .batching import make_batches
-from .loading import check_name
-from .prompts import padded as padded_on_host
+from . import batching
+from .backends import Alone, refuse
+from .loading import check_name, padded
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+name = "torch"  # as `backend=` has it
+is_compiled = False  # whether every shape has a program, so that its first call is slower
+foreign = {"mesh": "pass device= or device_map=, start several processes, or load the model with backend='flax'"}
+
+
+def refuse_foreign(given: Mapping[str, Any]) -> None:
+    """Refuse options that only the other framework has, unless None."""
+    refuse(name, foreign, given)
+
+
+def processes() -> Any:
+    """This process and its peers: see `hf_gr.torch.processes.Processes`."""
+    from hf_gr.torch.processes import Processes
+
+    return Processes()
 
 
 def load_model(
     model: Any,
     *,
     dtype: str | torch.dtype = "auto",
-    device_map: Any = None,
     device: Any = None,
+    device_map: Any = None,
     revision: str | None = None,
-    own_device: Any = None,
-    num_processes: int = 1,
+    processes: Any = None,
 ) -> Any:
     """A model with `GRGenerationMixin`, in evaluation mode; a loaded one stays on its device.
 
     Args:
         model: a loaded model, or the folder or repository of one.
         dtype: of the weights, for a model by name, as all that follows: one of `DTYPES`, or torch's own.
+        device: where the model runs, as asked for; None for this process's, or a GPU if there is one.
         device_map: spreads the model over several devices.
-        device: where the model runs, as asked for; None for `own_device`.
         revision: branch, tag or commit of the repository.
-        own_device: this process's; None for a GPU if there is one.
-        num_processes: how many processes load a model each.
+        processes: this process and its peers, which load a model each; None for this one alone.
 
     Raises:
         OSError: a name that is neither a folder nor reachable on the Hub.
         ValueError: weights sharded over processes, `device_map` or `device` with several processes, no such device,
             or no model.
     """
-    for name, value, why in (
+    own = Alone() if processes is None else processes
+    for option, value, why in (
         ("device_map", device_map, "it spreads one model over all devices, and every process has a model of its own"),
         ("device", device, "every process has a device of its own"),
     ):
-        if value is not None and num_processes > 1:
-            raise ValueError(f"{name}={value!r} with {num_processes} processes, expected one of both: {why}")
+        if value is not None and own.count > 1:
+            raise ValueError(f"{option}={value!r} with {own.count} processes, expected one of both: {why}")
     if isinstance(model, (str, Path)):
-        return _load_by_name(model, dtype, device_map, device, revision, own_device)
+        return _load_by_name(model, dtype, device_map, device, revision, own.device)
     given = {"dtype": None if dtype == "auto" else dtype, "device": device, "device_map": device_map}
-    given = [name for name, value in (given | {"revision": revision}).items() if value is not None]
+    given = [option for option, value in (given | {"revision": revision}).items() if value is not None]
     if given:
         raise ValueError(f"{given[0]}= with a loaded model, expected none: load it with that, or pass its name")
     if isinstance(model, DistributedDataParallel):
@@ -82,18 +96,18 @@ def _load_by_name(
 ) -> Any:
     check_name(model)
     check_revision(model, revision)
-    name = dtype if dtype in (None, "auto") else getattr(torch, str(dtype).removeprefix("torch."), None)
-    if name is not None and name != "auto" and not getattr(name, "is_floating_point", False):
-        name = None
-    if name is None:
+    kind = dtype if dtype in (None, "auto") else getattr(torch, str(dtype).removeprefix("torch."), None)
+    if kind is not None and kind != "auto" and not getattr(kind, "is_floating_point", False):
+        kind = None
+    if kind is None:
         raise ValueError(f"dtype={dtype!r}, expected one of {', '.join(DTYPES)}")
     place = check_device(device) if device is not None else own_device
     if place is None:
         place = "cuda" if torch.cuda.is_available() else "cpu"
     given = {"device_map": device_map, "revision": revision}
-    given = {name: value for name, value in given.items() if value is not None}
+    given = {option: value for option, value in given.items() if value is not None}
     with naming_model(model, "model"):
-        loaded = load(model, dtype=name, **given)
+        loaded = load(model, dtype=kind, **given)
     return (loaded if device_map is not None else loaded.to(place)).eval()
 
 
@@ -132,72 +146,39 @@ def input_device(model: Any) -> torch.device:
     return model.device if model.device.type != "meta" else torch.device(model._hf_hook.execution_device)
 
 
-def padded(model: Any, batch: Sequence[Sequence[int]]) -> dict[str, Tensor]:
-    """`prompts.padded` as tensors on the model's device."""
+def num_embeddings(model: Any) -> int | None:
+    """The tokens that a model can read; None if unknown."""
+    return embeddings_of(model)
+
+
+def fingerprint(model: Any) -> str:
+    """A digest of a model's config and weights: all bits count, and the framework."""
+    return fingerprint_model(model)
+
+
+def hardware(model: Any, *, num_processes: int, mesh: Any) -> str:
+    """What a model runs on, in words."""
     device = input_device(model)
-    return {name: torch.from_numpy(array).to(device) for name, array in padded_on_host(model, batch).items()}
+    on = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
+    return f"{num_processes} x {on}, {str(model.dtype).removeprefix('torch.')}, torch {torch.__version__}"
 
 
-class TorchBackend(Backend):
-    """See `Backend`."""
+def to_mesh(mesh: Any) -> Any:
+    """The argument `mesh` of `generate`, from what users pass; there is none."""
+    return None
 
-    name = "torch"
-    foreign = {"mesh": "pass device= or device_map=, start several processes, or load the model with backend='flax'"}
 
-    def processes(self) -> Any:
-        """See `Backend.processes`."""
-        from hf_gr.torch.processes import Processes
+def prompts(model: Any, batch: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+    """`input_ids` and `attention_mask` `[B, P]` on the model's device."""
+    device = input_device(model)
+    return {option: torch.from_numpy(array).to(device) for option, array in padded(model, batch).items()}
 
-        return Processes()
 
-    def load_model(
-        self, model: Any, *, dtype: Any, device: Any, device_map: Any, revision: str | None, processes: Any
-    ) -> Any:
-        """See `Backend.load_model`."""
-        return load_model(
-            model,
-            dtype=dtype,
-            device_map=device_map,
-            device=device,
-            revision=revision,
-            own_device=processes.device,
-            num_processes=processes.count,
-        )
+def draw_seeds(number: int) -> list[int]:
+    """Seeds of samples for which none was given: from PyTorch's generator, which `torch.manual_seed` sets."""
+    return torch.randint(2**63 - 1, (number,)).tolist()
 
-    def load_draft_model(self, draft_model: Any, model: Any) -> Any:
-        """See `Backend.load_draft_model`."""
-        return load_draft_model(draft_model, model)
 
-    def num_embeddings(self, model: Any) -> int | None:
-        """See `Backend.num_embeddings`."""
-        return embeddings_of(model)
-
-    def fingerprint(self, model: Any) -> str:
-        """See `Backend.fingerprint`."""
-        return fingerprint_model(model)
-
-    def hardware(self, model: Any, *, num_processes: int, mesh: Any) -> str:
-        """See `Backend.hardware`."""
-        device = input_device(model)
-        is_gpu = device.type == "cuda"
-        name = torch.cuda.get_device_name(device) if is_gpu else f"CPU, threads: {torch.get_num_threads()}"
-        dtype = str(model.dtype).removeprefix("torch.")
-        return f"{num_processes} x {name}, {dtype}, torch {torch.__version__}"
-
-    def to_mesh(self, mesh: Any) -> Any:
-        """See `Backend.to_mesh`: there is none."""
-        return None
-
-    def prompts(self, model: Any, batch: Sequence[Sequence[int]]) -> dict[str, Tensor]:
-        """See `Backend.prompts`."""
-        return padded(model, batch)
-
-    def draw_seeds(self, number: int) -> list[int]:
-        """See `Backend.draw_seeds`: from PyTorch's generator, which `torch.manual_seed` sets."""
-        return torch.randint(2**63 - 1, (number,)).tolist()
-
-    def make_batches(
-        self, lengths: Sequence[int], *, token_budget: int, tokens_ahead: int, mesh: Any
-    ) -> list[list[int]]:
-        """See `Backend.make_batches`."""
-        return make_batches(lengths, token_budget=token_budget, tokens_ahead=tokens_ahead)
+def make_batches(lengths: Sequence[int], *, token_budget: int, tokens_ahead: int, mesh: Any) -> list[list[int]]:
+    """Rows of `lengths` to answer together: see `batching`. Every row is in a batch; one may come again."""
+    return batching.make_batches(lengths, token_budget=token_budget, tokens_ahead=tokens_ahead)
