@@ -23,7 +23,7 @@ from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, enable
 from hf_gr.core import auto
 from hf_gr.core.auto import LEAST_GAIN, ROOM, WIDER_BY, Costs, Search, choose_draft, costs_of
 from hf_gr.generation import drafts
-from hf_gr.generation.torch.drafts import auto as of_torch
+from hf_gr.generation.torch import drafts as of_torch
 
 BEAUTY = (1, 91, 6539, 11172, 12023)  # nodes of the Beauty catalogue by level
 REL_TOL = 1e-9  # sums of a few doubles

@@ -66,7 +66,6 @@ LEAVES_EARLY = {("hf_gr/torch/decode.py", "_decide")}
 SIZE_OF_DRAFT = {("hf_gr/torch/drafters.py", "_subtree")}
 IS_ACCEPTED = {("hf_gr/torch/decode.py", "decide")}
 LENGTH = {("hf_gr/torch/decode.py", "cropped")}
-WAS_THERE_A_DRAFT = {("hf_gr/generation/torch/drafts/trie.py", "report")}
 # A draft model has a prefill of its own, within the loop.
 PREFILL_OF_DRAFT = {
     ("hf_gr/generation/torch/scorers.py", "make_scorer"),
@@ -106,11 +105,11 @@ FIXED = {
 OTHERS = {
     "ragged": Mode(BEAMS | {"constraint_index": RAGGED}, in_decode=LEAVES_EARLY, after=LENGTH),
     "ragged, greedy": Mode(GREEDY | {"constraint_index": RAGGED}, in_decode=LEAVES_EARLY, after=LENGTH),
-    "trie": Mode(BEAMS | TRIE, in_decode=SIZE_OF_DRAFT, after=WAS_THERE_A_DRAFT),
+    "trie": Mode(BEAMS | TRIE, in_decode=SIZE_OF_DRAFT),
     "ragged trie": Mode(
         BEAMS | TRIE | {"constraint_index": RAGGED},
         in_decode=SIZE_OF_DRAFT | LEAVES_EARLY,
-        after=LENGTH | WAS_THERE_A_DRAFT,
+        after=LENGTH,
     ),
     "assistant": Mode(
         BEAMS,
@@ -123,7 +122,7 @@ OTHERS = {
     "head, verified": Mode(
         BEAMS | {"drafting": "head", "verification": "strict"}, in_decode=SIZE_OF_DRAFT | IS_ACCEPTED
     ),
-    "auto": Mode(BEAMS | {"drafting": "auto"}, in_decode=SIZE_OF_DRAFT, after=WAS_THERE_A_DRAFT),
+    "auto": Mode(BEAMS | {"drafting": "auto"}, in_decode=SIZE_OF_DRAFT),
 }
 MODES = FIXED | OTHERS
 

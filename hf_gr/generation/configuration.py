@@ -102,7 +102,7 @@ class GRGenerationConfig(GenerationConfig):
             if relaxed.
         draft_token_budget: the most nodes that the catalogue drafts for one forward, per row, less those that the
             draft model drafts for it (as many as beams are always allowed); by default 512, or what keeps the logits
-            of all rows under 256 MB. If no level fits the budget, decoding is plain, and a warning says so once.
+            of all rows under 256 MB. If no level fits the budget, decoding is plain: `out.speculation` tells.
         num_assistant_tokens: transformers' own; the most levels that the draft model drafts at once. Nothing after
             the end of the catalogue's sequences is drafted.
         forced_eos_token_id: transformers' own; counts if it is the catalogue's end token. In the longest sequences

@@ -10,8 +10,8 @@ logger = logging.getLogger("hf_gr.generation")
 _SAID: set[str] = set()
 
 
-def say_once(message: str, *, about: str | None = None) -> None:
-    """Log a message, unless one about the same (by default: the same message) was logged before."""
-    if (about or message) not in _SAID:
-        _SAID.add(about or message)
+def say_once(message: str) -> None:
+    """Log a message, unless it was logged before."""
+    if message not in _SAID:
+        _SAID.add(message)
         logger.warning(message)

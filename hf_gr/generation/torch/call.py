@@ -192,7 +192,6 @@ class Call(BaseCall):
 
     def answer(self, prepared: Prepared, search: Search, decoded: Decoded) -> Any:
         """transformers' output; `past_key_values` is the prompt's cache, ready for another call."""
-        search.draft.report(search, decoded)
         config, decoded = self.config, decoded.cropped()
         prompts = prepared.input_ids.repeat_interleave(config.num_return_sequences, dim=0)
         sequences = torch.cat([prompts, decoded.sequences.to(prompts.device)], dim=1)

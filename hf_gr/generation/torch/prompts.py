@@ -8,7 +8,6 @@ Axes: B batch, P prompt, L placeholders, H hidden size, V vocabulary.
 from __future__ import annotations
 
 import copy
-import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from hf_gr.generation import internals
 from hf_gr.generation.call import Prompt, check_some_tokens, read_mask, read_tokens
+from hf_gr.generation.messages import say_once
 from hf_gr.generation.models import start_token
 from hf_gr.torch.transfers import to_device
 
@@ -158,15 +158,10 @@ def prefill_with_placeholders(
             kwargs[name] = torch.cat([kwargs[name], kind.expand(-1, size)], dim=1)
     if takes_argument(model, "logits_to_keep"):
         kwargs["logits_to_keep"] = size + 1
-    if config.prefill_chunk_size is not None:
-        num_read = longer.shape[1]
-        if cache is not None and past and kwargs[mask].shape[1] == num_read:  # the prompt is given from its start
-            num_read -= cache.get_seq_length()
+    if config.prefill_chunk_size is not None:  # the last chunk may not have all placeholders
+        say_once("prefill_chunk_size is not used with a draft head: its prompts are computed at once")
         config = copy.copy(config)
-        # transformers would cut an encoder's mask into the chunks of the decoder.
-        config.prefill_chunk_size = (
-            None if model.config.is_encoder_decoder else _chunk_size(config.prefill_chunk_size, num_read, size + 1)
-        )
+        config.prefill_chunk_size = None
     with catch_hidden_states(model) as caught:
         outputs = internals.prefill(model, longer, config, kwargs)
     if size:
@@ -184,8 +179,3 @@ def _decoder_of(model: Any) -> Any:
     decoder = model.get_decoder()
     # transformers takes the whole model of Llama 4 for its decoder, and the last layer of ModernBERT's.
     return model.model if decoder is model or decoder is model.get_output_embeddings() else decoder
-
-
-def _chunk_size(wanted: int, num_tokens: int, num_last: int) -> int:
-    """The smallest size, at least the wanted one, whose last chunk has all that is read: outputs are that chunk's."""
-    return next(size for size in itertools.count(wanted) if (num_tokens - 1) % size >= num_last - 1)
