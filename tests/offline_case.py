@@ -27,8 +27,24 @@ from typer.testing import CliRunner
 
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, enable, recommend
 from hf_gr.commands import app as cli
+from hf_gr.offline.intervals import UserValues
+from hf_gr.offline.metrics import metric_names, user_metrics
 from hf_gr.offline.parts import Parts
 from hf_gr.training import write_teacher_data
+
+
+class RankingTotals:
+    """Means of the metrics of some lists."""
+
+    def __init__(self, cutoffs: tuple[int, ...]) -> None:
+        self.cutoffs, self.values = cutoffs, UserValues()
+
+    def add(self, items: Any, targets: Any) -> None:
+        self.values.add(user_metrics(items, targets, self.cutoffs))
+
+    def means(self) -> dict[str, float]:
+        return dict(zip(metric_names(self.cutoffs), self.values.means(), strict=False))
+
 
 SCORE_TOL = 1e-4  # fp32: sums of 3 log-probabilities, in batches of other sizes and paddings
 NUM_ITEMS = 60

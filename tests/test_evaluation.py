@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
-from offline_case import Case, make_case, make_users, read, write_users
+from offline_case import Case, RankingTotals, make_case, make_users, read, write_users
 from typer.testing import CliRunner
 
 from hf_gr import ConstraintIndex, evaluate
@@ -27,7 +27,7 @@ from hf_gr.offline import baselines as baselines_module
 from hf_gr.offline import measures, prompts
 from hf_gr.offline.baselines import FEW_REPEATS, ITEM_TO_ITEM, LATEST, POPULARITY, Histories, PairCounts
 from hf_gr.offline.intervals import FEWEST_USERS, UserValues, bootstrap
-from hf_gr.offline.metrics import RankingTotals, metric_names
+from hf_gr.offline.metrics import metric_names
 from hf_gr.offline.results import Evaluation
 from hf_gr.offline.show import as_text
 
@@ -264,7 +264,9 @@ def test_a_target_among_the_excluded_history_may_be_found(excluded: bool) -> Non
     assert (1 in found.answer(request, [1, 2], [1], top_k=3)[POPULARITY]) is excluded
 
 
-def test_pairs_are_counted_however_they_are_merged() -> None:
+@pytest.mark.parametrize("few", [0, 100, 10**6])
+def test_pairs_are_counted_however_they_are_merged(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baselines_module, "FEW_PAIRS", few)
     draw, pairs, expected = np.random.default_rng(0), PairCounts(), Counter[int]()
     for size in draw.integers(0, 50, 60):
         keys = draw.integers(0, 200, size)

@@ -17,13 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from offline_case import Case, command, make_case, make_users, options_of, read, run, write_users
+from offline_case import Case, RankingTotals, command, make_case, make_users, options_of, read, run, write_users
 from typer.main import get_command as build_command
 
 from hf_gr import ConstraintIndex, evaluate, recommend
 from hf_gr.commands import app as cli
 from hf_gr.generation.torch.mixin import GRGenerationMixin
-from hf_gr.offline.metrics import RankingTotals
 
 NUM_USERS = 60
 

@@ -28,6 +28,7 @@ LATEST = 100  # distinct items of a history that count: its pairs grow with the 
 # Below this share of repeats among the items of histories, lists omit what their user has had: users hardly take an
 # item again, which a model learns, and a list of the user's own items would be no rival.
 FEW_REPEATS = 0.05
+FEW_PAIRS = 2**20  # that are not merged yet
 DIGITS = 9  # scores that differ by less tie: their sums were added in another order
 
 Longs = NDArray[np.int64]
@@ -178,32 +179,24 @@ class Baselines:
 
 
 class PairCounts:
-    """How often each of many pairs was seen, as sorted keys; lists of like size are merged, so that each is rarely."""
+    """How often each of many pairs was seen: sorted keys, merged with what was added since, once that is as long."""
 
     def __init__(self) -> None:
-        self._sorted: list[tuple[Longs, Longs]] = []
+        self._parts = [(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))]
 
     def add(self, keys: Longs) -> None:
         """Count some keys."""
-        found = np.unique(keys, return_counts=True)
-        while self._sorted and len(self._sorted[-1][0]) < 2 * len(found[0]):
-            found = _merge(self._sorted.pop(), found)
-        self._sorted.append(found)
+        self._parts.append(np.unique(keys, return_counts=True))
+        if sum(len(part) for part, _ in self._parts[1:]) > max(FEW_PAIRS, len(self._parts[0][0])):
+            self.merged()
 
     def merged(self) -> tuple[Longs, Longs]:
         """All keys, ascending, and how often each was seen."""
-        empty = np.zeros(0, dtype=np.int64)
-        found = empty, empty
-        while self._sorted:
-            found = _merge(self._sorted.pop(), found)
-        self._sorted.append(found)
-        return found
-
-
-def _merge(some: tuple[Longs, Longs], others: tuple[Longs, Longs]) -> tuple[Longs, Longs]:
-    keys, counts = (np.concatenate(both) for both in zip(some, others, strict=True))
-    distinct, places = np.unique(keys, return_inverse=True)
-    return distinct, np.bincount(places, weights=counts, minlength=len(distinct)).astype(np.int64)
+        keys, counts = (np.concatenate(both) for both in zip(*self._parts, strict=True))
+        distinct, places = np.unique(keys, return_inverse=True)
+        seen = np.bincount(places, weights=counts, minlength=len(distinct)).astype(np.int64)
+        self._parts = [(distinct, seen)]
+        return distinct, seen
 
 
 def _latest(history: Sequence[Any]) -> list[Any]:

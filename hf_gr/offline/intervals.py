@@ -56,6 +56,23 @@ class UserValues:
             self.users.append(user)
 
     @property
+    def num_rows(self) -> int:
+        """Rows that were added."""
+        return len(self.codes)
+
+    @property
+    def num_users(self) -> int:
+        """Users of these rows; as many as rows if users have no numbers."""
+        return len(set(self.users)) or self.num_rows
+
+    def means(self) -> list[float]:
+        """The mean of each metric over rows; none without rows."""
+        if not self.codes:
+            return []
+        counts = np.bincount(np.asarray(self.codes, dtype=np.int64), minlength=len(self.rows))
+        return (counts @ self.table / self.num_rows).tolist()
+
+    @property
     def table(self) -> NDArray[np.float64]:
         """`[D, M]` distinct rows."""
         return np.array(list(self.rows), dtype=np.float64)
@@ -70,7 +87,7 @@ class UserValues:
     @property
     def has_intervals(self) -> bool:
         """Whether there are enough users."""
-        return (len(set(self.users)) if self.users else len(self.codes)) >= FEWEST_USERS
+        return self.num_users >= FEWEST_USERS
 
     def _by_user(self, values: NDArray[np.float64], codes: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
         """Distinct sums of users' values, how many users have each, and of how many rows each is the sum.

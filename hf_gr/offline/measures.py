@@ -25,7 +25,7 @@ from hf_gr.tables.files import pyarrow
 from .baselines import Baselines, Histories
 from .intervals import UserValues
 from .job import USER, WAS_EXCLUDED, Job
-from .metrics import RankingTotals, metric_names
+from .metrics import metric_names, user_metrics
 from .prompts import PromptMaker
 from .results import Skipped
 from .users import Users
@@ -53,8 +53,8 @@ class Tally:
     values: UserValues = field(default_factory=UserValues)
 
     def __post_init__(self) -> None:
-        self._totals, self._of_new = RankingTotals(self.cutoffs), RankingTotals(self.cutoffs)
-        self._groups: dict[str, RankingTotals] = {}
+        self._of_new = UserValues()
+        self._groups: dict[str, UserValues] = {}
         self._seen: dict[Any, bool] = {}  # by item, whether the catalogue has it
         self._is_known: dict[Any, bool] = {}  # the same of targets
         self._num_items = self._num_invalid = self._num_unknown = 0
@@ -71,28 +71,35 @@ class Tally:
             self._num_unknown += not all(self._is_known[target] for target in targets)
             self._num_items += len(items)
             self._num_invalid += sum(not self._seen[item] for item in items)
-            self.values.add(self._totals.add(items, targets, user), user)
+            values = user_metrics(items, targets, self.cutoffs)
+            self.values.add(values, user)
             if "group" in row:
-                self._groups.setdefault(str(row["group"]), RankingTotals(self.cutoffs)).add(items, targets, user)
+                self._groups.setdefault(str(row["group"]), UserValues()).add(values, user)
             self._names_new = self._names_new or "is_new" in row
             if row["is_new"] if "is_new" in row else targets[0] in (self.new_items or ()):
-                self._of_new.add(items, targets, user)
+                self._of_new.add(values, user)
 
     def result(self, *, num_resamples: int, seed: int) -> dict[str, Any]:
         """The fields of a `Result` that are counted."""
         bounds = self.values.intervals(num_resamples=num_resamples, seed=seed)
         return {
-            "num_users": self._totals.num_users,
-            "num_rows": self._totals.num_rows,
+            "num_users": self.values.num_users,
+            "num_rows": self.values.num_rows,
             "num_unknown_targets": self._num_unknown,
-            "metrics": self._totals.means(),
+            "metrics": self._means(self.values),
             "intervals": dict(zip(metric_names(self.cutoffs), bounds, strict=False)),
-            "groups": {name: _with_size(self._groups[name]) for name in sorted(self._groups)},
-            "new_items": _with_size(self._of_new) if self._names_new else {},
+            "groups": {name: self._with_size(self._groups[name]) for name in sorted(self._groups)},
+            "new_items": self._with_size(self._of_new) if self._names_new else {},
             "coverage": len(self._seen) / max(1, len(set(self.index.item_ids))),
-            "filled": self._num_items / max(1, self._totals.num_rows * self.cutoffs[-1]),
+            "filled": self._num_items / max(1, self.values.num_rows * self.cutoffs[-1]),
             "invalid": self._num_invalid / max(1, self._num_items),
         }
+
+    def _means(self, values: UserValues) -> dict[str, float]:
+        return dict(zip(metric_names(self.cutoffs), values.means(), strict=False))
+
+    def _with_size(self, values: UserValues) -> dict[str, float]:
+        return {"num_users": values.num_users, **self._means(values)}
 
 
 def count_rows(
@@ -204,7 +211,3 @@ def _rows(output: Path) -> Iterator[dict[str, Any]]:
         names = [name for name in reader.schema_arrow.names if name in COUNTED]
         for batch in reader.iter_batches(ROWS_AT_ONCE, columns=names):
             yield from batch.to_pylist()
-
-
-def _with_size(totals: RankingTotals) -> dict[str, float]:
-    return {"num_users": totals.num_users, **totals.means()}

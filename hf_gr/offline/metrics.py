@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from math import log2
 from typing import Any
 
@@ -40,48 +39,3 @@ def user_metrics(items: Sequence[Any], targets: Collection[Any], cutoffs: Sequen
         recall.append(len(within) / len(wanted))
         ndcg.append(sum(1 / log2(rank + 1) for rank in within) / best)
     return (*recall, *ndcg, 1 / ranks[0] if ranks else 0.0)
-
-
-@dataclass
-class RankingTotals:
-    """Sums of `user_metrics` over lists; `means` divides them.
-
-    Attributes:
-        cutoffs: the K.
-        num_rows: lists that were added.
-
-    Example:
-        >>> totals = RankingTotals((1, 2))
-        >>> _ = totals.add(["jam", "ham"], ["ham"])
-        >>> _ = totals.add(["tea", "ham"], ["tea"])
-        >>> {name: round(value, 3) for name, value in totals.means().items()}
-        {'recall@1': 0.5, 'recall@2': 1.0, 'ndcg@1': 0.5, 'ndcg@2': 0.815, 'mrr': 0.75}
-    """
-
-    cutoffs: tuple[int, ...]
-    num_rows: int = 0
-    _sums: list[float] = field(default_factory=list)
-    _users: set[int] = field(default_factory=set)
-
-    @property
-    def num_users(self) -> int:
-        """Users whose lists were added; as many as lists if users have no numbers."""
-        return len(self._users) or self.num_rows
-
-    def add(self, items: Sequence[Any], targets: Collection[Any], user: int | None = None) -> tuple[float, ...]:
-        """Add one list, best first, and its targets (one or more); return its metrics.
-
-        A user with several lists has a number; all users have one, or none has.
-        """
-        values = user_metrics(items, targets, self.cutoffs)
-        self._sums = [total + value for total, value in zip(self._sums or [0.0] * len(values), values, strict=True)]
-        self.num_rows += 1
-        if user is not None:
-            self._users.add(user)
-        return values
-
-    def means(self) -> dict[str, float]:
-        """The metrics: means over lists; none without lists."""
-        return {
-            name: total / self.num_rows for name, total in zip(metric_names(self.cutoffs), self._sums, strict=False)
-        }
