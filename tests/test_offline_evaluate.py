@@ -113,8 +113,8 @@ def test_leave_one_out_is_recommend_over_shorter_histories(tmp_path: Path, case:
     assert result.metrics == pytest.approx(totals["all"].means())
     assert {name: part["num_users"] for name, part in result.groups.items()} == {"de": 20, "fr": 40}
     assert result.groups["de"] == pytest.approx({"num_users": 20, **totals["de"].means()})
-    assert result.new_items == pytest.approx({"num_users": totals["new"].num_users, **totals["new"].means()})
-    assert 0 < totals["new"].num_users < NUM_USERS
+    assert result.new_items == pytest.approx({"num_users": totals["new"].values.num_users, **totals["new"].means()})
+    assert 0 < totals["new"].values.num_users < NUM_USERS
     assert result.coverage == pytest.approx(len({item for items in answers for item in items}) / len(case.tokens))
     assert (result.num_users, result.num_skipped, result.filled, result.invalid) == (NUM_USERS, 0, 1.0, 0.0)
     assert result.latency_seconds is not None

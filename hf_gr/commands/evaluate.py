@@ -5,8 +5,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Any
 
 import typer
@@ -61,12 +64,13 @@ def evaluate(
 
     found = run(models, users, constraint_index=indexes, **given, **of_generate(drafting, option, given))
     if is_main():
-        from .evaluate_report import print_evaluation
+        from hf_gr.offline.show import WIDE, as_text
 
         if as_json:
             typer.echo(found.to_json())
-        else:
-            print_evaluation(found, title=", ".join(models) if isinstance(models, dict) else models)
+        else:  # warnings are on stderr
+            width = get_terminal_size().columns if sys.stdout.isatty() else WIDE
+            typer.echo(as_text(replace(found, warnings=()), width=width))
         if plot is not None:
             found.plot(plot)
         if found.skipped:

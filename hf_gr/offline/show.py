@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Row = list[str]
 WIDE = 1000  # columns of a file or a log: nothing is cut there
+SAID_IF_ANY = ("  with an unknown target", "  answered by the fallback", "unknown items dropped")
 
 
 @dataclass(frozen=True)
@@ -66,43 +67,29 @@ def notes(found: Evaluation) -> list[str]:
 
 
 def _results(found: Evaluation) -> Table:
-    results = (*found.results, *found.baselines)
-    of_models = (*found.results, *[None] * len(found.baselines))
+    results: list[Any] = [*found.results, *found.baselines]
+    shows: dict[str, tuple[str, Callable[[Any], str]]] = {
+        "users": ("num_users", "{:,}".format),
+        "rows": ("num_rows", "{:,}".format),
+        "  with an unknown target": ("num_unknown_targets", "{:,}".format),
+        "  answered by the fallback": ("num_fallback", "{:,}".format),
+        "unknown items dropped": ("num_dropped", "{:,}".format),
+        "coverage of the catalogue": ("coverage", "{:.1%}".format),
+        "places filled": ("filled", "{:.1%}".format),
+        "invalid items": ("invalid", "{:.1%}".format),
+        "  without the catalogue": ("unconstrained_invalid", "{:.1%}".format),
+        "latency of one user": ("latency_seconds", lambda value: f"{1000 * value:.1f} ms"),
+        "users a second, in batches": ("users_per_second", "{:,.0f}".format),
+    }
     rows: list[Row] = []
-
-    def add(name: str, values: Sequence[Any], show: Callable[[Any], str]) -> None:
-        if any(value is not None for value in values):
+    for name, (field, show) in shows.items():
+        values = [getattr(result, field, None) for result in results]
+        is_said = any(values) if name in SAID_IF_ANY else any(value is not None for value in values)
+        if is_said and not (name == "rows" and values == [result.num_users for result in results]):
             rows.append([name, *("-" if value is None else show(value) for value in values)])
-
-    add("users", [result.num_users for result in results], "{:,}".format)
-    if any(result.num_rows != result.num_users for result in results):
-        add("rows", [result.num_rows for result in results], "{:,}".format)
-    for name, counts in (
-        ("  with an unknown target", [result.num_unknown_targets for result in results]),
-        ("  answered by the fallback", [result and result.num_fallback for result in of_models]),
-        ("unknown items dropped", [result and result.num_dropped for result in of_models]),
-    ):
-        if any(counts):
-            add(name, counts, "{:,}".format)
-    for metric in found.results[0].metrics:
-        rows.append([metric, *(_with_interval(result, metric) for result in results)])
-    add("coverage of the catalogue", [result.coverage for result in results], "{:.1%}".format)
-    add("places filled", [result.filled for result in results], "{:.1%}".format)
-    add("invalid items", [result.invalid for result in results], "{:.1%}".format)
-    invalid = [result and result.unconstrained_invalid for result in of_models]
-    add("  without the catalogue", invalid, "{:.1%}".format)
-    add(
-        "latency of one user",
-        [result and result.latency_seconds for result in of_models],
-        lambda value: f"{1000 * value:.1f} ms",
-    )
-    add("users a second, in batches", [result and result.users_per_second for result in of_models], "{:,.0f}".format)
-    return Table(["", *(_heading(result) for result in results)], rows)
-
-
-def _heading(result: Result) -> str:
-    num_beams = getattr(result, "num_beams", None)
-    return printable(result.name) if num_beams is None else f"{printable(result.name)}, {num_beams} beams"
+        if name == "unknown items dropped":
+            rows += [[metric, *(_with_interval(one, metric) for one in results)] for metric in results[0].metrics]
+    return Table(["", *(printable(result.label) for result in results)], rows)
 
 
 def _with_interval(result: Result, metric: str) -> str:
