@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import virtual_time
-from virtual_time import VirtualLanes
+from virtual_time import VirtualWorkers
 
 from hf_gr.answering.batching import num_batch_tokens
 from hf_gr.serving.answers import Closed, Overloaded, TooLate
@@ -48,23 +48,23 @@ def echo(batch: Sequence[Job]) -> Computed:
 
 
 class Case:
-    """A batcher over virtual lanes; made inside the loop."""
+    """A batcher over virtual workers; made inside the loop."""
 
     def __init__(
         self,
         *,
-        lanes: int = 1,
+        workers: int = 1,
         run: Callable[[Sequence[Job]], Computed] = echo,
         seconds: Callable[[Sequence[Job]], float] = seconds_of,
         max_queue: int = 1000,
         max_batch: int = 64,
         costs: Costs = COSTS,
     ) -> None:
-        self.pool, self.log, self.loop = VirtualLanes(seconds), Log(), asyncio.get_running_loop()
+        self.pool, self.log, self.loop = VirtualWorkers(seconds), Log(), asyncio.get_running_loop()
         self.batcher = Batcher(
             run,
             self.pool,
-            lanes=lanes,
+            workers=workers,
             costs=costs,
             token_budget=BUDGET,
             max_batch=max_batch,
@@ -83,7 +83,7 @@ class Case:
         return [[job.request for job in batch] for batch in self.pool.batches]
 
 
-def test_a_request_starts_at_once_when_a_lane_is_free() -> None:
+def test_a_request_starts_at_once_when_a_worker_is_free() -> None:
     async def main() -> None:
         case = Case()
         done = await case.ask("one")
@@ -106,9 +106,9 @@ def test_requests_that_wait_are_computed_together_within_the_budget() -> None:
     virtual_time.run(main())
 
 
-def test_requests_of_one_moment_are_shared_by_the_free_lanes() -> None:
+def test_requests_of_one_moment_are_shared_by_the_free_workers() -> None:
     async def main() -> None:
-        case = Case(lanes=2)
+        case = Case(workers=2)
         await asyncio.gather(*[case.ask(number) for number in range(4)])
         assert case.computed == [[0, 1], [2, 3]]
         assert case.pool.most_busy == 2
@@ -154,9 +154,9 @@ def test_a_batch_does_not_grow_until_its_leader_is_late() -> None:
     virtual_time.run(main())
 
 
-def test_requests_of_one_moment_are_not_refused_while_there_is_a_lane_for_each() -> None:
+def test_requests_of_one_moment_are_not_refused_while_there_is_a_worker_for_each() -> None:
     async def main() -> None:
-        case = Case(lanes=2)
+        case = Case(workers=2)
         case.batcher.pace = 20.0  # of a batch that something else held up
         assert [
             done.value for done in await asyncio.gather(case.ask("a", timeout=0.2), case.ask("b", timeout=0.2))
@@ -305,14 +305,14 @@ def test_closing_ends_what_is_under_way_and_refuses_the_rest() -> None:
     virtual_time.run(main())
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_an_overload_is_survived(lanes: int) -> None:
-    """Three times what the lanes can do, for a minute, then a tenth of it: served in time, or refused at once."""
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_overload_is_survived(workers: int) -> None:
+    """Three times what the workers can do, for a minute, then a tenth of it: served in time, or refused at once."""
     draw = random.Random(0)
-    per_second = lanes * BUDGET / COSTS.seconds(BUDGET) / 50.0  # requests of 50 tokens in full batches
+    per_second = workers * BUDGET / COSTS.seconds(BUDGET) / 50.0  # requests of 50 tokens in full batches
 
     async def main() -> tuple[Counter[str], list[float], list[float], float, Case]:
-        case = Case(lanes=lanes)
+        case = Case(workers=workers)
         outcomes, refusals, ends = Counter[str](), [], []
         loop = case.loop
 

@@ -302,7 +302,7 @@ def test_a_cancelled_request_and_a_late_one_leave_the_others_alone() -> None:
     log = Log()
 
     async def main() -> None:
-        async with Engine(model_of(), INDEX, lanes=1, observer=log) as engine:
+        async with Engine(model_of(), INDEX, workers=1, observer=log) as engine:
             tasks = [asyncio.ensure_future(engine.recommend(history=[item])) for item in IDS[:20]]
             await asyncio.sleep(0)
             tasks[3].cancel()
@@ -331,9 +331,9 @@ def test_a_small_catalogue_answers_with_all_that_it_has() -> None:
 
 def test_what_leaves_the_catalogue_while_a_request_waits_is_no_error() -> None:
     async def main() -> None:
-        async with Engine(model_of(), INDEX, lanes=1) as engine:
+        async with Engine(model_of(), INDEX, workers=1) as engine:
             is_changed = threading.Event()
-            engine._lanes.submit(is_changed.wait)  # the lane is busy
+            engine._workers.submit(is_changed.wait)  # the worker is busy
             waiting = asyncio.ensure_future(engine.recommend(history=["B00"], filter=["B07", "B08"]))
             await asyncio.sleep(0.01)  # it is through the door
             engine.catalogue.apply(Update(remove=["B07"]))
@@ -373,7 +373,7 @@ def test_a_returning_users_prefix_is_cached() -> None:
 
     asyncio.run(main())
     kept = [batch.num_cached_tokens for batch in log.batches]
-    assert kept[0] == 0  # the second lane may begin before the first has ended, or after
+    assert kept[0] == 0  # the second worker may begin before the first has ended, or after
     assert kept[-1] >= 2 * 32  # blocks of 16 tokens
 
 
@@ -493,28 +493,28 @@ def test_auto_is_settled_while_warming_up(monkeypatch: pytest.MonkeyPatch) -> No
     asyncio.run(main())
 
 
-def test_lanes_compute_at_the_same_time_with_a_thread_each() -> None:
+def test_workers_compute_at_the_same_time_with_a_thread_each() -> None:
     model = enable(build("qwen3"))
     threads: set[int] = set()
     before = torch.get_num_threads()
 
     async def main() -> None:
-        async with Engine(model, INDEX, lanes=2) as engine:
-            threads.update(engine._lanes.run_on_all(torch.get_num_threads))
+        async with Engine(model, INDEX, workers=2) as engine:
+            threads.update(engine._workers.run_on_all(torch.get_num_threads))
 
     asyncio.run(main())
     assert threads == {1}
     assert torch.get_num_threads() == before
 
 
-@pytest.mark.parametrize(("how", "count", "threads"), [({"cores": 3}, 3, 1), ({"cores": 3, "lanes": 1}, 1, 3)])
+@pytest.mark.parametrize(("how", "count", "threads"), [({"cores": 3}, 3, 1), ({"cores": 3, "workers": 1}, 1, 3)])
 def test_an_engine_keeps_to_its_cores(how: dict[str, int], count: int, threads: int) -> None:
     """Of a machine that others share, such as replicas of Ray."""
-    lanes = Engine(enable(build("qwen3")), INDEX, **how)._lanes
+    workers = Engine(enable(build("qwen3")), INDEX, **how)._workers
     try:
-        assert lanes.run_on_all(torch.get_num_threads) == [threads] * count
+        assert workers.run_on_all(torch.get_num_threads) == [threads] * count
     finally:
-        lanes.shutdown()
+        workers.shutdown()
 
 
 def test_labels_are_ranked_as_by_classify() -> None:
@@ -545,7 +545,7 @@ def test_labels_are_ranked_as_by_classify() -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"lanes": 0}, "lanes=0, expected an integer, 1 or more"),
+        ({"workers": 0}, "workers=0, expected an integer, 1 or more"),
         ({"token_budget": 1.5}, "token_budget=1.5"),
         ({"num_beams": 50, "max_beams": 20}, "expected 2 to max_beams=20"),
         ({"unknown_items": "ignore"}, "unknown_items='ignore', expected one of drop, refuse"),
@@ -598,7 +598,7 @@ def test_captured_decodes_answer_the_same(monkeypatch: pytest.MonkeyPatch) -> No
     model.warm_up(INDEX, batch_sizes=range(1, 7), prompt_lengths=range(4, 17, 4), num_beams=8, num_return_sequences=5)
 
     async def main() -> None:
-        how = {"num_beams": 8, "num_results": 5, "lanes": 2, "cache_implementation": "static"}
+        how = {"num_beams": 8, "num_results": 5, "workers": 2, "cache_implementation": "static"}
         async with Engine(model, INDEX, **how) as engine:
             for _ in range(3):
                 histories = [IDS[number : number + 2] for number in range(6)]

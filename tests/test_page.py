@@ -41,7 +41,7 @@ def make_engine(index: ConstraintIndex | None = None) -> Engine:
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "eos_token_id": None, "pad_token_id": 0}
     model = enable(Qwen3ForCausalLM(Qwen3Config(vocab_size=16, initializer_range=0.5, **sizes, **heads)).eval())
     index = index or ConstraintIndex.from_sequences(SEQUENCES, item_ids=range(len(SEQUENCES)))
-    return Engine(model, index, token_budget=512, lanes=1)
+    return Engine(model, index, token_budget=512, workers=1)
 
 
 class Still:

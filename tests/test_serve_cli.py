@@ -65,7 +65,7 @@ def url(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     folder = tmp_path_factory.mktemp("options")
     (folder / "rules.json").write_text(json.dumps({"few": ["B01", "B02"]}))
     (folder / "fallback.json").write_text(json.dumps(["B05", "B06"]))
-    options = ["--rules", str(folder / "rules.json"), "--fallback", str(folder / "fallback.json"), "--lanes", "2"]
+    options = ["--rules", str(folder / "rules.json"), "--fallback", str(folder / "fallback.json"), "--workers", "2"]
     options += ["--drain-delay", "0.1"]
     log = folder / "log.jsonl"
     with log.open("w") as file:  # a pipe that nobody reads would stop the server
@@ -245,7 +245,7 @@ def test_updates_outlive_a_server(checkpoint: Path, tmp_path: Path, monkeypatch:
 
 def test_unknown_items_and_empty_histories_may_be_refused(checkpoint: Path) -> None:
     async def test() -> None:
-        engine = Engine(str(checkpoint), str(checkpoint), unknown_items="refuse", lanes=2)
+        engine = Engine(str(checkpoint), str(checkpoint), unknown_items="refuse", workers=2)
         app = make_app(engine)
         transport = httpx.ASGITransport(app=app)
         async with (
@@ -304,7 +304,7 @@ def test_an_address_in_use(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) ->
         (["--titles"], "[]", "expected a JSON object of titles"),
         (["--port", "70000", "--rules"], "{}", "port=70000, expected 0 to 65535"),
         (["--max-body", "-1", "--rules"], "{}", "max_body=-1, expected 0 or more"),
-        (["--lanes", "0", "--rules"], "{}", "lanes=0, expected an integer, 1 or more"),
+        (["--workers", "0", "--rules"], "{}", "workers=0, expected an integer, 1 or more"),
         (["--index"], "", "is a file, expected a folder"),
     ],
 )

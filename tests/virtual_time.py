@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_gr authors.
 # SPDX-License-Identifier: Apache-2.0
-"""An event loop whose clock jumps to the next event, and lanes that compute in its time: no test waits."""
+"""An event loop whose clock jumps to the next event, and workers that compute in its time: no test waits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _JumpingSelector(selectors.SelectSelector):
         return found or (super().select(1.0) if timeout is None else [])
 
 
-class VirtualLanes(Executor):
+class VirtualWorkers(Executor):
     """Computes a batch in `seconds(batch)` of the loop's time."""
 
     def __init__(self, seconds: Callable[[Sequence[Any]], float]) -> None:

@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import typer
 
+from hf_gr.serving.answers import TIMEOUT
+
 from .failures import STOPPED, fail, quiet_libraries
 from .programs import require
 from .recommend import of_generate
@@ -33,18 +35,18 @@ def serve(
     prefix_tokens: Sequence[int] | None = None,
     suffix_tokens: Sequence[int] | None = None,
     prompt: str | None = None,
-    num_beams: int = 20,
+    num_beams: int | None = None,
     num_results: int = 10,
     max_beams: int = 512,
     drafting: str | None = None,
     option: list[str] | None = None,
     revision: str | None = None,
     device: str | None = None,
-    lanes: int | None = None,
+    workers: int | None = None,
     token_budget: int | None = None,
     max_batch: int = 64,
     max_queue: int = 1024,
-    timeout: float = 10.0,
+    timeout: float = TIMEOUT,
     key_cache_bytes: int = 2**28,
     host: str = "127.0.0.1",
     port: int = 8000,
@@ -71,17 +73,17 @@ def serve(
         fallback: answers to an empty history, the best first; by default it is refused.
         updates: folder that keeps changes of the catalogue, and shares them between servers of this machine: once it
             has some, --index and --rules are not read; by default changes end with the process.
-        unknown_items: items of a history that the catalogue does not have: drop them, or refuse the request.
+        unknown_items: items of a history or a filter that the catalogue does not have: drop them, or refuse the request.
         tokenizer: for texts; by default the model's own.
         max_prompt_tokens: longer prompts are cut from the left; by default what the model takes.
         prefix_tokens: token ids before every history.
         suffix_tokens: token ids after every history.
         prompt: what /v1/classify reads, with {text} in the text's place; \n is a new line. By default a plain request
             for a category.
-        num_beams: beams, unless a request says otherwise.
+        num_beams: beams, unless a request says otherwise; by default the checkpoint's own, if any, else 20.
         num_results: items, unless a request says otherwise.
         max_beams: the most beams, and labels, of a request.
-        lanes: batches at once; by default one for each core, on a GPU two streams.
+        workers: batches at once; by default one for each core, on a GPU two streams.
         token_budget: tokens of a batch; by default measured.
         max_batch: requests of a batch.
         max_queue: requests that wait; more are refused.
@@ -150,7 +152,7 @@ def serve(
             num_beams=num_beams,
             num_results=num_results,
             max_beams=max_beams,
-            lanes=lanes,
+            workers=workers,
             token_budget=token_budget,
             max_batch=max_batch,
             max_queue=max_queue,

@@ -7,6 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+TIMEOUT = 10.0  # seconds until a request's deadline, unless it says otherwise
+
 
 @dataclass(frozen=True)
 class Recommendation:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The queue before a model. Knows asyncio, threads and costs; neither models nor HTTP.
 
-A batch is formed when a lane is free, never before: under light load a request starts at once, under heavy load
+A batch is formed when a worker is free, never before: under light load a request starts at once, under heavy load
 batches fill by themselves. The request with the earliest deadline leads its batch. Those of like length join it, while
 the batch stays within a budget of tokens and the leader can still be in time. What cannot be in time is refused at the
 door.
@@ -76,12 +76,12 @@ class Done:
 
 
 class Batcher:
-    """Batches for lanes, which compute one at a time each. All methods are called in the event loop's thread.
+    """Batches for workers, which compute one at a time each. All methods are called in the event loop's thread.
 
     Args:
         run: computes the jobs of a batch, in a thread of `pool`. If it raises, its jobs are computed one by one.
-        pool: has a thread for each lane.
-        lanes: batches that are computed at the same time.
+        pool: has a thread for each worker.
+        workers: batches that are computed at the same time.
         costs: of a batch.
         token_budget: of a batch; a single job may need more, and is a batch of its own.
         max_batch: the most jobs of one.
@@ -94,7 +94,7 @@ class Batcher:
         run: Callable[[Sequence[Job]], Computed],
         pool: Executor,
         *,
-        lanes: int,
+        workers: int,
         costs: Costs,
         token_budget: int,
         max_batch: int,
@@ -106,7 +106,7 @@ class Batcher:
         self.pace = 1.0  # seconds of a batch by those that its costs predict
         # Of a request's own tokens, while others wait: that batches are padded and never quite full shows here.
         self.seconds_per_token = costs.seconds(token_budget) / token_budget
-        self._run, self._pool, self._lanes = run, pool, lanes
+        self._run, self._pool, self._workers = run, pool, workers
         self._waiting: list[Job] = []  # by deadline
         self._under_way: dict[asyncio.Task[None], float] = {}  # and when each will probably end
         self._num_batches = 0
@@ -158,10 +158,10 @@ class Batcher:
         return self.costs.seconds(tokens) * self.pace
 
     def _admit(self, job: Job, now: float) -> None:
-        """Refuse a job that cannot be in time; never when there is a lane for it and for all that wait."""
+        """Refuse a job that cannot be in time; never when there is a worker for it and for all that wait."""
         if self.is_closing:
             raise Closed("the server is closing: ask another one")
-        if len(self._waiting) + len(self._under_way) < self._lanes:
+        if len(self._waiting) + len(self._under_way) < self._workers:
             return
         if len(self._waiting) >= self.max_queue:
             after = self._seconds_before(math.inf, now)
@@ -183,7 +183,7 @@ class Batcher:
         tokens = sum(_tokens(job) for job in self._waiting if job.deadline <= deadline)
         left = sum(max(0.0, end - now) for end in self._under_way.values())
         waiting = max(self.predicted(tokens), self.seconds_per_token * tokens) if tokens else 0.0
-        return (left + waiting) / self._lanes
+        return (left + waiting) / self._workers
 
     def _wake(self) -> None:
         """Form batches soon: jobs that arrive together are seen together."""
@@ -194,7 +194,7 @@ class Batcher:
     def _form(self) -> None:
         self._is_woken = False
         loop = asyncio.get_running_loop()
-        while self._waiting and (num_free := self._lanes - len(self._under_way)) > 0:
+        while self._waiting and (num_free := self._workers - len(self._under_way)) > 0:
             now = loop.time()
             batch, seconds = self._take(now, num_free)
             for job in batch:
@@ -209,7 +209,7 @@ class Batcher:
         most = min(self.max_batch, math.ceil(len(self._waiting) / num_free))
         lead = self._waiting[0]
         seconds = self.predicted(_tokens(lead))
-        while now + seconds > lead.deadline and len(self._waiting) > num_free:  # a lane for each: all have a chance
+        while now + seconds > lead.deadline and len(self._waiting) > num_free:  # a worker for each: all have a chance
             self._end(lead, TooLate("the deadline came before the request's turn: give it more time, or ask less"))
             lead = self._waiting[0]
             seconds = self.predicted(_tokens(lead))

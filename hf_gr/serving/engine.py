@@ -32,13 +32,13 @@ from hf_gr.classification.classify import DEFAULT_PROMPT, classify
 from hf_gr.generation.checks import check_tokens_of_catalogue
 from hf_gr.generation.torch.models import embeddings_of
 
-from .answers import BrokenAnswer, Classification, Closed, Overloaded, Recommendation, TooLate
+from .answers import TIMEOUT, BrokenAnswer, Classification, Closed, Overloaded, Recommendation, TooLate
 from .batcher import Batcher, Computed, Done, Job
 from .catalogues import Edition, LiveCatalogue
 from .costs import Costs
-from .lanes import Lanes
 from .observer import Observer, Observers, Outcome
 from .warm_up import fit_costs, settle
+from .workers import Workers
 
 CLASSIFY = "classify"  # a kind of job; of the others, the kind is their number of beams
 ANSWERED: Outcome = "answered"
@@ -47,7 +47,7 @@ CHARACTERS = 4  # of a token, about
 
 
 class Engine:
-    """Answers many users at once: batches by token capacity, deadlines, lanes, a catalogue that changes meanwhile.
+    """Answers many users at once: batches by token capacity, deadlines, workers, a catalogue that changes meanwhile.
 
     Call it from one event loop. A request alone in its batch is answered as `model.generate` answers it, bit for bit
     unless the keys of its prompt's first tokens are cached; in a batch, scores are the same but for rounding.
@@ -61,8 +61,8 @@ class Engine:
         num_beams: of a search, by default; None for the checkpoint's own, if any, else 20, or `num_results` if more.
         num_results: items of an answer, by default.
         max_beams: the most beams, and labels, that a request may ask for.
-        lanes: batches that are computed at the same time; None for one a CPU core, and two on a GPU.
-        cores: of the CPU, for all lanes together; None for those that this process may use.
+        workers: threads that compute a batch each; None for one a CPU core, and two on a GPU.
+        cores: of the CPU, for all workers together; None for those that this process may use.
         token_budget: tokens of a batch, prompts with padding and beams times levels; None to find it by measurement.
         max_batch: the most requests of a batch.
         max_queue: the most requests that wait.
@@ -104,12 +104,12 @@ class Engine:
         num_beams: int | None = None,
         num_results: int = NUM_RESULTS,
         max_beams: int = MOST_BEAMS,
-        lanes: int | None = None,
+        workers: int | None = None,
         cores: int | None = None,
         token_budget: int | None = None,
         max_batch: int = 64,
         max_queue: int = 1024,
-        timeout: float = 10.0,
+        timeout: float = TIMEOUT,
         unknown_items: str = "drop",
         fallback: Sequence[Any] | None = None,
         max_prompt_tokens: int | None = None,
@@ -122,7 +122,7 @@ class Engine:
         observer: Observer | None = None,
         **options: Any,
     ) -> None:
-        counts = {"num_beams": num_beams, "num_results": num_results, "max_beams": max_beams, "lanes": lanes}
+        counts = {"num_beams": num_beams, "num_results": num_results, "max_beams": max_beams, "workers": workers}
         counts |= {"cores": cores, "token_budget": token_budget, "max_batch": max_batch, "max_queue": max_queue}
         counts |= {"max_prompt_tokens": max_prompt_tokens}
         for name, value in counts.items():
@@ -174,7 +174,7 @@ class Engine:
         self._check_index(edition.index)
         self._observer = Observers(observer or Observer())
         self.prompt = prompt
-        self._lanes = Lanes(lanes, input_device(model), cores=cores)
+        self._workers = Workers(workers, input_device(model), cores=cores)
         self._limits = {"max_batch": max_batch, "max_queue": max_queue}
         self._token_budget = token_budget
         self._key_cache_bytes = key_cache_bytes
@@ -213,7 +213,7 @@ class Engine:
         return 0 if self._batcher is None else self._batcher.num_waiting
 
     async def start(self) -> None:
-        """Warm up: compute batches of several sizes in all lanes, fit what they cost, and be ready.
+        """Warm up: compute batches of several sizes in all workers, fit what they cost, and be ready.
 
         Raises:
             ValueError: the model refuses the catalogue or the options.
@@ -222,9 +222,9 @@ class Engine:
             raise Closed("a closed engine cannot start again: make another one")
         costs = await asyncio.get_running_loop().run_in_executor(None, self._warm_up)
         self._batcher = Batcher(
-            self._lanes.on_stream(self._compute),
-            self._lanes,
-            lanes=self._lanes.count,
+            self._workers.on_stream(self._compute),
+            self._workers,
+            workers=self._workers.count,
             costs=costs,
             token_budget=self._token_budget or costs.token_budget,
             observer=self._observer,
@@ -236,7 +236,7 @@ class Engine:
         self._is_closed = True
         if self._batcher is not None:
             await self._batcher.close(timeout)
-        self._lanes.shutdown(wait=False)
+        self._workers.shutdown(wait=False)
 
     async def recommend(
         self,
@@ -374,13 +374,13 @@ class Engine:
         return edition, recommender
 
     def _warm_up(self) -> Costs:
-        """Measure in all lanes; settle the drafts."""
+        """Measure in all workers; settle the drafts."""
         edition, whole = self._current()
         beams = useful_beams(whole.num_beams, edition.index, 2)
         recommender = replace(whole, num_beams=beams, num_results=beams)  # measured without a prefix cache
-        costs = fit_costs(recommender, self._lanes)
+        costs = fit_costs(recommender, self._workers)
         if whole.option("drafting") == "auto":
-            settle(recommender, self._lanes, costs, max_batch=self._limits["max_batch"])
+            settle(recommender, self._workers, costs, max_batch=self._limits["max_batch"])
         cache = prefix_cache(whole.model, num_bytes=self._key_cache_bytes)
         self._recommender = replace(self._recommender, prefix_cache=cache)
         self._served = edition, self._recommender.with_catalogue(edition.index, edition.rules)
@@ -392,7 +392,7 @@ class Engine:
         return await self._batcher.submit(job)
 
     def _compute(self, batch: Sequence[Job]) -> Computed:
-        """The answers to a batch, in a lane; all of one edition of the catalogue."""
+        """The answers to a batch, in a worker; all of one edition of the catalogue."""
         edition, recommender = self._current()
         if batch[0].kind == CLASSIFY:
             return Computed([(ranked, edition.version) for ranked in self._ranked(batch, edition)])

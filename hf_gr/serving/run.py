@@ -22,7 +22,7 @@ from .errors import Error, Refused
 KEEP_ALIVE = 65  # seconds; more than the 60 of common load balancers, which would otherwise meet a closing connection
 HEAD_TIMEOUT = 10.0  # seconds for a request's first lines
 SEND_TIMEOUT = 30.0  # seconds for a client to take what is ready for it
-# With two lanes on two cores 0.02 answered 12% more requests than Python's 0.005 (25.7 M parameters, medians of 4
+# With two workers on two cores 0.02 answered 12% more requests than Python's 0.005 (25.7 M parameters, medians of 4
 # paired runs).
 SWITCH_SECONDS = 0.02
 

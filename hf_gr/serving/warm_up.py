@@ -16,19 +16,19 @@ from hf_gr.answering.requests import Request, join_tokens, tokens_of_items
 from hf_gr.catalogue import ConstraintIndex
 
 from .costs import Costs
-from .lanes import Lanes
+from .workers import Workers
 
 SHAPES = ((1, 16), (1, 128), (4, 32), (4, 128))  # prompts, and the tokens of each
 ROUNDS = 3  # the first one warms up
 PATIENCE = 30.0  # seconds; a slow model has fewer rounds
 
 
-def fit_costs(recommender: Recommender, lanes: Lanes) -> Costs:
-    """What batches cost while all lanes compute.
+def fit_costs(recommender: Recommender, workers: Workers) -> Costs:
+    """What batches cost while all workers compute.
 
     Args:
         recommender: of the usual number of beams.
-        lanes: where batches are computed.
+        workers: where batches are computed.
     """
     began, ahead = time.perf_counter(), recommender.num_beams * (recommender.index.max_length - 1)
     shapes = list(dict.fromkeys((rows, min(length, recommender.room or length)) for rows, length in SHAPES))
@@ -43,7 +43,7 @@ def fit_costs(recommender: Recommender, lanes: Lanes) -> Costs:
                 recommender.answer(batch)
                 return time.perf_counter() - start
 
-            took = lanes.run_on_all(lanes.on_stream(compute))
+            took = workers.run_on_all(workers.on_stream(compute))
             if number or time.perf_counter() - began > PATIENCE:
                 times[rows, length].append(float(np.mean(took)))
         if number and time.perf_counter() - began > PATIENCE:
@@ -52,12 +52,12 @@ def fit_costs(recommender: Recommender, lanes: Lanes) -> Costs:
     return Costs.fit([num_batch_tokens(*shape, ahead) for shape in known], list(known.values()))
 
 
-def settle(recommender: Recommender, lanes: Lanes, costs: Costs, *, max_batch: int) -> None:
+def settle(recommender: Recommender, workers: Workers, costs: Costs, *, max_batch: int) -> None:
     """For `drafting="auto"`: answer batches of every size, so that its forwards are timed before the first request.
 
     Args:
         recommender: of the usual number of beams.
-        lanes: where batches are computed.
+        workers: where batches are computed.
         costs: of a batch.
         max_batch: the most requests of a batch.
     """
@@ -69,7 +69,7 @@ def settle(recommender: Recommender, lanes: Lanes, costs: Costs, *, max_batch: i
         if time.perf_counter() - began > PATIENCE:
             break
         batch = [Request(row, np.roll(tokens, row).tolist()) for row in range(size)]
-        lanes.submit(lanes.on_stream(recommender.answer), batch).result()
+        workers.submit(workers.on_stream(recommender.answer), batch).result()
 
 
 def _tokens(index: ConstraintIndex, count: int) -> npt.NDArray[np.int64]:

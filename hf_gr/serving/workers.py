@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Threads in which a model computes several batches at once: each uses one core of a CPU, or one stream of a GPU.
 
-On two CPU cores two lanes answer more requests than one call on both: a forward does not use two threads well.
+On two CPU cores two workers answer more requests than one call on both: a forward does not use two threads well.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any, TypeVar
 
 import torch
 
-ON_A_GPU = 2  # lanes, by default: one prepares its batch while the other computes
+ON_A_GPU = 2  # workers, by default: one prepares its batch while the other computes
 
 Result = TypeVar("Result")
 
 
-class Lanes(ThreadPoolExecutor):
-    """A thread for each lane.
+class Workers(ThreadPoolExecutor):
+    """Worker threads.
 
     Args:
-        count: of lanes; None for one a CPU core, and two on a GPU.
+        count: of threads; None for one a CPU core, and two on a GPU.
         device: the model's.
-        cores: of the CPU, for all lanes together; None for those that this process may use.
+        cores: of the CPU, for all workers together; None for those that this process may use.
     """
 
     def __init__(self, count: int | None, device: torch.device, *, cores: int | None = None) -> None:
@@ -38,10 +38,10 @@ class Lanes(ThreadPoolExecutor):
         self._own = threading.local()
         # PyTorch keeps this number by thread: those of the program are not changed.
         threads = max(1, cores // self.count) if device.type == "cpu" else torch.get_num_threads()
-        super().__init__(self.count, "hf_gr lane", torch.set_num_threads, (threads,))
+        super().__init__(self.count, "hf_gr worker", torch.set_num_threads, (threads,))
 
     def on_stream(self, run: Callable[..., Result]) -> Callable[..., Result]:
-        """A function that runs on the stream of its lane."""
+        """A function that runs on the stream of its worker."""
 
         @wraps(run)
         def on_own_stream(*arguments: Any) -> Result:
@@ -57,7 +57,7 @@ class Lanes(ThreadPoolExecutor):
         return on_own_stream
 
     def run_on_all(self, run: Callable[[], Result]) -> list[Result]:
-        """What a function returns in every lane, all at the same time."""
+        """What a function returns in every worker, all at the same time."""
         together = threading.Barrier(self.count)
 
         def run_together() -> Result:
@@ -68,7 +68,7 @@ class Lanes(ThreadPoolExecutor):
         try:
             for _ in range(self.count):
                 futures.append(self.submit(run_together))
-        except RuntimeError:  # the lanes are being closed: those that wait for the others would wait for ever
+        except RuntimeError:  # the workers are being closed: those that wait for the others would wait for ever
             together.abort()
             raise
         return [future.result() for future in futures]
