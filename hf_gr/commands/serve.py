@@ -73,7 +73,7 @@ def serve(
         fallback: answers to an empty history, the best first; by default it is refused.
         updates: folder that keeps changes of the catalogue, and shares them between servers of this machine: once it
             has some, --index and --rules are not read; by default changes end with the process.
-        unknown_items: items of a history or a filter that the catalogue does not have: drop them, or refuse the request.
+        unknown_items: items of a history or filter that the catalogue does not have: drop them, or refuse the request.
         tokenizer: for texts; by default the model's own.
         max_prompt_tokens: longer prompts are cut from the left; by default what the model takes.
         prefix_tokens: token ids before every history.
