@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM, T5
 from transformers.pipelines import get_supported_tasks
 
 from hf_gr import ConstraintIndex, SemanticIds, enable
-from hf_gr.catalogue.index import _card
+from hf_gr.catalogue.summary import summarise
 from hf_gr.files import cards
 from hf_gr.generation.torch import checkpoints
 from hf_gr.generation.torch.heads import add_draft_head
@@ -169,7 +169,9 @@ def test_the_levels_of_beauty_are_counted(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def card_of(index: ConstraintIndex, name: str = "me/catalogue") -> str:
-    text = _card(index.snapshot.compact(), name)
+    snapshot = index.snapshot.compact()
+    num_codes = [len(tokens) for tokens in snapshot.items.trie.codebooks]
+    text = cards.index_card(summarise(snapshot), num_codes, name)
     check_metadata(text)
     return text
 

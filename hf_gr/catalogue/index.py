@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, Self, Unpack
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from hf_gr.files.atomic import make_folder
 from hf_gr.files.cards import index_card
 from hf_gr.files.hub import Source
-from hf_gr.files.hub_mixin import HubMixin, Where
+from hf_gr.files.hub_mixin import HubMixin
 from hf_gr.files.text import named_in_errors
 
 from . import storage
@@ -61,17 +61,14 @@ class ConstraintIndex(
     TableFiles,
     what="constraint index",
     files=storage.FILES,
-    saves="What is saved is what is served: an index that was updated or filtered is compacted on the way, itself "
-    "unchanged.",
-    refuses="no item is left",
-    returns="The index.",
 ):
     """The set of token sequences that may be generated, and the items that they stand for.
 
     Build one with `from_sequences`, load one with `from_pretrained`, and pass it to
     `generate(constraint_index=index)`. One instance serves any number of models, calls and threads, and may change
     while it serves: the next call sees `add` and `remove`, `where` gives a filtered view. A call sees the catalogue as
-    it is when the call begins; `copy.copy(index)` keeps the catalogue of this moment and shares the arrays.
+    it is when the call begins; `copy.copy(index)` keeps the catalogue of this moment and shares the arrays. What is
+    saved is what is served: an index that was updated or filtered is compacted on the way, itself unchanged.
 
     Example:
         >>> index = ConstraintIndex.from_sequences([[5, 7], [5, 8], [6, 7]], item_ids=["ham", "jam", "yam"])
@@ -433,14 +430,26 @@ class ConstraintIndex(
             self._snapshot = self._snapshot.compact()
 
     @classmethod
-    def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride] # one keyword more than `Where` has
-        cls, repo_or_dir: str | Path, *, verify: bool | None = None, **where: Unpack[Where]
+    def from_pretrained(
+        cls,
+        repo_or_dir: str | Path,
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        subfolder: str = "",
+        verify: bool | None = None,
     ) -> ConstraintIndex:
         """Load an index from a folder or from a repository of the Hub, mapped into memory.
 
         Args:
             repo_or_dir: a folder with the two files, or a repository id such as `"me/catalogue"`.
-            **where: revision, token, cache and subfolder: see `hf_gr.files.hub.Source`.
+            revision: branch, tag or commit of the repository.
+            token: access token of the Hub, or True for the stored one.
+            cache_dir: where downloads are kept; the Hub's own cache by default.
+            local_files_only: use only what is cached.
+            subfolder: folder inside `repo_or_dir`.
             verify: by default every byte is compared with its checksum, at the speed of memory: 0.15 s for 20 million
                 items, so that damage on a disk or on the way is refused. True compares it with SHA-256, too, which
                 takes longer. False reads nothing before it is used; what is damaged is then saved as it is.
@@ -456,7 +465,8 @@ class ConstraintIndex(
                 unpickled); a repository that does not exist, or that this token may not read.
             ConnectionError: the Hub fails, or the connection broke; nothing is kept of a file that broke off.
         """
-        return cls._from_folder(Source(repo_or_dir, **where).resolve_folder(cls._files), verify=verify)
+        source = Source(repo_or_dir, revision, token, cache_dir, local_files_only, subfolder)
+        return cls._from_folder(source.resolve_folder(cls._files), verify=verify)
 
     @classmethod
     def _from_folder(cls, folder: Path, *, verify: bool | None = None) -> ConstraintIndex:

@@ -36,16 +36,14 @@ class SemanticIds(
     TableFiles,
     what="set of semantic IDs",
     files=semantic_storage.FILES,
-    saves="The names differ from those of an index, so that one folder may hold both.",
-    refuses="an item id is no Unicode text",
-    returns="The semantic IDs, with the tokens that they had; no tokenizer is needed.",
 ):
     """The semantic IDs of a set of items, and the tokens that a model knows them by.
 
     Code `c` of level `l` is a token of its own: by default `offset + level_sizes[0] + ... + level_sizes[l - 1] + c`,
     which suits a model trained from scratch; with `from_tokenizer` the tokenizer's own added token, such as `<a_47>`.
 
-    Semantic IDs may differ in length: some recipes distinguish items of equal codes by one more.
+    Semantic IDs may differ in length: some recipes distinguish items of equal codes by one more. Loaded ones have the
+    tokens that they had; no tokenizer is needed. Their files may be in one folder with those of an index.
 
     Attributes:
         codes: `[N, L]` integers; -1 pads the rows of shorter semantic IDs.

@@ -30,7 +30,7 @@ catalogue only.
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex
 
 index = ConstraintIndex.from_pretrained({name})
-model = AutoModelForGenerativeRetrieval.from_pretrained("...")  # the model that the catalogue's tokens were made for
+model = AutoModelForGenerativeRetrieval.from_pretrained("...")  # the model that was trained with these tokens
 out = model.generate(**inputs, constraint_index=index, num_beams=20, num_return_sequences=20)
 items = index.items(out[:, inputs["input_ids"].shape[1]:])  # of a decoder; out[:, 1:] of an encoder-decoder
 ```
@@ -42,8 +42,8 @@ items = index.items(out[:, inputs["input_ids"].shape[1]:])  # of a decoder; out[
 {levels}
 
 A node is a distinct beginning of a sequence. Children are counted for the nodes of the level above: what one step
-chooses from. Without a choice are those of them that have a single child. Decided are the sequences that no other
-one begins like, up to there.
+chooses from. Without a choice are those of them that have a single child. Sequences already unique at a level are
+decided.
 
 ## Items
 
@@ -161,14 +161,14 @@ tags:
 # Draft head
 
 The draft head of a generative recommender (NEZHA): it reads the hidden states of one prefill and decodes semantic IDs
-by itself, without another call of the model. It serves the model that it was trained on, and no other.
+without another call of the model. It serves the model that it was trained on, and no other.
 
 ```python
 from transformers import AutoTokenizer
 from hf_gr import AutoModelForGenerativeRetrieval, ConstraintIndex, DraftHead
 
 model = AutoModelForGenerativeRetrieval.from_pretrained("...")  # the model that the head was trained on
-tokenizer = AutoTokenizer.from_pretrained("...")  # leave it away where prompts are token ids
+tokenizer = AutoTokenizer.from_pretrained("...")  # omit it where prompts are token ids
 model.add_draft_head(DraftHead.from_pretrained({name}), tokenizer=tokenizer)
 
 {usage}
@@ -220,14 +220,14 @@ out = model.generate(**inputs, constraint_index=index, num_beams=20, num_return_
 items = index.items(out[:, {start}:])
 ```
 {custom_generate}
-Without hf_gr it is an ordinary checkpoint of transformers, and may write what is no item.
+Without hf_gr it is an ordinary checkpoint of transformers, whose answers need not be items.
 {head}
-This card was generated when the model was saved. It knows neither the training data, nor an evaluation, nor the
-licence.
+This card was generated when the model was saved. It states neither the training data, nor an evaluation, nor the
+licence: please add them.
 """
 
 _CUSTOM_GENERATE = """
-The checkpoint brings this `generate` with it: where hf_gr is installed, nothing of it need be imported.
+The checkpoint carries this `generate`: where hf_gr is installed, nothing need be imported from it.
 
 ```python
 from transformers import {auto}
@@ -240,7 +240,7 @@ model = {auto}.from_pretrained({name}, trust_remote_code=True)
 _HEAD_SECTION = """
 ## Draft head
 
-The checkpoint has a draft head (NEZHA): it reads the hidden states of one prefill and decodes semantic IDs by itself,
+The checkpoint has a draft head (NEZHA): it reads the hidden states of one prefill and decodes semantic IDs
 without another call of the model.
 
 ```python
@@ -294,7 +294,7 @@ def model_card(
     own = model_tags(has_head=head is not None, custom_generate=custom_generate)
     data = ModelCardData(
         library_name="transformers",
-        pipeline_tag="text-generation",
+        pipeline_tag="text2text-generation" if is_encoder_decoder else "text-generation",
         base_model=base_model,
         tags=list(dict.fromkeys([*tags, *own])),
     )

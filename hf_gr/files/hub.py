@@ -8,9 +8,11 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+WHERE = ("revision", "token", "cache_dir", "local_files_only", "subfolder")  # arguments of `from_pretrained`
 
 
 @contextmanager
@@ -60,8 +62,7 @@ class Source:
     @classmethod
     def of(cls, repo_or_dir: str | Path, arguments: Mapping[str, Any]) -> Source:
         """The source that arguments of transformers' `from_pretrained` name; None stands for a default."""
-        names = [field.name for field in fields(cls)[1:]]
-        return cls(repo_or_dir, **{name: arguments[name] for name in names if arguments.get(name) is not None})
+        return cls(repo_or_dir, **{name: arguments[name] for name in WHERE if arguments.get(name) is not None})
 
     @property
     def is_folder(self) -> bool:

@@ -122,8 +122,7 @@ def write(
     Raises:
         OSError: a file cannot be written, for example on a full disk.
     """
-    prefix = f".{Path(tensors_file).stem}-"
-    with replaced_files(directory, prefix=prefix, first=(tensors_file, json_file)) as work:
+    with replaced_files(directory, first=(tensors_file, json_file)) as work:
         with os_errors(directory / tensors_file):
             write_tensors(work / tensors_file)
         (work / json_file).write_text(text, encoding="utf-8", newline="\n")

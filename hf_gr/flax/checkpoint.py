@@ -121,7 +121,7 @@ def save(
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=max_shard_size,
     )
-    with replaced_files(folder, prefix=".checkpoint-") as work:
+    with replaced_files(folder) as work:
         write_configs(work)
         for name, tensors in split.filename_to_tensors.items():
             kept = {tensor: np.ascontiguousarray(arrays[tensor]) for tensor in tensors}

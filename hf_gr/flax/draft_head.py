@@ -58,9 +58,6 @@ class DraftHead(
     Parameters,
     what="draft head",
     files=head_files.FILES,
-    saves="The files hold the parameters, the codebooks and the placeholders' embeddings, where they are known.",
-    refuses="it cannot be written",
-    returns="The head in the dtype that it was saved in.",
 ):
     """Logits of every level's codes, from hidden states and from the codes before; `model.draft_head`.
 

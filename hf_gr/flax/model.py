@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +25,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from hf_gr.files.cards import model_card
-from hf_gr.files.hub import Source, commit_of
-from hf_gr.files.hub_mixin import HubMixin, Upload, Where
+from hf_gr.files.hub import Source, commit_of, push_folder
+from hf_gr.files.hub_mixin import HubMixin
 
 from . import checkpoint
 from .arrays import is_on_host, stacked
@@ -98,12 +98,26 @@ class FlaxModel(HubMixin, Parameters, what="model"):
         self._facts = _Facts(config, spec, tuple(arrays))
 
     @classmethod
-    def from_pretrained(cls, repo_or_dir: str | Path, *, dtype: Any = None, **where: Unpack[Where]) -> FlaxModel:
+    def from_pretrained(
+        cls,
+        repo_or_dir: str | Path,
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        subfolder: str = "",
+        dtype: Any = None,
+    ) -> FlaxModel:
         """Load a checkpoint from a folder or the Hub: one or several safetensors, as transformers saves them.
 
         Args:
             repo_or_dir: folder or repository id.
-            **where: revision, token, cache and subfolder: see `hf_gr.files.hub.Source`.
+            revision: branch, tag or commit of the repository.
+            token: access token of the Hub, or True for the stored one.
+            cache_dir: where downloads are kept; the Hub's own cache by default.
+            local_files_only: use only what is cached.
+            subfolder: folder inside `repo_or_dir`.
             dtype: what to convert parameters to: "float32", "bfloat16" or "float16", as a name or as jax.numpy's; None
                 or "auto" for the checkpoint's own.
 
@@ -113,7 +127,8 @@ class FlaxModel(HubMixin, Parameters, what="model"):
         """
         from transformers import AutoConfig, GenerationConfig
 
-        wanted, source = checkpoint.check_dtype(dtype), Source(repo_or_dir, **where)
+        wanted = checkpoint.check_dtype(dtype)
+        source = Source(repo_or_dir, revision, token, cache_dir, local_files_only, subfolder)
         folder = checkpoint.find(source)
         config = AutoConfig.from_pretrained(folder)
         own = str(config.dtype or "").removeprefix("torch.")
@@ -194,18 +209,40 @@ class FlaxModel(HubMixin, Parameters, what="model"):
         has_ours = self.draft_head is not None or catalogue is not None
         self._save(folder, name=folder.resolve().name if has_ours else None, max_shard_size=max_shard_size)
 
-    def push_to_hub(self, repo_id: str, *, max_shard_size: int | str = "5GB", **upload: Unpack[Upload]) -> str:
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: str | bool | None = None,
+        revision: str | None = None,
+        commit_message: str | None = None,
+        create_pr: bool = False,
+        max_shard_size: int | str = "5GB",
+    ) -> str:
         """Upload the checkpoint to a repository of the Hub, which is created if need be; a model card there is kept.
 
         Args:
             repo_id: the repository, such as `"me/recommender"`; without a user's name it is yours.
-            **upload: visibility, token, revision and message: see `hf_gr.files.hub.push_folder`.
+            private: create a private repository; an existing one keeps its visibility.
+            token: access token of the Hub; by default the stored one.
+            revision: branch to push to, created if necessary, or a pull request such as `"refs/pr/1"`.
+            commit_message: of the commit; by default it says what is uploaded.
+            create_pr: open a pull request instead.
             max_shard_size: as in `save_pretrained`.
 
         Returns:
             The commit's URL.
         """
-        return self._push(repo_id, upload, max_shard_size=max_shard_size)
+        return push_folder(
+            lambda folder, name: self._save(folder, name=name, max_shard_size=max_shard_size),
+            repo_id,
+            private=private,
+            token=token,
+            revision=revision,
+            commit_message=commit_message or "Upload model",
+            create_pr=create_pr,
+        )
 
     def __call__(
         self,

@@ -50,14 +50,12 @@ class DraftHead(
     nn.Module,
     what="draft head",
     files=head_files.FILES,
-    saves="The files hold all that the model does not: the parameters, the codebooks and, if the head is part of a "
-    "model, its rows of the placeholders' embeddings.",
-    refuses="the model that the head was part of is gone",
-    returns="The head in the dtype that it was saved in, in evaluation mode.",
 ):
     """Logits of every level's codes, from hidden states and from the codes before.
 
-    `model.add_draft_head(...)` makes one for a model, or takes one that was loaded; `DraftHeadTrainer` trains it.
+    `model.add_draft_head(...)` makes one for a model, or takes one that was loaded; `DraftHeadTrainer` trains it. Its
+    files hold all that the model does not: the parameters, the codebooks and, if the head is part of a model, its rows
+    of the placeholders' embeddings. A loaded head is in the dtype that it was saved in, and in evaluation mode.
 
     Args:
         config: its shape.

@@ -86,7 +86,7 @@ def save_file(folder: Path, number: int) -> None:
 
 
 def save_files(folder: Path, number: int) -> None:
-    with atomic.replaced_files(folder, prefix=".some-", first=("b",)) as work:
+    with atomic.replaced_files(folder, first=("b",)) as work:
         for name in ("a", "b", "c"):
             (work / name).write_bytes(content(number))
 

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.utils import CONFIG_NAME, find_adapter_config_file
 
-from hf_gr.files.hub import Source
-from hf_gr.files.hub_mixin import Where
+from hf_gr.files.hub import WHERE, Source
 from hf_gr.generation.configuration import extend
 from hf_gr.generation.named_catalogues import remember_source
 
@@ -81,7 +80,7 @@ def load(repo_or_dir: str | Path, *args: Any, **kwargs: Any) -> Any:
 
 def _read_config(name: str | Path, kwargs: Mapping[str, Any]) -> Any:
     """The config of a checkpoint, or of the model that an adapter (PEFT) is for."""
-    given = {name: kwargs[name] for name in (*Where.__annotations__, "force_download") if name in kwargs}
+    given = {name: kwargs[name] for name in (*WHERE, "force_download") if name in kwargs}
     trust = {name: kwargs[name] for name in ("trust_remote_code",) if name in kwargs}
     try:
         return AutoConfig.from_pretrained(name, **given, **trust)
