@@ -245,6 +245,7 @@ def test_a_checkpoints_python_runs(
     text = Path("recommender", "README.md").read_text(encoding="utf-8")
     card = check_metadata(text)
     assert card.data.library_name == "transformers"
+    assert card.data.pipeline_tag == (None if kind == "t5" else "text-generation")  # whose pipeline cannot load it
     assert ("draft-head" in card.data.tags) == (kind == "head") == ("## Draft head" in text)
     assert "custom_generate" in card.data.tags
     made = run(text.replace('"..."', '"recommender"'), {"inputs": {"input_ids": torch.tensor([[3, 10]])}})

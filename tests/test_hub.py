@@ -565,7 +565,7 @@ def test_the_commands_push_and_read(hub: HubServer, tmp_path: Path) -> None:
         result = command("index", arguments[0], "me/catalogue", "--revision", "next", *arguments[1:])
         assert result.exit_code == 0, result.output
     missing = command("index", "show", "me/catalogue")
-    assert (missing.exit_code, missing.stderr.count("\n")) == (1, 1)
+    assert (missing.exit_code, missing.stderr.count("\n")) == (2, 1)
 
 
 def test_the_command_recommends_with_what_is_on_the_hub(hub: HubServer, tmp_path: Path) -> None:

@@ -294,7 +294,7 @@ def model_card(
     own = model_tags(has_head=head is not None, custom_generate=custom_generate)
     data = ModelCardData(
         library_name="transformers",
-        pipeline_tag="text2text-generation" if is_encoder_decoder else "text-generation",
+        pipeline_tag=None if is_encoder_decoder else "text-generation",
         base_model=base_model,
         tags=list(dict.fromkeys([*tags, *own])),
     )
