@@ -113,7 +113,6 @@ FLAX_ONLY = {
     "transition": {
         "HIDDEN_NODES": "buckets",
         "LARGEST_NODE": "32-bit integers",
-        "is_leaf": "of the trie in torch",
     },
     "tree": {"nodes_seen": "of Tree in torch", "slots_seen": "the same"},
     "draft_head": {
@@ -181,8 +180,6 @@ OTHERWISE = {
     "device_trie.DeviceTrie": {"branching", "exceptions", "has_bases", "levels", "offsets", "token_bases"},  # by level
     "device_trie.DeviceTrie.child_bounds": ALONE,
     "device_trie.DeviceTrie.child_range": ALONE,
-    "device_trie.DeviceTrie.is_childless": ALONE,
-    "device_trie.DeviceTrie.is_leaf": ALONE,  # with what is below in Flax
     "device_trie.DeviceTrie.tokens_from": ALONE,
     "device_trie.DeviceTrie.edges": ALONE,
     "device_trie.DeviceTrie.follow": ALONE,

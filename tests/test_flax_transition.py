@@ -44,7 +44,7 @@ def _step(states: Any, catalogue: DeviceCatalogue, level: int) -> Any:
     masked = transition.over_vocabulary(scores, below, VOCABULARY)
     every = jnp.tile(jnp.arange(TOKENS + 1), (len(states), states.shape[1]))
     steps = transition.advance(jnp.repeat(states, TOKENS + 1, axis=1), every, catalogue, level=level)
-    leaf = transition.is_leaf(states, catalogue, level=level)
+    leaf = catalogue.is_leaf(states, level=level)
     below_states = below.take(places)[1].reshape(shape)
     return below.tokens, below_states, masked, steps.reshape(*states.shape, TOKENS + 1), leaf
 
@@ -186,7 +186,7 @@ child_range = jax.jit(lambda nodes, trie: trie.child_range(nodes, level=1))
         (DeviceTrie, "child_range", lambda bounds: (bounds[0] + 1, bounds[1])),
         (transition, "_are_alive", lambda bits: bits | -1),
         (transition, "_words_at", jnp.zeros_like),
-        (transition, "is_leaf", lambda leaf: ~leaf),
+        (transition.DeviceCatalogue, "is_leaf", lambda leaf: ~leaf),
     ],
 )
 def test_a_planted_error_is_seen(home: Any, name: str, spoil: Any, monkeypatch: pytest.MonkeyPatch) -> None:

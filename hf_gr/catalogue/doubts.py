@@ -22,11 +22,7 @@ WHY = (
 
 
 def doubts_of(snapshot: Snapshot, *, vocabulary: int | None = None) -> list[str]:
-    """What looks as if codes had been compiled as token ids; empty if nothing does.
-
-    Args:
-        snapshot: the catalogue. One of labels raises no doubt: its tokens come from a tokenizer.
-        vocabulary: the model's number of tokens, if it is known.
+    """What looks as if codes had been compiled as token ids; empty if nothing does, as for labels.
 
     Example:
         >>> from hf_gr import ConstraintIndex, SemanticIds

@@ -73,11 +73,7 @@ def check_cut(snapshot: Snapshot, rows: Longs, found: list[list[ItemId]]) -> Non
 
 
 def items_of_batch(rules: BatchRules, sequences: Any) -> list[list[ItemId]]:
-    """The items of the rows of a batch, by the rule of their request, without what it excludes.
-
-    Args:
-        rules: the catalogue of every request.
-        sequences: `[R, T]` generated tokens, best first, one request's after the other's.
+    """The items of the rows of a batch, best first, one request's after the other's: by its rule, without exclusions.
 
     Returns:
         R lists of item ids, empty for padding rows.

@@ -131,11 +131,6 @@ def read_item_ids(
 ) -> Array | list[str] | None:
     """Check one item id for every row: an integer array or a list of strings; None stays None.
 
-    Args:
-        item_ids: as the caller got them.
-        num_rows: how many there must be.
-        argument: their name in messages.
-
     Raises:
         ValueError: not one id per row, mixed or other types, integers beyond 64 bits, text that is not Unicode.
     """
@@ -192,13 +187,7 @@ def check_item_ids(item_ids: Any, *, argument: str = "item_ids") -> Array | list
 
 
 def drop_repeated(ids: Array | list[str], order: Array, is_first: Bools) -> Bools:
-    """`[N]` flags, in sequence order, of what is kept: an item given twice on one sequence counts once.
-
-    Args:
-        ids: item ids in the order of the rows.
-        order: the permutation that brings the rows into the order of their sequences, stable.
-        is_first: in that order, whether a row is the first of its sequence.
-    """
+    """`[N]` flags, in sequence order, of what is kept: an item given twice on one sequence counts once."""
     kept = np.ones(len(order), dtype=bool)
     is_last = np.append(is_first[1:], True)
     shared = np.flatnonzero(~(is_first & is_last))

@@ -172,13 +172,9 @@ class Liveness:
 
 
 def dead_nodes(of: Items, alive: Liveness | None, rows: Longs, positions: Longs) -> tuple[tuple[Longs, Longs], ...]:
-    """The nodes left without a living item when some items are dead for some rows of a batch.
+    """The nodes left without a living item when some items, by position, are dead for some rows of a batch.
 
-    Args:
-        of: the items.
-        alive: what is otherwise alive for these rows.
-        rows: `[Q]` row numbers.
-        positions: `[Q]` positions of living items that are dead for the row at the same place; pairs are distinct.
+    Pairs of a row and a position are distinct, and the items alive otherwise.
 
     Returns:
         By level from 1: rows and nodes, numbered within the level, that are otherwise alive.

@@ -56,14 +56,10 @@ class BatchRules:
 def combine_rules(
     snapshots: Sequence[Snapshot], exclude_items: Any = None, *, num_prompts: int | None = None, one_each: bool = False
 ) -> BatchRules:
-    """Rules of a batch.
+    """Rules of a batch, from one snapshot for all requests or one for each, and what each must not be answered with.
 
-    Args:
-        snapshots: one for all requests, or one for each.
-        exclude_items: for each request the ids of items that its answers must not have. Unknown ids are fine: a user's
-            history may be older than the catalogue.
-        num_prompts: the number of requests, if known.
-        one_each: whether a single snapshot belongs to a single request; several are always one for each.
+    Unknown ids are fine: a user's history may be older than the catalogue. A single snapshot is for all requests
+    unless `one_each`.
 
     Raises:
         ValueError: snapshots of other items, not as many of them or of exclusions as requests, ids of another

@@ -10,35 +10,30 @@ Axes: N items, L levels, C codes of all levels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 
-from hf_gr.files import pairs
-
+from . import storage
 from .item_ids import ItemId, ItemIds, read_item_ids
-from .storage import Arrays, arrays_digest
+from .storage import Arrays
 
 FORMAT_VERSION = 1
 JSON_FILE = "semantic_ids.json"
 ARRAYS_FILE = "semantic_ids.safetensors"
 FILES = (JSON_FILE, ARRAYS_FILE)
-DIGEST = "arrays_xxh3"
 
 
-def save(directory: Path, level_sizes: tuple[int, ...], arrays: Arrays, item_ids: list[ItemId], *, card: str) -> None:
+def save(
+    directory: Path,  # an existing folder
+    level_sizes: tuple[int, ...],
+    arrays: Arrays,  # `codes`, `[N, L]`, and `tokens`, `[C]`
+    item_ids: list[ItemId],
+    *,
+    card: str,
+) -> None:
     """Write both files and, unless the folder has a card already, `card`.
-
-    Args:
-        directory: an existing folder.
-        level_sizes: L codebook sizes.
-        arrays: `codes`, `[N, L]`, and `tokens`, `[C]`.
-        item_ids: N ids.
-        card: a model card.
 
     Raises:
         OSError: a file that cannot be written, such as on a full disk.
@@ -49,20 +44,14 @@ def save(directory: Path, level_sizes: tuple[int, ...], arrays: Arrays, item_ids
     arrays = {**arrays, "item_ids.values": packed.values}
     if packed.bounds is not None:
         arrays["item_ids.bounds"] = packed.bounds
-    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     description = {
-        "format_version": FORMAT_VERSION,
         "num_items": len(item_ids),
         "level_sizes": list(level_sizes),
         "item_id_type": "string" if packed.are_strings else "integer",
-        DIGEST: arrays_digest(arrays, DIGEST),
     }
-    text = pairs.to_text(description)
-
-    def write_arrays(path: Path) -> None:
-        cast(Any, safetensors.numpy).save_file(arrays, path, metadata={"semantic_ids": text})
-
-    pairs.write(directory, text, write_arrays, json_file=JSON_FILE, tensors_file=ARRAYS_FILE, card=card)
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    how: Any = {"version": FORMAT_VERSION, "digests": ["arrays_xxh3"]}
+    storage.save(directory, description, arrays, card=card, files=FILES, **how)
 
 
 def load(directory: Path) -> tuple[list[int], Arrays, Any]:
@@ -71,21 +60,7 @@ def load(directory: Path) -> tuple[list[int], Arrays, Any]:
     Raises:
         ValueError: a file that is missing, cut short, altered, of a newer format, or not safetensors.
     """
-    description, arrays = pairs.read(
-        directory,
-        _read_arrays,
-        json_file=JSON_FILE,
-        tensors_file=ARRAYS_FILE,
-        newest=FORMAT_VERSION,
-        fix="does the folder hold semantic IDs?",
-    )
-    if description.get(DIGEST) != arrays_digest(arrays, DIGEST):
-        raise pairs.altered(directory / ARRAYS_FILE)
-    sizes = cast("list[int]", description["level_sizes"])
+    fix = "does the folder hold semantic IDs?"
+    description, arrays = storage.load(directory, files=FILES, newest=FORMAT_VERSION, fix=fix)
     ids = ItemIds(arrays["item_ids.values"], arrays.get("item_ids.bounds"))
-    return sizes, arrays, ids.select(np.arange(len(ids)))
-
-
-def _read_arrays(path: Path) -> tuple[Mapping[str, str], Arrays]:
-    with cast(Any, safetensors).safe_open(path, framework="np") as file:
-        return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return cast("list[int]", description["level_sizes"]), arrays, ids.select(np.arange(len(ids)))

@@ -18,7 +18,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -47,45 +47,52 @@ HEADER_BYTES = 100 * 2**20  # safetensors' own limit
 Arrays = dict[str, npt.NDArray[Any]]
 
 
-def save(directory: Path, description: Mapping[str, Any], arrays: Arrays, *, card: str) -> None:
+def save(
+    directory: Path,
+    description: Mapping[str, Any],
+    arrays: Arrays,
+    *,
+    card: str,
+    files: tuple[str, str] = FILES,
+    version: int | None = None,  # `FORMAT_VERSION`
+    digests: Iterable[str] | None = None,  # of `DIGESTS`; None for all
+) -> None:
     """Write both files and, unless the folder has a card already, `card`.
 
-    Everything is written and on the disk before the first file is replaced; until then an older index is untouched.
+    Everything is written and on the disk before the first file is replaced; until then older files are untouched.
 
     Raises:
         OSError: a file that cannot be written, such as on a full disk.
     """
-    digests = {name: arrays_digest(arrays, name) for name in DIGESTS}
-    text = pairs.to_text({"format_version": FORMAT_VERSION, **description, **digests})
+    found = {name: arrays_digest(arrays, name) for name in (DIGESTS if digests is None else digests)}
+    text = pairs.to_text({"format_version": version or FORMAT_VERSION, **description, **found})
 
     def write_arrays(path: Path) -> None:
-        cast(Any, safetensors.numpy).save_file(arrays, path, metadata={"constraint_index": text})
+        cast(Any, safetensors.numpy).save_file(arrays, path, metadata={path.stem: text})
 
-    pairs.write(directory, text, write_arrays, json_file=JSON_FILE, tensors_file=ARRAYS_FILE, card=card)
+    pairs.write(directory, text, write_arrays, json_file=files[0], tensors_file=files[1], card=card)
 
 
-def load(directory: Path, *, verify: bool | None = None) -> tuple[dict[str, Any], Arrays]:
+def load(
+    directory: Path,
+    *,
+    verify: bool | None = None,  # with which digests arrays are compared: with none, all, or the fastest
+    files: tuple[str, str] = FILES,
+    newest: int = FORMAT_VERSION,
+    fix: str = "is it an index's folder?",
+) -> tuple[dict[str, Any], Arrays]:
     """Read the description and map the arrays.
-
-    Args:
-        directory: where the files are.
-        verify: compare the arrays with their digests: False for none, True for all, by default the fastest.
 
     Raises:
         ValueError: a file that is missing, cut short, altered, of a newer format, or not safetensors.
     """
     description, arrays = pairs.read(
-        directory,
-        _map_arrays,
-        json_file=JSON_FILE,
-        tensors_file=ARRAYS_FILE,
-        newest=FORMAT_VERSION,
-        fix="is it an index's folder?",
+        directory, _map_arrays, json_file=files[0], tensors_file=files[1], newest=newest, fix=fix
     )
     names = [name for name in DIGESTS if name in description] or list(DIGESTS)
     compared = names[: {True: len(names), False: 0, None: 1}[verify]]
     if any(description.get(name) != arrays_digest(arrays, name) for name in compared):
-        raise pairs.altered(directory / ARRAYS_FILE)
+        raise pairs.altered(directory / files[1])
     return description, arrays
 
 
@@ -134,7 +141,7 @@ def _map_arrays(path: Path) -> tuple[dict[str, str], Arrays]:
         require(length <= min(size - 8, HEADER_BYTES), f"the header has {length} bytes")
         header: dict[str, Any] = json.loads(file.read(length))
         metadata = cast("dict[str, str]", header.pop("__metadata__", {}))
-        if "constraint_index" not in metadata:
+        if path.stem not in metadata:
             return metadata, {}  # another program's, of whatever types
         end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
         require(size == 8 + length + end, f"the file has {8 + length + end} bytes")

@@ -195,11 +195,7 @@ class Trie:
 
 
 def build_trie(rows: Array) -> tuple[Trie, Array, Bools]:
-    """Compile rows of tokens into a trie.
-
-    Args:
-        rows: `[N, L]` tokens in any order, duplicates allowed; `PADDING` fills the tail of shorter rows. No row is a
-            proper prefix of another (an end token ensures that).
+    """Compile `[N, L]` rows of tokens, `PADDING` in the tails, into a trie; none is a proper prefix of another.
 
     Returns:
         The trie; the `[N]` permutation that brings the rows into the order of their leaves (equal rows keep their

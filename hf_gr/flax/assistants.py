@@ -32,15 +32,10 @@ from .tree import Nodes
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Memory:
-    """What a draft model knows of the prompts.
+    """What a draft model knows of the prompts."""
 
-    Attributes:
-        logits: after the prompts.
-        cache: of the prompts alone.
-    """
-
-    logits: Float[Array, "batch vocab"]
-    cache: ScorerCache
+    logits: Float[Array, "batch vocab"]  # after the prompts
+    cache: ScorerCache  # of the prompts alone
 
 
 @jax.tree_util.register_dataclass
@@ -64,29 +59,19 @@ class ModelDrafter:
 
     It continues from the target's beams and their scores: only what follows is guessed.
 
-    Attributes:
-        scorer: the draft model's.
-        num_beams: N.
-        num_steps: levels of a draft (AtSpeed's gamma).
-        num_levels: L.
-        tree: drafts what fits without a search.
-        rest: by level of the last nodes found, the room for all that is below them; 0 where that is not tried.
-        whole: open nodes of the catalogue's first levels, which are searched whole.
-        first_level: where a search can begin: below the prompt, or only after it.
-        tail: tokens that the target reads behind the prompt for a draft head: its placeholders.
-
     Source: AtSpeed, section 3; xGR leaves drafts open.
     """
 
-    scorer: Any
-    num_beams: int
-    num_steps: int
-    num_levels: int
-    tree: TreeDrafter
+    scorer: Any  # the draft model's
+    num_beams: int  # N
+    num_steps: int  # levels of a draft (AtSpeed's gamma)
+    num_levels: int  # L
+    tree: TreeDrafter  # drafts what fits without a search
+    # by level of the last nodes found, the room for all that is below them; 0 where that is not tried
     rest: tuple[int, ...]
-    whole: tuple[int, ...] = ()
-    first_level: int = 0
-    tail: tuple[int, ...] = ()
+    whole: tuple[int, ...] = ()  # open nodes of the catalogue's first levels, which are searched whole
+    first_level: int = 0  # where a search can begin: below the prompt, or only after it
+    tail: tuple[int, ...] = ()  # tokens that the target reads behind the prompt for a draft head: its placeholders
 
     @property
     def num_first(self) -> int:

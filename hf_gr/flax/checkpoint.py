@@ -178,16 +178,14 @@ def _resolve_aliases(
 
 def _tensor_files(folder: Path) -> dict[str, Path]:
     """From every tensor's name to its file."""
-    if (folder / SINGLE).is_file():
-        with _open(folder / SINGLE) as file:
-            return {name: folder / SINGLE for name in file.keys()}  # noqa: SIM118
-    if not (folder / INDEX).is_file():
+    has_one = (folder / SINGLE).is_file()
+    if not has_one and not (folder / INDEX).is_file():
         raise ValueError(
             f"{folder} has no {SINGLE} and no {INDEX}, expected one of them: save the checkpoint as safetensors, "
             "with save_pretrained"
         )
     files: dict[str, Path] = {}
-    for shard in sorted(set(_weight_map(folder).values())):
+    for shard in [SINGLE] if has_one else sorted(set(_weight_map(folder).values())):
         if Path(shard).name != shard or not (folder / shard).is_file():
             raise ValueError(f"{folder} has no {shard}, which {INDEX} names: download or save the checkpoint again")
         with _open(folder / shard) as file:

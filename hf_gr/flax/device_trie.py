@@ -78,8 +78,8 @@ class DeviceTrie:
         shift, shift_through = _pairs(offsets, before)
         return local + shift + end, jnp.where(is_here, 1 + is_exception * (shift_through - shift), 0)
 
-    def is_childless(self, nodes: Int[Array, "*shape"], *, level: int) -> Bool[Array, "*shape"]:
-        """Whether nodes have no children, whatever is known of the level."""
+    def is_leaf(self, nodes: Int[Array, "*shape"], *, level: int) -> Bool[Array, "*shape"]:
+        """Whether nodes of a level have no children; so do those of others."""
         if level >= len(self.branching):
             return jnp.ones_like(nodes, dtype=bool)
         return self.child_range(nodes, level=level)[1] == 0

@@ -23,7 +23,7 @@ from hf_gr.core.beam import Beams
 from .arrays import along
 from .children import Children
 from .speculation import Context, Draft
-from .transition import DeviceCatalogue, children, is_leaf
+from .transition import DeviceCatalogue, children
 from .tree import Nodes
 
 
@@ -31,10 +31,8 @@ def open_children(legal: Children, catalogue: DeviceCatalogue, *, depth: int) ->
     """Which children have children of their own: those after which logits are needed."""
     if not catalogue.has_leaves[depth - 1]:
         return legal.legal
-    batch_size, num_above, num_children = legal.tokens.shape
-    places = jnp.broadcast_to(jnp.arange(num_above * num_children), (batch_size, num_above * num_children))
-    states = legal.take(places)[1]
-    return legal.legal & ~is_leaf(states, catalogue, level=depth).reshape(legal.tokens.shape)
+    states = legal.first[..., None] + jnp.arange(legal.tokens.shape[-1], dtype=jnp.int32)
+    return legal.legal & ~catalogue.trie.is_leaf(states, level=depth)
 
 
 @dataclass(frozen=True)
@@ -42,18 +40,12 @@ class TreeDrafter:
     """Drafts the legal subtree below the beams, level by level, as long as it fits.
 
     A level is drafted whole or not at all, so beams are always found on it.
-
-    Attributes:
-        sizes: by level of the beams, nodes of a draft: see `plan_sizes`, for the root `plan_first`.
-        num_first: levels of a draft from the root: see `plan_first`.
-        budget: nodes of a draft.
-        least: nodes of a level that are always allowed.
     """
 
-    sizes: tuple[int, ...]
-    num_first: int = 0
-    budget: int = 2**30
-    least: int = 0
+    sizes: tuple[int, ...]  # by level of the beams, nodes of a draft: see `plan_sizes`, for the root `plan_first`
+    num_first: int = 0  # levels of a draft from the root: see `plan_first`
+    budget: int = 2**30  # nodes of a draft
+    least: int = 0  # nodes of a level that are always allowed
 
     @property
     def tail(self) -> tuple[int, ...]:
@@ -108,20 +100,10 @@ def subtree(
     least: int,
     used: int | Int[Array, ""] = 0,
 ) -> tuple[Nodes, Int[Array, " batch"], Bool[Array, " batch"]]:
-    """The legal nodes below some others, level by level while they fit.
+    """The legal nodes below those of `states`, level by level while they fit, for the rows that want them.
 
-    Args:
-        states: of the nodes above.
-        levels: tokens of the nodes above, by row.
-        wanted: rows that want them.
-        catalogue: the catalogue.
-        first: the fewest tokens that nodes above have.
-        end: tokens that no node has any more; after the last level's tokens nothing follows, so none needs logits.
-        size: nodes of the result.
-        room: how many of those a row may use.
-        budget: how many nodes there may be, those already used included.
-        least: how many a level may have in any case.
-        used: nodes drafted above.
+    Nodes above have `levels` tokens, `first` at least; none gets `end`, since nothing follows the last level's tokens.
+    A row has `room` of the `size` places; `budget` counts the `used` nodes, too; `least` nodes of a level are allowed.
 
     Returns:
         The nodes, after those above, by which their parents are numbered; how many levels have some, by row; and the
@@ -173,23 +155,14 @@ def subtree(
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Grown:
-    """A subtree so far.
+    """A subtree so far."""
 
-    Attributes:
-        nodes: the nodes.
-        states: trie nodes of the last level.
-        places: of those among the nodes above and the nodes.
-        start: the number of nodes.
-        num_steps: levels with some.
-        fits: the rows where all fitted.
-    """
-
-    nodes: Nodes
-    states: Int[Array, "batch width"]
-    places: Int[Array, "batch width"]
-    start: Int[Array, " batch"]
-    num_steps: Int[Array, " batch"]
-    fits: Bool[Array, " batch"]
+    nodes: Nodes  # the nodes
+    states: Int[Array, "batch width"]  # trie nodes of the last level
+    places: Int[Array, "batch width"]  # of those among the nodes above and the nodes
+    start: Int[Array, " batch"]  # the number of nodes
+    num_steps: Int[Array, " batch"]  # levels with some
+    fits: Bool[Array, " batch"]  # the rows where all fitted
 
 
 def _all_children(

@@ -25,14 +25,7 @@ _DIMENSIONS = lax.RaggedDotDimensionNumbers((([1], [2]), ([], [])), [0], [0])
 def mixture(
     x: Float[Array, "batch tokens hidden"], layer: Layer, spec: Experts, *, activation: str
 ) -> Float[Array, "batch tokens hidden"]:
-    """The experts' outputs, weighed by the router.
-
-    Args:
-        x: their input.
-        layer: with `mlp.gate.weight`, the router's, and those of all experts stacked: `mlp.experts.up_proj.weight`.
-        spec: how many there are.
-        activation: by transformers' name.
-    """
+    """The experts' outputs, weighed by the router; a layer has those of all experts stacked."""
     tokens = x.reshape(-1, x.shape[-1])
     chosen, weights = route(tokens, layer, spec)
     order = jnp.argsort(chosen.reshape(-1))

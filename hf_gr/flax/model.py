@@ -388,13 +388,9 @@ def random_arrays(spec: Spec, rngs: nnx.Rngs, *, dtype: Any = "float32") -> dict
 def to_params(
     arrays: Mapping[str, Array], spec: Spec, *, scanned: bool | None = None, mesh: Mesh | None = None
 ) -> Params:
-    """Parameters by name, in the form that scorers take.
+    """Parameters by their Hugging Face names, in the form that scorers take; on a mesh, by its rules.
 
-    Args:
-        arrays: by their Hugging Face names.
-        spec: what the model is.
-        scanned: whether layers are stacked, for `lax.scan`; None to decide by their number.
-        mesh: where to place them, by `devices.parameter_sharding`; None for JAX's default device.
+    Layers are stacked for `lax.scan` if `scanned`; by default if there are many.
 
     Returns:
         Under the name of each stack its layers, as one dict of stacked arrays or as a tuple of dicts; parameters that

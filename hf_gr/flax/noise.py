@@ -56,10 +56,7 @@ class Noise:
     ) -> Float[Array, "batch beams children"]:
         """Gumbel noise: the k largest of `scores + noise` are k draws without replacement from `softmax(scores)`.
 
-        Args:
-            beams: the prefixes.
-            candidates: their children.
-            paths: numbers of paths that do not compete: equal prefixes with different numbers get different noise.
+        Equal prefixes of different `paths`, which do not compete, get different noise.
         """
         # Precise where it is large, which is where it decides: a small exponential variable has a small `uniform`.
         return -jnp.log(-jnp.log1p(-self.uniform(beams, candidates, paths=paths)))

@@ -169,14 +169,7 @@ class Drafter(Protocol):
     def draft(
         self, beams: Beams, levels: Int[Array, " batch"], wanted: Bool[Array, " batch"], context: Context
     ) -> Draft:
-        """Nodes below the beams of some rows.
-
-        Args:
-            beams: the live beams, with room for all tokens; below the prompt without any.
-            levels: tokens of the beams of each row; 0 for all rows below the prompt.
-            wanted: rows that are still to be decided.
-            context: the call.
-        """
+        """Nodes below the beams of `wanted` rows; the root has no tokens and level 0, in all rows."""
         ...
 
 
@@ -208,11 +201,7 @@ class Scored:
     def drawn(
         self, own: Int[Array, "batch beams"], *, level: int
     ) -> tuple[Drawn, Int[Array, "batch beams"], Bool[Array, " batch"]]:
-        """What a relaxed draft drew below the beams of a level.
-
-        Args:
-            own: where the beams are among the nodes.
-            level: tokens of the beams.
+        """What a relaxed draft drew below the beams of a level, which are at places `own` among the nodes.
 
         Returns:
             The nodes, where the beams are among those one level above, and the rows that have such nodes.

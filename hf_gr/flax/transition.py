@@ -68,19 +68,15 @@ class DeviceCatalogue:
         return any(self.has_leaves[:-1])
 
     def is_leaf(self, states: Int[Array, "batch beams"], *, level: int) -> Bool[Array, "batch beams"]:
-        """Whether a sequence ends in each state."""
-        return is_leaf(states, self, level=level)
+        """Whether a sequence ends in each state of a level, or of one above it; true for the dead state, too."""
+        return self.trie.is_leaf(states, level=level)
 
 
 def device_catalogue(rules: BatchRules, device: Device = None, *, num_rows: int | None = None) -> DeviceCatalogue:
-    """The catalogue of a batch on a device; tries and rules are moved there once, for as long as they live.
+    """The catalogue of a batch on a device, a sharding, or JAX's default; tries and rules are moved there once.
 
-    Args:
-        rules: the catalogue of every request.
-        device: a device, a sharding over several devices, or None for the default device. Arrays with a batch axis
-            stay in NumPy: a compiled program moves them.
-        num_rows: B; the number of rows of `rules` by default, which must know it then. Rows beyond those of `rules`
-            are copies of the first.
+    Arrays with a batch axis stay in NumPy: a compiled program moves them. There are `num_rows` rows, by default those
+    of `rules`; rows beyond those are copies of the first.
 
     Raises:
         ValueError: a catalogue with more nodes than 32 bits can number.
@@ -119,15 +115,6 @@ def children(states: Int[Array, "batch beams"], catalogue: DeviceCatalogue, *, l
     hidden = None if catalogue.hidden is None else catalogue.hidden[level]
     tokens = windows(trie.tokens, first, size=size).astype(jnp.int32) + trie.token_bases[level]
     return Children(_tokens(tokens, alive & _seen(first, count, hidden, size=size)), first)
-
-
-def is_leaf(
-    states: Int[Array, "batch beams"], catalogue: DeviceCatalogue, *, level: int
-) -> Bool[Array, "batch beams"]:
-    """Whether a sequence ends in this state of a level, or of one above it (true for the dead state, too)."""
-    if level == catalogue.max_length:
-        return jnp.ones_like(states, dtype=bool)
-    return catalogue.trie.is_childless(states, level=level)
 
 
 def over_vocabulary(

@@ -43,13 +43,7 @@ class Nodes:
 def slots_seen(
     beam_indices: Int[Array, "batch beams levels"], levels: Int[Array, " batch"], num_slots: int
 ) -> Bool[Array, "batch beams slots"]:
-    """Which slots each beam sees: those of its tokens but the last one, which is in none yet.
-
-    Args:
-        beam_indices: which beam of the row each token was appended to.
-        levels: tokens of the beams of each row.
-        num_slots: S, a multiple of K.
-    """
+    """Which slots each beam sees: those of its tokens but the last one, which is in none yet."""
     num_beams = beam_indices.shape[1]
     own = jnp.arange(num_beams, dtype=jnp.int32)
     depths = jnp.arange(1, 1 + num_slots // num_beams)
@@ -62,11 +56,6 @@ def nodes_seen(
     parents: Int[Array, "batch nodes"], num_live: int, *, num_levels: int
 ) -> tuple[Bool[Array, "batch live_and_nodes live_and_nodes"], Int[Array, "batch live_and_nodes"]]:
     """Who sees whom of live beams and the nodes drafted below them: everyone itself and its ancestors.
-
-    Args:
-        parents: of the nodes, among the beams and, after those, the nodes.
-        num_live: K.
-        num_levels: how many levels below the beams the lowest node is.
 
     Returns:
         Who sees whom; and the beam that each is or is below.
