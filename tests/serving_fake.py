@@ -5,12 +5,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from functools import wraps
 from typing import Any
 
 from hf_gr import ConstraintIndex
 from hf_gr.serving.answers import BrokenAnswer, Classification, Closed, Overloaded, Recommendation, TooLate
 from hf_gr.serving.catalogues import LiveCatalogue
 from hf_gr.serving.observer import Batch, Observer
+
+
+def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """A test that is a coroutine; what is still in flight after a minute is an error."""
+
+    @wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 60))
+
+    return run
+
 
 ITEMS = {"B01": [5, 7], "B02": [5, 8], "B03": [6, 7], "B04": [6, 8]}
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 from families import VOCABULARY, build, shared
 from label_tokenizers import tokenizer_of
+from serving_fake import in_loop
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import hf_gr
@@ -100,20 +101,17 @@ def same(answer: Recommendation, wanted: tuple[list[str], list[float]]) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3", "t5", "bloom"])
-def test_a_request_alone_is_answered_as_by_generate(family: str) -> None:
+@in_loop
+async def test_a_request_alone_is_answered_as_by_generate(family: str) -> None:
     model = model_of(family)
-
-    async def main() -> None:
-        async with Engine(model, INDEX, num_beams=8, num_results=5) as engine:
-            for history in (["B07"], ["B01", "B02", "B03"], IDS[:9]):
-                answer = await engine.recommend(history=history)
-                items, scores = expected(model, INDEX, tokens_of(history))
-                assert (answer.items, answer.scores) == (items, scores)  # bit for bit
-                assert (answer.batch_size, answer.catalogue_version, answer.dropped) == (1, 0, ())
-                assert answer.seconds is not None
-                assert answer.seconds["total"] >= answer.seconds["computed"] > 0.0
-
-    asyncio.run(main())
+    async with Engine(model, INDEX, num_beams=8, num_results=5) as engine:
+        for history in (["B07"], ["B01", "B02", "B03"], IDS[:9]):
+            answer = await engine.recommend(history=history)
+            items, scores = expected(model, INDEX, tokens_of(history))
+            assert (answer.items, answer.scores) == (items, scores)  # bit for bit
+            assert (answer.batch_size, answer.catalogue_version, answer.dropped) == (1, 0, ())
+            assert answer.seconds is not None
+            assert answer.seconds["total"] >= answer.seconds["computed"] > 0.0
 
 
 def test_many_requests_with_all_kinds_of_wishes() -> None:
@@ -149,28 +147,27 @@ def test_many_requests_with_all_kinds_of_wishes() -> None:
     assert log.batches[0].target_forwards == 2
 
 
-def test_samples_depend_on_the_seed_alone() -> None:
-    async def main() -> None:
-        how: dict[str, Any] = {"do_sample": True, "temperature": 2.0}
-        async with Engine(model_of(), INDEX, num_beams=4, num_results=4, **how) as engine:
-            wishes = [{"history": [item], "seed": 7} for item in IDS[:3]]
-            alone = [await engine.recommend(**wish) for wish in wishes]
-            others = [{"history": IDS[: 1 + number], "seed": number} for number in range(6)]
-            together = await asyncio.gather(*[engine.recommend(**wish) for wish in wishes + others])
-            assert together[0].batch_size > 1
-            for one, two in zip(alone, together[:3], strict=True):
-                same(two, (one.items, one.scores or []))
-            *different, seeded = await asyncio.gather(
-                *[engine.recommend(history=["B00"]) for _ in range(6)], engine.recommend(**wishes[0])
-            )
-            assert seeded.batch_size > 1  # with others that have no seed
-            same(seeded, (alone[0].items, alone[0].scores or []))
-            assert len({tuple(answer.items) for answer in different}) > 1
-
-    asyncio.run(main())
+@in_loop
+async def test_samples_depend_on_the_seed_alone() -> None:
+    how: dict[str, Any] = {"do_sample": True, "temperature": 2.0}
+    async with Engine(model_of(), INDEX, num_beams=4, num_results=4, **how) as engine:
+        wishes = [{"history": [item], "seed": 7} for item in IDS[:3]]
+        alone = [await engine.recommend(**wish) for wish in wishes]
+        others = [{"history": IDS[: 1 + number], "seed": number} for number in range(6)]
+        together = await asyncio.gather(*[engine.recommend(**wish) for wish in wishes + others])
+        assert together[0].batch_size > 1
+        for one, two in zip(alone, together[:3], strict=True):
+            same(two, (one.items, one.scores or []))
+        *different, seeded = await asyncio.gather(
+            *[engine.recommend(history=["B00"]) for _ in range(6)], engine.recommend(**wishes[0])
+        )
+        assert seeded.batch_size > 1  # with others that have no seed
+        same(seeded, (alone[0].items, alone[0].scores or []))
+        assert len({tuple(answer.items) for answer in different}) > 1
 
 
-def test_bad_requests_are_refused_at_the_door_by_name() -> None:
+@in_loop
+async def test_bad_requests_are_refused_at_the_door_by_name() -> None:
     bad: list[tuple[dict[str, Any], str]] = [
         ({}, "history=None, expected one of history, text and tokens: send one"),
         ({"history": ["B00"], "tokens": [5]}, "history and tokens are given, expected one"),
@@ -197,221 +194,187 @@ def test_bad_requests_are_refused_at_the_door_by_name() -> None:
         ({"text": "a film"}, "there is no tokenizer"),
     ]
     log = Log()
-
-    async def main() -> None:
-        async with Engine(model_of(), INDEX, rules=RULES, max_beams=100, observer=log) as engine:
-            for wish, message in bad:
-                good = asyncio.ensure_future(engine.recommend(history=["B01"]))
-                with pytest.raises(ValueError, match=message):
-                    await engine.recommend(**wish)
-                assert (await good).items
-            assert log.outcomes == {"invalid": len(bad), "answered": len(bad)}
-
-    asyncio.run(main())
+    async with Engine(model_of(), INDEX, rules=RULES, max_beams=100, observer=log) as engine:
+        for wish, message in bad:
+            good = asyncio.ensure_future(engine.recommend(history=["B01"]))
+            with pytest.raises(ValueError, match=message):
+                await engine.recommend(**wish)
+            assert (await good).items
+        assert log.outcomes == {"invalid": len(bad), "answered": len(bad)}
 
 
-def test_histories_that_are_unknown_empty_or_too_long() -> None:
+@in_loop
+async def test_histories_that_are_unknown_empty_or_too_long() -> None:
     model = model_of()
-
-    async def main() -> None:
-        how: dict[str, Any] = {"fallback": ["B05", "gone", "B04", "B03"], "num_results": 2, "num_beams": 4}
-        async with Engine(model, INDEX, max_prompt_tokens=8, rules=RULES, **how) as engine:
-            answer = await engine.recommend(history=["B00", "gone", "B01", "B02", "gone"])
-            assert (answer.dropped, answer.num_cut, answer.is_fallback) == (("gone",), 1, False)
-            same(answer, expected(model, INDEX, tokens_of(["B01", "B02"]), num_beams=4, num_results=2))
-            answer = await engine.recommend(tokens=list(range(4, 20)))
-            assert answer.num_cut == 8
-            same(answer, expected(model, INDEX, list(range(12, 20)), num_beams=4, num_results=2))
-            answer = await engine.recommend(history=["gone"], exclude=["B05"])
-            assert (answer.items, answer.scores, answer.is_fallback) == (["B04", "B03"], None, True)
-            assert answer.dropped == ("gone",)
-            assert (await engine.recommend(history=[], rule="even")).items == ["B04"]
-            answer = await engine.recommend(history=[], filter=["B03", "gone"])
-            assert (answer.items, answer.dropped) == (["B03"], ("gone",))
-        async with Engine(model, INDEX, max_prompt_tokens=2, unknown_items="refuse") as engine:
-            with pytest.raises(ValueError, match="history has 'gone', expected items of the catalogue"):
-                await engine.recommend(history=["B00", "gone"])
-            with pytest.raises(ValueError, match="filter has 'gone', expected items of the catalogue"):
-                await engine.recommend(history=["B00"], filter=["B01", "gone"])
-            with pytest.raises(ValueError, match="history ends with 'B00' of 3 tokens, expected an item that fits"):
-                await engine.recommend(history=["B00"])
-
-    asyncio.run(main())
+    how: dict[str, Any] = {"fallback": ["B05", "gone", "B04", "B03"], "num_results": 2, "num_beams": 4}
+    async with Engine(model, INDEX, max_prompt_tokens=8, rules=RULES, **how) as engine:
+        answer = await engine.recommend(history=["B00", "gone", "B01", "B02", "gone"])
+        assert (answer.dropped, answer.num_cut, answer.is_fallback) == (("gone",), 1, False)
+        same(answer, expected(model, INDEX, tokens_of(["B01", "B02"]), num_beams=4, num_results=2))
+        answer = await engine.recommend(tokens=list(range(4, 20)))
+        assert answer.num_cut == 8
+        same(answer, expected(model, INDEX, list(range(12, 20)), num_beams=4, num_results=2))
+        answer = await engine.recommend(history=["gone"], exclude=["B05"])
+        assert (answer.items, answer.scores, answer.is_fallback) == (["B04", "B03"], None, True)
+        assert answer.dropped == ("gone",)
+        assert (await engine.recommend(history=[], rule="even")).items == ["B04"]
+        answer = await engine.recommend(history=[], filter=["B03", "gone"])
+        assert (answer.items, answer.dropped) == (["B03"], ("gone",))
+    async with Engine(model, INDEX, max_prompt_tokens=2, unknown_items="refuse") as engine:
+        with pytest.raises(ValueError, match="history has 'gone', expected items of the catalogue"):
+            await engine.recommend(history=["B00", "gone"])
+        with pytest.raises(ValueError, match="filter has 'gone', expected items of the catalogue"):
+            await engine.recommend(history=["B00"], filter=["B01", "gone"])
+        with pytest.raises(ValueError, match="history ends with 'B00' of 3 tokens, expected an item that fits"):
+            await engine.recommend(history=["B00"])
 
 
-def test_prefix_and_suffix_tokens_surround_a_history() -> None:
+@in_loop
+async def test_prefix_and_suffix_tokens_surround_a_history() -> None:
     model = model_of()
-
-    async def main() -> None:
-        async with Engine(
-            model, INDEX, num_beams=8, num_results=5, prefix_tokens=[30, 31], suffix_tokens=[32]
-        ) as engine:
-            answer = await engine.recommend(history=["B01", "B02"])
-            same(answer, expected(model, INDEX, [30, 31, *tokens_of(["B01", "B02"]), 32]))
-
-    asyncio.run(main())
+    async with Engine(model, INDEX, num_beams=8, num_results=5, prefix_tokens=[30, 31], suffix_tokens=[32]) as engine:
+        answer = await engine.recommend(history=["B01", "B02"])
+        same(answer, expected(model, INDEX, [30, 31, *tokens_of(["B01", "B02"]), 32]))
 
 
-def test_answers_are_legal_in_the_version_that_they_name() -> None:
+@in_loop
+async def test_answers_are_legal_in_the_version_that_they_name() -> None:
     """Hundreds of requests while items come and go: 115 of 430 answers were wrong without an edition a batch."""
     catalogue, draw = LiveCatalogue(INDEX, {"half": IDS[:30]}), random.Random(1)
     editions = {0: catalogue.edition}
     new = [[a, b, c] for a in range(4, 9) for b in range(10, 15) for c in range(40, 44)]
+    async with Engine(model_of(), catalogue, num_beams=6, num_results=6) as engine:
 
-    async def main() -> None:
-        async with Engine(model_of(), catalogue, num_beams=6, num_results=6) as engine:
+        async def ask() -> None:
+            rule = draw.choice([None, "half"])
+            answer = await engine.recommend(history=draw.choices(IDS, k=4), rule=rule)
+            edition = editions[answer.catalogue_version]
+            assert edition.index.has_items(answer.items).all()
+            assert rule is None or edition.rules["half"].has_items(answer.items).all()
+            assert len(answer.items) == 6
 
-            async def ask() -> None:
-                rule = draw.choice([None, "half"])
-                answer = await engine.recommend(history=draw.choices(IDS, k=4), rule=rule)
-                edition = editions[answer.catalogue_version]
-                assert edition.index.has_items(answer.items).all()
-                assert rule is None or edition.rules["half"].has_items(answer.items).all()
-                assert len(answer.items) == 6
-
-            async def change() -> None:
-                for number, sequence in enumerate(new):
-                    added = [{"item_id": f"N{number}", "sequence": sequence}]
-                    gone = [draw.choice(list(catalogue.edition.index.item_ids))]
-                    edition = catalogue.apply(Update(add=added, remove=gone if number % 2 else []))
-                    editions[edition.version] = edition
-                    await asyncio.sleep(0.002)
-                edition = catalogue.swap(INDEX)
+        async def change() -> None:
+            for number, sequence in enumerate(new):
+                added = [{"item_id": f"N{number}", "sequence": sequence}]
+                gone = [draw.choice(list(catalogue.edition.index.item_ids))]
+                edition = catalogue.apply(Update(add=added, remove=gone if number % 2 else []))
                 editions[edition.version] = edition
+                await asyncio.sleep(0.002)
+            edition = catalogue.swap(INDEX)
+            editions[edition.version] = edition
 
-            await asyncio.gather(change(), *[ask() for _ in range(300)])
-            assert (await engine.recommend(history=["B00"])).catalogue_version == len(new) + 1
-
-    asyncio.run(main())
-
-
-def test_the_catalogue_cannot_become_one_that_the_model_lacks_tokens_for() -> None:
-    async def main() -> None:
-        engine = Engine(model_of(), INDEX)
-        with pytest.raises(ValueError, match=f"the catalogue has token {VOCABULARY}, expected less than"):
-            engine.catalogue.apply(Update(add=[{"item_id": "new", "sequence": [4, 10, VOCABULARY]}]))
-        assert engine.catalogue.edition.version == 0
-        await engine.close()
-        with pytest.raises(ValueError, match="expected less than the vocabulary"):
-            Engine(model_of(), ConstraintIndex.from_sequences([[5, VOCABULARY + 5]]))
-
-    asyncio.run(main())
+        await asyncio.gather(change(), *[ask() for _ in range(300)])
+        assert (await engine.recommend(history=["B00"])).catalogue_version == len(new) + 1
 
 
-def test_a_cancelled_request_and_a_late_one_leave_the_others_alone() -> None:
+@in_loop
+async def test_the_catalogue_cannot_become_one_that_the_model_lacks_tokens_for() -> None:
+    engine = Engine(model_of(), INDEX)
+    with pytest.raises(ValueError, match=f"the catalogue has token {VOCABULARY}, expected less than"):
+        engine.catalogue.apply(Update(add=[{"item_id": "new", "sequence": [4, 10, VOCABULARY]}]))
+    assert engine.catalogue.edition.version == 0
+    await engine.close()
+    with pytest.raises(ValueError, match="expected less than the vocabulary"):
+        Engine(model_of(), ConstraintIndex.from_sequences([[5, VOCABULARY + 5]]))
+
+
+@in_loop
+async def test_a_cancelled_request_and_a_late_one_leave_the_others_alone() -> None:
     log = Log()
-
-    async def main() -> None:
-        async with Engine(model_of(), INDEX, workers=1, observer=log) as engine:
-            tasks = [asyncio.ensure_future(engine.recommend(history=[item])) for item in IDS[:20]]
-            await asyncio.sleep(0)
-            tasks[3].cancel()
-            with pytest.raises((TooLate, Overloaded)):
-                await engine.recommend(history=["B00"], timeout=1e-4)
-            found = await asyncio.gather(*tasks, return_exceptions=True)
-            assert isinstance(found[3], asyncio.CancelledError)
-            assert all(isinstance(one, Recommendation) for number, one in enumerate(found) if number != 3)
-        assert log.outcomes["answered"] == 19
-        assert log.outcomes["cancelled"] == 1
-        assert sum(batch.num_requests for batch in log.batches) <= 20
-
-    asyncio.run(main())
+    async with Engine(model_of(), INDEX, workers=1, observer=log) as engine:
+        tasks = [asyncio.ensure_future(engine.recommend(history=[item])) for item in IDS[:20]]
+        await asyncio.sleep(0)
+        tasks[3].cancel()
+        with pytest.raises((TooLate, Overloaded)):
+            await engine.recommend(history=["B00"], timeout=1e-4)
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(found[3], asyncio.CancelledError)
+        assert all(isinstance(one, Recommendation) for number, one in enumerate(found) if number != 3)
+    assert log.outcomes["answered"] == 19
+    assert log.outcomes["cancelled"] == 1
+    assert sum(batch.num_requests for batch in log.batches) <= 20
 
 
-def test_a_small_catalogue_answers_with_all_that_it_has() -> None:
-    async def main() -> None:
-        index = ConstraintIndex.from_sequences(ROWS[:3], item_ids=IDS[:3])
-        async with Engine(model_of(), index) as engine:
-            assert sorted((await engine.recommend(history=["B00"])).items) == IDS[:3]
-            engine.catalogue.apply(Update(remove=["B00", "B01"]))
-            assert (await engine.recommend(history=["B02"], filter=["B02"])).items == ["B02"]
-
-    asyncio.run(main())
+@in_loop
+async def test_a_small_catalogue_answers_with_all_that_it_has() -> None:
+    index = ConstraintIndex.from_sequences(ROWS[:3], item_ids=IDS[:3])
+    async with Engine(model_of(), index) as engine:
+        assert sorted((await engine.recommend(history=["B00"])).items) == IDS[:3]
+        engine.catalogue.apply(Update(remove=["B00", "B01"]))
+        assert (await engine.recommend(history=["B02"], filter=["B02"])).items == ["B02"]
 
 
-def test_what_leaves_the_catalogue_while_a_request_waits_is_no_error() -> None:
-    async def main() -> None:
-        async with Engine(model_of(), INDEX, workers=1) as engine:
-            is_changed = threading.Event()
-            engine._workers.submit(is_changed.wait)  # the worker is busy
-            waiting = asyncio.ensure_future(engine.recommend(history=["B00"], filter=["B07", "B08"]))
-            await asyncio.sleep(0.01)  # it is through the door
-            engine.catalogue.apply(Update(remove=["B07"]))
-            is_changed.set()
-            answer = await waiting
-            assert (answer.items, answer.catalogue_version) == (["B08"], 1)
-
-    asyncio.run(main())
+@in_loop
+async def test_what_leaves_the_catalogue_while_a_request_waits_is_no_error() -> None:
+    async with Engine(model_of(), INDEX, workers=1) as engine:
+        is_changed = threading.Event()
+        engine._workers.submit(is_changed.wait)  # the worker is busy
+        waiting = asyncio.ensure_future(engine.recommend(history=["B00"], filter=["B07", "B08"]))
+        await asyncio.sleep(0.01)  # it is through the door
+        engine.catalogue.apply(Update(remove=["B07"]))
+        is_changed.set()
+        answer = await waiting
+        assert (answer.items, answer.catalogue_version) == (["B08"], 1)
 
 
-def test_an_engine_starts_with_a_catalogue_that_updates_have_emptied() -> None:
+@in_loop
+async def test_an_engine_starts_with_a_catalogue_that_updates_have_emptied() -> None:
     """As a server does that reads them from a log."""
     catalogue = LiveCatalogue(INDEX)
     catalogue.apply(Update(remove=IDS))
-
-    async def main() -> None:
-        async with Engine(model_of(), catalogue) as engine:
-            assert (await engine.recommend(history=["B00"])).items == []
-            engine.catalogue.apply(Update(add=[{"item_id": "B00", "sequence": ROWS[0].tolist()}]))
-            assert (await engine.recommend(history=["B00"])).items == ["B00"]
-
-    asyncio.run(main())
+    async with Engine(model_of(), catalogue) as engine:
+        assert (await engine.recommend(history=["B00"])).items == []
+        engine.catalogue.apply(Update(add=[{"item_id": "B00", "sequence": ROWS[0].tolist()}]))
+        assert (await engine.recommend(history=["B00"])).items == ["B00"]
 
 
-def test_a_returning_users_prefix_is_cached() -> None:
+@in_loop
+async def test_a_returning_users_prefix_is_cached() -> None:
     model, log = model_of(), Log()
     histories = [IDS[start : start + 8] for start in range(4)]
-
-    async def main() -> None:
-        async with Engine(model, INDEX, num_beams=8, num_results=5, prefix_tokens=[30] * 20, observer=log) as engine:
-            for more in range(3):
-                asked = [history + IDS[40 : 40 + more] for history in histories]
-                for history, answer in zip(
-                    asked, await asyncio.gather(*[engine.recommend(history=one) for one in asked]), strict=True
-                ):
-                    same(answer, expected(model, INDEX, [30] * 20 + tokens_of(history)))
-
-    asyncio.run(main())
+    async with Engine(model, INDEX, num_beams=8, num_results=5, prefix_tokens=[30] * 20, observer=log) as engine:
+        for more in range(3):
+            asked = [history + IDS[40 : 40 + more] for history in histories]
+            for history, answer in zip(
+                asked, await asyncio.gather(*[engine.recommend(history=one) for one in asked]), strict=True
+            ):
+                same(answer, expected(model, INDEX, [30] * 20 + tokens_of(history)))
     kept = [batch.num_cached_tokens for batch in log.batches]
     assert kept[0] == 0  # the second worker may begin before the first has ended, or after
     assert kept[-1] >= 2 * 32  # blocks of 16 tokens
 
 
-def test_an_engine_is_closed_before_it_is_ready_and_after_it_has_ended() -> None:
-    async def main() -> None:
-        engine = Engine(model_of(), INDEX)
-        assert not engine.is_ready
-        with pytest.raises(Closed, match="warming up"):
-            await engine.recommend(history=["B00"])
-        await engine.start()
-        assert engine.is_ready
-        pending = asyncio.ensure_future(engine.recommend(history=["B00"]))
-        await asyncio.sleep(0)
-        await engine.close()
-        assert (await pending).items
-        assert not engine.is_ready
-        with pytest.raises(Closed, match="closing"):
-            await engine.recommend(history=["B00"])
-
-    asyncio.run(main())
+@in_loop
+async def test_an_engine_is_closed_before_it_is_ready_and_after_it_has_ended() -> None:
+    engine = Engine(model_of(), INDEX)
+    assert not engine.is_ready
+    with pytest.raises(Closed, match="warming up"):
+        await engine.recommend(history=["B00"])
+    await engine.start()
+    assert engine.is_ready
+    pending = asyncio.ensure_future(engine.recommend(history=["B00"]))
+    await asyncio.sleep(0)
+    await engine.close()
+    assert (await pending).items
+    assert not engine.is_ready
+    with pytest.raises(Closed, match="closing"):
+        await engine.recommend(history=["B00"])
 
 
-def test_an_observer_that_comes_later_hears_of_batches() -> None:
+@in_loop
+async def test_an_observer_that_comes_later_hears_of_batches() -> None:
     """As that of a server around an engine that is ready already."""
     log = Log()
-
-    async def main() -> None:
-        async with Engine(model_of(), INDEX) as engine:
-            engine.observer = log
-            await engine.recommend(history=["B00"])
-
-    asyncio.run(main())
+    async with Engine(model_of(), INDEX) as engine:
+        engine.observer = log
+        await engine.recommend(history=["B00"])
     assert [batch.num_requests for batch in log.batches] == [1]
     assert log.lengths
     assert log.outcomes == {"answered": 1}
 
 
-def test_an_observer_that_fails_harms_nobody() -> None:
+@in_loop
+async def test_an_observer_that_fails_harms_nobody() -> None:
     class Failing(Observer):
         def queued(self, num_waiting: int) -> None:
             raise RuntimeError("queued")
@@ -422,15 +385,13 @@ def test_an_observer_that_fails_harms_nobody() -> None:
         def ended(self, outcome: str, seconds: float) -> None:
             raise RuntimeError("ended")
 
-    async def main() -> None:
-        async with Engine(model_of(), INDEX, observer=Failing()) as engine:
-            for answer in await asyncio.gather(*[engine.recommend(history=[item], timeout=60) for item in IDS[:9]]):
-                assert answer.items
-
-    asyncio.run(main())
+    async with Engine(model_of(), INDEX, observer=Failing()) as engine:
+        for answer in await asyncio.gather(*[engine.recommend(history=[item], timeout=60) for item in IDS[:9]]):
+            assert answer.items
 
 
-def test_a_large_request_does_not_keep_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_a_large_request_does_not_keep_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of()
     seen: set[bool] = set()
     read = recommender.tokens_of_items
@@ -440,69 +401,54 @@ def test_a_large_request_does_not_keep_the_event_loop(monkeypatch: pytest.Monkey
         return read(*arguments)
 
     monkeypatch.setattr(recommender, "tokens_of_items", watched)
-
-    async def main() -> None:
-        async with Engine(model, INDEX, max_prompt_tokens=30, num_beams=8, num_results=5) as engine:
-            same(await engine.recommend(history=IDS[:10]), expected(model, INDEX, tokens_of(IDS[:10])))
-            assert seen == {True}
-            seen.clear()
-            answer = await engine.recommend(history=[*[f"gone{number}" for number in range(9000)], *IDS[:10]])
-            same(answer, expected(model, INDEX, tokens_of(IDS[:10])))
-            assert seen == {False}
-
-    asyncio.run(main())
+    async with Engine(model, INDEX, max_prompt_tokens=30, num_beams=8, num_results=5) as engine:
+        same(await engine.recommend(history=IDS[:10]), expected(model, INDEX, tokens_of(IDS[:10])))
+        assert seen == {True}
+        seen.clear()
+        answer = await engine.recommend(history=[*[f"gone{number}" for number in range(9000)], *IDS[:10]])
+        same(answer, expected(model, INDEX, tokens_of(IDS[:10])))
+        assert seen == {False}
 
 
-def test_the_catalogue_in_a_models_folder_is_found(tmp_path: Path) -> None:
+@in_loop
+async def test_the_catalogue_in_a_models_folder_is_found(tmp_path: Path) -> None:
     model_of().save_pretrained(tmp_path)
     INDEX.save_pretrained(tmp_path)
-
-    async def main() -> None:
-        async with Engine(str(tmp_path), num_beams=8, num_results=5) as engine:
-            same(await engine.recommend(history=["B07"]), expected(model_of(), INDEX, tokens_of(["B07"])))
-        with pytest.raises(Closed, match="a closed engine cannot start again"):
-            await engine.start()
-
-    asyncio.run(main())
+    async with Engine(str(tmp_path), num_beams=8, num_results=5) as engine:
+        same(await engine.recommend(history=["B07"]), expected(model_of(), INDEX, tokens_of(["B07"])))
+    with pytest.raises(Closed, match="a closed engine cannot start again"):
+        await engine.start()
 
 
-def test_scores_that_are_no_numbers_are_the_servers_error() -> None:
-    async def main() -> None:
-        model = enable(build("qwen3"))
-        async with Engine(model, INDEX, num_beams=4, num_results=4) as engine:
-            with torch.no_grad():
-                model.lm_head.weight.fill_(float("nan"))
-            with pytest.raises(BrokenAnswer):
-                await engine.recommend(history=["B00"])
-            # That nothing is allowed is no error.
-            assert (await engine.recommend(history=["B00"], filter=["B01"], exclude=["B01"])).items == []
-
-    asyncio.run(main())
-
-
-def test_auto_is_settled_while_warming_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_scores_that_are_no_numbers_are_the_servers_error() -> None:
     model = enable(build("qwen3"))
-
-    async def main() -> None:
-        async with Engine(model, INDEX, num_beams=8, num_results=5, drafting="auto", max_batch=8) as engine:
-            known = auto._KNOWN[model]
-            assert {kind[-2] for kind in known} >= {1, 3}  # bits of the rows of a batch
-            monkeypatch.setattr(auto, "time", None)  # no clock is read again
-            same(await engine.recommend(history=["B00"]), expected(model, INDEX, tokens_of(["B00"])))
-
-    asyncio.run(main())
+    async with Engine(model, INDEX, num_beams=4, num_results=4) as engine:
+        with torch.no_grad():
+            model.lm_head.weight.fill_(float("nan"))
+        with pytest.raises(BrokenAnswer):
+            await engine.recommend(history=["B00"])
+        # That nothing is allowed is no error.
+        assert (await engine.recommend(history=["B00"], filter=["B01"], exclude=["B01"])).items == []
 
 
-def test_workers_compute_at_the_same_time_with_a_thread_each() -> None:
+@in_loop
+async def test_auto_is_settled_while_warming_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = enable(build("qwen3"))
+    async with Engine(model, INDEX, num_beams=8, num_results=5, drafting="auto", max_batch=8) as engine:
+        known = auto._KNOWN[model]
+        assert {kind[-2] for kind in known} >= {1, 3}  # bits of the rows of a batch
+        monkeypatch.setattr(auto, "time", None)  # no clock is read again
+        same(await engine.recommend(history=["B00"]), expected(model, INDEX, tokens_of(["B00"])))
+
+
+@in_loop
+async def test_workers_compute_at_the_same_time_with_a_thread_each() -> None:
     model = enable(build("qwen3"))
     threads: set[int] = set()
     before = torch.get_num_threads()
-
-    async def main() -> None:
-        async with Engine(model, INDEX, workers=2) as engine:
-            threads.update(engine._workers.run_on_all(torch.get_num_threads))
-
-    asyncio.run(main())
+    async with Engine(model, INDEX, workers=2) as engine:
+        threads.update(engine._workers.run_on_all(torch.get_num_threads))
     assert threads == {1}
     assert torch.get_num_threads() == before
 
@@ -517,29 +463,26 @@ def test_an_engine_keeps_to_its_cores(how: dict[str, int], count: int, threads: 
         workers.shutdown()
 
 
-def test_labels_are_ranked_as_by_classify() -> None:
+@in_loop
+async def test_labels_are_ranked_as_by_classify() -> None:
     tokenizer = tokenizer_of("bpe")
     torch.manual_seed(0)
     config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
     model = enable(LlamaForCausalLM(config)).eval()
     labels = ConstraintIndex.from_labels(["sports", "science", "politics"], tokenizer)
     texts = ["The match", "A long text of science and technology", "abc"]
-
-    async def main() -> None:
-        async with Engine(model, labels, tokenizer=tokenizer) as engine:
-            answers = await asyncio.gather(*[engine.classify(text=text, num_labels=2) for text in texts])
-            for answer, ranked in zip(answers, classify(model, tokenizer, texts, labels, top_k=2), strict=True):
-                assert answer.labels == [label for label, _ in ranked]
-                assert answer.probabilities == pytest.approx([value for _, value in ranked], abs=TOLERANCE)
-            for wish, message in (({"text": ""}, "text=''"), ({"text": "a", "num_labels": 513}, "to 512")):
-                with pytest.raises(ValueError, match=message):
-                    await engine.classify(**wish)
-            assert (await engine.recommend(text="The match", num_results=3, num_beams=3)).items
-        async with Engine(model_of(), INDEX, tokenizer=tokenizer) as engine:
-            with pytest.raises(ValueError, match="the catalogue has items and no labels"):
-                await engine.classify(text="a")
-
-    asyncio.run(main())
+    async with Engine(model, labels, tokenizer=tokenizer) as engine:
+        answers = await asyncio.gather(*[engine.classify(text=text, num_labels=2) for text in texts])
+        for answer, ranked in zip(answers, classify(model, tokenizer, texts, labels, top_k=2), strict=True):
+            assert answer.labels == [label for label, _ in ranked]
+            assert answer.probabilities == pytest.approx([value for _, value in ranked], abs=TOLERANCE)
+        for wish, message in (({"text": ""}, "text=''"), ({"text": "a", "num_labels": 513}, "to 512")):
+            with pytest.raises(ValueError, match=message):
+                await engine.classify(**wish)
+        assert (await engine.recommend(text="The match", num_results=3, num_beams=3)).items
+    async with Engine(model_of(), INDEX, tokenizer=tokenizer) as engine:
+        with pytest.raises(ValueError, match="the catalogue has items and no labels"):
+            await engine.classify(text="a")
 
 
 @pytest.mark.parametrize(
@@ -591,20 +534,17 @@ def test_costs_are_fitted_and_never_negative() -> None:
         assert 128 <= costs.token_budget <= 65_536
 
 
-def test_captured_decodes_answer_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_captured_decodes_answer_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     from cpu_graphs import CpuGraphs
 
     model, graphs = model_of(), CpuGraphs.installed(monkeypatch)
     model.warm_up(INDEX, batch_sizes=range(1, 7), prompt_lengths=range(4, 17, 4), num_beams=8, num_return_sequences=5)
-
-    async def main() -> None:
-        how = {"num_beams": 8, "num_results": 5, "workers": 2, "cache_implementation": "static"}
-        async with Engine(model, INDEX, **how) as engine:
-            for _ in range(3):
-                histories = [IDS[number : number + 2] for number in range(6)]
-                answers = await asyncio.gather(*(engine.recommend(history=history) for history in histories))
-                for history, answer in zip(histories, answers, strict=True):
-                    same(answer, expected(model, INDEX, tokens_of(history)))
-
-    asyncio.run(main())
+    how = {"num_beams": 8, "num_results": 5, "workers": 2, "cache_implementation": "static"}
+    async with Engine(model, INDEX, **how) as engine:
+        for _ in range(3):
+            histories = [IDS[number : number + 2] for number in range(6)]
+            answers = await asyncio.gather(*(engine.recommend(history=history) for history in histories))
+            for history, answer in zip(histories, answers, strict=True):
+                same(answer, expected(model, INDEX, tokens_of(history)))
     assert graphs.num_replays > 6

@@ -10,13 +10,13 @@ import io
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from serving_fake import FakeEngine
+from serving_fake import FakeEngine, in_loop
 
 from hf_gr import ConstraintIndex
 
@@ -32,11 +32,6 @@ from hf_gr.serving.catalogues import LiveCatalogue
 from hf_gr.serving.errors import read_message
 from hf_gr.serving.middleware import Limits
 from hf_gr.serving.update_log import UpdateLog
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    """Run a test's coroutine; what is still under way after 20 seconds is an error."""
-    asyncio.run(asyncio.wait_for(test(), 20))
 
 
 @asynccontextmanager
@@ -69,94 +64,72 @@ def ask(**body: Any) -> dict[str, Any]:
 # Questions
 
 
-def test_one_request_and_its_answer() -> None:
-    async def test() -> None:
-        engine = FakeEngine()
-        async with client(engine) as http:
-            response = await http.post(
-                **ask(
-                    history=["B01"],
-                    num_results=3,
-                    num_beams=20,
-                    exclude=["B02"],
-                    filter=["B01", "B03"],
-                    rule="europe",
-                    seed=7,
-                    timeout_ms=200,
-                )  # fmt: skip
-            )
-        assert response.status_code == 200
-        assert response.json() == {
-            "items": ["B01", "B03", "B04"],
-            "scores": [-0.5] * 3,
-            "catalogue_version": 3,
-            "dropped": [],
-            "num_cut": 0,
-            "is_fallback": False,
-            "seconds": {"total": 0.011, "queued": 0.001, "computed": 0.01},
-            "batch_size": 1,
+@in_loop
+async def test_one_request_and_its_answer() -> None:
+    engine = FakeEngine()
+    async with client(engine) as http:
+        response = await http.post(
+            **ask(
+                history=["B01"],
+                num_results=3,
+                num_beams=20,
+                exclude=["B02"],
+                filter=["B01", "B03"],
+                rule="europe",
+                seed=7,
+                timeout_ms=200,
+            )  # fmt: skip
+        )
+    assert response.status_code == 200
+    assert response.json() == {
+        "items": ["B01", "B03", "B04"],
+        "scores": [-0.5] * 3,
+        "catalogue_version": 3,
+        "dropped": [],
+        "num_cut": 0,
+        "is_fallback": False,
+        "seconds": {"total": 0.011, "queued": 0.001, "computed": 0.01},
+        "batch_size": 1,
+    }
+    assert engine.asked == [
+        {
+            "history": ["B01"], "text": None, "tokens": None, "num_results": 3, "num_beams": 20,
+            "exclude": ["B02"], "filter": ["B01", "B03"], "rule": "europe", "seed": 7, "timeout": 0.2,
         }
-        assert engine.asked == [
-            {
-                "history": ["B01"], "text": None, "tokens": None, "num_results": 3, "num_beams": 20,
-                "exclude": ["B02"], "filter": ["B01", "B03"], "rule": "europe", "seed": 7, "timeout": 0.2,
-            }
-        ]  # fmt: skip
-
-    run(test)
+    ]  # fmt: skip
 
 
-def test_sequences_on_request() -> None:
-    async def test() -> None:
-        engine = FakeEngine()
-        async with client(engine) as http:
-            answer = (await http.post(**ask(history=["B01"], sequences=True))).json()
-        assert answer["items"] == ["B01", "B02"]
-        assert answer["sequences"] == [[5, 7], [5, 8]]
+@in_loop
+async def test_a_list_has_an_answer_or_an_error_for_each() -> None:
+    engine = FakeEngine()
+    async with client(engine) as http:
+        bodies = [{"history": ["B01"], "sequences": True}, {"history": ["unknown"]}, {"histroy": []}, 7]
+        answers = (await http.post("/v1/recommend", json=[*bodies, {"history": ["full"]}])).json()
+        labels = (await http.post("/v1/classify", json=[{"text": "meow", "num_labels": 1}, {"text": 7}])).json()
+        one = (await http.post("/v1/classify", json={"text": "meow"})).json()
+        assert (answers[0]["items"], answers[0]["sequences"]) == (["B01", "B02"], [[5, 7], [5, 8]])
         assert "sequences" not in engine.asked[0]
-
-    run(test)
-
-
-def test_a_list_has_an_answer_or_an_error_for_each() -> None:
-    async def test() -> None:
-        async with client() as http:
-            bodies = [{"history": ["B01"]}, {"history": ["unknown"]}, {"histroy": []}, 7, {"history": ["full"]}]
-            response = await http.post("/v1/recommend", json=bodies)
-        assert response.status_code == 200
-        answers = response.json()
-        assert answers[0]["items"] == ["B01", "B02"]
         assert [answer["error"]["status"] for answer in answers[1:]] == [422, 422, 422, 503]
-        assert answers[2]["error"]["argument"] == "[2].histroy"
-        assert answers[3]["error"]["argument"] == "[3]"
+        assert [answer["error"].get("argument") for answer in answers[1:]] == [
+            "history[0]",
+            "[2].histroy",
+            "[3]",
+            None,
+        ]
         assert answers[4]["error"]["retry_after"] == 2.5
-
-    run(test)
-
-
-def test_lists_have_limits() -> None:
-    async def test() -> None:
-        engine = FakeEngine()
-        async with client(engine) as http:
-            for bodies in [[], [{"history": ["B01"]}] * (MOST_AT_ONCE + 1)]:
-                error = await error_of(await http.post("/v1/recommend", json=bodies), 422)
-                assert error["expected"] == f"1 to {MOST_AT_ONCE} in a list"
-        assert not engine.asked
-
-    run(test)
-
-
-def test_classify() -> None:
-    async def test() -> None:
-        engine = FakeEngine()
-        async with client(engine) as http:
-            answer = (await http.post("/v1/classify", json={"text": "meow", "num_labels": 1})).json()
-            many = (await http.post("/v1/classify", json=[{"text": "meow"}, {"text": 7}])).json()
-        assert (answer["labels"], answer["probabilities"], answer["catalogue_version"]) == (["cat"], [0.75], 3)
-        assert engine.asked[0] == {"text": "meow", "num_labels": 1, "timeout": None}
-        assert many[1]["error"]["argument"] == "[1].text"
-
-    run(test)
+        assert (labels[0]["labels"], labels[0]["probabilities"], labels[0]["catalogue_version"]) == (
+            ["cat"],
+            [0.75],
+            3,
+        )
+        assert labels[1]["error"]["argument"] == "[1].text"
+        assert one["labels"] == ["cat", "dog"]
+        assert {"text": "meow", "num_labels": 1, "timeout": None} in engine.asked
+        asked = len(engine.asked)
+        for bodies in [[], [{"history": ["B01"]}] * (MOST_AT_ONCE + 1)]:
+            error = await error_of(await http.post("/v1/recommend", json=bodies), 422)
+            assert error["expected"] == f"1 to {MOST_AT_ONCE} in a list"
+        assert len(engine.asked) == asked
 
 
 # Bad requests
@@ -164,46 +137,66 @@ def test_classify() -> None:
 INF = float("inf")
 
 
-@pytest.mark.parametrize(
-    ("body", "argument", "expected"),
-    [
-        (b"{", "body", "JSON"),
-        (b"", "body", "JSON"),
-        (b'{"seed": NaN}', "body", "JSON"),
-        (b'{"text": "\xff"}', "body", "JSON"),
-        (b'{"text": "\\ud800"}', "body", "JSON"),
-        (b"[" * 100_000, "body", "JSON"),
-        (b'"text"', "body", "object"),
-        (b"null", "body", "object"),
-        (b'{"histroy": ["B01"]}', "histroy", "no such argument"),
-        (b'{"history": "B01"}', "history", "list"),
-        (b'{"history": ["B01", 1.5]}', "history[1]", "item id"),
-        (b'{"history": [true]}', "history[0]", "item id"),
-        (b'{"history": [null]}', "history[0]", "item id"),
-        (b'{"history": [["B01"]]}', "history[0]", "item id"),
-        (b'{"history": ["B01"], "num_beams": 0}', "num_beams", "greater than or equal to 1"),
-        (b'{"history": ["B01"], "num_beams": "20"}', "num_beams", "integer"),
-        (b'{"history": ["B01"], "num_beams": 1e400}', "num_beams", "integer"),
-        (b'{"history": ["B01"], "num_beams": 1' + b"0" * 4000 + b"}", "num_beams", "less than"),
-        (b'{"history": ["B01"], "seed": -1}', "seed", "greater than or equal to 0"),
-        (b'{"history": ["B01"], "timeout_ms": 0}', "timeout_ms", "greater than or equal to 1"),
-        (b'{"tokens": [1, "2"]}', "tokens[1]", "integer"),
-        (b'{"history": ["B01"], "rule": ["europe"]}', "rule", "string"),
-        (b'{"history": ["B01"], "exclude": null}', "exclude", "list"),
-    ],
-)
-def test_a_wrong_body_names_the_argument(body: bytes, argument: str, expected: str) -> None:
-    async def test() -> None:
-        engine = FakeEngine()
-        async with client(engine) as http:
-            error = await error_of(await http.post("/v1/recommend", content=body), 422)
-        assert error["argument"] == argument
-        assert expected in error["expected"]
-        assert error["fix"]
-        assert len(error["message"]) < 700
-        assert not engine.asked
+WRONG_QUESTIONS: list[tuple[bytes, str, str]] = [
+    (b"{", "body", "JSON"),
+    (b"", "body", "JSON"),
+    (b'{"seed": NaN}', "body", "JSON"),
+    (b'{"text": "\xff"}', "body", "JSON"),
+    (b'{"text": "\\ud800"}', "body", "JSON"),
+    (b"[" * 100_000, "body", "JSON"),
+    (b'"text"', "body", "object"),
+    (b"null", "body", "object"),
+    (b'{"histroy": ["B01"]}', "histroy", "no such argument"),
+    (b'{"history": "B01"}', "history", "list"),
+    (b'{"history": ["B01", 1.5]}', "history[1]", "item id"),
+    (b'{"history": [true]}', "history[0]", "item id"),
+    (b'{"history": [null]}', "history[0]", "item id"),
+    (b'{"history": [["B01"]]}', "history[0]", "item id"),
+    (b'{"history": ["B01"], "num_beams": 0}', "num_beams", "greater than or equal to 1"),
+    (b'{"history": ["B01"], "num_beams": "20"}', "num_beams", "integer"),
+    (b'{"history": ["B01"], "num_beams": 1e400}', "num_beams", "integer"),
+    (b'{"history": ["B01"], "num_beams": 1' + b"0" * 4000 + b"}", "num_beams", "less than"),
+    (b'{"history": ["B01"], "seed": -1}', "seed", "greater than or equal to 0"),
+    (b'{"history": ["B01"], "timeout_ms": 0}', "timeout_ms", "greater than or equal to 1"),
+    (b'{"tokens": [1, "2"]}', "tokens[1]", "integer"),
+    (b'{"history": ["B01"], "rule": ["europe"]}', "rule", "string"),
+    (b'{"history": ["B01"], "exclude": null}', "exclude", "list"),
+]
+WRONG_CHANGES: list[tuple[Any, str, str]] = [
+    ({"remove": ["B01", "nothing"]}, "remove", "'nothing'"),
+    ({"remove": "B01"}, "remove", "list"),
+    ({"add": [{"item_id": "B98"}]}, "add[0].sequence", "a value"),
+    ({"add": [{"item_id": "B98", "sequence": []}]}, "add[0].sequence", "expected one item or more: "),
+    ({"add": [{"item_id": "B98", "sequence": [5, -1]}]}, "", "add: "),
+    ({"add": [{"item_id": "B98", "sequence": [2**70]}]}, "", "add: "),
+    ({"add": [{"item_id": 98, "sequence": [5, 6]}]}, "", "string"),
+    ({"remove": ["B01"], "rules": {"europe": ["B01"]}}, "rules['europe']", "'B01'"),
+    ({"rules": {"nowhere": None}}, "rules['nowhere']", "None"),
+    ({"rules": {"": ["B01"]}}, "rules", "''"),
+    ({"rules": {"europe": [1.5]}}, "rules.europe[0]", "item id"),
+    ({"delete": ["B01"]}, "delete", "no such argument: omit it;"),
+    ([], "body", "object"),
+]
 
-    run(test)
+
+@in_loop
+async def test_a_wrong_body_names_the_argument_and_changes_nothing() -> None:
+    engine = FakeEngine()
+    before = engine.catalogue.edition
+    async with client(engine) as http:
+        for body, argument, expected in WRONG_QUESTIONS:
+            error = await error_of(await http.post("/v1/recommend", content=body), 422)
+            assert (error["argument"], expected in error["expected"], bool(error["fix"])) == (argument, True, True), (
+                body
+            )
+            assert len(error["message"]) < 700
+        for change, argument, told in WRONG_CHANGES:
+            error = await error_of(await http.patch("/v1/catalogue", json=change), 422)
+            assert (error.get("argument", ""), told in error["message"]) == (argument, True), change
+        assert "/docs" in (await error_of(await http.get("/v2"), 404))["fix"]
+        await error_of(await http.get("/v1/recommend"), 405)
+    assert not engine.asked
+    assert engine.catalogue.edition is before
 
 
 @pytest.mark.parametrize(
@@ -216,16 +209,14 @@ def test_a_wrong_body_names_the_argument(body: bytes, argument: str, expected: s
         ("bug", 500, {"message": "the server failed on this request"}),
     ],
 )
-def test_errors_of_the_engine(first: str, status: int, expected: dict[str, Any]) -> None:
-    async def test() -> None:
-        async with client() as http:
-            response = await http.post(**ask(history=[first]))
-        error = await error_of(response, status)
-        assert expected.items() <= error.items()
-        assert error["fix"]
-        assert response.headers.get("retry-after") == ("3" if status == 503 else None)
-
-    run(test)
+@in_loop
+async def test_errors_of_the_engine(first: str, status: int, expected: dict[str, Any]) -> None:
+    async with client() as http:
+        response = await http.post(**ask(history=[first]))
+    error = await error_of(response, status)
+    assert expected.items() <= error.items()
+    assert error["fix"]
+    assert response.headers.get("retry-after") == ("3" if status == 503 else None)
 
 
 def test_messages_without_our_form_stay_whole() -> None:
@@ -238,79 +229,57 @@ def test_messages_without_our_form_stay_whole() -> None:
     assert read_message("something else").model_dump(exclude_none=True) == {"message": "something else"}
 
 
-def test_paths_and_methods_that_do_not_exist() -> None:
-    async def test() -> None:
-        async with client() as http:
-            assert "/docs" in (await error_of(await http.get("/v2"), 404))["fix"]
-            await error_of(await http.get("/v1/recommend"), 405)
-
-    run(test)
-
-
 # Limits
 
 
-def test_a_large_body_is_not_read() -> None:
-    taken = 0
-
-    async def parts() -> AsyncIterator[bytes]:
-        nonlocal taken
-        for _ in range(100):
-            taken += 1
-            yield b" " * 2**20
-
-    async def test() -> None:
-        nonlocal taken
-        engine = FakeEngine()
-        async with client(engine) as http:
-            error = await error_of(await http.post("/v1/recommend", content=parts()), 413)
-            assert "1,048,576 bytes" in error["expected"]
-            assert taken == 2  # the first one is still within the limit
-            taken = 0
-            response = await http.post("/v1/recommend", content=parts(), headers={"content-length": str(100 * 2**20)})
-            await error_of(response, 413)
-            assert taken == 0  # it has said so itself
-            assert response.headers["connection"] == "close"
-        async with client(engine, limits=Limits(max_body=50)) as http:
-            assert (await http.post(**ask(history=["B01"]))).status_code == 200
-            await error_of(await http.post(**ask(history=["B01"] * 20)), 413)
-        assert len(engine.asked) == 1
-
-    run(test)
+async def parts(taken: list[int], size: int = 2**20) -> AsyncIterator[bytes]:
+    """A body of 100 parts, and those that were taken."""
+    for number in range(100):
+        taken.append(number)
+        yield b" " * size
 
 
-def test_a_body_that_does_not_come() -> None:
+@in_loop
+async def test_a_large_body_is_not_read() -> None:
+    engine, chunked, told = FakeEngine(), [], []
+    async with client(engine) as http:
+        error = await error_of(await http.post("/v1/recommend", content=parts(chunked)), 413)
+        assert ("1,048,576 bytes" in error["expected"], len(chunked)) == (True, 2)  # the first one is within the limit
+        headers = {"content-length": str(100 * 2**20)}
+        response = await http.post("/v1/recommend", content=parts(told), headers=headers)
+        await error_of(response, 413)
+        assert (told, response.headers["connection"]) == ([], "close")  # it has said so itself
+    async with client(engine, limits=Limits(max_body=50)) as http:
+        assert (await http.post(**ask(history=["B01"]))).status_code == 200
+        await error_of(await http.post(**ask(history=["B01"] * 20)), 413)
+    assert len(engine.asked) == 1
+    with pytest.raises(ValueError, match="max_body=0, expected more than 0"):
+        Limits(max_body=0)
+
+
+@in_loop
+async def test_a_body_that_does_not_come() -> None:
     async def slowly() -> AsyncIterator[bytes]:
         yield b'{"history": '
         await asyncio.sleep(5)
         yield b'["B01"]}'
 
-    async def test() -> None:
-        async with client(limits=Limits(body_timeout=0.05)) as http:
-            start = asyncio.get_running_loop().time()
-            response = await http.post("/v1/recommend", content=slowly())
-            assert asyncio.get_running_loop().time() - start < 3
-            assert "0.05 seconds" in (await error_of(response, 408))["message"]
-
-    run(test)
+    async with client(limits=Limits(body_timeout=0.05)) as http:
+        start = asyncio.get_running_loop().time()
+        response = await http.post("/v1/recommend", content=slowly())
+        assert asyncio.get_running_loop().time() - start < 3
+        assert "0.05 seconds" in (await error_of(response, 408))["message"]
 
 
-def test_too_many_requests_under_way() -> None:
-    async def test() -> None:
-        async with client(limits=Limits(max_open=2)) as http:
-            slow = [asyncio.create_task(http.post(**ask(history=["slow"], timeout_ms=300))) for _ in range(2)]
-            await asyncio.sleep(0.05)
-            await error_of(await http.post(**ask(history=["B01"])), 503)
-            assert (await http.get("/healthz")).status_code == 200
-            assert [response.status_code for response in await asyncio.gather(*slow)] == [200, 200]
-            assert (await http.post(**ask(history=["B01"]))).status_code == 200
-
-    run(test)
-
-
-def test_wrong_limits() -> None:
-    with pytest.raises(ValueError, match="max_body=0, expected more than 0"):
-        Limits(max_body=0)
+@in_loop
+async def test_too_many_requests_under_way() -> None:
+    async with client(limits=Limits(max_open=2)) as http:
+        slow = [asyncio.create_task(http.post(**ask(history=["slow"], timeout_ms=300))) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        await error_of(await http.post(**ask(history=["B01"])), 503)
+        assert (await http.get("/healthz")).status_code == 200
+        assert [response.status_code for response in await asyncio.gather(*slow)] == [200, 200]
+        assert (await http.post(**ask(history=["B01"]))).status_code == 200
 
 
 # Keys
@@ -320,60 +289,48 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def test_keys() -> None:
-    async def test() -> None:
-        async with client(api_key="read", admin_key="change") as http:
-            for headers in (
-                {},
-                bearer("wrong"),
-                bearer(""),
-                bearer("reaD"),
-                bearer("rea"),
-                {"authorization": "Basic read"},
-            ):
-                response = await http.post(**ask(history=["B01"]), headers=headers)
-                await error_of(response, 401)
-                assert response.headers["www-authenticate"] == "Bearer"
-                await error_of(await http.patch("/v1/catalogue", json={}, headers=headers), 401)
-                await error_of(await http.get("/v1/catalogue", headers=headers), 401)
-            for key in ("read", "change"):
-                assert (await http.post(**ask(history=["B01"]), headers=bearer(key))).status_code == 200
-                assert (await http.get("/v1/catalogue", headers=bearer(key))).status_code == 200
-            for change in (http.patch, http.put):
-                error = await error_of(await change("/v1/catalogue", json={}, headers=bearer("read")), 403)
-                assert "admin" in error["fix"]
-            # The right key: the body is looked at.
-            assert (await http.put("/v1/catalogue", json={}, headers=bearer("change"))).status_code == 422
-            for path in ("/healthz", "/readyz", "/metrics", "/docs", "/openapi.json"):
-                assert (await http.get(path)).status_code == 200
-
-    run(test)
+@in_loop
+async def test_keys() -> None:
+    async with client(api_key="read", admin_key="change") as http:
+        for headers in (
+            {},
+            bearer("wrong"),
+            bearer(""),
+            bearer("reaD"),
+            bearer("rea"),
+            {"authorization": "Basic read"},
+        ):
+            response = await http.post(**ask(history=["B01"]), headers=headers)
+            await error_of(response, 401)
+            assert response.headers["www-authenticate"] == "Bearer"
+            await error_of(await http.patch("/v1/catalogue", json={}, headers=headers), 401)
+            await error_of(await http.get("/v1/catalogue", headers=headers), 401)
+        for key in ("read", "change"):
+            assert (await http.post(**ask(history=["B01"]), headers=bearer(key))).status_code == 200
+            assert (await http.get("/v1/catalogue", headers=bearer(key))).status_code == 200
+        for change in (http.patch, http.put):
+            error = await error_of(await change("/v1/catalogue", json={}, headers=bearer("read")), 403)
+            assert "admin" in error["fix"]
+        # The right key: the body is looked at.
+        assert (await http.put("/v1/catalogue", json={}, headers=bearer("change"))).status_code == 422
+        for path in ("/healthz", "/readyz", "/metrics", "/docs", "/openapi.json"):
+            assert (await http.get(path)).status_code == 200
 
 
-def test_a_wrong_key_is_answered_before_the_body_is_read() -> None:
-    taken = 0
-
-    async def parts() -> AsyncIterator[bytes]:
-        nonlocal taken
-        taken += 1
-        yield b"{}"
-
-    async def test() -> None:
-        async with client(api_key="read", admin_key="change") as http:
-            await error_of(await http.patch("/v1/catalogue", content=parts()), 401)
-            await error_of(await http.post("/v1/recommend", content=parts()), 401)
-        assert taken == 0
-
-    run(test)
+@in_loop
+async def test_a_wrong_key_is_answered_before_the_body_is_read() -> None:
+    taken: list[int] = []
+    async with client(api_key="read", admin_key="change") as http:
+        await error_of(await http.patch("/v1/catalogue", content=parts(taken)), 401)
+        await error_of(await http.post("/v1/recommend", content=parts(taken)), 401)
+    assert not taken
 
 
 @pytest.mark.parametrize(("options", "status"), [({"api_key": "read"}, 403), ({"is_read_only": True}, 403), ({}, 422)])
-def test_who_may_change_the_catalogue_without_an_admin_key(options: dict[str, Any], status: int) -> None:
-    async def test() -> None:
-        async with client(**options) as http:
-            await error_of(await http.put("/v1/catalogue", json={}, headers=bearer("read")), status)
-
-    run(test)
+@in_loop
+async def test_who_may_change_the_catalogue_without_an_admin_key(options: dict[str, Any], status: int) -> None:
+    async with client(**options) as http:
+        await error_of(await http.put("/v1/catalogue", json={}, headers=bearer("read")), status)
 
 
 @pytest.mark.parametrize(
@@ -395,25 +352,23 @@ def test_who_may_change_the_catalogue_without_an_admin_key(options: dict[str, An
         ({"X-Real-IP": "192.0.2.1"}, 403),
     ],
 )
-def test_without_keys_changes_come_from_this_machine(headers: dict[str, str], status: int) -> None:
-    async def test() -> None:
-        engine = FakeEngine()
-        async with client(engine) as http:
-            http.base_url = "http://127.0.0.1:8000"
-            response = await http.patch("/v1/catalogue", json={"remove": ["B01"]}, headers=headers)
-            swap = await http.put("/v1/catalogue", json={}, headers=headers)
-            assert swap.status_code == (422 if status == 200 else 403)
-            assert (await http.post(**ask(history=["B02"]), headers=headers)).status_code == 200
-        assert engine.catalogue.edition.index.num_items == (3 if status == 200 else 4)
-        if status == 403:
-            error = await error_of(response, 403)
-            assert error["argument"] == next(iter(headers)).lower()
-            assert "$HF_GR_ADMIN_KEY" in error["fix"]
-        async with client(admin_key="change") as http:
-            response = await http.patch("/v1/catalogue", json={}, headers={**headers, **bearer("change")})
-            assert response.status_code == 200
-
-    run(test)
+@in_loop
+async def test_without_keys_changes_come_from_this_machine(headers: dict[str, str], status: int) -> None:
+    engine = FakeEngine()
+    async with client(engine) as http:
+        http.base_url = "http://127.0.0.1:8000"
+        response = await http.patch("/v1/catalogue", json={"remove": ["B01"]}, headers=headers)
+        swap = await http.put("/v1/catalogue", json={}, headers=headers)
+        assert swap.status_code == (422 if status == 200 else 403)
+        assert (await http.post(**ask(history=["B02"]), headers=headers)).status_code == 200
+    assert engine.catalogue.edition.index.num_items == (3 if status == 200 else 4)
+    if status == 403:
+        error = await error_of(response, 403)
+        assert error["argument"] == next(iter(headers)).lower()
+        assert "$HF_GR_ADMIN_KEY" in error["fix"]
+    async with client(admin_key="change") as http:
+        response = await http.patch("/v1/catalogue", json={}, headers={**headers, **bearer("change")})
+        assert response.status_code == 200
 
 
 @pytest.mark.parametrize("key", ["", "ключ", "a\nb"])
@@ -431,56 +386,24 @@ async def change(http: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
     return response.json()
 
 
-def test_changes_of_the_catalogue() -> None:
-    async def test() -> None:
-        async with client() as http:
-            state = {"version": 3, "num_items": 4, "max_length": 2, "rules": {"europe": 2}}
-            assert (await http.get("/v1/catalogue")).json() == state
-            state = await change(http, remove=["B02"], add=[{"item_id": "B99", "sequence": [9, 9]}])
-            assert state == {"version": 4, "num_items": 4, "max_length": 2, "rules": {"europe": 1}}
-            answer = (await http.post(**ask(history=["B01"], num_results=9, sequences=True))).json()
-            assert (answer["items"], answer["catalogue_version"]) == (["B01", "B03", "B04", "B99"], 4)
-            assert answer["sequences"][3] == [9, 9]
-            state = await change(http, rules={"asia": ["B99"], "europe": None})
-            assert (state["version"], state["rules"]) == (5, {"asia": 1})
-            assert (await http.get("/v1/catalogue")).json() == state
-            assert "hf_gr_catalogue_version 5.0" in (await http.get("/metrics")).text
-
-    run(test)
+@in_loop
+async def test_changes_of_the_catalogue() -> None:
+    async with client() as http:
+        state = {"version": 3, "num_items": 4, "max_length": 2, "rules": {"europe": 2}}
+        assert (await http.get("/v1/catalogue")).json() == state
+        state = await change(http, remove=["B02"], add=[{"item_id": "B99", "sequence": [9, 9]}])
+        assert state == {"version": 4, "num_items": 4, "max_length": 2, "rules": {"europe": 1}}
+        answer = (await http.post(**ask(history=["B01"], num_results=9, sequences=True))).json()
+        assert (answer["items"], answer["catalogue_version"]) == (["B01", "B03", "B04", "B99"], 4)
+        assert answer["sequences"][3] == [9, 9]
+        state = await change(http, rules={"asia": ["B99"], "europe": None})
+        assert (state["version"], state["rules"]) == (5, {"asia": 1})
+        assert (await http.get("/v1/catalogue")).json() == state
+        assert "hf_gr_catalogue_version 5.0" in (await http.get("/metrics")).text
 
 
-@pytest.mark.parametrize(
-    ("body", "argument", "told"),
-    [
-        ({"remove": ["B01", "nothing"]}, "remove", "'nothing'"),
-        ({"remove": "B01"}, "remove", "list"),
-        ({"add": [{"item_id": "B98"}]}, "add[0].sequence", "a value"),
-        ({"add": [{"item_id": "B98", "sequence": []}]}, "add[0].sequence", "expected one item or more: "),
-        ({"add": [{"item_id": "B98", "sequence": [5, -1]}]}, "", "add: "),
-        ({"add": [{"item_id": "B98", "sequence": [2**70]}]}, "", "add: "),
-        ({"add": [{"item_id": 98, "sequence": [5, 6]}]}, "", "string"),
-        ({"remove": ["B01"], "rules": {"europe": ["B01"]}}, "rules['europe']", "'B01'"),
-        ({"rules": {"nowhere": None}}, "rules['nowhere']", "None"),
-        ({"rules": {"": ["B01"]}}, "rules", "''"),
-        ({"rules": {"europe": [1.5]}}, "rules.europe[0]", "item id"),
-        ({"delete": ["B01"]}, "delete", "no such argument: omit it;"),
-        ([], "body", "object"),
-    ],
-)
-def test_a_wrong_change_changes_nothing(body: Any, argument: str, told: str) -> None:
-    async def test() -> None:
-        engine = FakeEngine()
-        before = engine.catalogue.edition
-        async with client(engine) as http:
-            error = await error_of(await http.patch("/v1/catalogue", json=body), 422)
-        assert error.get("argument", "") == argument
-        assert told in error["message"]
-        assert engine.catalogue.edition is before
-
-    run(test)
-
-
-def test_another_index(tmp_path: Path) -> None:
+@in_loop
+async def test_another_index(tmp_path: Path) -> None:
     ConstraintIndex.from_sequences([[1, 2, 3], [1, 2, 4]], item_ids=["B01", "B02"]).save_pretrained(tmp_path / "new")
     (tmp_path / "empty").mkdir()
 
@@ -488,169 +411,145 @@ def test_another_index(tmp_path: Path) -> None:
         if index.max_length > 2:
             raise ValueError("the catalogue has token 4, expected less than the vocabulary, 4: take its own")
 
-    async def test() -> None:
-        engine = FakeEngine()
-        async with client(engine) as http:
-            for name in ("no/such/folder", str(tmp_path / "empty"), "a b", "\0"):
-                error = await error_of(await http.put("/v1/catalogue", json={"index": name}), 422)
-                assert (error["argument"], error["value"], error["expected"]) == ("index", name, "a saved index")
-            engine.catalogue.check = refuse
-            error = await error_of(await http.put("/v1/catalogue", json={"index": str(tmp_path / "new")}), 422)
-            assert (error["argument"], error["expected"]) == ("index", "less than the vocabulary, 4")
-            assert engine.catalogue.edition.version == 3
-            engine.catalogue.check = None
-            response = await http.put("/v1/catalogue", json={"index": str(tmp_path / "new")})
-            assert response.json() == {
-                "version": 4, "num_items": 2, "max_length": 3, "rules": {"europe": 1}
-            }  # fmt: skip
-            assert (await http.post(**ask(history=["B01"]))).json()["catalogue_version"] == 4
-
-    run(test)
+    engine = FakeEngine()
+    async with client(engine) as http:
+        for name in ("no/such/folder", str(tmp_path / "empty"), "a b", "\0"):
+            error = await error_of(await http.put("/v1/catalogue", json={"index": name}), 422)
+            assert (error["argument"], error["value"], error["expected"]) == ("index", name, "a saved index")
+        engine.catalogue.check = refuse
+        error = await error_of(await http.put("/v1/catalogue", json={"index": str(tmp_path / "new")}), 422)
+        assert (error["argument"], error["expected"]) == ("index", "less than the vocabulary, 4")
+        assert engine.catalogue.edition.version == 3
+        engine.catalogue.check = None
+        response = await http.put("/v1/catalogue", json={"index": str(tmp_path / "new")})
+        assert response.json() == {
+            "version": 4, "num_items": 2, "max_length": 3, "rules": {"europe": 1}
+        }  # fmt: skip
+        assert (await http.post(**ask(history=["B01"]))).json()["catalogue_version"] == 4
 
 
 # The page
 
 
-def test_visitors_of_a_demonstration_change_items_and_load_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_visitors_of_a_demonstration_change_items_and_load_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ConstraintIndex, "from_pretrained", lambda name: pytest.fail(f"it loads {name}"))
-
-    async def test() -> None:
-        async with client(is_public=True, takes_indexes=False) as http:
-            headers = {"x-forwarded-for": "192.0.2.1", "origin": "https://me-films.hf.space"}
-            assert (await http.patch("/v1/catalogue", json={"remove": ["B01"]}, headers=headers)).status_code == 200
-            await error_of(await http.put("/v1/catalogue", json={"index": "me/mine"}, headers=headers), 405)
-            assert set((await http.get("/openapi.json")).json()["paths"]["/v1/catalogue"]) == {"get", "patch"}
-
-    run(test)
+    async with client(is_public=True, takes_indexes=False) as http:
+        headers = {"x-forwarded-for": "192.0.2.1", "origin": "https://me-films.hf.space"}
+        assert (await http.patch("/v1/catalogue", json={"remove": ["B01"]}, headers=headers)).status_code == 200
+        await error_of(await http.put("/v1/catalogue", json={"index": "me/mine"}, headers=headers), 405)
+        assert set((await http.get("/openapi.json")).json()["paths"]["/v1/catalogue"]) == {"get", "patch"}
 
 
 @pytest.mark.parametrize("path", ["apply", "swap"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
-def test_a_change_that_cannot_be_written(
+@in_loop
+async def test_a_change_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, number: int
 ) -> None:
     def full(*_: Any) -> None:
         raise OSError(number, os.strerror(number))
 
-    async def test() -> None:
-        engine = FakeEngine()
-        engine.catalogue = LiveCatalogue(engine.catalogue.edition.index, log=UpdateLog(tmp_path / "log"))
-        engine.catalogue.edition.index.save_pretrained(tmp_path / "new")
-        with monkeypatch.context() as patch:
-            patch.setattr("os.fsync", full)
-            async with client(engine) as http:
-                if path == "apply":
-                    response = await http.patch("/v1/catalogue", json={"remove": ["B01"]})
-                else:
-                    response = await http.put("/v1/catalogue", json={"index": str(tmp_path / "new")})
-                error = await error_of(response, 507)
-                assert os.strerror(number) in error["message"]
-                assert "the catalogue is unchanged" in error["message"]
-                state = (await http.get("/v1/catalogue")).json()
-                assert (state["version"], state["num_items"]) == (0, 4)
-        async with client(engine) as http:  # there is room again
-            assert (await http.patch("/v1/catalogue", json={"remove": ["B01"]})).json()["version"] == 1
-
-    run(test)
+    engine = FakeEngine()
+    engine.catalogue = LiveCatalogue(engine.catalogue.edition.index, log=UpdateLog(tmp_path / "log"))
+    engine.catalogue.edition.index.save_pretrained(tmp_path / "new")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        async with client(engine) as http:
+            if path == "apply":
+                response = await http.patch("/v1/catalogue", json={"remove": ["B01"]})
+            else:
+                response = await http.put("/v1/catalogue", json={"index": str(tmp_path / "new")})
+            error = await error_of(response, 507)
+            assert os.strerror(number) in error["message"]
+            assert "the catalogue is unchanged" in error["message"]
+            state = (await http.get("/v1/catalogue")).json()
+            assert (state["version"], state["num_items"]) == (0, 4)
+    async with client(engine) as http:  # there is room again
+        assert (await http.patch("/v1/catalogue", json={"remove": ["B01"]})).json()["version"] == 1
 
 
-def test_the_page_needs_no_key_and_titles_do() -> None:
-    async def test() -> None:
-        async with client(api_key="read", titles={"B01": "Ham"}) as http:
-            assert "<html" in (await http.get("/page/")).text
-            await error_of(await http.get("/page/items"), 401)
-            found = (await http.get("/page/items?search=ham", headers=bearer("read"))).json()
-            assert found == [{"item_id": "B01", "title": "Ham", "in_catalogue": True}]
-            error = await error_of(await http.get("/page/items?limit=no", headers=bearer("read")), 422)
-            assert (error["argument"], error["value"]) == ("query.limit", "no")
-        async with client() as http:
-            await error_of(await http.get("/page/"), 404)
-
-    run(test)
+@in_loop
+async def test_the_page_needs_no_key_and_titles_do() -> None:
+    async with client(api_key="read", titles={"B01": "Ham"}) as http:
+        assert "<html" in (await http.get("/page/")).text
+        await error_of(await http.get("/page/items"), 401)
+        found = (await http.get("/page/items?search=ham", headers=bearer("read"))).json()
+        assert found == [{"item_id": "B01", "title": "Ham", "in_catalogue": True}]
+        error = await error_of(await http.get("/page/items?limit=no", headers=bearer("read")), 422)
+        assert (error["argument"], error["value"]) == ("query.limit", "no")
+    async with client() as http:
+        await error_of(await http.get("/page/"), 404)
 
 
 # Life
 
 
-def test_the_server_answers_while_the_engine_warms_up() -> None:
-    async def test() -> None:
-        engine = FakeEngine(start_seconds=0.2)
-        async with client(engine, is_ready=False) as http:
-            assert (await http.get("/healthz")).status_code == 200
-            response = await http.get("/readyz")
-            assert "warms up" in (await error_of(response, 503))["message"]
-            assert response.headers["retry-after"] == "1"
-            await error_of(await http.post(**ask(history=["B01"])), 503)
-            await asyncio.sleep(0.3)
-            assert (await http.get("/readyz")).json() == {"status": "ready", "catalogue_version": 3}
-            assert not engine.is_closed
-        assert engine.is_closed
-
-    run(test)
+@in_loop
+async def test_the_server_answers_while_the_engine_warms_up() -> None:
+    engine = FakeEngine(start_seconds=0.2)
+    async with client(engine, is_ready=False) as http:
+        assert (await http.get("/healthz")).status_code == 200
+        response = await http.get("/readyz")
+        assert "warms up" in (await error_of(response, 503))["message"]
+        assert response.headers["retry-after"] == "1"
+        await error_of(await http.post(**ask(history=["B01"])), 503)
+        await asyncio.sleep(0.3)
+        assert (await http.get("/readyz")).json() == {"status": "ready", "catalogue_version": 3}
+        assert not engine.is_closed
+    assert engine.is_closed
 
 
-def test_an_engine_that_does_not_start() -> None:
-    async def test() -> None:
-        engine, heard = FakeEngine(), []
-        engine.start_error = RuntimeError("no memory")
-        async with client(engine, is_ready=False, on_failure=heard.append) as http:
-            await asyncio.sleep(0.01)
-            assert "did not start" in (await error_of(await http.get("/readyz"), 503))["message"]
-            assert (await http.get("/healthz")).status_code == 200
-        assert heard == [engine.start_error]
-
-    run(test)
-
-
-def test_the_end_during_the_warm_up() -> None:
-    async def test() -> None:
-        engine = FakeEngine(start_seconds=100)
-        async with client(engine, is_ready=False):
-            await asyncio.sleep(0.01)
-        assert engine.is_closed
-
-    run(test)
+@in_loop
+async def test_an_engine_that_does_not_start() -> None:
+    engine, heard = FakeEngine(), []
+    engine.start_error = RuntimeError("no memory")
+    async with client(engine, is_ready=False, on_failure=heard.append) as http:
+        await asyncio.sleep(0.01)
+        assert "did not start" in (await error_of(await http.get("/readyz"), 503))["message"]
+        assert (await http.get("/healthz")).status_code == 200
+    assert heard == [engine.start_error]
+    engine = FakeEngine(start_seconds=100)
+    async with client(engine, is_ready=False):
+        await asyncio.sleep(0.01)
+    assert engine.is_closed  # the end came during the warm-up
 
 
 # Metrics, logs, documentation
 
 
-def test_metrics() -> None:
-    async def test() -> None:
-        async with client() as http:
-            await http.post(**ask(history=["B01"]))
-            await http.post(**ask(history=["full"]))
-            await http.post("/v1/recommend/secret-item", json={})
-            text = (await http.get("/metrics")).text
-            openmetrics = await http.get("/metrics", headers={"accept": "application/openmetrics-text"})
-        lines = set(text.splitlines())
-        assert {
-            'hf_gr_requests_total{outcome="answered"} 1.0',
-            'hf_gr_requests_total{outcome="late"} 0.0',
-            'hf_gr_request_seconds_bucket{le="0.01",outcome="answered"} 1.0',
-            "hf_gr_batch_requests_sum 1.0",
-            "hf_gr_tokens_total 64.0",
-            "hf_gr_forwards_total 3.0",
-            "hf_gr_catalogue_version 3.0",
-            "hf_gr_catalogue_items 4.0",
-            'hf_gr_http_responses_total{path="/v1/recommend",status="200"} 1.0',
-            'hf_gr_http_responses_total{path="/v1/recommend",status="503"} 1.0',
-            'hf_gr_http_responses_total{path="other",status="404"} 1.0',
-        } <= lines
-        assert "process_resident_memory_bytes" in text
-        assert "secret" not in text
-        assert openmetrics.text.endswith("# EOF\n")
-
-    run(test)
+@in_loop
+async def test_metrics() -> None:
+    async with client() as http:
+        await http.post(**ask(history=["B01"]))
+        await http.post(**ask(history=["full"]))
+        await http.post("/v1/recommend/secret-item", json={})
+        text = (await http.get("/metrics")).text
+        openmetrics = await http.get("/metrics", headers={"accept": "application/openmetrics-text"})
+    lines = set(text.splitlines())
+    assert {
+        'hf_gr_requests_total{outcome="answered"} 1.0',
+        'hf_gr_requests_total{outcome="late"} 0.0',
+        'hf_gr_request_seconds_bucket{le="0.01",outcome="answered"} 1.0',
+        "hf_gr_batch_requests_sum 1.0",
+        "hf_gr_tokens_total 64.0",
+        "hf_gr_forwards_total 3.0",
+        "hf_gr_catalogue_version 3.0",
+        "hf_gr_catalogue_items 4.0",
+        'hf_gr_http_responses_total{path="/v1/recommend",status="200"} 1.0',
+        'hf_gr_http_responses_total{path="/v1/recommend",status="503"} 1.0',
+        'hf_gr_http_responses_total{path="other",status="404"} 1.0',
+    } <= lines
+    assert "process_resident_memory_bytes" in text
+    assert "secret" not in text
+    assert openmetrics.text.endswith("# EOF\n")
 
 
-def test_two_servers_in_one_process() -> None:
-    async def test() -> None:
-        async with client() as one, client() as other:
-            await one.post(**ask(history=["B01"]))
-            assert 'hf_gr_requests_total{outcome="answered"} 0.0' in (await other.get("/metrics")).text
-
-    run(test)
+@in_loop
+async def test_two_servers_in_one_process() -> None:
+    async with client() as one, client() as other:
+        await one.post(**ask(history=["B01"]))
+        assert 'hf_gr_requests_total{outcome="answered"} 0.0' in (await other.get("/metrics")).text
 
 
 def test_logs_have_no_histories() -> None:
@@ -671,7 +570,7 @@ def test_logs_have_no_histories() -> None:
             await http.get("/healthz")
 
     try:
-        run(test)
+        in_loop(test)()
     finally:
         for name in ("hf_gr.serving", "uvicorn", "asyncio"):
             logger = logging.getLogger(name)
@@ -692,23 +591,19 @@ def test_logs_have_no_histories() -> None:
     assert lines[6]["path"] == "other"
 
 
-def test_the_documentation_names_everything() -> None:
-    async def test() -> None:
-        async with client(api_key="read") as http:
-            made = (await http.get("/openapi.json")).json()
-            assert "swagger" in (await http.get("/docs")).text
-        assert set(made["paths"]) == {
-            "/v1/recommend", "/v1/classify", "/v1/catalogue", "/healthz", "/readyz", "/metrics"
-        }  # fmt: skip
-        schema = made["paths"]["/v1/recommend"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-        assert {"history", "text", "tokens", "rule", "seed", "timeout_ms"} <= set(schema["oneOf"][0]["properties"])
-        patch = made["paths"]["/v1/catalogue"]["patch"]["requestBody"]["content"]["application/json"]["schema"]
-        assert patch["properties"]["add"]["items"]["required"] == ["item_id", "sequence"]
-        assert made["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"  # the button Authorize
-        with_key = {
-            path for path, methods in made["paths"].items() if any("security" in one for one in methods.values())
-        }
-        assert with_key == {"/v1/recommend", "/v1/classify", "/v1/catalogue"}
-        assert "$defs" not in json.dumps(made)
-
-    run(test)
+@in_loop
+async def test_the_documentation_names_everything() -> None:
+    async with client(api_key="read") as http:
+        made = (await http.get("/openapi.json")).json()
+        assert "swagger" in (await http.get("/docs")).text
+    assert set(made["paths"]) == {
+        "/v1/recommend", "/v1/classify", "/v1/catalogue", "/healthz", "/readyz", "/metrics"
+    }  # fmt: skip
+    schema = made["paths"]["/v1/recommend"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert {"history", "text", "tokens", "rule", "seed", "timeout_ms"} <= set(schema["oneOf"][0]["properties"])
+    patch = made["paths"]["/v1/catalogue"]["patch"]["requestBody"]["content"]["application/json"]["schema"]
+    assert patch["properties"]["add"]["items"]["required"] == ["item_id", "sequence"]
+    assert made["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"  # the button Authorize
+    with_key = {path for path, methods in made["paths"].items() if any("security" in one for one in methods.values())}
+    assert with_key == {"/v1/recommend", "/v1/classify", "/v1/catalogue"}
+    assert "$defs" not in json.dumps(made)

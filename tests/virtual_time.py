@@ -8,6 +8,7 @@ import asyncio
 import selectors
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor, Future
+from functools import wraps
 from typing import Any
 
 
@@ -59,7 +60,12 @@ class VirtualWorkers(Executor):
         return future
 
 
-def run(main: Coroutine[Any, Any, Any]) -> Any:
-    """A coroutine's result, in virtual time."""
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(main)
+def in_loop(test: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+    """A test that is a coroutine, in virtual time."""
+
+    @wraps(test)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            return runner.run(test(*args, **kwargs))
+
+    return run
