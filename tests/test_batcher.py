@@ -187,7 +187,7 @@ async def test_what_cannot_be_in_time_is_refused_at_once_but_never_when_idle() -
     busy = [case.ask(number) for number in range(11)]
     await asyncio.sleep(0.01)
     start = case.loop.time()
-    with pytest.raises(Overloaded, match="come again later, or give it more time") as refused:
+    with pytest.raises(Overloaded, match="retry later, or raise the timeout") as refused:
         await case.ask("hurry", timeout=0.3)
     assert case.loop.time() == start
     assert 0.0 < refused.value.retry_after < 1.0

@@ -167,7 +167,7 @@ async def test_samples_depend_on_the_seed_alone() -> None:
 
 
 @in_loop
-async def test_bad_requests_are_refused_at_the_door_by_name() -> None:
+async def test_bad_requests_are_refused_by_name() -> None:
     bad: list[tuple[dict[str, Any], str]] = [
         ({}, "history=None, expected one of history, text and tokens: send one"),
         ({"history": ["B00"], "tokens": [5]}, "history and tokens are given, expected one"),
@@ -310,7 +310,7 @@ async def test_what_leaves_the_catalogue_while_a_request_waits_is_no_error() -> 
         is_changed = threading.Event()
         engine._workers.submit(is_changed.wait)  # the worker is busy
         waiting = asyncio.ensure_future(engine.recommend(history=["B00"], filter=["B07", "B08"]))
-        await asyncio.sleep(0.01)  # it is through the door
+        await asyncio.sleep(0.01)  # it is in the queue
         engine.catalogue.apply(Update(remove=["B07"]))
         is_changed.set()
         answer = await waiting

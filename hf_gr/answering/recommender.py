@@ -34,7 +34,7 @@ MOST_VIEWS = 64  # filters kept for later rows: most tables have few distinct on
 
 
 def default_beams(model: Any, options: Mapping[str, Any], num_results: int) -> int:
-    """The beams of a search if nobody says how many: the checkpoint's own, else 20; as many as results at least."""
+    """The beams of a search by default: the checkpoint's own, else 20; as many as results at least."""
     configs = (options.get("generation_config"), model.generation_config)
     numbers = (getattr(config, "num_beams", None) for config in configs)
     own = next((number for number in numbers if number is not None), 1)

@@ -133,7 +133,7 @@ def check_device(device: Any) -> torch.device:
 
 
 def load_draft_model(draft_model: Any, model: Any) -> Any:
-    """A draft model for a model, loaded beside it; a loaded one stays on its device."""
+    """A draft model for a model, on its device; a loaded one stays on its device."""
     if isinstance(draft_model, (str, Path)):
         check_name(draft_model, argument="assistant_model")
         loaded = load(draft_model, dtype=model.dtype)
@@ -180,5 +180,5 @@ def draw_seeds(number: int) -> list[int]:
 
 
 def make_batches(lengths: Sequence[int], *, token_budget: int, tokens_ahead: int, mesh: Any) -> list[list[int]]:
-    """Rows of `lengths` to answer together: see `batching`. Every row is in a batch; one may come again."""
+    """Rows of `lengths` to answer together: see `batching`. Every row is in a batch; one may be there twice."""
     return batching.make_batches(lengths, token_budget=token_budget, tokens_ahead=tokens_ahead)

@@ -47,7 +47,7 @@ class Classification:
 
 
 class Overloaded(Exception):
-    """The queue is full, or what is in it leaves no time until the deadline: come again in `retry_after` seconds."""
+    """The queue is full, or what is in it leaves no time until the deadline: retry in `retry_after` seconds."""
 
     def __init__(self, message: str, *, retry_after: float) -> None:
         super().__init__(message)

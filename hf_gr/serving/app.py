@@ -64,7 +64,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     }.items()
 }
 _CHANGE_ERRORS = _ERRORS | {
-    403: {"model": Errors, "description": "This key must not change the catalogue, or nobody may."},
+    403: {"model": Errors, "description": "This key must not change the catalogue, or the server is read-only."},
     507: {"model": Errors, "description": "The change cannot be written, and is not made."},
 }
 
@@ -92,7 +92,7 @@ def make_app(
         api_key: for questions, sent as `Authorization: Bearer KEY`; without one anybody may ask.
         admin_key: for changes of the catalogue, and for questions; without one nobody may change it if there is an
             `api_key`; otherwise anybody may who asks neither through a proxy nor from another site's page.
-        is_read_only: nobody may change the catalogue.
+        is_read_only: the catalogue cannot be changed.
         is_public: where no key is needed for changes, they may come from everywhere: of a demonstration, behind a
             proxy.
         takes_indexes: `PUT /v1/catalogue` is there, which loads any index of the Hub or of this machine.

@@ -108,7 +108,7 @@ class Batcher:
         self.seconds_per_token = costs.seconds(token_budget) / token_budget
         self._run, self._pool, self._workers = run, pool, workers
         self._waiting: list[Job] = []  # by deadline
-        self._under_way: dict[asyncio.Task[None], float] = {}  # and when each will probably end
+        self._in_flight: dict[asyncio.Task[None], float] = {}  # and when each will probably end
         self._num_batches = 0
         self._is_woken = self.is_closing = False
 
@@ -143,11 +143,11 @@ class Batcher:
         self.is_closing = True
         loop = asyncio.get_running_loop()
         end = math.inf if timeout is None else loop.time() + timeout
-        while (self._waiting or self._under_way) and (left := end - loop.time()) > 0.0:
-            # Batches are formed by a callback that is still to come if nothing is under way.
+        while (self._waiting or self._in_flight) and (left := end - loop.time()) > 0.0:
+            # Batches are formed by a callback that is still to come if nothing is in flight.
             patience = None if left == math.inf else left
-            if self._under_way:
-                await asyncio.wait(self._under_way, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            if self._in_flight:
+                await asyncio.wait(self._in_flight, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
             else:
                 await asyncio.sleep(0)
         for job in list(self._waiting):
@@ -161,11 +161,11 @@ class Batcher:
         """Refuse a job that cannot be in time; never when there is a worker for it and for all that wait."""
         if self.is_closing:
             raise Closed("the server is closing: ask another one")
-        if len(self._waiting) + len(self._under_way) < self._workers:
+        if len(self._waiting) + len(self._in_flight) < self._workers:
             return
         if len(self._waiting) >= self.max_queue:
             after = self._seconds_before(math.inf, now)
-            raise Overloaded(f"{self.max_queue} requests wait already: come again later", retry_after=after)
+            raise Overloaded(f"{self.max_queue} requests wait already: retry later", retry_after=after)
         before = self._seconds_before(job.deadline, now)
         # What waits already may join its batch.
         tokens = _tokens(job)
@@ -173,15 +173,15 @@ class Batcher:
         late = now + before + self.predicted(tokens) - job.deadline
         if late > 0.0:
             raise Overloaded(
-                f"the queue is {before:.2f} s long, more than the {job.deadline - now:.2f} s until the deadline: come "
-                "again later, or give it more time",
+                f"the queue is {before:.2f} s long, more than the {job.deadline - now:.2f} s until the deadline: retry "
+                "later, or raise the timeout",
                 retry_after=late,
             )
 
     def _seconds_before(self, deadline: float, now: float) -> float:
         """About how long a job with this deadline waits: until others have ended, and those before it in the queue."""
         tokens = sum(_tokens(job) for job in self._waiting if job.deadline <= deadline)
-        left = sum(max(0.0, end - now) for end in self._under_way.values())
+        left = sum(max(0.0, end - now) for end in self._in_flight.values())
         waiting = max(self.predicted(tokens), self.seconds_per_token * tokens) if tokens else 0.0
         return (left + waiting) / self._workers
 
@@ -194,14 +194,14 @@ class Batcher:
     def _form(self) -> None:
         self._is_woken = False
         loop = asyncio.get_running_loop()
-        while self._waiting and (num_free := self._workers - len(self._under_way)) > 0:
+        while self._waiting and (num_free := self._workers - len(self._in_flight)) > 0:
             now = loop.time()
             batch, seconds = self._take(now, num_free)
             for job in batch:
                 self._remove(job)
             if batch:
                 task = loop.create_task(self._compute(batch, now, is_full=bool(self._waiting)))
-                self._under_way[task] = now + seconds
+                self._in_flight[task] = now + seconds
                 task.add_done_callback(self._ended)
 
     def _take(self, now: float, num_free: int) -> tuple[list[Job], float]:
@@ -210,7 +210,9 @@ class Batcher:
         lead = self._waiting[0]
         seconds = self.predicted(_tokens(lead))
         while now + seconds > lead.deadline and len(self._waiting) > num_free:  # a worker for each: all have a chance
-            self._end(lead, TooLate("the deadline came before the request's turn: give it more time, or ask less"))
+            self._end(
+                lead, TooLate("the deadline came before the request's turn: raise the timeout or use fewer beams")
+            )
             lead = self._waiting[0]
             seconds = self.predicted(_tokens(lead))
         left = CHOICE * self.token_budget
@@ -266,12 +268,14 @@ class Batcher:
             return error
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        del self._under_way[task]
+        del self._in_flight[task]
         if self._waiting:
             self._wake()
 
     def _expire(self, job: Job) -> None:
-        self._end(job, TooLate("the deadline passed before the answer was there: give it more time, or ask less"))
+        self._end(
+            job, TooLate("the deadline passed before the answer was there: raise the timeout or use fewer beams")
+        )
 
     def _end(self, job: Job, error: Exception) -> None:
         """End a job with an error; one that is being computed is not waited for."""

@@ -58,7 +58,7 @@ class Keys:
 
     def _check_change(self, key: str | None) -> None:
         if self._is_read_only:
-            raise Refused(403, Error(message="this server lets nobody change the catalogue", fix=_FIX))
+            raise Refused(403, Error(message="this server's catalogue cannot be changed", fix=_FIX))
         if _is_same(key, self._api_key) and not _is_same(key, self._admin_key):
             message = "this key is for questions, expected the one for changes of the catalogue"
             raise Refused(403, Error(message=message, argument="Authorization", fix="send the admin key"))
@@ -73,7 +73,7 @@ async def _check_way(request: Request) -> None:
     if found is None and "origin" in headers and not _is_own(headers["origin"], request):
         found = "origin"
     if found is not None:
-        message = f"without an admin key nobody may change the catalogue through a proxy or from another site: {found}"
+        message = f"without an admin key the catalogue cannot be changed through a proxy or from another site: {found}"
         raise Refused(403, Error(message=message, argument=found, fix=f"{_FIX}, and send it"))
 
 

@@ -69,7 +69,7 @@ def run(
     drain_timeout: float,
     drain_delay: float = 0.0,
 ) -> BaseException | None:
-    """Serve until SIGTERM or Ctrl-C; then finish what is under way.
+    """Serve until SIGTERM or Ctrl-C; then finish what is in flight.
 
     Args:
         app: makes the application, of `make_app`, from what hears that its engine does not start.
@@ -77,7 +77,7 @@ def run(
         drain_delay: seconds after SIGTERM in which new requests are answered still, while `/readyz` already says 503,
             and every answer asks its client to close the connection: load balancers have time to go elsewhere. Ctrl-C,
             or a second signal, does not wait.
-        drain_timeout: seconds for what is under way at the end; a second Ctrl-C does not wait.
+        drain_timeout: seconds for what is in flight at the end; a second Ctrl-C does not wait.
 
     Returns:
         Why the engine did not start; None if it did.

@@ -115,7 +115,7 @@ class UpdateLog:
                 return self._read(version)
             except (OSError, ValueError):
                 if self._base_version() == version:
-                    raise  # nobody has replaced the base meanwhile
+                    raise  # the base is the same
 
     def append(self, version: int, fields: Mapping[str, Any]) -> None:
         """Write an update, as the only writer who has read all; it is on the disk when this returns.
