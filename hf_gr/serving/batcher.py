@@ -173,8 +173,8 @@ class Batcher:
         late = now + before + self.predicted(tokens) - job.deadline
         if late > 0.0:
             raise Overloaded(
-                f"the queue is {before:.2f} s long, more than the {job.deadline - now:.2f} s until the deadline: retry "
-                "later, or raise the timeout",
+                f"the queue is {before:.2f} s long, more than the {job.deadline - now:.2f} s until the deadline: "
+                "retry later, or raise the timeout",
                 retry_after=late,
             )
 

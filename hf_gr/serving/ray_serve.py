@@ -60,7 +60,8 @@ def build(args: Mapping[str, Any]) -> Any:
     Args:
         args: `model`, a folder or repository; `constraint_index`, the folder or repository of an index; `rules`, item
             ids by name; `updates`, the folder of an `UpdateLog` that all replicas see, without which the
-            catalogue cannot be changed; `engine`, further arguments of `Engine`. Several models are several applications.
+            catalogue cannot be changed; `engine`, further arguments of `Engine`. For several models make several
+            applications.
 
     The environment of the replicas has the keys: HF_GR_API_KEY for questions, without which anybody may ask, and
     HF_GR_ADMIN_KEY for changes of the catalogue, without which it cannot be changed.
