@@ -390,15 +390,6 @@ def test_embeddings_may_take_the_place_of_tokens(family: str) -> None:
     assert out[:, -4:].tolist() == expected[:, -4:].tolist()
 
 
-def test_chunked_prefill_changes_nothing() -> None:
-    model, inputs = enabled(), prompts(1, 20)
-    expected = model.generate(**inputs, constraint_index=INDEX, num_beams=4)
-    assert (
-        model.generate(**inputs, constraint_index=INDEX, num_beams=4, prefill_chunk_size=8).tolist()
-        == expected.tolist()
-    )
-
-
 def test_a_training_model_decodes_and_goes_on_training() -> None:
     model = enable(
         build("gemma", config={"hidden_size": 32, "num_hidden_layers": 1, "head_dim": 8, "vocab_size": VOCABULARY})
@@ -447,20 +438,18 @@ def test_the_random_state_is_not_touched_by_greedy_calls() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "takes"), [("qwen3", True), ("bloom", False), ("t5", True), ("stablelm", True), ("gpt_neo", False)]
+    ("family", "takes"),
+    [("qwen3", True), ("bloom", False), ("t5", True), ("stablelm", True), ("gpt_neo", False), ("falcon", False)],
 )
 def test_which_models_take_trees(family: str, takes: bool) -> None:
     configs = {
+        "falcon": {"alibi": True},
         "stablelm": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCABULARY}
         | {"num_key_value_heads": 2, "intermediate_size": 48},
         "gpt_neo": {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "vocab_size": VOCABULARY, "window_size": 3}
         | {"attention_types": [[["global", "local"], 1]]},
     }
     assert layouts.takes_tree(build(family, config=configs.get(family))) == takes
-
-
-def test_alibi_is_no_tree_whatever_the_family() -> None:
-    assert not layouts.takes_tree(build("falcon", config={"alibi": True}))
 
 
 def test_an_unknown_family_that_breaks_the_tree_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -534,22 +523,17 @@ def test_trying_layouts_keeps_the_mode_of_every_module() -> None:
     assert not model.get_input_embeddings().training
 
 
-@pytest.mark.parametrize("family", ["t5", "bart"])
-def test_keys_of_encoder_and_prompt_are_stored_once_a_request(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("family", "shape"), [("t5", (2, 4, 1)), ("bart", (2, 4, 1)), ("qwen3", (2, 2, 9))])
+def test_keys_of_encoder_and_prompt_are_stored_once_a_request(
+    family: str, shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[Any] = []
     make = scorers.TreeScorer
     monkeypatch.setattr(scorers, "TreeScorer", lambda *args, **kw: made.append(make(*args, **kw)) or made[0])
     enabled(family).generate(**prompts(2, 9, padded=True), constraint_index=INDEX, num_beams=5)
-    assert {layer.keys.shape[0] for layer in made[0].model.cross.layers} == {2}
-    assert made[0].prompt.cache.layers[0].keys.shape[:3] == (2, 4, 1 + 3 * 5)
-
-
-def test_prompt_keys_are_stored_once_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    make = scorers.TreeScorer
-    monkeypatch.setattr(scorers, "TreeScorer", lambda *args, **kw: made.append(make(*args, **kw)) or made[0])
-    enabled().generate(**prompts(2, 9), constraint_index=INDEX, num_beams=5)
-    assert made[0].prompt.cache.layers[0].keys.shape[:3] == (2, 2, 9 + 3 * 5)
+    if family != "qwen3":
+        assert {layer.keys.shape[0] for layer in made[0].model.cross.layers} == {2}
+    assert made[0].prompt.cache.layers[0].keys.shape[:3] == (*shape[:2], shape[2] + 3 * 5)
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
@@ -910,20 +894,6 @@ def test_prefix_functions_and_end_criteria_may_come_as_processors_and_criteria()
     assert stopped.tolist() == same.tolist()
 
 
-def test_a_processor_may_generate_itself() -> None:
-    model, inputs = enabled(), prompts(1, 6)
-
-    class Asks(LogitsProcessor):
-        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            answer = model.generate(**prompts(1, 4), max_new_tokens=2, num_beams=2)
-            assert answer.shape[1] <= 6
-            return scores
-
-    expected = model.generate(**inputs, constraint_index=INDEX, num_beams=3)
-    asked = model.generate(**inputs, constraint_index=INDEX, num_beams=3, logits_processor=[Asks()])
-    assert asked.tolist() == expected.tolist()
-
-
 @pytest.mark.parametrize("family", ["qwen3", "t5"])
 def test_threads_share_a_model(family: str) -> None:
     model = enabled(family)
@@ -1228,14 +1198,26 @@ def test_a_hook_that_asks_transformers_alone_loses_no_beam(monkeypatch: pytest.M
     )
 
 
+def _generates_itself(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    assert enabled().generate(**prompts(1, 4), max_new_tokens=2, num_beams=2).shape[1] <= 6
+    return scores
+
+
 @pytest.mark.parametrize(
-    "field", [{"prompt_lookup_num_tokens": 2}, {"penalty_alpha": 0.5}, {"assistant_early_exit": 1}]
+    "options",
+    [
+        {"prompt_lookup_num_tokens": 2},  # of loops for one path, as the next two
+        {"penalty_alpha": 0.5},
+        {"assistant_early_exit": 1},
+        {"prefill_chunk_size": 8},
+        {"num_beams": np.int64(3), "num_return_sequences": np.int64(2)},
+        {"logits_processor": [_generates_itself]},
+    ],
+    ids=lambda options: next(iter(options)),
 )
-def test_fields_of_loops_for_one_path_change_no_beam_search(field: dict[str, Any]) -> None:
-    model, inputs = enabled(), prompts(2, 5)
-    plain = model.generate(**inputs, constraint_index=INDEX, num_beams=3, num_return_sequences=3)
-    found = model.generate(**inputs, constraint_index=INDEX, num_beams=3, num_return_sequences=3, **field)
-    assert found.tolist() == plain.tolist()
+def test_what_changes_no_beam_search(options: dict[str, Any]) -> None:
+    common = {**prompts(2, 20), "constraint_index": INDEX, "num_beams": 3, "num_return_sequences": 2}
+    assert enabled().generate(**(common | options)).tolist() == enabled().generate(**common).tolist()
 
 
 def test_a_mode_that_a_model_does_not_support_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1252,13 +1234,6 @@ def test_end_tokens_count_in_any_form(monkeypatch: pytest.MonkeyPatch) -> None:
     for ends in ([4, 5], (4, 5), torch.tensor([4, 5])):
         enabled().generate(**prompts(2, 5), constraint_index=INDEX, num_beams=3, pad_token_id=PAD, eos_token_id=ends)
     assert [plan.num_kept for plan in plans] == [9, 9, 9]
-
-
-def test_numbers_of_numpy_are_taken_as_transformers_takes_them() -> None:
-    model, inputs = enabled(), prompts(2, 5)
-    plain = model.generate(**inputs, constraint_index=INDEX, num_beams=3, num_return_sequences=2)
-    numpy = {"num_beams": np.int64(3), "num_return_sequences": np.int64(2)}
-    assert model.generate(**inputs, constraint_index=INDEX, **numpy).tolist() == plain.tolist()
 
 
 def test_every_sequence_of_a_catalogue_can_be_reached() -> None:

@@ -265,12 +265,12 @@ def _refuse(
             "streamer is given, expected None: with constraint_index items are decoded as a whole; for a stream "
             "pass logits_processor=[ConstraintLogitsProcessor(index)] instead of constraint_index"
         )
-    asked = [name for name in ONE_ROW_A_PATH if kwargs.get(name, getattr(generation_config, name, None))]
-    if asked:
-        raise ValueError(
-            f"{', '.join(asked)} with constraint_index, expected none: in transformers' own loop, pass "
-            "logits_processor=[ConstraintLogitsProcessor(index)] instead of constraint_index"
-        )
+    for name in ONE_ROW_A_PATH:
+        if kwargs.get(name, getattr(generation_config, name, None)):
+            raise ValueError(
+                f"{name} with constraint_index, expected none: in transformers' own loop, pass "
+                "logits_processor=[ConstraintLogitsProcessor(index)] instead of constraint_index"
+            )
     for name in ("logits_processor", "stopping_criteria"):
         given = passed_on[name]
         if given is not None and not (isinstance(given, Iterable) and all(map(callable, given))):

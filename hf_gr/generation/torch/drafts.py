@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from typing import Any
 
@@ -106,7 +106,7 @@ class Draft(BaseDraft):
         return Prompts(
             prepared.input_ids,
             prepared.model_kwargs,
-            lambda: self.prefill(prepared, room),
+            partial(self.prefill, prepared, room),
             takes_nodes=self.scores_ahead and may_take_nodes(self.model, prepared.config, prepared.model_kwargs),
             room=room,
             **of_head,
