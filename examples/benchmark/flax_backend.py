@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`generate.py --backend flax`: our Flax path against our PyTorch path, on one checkpoint, paired in one run.
 
-Answers are compared before any time is printed. `--compile` prints what a program costs besides its run: seconds to
-compile the decode of a tiny 28-layer model, and milliseconds of a call beyond the program.
+Answers are compared before any time is printed.
 """
 
 from __future__ import annotations
@@ -24,10 +23,7 @@ import torch
 from report import print_table
 
 from hf_gr import AutoModelForGenerativeRetrieval
-from hf_gr.flax.devices import to_mesh
-from hf_gr.generation.flax import mixin as flax
 
-GOAL_COMPILE_SECONDS, GOAL_OVERHEAD_MS = 5.0, 2.0
 TORCH, FLAX, DRAFTS = "ours in PyTorch", "ours in Flax", "with drafts"
 
 
@@ -137,70 +133,6 @@ def print_times(results: list[dict[str, Any]], shape: str) -> None:
             ]
         )
     print_table(header, rows)
-
-
-def run_compile(bench: Any, options: argparse.Namespace) -> dict[str, Any]:
-    """What the decode of a deep, narrow model costs besides its run."""
-    model, prompt = load(bench.plain), bench.rows[:1, :].repeat(2, axis=1)
-    given: list[Any] = []
-    right = flax.decode_program
-
-    def remember(*args: Any) -> Any:
-        given[:] = args
-        return right(*args)
-
-    def call(**drafting: str) -> Any:
-        beams = {"num_beams": 16, "num_return_sequences": 16}
-        return model.generate(prompt, constraint_index=bench.index, **beams, **drafting)
-
-    mesh = to_mesh(None)
-    if mesh is not None:
-        raise SystemExit(f"{mesh.size} local devices, expected one: run with JAX_NUM_CPU_DEVICES=1")
-    flax.decode_program = remember
-    try:
-        with Seconds() as seconds:
-            _, first = timed(call)
-    finally:
-        flax.decode_program = right
-    scorer, *arrays = given
-    with Seconds() as drafting:
-        call(drafting="trie")
-    arrays = jax.device_put(arrays)
-    program = right.lower(scorer, *arrays).compile()
-
-    def alone() -> Any:
-        return jax.block_until_ready(program(*arrays))
-
-    def dispatched() -> Any:
-        return jax.block_until_ready(right(scorer, *given[1:]))
-
-    calls = {"program": alone, "dispatched": dispatched, "generate": call}
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for repetition in range(3 + 10 * options.repeats):
-        for name in calls:
-            took = timed(calls[name])[1]
-            if repetition >= 3:
-                times[name].append(took)
-    medians = {name: statistics.median(of) * 1000 for name, of in times.items()}
-    overheads = {
-        name: statistics.median(a - b for a, b in zip(times[name], times["program"], strict=True)) * 1000
-        for name in ("dispatched", "generate")
-    }
-    rows = [
-        ["compile the decode, s", f"{seconds.compiling:.2f}", f"at most {GOAL_COMPILE_SECONDS:g}"],
-        ["first call, s", f"{first:.2f}", ""],
-        ['compile it with drafting="trie", s', f"{drafting.compiling:.2f}", ""],
-        ["the program alone, ms", f"{medians['program']:.2f}", ""],
-        ["its call beyond that, ms", f"{overheads['dispatched']:.2f}", f"at most {GOAL_OVERHEAD_MS:g}"],
-        ["all of generate beyond that, ms", f"{overheads['generate']:.2f}", ""],
-    ]
-    print_table(["28 layers", "measured", "goal"], rows)
-    found = {
-        "compile_seconds": seconds.compiling,
-        "first_call_seconds": first,
-        "drafting_compile_seconds": drafting.compiling,
-    }
-    return {"compile": {**found, "median_ms": medians, "overhead_ms": overheads, "repeats": len(times["program"])}}
 
 
 def log(message: str) -> None:

@@ -10,7 +10,6 @@ answers agree; if they do not, the exit status is 1.
     python examples/benchmark/generate.py                      # about ten minutes on 2 cores, mostly transformers'
     python examples/benchmark/generate.py --skip-transformers  # against the raw forwards only
     python examples/benchmark/generate.py --backend flax       # our Flax path against our PyTorch path
-    python examples/benchmark/generate.py --backend flax --compile  # what its programs cost besides their run
     python examples/benchmark/generate.py --fast               # a tiny model, a few seconds
 
 Axes: B batch, K beams, L tokens of an item, P prompt.
@@ -383,8 +382,6 @@ def run_flax(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
     """The other backend, loaded only here."""
     import flax_backend
 
-    if options.compile:
-        return flax_backend.run_compile(bench, options)
     results = flax_backend.run_settings(bench, options)
     flax_backend.print_times(results, SHAPE)
     return {"results": results}
@@ -412,19 +409,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--skip-transformers", action="store_true", help="raw forwards are the only baseline")
     parser.add_argument("--fast", action="store_true", help="a tiny model and tiny settings, for CI")
     parser.add_argument("--backend", choices=("torch", "flax"), default="torch", help="flax: against our PyTorch path")
-    parser.add_argument("--compile", action="store_true", help="with --backend flax: compilation and dispatch")
     parser.add_argument("--drafts", action="store_true", help="with --backend flax: drafting='trie', too")
     options = parser.parse_args(arguments)
     if options.backend == "flax" and options.device != "cpu":
         parser.error("--backend flax compares two backends on a CPU")
-    if options.backend != "flax" and (options.compile or options.drafts):
-        parser.error("--compile and --drafts measure programs, expected --backend flax with them")
-    if options.compile:
-        options.layers, options.hidden, options.vocab = (
-            options.layers or 28,
-            options.hidden or 64,
-            options.vocab or 1040,
-        )
+    if options.backend != "flax" and options.drafts:
+        parser.error("--drafts measures programs, expected --backend flax with it")
     defaults = {"layers": 6, "hidden": 512, "vocab": 13312, "items": 12000, "repeats": 7}
     for name, value in (FAST if options.fast else defaults).items():
         if getattr(options, name) is None:
