@@ -629,49 +629,45 @@ def test_what_cannot_be_written_is_an_os_error(saved: Path, monkeypatch: pytest.
     assert contents(saved) == before
 
 
-@pytest.mark.parametrize("size", [0, 4, 8, 200, -1])
-def test_a_file_cut_short_is_a_clear_error(size: int, saved: Path) -> None:
-    path = saved / TENSORS_FILE
-    path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(ValueError, match=r"is no safetensors file or is cut short \(.*\); hf_gr never unpickles"):
-        DraftHead.from_pretrained(saved)
+def cut(size: int) -> Any:
+    return lambda folder: (folder / TENSORS_FILE).write_bytes((folder / TENSORS_FILE).read_bytes()[:size])
 
 
-def test_what_is_pickled_is_not_loaded(saved: Path) -> None:
-    torch.save({"a": torch.zeros(1)}, saved / TENSORS_FILE)
-    with pytest.raises(ValueError, match="hf_gr never unpickles"):
-        DraftHead.from_pretrained(saved)
-
-
-def test_other_safetensors_are_no_head(saved: Path) -> None:
-    safetensors.torch.save_file({"a": torch.zeros(1)}, saved / TENSORS_FILE)
-    with pytest.raises(ValueError, match="holds no draft head, expected what save_pretrained writes"):
-        DraftHead.from_pretrained(saved)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "7", "{}", '{"hidden_size": 32}', "[" * 100_000])
-def test_a_json_that_is_none_is_a_clear_error(text: str, saved: Path) -> None:
-    (saved / JSON_FILE).write_text(text, encoding="utf-8")
-    with pytest.raises(
-        ValueError, match="draft_head_config.json is no description of a draft head: download it or save"
-    ):
-        DraftHead.from_pretrained(saved)
-
-
-def test_an_altered_json_is_a_clear_error(saved: Path) -> None:
-    text = (saved / JSON_FILE).read_text(encoding="utf-8")
-    (saved / JSON_FILE).write_text(text.replace("64", "63"), encoding="utf-8")
-    with pytest.raises(
-        ValueError, match="draft_head_config.json was altered after it was saved, expected its own digest"
-    ):
-        DraftHead.from_pretrained(saved)
-
-
-def test_an_altered_weight_is_a_clear_error(saved: Path) -> None:
-    content = bytearray((saved / TENSORS_FILE).read_bytes())
+def flip(folder: Path) -> None:
+    content = bytearray((folder / TENSORS_FILE).read_bytes())
     content[-100] ^= 1
-    (saved / TENSORS_FILE).write_bytes(content)
-    with pytest.raises(ValueError, match="draft_head.safetensors was altered after it was saved"):
+    (folder / TENSORS_FILE).write_bytes(content)
+
+
+def described_as(text: str) -> Any:
+    return lambda folder: (folder / JSON_FILE).write_text(text, encoding="utf-8")
+
+
+NO_JSON = "draft_head_config.json is no description of a draft head: download it or save"
+DAMAGES: list[tuple[Any, str]] = [
+    *[(cut(size), r"is cut short \(.*\); hf_gr never unpickles") for size in (0, 4, 8, 200, -1)],
+    (lambda folder: torch.save({"a": torch.zeros(1)}, folder / TENSORS_FILE), "hf_gr never unpickles"),
+    (
+        lambda folder: safetensors.torch.save_file({"a": torch.zeros(1)}, folder / TENSORS_FILE),
+        "holds no draft head, expected what save_pretrained writes",
+    ),
+    (flip, "draft_head.safetensors was altered after it was saved"),
+    *[(described_as(text), NO_JSON) for text in ("", "{", "[]", "7", "{}", '{"hidden_size": 32}', "[" * 100_000)],
+    (
+        lambda folder: described_as((folder / JSON_FILE).read_text().replace("64", "63"))(folder),
+        "draft_head_config.json was altered after it was saved, expected its own digest",
+    ),
+    (
+        lambda folder: rewrite(folder, format_version=2),
+        r"format_version 2, expected at most 1: a newer hf_gr wrote it; pip install -U",
+    ),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGES)
+def test_damaged_files_are_clear_errors(damage: Any, message: str, saved: Path) -> None:
+    damage(saved)
+    with pytest.raises(ValueError, match=message):
         DraftHead.from_pretrained(saved)
 
 
@@ -690,14 +686,6 @@ def test_a_head_of_another_model_is_copied(tmp_path: Path) -> None:
     del second, copied
     head.save_pretrained(tmp_path)
     assert DraftHead.from_pretrained(tmp_path).placeholder_embeddings.equal(rows)
-
-
-def test_a_newer_format_says_so(saved: Path) -> None:
-    rewrite(saved, format_version=2)
-    with pytest.raises(
-        ValueError, match=r"format_version 2, expected at most 1: a newer hf_gr wrote it; pip install -U"
-    ):
-        DraftHead.from_pretrained(saved)
 
 
 def drop(name: str) -> Any:
@@ -781,55 +769,6 @@ class FakeApi(test_index.FakeApi):
         self.asked["create_commit"] = arguments
         self.uploaded.update({each.path_in_repo: Path(each.path_or_fileobj).read_bytes() for each in operations})
         return SimpleNamespace(commit_url="https://huggingface.co/me/model/commit/1")
-
-
-@pytest.mark.parametrize("repo_id", ["me/head", "head"])
-def test_push_to_hub_uploads_a_head(
-    repo_id: str, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(huggingface_hub, "HfApi", FakeApi)
-    head = DraftHead.from_pretrained(saved)
-    assert head.push_to_hub(repo_id, private=True, token="secret", commit_message="hello").endswith("/commit/1")
-    assert FakeApi.asked["token"] == "secret"
-    assert FakeApi.asked["create_repo"] == (repo_id, {"private": True, "exist_ok": True})
-    assert FakeApi.asked["upload_folder"] == {
-        "repo_id": "me/head",
-        "revision": None,
-        "commit_message": "hello",
-        "create_pr": False,
-    }
-    assert sorted(FakeApi.uploaded) == ["README.md", TENSORS_FILE, JSON_FILE]
-    assert b'DraftHead.from_pretrained("me/head")' in FakeApi.uploaded["README.md"]
-    for name, data in FakeApi.uploaded.items():
-        (tmp_path / name).write_bytes(data)
-    assert same_heads(DraftHead.from_pretrained(tmp_path), head)
-
-
-def test_push_to_hub_keeps_a_card_and_takes_a_branch(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub, "HfApi", FakeApi)
-    monkeypatch.setattr(FakeApi, "has_card", True)
-    DraftHead.from_pretrained(saved).push_to_hub("me/head", revision="next")
-    assert FakeApi.asked["create_branch"] == ("me/head", {"branch": "next", "exist_ok": True})
-    assert sorted(FakeApi.uploaded) == [TENSORS_FILE, JSON_FILE]
-
-
-def test_from_pretrained_downloads_with_every_argument(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    def download(repo_id: str, filename: str, **arguments: Any) -> str:
-        asked.append((repo_id, filename, arguments))
-        return str(saved / filename)
-
-    monkeypatch.chdir(saved.parent)
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    arguments = {"revision": "v1", "token": "t", "cache_dir": "cache", "local_files_only": True, "subfolder": "folder"}
-    assert same_heads(DraftHead.from_pretrained("me/head", **arguments), DraftHead.from_pretrained(saved))
-    assert asked == [("me/head", file, arguments) for file in head_files.FILES]
-
-
-def test_a_repository_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"'me/head-of-nobody' is no folder here"):
-        DraftHead.from_pretrained("me/head-of-nobody", cache_dir=tmp_path, local_files_only=True)
 
 
 def cached_repository(folder: Path, cache: Path, *, without: tuple[str, ...] = ()) -> None:

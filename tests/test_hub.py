@@ -396,8 +396,10 @@ def load(repo_id: str = "me/recommender", **options: Any) -> Any:
 def test_a_draft_head_goes_to_the_hub_and_back(hub: HubServer, tmp_path: Path) -> None:
     model, newer = make_model(), make_model(seed=1)  # a head needs its model to be saved
     head = model.draft_head
-    assert COMMIT.search(head.push_to_hub("me/head", private=True))
+    assert COMMIT.search(head.push_to_hub("head", private=True, commit_message="hello"))
     assert sorted(hub.files("me/head")) == sorted(["README.md", *HEAD_FILES])
+    assert b'DraftHead.from_pretrained("me/head")' in hub.files("me/head")["README.md"]
+    assert hub.repositories["me/head"].commits[hub.commit("me/head")].title == "hello"
     loaded = DraftHead.from_pretrained("me/head")
     assert loaded.config == head.config
     assert same_weights(loaded, head)

@@ -11,15 +11,18 @@ from typing import Any
 
 from .facts import HeadFacts, Summary
 
-_INDEX_CARD = """\
+_FRONT = """\
 ---
 library_name: hf_gr
 tags:
 - generative-recommendation
-- constrained-decoding
+- {tag}
 - hf_gr
 ---
 
+"""
+
+_INDEX_CARD = """\
 # Constraint index
 
 The catalogue of a generative recommender: {num_sequences:,} token sequences for {num_items:,} items, up to
@@ -54,19 +57,13 @@ The largest token is {max_token_id}: the model needs a vocabulary of at least {v
 
 
 def index_card(summary: Summary, num_codes: Sequence[int], name: str) -> str:
-    """The card of an index.
-
-    Args:
-        summary: its subject.
-        num_codes: by level the number of distinct tokens.
-        name: what users load it by, such as its repository id.
-    """
+    """The card of an index; `num_codes` are the distinct tokens by level, and users load it by the name."""
     levels = [
         f"| {level.level} | {level.nodes:,} | {level.mean_children:.2f} | {level.largest_branching:,} | "
         f"{codes:,} | {_percent(level.forced_share)} | {_percent(level.decided_share)} |"
         for level, codes in zip(summary.levels, num_codes, strict=True)
     ]
-    return _INDEX_CARD.format(
+    return _FRONT.format(tag="constrained-decoding") + _INDEX_CARD.format(
         num_sequences=summary.num_sequences,
         num_items=summary.num_items,
         max_length=summary.max_length,
@@ -81,14 +78,6 @@ def index_card(summary: Summary, num_codes: Sequence[int], name: str) -> str:
 
 
 _SEMANTIC_IDS_CARD = """\
----
-library_name: hf_gr
-tags:
-- generative-recommendation
-- semantic-ids
-- hf_gr
----
-
 # Semantic IDs
 
 The semantic IDs of {num_items:,} items, up to {num_levels} codes each, and the tokens that a model knows them by.
@@ -112,17 +101,9 @@ The model needs a vocabulary of at least {vocabulary} tokens.
 def semantic_ids_card(
     num_items: int, level_sizes: Sequence[int], smallest: Sequence[int], *, vocab_size: int, name: str
 ) -> str:
-    """The card of semantic IDs.
-
-    Args:
-        num_items: the number of items.
-        level_sizes: by level the number of codes.
-        smallest: by level the smallest token.
-        vocab_size: the smallest vocabulary that holds all tokens.
-        name: what users load them by, such as their repository id.
-    """
+    """The card of semantic IDs; `smallest` are the smallest tokens by level."""
     rows = enumerate(zip(level_sizes, smallest, strict=True), start=1)
-    return _SEMANTIC_IDS_CARD.format(
+    return _FRONT.format(tag="semantic-ids") + _SEMANTIC_IDS_CARD.format(
         num_items=num_items,
         num_levels=len(level_sizes),
         name=json.dumps(name),
@@ -150,14 +131,6 @@ def _percent(share: float) -> str:
 
 
 _HEAD_CARD = """\
----
-library_name: hf_gr
-tags:
-- generative-recommendation
-- draft-head
-- hf_gr
----
-
 # Draft head
 
 The draft head of a generative recommender (NEZHA): it reads the hidden states of one prefill and decodes semantic IDs
@@ -196,13 +169,9 @@ Source: Wang et al., *NEZHA: A Zero-sacrifice and Hyperspeed Decoding Architectu
 
 
 def head_card(head: HeadFacts, name: str) -> str:
-    """The card of a draft head that is shared without its model.
-
-    Args:
-        head: its subject.
-        name: what users load it by, such as its repository id.
-    """
-    return _HEAD_CARD.format(name=json.dumps(name), usage=_HEAD_USAGE, facts=_head_facts(head))
+    """The card of a draft head that is shared without its model."""
+    front = _FRONT.format(tag="draft-head")
+    return front + _HEAD_CARD.format(name=json.dumps(name), usage=_HEAD_USAGE, facts=_head_facts(head))
 
 
 _MODEL_CARD = """\
@@ -276,16 +245,8 @@ def model_card(
 ) -> str:
     """The card of a checkpoint.
 
-    Args:
-        name: what users load it by, such as its repository id.
-        architecture: its class in transformers.
-        is_encoder_decoder: whether generated sequences begin with a start token instead of the prompt.
-        catalogue: the index that its generation config names, `"."` for the checkpoint itself, or None. A local
-            folder, which means nothing to a reader, is omitted.
-        head: its draft head.
-        custom_generate: whether it carries `custom_generate/generate.py`.
-        base_model: the Hub repository that it was made from, if known.
-        tags: in addition to those that it has anyway.
+    `catalogue` is the index that its generation config names, `"."` for the checkpoint itself: a local folder, which
+    means nothing to a reader, is omitted. Tags are in addition to those that it has anyway.
     """
     from huggingface_hub import ModelCardData
 
@@ -337,12 +298,7 @@ def read_tags(text: str) -> list[str]:
 
 
 def tag_card(text: str, tags: Sequence[str]) -> str:
-    """Add missing tags to a card; its text is kept, and a card that has them all is unchanged.
-
-    Args:
-        text: the card, whoever wrote it.
-        tags: the tags.
-    """
+    """Add missing tags to a card, whoever wrote it; its text is kept, and a card that has them all is unchanged."""
     from huggingface_hub import ModelCard
 
     there = read_tags(text)

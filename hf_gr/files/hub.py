@@ -262,16 +262,8 @@ def push_folder(
 ) -> str:
     """Create the repository if necessary, upload what `save(folder, repo_id)` writes, and return the commit's URL.
 
-    An existing model card is kept. All files are one commit: until then, the repository is unchanged.
-
-    Args:
-        save: writes the files to a folder.
-        repo_id: the repository.
-        private: create a private repository; an existing one keeps its visibility.
-        token: access token of the Hub; by default the stored one.
-        revision: branch to push to, created if necessary, or a pull request such as `"refs/pr/1"`.
-        commit_message: of the commit.
-        create_pr: open a pull request instead.
+    An existing model card is kept. All files are one commit: until then, the repository is unchanged. Arguments are
+    those of `HubMixin.push_to_hub`.
 
     Raises:
         ConnectionError: a large file could not be uploaded.

@@ -38,14 +38,8 @@ def read(
 ) -> tuple[dict[str, Any], Tensors]:
     """Read the description and the tensors; if a save was interrupted between the two files, the tensors' description.
 
-    Args:
-        directory: the files' folder.
-        read_tensors: reads the metadata and the tensors of a safetensors.
-        json_file: the JSON's name.
-        tensors_file: the safetensors' name; without its suffix, the metadata key of the description, and what the
-            files hold.
-        newest: the newest known format version.
-        fix: for a missing file.
+    `tensors_file` without its suffix is the metadata key of the description, and what the files hold; `fix` is for a
+    missing file.
 
     Raises:
         ValueError: a file is missing, truncated, altered, of a newer format, or not safetensors.
@@ -70,13 +64,7 @@ def read(
 
 
 def _read_text(text: str | bytes, path: Path, *, what: str, newest: int) -> dict[str, Any]:
-    """The description that `to_text` wrote, its digest included.
-
-    Args:
-        text: what was read.
-        path: its file, for errors.
-        what: what it describes, such as "draft head".
-        newest: the newest known format version.
+    """The description of `what`, such as "draft head", that `to_text` wrote, its digest included.
 
     Raises:
         ValueError: not a description, an altered one, or one of a newer format.
@@ -107,17 +95,9 @@ def write(
     tensors_file: str,
     card: str | None = None,
 ) -> None:
-    """Write both files and, unless the folder has one already, a card.
+    """Write both files and, unless the folder has one already, a card; `write_tensors` puts the text into the header.
 
     Everything is on disk before the first file is replaced; until then an older pair is untouched.
-
-    Args:
-        directory: an existing folder.
-        text: of the JSON; `write_tensors` also puts it into the header.
-        write_tensors: writes the safetensors to a path.
-        json_file: the JSON's name.
-        tensors_file: the safetensors' name.
-        card: a model card.
 
     Raises:
         OSError: a file cannot be written, for example on a full disk.
