@@ -623,10 +623,6 @@ def test_push_uploads_and_prints_the_address(folder: Path, monkeypatch: pytest.M
     }  # fmt: skip
     for name in (JSON_FILE, ARRAYS_FILE):
         assert FakeApi.uploaded[name] == (folder / name).read_bytes()
-
-
-def test_push_leaves_what_is_not_asked_for_to_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub, "HfApi", FakeApi)
     succeed("push", folder, "me/catalogue", "--create-pr")
     assert FakeApi.asked["create_repo"][1]["private"] is None
     assert "create_branch" not in FakeApi.asked

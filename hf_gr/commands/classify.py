@@ -20,6 +20,12 @@ from .failures import quiet_libraries
 if TYPE_CHECKING:
     from hf_gr.classification.result import RankedLabels
 
+# Options that are arguments of `hf_gr.classify` as they are.
+OF_CLASSIFY = (
+    *("top_k", "threshold", "neutral_text", "hierarchy", "separator", "max_labels", "max_tree_nodes", "tolerance"),
+    *("num_beams", "batch_size", "max_length", "progress"),
+)
+
 
 def classify(
     *,
@@ -87,7 +93,7 @@ def classify(
         tokenizer: its name; by default the model's own.
         dtype: of the loaded weights.
     """
-    start = perf_counter()
+    arguments, start = locals(), perf_counter()
     from hf_gr.classification.tables import read_texts, write_ranked
     from hf_gr.offline.parts import check_output
 
@@ -118,19 +124,8 @@ def classify(
         load_tokenizer(tokenizer, model, revision=revision),
         table.column(text).to_pylist(),
         labels,
-        top_k=top_k,
         prompt=DEFAULT_PROMPT if prompt is None else prompt.replace("\\n", "\n"),
-        threshold=threshold,
-        neutral_text=neutral_text,
-        hierarchy=hierarchy,
-        separator=separator,
-        max_labels=max_labels,
-        max_tree_nodes=max_tree_nodes,
-        tolerance=tolerance,
-        num_beams=num_beams,
-        batch_size=batch_size,
-        max_length=max_length,
-        progress=progress,
+        **{name: arguments[name] for name in OF_CLASSIFY},
     )
     metrics = [] if targets is None else [asdict(one) for one in ranked.metrics(targets)]
     write_ranked(output, table, id, ranked)

@@ -66,26 +66,15 @@ def build(
         labels: INPUT is a text file of one label a line, for a language model that classifies; needs --tokenizer.
         prefix: what stands between the prompt and a label, "" where prompts end with a space. Default: a space.
     """
-    from .index_input import compile_index
+    arguments = locals()
+    from .index_input import OPTIONS, compile_index
 
     there = next(path for path in (output, *output.absolute().parents) if path.exists())  # before minutes of work
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise ValueError(f"output={str(output)!r}: {there} is no folder that may be written to: name another")
     if item_id is not None and no_item_id:
         raise ValueError("item_id= and no_item_id= are given, expected one of them")
-    given = {
-        "sequence": sequence,
-        "codes": codes,
-        "item_id": item_id,
-        "delimiter": delimiter,
-        "tokenizer": tokenizer,
-        "offset": offset,
-        "level_sizes": level_sizes,
-        "template": template,
-        "prefix": prefix,
-        "eos_token_id": eos_token_id,
-    }
-    given = {name: value for name, value in given.items() if value is not None}
+    given = {name: arguments[name] for names in OPTIONS.values() for name in names if arguments[name] is not None}
     given |= {"item_id": None} if no_item_id else {}
     start = perf_counter()
     index = compile_index(input, format=format, labels=labels, given=given)

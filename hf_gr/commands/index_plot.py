@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from hf_gr.files.figures import (
     DARK,
     GREEN,
-    LINES,
     ORANGE,
     PALE,
     RESOLUTION,
@@ -20,6 +19,7 @@ from hf_gr.files.figures import (
     FuncFormatter,
     NullLocator,
     PercentFormatter,
+    finish,
 )
 
 from .index_report import format_bytes
@@ -72,14 +72,9 @@ def _headline(summary: Summary, title: str) -> str:
 
 def _draw(axes: Axes, title: str, numbers: Sequence[int], series: Sequence[Series]) -> None:
     """Bars side by side, with the levels on the x axis."""
-    axes.set_title(title, loc="left", fontsize=11, color=TEXT)
-    axes.set_xlabel("level", color=TEXT)
+    finish(axes, title, "level")
+    axes.grid(visible=False, axis="x")
     axes.set_xticks(numbers[:: 1 + len(numbers) // 20])
-    axes.tick_params(colors=TEXT, length=0, labelsize=9)
-    axes.grid(axis="y", color=LINES)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(TEXT)
     width = 0.8 / len(series)
     for place, (name, values, color, text) in enumerate(series):
         centres = [number + (place - (len(series) - 1) / 2) * width for number in numbers]

@@ -20,6 +20,11 @@ from .programs import require
 from .recommend import of_generate
 
 PACKAGES = {"fastapi": "fastapi", "uvicorn": "uvicorn", "prometheus_client": "prometheus-client"}
+# Options that are arguments of `Engine` as they are.
+OF_ENGINE = (
+    *("fallback", "unknown_items", "tokenizer", "max_prompt_tokens", "num_beams", "num_results", "max_beams"),
+    *("workers", "token_budget", "max_batch", "max_queue", "timeout", "key_cache_bytes", "revision", "device"),
+)
 
 
 def serve(
@@ -104,6 +109,7 @@ def serve(
             load balancer goes elsewhere.
         log_level: the least that is logged, as lines of JSON on stderr.
     """
+    arguments = locals()
     require("hf-gr serve", "serve", PACKAGES)
     from hf_gr.serving.keys import check_keys, is_loopback
     from hf_gr.serving.page import find_titles
@@ -145,21 +151,7 @@ def serve(
             name,
             index if catalogue is None else catalogue,
             rules=named_rules if catalogue is None else None,
-            fallback=fallback,
-            unknown_items=unknown_items,
-            tokenizer=tokenizer,
-            max_prompt_tokens=max_prompt_tokens,
-            num_beams=num_beams,
-            num_results=num_results,
-            max_beams=max_beams,
-            workers=workers,
-            token_budget=token_budget,
-            max_batch=max_batch,
-            max_queue=max_queue,
-            timeout=timeout,
-            key_cache_bytes=key_cache_bytes,
-            revision=revision,
-            device=device,
+            **{name: arguments[name] for name in OF_ENGINE},
             **{name: value for name, value in prompts.items() if value is not None},
             **of_generate(drafting, option, signature(serve).parameters),
         )
